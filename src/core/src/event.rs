@@ -1,0 +1,71 @@
+//! The two doors of the core: everything that happens enters as an [`Event`], everything it wants leaves as an [`Action`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{RequestId, Token};
+use crate::request::{FinishReason, Refusal, Request, Usage};
+use crate::step::{Step, StepResult};
+
+/// Something that happened. Each is given to the core with the time at which it happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A client sent a request.
+    Submit(Box<Request>),
+    /// A client gave up. Unknown ids are ignored: the request may just have ended.
+    Abort(RequestId),
+    /// The driver found a stop string in the text of a request: it ends with [`FinishReason::Stop`].
+    Stop(RequestId),
+    /// The worker is ready to run steps; its KV blocks hold nothing.
+    WorkerJoined,
+    /// The worker is gone and with it all KV. A step in flight will not be answered.
+    WorkerLost,
+    /// The step in flight ended.
+    StepFinished(StepResult),
+    /// Time passed; deadlines may be due.
+    Tick,
+    /// Forget every block that no sequence holds.
+    FlushCache,
+    /// Take no new request; let those that are here end.
+    Drain,
+    /// Take no new request; end those that are here.
+    Shutdown,
+}
+
+/// Something the core wants done. The driver MUST perform actions in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Run this step and answer with [`Event::StepFinished`]. The driver MAY give the emptied box back with
+    /// [`crate::Core::recycle`].
+    RunStep(Box<Step>),
+    /// A request generated a token.
+    Token {
+        /// The request.
+        request: RequestId,
+        /// The token.
+        token: Token,
+    },
+    /// A request ended. Every accepted request gets exactly one of these, and nothing after it.
+    Finish {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: FinishReason,
+        /// What it consumed.
+        usage: Usage,
+    },
+    /// A request was not accepted. It gets nothing else.
+    Refuse {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The answer to [`Event::FlushCache`].
+    Flushed {
+        /// Blocks that were forgotten.
+        blocks: u32,
+    },
+    /// The core was told to drain or shut down, and nothing is left in it. Comes once.
+    Drained,
+}
