@@ -1,20 +1,36 @@
-//! The state machine.
+//! The state machine: events in, actions out.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use crate::block::BlockState;
 use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
-use crate::step::Step;
+use crate::ids::RequestId;
+use crate::policy::{self, Policy};
+use crate::request::{FinishReason, Refusal, Request};
+use crate::scheduler::{Scheduler, decision};
+use crate::sequence::{Sequence, SequenceState, view};
+use crate::step::{Step, StepResult};
+use crate::tree::Published;
 
-/// Counters and gauges of a core, all derived from its decisions.
+/// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
+pub const WORKER_FAILURES_MAX: u32 = 3;
+/// Step buffers kept for later.
+const SPARE_STEPS_MAX: usize = 4;
+
+/// Gauges and counters of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
-    /// Requests accepted and not yet admitted to a batch.
+    /// Requests accepted and not in the batch.
     pub waiting: u32,
     /// Requests in the batch.
     pub running: u32,
     /// Blocks that hold nothing.
     pub free_blocks: u32,
-    /// Published blocks that no sequence holds: cached, evictable.
+    /// Published blocks that no sequence reads: cached, evictable.
     pub idle_blocks: u32,
-    /// Published blocks that some sequence holds.
+    /// Published blocks that some sequence reads.
     pub held_blocks: u32,
     /// Blocks of one sequence alone.
     pub private_blocks: u32,
@@ -24,9 +40,11 @@ pub struct Stats {
     pub accepted: u64,
     /// Requests refused.
     pub refused: u64,
-    /// Prompt tokens of requests admitted for the first time.
+    /// Requests ended.
+    pub finished: u64,
+    /// Prompt tokens of requests when they were first admitted.
     pub prompt_tokens: u64,
-    /// Those of them found in the cache.
+    /// Those of them whose KV was found in the cache and not computed again.
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
@@ -34,43 +52,415 @@ pub struct Stats {
     pub preemptions: u64,
     /// Blocks published.
     pub published_blocks: u64,
-    /// Blocks found to be duplicates when they were to be published.
+    /// Blocks found to be duplicates of published ones, and freed.
     pub merged_blocks: u64,
     /// Published blocks evicted.
     pub evicted_blocks: u64,
 }
 
-/// The core.
-pub struct Core {}
+/// The core. Single-threaded, without I/O, clock or randomness: its decisions are a function of the events and times it
+/// was given.
+pub struct Core {
+    config: Config,
+    policy: Box<dyn Policy>,
+    sched: Scheduler,
+    /// Never iterated.
+    by_id: HashMap<RequestId, usize, ahash::RandomState>,
+    /// (deadline, arrival, id); entries of requests that ended meanwhile are skipped when they come up.
+    deadlines: BinaryHeap<Reverse<(u64, u64, RequestId)>>,
+    worker_joined: bool,
+    /// The step the worker runs, if it runs one, and its sequences in order: (slot, tokens run, samples).
+    in_flight: Option<u64>,
+    in_flight_seqs: Vec<(usize, u32, bool)>,
+    #[expect(clippy::vec_box, reason = "the boxes themselves are used again")]
+    spare_steps: Vec<Box<Step>>,
+    next_arrival: u64,
+    now_ns: u64,
+    draining: bool,
+    drained: bool,
+    #[cfg(debug_assertions)]
+    events_seen: u64,
+}
 
 impl Core {
     /// A core with an empty cache and no worker yet.
+    ///
+    /// # Errors
+    /// If a limit is outside its range or no policy has the name.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self {})
+        Ok(Self {
+            policy: policy::by_name(&config.policy)?,
+            sched: Scheduler::new(&config),
+            config,
+            by_id: HashMap::default(),
+            deadlines: BinaryHeap::new(),
+            worker_joined: false,
+            in_flight: None,
+            in_flight_seqs: Vec::new(),
+            spare_steps: Vec::new(),
+            next_arrival: 0,
+            now_ns: 0,
+            draining: false,
+            drained: false,
+            #[cfg(debug_assertions)]
+            events_seen: 0,
+        })
     }
+
     /// Takes in what happened at `now_ns` and appends what is to be done to `actions`.
+    ///
+    /// Times MUST NOT go back; one that does is taken as the latest time seen.
     pub fn handle(&mut self, now_ns: u64, event: Event, actions: &mut Vec<Action>) {
-        let _ = (now_ns, event, actions);
+        self.now_ns = self.now_ns.max(now_ns);
+        match event {
+            Event::Submit(request) => self.submit(*request, actions),
+            Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
+            Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
+            Event::WorkerJoined => self.worker_joined = true,
+            Event::WorkerLost => {
+                self.worker_joined = false;
+                self.lose_kv(actions);
+            }
+            Event::StepFinished(result) => self.step_finished(&result, actions),
+            Event::Tick => {}
+            Event::FlushCache => self.flush(actions),
+            Event::Drain => self.draining = true,
+            Event::Shutdown => self.shutdown(actions),
+        }
+        self.expire(actions);
+        self.begin_step(actions);
+        if self.draining && !self.drained && self.sched.sequences.is_empty() {
+            self.drained = true;
+            actions.push(Action::Drained);
+        }
+        #[cfg(debug_assertions)]
+        self.check_sometimes();
     }
-    /// Gives the memory of a step back.
+
+    /// Gives the memory of a step back, so that the next one needs no allocation.
     pub fn recycle(&mut self, step: Box<Step>) {
-        let _ = step;
+        if self.spare_steps.len() < SPARE_STEPS_MAX {
+            self.spare_steps.push(step);
+        }
     }
-    /// The earliest deadline: the driver sends a `Tick` then, unless another event comes first.
+
+    /// The earliest deadline: the driver sends a [`Event::Tick`] then, unless another event comes first.
     pub fn next_deadline_ns(&self) -> Option<u64> {
-        None
+        self.deadlines.peek().map(|Reverse((deadline_ns, ..))| *deadline_ns)
     }
-    /// The running digest of all decisions.
+
+    /// The running digest of all decisions: equal for equal events and times, on every driver.
     pub fn digest(&self) -> u64 {
-        0
+        self.sched.digest.value()
     }
-    /// Gauges and counters.
-    pub fn stats(&self) -> Stats {
-        Stats::default()
-    }
+
     /// The limits.
     pub fn config(&self) -> &Config {
-        unreachable!("stub")
+        &self.config
+    }
+
+    /// Gauges and counters.
+    pub fn stats(&self) -> Stats {
+        let pool = self.sched.tree.pool();
+        Stats {
+            waiting: self.sched.waiting.len() as u32,
+            running: self.sched.running.len() as u32,
+            free_blocks: pool.count(BlockState::Free),
+            idle_blocks: pool.count(BlockState::Idle),
+            held_blocks: pool.count(BlockState::Held),
+            private_blocks: pool.count(BlockState::Private),
+            evicted_blocks: self.sched.tree.evicted(),
+            ..self.sched.stats
+        }
+    }
+
+    fn submit(&mut self, request: Request, actions: &mut Vec<Action>) {
+        let id = request.id;
+        if let Some(refusal) = self.refusal(&request) {
+            self.sched.digest.decide(decision::REFUSE, id.0, 0);
+            self.sched.stats.refused += 1;
+            actions.push(Action::Refuse { request: id, refusal });
+            return;
+        }
+        debug_assert_eq!(
+            request.hashes.len(),
+            request.prompt.len() / self.config.block_size as usize,
+            "hash the prompt first"
+        );
+        self.sched.digest.decide(decision::ACCEPT, id.0, request.prompt.len() as u64);
+        self.sched.stats.accepted += 1;
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        let view = view(&request, self.now_ns);
+        if let Some(deadline_ns) = request.deadline_ns {
+            self.deadlines.push(Reverse((deadline_ns, arrival, id)));
+        }
+        let mut seq = Sequence::new(request, arrival);
+        seq.rank = self.policy.rank(&view);
+        seq.keep = self.policy.keep(&view);
+        let rank = seq.rank;
+        let slot = self.sched.sequences.insert(seq);
+        self.by_id.insert(id, slot);
+        self.sched.waiting.insert((rank, arrival, slot));
+    }
+
+    /// What speaks against a request. Decided at the door, before anything changes.
+    fn refusal(&self, request: &Request) -> Option<Refusal> {
+        let config = &self.config;
+        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+        let max_tokens = request.max_tokens;
+        let total = prompt_tokens.saturating_add(max_tokens);
+        // The last token generated needs no KV.
+        let needed = (total - 1).div_ceil(config.block_size);
+        if self.draining {
+            Some(Refusal::Draining)
+        } else if prompt_tokens == 0 {
+            Some(Refusal::EmptyPrompt)
+        } else if max_tokens == 0 {
+            Some(Refusal::NoTokensAsked)
+        } else if total > config.max_context {
+            Some(Refusal::ContextTooLong { prompt_tokens, max_tokens, context: config.max_context })
+        } else if needed > config.device_blocks {
+            Some(Refusal::NeverFits { prompt_tokens, max_tokens, needed, capacity: config.device_blocks })
+        } else if self.sched.waiting.len() as u32 >= config.max_queue {
+            Some(Refusal::QueueFull { limit: config.max_queue })
+        } else if self.by_id.contains_key(&request.id) {
+            Some(Refusal::DuplicateId)
+        } else {
+            None
+        }
+    }
+
+    fn end_by_id(&mut self, id: RequestId, reason: FinishReason, actions: &mut Vec<Action>) {
+        if let Some(slot) = self.by_id.get(&id).copied() {
+            self.end(slot, reason, actions);
+        }
+    }
+
+    /// Ends a request: at once, or when the step that runs it ends.
+    fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
+        let seq = &mut self.sched.sequences[slot];
+        if seq.in_step {
+            seq.ending.get_or_insert(reason);
+            return;
+        }
+        match seq.state {
+            SequenceState::Waiting => {
+                self.sched.waiting.remove(&(seq.rank, seq.arrival, slot));
+            }
+            SequenceState::Prefill | SequenceState::Decode => self.sched.running.retain(|other| *other != slot),
+        }
+        self.finish(slot, reason, actions);
+    }
+
+    /// The end of a request that is in neither queue any more.
+    fn finish(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
+        let mut seq = self.sched.sequences.remove(slot);
+        self.sched.tree.release(&mut seq.table, seq.published as usize);
+        self.by_id.remove(&seq.id);
+        self.sched.stats.finished += 1;
+        self.sched.digest.decide(decision::FINISH, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
+        actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
+    }
+
+    fn expire(&mut self, actions: &mut Vec<Action>) {
+        while let Some(Reverse((deadline_ns, arrival, id))) = self.deadlines.peek().copied() {
+            if deadline_ns > self.now_ns {
+                break;
+            }
+            self.deadlines.pop();
+            let slot = self.by_id.get(&id).copied();
+            if let Some(slot) = slot.filter(|slot| self.sched.sequences[*slot].arrival == arrival) {
+                self.end(slot, FinishReason::Timeout, actions);
+            }
+        }
+    }
+
+    fn shutdown(&mut self, actions: &mut Vec<Action>) {
+        self.draining = true;
+        let slots: Vec<usize> = self.sched.sequences.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.end(slot, FinishReason::Abort, actions);
+        }
+    }
+
+    fn flush(&mut self, actions: &mut Vec<Action>) {
+        let blocks = self.sched.tree.flush();
+        self.sched.digest.decide(decision::FLUSH, 0, u64::from(blocks));
+        actions.push(Action::Flushed { blocks });
+    }
+
+    fn begin_step(&mut self, actions: &mut Vec<Action>) {
+        if self.in_flight.is_some() || !self.worker_joined || self.sched.sequences.is_empty() {
+            return;
+        }
+        let mut step = self.spare_steps.pop().unwrap_or_default();
+        step.clear();
+        self.sched.schedule(&mut step);
+        assert!(!step.seqs.is_empty(), "with no step in flight, the head of the queue or a running sequence can run");
+        assert!(
+            step.n_tokens() <= self.config.max_batch_tokens && step.seqs.len() as u32 <= self.config.max_batch_size
+        );
+        self.sched.stats.steps += 1;
+        step.id = self.sched.stats.steps;
+        self.sched.digest.decide(decision::STEP, step.id, self.sched.tree.evicted());
+        self.in_flight = Some(step.id);
+        self.in_flight_seqs.clear();
+        self.in_flight_seqs.extend(step.seqs.iter().map(|seq| (seq.slot as usize, seq.n_tokens, seq.sample)));
+        actions.push(Action::RunStep(step));
+    }
+
+    fn step_finished(&mut self, result: &StepResult, actions: &mut Vec<Action>) {
+        if self.in_flight != Some(result.step) {
+            // The answer to a step whose worker was declared lost.
+            return;
+        }
+        if !self.is_answer(result) {
+            // A worker that answers nonsense may have written nonsense.
+            self.lose_kv(actions);
+            return;
+        }
+        self.in_flight = None;
+        let seqs = std::mem::take(&mut self.in_flight_seqs);
+        let mut any_ended = false;
+        for (i, (slot, n_tokens, _)) in seqs.iter().enumerate() {
+            any_ended |= self.apply(*slot, *n_tokens, result.of(i), actions);
+        }
+        if any_ended {
+            let sequences = &self.sched.sequences;
+            self.sched.running.retain(|slot| sequences[*slot].ending.is_none());
+            for (slot, ..) in &seqs {
+                if let Some(reason) = self.sched.sequences.get(*slot).and_then(|seq| seq.ending) {
+                    self.finish(*slot, reason, actions);
+                }
+            }
+        }
+        self.in_flight_seqs = seqs;
+    }
+
+    /// Whether the result has the shape of an answer to the step in flight.
+    fn is_answer(&self, result: &StepResult) -> bool {
+        let mut begin = 0;
+        result.ends.len() == self.in_flight_seqs.len()
+            && self.in_flight_seqs.iter().zip(&result.ends).all(|((_, _, sample), end)| {
+                let ok = *end == begin + u32::from(*sample);
+                begin = *end;
+                ok
+            })
+            && begin as usize == result.tokens.len()
+    }
+
+    /// Applies a step's result to one sequence. Returns whether it ends.
+    fn apply(&mut self, slot: usize, n_tokens: u32, sampled: &[u32], actions: &mut Vec<Action>) -> bool {
+        let seq = &mut self.sched.sequences[slot];
+        seq.in_step = false;
+        seq.computed += n_tokens;
+        if seq.computed / self.config.block_size > seq.published {
+            self.publish(slot);
+        }
+        let seq = &mut self.sched.sequences[slot];
+        if seq.ending.is_some() {
+            return true;
+        }
+        for token in sampled {
+            seq.state = SequenceState::Decode;
+            seq.tokens.push(*token);
+            self.sched.stats.generated_tokens += 1;
+            actions.push(Action::Token { request: seq.id, token: *token });
+            seq.ending = seq.finished();
+            if seq.ending.is_some() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Publishes the full, computed blocks of a sequence, and swaps those that exist already for the published ones.
+    fn publish(&mut self, slot: usize) {
+        let size = self.config.block_size;
+        let seq = &mut self.sched.sequences[slot];
+        for at in seq.published as usize..(seq.computed / size) as usize {
+            if seq.unpublishable {
+                return;
+            }
+            let hash = seq.hash_of_block(at, size);
+            let parent = at.checked_sub(1).map(|before| seq.table[before]);
+            let tokens = &seq.tokens[at * size as usize..][..size as usize];
+            match self.sched.tree.publish(seq.table[at], parent, hash, tokens) {
+                Published::New => self.sched.stats.published_blocks += 1,
+                Published::Merged(twin) => {
+                    seq.table[at] = twin;
+                    seq.table_sent = seq.table_sent.min(at as u32);
+                    self.sched.stats.merged_blocks += 1;
+                }
+                Published::Collided => {
+                    seq.unpublishable = true;
+                    return;
+                }
+            }
+            seq.published += 1;
+        }
+    }
+
+    /// All KV is gone: every running sequence starts over, every published block is forgotten.
+    fn lose_kv(&mut self, actions: &mut Vec<Action>) {
+        self.sched.digest.decide(decision::WORKER_LOST, 0, self.in_flight.unwrap_or(0));
+        if self.in_flight.take().is_some() {
+            for (slot, ..) in std::mem::take(&mut self.in_flight_seqs) {
+                let seq = &mut self.sched.sequences[slot];
+                seq.in_step = false;
+                seq.worker_failures += 1;
+                if seq.worker_failures >= WORKER_FAILURES_MAX {
+                    seq.ending.get_or_insert(FinishReason::Error);
+                }
+            }
+        }
+        for slot in self.sched.running.clone() {
+            match self.sched.sequences[slot].ending {
+                Some(reason) => self.end(slot, reason, actions),
+                None => self.sched.preempt(slot),
+            }
+        }
+        self.sched.tree.flush();
+    }
+
+    /// Panics unless every block is in exactly one place and every sequence reads only what it may.
+    /// O(blocks + tokens held). Runs after every event in debug builds if the pool is small, else now and then.
+    pub fn check(&self) {
+        let tree = &self.sched.tree;
+        tree.check();
+        let mut private = 0;
+        for (slot, seq) in &self.sched.sequences {
+            assert_eq!(self.by_id.get(&seq.id), Some(&slot));
+            let waiting = self.sched.waiting.contains(&(seq.rank, seq.arrival, slot));
+            let running = self.sched.running.contains(&slot);
+            assert!(waiting != running, "{} is in {} queues", seq.id, u32::from(waiting) + u32::from(running));
+            assert_eq!(waiting, seq.state == SequenceState::Waiting);
+            assert!(!waiting || seq.table.is_empty(), "waiting pins nothing");
+            assert!(
+                seq.computed <= seq.table.len() as u32 * self.config.block_size,
+                "{} computed past its blocks",
+                seq.id
+            );
+            for (at, handle) in seq.table.iter().enumerate() {
+                assert!(tree.pool().is_current(*handle), "{} holds a stale {handle:?}", seq.id);
+                let expected = if at < seq.published as usize { BlockState::Held } else { BlockState::Private };
+                assert_eq!(tree.pool().state(handle.index), expected, "block {at} of {}", seq.id);
+                private += u32::from(expected == BlockState::Private);
+            }
+        }
+        // Each private block is in some table, and no two tables can claim one: the number would not add up.
+        assert_eq!(private, tree.pool().count(BlockState::Private), "a private block has no owner, or two");
+        assert_eq!(self.by_id.len(), self.sched.sequences.len());
+    }
+
+    #[cfg(debug_assertions)]
+    fn check_sometimes(&mut self) {
+        self.events_seen += 1;
+        let every = if self.config.device_blocks <= 1024 { 1 } else { 256 };
+        if self.events_seen.is_multiple_of(every) {
+            self.check();
+        }
     }
 }

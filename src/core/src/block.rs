@@ -1,0 +1,184 @@
+//! Where a block stands, and the pool that knows it for every block.
+//!
+//! A block is in exactly one place. The place is a [`BlockState`]; [`BlockPool::set`] is the only function that changes it,
+//! and it refuses every change that [`TRANSITIONS`] does not list. The numbers of blocks per state are kept by the same
+//! function, so free + private + held + idle = capacity by construction; [`BlockPool::check`] counts again.
+
+use crate::ids::BlockHandle;
+
+/// Where a block stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum BlockState {
+    /// Holds nothing.
+    Free,
+    /// Belongs to one sequence, which may write it.
+    Private,
+    /// Published and read by at least one sequence. Never written again.
+    Held,
+    /// Published and read by none: cached, and first to go.
+    Idle,
+}
+
+/// Every change of state there is, with the occasion.
+pub const TRANSITIONS: [(BlockState, BlockState, &str); 6] = [
+    (BlockState::Free, BlockState::Private, "allocate"),
+    (BlockState::Private, BlockState::Free, "release, or merge into an equal published block"),
+    (BlockState::Private, BlockState::Held, "publish"),
+    (BlockState::Held, BlockState::Idle, "last reader left"),
+    (BlockState::Idle, BlockState::Held, "prefix hit"),
+    (BlockState::Idle, BlockState::Free, "evict"),
+];
+
+impl BlockState {
+    /// Whether [`TRANSITIONS`] has a change from this state to `to`.
+    pub const fn may_become(self, to: Self) -> bool {
+        let mut i = 0;
+        while i < TRANSITIONS.len() {
+            if TRANSITIONS[i].0 as u8 == self as u8 && TRANSITIONS[i].1 as u8 == to as u8 {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+}
+
+/// The state and generation of every block, and the stack of free ones.
+///
+/// Slots are opened lazily up to the capacity, so a capacity far above what is used costs nothing.
+#[derive(Debug)]
+pub struct BlockPool {
+    capacity: u32,
+    states: Vec<BlockState>,
+    generations: Vec<u32>,
+    /// Freed slots. Blocks of a chain are freed tail first, so they come back head first and in ascending order, which
+    /// keeps the blocks of a sequence next to each other.
+    freed: Vec<u32>,
+    counts: [u32; 4],
+}
+
+impl BlockPool {
+    /// A pool of `capacity` free blocks.
+    pub fn new(capacity: u32) -> Self {
+        Self { capacity, states: Vec::new(), generations: Vec::new(), freed: Vec::new(), counts: [capacity, 0, 0, 0] }
+    }
+
+    /// All blocks there are.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Slots that have ever been used; all indices are below this.
+    pub fn opened(&self) -> u32 {
+        self.states.len() as u32
+    }
+
+    /// Blocks in a state.
+    pub fn count(&self, state: BlockState) -> u32 {
+        self.counts[state as usize]
+    }
+
+    /// The state of a block.
+    pub fn state(&self, index: u32) -> BlockState {
+        self.states[index as usize]
+    }
+
+    /// The handle that names the block as it is now.
+    pub fn handle(&self, index: u32) -> BlockHandle {
+        BlockHandle { index, generation: self.generations[index as usize] }
+    }
+
+    /// Whether the handle still names the block it was made for.
+    pub fn is_current(&self, handle: BlockHandle) -> bool {
+        self.generations.get(handle.index as usize) == Some(&handle.generation)
+    }
+
+    /// A free block made private, or `None` if there is none.
+    pub fn allocate(&mut self) -> Option<u32> {
+        let index = match self.freed.pop() {
+            Some(index) => index,
+            None if self.opened() < self.capacity => {
+                self.states.push(BlockState::Free);
+                self.generations.push(0);
+                self.opened() - 1
+            }
+            None => return None,
+        };
+        self.set(index, BlockState::Private);
+        Some(index)
+    }
+
+    /// Moves a block to another state. Freeing it ends its generation: no handle to it is current any more.
+    pub fn set(&mut self, index: u32, to: BlockState) {
+        let from = self.states[index as usize];
+        assert!(from.may_become(to), "block {index} cannot go from {from:?} to {to:?}");
+        self.states[index as usize] = to;
+        self.counts[from as usize] -= 1;
+        self.counts[to as usize] += 1;
+        if to == BlockState::Free {
+            self.generations[index as usize] = self.generations[index as usize].wrapping_add(1);
+            self.freed.push(index);
+        }
+    }
+
+    /// Panics unless the counts are what counting says, and the free stack holds exactly the free slots.
+    pub fn check(&self) {
+        let mut counted = [0u32; 4];
+        for state in &self.states {
+            counted[*state as usize] += 1;
+        }
+        counted[BlockState::Free as usize] += self.capacity - self.opened();
+        assert_eq!(counted, self.counts, "block counts by state drifted");
+        assert_eq!(counted.iter().sum::<u32>(), self.capacity, "blocks were lost or made");
+        let opened_free = self.states.iter().filter(|state| **state == BlockState::Free).count();
+        assert_eq!(opened_free, self.freed.len(), "free stack and free blocks differ");
+        assert!(
+            self.freed.iter().all(|index| self.state(*index) == BlockState::Free),
+            "a used block is on the free stack"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [BlockState; 4] = [BlockState::Free, BlockState::Private, BlockState::Held, BlockState::Idle];
+
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        let mut table = String::new();
+        for from in ALL {
+            for to in ALL {
+                table.push(if from.may_become(to) { 'x' } else { '.' });
+            }
+            table.push('\n');
+        }
+        //                 F P H I
+        assert_eq!(table, ".x..\nx.x.\n...x\nx.x.\n", "rows: from; columns: to; order: free, private, held, idle");
+    }
+
+    #[test]
+    fn capacity_is_handed_out_once_and_comes_back_with_a_new_generation() {
+        let mut pool = BlockPool::new(3);
+        let all: Vec<u32> = std::iter::from_fn(|| pool.allocate()).collect();
+        assert_eq!(all, [0, 1, 2]);
+        let old = pool.handle(1);
+        pool.set(1, BlockState::Free);
+        assert!(!pool.is_current(old));
+        assert_eq!(pool.allocate(), Some(1));
+        assert!(!pool.is_current(old), "the slot is the same, the block is not");
+        assert!(pool.is_current(pool.handle(1)));
+        pool.check();
+    }
+
+    #[test]
+    #[should_panic(expected = "cannot go from Held to Free")]
+    fn a_block_that_is_read_cannot_be_freed() {
+        let mut pool = BlockPool::new(1);
+        let block = pool.allocate().unwrap();
+        pool.set(block, BlockState::Held);
+        pool.set(block, BlockState::Free);
+    }
+}
