@@ -1,0 +1,436 @@
+//! The rules of the core, one small run each. The oracle in the workspace's `tests/` proves that they hold together.
+
+use trunkline_core::{
+    Action, Config, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, Step, StepResult, Token,
+};
+
+const BLOCK: u32 = 4;
+
+/// A core with a worker that answers 500, 501, ... for every token it samples.
+struct Bench {
+    core: Core,
+    now_ns: u64,
+    step: Option<Box<Step>>,
+    tokens: Vec<(u64, Token)>,
+    ends: Vec<(u64, FinishReason)>,
+    refusals: Vec<(u64, Refusal)>,
+    flushed: Vec<u32>,
+    drained: u32,
+    next_token: Token,
+}
+
+fn config() -> Config {
+    Config {
+        block_size: BLOCK,
+        device_blocks: 32,
+        max_batch_tokens: 16,
+        max_batch_size: 4,
+        max_queue: 8,
+        max_context: 200,
+        policy: "fcfs".into(),
+    }
+}
+
+fn prompt(n: u32) -> Vec<Token> {
+    (0..n).collect()
+}
+
+fn request(id: u64, prompt: Vec<Token>, max_tokens: u32) -> Request {
+    Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens)
+}
+
+impl Bench {
+    fn new(config: Config) -> Self {
+        let mut bench = Self::without_worker(config);
+        bench.event(Event::WorkerJoined);
+        bench
+    }
+
+    fn without_worker(config: Config) -> Self {
+        Self {
+            core: Core::new(config).unwrap(),
+            now_ns: 0,
+            step: None,
+            tokens: Vec::new(),
+            ends: Vec::new(),
+            refusals: Vec::new(),
+            flushed: Vec::new(),
+            drained: 0,
+            next_token: 500,
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.now_ns += 1;
+        let mut actions = Vec::new();
+        self.core.handle(self.now_ns, event, &mut actions);
+        self.core.check();
+        for action in actions {
+            match action {
+                Action::RunStep(step) => assert!(self.step.replace(step).is_none()),
+                Action::Token { request, token } => self.tokens.push((request.0, token)),
+                Action::Finish { request, reason, .. } => self.ends.push((request.0, reason)),
+                Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
+                Action::Flushed { blocks } => self.flushed.push(blocks),
+                Action::Drained => self.drained += 1,
+            }
+        }
+    }
+
+    fn submit(&mut self, mut request: Request) {
+        request.hash_prompt(self.core.config().block_size);
+        self.event(Event::Submit(Box::new(request)));
+    }
+
+    /// What the step in flight runs: (request, computed, tokens, samples).
+    fn running(&self) -> Vec<(u64, u32, u32, bool)> {
+        let seqs = self.step.iter().flat_map(|step| &step.seqs);
+        seqs.map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.sample)).collect()
+    }
+
+    fn answer(&mut self) {
+        let step = self.step.take().expect("a step is in flight");
+        let mut result = StepResult { step: step.id, ..StepResult::default() };
+        for seq in &step.seqs {
+            result.push(if seq.sample { std::slice::from_ref(&self.next_token) } else { &[] });
+            self.next_token += u32::from(seq.sample);
+        }
+        self.event(Event::StepFinished(result));
+    }
+
+    fn finish_all(&mut self) {
+        while self.step.is_some() {
+            self.answer();
+        }
+    }
+
+    fn all_blocks_usable(&self) -> bool {
+        let stats = self.core.stats();
+        stats.free_blocks + stats.idle_blocks == self.core.config().device_blocks
+    }
+}
+
+#[test]
+fn a_prompt_is_prefilled_in_whole_blocks_within_the_budget_and_then_decoded() {
+    let mut bench = Bench::new(Config { max_batch_tokens: 10, ..config() });
+    bench.submit(request(1, prompt(19), 3));
+    let mut seen = Vec::new();
+    while bench.step.is_some() {
+        seen.extend(bench.running());
+        bench.answer();
+    }
+    assert_eq!(seen, [(1, 0, 8, false), (1, 8, 8, false), (1, 16, 3, true), (1, 19, 1, true), (1, 20, 1, true)]);
+    assert_eq!(bench.tokens, [(1, 500), (1, 501), (1, 502)]);
+    assert_eq!(bench.ends, [(1, FinishReason::Length)]);
+}
+
+#[test]
+fn decodes_go_first_and_prefill_takes_what_they_leave() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(3), 50));
+    bench.answer();
+    bench.submit(request(2, (100..160).collect(), 5));
+    bench.answer();
+    assert_eq!(bench.running(), [(1, 4, 1, true), (2, 0, 12, false)], "16 less one decode, in whole blocks");
+    bench.answer();
+    assert_eq!(bench.running(), [(1, 5, 1, true), (2, 12, 12, false)]);
+}
+
+#[test]
+fn a_budget_below_a_block_still_prefills() {
+    let mut bench = Bench::new(Config { max_batch_tokens: 3, max_batch_size: 1, ..config() });
+    bench.submit(request(1, prompt(8), 1));
+    assert_eq!(bench.running(), [(1, 0, 3, false)]);
+    bench.finish_all();
+    assert_eq!(bench.ends, [(1, FinishReason::Length)]);
+}
+
+#[test]
+fn a_partial_hit_runs_only_the_rest_and_the_budget_counts_only_that() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(14), 1));
+    bench.finish_all();
+    let mut longer = prompt(12);
+    longer.extend([70, 71, 72]);
+    bench.submit(request(2, longer, 1));
+    assert_eq!(bench.running(), [(2, 12, 3, true)]);
+    bench.finish_all();
+    assert_eq!(bench.core.stats().cached_tokens, 12);
+}
+
+#[test]
+fn a_full_hit_reruns_one_token_and_writes_no_shared_block() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(12), 1));
+    bench.finish_all();
+    bench.submit(request(2, prompt(12), 2));
+    assert_eq!(bench.running(), [(2, 11, 1, true)]);
+    let step = bench.step.as_ref().unwrap();
+    assert_eq!(step.seqs[0].kv_write_from, 12, "position 11 lies in a shared block");
+    assert_eq!(step.seqs[0].n_blocks, 3, "no private block is taken for it");
+    bench.answer();
+    let step = bench.step.as_ref().unwrap();
+    assert_eq!((step.seqs[0].kv_write_from, step.seqs[0].table_keep, step.seqs[0].n_blocks), (12, 3, 1));
+    bench.finish_all();
+}
+
+#[test]
+fn generated_tokens_are_published_but_the_last_partial_block_is_not() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(6), 8));
+    bench.finish_all();
+    // 6 + 8 tokens, of which the last was never run: 13 have KV, 3 blocks are full.
+    assert_eq!(bench.core.stats().published_blocks, 3);
+    let mut turn = prompt(6);
+    turn.extend(500..508);
+    turn.push(99);
+    bench.submit(request(2, turn, 1));
+    assert_eq!(bench.running(), [(2, 12, 3, true)]);
+}
+
+#[test]
+fn equal_prompts_that_run_together_merge() {
+    let mut bench = Bench::without_worker(config());
+    bench.submit(request(1, prompt(8), 4));
+    bench.submit(request(2, prompt(8), 4));
+    bench.event(Event::WorkerJoined);
+    assert_eq!(bench.running().len(), 2);
+    bench.answer();
+    let stats = bench.core.stats();
+    assert_eq!((stats.merged_blocks, stats.held_blocks), (2, 2));
+    bench.finish_all();
+    assert!(bench.all_blocks_usable());
+}
+
+#[test]
+fn namespaces_share_nothing() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(8), 1));
+    bench.finish_all();
+    let mut salted = request(2, prompt(8), 1);
+    salted.root = Namespace { salt: "tenant-b", ..Namespace::default() }.root();
+    bench.submit(salted);
+    assert_eq!(bench.running(), [(2, 0, 8, true)]);
+}
+
+#[test]
+fn when_blocks_run_out_the_last_to_arrive_starts_over_and_says_the_same() {
+    let mut bench = Bench::new(Config { device_blocks: 8, ..config() });
+    bench.submit(request(1, prompt(10), 20));
+    bench.submit(request(2, (100..108).collect(), 20));
+    bench.finish_all();
+    assert!(bench.core.stats().preemptions > 0);
+    assert_eq!(bench.ends, [(1, FinishReason::Length), (2, FinishReason::Length)]);
+    assert_eq!(bench.tokens.iter().filter(|(id, _)| *id == 2).count(), 20);
+    assert!(bench.all_blocks_usable());
+}
+
+#[test]
+fn two_long_prefills_never_hold_halves_of_what_both_need() {
+    let mut bench = Bench::new(Config { device_blocks: 10, ..config() });
+    bench.submit(request(1, prompt(36), 2));
+    bench.submit(request(2, (100..136).collect(), 2));
+    assert_eq!(bench.running().len(), 1);
+    bench.finish_all();
+    assert_eq!(bench.ends.len(), 2);
+    assert_eq!(bench.core.stats().preemptions, 0);
+}
+
+#[test]
+fn priority_admits_the_urgent_first_and_preempts_it_last() {
+    let mut bench = Bench::without_worker(Config { policy: "priority".into(), max_batch_size: 1, ..config() });
+    for (id, priority) in [(1, 5), (2, -3), (3, 5)] {
+        let mut request = request(id, vec![id as u32; 3], 1);
+        request.priority = priority;
+        bench.submit(request);
+    }
+    bench.event(Event::WorkerJoined);
+    bench.finish_all();
+    assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1, 3]);
+}
+
+#[test]
+fn eviction_takes_the_least_recently_used_leaf() {
+    let mut bench = Bench::new(Config { device_blocks: 6, ..config() });
+    bench.submit(request(1, (0..8).collect(), 1));
+    bench.finish_all();
+    bench.submit(request(2, (100..108).collect(), 1));
+    bench.finish_all();
+    // Touch the first, then need four blocks with two free: the second goes.
+    bench.submit(request(3, (0..8).collect(), 1));
+    bench.finish_all();
+    bench.submit(request(4, (200..216).collect(), 1));
+    bench.finish_all();
+    assert_eq!(bench.core.stats().evicted_blocks, 2);
+    bench.submit(request(5, (0..9).collect(), 1));
+    assert_eq!(bench.running(), [(5, 8, 1, true)]);
+}
+
+#[test]
+fn stop_tokens_end_a_request_but_not_before_min_tokens() {
+    let mut bench = Bench::new(config());
+    let mut stopped = request(1, prompt(3), 10);
+    stopped.stop_token_ids = vec![500, 502];
+    stopped.min_tokens = 2;
+    bench.submit(stopped);
+    bench.finish_all();
+    assert_eq!(bench.tokens, [(1, 500), (1, 501), (1, 502)]);
+    assert_eq!(bench.ends, [(1, FinishReason::Stop)]);
+}
+
+/// Brings a request into a state and says whether a step runs it.
+fn in_state(state: &str) -> (Bench, bool) {
+    let mut bench = Bench::without_worker(Config { max_batch_tokens: 8, ..config() });
+    let mut watched = request(1, prompt(12), 10);
+    watched.deadline_ns = Some(1000);
+    bench.submit(watched);
+    match state {
+        "waiting" => (bench, false),
+        "prefill" => {
+            bench.event(Event::WorkerJoined);
+            (bench, true)
+        }
+        "decode" => {
+            bench.event(Event::WorkerJoined);
+            bench.answer();
+            bench.answer();
+            assert_eq!(bench.running(), [(1, 12, 1, true)]);
+            (bench, true)
+        }
+        other => panic!("no state {other}"),
+    }
+}
+
+#[test]
+fn abort_stop_timeout_and_shutdown_end_a_request_in_every_state() {
+    let ways: [(&str, FinishReason); 4] = [
+        ("abort", FinishReason::Abort),
+        ("stop", FinishReason::Stop),
+        ("timeout", FinishReason::Timeout),
+        ("shutdown", FinishReason::Abort),
+    ];
+    for state in ["waiting", "prefill", "decode"] {
+        for (way, reason) in ways {
+            let (mut bench, in_step) = in_state(state);
+            match way {
+                "abort" => bench.event(Event::Abort(RequestId(1))),
+                "stop" => bench.event(Event::Stop(RequestId(1))),
+                "timeout" => {
+                    assert_eq!(bench.core.next_deadline_ns(), Some(1000));
+                    bench.now_ns = 999;
+                    bench.event(Event::Tick);
+                }
+                _ => bench.event(Event::Shutdown),
+            }
+            assert_eq!(bench.ends.is_empty(), in_step, "{state}, {way}: not while the worker writes its blocks");
+            let tokens = bench.tokens.len();
+            if in_step {
+                bench.answer();
+            }
+            assert_eq!(bench.ends, [(1, reason)], "{state}, {way}");
+            assert_eq!(bench.tokens.len(), tokens, "{state}, {way}: nothing is said after the end");
+            assert!(bench.all_blocks_usable() && bench.step.is_none(), "{state}, {way}");
+            assert_eq!(bench.drained, u32::from(way == "shutdown"));
+        }
+    }
+}
+
+#[test]
+fn a_lost_worker_costs_time_and_three_in_a_row_cost_the_request() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(6), 3));
+    for failures in 1..=trunkline_core::WORKER_FAILURES_MAX {
+        assert!(bench.step.take().is_some() && bench.ends.is_empty());
+        bench.event(Event::WorkerLost);
+        assert!(bench.step.is_none());
+        assert_eq!(bench.core.stats().free_blocks, 32, "what the worker held is gone");
+        assert_eq!(bench.ends.len(), usize::from(failures == trunkline_core::WORKER_FAILURES_MAX));
+        bench.event(Event::WorkerJoined);
+    }
+    assert_eq!(bench.ends, [(1, FinishReason::Error)]);
+}
+
+#[test]
+fn the_late_answer_of_a_lost_worker_is_ignored_and_nonsense_is_not_believed() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(6), 2));
+    let late = bench.step.take().unwrap();
+    bench.event(Event::WorkerLost);
+    bench.event(Event::WorkerJoined);
+    let current = bench.step.as_ref().unwrap().id;
+    bench.event(Event::StepFinished(StepResult { step: late.id, tokens: vec![9], ends: vec![1] }));
+    assert!(bench.tokens.is_empty());
+    bench.step = None;
+    bench.event(Event::StepFinished(StepResult { step: current, tokens: vec![9, 9], ends: vec![2, 2] }));
+    assert!(bench.tokens.is_empty() && bench.step.is_some(), "the step is run again");
+    bench.finish_all();
+    assert_eq!(bench.ends, [(1, FinishReason::Length)]);
+}
+
+#[test]
+fn what_cannot_run_is_refused_at_the_door() {
+    let mut bench = Bench::without_worker(Config { max_context: 200, device_blocks: 8, max_queue: 2, ..config() });
+    bench.submit(request(1, vec![], 1));
+    bench.submit(request(2, prompt(4), 0));
+    bench.submit(request(3, prompt(198), 3));
+    bench.submit(request(4, prompt(32), 2));
+    bench.submit(request(5, prompt(32), 1));
+    bench.submit(request(5, prompt(3), 1));
+    bench.submit(request(6, prompt(3), 1));
+    bench.submit(request(7, prompt(3), 1));
+    bench.event(Event::Drain);
+    bench.submit(request(8, prompt(3), 1));
+    let never = Refusal::NeverFits { prompt_tokens: 32, max_tokens: 2, needed: 9, capacity: 8 };
+    let long = Refusal::ContextTooLong { prompt_tokens: 198, max_tokens: 3, context: 200 };
+    assert_eq!(
+        bench.refusals,
+        [
+            (1, Refusal::EmptyPrompt),
+            (2, Refusal::NoTokensAsked),
+            (3, long),
+            (4, never),
+            (5, Refusal::DuplicateId),
+            (7, Refusal::QueueFull { limit: 2 }),
+            (8, Refusal::Draining),
+        ]
+    );
+    bench.event(Event::WorkerJoined);
+    bench.finish_all();
+    assert_eq!(bench.ends, [(5, FinishReason::Length), (6, FinishReason::Length)]);
+    assert_eq!(bench.drained, 1);
+}
+
+#[test]
+fn flush_forgets_idle_blocks_and_leaves_held_ones() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(8), 1));
+    bench.finish_all();
+    bench.submit(request(2, (50..58).collect(), 3));
+    bench.answer();
+    bench.event(Event::FlushCache);
+    assert_eq!(bench.flushed, [2]);
+    assert_eq!(bench.core.stats().held_blocks, 2);
+    bench.finish_all();
+}
+
+#[test]
+fn history_is_sent_only_to_a_sampler_that_needs_it() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(12), 1));
+    bench.finish_all();
+    let mut penalised = request(2, prompt(14), 1);
+    penalised.sampling.repetition_penalty = 1.3;
+    bench.submit(penalised);
+    let step = bench.step.as_ref().unwrap();
+    assert_eq!(step.history(&step.seqs[0]), prompt(12));
+    assert_eq!(step.run_tokens(&step.seqs[0]), [12, 13]);
+}
+
+#[test]
+fn limits_out_of_range_are_named() {
+    let error = |config: Config| Core::new(config).err().unwrap().to_string();
+    assert!(error(Config { block_size: 0, ..config() }).starts_with("block_size is 0; it must be between 1"));
+    assert!(error(Config { max_batch_tokens: 3, ..config() }).starts_with("max_batch_tokens is 3"));
+    let unknown = error(Config { policy: "fifo".into(), ..config() });
+    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority");
+}
