@@ -80,3 +80,52 @@ pub fn event_line(at_ns: u64, event: &Event) -> String {
     }
     serde_json::to_string(&Borrowed { at_ns, event }).expect("a recording line serialises")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Namespace, Request, RequestId, Sampling, StepResult};
+
+    #[test]
+    fn every_kind_of_line_survives_being_written_and_read() {
+        let mut request = Request::new(RequestId(u64::MAX), Namespace::default().root(), vec![0, u32::MAX], 3);
+        request.deadline_ns = Some(u64::MAX);
+        request.sampling = Sampling { temperature: 0.7, seed: u64::MAX, logprobs: Some(2), ..Sampling::default() };
+        let events = [
+            Event::Submit(Box::new(request)),
+            Event::Abort(RequestId(1)),
+            Event::Stop(RequestId(2)),
+            Event::WorkerJoined,
+            Event::WorkerLost,
+            Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),
+            Event::Tick,
+            Event::FlushCache,
+            Event::Drain,
+            Event::Shutdown,
+        ];
+        for event in events {
+            let line = Line::Event { at_ns: u64::MAX, event: event.clone() };
+            assert_eq!(line.to_json(), event_line(u64::MAX, &event));
+            assert_eq!(Line::parse(&line.to_json()).unwrap(), line);
+        }
+        let header = Line::Header { trunkline_recording: VERSION, config: Config::default() };
+        assert_eq!(Line::parse(&header.to_json()).unwrap(), header);
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into() } };
+        assert_eq!(Line::parse(&end.to_json()).unwrap(), end);
+    }
+
+    #[test]
+    fn other_lines_are_refused() {
+        for line in [
+            "",
+            "{",
+            "{}",
+            "[1]",
+            "{\"at_ns\":1}",
+            "{\"at_ns\":-1,\"event\":\"tick\"}",
+            "{\"at_ns\":1,\"event\":\"nap\"}",
+        ] {
+            assert!(Line::parse(line).is_err(), "{line}");
+        }
+    }
+}
