@@ -1,12 +1,12 @@
 //! Identity of a block: a chained 128-bit hash over (namespace, parent, token ids).
 //!
-//! A block's own tokens are hashed by XXH3-128 and chained to the parent with one folded multiply, so the long
+//! A block's own tokens are hashed by XXH3-64 and chained to the 128-bit parent with one folded multiply, so the long
 //! computation of each block is independent of the others and only the short one is serial. A hash is a *name*, not a
 //! proof: whoever finds a block by its hash compares the tokens (see [`crate::tree`]), so a collision costs time, never content.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::const_xxh3::const_custom_default_secret;
-use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_secret};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_secret, xxh3_128_with_secret};
 
 use crate::ids::Token;
 
@@ -70,11 +70,11 @@ impl Namespace<'_> {
 pub fn chain(parent: BlockHash, tokens: &[Token]) -> BlockHash {
     let bytes: &[u8] = bytemuck::cast_slice(tokens);
     let local =
-        if bytes.len() <= XXH3_SHORT_BYTES_MAX { xxh3_128(bytes) } else { xxh3_128_with_secret(bytes, &SECRET) };
-    let low = (parent.0 ^ local) as u64 ^ 0x9e37_79b9_7f4a_7c15;
-    let high = ((parent.0 ^ local) >> 64) as u64 ^ 0xc2b2_ae3d_27d4_eb4f;
-    let folded = u128::from(low) * u128::from(high);
-    BlockHash(folded ^ local.rotate_left(64) ^ parent.0.rotate_left(37))
+        if bytes.len() <= XXH3_SHORT_BYTES_MAX { xxh3_64(bytes) } else { xxh3_64_with_secret(bytes, &SECRET) };
+    let low = parent.0 as u64 ^ local;
+    let high = (parent.0 >> 64) as u64 ^ local.rotate_left(32);
+    let folded = u128::from(low ^ 0x9e37_79b9_7f4a_7c15) * u128::from(high ^ 0xc2b2_ae3d_27d4_eb4f);
+    BlockHash(folded ^ (u128::from(low) << 64 | u128::from(high)).rotate_left(37))
 }
 
 /// Appends to `hashes` the hash of every full block of `tokens` that it does not have yet. `hashes` MUST be the hashes of a

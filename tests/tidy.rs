@@ -1,0 +1,98 @@
+//! House rules that a compiler does not check.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines a source file may have.
+const LINES_MAX: usize = 700;
+/// File names that say nothing about their contents.
+const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
+/// The only files that may contain `unsafe`.
+const UNSAFE_FILES: [&str; 0] = [];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_path_buf()
+}
+
+fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("the entry can be read").path();
+        if path.is_dir() {
+            rust_files(&path, out);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// All Rust sources as (path inside the workspace, text).
+fn sources() -> Vec<(String, String)> {
+    let root = root();
+    let mut files = Vec::new();
+    for folder in ["src", "sim", "tests"] {
+        rust_files(&root.join(folder), &mut files);
+    }
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(&root).expect("inside").to_string_lossy().replace('\\', "/");
+        (name, fs::read_to_string(&path).expect("a source file is text"))
+    };
+    let sources: Vec<_> = files.into_iter().map(read).collect();
+    assert!(sources.len() > 20, "the sources were not found");
+    sources
+}
+
+#[test]
+fn files_are_short_and_named_for_what_they_hold() {
+    for (name, text) in sources() {
+        assert!(text.lines().count() <= LINES_MAX, "{name} has {} lines", text.lines().count());
+        let stem = Path::new(&name).file_stem().unwrap().to_string_lossy().into_owned();
+        assert!(!NAMELESS.contains(&stem.as_str()), "{name}: name it for what it holds");
+        assert!(text.starts_with("//!"), "{name} does not say what it is for");
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    // Spelt in halves, so that this file does not find itself.
+    let marks = [["todo", "!("], ["unimplemented", "!("], ["FIX", "ME"], ["XX", "X"], ["#[ign", "ore"], ["dbg", "!("]];
+    for (name, text) in sources() {
+        for mark in marks.map(|halves| halves.concat()) {
+            assert!(!text.contains(&mark), "{name} contains {mark}");
+        }
+    }
+}
+
+#[test]
+fn tests_do_not_sleep() {
+    let sleep = ["thread::", "sleep("].concat();
+    let async_sleep = ["time::", "sleep("].concat();
+    for (name, text) in sources().iter().filter(|(name, _)| name.starts_with("tests/") || name.contains("/tests/")) {
+        assert!(!text.contains(&sleep) && !text.contains(&async_sleep), "{name} sleeps");
+    }
+}
+
+#[test]
+fn unsafe_code_stays_where_it_is_needed() {
+    let block = ["unsafe", " {"].concat();
+    for (name, text) in sources() {
+        assert!(!text.contains(&block) || UNSAFE_FILES.contains(&name.as_str()), "{name} contains unsafe code");
+    }
+}
+
+#[test]
+fn the_core_is_pure_and_arrows_point_down() {
+    let manifest = |path: &str| fs::read_to_string(root().join(path)).expect("the manifest is there");
+    let core = manifest("src/core/Cargo.toml");
+    for crate_name in ["tokio", "tonic", "rand", "crossbeam", "trunkline-"] {
+        let depends = core.lines().filter(|line| !line.starts_with("name")).any(|line| line.starts_with(crate_name));
+        assert!(!depends, "the core depends on {crate_name}");
+    }
+    for (name, text) in sources().iter().filter(|(name, _)| name.starts_with("src/core/src/")) {
+        for word in ["Instant::now", "SystemTime", "std::fs", "std::net", "thread::spawn"] {
+            assert!(!text.contains(word), "{name} uses {word}");
+        }
+    }
+    let sim = manifest("sim/Cargo.toml");
+    assert!(!sim.contains("trunkline-server") && !sim.contains("tokio"), "the simulator knows no server");
+    assert!(!manifest("src/worker/Cargo.toml").contains("trunkline-server"), "the worker knows no server");
+}
