@@ -1,1 +1,71 @@
-//! x
+//! Replays traces and recordings through the Trunkline core under a virtual clock.
+//!
+//! The simulator owns no scheduler of its own: it is a driver of [`trunkline_core::Core`], the same state machine that the
+//! server drives. What differs is the clock, which jumps from event to event, and the worker, which computes nothing and
+//! takes as long as a [`cost::CostModel`] says. So a question about capacity, policy or block size is answered by the code
+//! that will serve.
+//!
+//! # A replay in seven steps
+//!
+//! 1. [`trace::TraceReader`] reads a request per line: when it arrives, how long it is, what it shares with others.
+//! 2. [`fleet::replay`] makes a core per replica and puts the first arrival on the event queue.
+//! 3. An arrival becomes a request: its tokens are made ([`trace::TraceRequest::prompt`]), hashed and submitted to the next
+//!    replica in turn.
+//! 4. The core answers with a step. [`cost::StepShape`] sums it up, the cost model gives its duration, and its end is
+//!    put on the queue.
+//! 5. When it ends, the fake worker answers with one token for each sequence that samples.
+//! 6. Tokens and ends of requests go to the meters of [`latency`].
+//! 7. When the queue is empty, [`report::Report`] says what happened.
+//!
+//! [`recorded`] is the second way in: it shows a core the events that a server recorded and compares the decisions.
+//!
+//! # Invariants
+//!
+//! * **The same input gives the same digest and the same report** (but for `wall_s`): one thread, one clock, ties on the
+//!   queue broken by the order of scheduling, nothing random.
+//! * **No step is faster than the hardware can be**: [`cost::Roofline`] checks every step against peak FLOP/s and peak bandwidth.
+//! * **Every request of a trace ends or is refused**; a core that falls silent before is an error, not a short report.
+//! * Prompts exist only while a request is in a core, so memory grows with the requests in flight and with the lines of the
+//!   trace, not with its tokens.
+//! * The simulator knows neither the server nor a real worker.
+//!
+//! # What it is not
+//!
+//! The cost model is a plain roofline whose error is **not yet fitted** against measured steps; every report carries its name.
+//! Compare policies with it; do not buy hardware by it.
+
+use std::fmt;
+
+pub mod cost;
+pub mod fleet;
+pub mod hardware;
+pub mod latency;
+mod lines;
+pub mod memory;
+pub mod model;
+pub mod recorded;
+pub mod report;
+pub mod trace;
+
+pub use crate::fleet::{ReplayError, Settings, replay};
+pub use crate::report::Report;
+pub use crate::trace::{Format, Trace, TraceError, TraceRequest};
+
+/// A name that no preset has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownName {
+    /// What kind of thing was named: `hardware`, `model`, `trace format`.
+    pub kind: &'static str,
+    /// What was asked for.
+    pub name: String,
+    /// What there is.
+    pub known: Vec<&'static str>,
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown {} '{}'; there are: {}", self.kind, self.name, self.known.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownName {}

@@ -69,8 +69,7 @@ impl Namespace<'_> {
 #[inline]
 pub fn chain(parent: BlockHash, tokens: &[Token]) -> BlockHash {
     let bytes: &[u8] = bytemuck::cast_slice(tokens);
-    let local =
-        if bytes.len() <= XXH3_SHORT_BYTES_MAX { xxh3_64(bytes) } else { xxh3_64_with_secret(bytes, &SECRET) };
+    let local = if bytes.len() <= XXH3_SHORT_BYTES_MAX { xxh3_64(bytes) } else { xxh3_64_with_secret(bytes, &SECRET) };
     let low = parent.0 as u64 ^ local;
     let high = (parent.0 >> 64) as u64 ^ local.rotate_left(32);
     let folded = u128::from(low ^ 0x9e37_79b9_7f4a_7c15) * u128::from(high ^ 0xc2b2_ae3d_27d4_eb4f);

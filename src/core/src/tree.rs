@@ -5,8 +5,9 @@
 //! hash; it holds 4-byte indices only.
 //!
 //! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Blocks of a chain mostly lie next to
-//! each other (see [`crate::block::BlockPool`]), so the block after `b` is first looked for at `b + 1`, by comparing one hash; only
-//! when that fails is the table probed. Every block that is taken is verified: same parent, same tokens. Two prefixes of one
+//! each other (see [`crate::block::BlockPool`]), so after a block is found in the table, the ones after it are looked for right behind it, by comparing
+//! hashes in two arrays; the table is probed again only where such a run ends. Every block that is taken is verified: same
+//! parent, same tokens. Two prefixes of one
 //! hash can therefore cost a hit, never contents.
 //!
 //! **Readers.** A reader of a block reads all its ancestors, so the ancestors of a held block are held, and the
@@ -94,24 +95,41 @@ impl PrefixTree {
     /// `found`. Pins nothing and changes nothing: whoever wants to keep them calls [`Self::hold`] before anything else.
     pub fn find(&mut self, hashes: &[BlockHash], tokens: &[Token], found: &mut Vec<u32>) {
         found.clear();
+        let n = hashes.len().min(tokens.len() / self.block_size);
         let mut parent = ROOT;
-        for (hash, block) in hashes.iter().zip(tokens.chunks_exact(self.block_size)) {
-            // ROOT + 1 wraps to 0: the guess for a first block is merely a guess as well.
-            let guess = parent.wrapping_add(1);
-            let index = match self.hashes.get(guess as usize) {
-                Some(known) if known == hash => guess,
-                _ => match self.lookup(*hash) {
-                    Some(index) => index,
-                    None => break,
-                },
-            };
-            if self.parents[index as usize] != parent || self.tokens_of(index) != block {
+        while found.len() < n {
+            let at = found.len();
+            let Some(first) = self.lookup(hashes[at]) else { break };
+            // As many of the next blocks as lie right after it, by their hashes alone.
+            let run = self.hashes[first as usize..].iter().zip(&hashes[at..n]).take_while(|(a, b)| a == b).count();
+            let verified = self.verified(first, run, parent, &tokens[at * self.block_size..][..run * self.block_size]);
+            found.extend(first..first + verified as u32);
+            if verified < run {
                 self.collisions += 1;
                 break;
             }
-            found.push(index);
-            parent = index;
+            parent = first + run as u32 - 1;
         }
+    }
+
+    /// How many of the `run` blocks from `first` on continue each other, beginning after `parent`, and hold these tokens.
+    fn verified(&self, first: u32, run: usize, parent: u32, tokens: &[Token]) -> usize {
+        let at = first as usize;
+        let links = self.parents[at + 1..at + run].iter().zip(first..);
+        let linked = self.parents[at] == parent && links.clone().all(|(link, before)| *link == before);
+        if linked && self.tokens[at * self.block_size..][..tokens.len()] == *tokens {
+            return run;
+        }
+        // Rare: a collision somewhere in the run. Find out where.
+        let mut before = parent;
+        for (i, block) in tokens.chunks_exact(self.block_size).enumerate() {
+            let index = first + i as u32;
+            if self.parents[index as usize] != before || self.tokens_of(index) != block {
+                return i;
+            }
+            before = index;
+        }
+        run
     }
 
     /// How many of these blocks are idle, that is, would stop being usable if they were held.

@@ -1,0 +1,67 @@
+//! How many KV blocks a device has room for beside the weights.
+
+use crate::hardware::Hardware;
+use crate::model::Model;
+
+/// The share of a device's memory that weights and KV may fill, per cent; the rest is for activations and the runtime.
+pub const USABLE_PERCENT: u64 = 90;
+/// The most blocks a core can manage.
+const BLOCKS_MAX: u64 = 1 << 30;
+
+/// A model that leaves no room for KV.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "{model} does not fit on {hardware}: weights and one KV block need {:.2} GB, {USABLE_PERCENT} % of the memory is {:.2} GB, \
+     {:.2} GB are missing; choose larger hardware or a smaller model, or set the number of device blocks by hand",
+    *needed_bytes as f64 / 1e9, *usable_bytes as f64 / 1e9, (needed_bytes - usable_bytes) as f64 / 1e9
+)]
+pub struct DoesNotFit {
+    /// The model.
+    pub model: &'static str,
+    /// The device.
+    pub hardware: &'static str,
+    /// Bytes of the weights and one block.
+    pub needed_bytes: u64,
+    /// Bytes there are for them.
+    pub usable_bytes: u64,
+}
+
+/// Blocks of `block_size` tokens that fit beside the weights. `block_size` MUST be at least 1.
+pub fn device_blocks(hardware: &Hardware, model: &Model, block_size: u32) -> Result<u32, DoesNotFit> {
+    assert!(block_size > 0, "block size is at least one token");
+    let usable_bytes = hardware.memory_bytes / 100 * USABLE_PERCENT;
+    let block_bytes = model.kv_bytes_per_token() * u64::from(block_size);
+    let needed_bytes = model.weight_bytes() + block_bytes;
+    if needed_bytes > usable_bytes {
+        return Err(DoesNotFit { model: model.name, hardware: hardware.name, needed_bytes, usable_bytes });
+    }
+    Ok(((usable_bytes - model.weight_bytes()) / block_bytes).min(BLOCKS_MAX) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{hardware, model};
+
+    #[test]
+    fn blocks_fill_what_the_weights_leave() {
+        let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
+        let blocks = device_blocks(h100, llama, 16).unwrap();
+        let filled = llama.weight_bytes() + u64::from(blocks) * 16 * llama.kv_bytes_per_token();
+        let usable = h100.memory_bytes as f64 * 0.9;
+        assert!(filled as f64 <= usable && (filled + 16 * llama.kv_bytes_per_token()) as f64 > usable);
+        assert_eq!(blocks, 29_043);
+        assert_eq!(device_blocks(h100, llama, 32).unwrap(), blocks / 2);
+    }
+
+    #[test]
+    fn what_does_not_fit_says_how_much_is_missing() {
+        let (l4, llama) = (hardware::by_name("l4-24g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        let error = device_blocks(l4, llama, 16).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "llama-3.1-70b does not fit on l4-24g: weights and one KV block need 141.11 GB, 90 % of the memory is 21.74 GB, \
+             119.37 GB are missing; choose larger hardware or a smaller model, or set the number of device blocks by hand"
+        );
+    }
+}

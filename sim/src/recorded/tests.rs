@@ -1,0 +1,164 @@
+//! Recordings made here, whole and damaged.
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tempfile::NamedTempFile;
+use trunkline_core::record::End;
+use trunkline_core::step::StepResult;
+use trunkline_core::{BlockHash, Config, Request, RequestId};
+
+use super::*;
+
+/// A core whose every event is written down. The worker answers 1 ms later with the position as the token.
+struct Recorder {
+    core: Core,
+    lines: Vec<String>,
+    events: u64,
+}
+
+impl Recorder {
+    fn new() -> Self {
+        let config =
+            Config { block_size: 4, device_blocks: 30, max_batch_size: 4, max_batch_tokens: 16, ..Config::default() };
+        let header = Line::Header { trunkline_recording: record::VERSION, config: config.clone() };
+        Self { core: Core::new(config).unwrap(), lines: vec![header.to_json()], events: 0 }
+    }
+
+    fn tell(&mut self, at_ns: u64, event: Event) -> Vec<Action> {
+        self.lines.push(record::event_line(at_ns, &event));
+        self.events += 1;
+        let mut actions = Vec::new();
+        self.core.handle(at_ns, event, &mut actions);
+        actions
+    }
+
+    /// A few requests that share prefixes and outgrow the device, one of them given up.
+    fn run() -> Self {
+        let mut recorder = Self::new();
+        let mut pending = recorder.tell(0, Event::WorkerJoined);
+        for id in 0..6u64 {
+            let prompt = (0..10 + id as u32).map(|at| at + u32::from(at > 8) * id as u32).collect();
+            let mut request = Request::new(RequestId(id), BlockHash(5), prompt, 20);
+            request.hash_prompt(4);
+            pending.extend(recorder.tell(id, Event::Submit(Box::new(request))));
+        }
+        let mut at_ns = 1_000_000;
+        while let Some(Action::RunStep(step)) = pending.iter().find(|action| matches!(action, Action::RunStep(_))) {
+            let mut result = StepResult { step: step.id, ..StepResult::default() };
+            for seq in &step.seqs {
+                result.push(if seq.sample { &[7] } else { &[] });
+            }
+            if at_ns == 5_000_000 {
+                recorder.tell(at_ns, Event::Abort(RequestId(3)));
+            }
+            pending = recorder.tell(at_ns, Event::StepFinished(result));
+            at_ns += 1_000_000;
+        }
+        assert!(recorder.core.stats().cached_tokens > 0 && recorder.core.stats().finished == 6);
+        recorder
+    }
+
+    fn digest(&self) -> String {
+        format!("{:016x}", self.core.digest())
+    }
+
+    fn trailer(&self, digest: String) -> String {
+        Line::End { end: End { at_ns: 99_000_000, digest } }.to_json()
+    }
+
+    fn text(&self) -> String {
+        self.lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+}
+
+fn replay(bytes: impl AsRef<[u8]>) -> Result<Replayed, RecordingError> {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(bytes.as_ref()).unwrap();
+    replay_recorded(file.path(), &mut |_| {})
+}
+
+fn gzip(text: &str) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(text.as_bytes()).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn the_same_events_give_the_same_decisions() {
+    let recorder = Recorder::run();
+    let text = recorder.text() + &recorder.trailer(recorder.digest()) + "\n";
+    let expected = Replayed {
+        events: recorder.events,
+        requests: 6,
+        digest: recorder.digest(),
+        recorded_digest: Some(recorder.digest()),
+        matches: Some(true),
+        cut_off: None,
+    };
+    assert_eq!(replay(&text).unwrap(), expected);
+    assert_eq!(replay(gzip(&text)).unwrap(), expected);
+    assert_eq!(replay(text.trim_end()).unwrap(), expected, "without the last newline");
+}
+
+#[test]
+fn other_decisions_are_told() {
+    let recorder = Recorder::run();
+    let other = replay(recorder.text() + &recorder.trailer("0123456789abcdef".into()) + "\n").unwrap();
+    assert_eq!((other.matches, other.digest), (Some(false), recorder.digest()));
+    // An event more or less is another history.
+    let mut fewer = recorder.lines.clone();
+    fewer.truncate(fewer.len() - 1);
+    fewer.push(recorder.trailer(recorder.digest()));
+    assert_eq!(replay(fewer.join("\n")).unwrap().matches, Some(false));
+}
+
+#[test]
+fn a_recording_that_was_cut_off_is_replayed_as_far_as_it_goes() {
+    let recorder = Recorder::run();
+    let text = recorder.text();
+    let whole = replay(&text).unwrap();
+    assert_eq!((whole.events, whole.matches, whole.cut_off), (recorder.events, None, Some(CutOff::NoTrailer)));
+    assert_eq!(whole.digest, recorder.digest());
+
+    let torn = replay(&text[..text.len() - 20]).unwrap();
+    assert_eq!((torn.events, torn.matches, torn.cut_off), (recorder.events - 1, None, Some(CutOff::TornLine)));
+
+    let compressed = gzip(&text);
+    let torn = replay(&compressed[..compressed.len() - 9]).unwrap();
+    assert_eq!((torn.matches, torn.cut_off), (None, Some(CutOff::TornGzip)));
+
+    let header_only = replay(recorder.lines[0].clone() + "\n").unwrap();
+    assert_eq!((header_only.events, header_only.cut_off), (0, Some(CutOff::NoTrailer)));
+}
+
+#[test]
+fn damage_is_told_with_its_line() {
+    let recorder = Recorder::run();
+    let fault = |lines: &[&str]| {
+        let error = replay(lines.join("\n") + "\n").unwrap_err();
+        let message = error.to_string();
+        message[message.find(", line").expect("names the line")..].to_string()
+    };
+    let header = &recorder.lines[0][..];
+    let event = &recorder.lines[1][..];
+    assert_eq!(fault(&[]), ", line 1: not a Trunkline recording: the first line is no header");
+    assert_eq!(fault(&[event, header]), ", line 1: not a Trunkline recording: the first line is no header");
+    assert_eq!(
+        fault(&[header, event, header]),
+        ", line 3: a second header, or a line after the trailer; this is more than one recording"
+    );
+    let end = recorder.trailer(recorder.digest());
+    assert!(fault(&[header, &end, event]).starts_with(", line 3: a second header, or a line after the trailer"));
+    assert!(fault(&[header, "{\"at_ns\":", event]).starts_with(", line 2: not a line of a Trunkline recording"));
+    let late = event.replace("\"at_ns\":0", "\"at_ns\":9");
+    assert!(fault(&[header, &late, event]).starts_with(", line 3: the time goes back from 9 to 0 ns"));
+    let version = header.replace("\"trunkline_recording\":1", "\"trunkline_recording\":7");
+    assert!(fault(&[&version]).starts_with(", line 1: the recording has format version 7, this program reads 1"));
+    let limits = header.replace("\"block_size\":4", "\"block_size\":0");
+    assert_eq!(fault(&[&limits]), ", line 1: recorded limits: block_size is 0; it must be between 1 and 4096");
+
+    let missing = replay_recorded(Path::new("no/such/recording"), &mut |_| {}).unwrap_err();
+    assert_eq!(missing.to_string(), "no/such/recording: no such file; check the path");
+}

@@ -1,0 +1,188 @@
+//! Lines of an Azure trace: CSV with a header, fields without quotes.
+
+use super::{Format, Row, TraceFault, length};
+
+const TIMESTAMP: &str = "TIMESTAMP";
+const CONTEXT_TOKENS: &str = "ContextTokens";
+const GENERATED_TOKENS: &str = "GeneratedTokens";
+const YEAR_MIN: u64 = 1970;
+const YEAR_MAX: u64 = 2199;
+
+/// Where the columns are. There may be others between them.
+pub(super) struct Columns {
+    timestamp: usize,
+    context_tokens: usize,
+    generated_tokens: usize,
+    n_columns: usize,
+}
+
+/// Whether a line is a header with at least one of the columns.
+pub(super) fn looks_like_header(line: &[u8]) -> bool {
+    std::str::from_utf8(line)
+        .is_ok_and(|line| fields(line).any(|name| [TIMESTAMP, CONTEXT_TOKENS, GENERATED_TOKENS].contains(&name)))
+}
+
+fn fields(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').map(str::trim)
+}
+
+fn malformed(why: impl Into<String>) -> TraceFault {
+    TraceFault::Malformed { format: Format::Azure, why: why.into() }
+}
+
+impl Columns {
+    pub(super) fn of_header(line: &[u8]) -> Result<Self, TraceFault> {
+        let header = std::str::from_utf8(line).map_err(|_| malformed("the header is not text"))?;
+        let find = |column: &'static str| {
+            fields(header)
+                .position(|name| name == column)
+                .ok_or_else(|| TraceFault::MissingColumn { column, header: header.chars().take(200).collect() })
+        };
+        Ok(Self {
+            timestamp: find(TIMESTAMP)?,
+            context_tokens: find(CONTEXT_TOKENS)?,
+            generated_tokens: find(GENERATED_TOKENS)?,
+            n_columns: fields(header).count(),
+        })
+    }
+
+    pub(super) fn parse(&self, line: &[u8]) -> Result<Row, TraceFault> {
+        let line = std::str::from_utf8(line).map_err(|_| malformed("not text"))?;
+        let (mut timestamp, mut context, mut generated) = ("", "", "");
+        let mut n_columns = 0;
+        for (i, field) in fields(line).enumerate() {
+            n_columns = i + 1;
+            if i == self.timestamp {
+                timestamp = field;
+            } else if i == self.context_tokens {
+                context = field;
+            } else if i == self.generated_tokens {
+                generated = field;
+            }
+        }
+        if n_columns != self.n_columns {
+            return Err(malformed(format!("{n_columns} fields where the header has {}", self.n_columns)));
+        }
+        Ok(Row {
+            at_ns: timestamp_ns(timestamp).ok_or_else(|| TraceFault::BadTimestamp {
+                field: TIMESTAMP,
+                value: if timestamp.is_empty() { "empty".into() } else { timestamp.into() },
+                expected: "like 2023-11-16 18:15:46.6805900",
+            })?,
+            input_tokens: length(CONTEXT_TOKENS, context)?,
+            output_tokens: length(GENERATED_TOKENS, generated)?,
+            blocks: None,
+        })
+    }
+}
+
+/// `YYYY-MM-DD hh:mm:ss`, then perhaps a fraction of up to nine digits, then perhaps `Z` or an offset such as `+00:00`;
+/// nanoseconds since the beginning of 1970.
+fn timestamp_ns(text: &str) -> Option<u64> {
+    let (date, rest) = text.split_once([' ', 'T'])?;
+    let mut date = date.split('-');
+    let year = number(date.next()?, 4, YEAR_MIN..=YEAR_MAX)?;
+    let month = number(date.next()?, 2, 1..=12)?;
+    let day = number(date.next()?, 2, 1..=days_of(year, month))?;
+    if date.next().is_some() {
+        return None;
+    }
+
+    let (clock, offset_s) = match rest.find(['Z', '+', '-']) {
+        Some(at) => (&rest[..at], offset_s(&rest[at..])?),
+        None => (rest, 0),
+    };
+    let (clock, fraction) = clock.split_once('.').map_or((clock, None), |(clock, fraction)| (clock, Some(fraction)));
+    let mut clock = clock.split(':');
+    let hour = number(clock.next()?, 2, 0..=23)?;
+    let minute = number(clock.next()?, 2, 0..=59)?;
+    let second = number(clock.next()?, 2, 0..=60)?;
+    if clock.next().is_some() {
+        return None;
+    }
+    let fraction_ns = match fraction {
+        None => 0,
+        Some(digits) => {
+            let n = u32::try_from(digits.len()).ok().filter(|n| (1..=9).contains(n))?;
+            number(digits, digits.len(), 0..=999_999_999)? * 10u64.pow(9 - n)
+        }
+    };
+
+    let leap_years_until = |year: u64| year / 4 - year / 100 + year / 400;
+    let days = 365 * (year - YEAR_MIN) + leap_years_until(year - 1) - leap_years_until(YEAR_MIN - 1)
+        + (1..month).map(|month| days_of(year, month)).sum::<u64>()
+        + (day - 1);
+    let local_s = ((days * 24 + hour) * 60 + minute) * 60 + second;
+    let utc_s = local_s.checked_add_signed(-offset_s)?;
+    Some(utc_s * 1_000_000_000 + fraction_ns)
+}
+
+fn offset_s(text: &str) -> Option<i64> {
+    let sign = match text.as_bytes() {
+        b"Z" => return Some(0),
+        [b'+', ..] => 1,
+        [b'-', ..] => -1,
+        _ => return None,
+    };
+    let (hours, minutes) = text[1..].split_once(':')?;
+    let total = number(hours, 2, 0..=14)? * 3600 + number(minutes, 2, 0..=59)? * 60;
+    Some(sign * total as i64)
+}
+
+fn number(text: &str, n_digits: usize, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
+    let digits = text.len() == n_digits && text.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten().filter(|n| range.contains(n))
+}
+
+fn days_of(year: u64, month: u64) -> u64 {
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    match month {
+        2 => 28 + u64::from(leap),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::timestamp_ns;
+
+    #[test]
+    fn timestamps_are_exact() {
+        // Seconds as `date -u -d ... +%s` gives them.
+        for (text, s, ns) in [
+            ("1970-01-01 00:00:00", 0, 0),
+            ("2000-02-29 12:00:00", 951_825_600, 0),
+            ("2000-03-01 00:00:00", 951_868_800, 0),
+            ("2023-11-16 18:15:46.6805900", 1_700_158_546, 680_590_000),
+            ("2024-05-10 00:00:00.009930+00:00", 1_715_299_200, 9_930_000),
+            ("2024-05-10T02:30:00.5+02:30", 1_715_299_200, 500_000_000),
+            ("2024-05-09T22:00:00Z", 1_715_292_000, 0),
+            ("2024-05-09 22:00:00-02:00", 1_715_299_200, 0),
+        ] {
+            assert_eq!(timestamp_ns(text), Some(s * 1_000_000_000 + ns), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_timestamp_is_refused() {
+        for text in [
+            "",
+            "2023-11-16",
+            "2023-11-16 18:15",
+            "2023-02-29 00:00:00",
+            "2023-13-01 00:00:00",
+            "2023-11-16 24:00:00",
+            "2023-11-16 18:15:46.",
+            "2023-11-16 18:15:46.1234567890",
+            "2023-11-16 18:15:46.12x",
+            "+023-11-16 18:15:46",
+            "2023-11-16 18:15:46+",
+            "1700158546",
+            "2023-11-16 18:15:46Z01:00",
+            "1970-01-01 00:00:00+01:00",
+        ] {
+            assert_eq!(timestamp_ns(text), None, "{text}");
+        }
+    }
+}

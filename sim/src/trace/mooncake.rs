@@ -1,0 +1,50 @@
+//! A line of a Mooncake trace: a JSON object.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Row, TraceFault, length};
+
+const NS_PER_MS: f64 = 1e6;
+
+#[derive(Deserialize)]
+struct Object {
+    timestamp: Option<Value>,
+    input_length: Option<Value>,
+    output_length: Option<Value>,
+    hash_ids: Option<Vec<u64>>,
+}
+
+pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
+    let object: Object = serde_json::from_slice(line)
+        .map_err(|e| TraceFault::Malformed { format: Format::Mooncake, why: e.to_string() })?;
+    let at_ns = timestamp_ns(present("timestamp", object.timestamp)?)?;
+    let input_tokens = length("input_length", &present("input_length", object.input_length)?.to_string())?;
+    let output_tokens = length("output_length", &present("output_length", object.output_length)?.to_string())?;
+    let ids = present("hash_ids", object.hash_ids)?;
+    let expected = input_tokens.div_ceil(HASH_ID_TOKENS) as usize;
+    if ids.len() != expected {
+        return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens });
+    }
+    let blocks = ids
+        .into_iter()
+        .map(|id| u32::try_from(id).ok().filter(|id| *id <= HASH_ID_MAX).ok_or(TraceFault::HashIdTooLarge { id }))
+        .collect::<Result<_, _>>()?;
+    Ok(Row { at_ns, input_tokens, output_tokens, blocks: Some(blocks) })
+}
+
+fn present<T>(field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
+    value.ok_or(TraceFault::MissingField { field })
+}
+
+/// Whole milliseconds exactly, fractions to the nearest nanosecond.
+fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
+    let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64));
+    let any =
+        || value.as_f64().map(|ms| ms * NS_PER_MS).filter(|ns| (0.0..1e18).contains(ns)).map(|ns| ns.round() as u64);
+    whole.or_else(any).ok_or_else(|| TraceFault::BadTimestamp {
+        field: "timestamp",
+        value: value.to_string(),
+        expected: "milliseconds, not negative",
+    })
+}
