@@ -8,3 +8,4 @@
 
 pub mod oracle;
 pub mod pressure;
+pub mod server;

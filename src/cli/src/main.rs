@@ -1,1 +1,87 @@
-fn main() {}
+//! The `trunkline` binary: `serve`, `generate`, `replay`.
+//!
+//! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
+
+mod config_file;
+mod generate;
+mod replay;
+mod serve;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+const EXAMPLES: &str = "\
+Examples:
+  Serve a small model with made-up weights, and ask it twice; the second time the prompt comes from the cache:
+    trunkline serve
+    trunkline generate 'The trunk is the prefix that many requests share.'
+    trunkline generate 'The trunk is the prefix that many requests share.'
+
+  Replay a trace of real traffic under a virtual clock:
+    trunkline replay trace.jsonl.gz
+
+The environment variable RUST_LOG sets what is logged to standard error: error, warn, info, debug, or trunkline_server=debug.";
+
+/// A prefix-cache and scheduling core for LLM serving.
+#[derive(Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(serve::ServeArgs),
+    Generate(Box<generate::GenerateArgs>),
+    Replay(replay::ReplayArgs),
+}
+
+fn main() -> ExitCode {
+    let Cli { command } = Cli::parse();
+    if let Err(message) = start_logging() {
+        return fail(&message);
+    }
+    let result = match command {
+        Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Generate(args) => generate::run(*args),
+        Command::Replay(args) => replay::run(args).map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|err| {
+        let cut_off = err.downcast_ref::<io::Error>().is_some_and(|err| err.kind() == io::ErrorKind::BrokenPipe);
+        // Whoever read our output has seen enough of it.
+        if cut_off { ExitCode::SUCCESS } else { fail(&format!("{err:#}")) }
+    })
+}
+
+fn fail(message: &str) -> ExitCode {
+    // If standard error is closed there is nobody left to tell.
+    let _ = writeln!(io::stderr(), "error: {message}");
+    ExitCode::FAILURE
+}
+
+fn start_logging() -> Result<(), String> {
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(directives) if !directives.is_empty() => {
+            EnvFilter::try_new(directives).map_err(|err| format!("RUST_LOG is not a log filter: {err}"))?
+        }
+        _ => EnvFilter::new("info"),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,1 +1,61 @@
-//! x
+//! The embedded worker: a Llama model on the CPU with a paged KV cache, behind [`Worker::run`].
+//!
+//! It exists so that Trunkline is a complete server on one machine and so that its tests run a real model: what a
+//! scheduler may break (a wrong block, a stale table, a lost token) shows as wrong text.
+//!
+//! A step in order:
+//!
+//! 1. `mirror`: the step is checked whole against what the worker knows of each slot, then applied.
+//! 2. `worker`: the tokens of all sequences become the rows of one batch.
+//! 3. `model`: each layer runs its matrices once for all rows (`linear`), turns queries and keys (`rope`), stores keys and
+//!    values in the blocks of the table (`kv`) and attends to them (`attention`).
+//! 4. `model`: only rows that sample go through the output head.
+//! 5. `sampler`: one token for each of them.
+//!
+//! **Invariant: equal bits.** The logits of a row depend on its sequence alone, not on its batch, its chunks, its blocks or
+//! the number of threads; `kernel` says how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests'
+//! text, clocks or sockets. Only `weights`, `config` and `tokenizer` read files, and only when a model is loaded.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+//! use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
+//!
+//! let config = WorkerConfig { block_size: 16, device_blocks: 8, threads: 1 };
+//! let mut worker = Worker::new(Arc::new(Model::seeded(1)), config)?;
+//! let tokens = Tokenizer::bytes().encode("hello")?;
+//! let seq = StepSeq {
+//!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: tokens.len() as u32, n_history: 0, tokens_at: 0,
+//!     kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true, n_generated: 0,
+//! };
+//! let step = Step { id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()] };
+//! assert_eq!(worker.run(&step)?.result.of(0).len(), 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod attention;
+pub mod config;
+mod detokenizer;
+pub mod error;
+mod kernel;
+mod kv;
+mod linear;
+mod mirror;
+pub mod model;
+mod rope;
+mod sampler;
+mod seeded;
+mod threads;
+pub mod tokenizer;
+mod weights;
+pub mod worker;
+
+pub use crate::config::ModelConfig;
+pub use crate::detokenizer::Detokenizer;
+pub use crate::error::{ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::model::Model;
+pub use crate::sampler::check_sampling;
+pub use crate::tokenizer::Tokenizer;
+pub use crate::worker::{StepOutput, TokenLogprobs, Worker, WorkerConfig};

@@ -1,0 +1,356 @@
+//! `trunkline generate`: one request to a server.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use serde::Serialize;
+use tonic::transport::Endpoint;
+use tonic::{Code, Status, Streaming};
+use trunkline_server::proto;
+use trunkline_server::proto::generate_response::Event;
+use trunkline_server::proto::inference_client::InferenceClient;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The status of a shell command that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+const EXAMPLES: &str = "\
+Examples:
+  trunkline generate 'Once upon a time'
+  trunkline generate --max-tokens 200 --temperature 0.8 --seed 7 'Once upon a time'
+  trunkline generate --json --token-ids 72,101,108,108,111
+  trunkline generate --stop '.' - < prompt.txt
+  trunkline generate --json --logprobs 3 'Once upon a time' | jq .logprobs
+
+Text goes to standard output as it comes, a line of figures to standard error. Ctrl-C cancels the request.";
+
+/// Continue a prompt on a running server.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct GenerateArgs {
+    /// The prompt; `-` reads it from standard input.
+    #[arg(required_unless_present = "token_ids", conflicts_with = "token_ids")]
+    prompt: Option<String>,
+
+    /// The prompt as token ids, with commas between.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    token_ids: Vec<u32>,
+
+    /// The server.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50051")]
+    addr: String,
+
+    /// Tokens to generate at most [default: the server's, 128].
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+
+    /// Do not stop before this many tokens.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    min_tokens: u32,
+
+    /// 0 takes the most likely token each time; 1 samples from the model's own distribution.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    temperature: f32,
+
+    /// Makes sampling repeatable [default: the server picks one].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+
+    /// Sample among the smallest set of tokens whose probability reaches this [default: 1].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
+
+    /// Sample among this many most likely tokens; 0 is all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: u32,
+
+    /// Leave out tokens less likely than this share of the most likely one.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    min_p: f32,
+
+    /// Make tokens that occurred before less likely (above 1) or more (below 1) [default: 1].
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    repetition_penalty: Option<f32>,
+
+    /// Stop where this text appears, without it. May be given several times.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+
+    /// Stop after any of these tokens.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    stop_token_ids: Vec<u32>,
+
+    /// Go on after the model's end-of-sequence token.
+    #[arg(long)]
+    ignore_eos: bool,
+
+    /// Share cached blocks only with requests of the same salt [default: none].
+    #[arg(long, value_name = "SALT")]
+    cache_salt: Option<String>,
+
+    /// Lower is served first, if the server's policy looks at it.
+    #[arg(long, value_name = "P", default_value_t = 0, allow_negative_numbers = true)]
+    priority: i32,
+
+    /// The request's name for logs and aborts [default: the server makes one].
+    #[arg(long, value_name = "ID")]
+    request_id: Option<String>,
+
+    /// Give up after this many seconds [default: never].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+
+    /// Report the log probability of each token and of this many most likely ones in its place. Needs --json.
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<u32>,
+
+    /// Print one JSON object at the end instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    request_id: String,
+    text: String,
+    token_ids: Vec<u32>,
+    finish_reason: &'static str,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    completion_tokens: u32,
+    preemptions: u32,
+    /// Seconds from sending the request to its first token.
+    ttft_s: Option<f64>,
+    /// Seconds from sending the request to its end.
+    e2e_s: f64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<TokenLogprob>,
+}
+
+#[derive(Debug, Serialize)]
+struct TokenLogprob {
+    token_id: u32,
+    logprob: f32,
+    top: Vec<(u32, f32)>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_string())?;
+    let timeout = Duration::try_from_secs_f64(seconds).map_err(|err| err.to_string())?;
+    if timeout.is_zero() { Err("it must be above 0".into()) } else { Ok(timeout) }
+}
+
+/// Sends the request and prints what comes back.
+///
+/// # Errors
+/// If the server cannot be reached, refuses the request or fails on it.
+pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
+    let request = request(&args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(async {
+        tokio::select! {
+            result = generate(&args, request) => result,
+            // Ending the process closes the stream, which aborts the request on the server.
+            _ = tokio::signal::ctrl_c() => Ok(ExitCode::from(INTERRUPTED)),
+        }
+    })
+}
+
+fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
+    use proto::generate_request::Prompt;
+    let prompt = match &args.prompt {
+        None => Prompt::TokenIds(proto::TokenIds { ids: args.token_ids.clone() }),
+        Some(prompt) if prompt == "-" => {
+            let mut text = String::new();
+            io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+            Prompt::Text(text)
+        }
+        Some(prompt) => Prompt::Text(prompt.clone()),
+    };
+    let timeout_ms = args.timeout.map_or(Ok(0), |timeout| u32::try_from(timeout.as_millis().max(1)));
+    Ok(proto::GenerateRequest {
+        request_id: args.request_id.clone().unwrap_or_default(),
+        prompt: Some(prompt),
+        sampling: Some(proto::Sampling {
+            temperature: Some(args.temperature),
+            top_p: args.top_p,
+            top_k: args.top_k,
+            min_p: args.min_p,
+            repetition_penalty: args.repetition_penalty,
+            seed: args.seed,
+        }),
+        stopping: Some(proto::Stopping {
+            max_tokens: args.max_tokens,
+            min_tokens: args.min_tokens,
+            stop: args.stop.clone(),
+            stop_token_ids: args.stop_token_ids.clone(),
+            ignore_eos: args.ignore_eos,
+        }),
+        output: Some(proto::Output { logprobs: args.logprobs, skip_special_tokens: None }),
+        cache_salt: args.cache_salt.clone().unwrap_or_default(),
+        priority: args.priority,
+        timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
+    })
+}
+
+async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyhow::Result<ExitCode> {
+    let addr = args.addr.strip_prefix("http://").unwrap_or(&args.addr);
+    let endpoint = Endpoint::from_shared(format!("http://{addr}"))
+        .map_err(|_| anyhow!("'{}' is not an address; give HOST:PORT", args.addr))?;
+    let channel =
+        endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|err| {
+            anyhow!("cannot connect to {addr}: {}; is `trunkline serve` running there?", innermost(&err))
+        })?;
+    let sent = Instant::now();
+    let stream = InferenceClient::new(channel).generate(request).await.map_err(told)?.into_inner();
+    let mut report = Report::default();
+    let result = read(args, stream, sent, &mut report).await;
+    let mut stdout = io::stdout();
+    if !args.json && !report.text.is_empty() && !report.text.ends_with('\n') {
+        writeln!(stdout)?;
+    }
+    result?;
+    if args.json {
+        writeln!(stdout, "{}", serde_json::to_string(&report)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let figures = format!(
+        "{}: {} prompt tokens ({} cached), {} generated, TTFT {:.3} s, E2E {:.3} s",
+        report.finish_reason,
+        report.prompt_tokens,
+        report.cached_tokens,
+        report.completion_tokens,
+        report.ttft_s.unwrap_or(report.e2e_s),
+        report.e2e_s,
+    );
+    // Figures are a courtesy; they do not turn success into failure.
+    let dim = io::stderr().is_terminal();
+    let _ = if dim { writeln!(io::stderr(), "\x1b[2m{figures}\x1b[0m") } else { writeln!(io::stderr(), "{figures}") };
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn read(
+    args: &GenerateArgs,
+    mut stream: Streaming<proto::GenerateResponse>,
+    sent: Instant,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let mut stdout = io::stdout();
+    while let Some(response) = stream.message().await.map_err(told)? {
+        match response.event {
+            Some(Event::Chunk(chunk)) => {
+                report.ttft_s.get_or_insert_with(|| sent.elapsed().as_secs_f64());
+                if !args.json {
+                    stdout.write_all(chunk.text.as_bytes())?;
+                    stdout.flush()?;
+                }
+                report.text.push_str(&chunk.text);
+                report.token_ids.extend(chunk.token_ids);
+                report.logprobs.extend(chunk.logprobs.into_iter().map(|of| TokenLogprob {
+                    token_id: of.token_id,
+                    logprob: of.logprob,
+                    top: of.top.into_iter().map(|other| (other.token_id, other.logprob)).collect(),
+                }));
+            }
+            Some(Event::Finish(finish)) => {
+                let usage = finish.usage.unwrap_or_default();
+                report.request_id = response.request_id;
+                report.finish_reason = reason(finish.reason());
+                report.prompt_tokens = usage.prompt_tokens;
+                report.cached_tokens = usage.cached_tokens;
+                report.completion_tokens = usage.completion_tokens;
+                report.preemptions = usage.preemptions;
+                report.e2e_s = sent.elapsed().as_secs_f64();
+                return Ok(());
+            }
+            // A newer server may say things that this client does not know.
+            None => {}
+        }
+    }
+    bail!("the server closed the stream before its end")
+}
+
+fn reason(reason: proto::FinishReason) -> &'static str {
+    match reason {
+        proto::FinishReason::Unspecified => "unspecified",
+        proto::FinishReason::Stop => "stop",
+        proto::FinishReason::Length => "length",
+        proto::FinishReason::Abort => "abort",
+    }
+}
+
+/// What a server's status means to whoever typed the command.
+fn told(status: Status) -> anyhow::Error {
+    let message = match status.message() {
+        "" => status.code().description(),
+        message => message,
+    };
+    match status.code() {
+        Code::InvalidArgument => anyhow!("{message}"),
+        Code::DeadlineExceeded => anyhow!("timeout: {message}"),
+        Code::Unknown | Code::Cancelled => anyhow!("the connection to the server was lost: {message}"),
+        _ => anyhow!("the server says: {message}"),
+    }
+}
+
+/// The cause at the bottom, which is the one that says what happened.
+fn innermost(err: &dyn std::error::Error) -> String {
+    let mut cause = err;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: GenerateArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<proto::GenerateRequest, clap::Error> {
+        let args = Cli::try_parse_from([&["generate"], words].concat())?.args;
+        Ok(request(&args).expect("the request can be made"))
+    }
+
+    #[test]
+    fn a_prompt_is_text_or_token_ids_and_not_both() {
+        use proto::generate_request::Prompt;
+        assert_eq!(parse(&["hello"]).unwrap().prompt, Some(Prompt::Text("hello".into())));
+        let ids = proto::TokenIds { ids: vec![1, 2, 3] };
+        assert_eq!(parse(&["--token-ids", "1,2,3"]).unwrap().prompt, Some(Prompt::TokenIds(ids)));
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["hello", "--token-ids", "1"]).is_err());
+        assert!(parse(&["--token-ids", "1,x"]).is_err());
+    }
+
+    #[test]
+    fn the_default_is_greedy_and_leaves_the_rest_to_the_server() {
+        let request = parse(&["hello"]).unwrap();
+        let sampling = proto::Sampling { temperature: Some(0.0), ..Default::default() };
+        assert_eq!(request.sampling, Some(sampling));
+        assert_eq!(request.stopping, Some(proto::Stopping::default()));
+        assert_eq!(request.timeout_ms, 0);
+    }
+
+    #[test]
+    fn flags_reach_the_request() {
+        let request = parse(&["hello", "--stop", "a", "--stop", "-b", "--timeout", "1.5", "--priority", "-4"]).unwrap();
+        assert_eq!(request.stopping.unwrap().stop, ["a", "-b"]);
+        assert_eq!((request.timeout_ms, request.priority), (1500, -4));
+        assert!(parse(&["hello", "--timeout", "0"]).is_err());
+        assert!(parse(&["hello", "--timeout", "nan"]).is_err());
+        assert!(parse(&["hello", "--logprobs", "2"]).is_err(), "log probabilities are only in the JSON");
+        assert_eq!(parse(&["hello", "--logprobs", "2", "--json"]).unwrap().output.unwrap().logprobs, Some(2));
+    }
+}

@@ -1,0 +1,203 @@
+//! `trunkline serve`: a model behind gRPC.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use tracing::info;
+use trunkline_core::Config;
+use trunkline_core::config::BLOCK_SIZE_DEFAULT;
+use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
+use trunkline_worker::{Model, Tokenizer};
+
+use crate::config_file::Settings;
+
+const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
+/// The weights of the small model are made from this.
+const SEED: u64 = 0;
+/// KV cache of a server that is not told how many blocks it has.
+const KV_BYTES_DEFAULT: u64 = 1 << 30;
+const DEVICE_BLOCKS_DEFAULT_MIN: u64 = 2048;
+const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
+const THREADS_MAX: usize = 1024;
+
+const EXAMPLES: &str = "\
+Examples:
+  A small model with made-up weights, to see the machinery turn:
+    trunkline serve
+
+  A real model, a larger cache, and a recording to replay later:
+    trunkline serve --model ./SmolLM2-135M --device-blocks 8192 --record run.jsonl.gz
+
+  Settings from a file, one of them overruled:
+    trunkline serve --config trunkline.toml --max-queue 64
+
+  where trunkline.toml has flags as keys:
+    listen = \"0.0.0.0:50051\"
+    max-batch-tokens = 4096
+
+SIGTERM or Ctrl-C lets running requests end and refuses new ones; a second one stops at once.";
+
+/// Serve a model over gRPC.
+///
+/// Prints `listening on http://ADDRESS` when it accepts requests, and `digest DIGEST`, the digest of all its scheduling
+/// decisions, when it has stopped.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    settings: Settings,
+
+    /// TOML file with settings; keys are the names of the flags, and flags win.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// If a setting is wrong, or the server cannot start or go on.
+pub fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
+    let settings = args.settings.or(file);
+    let threads = settings.threads.unwrap_or_else(cores);
+    if !(1..=THREADS_MAX).contains(&threads) {
+        bail!("threads is {threads}; it must be between 1 and {THREADS_MAX}");
+    }
+    // What is wrong with the settings alone, or with the address, is told before a large model is read.
+    limits(&settings, 1 << 10, Config::default().max_context)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        // Threads for long prompts: more than cores would only make each other slower.
+        .max_blocking_threads(cores().max(2))
+        .build()
+        .context("cannot start the threads of the network")?;
+    let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
+
+    let (model, tokenizer) = match &settings.model {
+        Some(dir) => load(dir).with_context(|| format!("cannot load the model in {}", dir.display()))?,
+        None => (Model::seeded(SEED), Tokenizer::bytes()),
+    };
+    let config = limits(&settings, model.kv_bytes_per_token(), model.config().max_context)?;
+    let name = model.name().to_owned();
+    let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
+    let backend = Backend::embedded(Arc::new(model), tokenizer, &config, threads)?;
+    let options = Options { config: config.clone(), record: settings.record };
+    let result = runtime.block_on(async {
+        let server = Server::new(listener, backend, options).await?;
+        if settings.model.is_none() {
+            // A courtesy; if standard error is closed nobody misses it.
+            let _ = writeln!(
+                io::stderr(),
+                "no --model: serving a small model with made-up weights; the text it generates is noise"
+            );
+        }
+        info!(blocks = config.device_blocks, block_size = config.block_size, kv_bytes, threads, "serving {name}");
+        serve(server).await
+    });
+    // Whatever is still running belongs to clients that did not read to the end.
+    runtime.shutdown_background();
+    result
+}
+
+fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
+    if !dir.is_dir() {
+        bail!("there is no such folder");
+    }
+    // The tokenizer is the quicker one to fail.
+    let tokenizer = Tokenizer::load(dir)?;
+    Ok((Model::load(dir)?, tokenizer))
+}
+
+async fn serve(server: Server) -> anyhow::Result<()> {
+    stop_on_signals(server.handle()).context("cannot listen for signals")?;
+    print(&format!("listening on http://{}", server.local_addr()))?;
+    let outcome = server.run().await?;
+    let stats = outcome.stats;
+    info!(
+        accepted = stats.accepted,
+        refused = stats.refused,
+        prompt_tokens = stats.prompt_tokens,
+        cached_tokens = stats.cached_tokens,
+        generated_tokens = stats.generated_tokens,
+        preemptions = stats.preemptions,
+        "stopped"
+    );
+    print(&format!("digest {:016x}", outcome.digest))?;
+    match outcome.failure {
+        Some(failure) => bail!(failure),
+        None => Ok(()),
+    }
+}
+
+fn print(line: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{line}")?;
+    stdout.flush()
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The core's limits, checked.
+fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> anyhow::Result<Config> {
+    let default = Config::default();
+    let block_size = settings.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
+    let mut config = Config {
+        block_size,
+        device_blocks: default.device_blocks,
+        max_batch_tokens: settings.max_batch_tokens.unwrap_or(default.max_batch_tokens),
+        max_batch_size: settings.max_batch_size.unwrap_or(default.max_batch_size),
+        max_queue: settings.max_queue.unwrap_or(default.max_queue),
+        max_context,
+        policy: settings.policy.clone().unwrap_or(default.policy),
+    };
+    config.device_blocks = match settings.device_blocks {
+        Some(blocks) => blocks,
+        None => {
+            // The number of blocks can be had only for a block size that is possible.
+            config.validate()?;
+            device_blocks(u64::from(block_size) * kv_bytes_per_token)
+        }
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+/// How many blocks there are unless the user says.
+fn device_blocks(bytes_per_block: u64) -> u32 {
+    let blocks = KV_BYTES_DEFAULT / bytes_per_block.max(1);
+    blocks.clamp(DEVICE_BLOCKS_DEFAULT_MIN, DEVICE_BLOCKS_DEFAULT_MAX) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fill_a_gibibyte_within_bounds() {
+        assert_eq!(device_blocks(1 << 10), 16384);
+        assert_eq!(device_blocks(1 << 18), 4096);
+        assert_eq!(device_blocks(1 << 30), 2048);
+    }
+
+    #[test]
+    fn what_is_not_set_is_the_cores_default() {
+        let config = limits(&Settings::default(), 1 << 14, 512).unwrap();
+        assert_eq!(config, Config { device_blocks: 4096, max_context: 512, ..Config::default() });
+    }
+
+    #[test]
+    fn wrong_settings_are_told_by_name() {
+        let wrong = |settings: Settings| format!("{:#}", limits(&settings, 1 << 14, 512).unwrap_err());
+        let message = wrong(Settings { block_size: Some(0), ..Settings::default() });
+        assert_eq!(message, "block_size is 0; it must be between 1 and 4096");
+        let message = wrong(Settings { policy: Some("magic".into()), ..Settings::default() });
+        assert!(message.starts_with("unknown policy 'magic'; there are: fcfs"), "{message}");
+        let message = wrong(Settings { device_blocks: Some(0), ..Settings::default() });
+        assert!(message.starts_with("device_blocks is 0"), "{message}");
+    }
+}

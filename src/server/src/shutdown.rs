@@ -1,0 +1,94 @@
+//! Stopping a server: gently, then at once.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+use tracing::{info, warn};
+
+use crate::driver::{Command, DriverHandle};
+
+/// The services whose health is reported; the empty name is the server as a whole.
+const HEALTH_SERVICES: [&str; 2] = ["", "trunkline.v1.Inference"];
+
+/// Stops a running server from anywhere.
+#[derive(Clone)]
+pub struct ServerHandle {
+    driver: DriverHandle,
+    health: HealthReporter,
+    hurry: watch::Sender<bool>,
+}
+
+impl ServerHandle {
+    /// A handle on a server that serves.
+    pub(crate) async fn new(driver: DriverHandle, health: HealthReporter) -> Self {
+        let handle = Self { driver, health, hurry: watch::Sender::new(false) };
+        handle.report(ServingStatus::Serving).await;
+        handle
+    }
+
+    /// Takes no new requests and stops the server when those it has are done. Health is `NOT_SERVING` from now on.
+    pub async fn drain(&self) {
+        self.report(ServingStatus::NotServing).await;
+        self.send(Command::Drain).await;
+    }
+
+    /// Ends all requests, with [`trunkline_core::FinishReason::Abort`], and stops the server.
+    pub async fn shutdown(&self) {
+        self.report(ServingStatus::NotServing).await;
+        self.hurry.send_replace(true);
+        self.send(Command::Shutdown).await;
+    }
+
+    /// Waits until someone is in a hurry.
+    pub(crate) async fn hurried(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.hurry.subscribe().wait_for(|hurry| *hurry).await;
+    }
+
+    /// Lets go of those who watch the server's health, who would keep their connections open for ever.
+    pub(crate) async fn close_health(&self) {
+        let mut health = self.health.clone();
+        for service in HEALTH_SERVICES {
+            health.clear_service_status(service).await;
+        }
+    }
+
+    async fn report(&self, status: ServingStatus) {
+        for service in HEALTH_SERVICES {
+            self.health.set_service_status(service, status).await;
+        }
+    }
+
+    /// Sends a command that must not be lost. The queue may be full, so it is waited for on a thread that may block.
+    async fn send(&self, command: Command) {
+        let driver = self.driver.clone();
+        // If the core's thread has ended there is nothing left to stop.
+        let _ = tokio::task::spawn_blocking(move || driver.send_blocking(command)).await;
+    }
+}
+
+/// Makes SIGTERM and SIGINT drain the server, and the next of either stop it at once.
+///
+/// # Errors
+/// If the system does not let the process listen for signals.
+pub fn stop_on_signals(server: ServerHandle) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        next(&mut terminate, &mut interrupt).await;
+        info!("told to stop: finishing the requests at hand; a second signal stops at once");
+        server.drain().await;
+        next(&mut terminate, &mut interrupt).await;
+        warn!("told to stop at once");
+        server.shutdown().await;
+    });
+    Ok(())
+}
+
+async fn next(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,352 @@
+//! The response stream of one request: tokens in, text out.
+//!
+//! Everything here runs when the connection asks for the next message, on tokio's threads. While the connection has no room,
+//! tokens wait in the request's channel, and the next chunk carries them all.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::Status;
+use trunkline_core::{FinishReason, RequestId, Token, Usage};
+use trunkline_worker::{Detokenizer, TokenLogprobs};
+
+use crate::driver::{Command, DriverHandle, Output};
+use crate::proto;
+use crate::proto::finish::StoppedBy;
+use crate::proto::generate_response::Event;
+use crate::sessions::Session;
+use crate::stop_strings::StopMatcher;
+
+/// Outputs taken from the channel at once, at most.
+const OUTPUTS_PER_CHUNK_MAX: usize = 64;
+
+/// The response stream of one request. Dropping it before its end aborts the request.
+pub(crate) struct Generation {
+    id: RequestId,
+    client_id: String,
+    /// Empty once the request has ended: from then on its id may be used again.
+    session: Option<Session>,
+    driver: DriverHandle,
+    outputs: mpsc::Receiver<Output>,
+    taken: Vec<Output>,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    min_tokens: u32,
+    n_tokens: u32,
+    last_token: Token,
+    stopping: Option<Stopping>,
+    ready: VecDeque<Result<proto::GenerateResponse, Status>>,
+}
+
+/// A stop string was found; what is still generated is not for the client.
+struct Stopping {
+    stop: String,
+    /// Whether the core has been told. If its queue was full, it is told with the next output.
+    told: bool,
+}
+
+impl Generation {
+    pub(crate) fn new(
+        id: RequestId,
+        session: Session,
+        driver: DriverHandle,
+        outputs: mpsc::Receiver<Output>,
+        detokenizer: Detokenizer,
+        stops: Vec<String>,
+        min_tokens: u32,
+    ) -> Self {
+        Self {
+            id,
+            client_id: session.client_id().into(),
+            session: Some(session),
+            driver,
+            outputs,
+            taken: Vec::new(),
+            detokenizer,
+            stops: StopMatcher::new(stops),
+            min_tokens,
+            n_tokens: 0,
+            last_token: 0,
+            stopping: None,
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// The request never began, so there is nothing to abort.
+    pub(crate) fn refused(mut self) {
+        self.session = None;
+    }
+
+    fn take(&mut self, outputs: &mut Vec<Output>) {
+        let mut chunk = proto::Chunk::default();
+        let mut end = None;
+        for output in outputs.drain(..) {
+            match output {
+                Output::Token { .. } if self.stopping.is_some() => {}
+                Output::Token { token, logprobs } => self.token(token, logprobs, &mut chunk),
+                Output::Finish { reason, usage } => end = Some((reason, usage)),
+            }
+        }
+        self.tell_stop();
+        if end.is_some() && self.stopping.is_none() {
+            let rest = self.detokenizer.finish();
+            self.text(&rest, &mut chunk);
+            self.stops.finish(&mut chunk.text);
+        }
+        if !chunk.token_ids.is_empty() || !chunk.text.is_empty() {
+            self.send(Event::Chunk(chunk));
+        }
+        if let Some((reason, usage)) = end {
+            self.end(reason, usage);
+        }
+    }
+
+    fn token(&mut self, token: Token, logprobs: Option<TokenLogprobs>, chunk: &mut proto::Chunk) {
+        self.n_tokens += 1;
+        self.last_token = token;
+        chunk.token_ids.push(token);
+        chunk.logprobs.extend(logprobs.map(|of| proto::TokenLogprob {
+            token_id: of.token,
+            logprob: of.logprob,
+            top: of.top.into_iter().map(|(token_id, logprob)| proto::Alternative { token_id, logprob }).collect(),
+        }));
+        let text = self.detokenizer.push(token);
+        self.text(&text, chunk);
+    }
+
+    fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
+        if self.n_tokens < self.min_tokens {
+            chunk.text.push_str(text);
+        } else if let Some(stop) = self.stops.push(text, &mut chunk.text) {
+            self.stopping = Some(Stopping { stop, told: false });
+        }
+    }
+
+    fn tell_stop(&mut self) {
+        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| !stopping.told) {
+            stopping.told = self.driver.send(Command::Stop(self.id)).is_ok();
+        }
+    }
+
+    fn send(&mut self, event: Event) {
+        self.ready.push_back(Ok(proto::GenerateResponse { request_id: self.client_id.clone(), event: Some(event) }));
+    }
+
+    fn end(&mut self, reason: FinishReason, usage: Usage) {
+        self.session = None;
+        let stopped_by = match (self.stopping.take(), reason) {
+            (Some(Stopping { stop, .. }), _) => Some(StoppedBy::StopString(stop)),
+            (None, FinishReason::Stop) => Some(StoppedBy::StopTokenId(self.last_token)),
+            (None, _) => None,
+        };
+        let reason = match reason {
+            _ if stopped_by.is_some() => proto::FinishReason::Stop,
+            FinishReason::Stop => proto::FinishReason::Stop,
+            FinishReason::Length => proto::FinishReason::Length,
+            FinishReason::Abort => proto::FinishReason::Abort,
+            FinishReason::Timeout => {
+                let n = self.n_tokens;
+                self.ready.push_back(Err(Status::deadline_exceeded(format!("time was up after {n} generated tokens"))));
+                return;
+            }
+            FinishReason::Error => {
+                self.ready.push_back(Err(Status::internal("the worker failed on this request too often")));
+                return;
+            }
+        };
+        let usage = proto::Usage {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            // After a stop string the core may have generated more than the client was sent.
+            completion_tokens: self.n_tokens,
+            preemptions: usage.preemptions,
+        };
+        self.send(Event::Finish(proto::Finish { reason: reason.into(), usage: Some(usage), stopped_by }));
+    }
+}
+
+impl Stream for Generation {
+    type Item = Result<proto::GenerateResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            if let Some(message) = this.ready.pop_front() {
+                return Poll::Ready(Some(message));
+            }
+            if this.session.is_none() {
+                return Poll::Ready(None);
+            }
+            let mut taken = std::mem::take(&mut this.taken);
+            let polled = this.outputs.poll_recv_many(cx, &mut taken, OUTPUTS_PER_CHUNK_MAX);
+            if let Poll::Ready(0) = polled {
+                // The core's thread has ended without a word about this request.
+                this.session = None;
+                this.ready.push_back(Err(Status::unavailable("the server has stopped")));
+            }
+            this.take(&mut taken);
+            this.taken = taken;
+            ready!(polled);
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if self.session.is_some() {
+            self.outputs.close();
+            self.driver.abort_dropped(self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt;
+    use trunkline_worker::Tokenizer;
+
+    use super::*;
+    use crate::driver::queue;
+    use crate::sessions::Sessions;
+
+    const ID: RequestId = RequestId(1);
+
+    struct Setup {
+        commands: crossbeam_channel::Receiver<Command>,
+        driver: DriverHandle,
+        sessions: Sessions,
+        outputs: mpsc::Sender<Output>,
+        generation: Generation,
+    }
+
+    fn setup(stop: &[&str], min_tokens: u32) -> Setup {
+        let (driver, commands) = queue(1);
+        let sessions = Sessions::default();
+        let session = sessions.open("client's", ID).unwrap();
+        let (outputs, received) = mpsc::channel(100);
+        let detokenizer = Tokenizer::bytes().detokenizer(true);
+        let stop = stop.iter().map(|stop| (*stop).into()).collect();
+        let generation = Generation::new(ID, session, driver.clone(), received, detokenizer, stop, min_tokens);
+        Setup { commands, driver, sessions, outputs, generation }
+    }
+
+    impl Setup {
+        fn say(&self, text: &str) {
+            for token in Tokenizer::bytes().encode(text).unwrap() {
+                assert!(self.outputs.try_send(Output::Token { token, logprobs: None }).is_ok());
+            }
+        }
+
+        fn finish(&self, reason: FinishReason) {
+            let usage = Usage { prompt_tokens: 5, completion_tokens: 99, ..Usage::default() };
+            assert!(self.outputs.try_send(Output::Finish { reason, usage }).is_ok());
+        }
+
+        async fn chunk(&mut self) -> (usize, String) {
+            match self.generation.next().await.unwrap().unwrap().event.unwrap() {
+                Event::Chunk(chunk) => (chunk.token_ids.len(), chunk.text),
+                Event::Finish(finish) => panic!("the end comes too early: {finish:?}"),
+            }
+        }
+
+        /// The reason, the number of tokens, and what stopped it; nothing comes after it.
+        async fn end(&mut self) -> (proto::FinishReason, u32, Option<StoppedBy>) {
+            match self.generation.next().await.unwrap().unwrap().event.unwrap() {
+                Event::Chunk(chunk) => panic!("not the end: {chunk:?}"),
+                Event::Finish(finish) => {
+                    assert_eq!(self.sessions.find("client's"), None, "the id is free when the end is sent");
+                    assert!(self.generation.next().await.is_none());
+                    (finish.reason(), finish.usage.unwrap().completion_tokens, finish.stopped_by)
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn tokens_that_wait_come_in_one_chunk() {
+        let mut setup = setup(&[], 0);
+        setup.say("abc");
+        assert_eq!(setup.chunk().await, (3, "abc".into()));
+        setup.say("d");
+        setup.finish(FinishReason::Length);
+        assert_eq!(setup.chunk().await, (1, "d".into()));
+        assert_eq!(setup.end().await, (proto::FinishReason::Length, 4, None));
+        drop(setup.generation);
+        assert!(setup.commands.is_empty(), "there is nothing to abort");
+    }
+
+    #[tokio::test]
+    async fn after_a_stop_string_the_core_is_told_and_what_comes_is_dropped() {
+        let mut setup = setup(&["END"], 0);
+        setup.say("abcE");
+        assert_eq!(setup.chunk().await, (4, "abc".into()));
+        setup.say("NDxyz");
+        assert_eq!(setup.chunk().await, (2, String::new()));
+        assert!(matches!(setup.commands.try_recv(), Ok(Command::Stop(ID))));
+        setup.say("more");
+        setup.finish(FinishReason::Length);
+        assert_eq!(setup.end().await, (proto::FinishReason::Stop, 6, Some(StoppedBy::StopString("END".into()))));
+        assert!(setup.commands.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_was_held_back_comes_at_the_end() {
+        let mut setup = setup(&["END"], 0);
+        setup.say("abEN");
+        setup.finish(FinishReason::Stop);
+        assert_eq!(setup.chunk().await, (4, "abEN".into()));
+        let last = u32::from(b'N');
+        assert_eq!(setup.end().await, (proto::FinishReason::Stop, 4, Some(StoppedBy::StopTokenId(last))));
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_is_told_of_the_stop_later() {
+        let mut setup = setup(&["b"], 0);
+        setup.driver.send(Command::Drain).unwrap();
+        setup.say("ab");
+        assert_eq!(setup.chunk().await, (2, "a".into()));
+        assert!(matches!(setup.commands.try_recv(), Ok(Command::Drain)));
+        setup.say("c");
+        setup.finish(FinishReason::Stop);
+        setup.end().await;
+        assert!(matches!(setup.commands.try_recv(), Ok(Command::Stop(ID))));
+    }
+
+    #[tokio::test]
+    async fn stop_strings_count_from_min_tokens_on() {
+        let mut setup = setup(&["a", "bb"], 3);
+        setup.say("aabbb");
+        assert_eq!(setup.chunk().await, (4, "aa".into()));
+        setup.finish(FinishReason::Stop);
+        assert_eq!(setup.end().await, (proto::FinishReason::Stop, 4, Some(StoppedBy::StopString("bb".into()))));
+    }
+
+    #[tokio::test]
+    async fn a_stream_dropped_before_its_end_aborts() {
+        let setup = setup(&[], 0);
+        drop(setup.generation);
+        assert!(matches!(setup.commands.try_recv(), Ok(Command::Abort(ids)) if ids == [ID]));
+        assert_eq!(setup.sessions.find("client's"), None);
+        assert!(setup.outputs.is_closed());
+    }
+
+    #[tokio::test]
+    async fn failures_are_statuses() {
+        for (reason, code) in
+            [(FinishReason::Timeout, tonic::Code::DeadlineExceeded), (FinishReason::Error, tonic::Code::Internal)]
+        {
+            let mut setup = setup(&[], 0);
+            setup.finish(reason);
+            assert_eq!(setup.generation.next().await.unwrap().unwrap_err().code(), code);
+            assert!(setup.generation.next().await.is_none());
+        }
+        let mut setup = setup(&[], 0);
+        let (outputs, _) = mpsc::channel(1);
+        setup.outputs = outputs;
+        assert_eq!(setup.generation.next().await.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
+        assert!(setup.generation.next().await.is_none());
+    }
+}

@@ -1,0 +1,95 @@
+//! Tokens per second of the embedded worker: `cargo run --release -p trunkline-worker --example throughput [FOLDER]`.
+//!
+//! Without a folder the seeded model is measured. Each sequence has a prompt of its own of 128 tokens.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+use trunkline_worker::{Model, Worker, WorkerConfig};
+
+const BLOCK_SIZE: u32 = 16;
+const PROMPT: u32 = 128;
+const PREFILL: u32 = 2048;
+const DECODE: u32 = 128;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Arc::new(match std::env::args().nth(1) {
+        Some(folder) => Model::load(Path::new(&folder))?,
+        None => Model::seeded(0),
+    });
+    println!("model {}, {:?}", model.name(), model.config());
+    for threads in [1, 0] {
+        let count = if threads == 0 { "one thread for each core".to_owned() } else { format!("{threads} thread") };
+        println!("{count}:");
+        let rate = |n_seqs: u32, prompt: u32, decode: u32| measure(&model, threads, n_seqs, prompt, decode);
+        println!("  prefill, one prompt of {PREFILL}: {:8.0} tokens/s", rate(1, PREFILL, 0)?);
+        for batch in [1, 16, 64] {
+            println!("  decode, batch of {batch:2}:        {:8.0} tokens/s", rate(batch, PROMPT, DECODE)?);
+        }
+    }
+    Ok(())
+}
+
+/// Tokens per second of the prefill if `decode` is 0, else of the decode steps after it.
+fn measure(
+    model: &Arc<Model>,
+    threads: usize,
+    n_seqs: u32,
+    prompt: u32,
+    decode: u32,
+) -> Result<f64, Box<dyn std::error::Error>> {
+    let blocks_each = (prompt + decode).div_ceil(BLOCK_SIZE);
+    let config = WorkerConfig { block_size: BLOCK_SIZE, device_blocks: n_seqs * blocks_each, threads };
+    let mut worker = Worker::new(Arc::clone(model), config)?;
+    let vocab = model.config().vocab_size;
+    let mut step = Step { id: 1, ..Step::default() };
+    for slot in 0..n_seqs {
+        step.seqs.push(StepSeq {
+            request: RequestId(slot.into()),
+            slot,
+            start: true,
+            computed: 0,
+            n_tokens: prompt,
+            n_history: 0,
+            tokens_at: slot * prompt,
+            kv_write_from: 0,
+            table_keep: 0,
+            blocks_at: slot * blocks_each,
+            n_blocks: blocks_each,
+            sample: true,
+            n_generated: 0,
+        });
+        step.tokens.extend((0..prompt).map(|i| (slot * 31 + i * 7) % vocab));
+        step.blocks.extend(slot * blocks_each..(slot + 1) * blocks_each);
+        step.sampling.push(Sampling::default());
+    }
+    let begin = Instant::now();
+    let mut tokens = worker.run(&step)?.result.tokens;
+    if decode == 0 {
+        return Ok(f64::from(n_seqs * prompt) / begin.elapsed().as_secs_f64());
+    }
+    let begin = Instant::now();
+    for n in 1..decode {
+        step.id += 1;
+        for (slot, seq) in (0..).zip(&mut step.seqs) {
+            let computed = seq.computed + seq.n_tokens;
+            *seq = StepSeq {
+                start: false,
+                computed,
+                n_tokens: 1,
+                tokens_at: slot,
+                table_keep: blocks_each,
+                blocks_at: 0,
+                n_blocks: 0,
+                n_generated: n,
+                ..*seq
+            };
+        }
+        step.tokens = tokens;
+        step.sampling.clear();
+        tokens = worker.run(&step)?.result.tokens;
+    }
+    Ok(f64::from(n_seqs * (decode - 1)) / begin.elapsed().as_secs_f64())
+}

@@ -1,0 +1,431 @@
+//! Causal grouped-query attention over the paged cache.
+//!
+//! A query reads the positions up to its own in spans of [`SPAN`], aligned to position 0, and keeps a running maximum
+//! and a running sum of the softmax (Milakov and Gimelshein 2018), so memory does not grow with the context. What is
+//! added to what in which order depends on the query's position alone: not on the chunk its prompt was cut into, not on
+//! the queries computed beside it, not on the block size.
+//!
+//! Queries of neighbouring positions and of the heads that share a KV head form a tile, which reads keys and values once.
+
+use std::ops::Range;
+
+use crate::config::ModelConfig;
+use crate::kernel::{LANES, ROWS, accumulate, exp, sum_lanes, vectorised};
+use crate::kv::KvCache;
+use crate::threads::Threads;
+
+/// Positions between two updates of the running maximum. A multiple of [`LANES`].
+const SPAN: usize = 64;
+
+/// Queries in a tile, if heads are not grouped wider than that: their scores and sums stay in the first-level cache.
+const TILE_QUERIES: usize = 24;
+
+/// One sequence of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sequence<'a> {
+    /// Its block table.
+    pub(crate) table: &'a [u32],
+    /// Its first row in the batch.
+    pub(crate) row: usize,
+    /// Its rows.
+    pub(crate) n_rows: usize,
+    /// Position of the first row.
+    pub(crate) position: u32,
+    /// Rows at positions below this find their keys and values in the cache.
+    pub(crate) write_from: u32,
+}
+
+/// A piece of work: some rows of one sequence, for some KV heads.
+struct Tile {
+    sequence: usize,
+    /// Offset of the first row within the sequence.
+    from: usize,
+    rows: usize,
+    heads: Range<usize>,
+}
+
+/// The pieces of work of a batch. They are the same in every layer.
+pub(crate) struct Plan<'a> {
+    sequences: &'a [Sequence<'a>],
+    config: &'a ModelConfig,
+    tiles: Vec<Tile>,
+    /// About how many multiply-adds a layer makes.
+    cost: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// Cuts a batch into tiles.
+    pub(crate) fn new(sequences: &'a [Sequence<'a>], config: &'a ModelConfig) -> Self {
+        let n_kv_heads = config.n_kv_heads as usize;
+        let tile_rows = (TILE_QUERIES / config.group()).max(1);
+        let mut plan = Self { sequences, config, tiles: Vec::new(), cost: 0 };
+        for (sequence, seq) in sequences.iter().enumerate() {
+            for from in (0..seq.n_rows).step_by(tile_rows) {
+                let rows = tile_rows.min(seq.n_rows - from);
+                if rows == 1 {
+                    // The outputs of one KV head lie together only within a row.
+                    let heads = (0..n_kv_heads).map(|head| head..head + 1);
+                    plan.tiles.extend(heads.map(|heads| Tile { sequence, from, rows, heads }));
+                } else {
+                    plan.tiles.push(Tile { sequence, from, rows, heads: 0..n_kv_heads });
+                }
+                plan.cost += 2 * rows * config.q_width() * (seq.position as usize + from + rows);
+            }
+        }
+        plan
+    }
+}
+
+/// Attention of one layer for every row of the batch.
+///
+/// `qkv` has rows of all query heads, then all key heads, then all value heads, already rotated; keys and values are
+/// read from `kv` only. `out` has rows of all query heads.
+pub(crate) fn attend(plan: &Plan<'_>, kv: &KvCache, layer: usize, qkv: &[f32], out: &mut [f32], threads: &Threads) {
+    let config = plan.config;
+    let (dim, group) = (config.head_dim as usize, config.group());
+    let width = config.q_width() + 2 * config.kv_width();
+    let mut rest = out;
+    let mut tasks: Vec<(&Tile, &mut [f32])> = Vec::with_capacity(plan.tiles.len());
+    for tile in &plan.tiles {
+        let (mine, others) = rest.split_at_mut(tile.rows * tile.heads.len() * group * dim);
+        tasks.push((tile, mine));
+        rest = others;
+    }
+    let per_task = tasks.len().div_ceil(16 * threads.count()).max(1);
+    threads.chunks(&mut tasks, per_task, plan.cost, |_, tasks| {
+        let mut state = State::default();
+        for (tile, out) in tasks {
+            let seq = &plan.sequences[tile.sequence];
+            for (i, head) in tile.heads.clone().enumerate() {
+                let queries = Queries {
+                    seq,
+                    kv,
+                    layer,
+                    head,
+                    qkv: &qkv[(seq.row + tile.from) * width..(seq.row + tile.from + tile.rows) * width],
+                    width,
+                    dim,
+                    group,
+                    n: tile.rows * group,
+                    position: seq.position as usize + tile.from,
+                };
+                vectorised(
+                    #[inline(always)]
+                    || queries.run(&mut state),
+                );
+                // Row r of the tile has the outputs of all its heads side by side.
+                let out_width = tile.heads.len() * group * dim;
+                for (row, sums) in out.chunks_exact_mut(out_width).zip(state.sums.chunks_exact(group * dim)) {
+                    row[i * group * dim..(i + 1) * group * dim].copy_from_slice(sums);
+                }
+            }
+        }
+    });
+}
+
+/// What a tile remembers from span to span, one entry for each query.
+#[derive(Default)]
+struct State {
+    /// `[query][SPAN]`: scores, then weights.
+    weights: Vec<f32>,
+    /// `[query][dim]`: sums of values, weighted.
+    sums: Vec<f32>,
+    /// The largest score so far.
+    maxima: Vec<f32>,
+    /// The sum of weights so far.
+    totals: Vec<f32>,
+}
+
+/// The queries of a tile that belong to one KV head. Query `i` is query head `i % group` of the group, at row
+/// `i / group`.
+struct Queries<'a> {
+    seq: &'a Sequence<'a>,
+    kv: &'a KvCache,
+    layer: usize,
+    head: usize,
+    qkv: &'a [f32],
+    width: usize,
+    dim: usize,
+    group: usize,
+    n: usize,
+    /// Position of the first row.
+    position: usize,
+}
+
+impl Queries<'_> {
+    #[inline(always)]
+    fn run(&self, state: &mut State) {
+        state.weights.resize(self.n * SPAN, 0.0);
+        state.sums.clear();
+        state.sums.resize(self.n * self.dim, 0.0);
+        state.maxima.clear();
+        state.maxima.resize(self.n, f32::NEG_INFINITY);
+        state.totals.clear();
+        state.totals.resize(self.n, 0.0);
+        let end = self.position + self.n / self.group;
+        for start in (0..end).step_by(SPAN) {
+            let len = SPAN.min(end - start);
+            self.score(start, len, &mut state.weights);
+            self.weigh(start, state);
+            self.add_values(start, &state.weights, &mut state.sums);
+        }
+        for (sums, total) in state.sums.chunks_exact_mut(self.dim).zip(&state.totals) {
+            for sum in sums {
+                *sum /= total;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn query(&self, i: usize) -> &[f32] {
+        let at = i / self.group * self.width + (self.head * self.group + i % self.group) * self.dim;
+        &self.qkv[at..at + self.dim]
+    }
+
+    /// How many positions of the span from `start` query `i` sees.
+    #[inline(always)]
+    fn visible(&self, i: usize, start: usize) -> usize {
+        (self.position + i / self.group + 1).saturating_sub(start).min(SPAN)
+    }
+
+    /// The runs of `start .. start + len` that lie within one block: block, offset in the block, offset in the span,
+    /// length.
+    #[inline(always)]
+    fn runs(&self, start: usize, len: usize) -> impl Iterator<Item = (u32, usize, usize, usize)> {
+        let size = self.kv.block_size();
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            (at < len).then(|| {
+                let (block, offset) = ((start + at) / size, (start + at) % size);
+                let run = (self.seq.table[block], offset, at, (size - offset).min(len - at));
+                at += run.3;
+                run
+            })
+        })
+    }
+
+    /// Dot products of every query with the keys of a span. Products beyond what a query sees are not used.
+    #[inline(always)]
+    fn score(&self, start: usize, len: usize, scores: &mut [f32]) {
+        let size = self.kv.block_size();
+        for (block, offset, at, run) in self.runs(start, len) {
+            let keys = self.kv.keys(self.layer, block, self.head);
+            if size.is_multiple_of(LANES) {
+                // Runs begin at multiples of sixteen, so sixteen lanes never leave the block.
+                for lane in (0..run).step_by(LANES) {
+                    let keys = &keys[offset + lane..];
+                    let mut i = 0;
+                    while i + ROWS <= self.n {
+                        self.score_tile::<ROWS>(i, keys, &mut scores[i * SPAN + at + lane..]);
+                        i += ROWS;
+                    }
+                    while i + 2 <= self.n {
+                        self.score_tile::<2>(i, keys, &mut scores[i * SPAN + at + lane..]);
+                        i += 2;
+                    }
+                    if i < self.n {
+                        self.score_tile::<1>(i, keys, &mut scores[i * SPAN + at + lane..]);
+                    }
+                }
+            } else {
+                for i in 0..self.n {
+                    let scores = &mut scores[i * SPAN + at..][..run];
+                    scores.fill(0.0);
+                    for (q, keys) in self.query(i).iter().zip(keys.chunks_exact(size)) {
+                        for (score, key) in scores.iter_mut().zip(&keys[offset..]) {
+                            *score += q * key;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn score_tile<const R: usize>(&self, i: usize, keys: &[f32], scores: &mut [f32]) {
+        let mut acc = [[0.0; LANES]; R];
+        accumulate::<R>(std::array::from_fn(|r| self.query(i + r)), keys, self.kv.block_size(), &mut acc);
+        for (scores, acc) in scores.chunks_mut(SPAN).zip(&acc) {
+            scores[..LANES].copy_from_slice(acc);
+        }
+    }
+
+    /// Turns the scores of a span into weights, and brings the sums so far to the new maximum.
+    #[inline(always)]
+    fn weigh(&self, start: usize, state: &mut State) {
+        let scale = 1.0 / (self.dim as f32).sqrt();
+        for i in 0..self.n {
+            let visible = self.visible(i, start);
+            if visible == 0 {
+                continue;
+            }
+            let weights = &mut state.weights[i * SPAN..][..SPAN];
+            let mut maximum = state.maxima[i];
+            for score in &mut weights[..visible] {
+                *score *= scale;
+                maximum = maximum.max(*score);
+            }
+            for weight in &mut weights[..visible] {
+                *weight = exp(*weight - maximum);
+            }
+            weights[visible..].fill(0.0);
+            // In the first span nothing has been summed yet, and its factor does not matter.
+            let factor = exp(state.maxima[i] - maximum);
+            state.maxima[i] = maximum;
+            state.totals[i] = state.totals[i] * factor + sum_lanes(weights.iter().copied());
+            for sum in &mut state.sums[i * self.dim..][..self.dim] {
+                *sum *= factor;
+            }
+        }
+    }
+
+    /// Adds the weighted values of a span. Each query adds exactly the positions it sees, one after another.
+    #[inline(always)]
+    fn add_values(&self, start: usize, weights: &[f32], sums: &mut [f32]) {
+        let mut i = 0;
+        while i + ROWS <= self.n {
+            // Positions grow with i, so what the first query sees all of them see.
+            let common = self.visible(i, start);
+            self.add_tile::<ROWS>(i, start, 0..common, weights, sums);
+            for i in i..i + ROWS {
+                self.add_tile::<1>(i, start, common..self.visible(i, start), weights, sums);
+            }
+            i += ROWS;
+        }
+        for i in i..self.n {
+            self.add_tile::<1>(i, start, 0..self.visible(i, start), weights, sums);
+        }
+    }
+
+    #[inline(always)]
+    fn add_tile<const R: usize>(&self, i: usize, start: usize, span: Range<usize>, weights: &[f32], sums: &mut [f32]) {
+        let dim = self.dim;
+        for (block, offset, at, run) in self.runs(start + span.start, span.len()) {
+            let values = &self.kv.values(self.layer, block, self.head)[offset * dim..];
+            let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[(i + r) * SPAN + span.start + at..][..run]);
+            let sums = &mut sums[i * dim..(i + R) * dim];
+            let full = dim / LANES * LANES;
+            for d in (0..full).step_by(LANES) {
+                let mut acc = [[0.0; LANES]; R];
+                for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(dim)) {
+                    acc.copy_from_slice(&sums[d..d + LANES]);
+                }
+                accumulate::<R>(weights, &values[d..], dim, &mut acc);
+                for (acc, sums) in acc.iter().zip(sums.chunks_exact_mut(dim)) {
+                    sums[d..d + LANES].copy_from_slice(acc);
+                }
+            }
+            for (sums, weights) in sums.chunks_exact_mut(dim).zip(weights) {
+                for (weight, values) in weights.iter().zip(values.chunks_exact(dim)) {
+                    for (sum, value) in sums[full..].iter_mut().zip(&values[full..]) {
+                        *sum += weight * value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use crate::seeded::Noise;
+
+    /// A configuration, a filled cache and the table of one sequence of `n` positions whose blocks lie backwards.
+    fn filled(config: &ModelConfig, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {
+        let n_blocks = (n as u32).div_ceil(block_size);
+        let mut kv = KvCache::new(config, block_size, n_blocks).unwrap();
+        let table: Vec<u32> = (0..n_blocks).rev().collect();
+        let width = config.kv_width();
+        for (position, row) in kv_rows.chunks(2 * width).enumerate().take(n) {
+            let (block, offset) = (position / block_size as usize, position % block_size as usize);
+            kv.write(0, table[block], offset, &row[..width], &row[width..]);
+        }
+        (kv, table)
+    }
+
+    fn run(config: &ModelConfig, kv: &KvCache, sequences: &[Sequence<'_>], qkv: &[f32], threads: usize) -> Vec<f32> {
+        let rows = sequences.iter().map(|seq| seq.n_rows).sum::<usize>();
+        let mut out = vec![f32::NAN; rows * config.q_width()];
+        let plan = Plan::new(sequences, config);
+        attend(&plan, kv, 0, qkv, &mut out, &Threads::new(threads).unwrap());
+        out
+    }
+
+    fn configs() -> Vec<ModelConfig> {
+        let base = Model::seeded(0).config().clone();
+        let heads = |n_heads, n_kv_heads, head_dim| ModelConfig { n_heads, n_kv_heads, head_dim, ..base.clone() };
+        // Grouped, plain, one KV head for many queries, and heads that are no multiple of sixteen lanes.
+        vec![heads(4, 2, 16), heads(3, 3, 32), heads(32, 1, 16), heads(2, 1, 24), heads(4, 4, 8)]
+    }
+
+    #[test]
+    fn attention_agrees_with_the_definition_in_double_precision() {
+        for config in configs() {
+            let (n, dim) = (150, config.head_dim as usize);
+            let mut noise = Noise::new(11);
+            let width = config.q_width() + 2 * config.kv_width();
+            let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
+            let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[config.q_width()..].to_vec()).collect();
+            let (kv, table) = filled(&config, 16, n, &kv_rows);
+            let seq = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
+            let out = run(&config, &kv, &[seq], &qkv, 1);
+            for position in [0, 1, 63, 64, 65, 149] {
+                for head in 0..config.n_heads as usize {
+                    let kv_at = |t: usize, value: usize| {
+                        let at = t * width + config.q_width() + value * config.kv_width() + head / config.group() * dim;
+                        &qkv[at..at + dim]
+                    };
+                    let q = &qkv[position * width + head * dim..][..dim];
+                    let weights: Vec<f64> = (0..=position)
+                        .map(|t| {
+                            let dot: f64 = q.iter().zip(kv_at(t, 0)).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                            (dot / (dim as f64).sqrt()).exp()
+                        })
+                        .collect();
+                    let total: f64 = weights.iter().sum();
+                    for d in 0..dim {
+                        let exact: f64 =
+                            weights.iter().enumerate().map(|(t, w)| w * f64::from(kv_at(t, 1)[d])).sum::<f64>() / total;
+                        let got = out[position * config.q_width() + head * dim + d];
+                        assert!((f64::from(got) - exact).abs() < 1e-5, "{got} is not {exact}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_chunks_neighbours_block_size_or_threads() {
+        for config in configs() {
+            let n = 150;
+            let mut noise = Noise::new(12);
+            let (q, width) = (config.q_width(), config.q_width() + 2 * config.kv_width());
+            let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
+            let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[q..].to_vec()).collect();
+            let (kv, table) = filled(&config, 16, n, &kv_rows);
+            let whole = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
+            let expected: Vec<u32> = run(&config, &kv, &[whole], &qkv, 1).iter().map(|value| value.to_bits()).collect();
+            for block_size in [1, 3, 16, 32, 100, 256] {
+                let (kv, table) = filled(&config, block_size, n, &kv_rows);
+                for chunk in [1, 5, 64, 149] {
+                    // The chunks as so many sequences of one batch.
+                    let sequences: Vec<Sequence<'_>> = (0..n)
+                        .step_by(chunk)
+                        .map(|row| Sequence {
+                            table: &table,
+                            row,
+                            n_rows: chunk.min(n - row),
+                            position: row as u32,
+                            write_from: 0,
+                        })
+                        .collect();
+                    let out = run(&config, &kv, &sequences, &qkv, 3);
+                    let out: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
+                    assert_eq!(out, expected, "block size {block_size}, chunk {chunk}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The worker's memory of each sequence, slot by slot, and the check of a step against it.
+//!
+//! The scheduler sends only changes: a table is cut and extended, sampling parameters come once. A step is checked whole
+//! before any of it is applied, so a refused step leaves no trace.
+
+use std::collections::HashSet;
+
+use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+
+use crate::error::{SequenceFault, WorkerError};
+use crate::sampler::{TokenSet, check_sampling};
+
+/// Slots there can be. Slots are small and dense; a number beyond this is a mistake, not a long table.
+const SLOTS_MAX: u32 = 1 << 16;
+
+/// What a worker can serve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Tokens in a block.
+    pub(crate) block_size: u32,
+    /// Blocks there are.
+    pub(crate) n_blocks: u32,
+    /// Tokens in the vocabulary.
+    pub(crate) vocab: u32,
+    /// Positions of the model.
+    pub(crate) context: u32,
+}
+
+/// One sequence as the worker knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Slot {
+    pub(crate) request: RequestId,
+    /// Blocks of positions `0 .. block_size`, and so on.
+    pub(crate) table: Vec<u32>,
+    pub(crate) sampling: Sampling,
+    /// Tokens of the sequence so far; kept only if sampling needs them.
+    pub(crate) seen: TokenSet,
+}
+
+/// All sequences.
+pub(crate) struct Mirror {
+    limits: Limits,
+    slots: Vec<Option<Slot>>,
+}
+
+impl Mirror {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, slots: Vec::new() }
+    }
+
+    /// Forgets every sequence.
+    pub(crate) fn clear(&mut self) {
+        self.slots.clear();
+    }
+
+    /// The sequence in a slot that the last step used.
+    pub(crate) fn slot(&self, seq: &StepSeq) -> &Slot {
+        self.slots[seq.slot as usize].as_ref().expect("the step was applied")
+    }
+
+    /// Takes in a step's changes, or refuses the step and changes nothing.
+    pub(crate) fn apply(&mut self, step: &Step) -> Result<(), WorkerError> {
+        self.check(step)?;
+        let mut sampling = step.sampling.iter();
+        for seq in &step.seqs {
+            let at = seq.slot as usize;
+            if seq.start {
+                let sampling = *sampling.next().expect("counted by the check");
+                let slot = Slot { request: seq.request, table: Vec::new(), sampling, seen: TokenSet::default() };
+                self.slots.resize(self.slots.len().max(at + 1), None);
+                self.slots[at] = Some(slot);
+            }
+            let slot = self.slots[at].as_mut().expect("checked to be held");
+            slot.table.truncate(seq.table_keep as usize);
+            slot.table.extend_from_slice(step.new_blocks(seq));
+            if slot.sampling.needs_history() {
+                let tokens = step.history(seq).iter().chain(step.run_tokens(seq));
+                tokens.for_each(|token| slot.seen.insert(*token));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a token that was picked for a sequence.
+    pub(crate) fn note(&mut self, seq: &StepSeq, token: u32) {
+        let slot = self.slots[seq.slot as usize].as_mut().expect("the step was applied");
+        if slot.sampling.needs_history() {
+            slot.seen.insert(token);
+        }
+    }
+
+    fn check(&self, step: &Step) -> Result<(), WorkerError> {
+        let starts = step.seqs.iter().filter(|seq| seq.start).count();
+        if starts != step.sampling.len() {
+            return Err(WorkerError::SamplingCount { step: step.id, starts, sampling: step.sampling.len() });
+        }
+        let mut used = HashSet::with_capacity(step.seqs.len());
+        let mut sampling = step.sampling.iter();
+        for (index, seq) in step.seqs.iter().enumerate() {
+            let new = if seq.start { sampling.next() } else { None };
+            let fault = if used.insert(seq.slot) {
+                self.check_sequence(step, seq, new).err()
+            } else {
+                Some(SequenceFault::SlotTwice)
+            };
+            if let Some(fault) = fault {
+                let (request, slot) = (seq.request, seq.slot);
+                return Err(WorkerError::Sequence { step: step.id, index, request, slot, fault });
+            }
+        }
+        Ok(())
+    }
+
+    /// `new` are the sampling parameters of a sequence that starts.
+    fn check_sequence(&self, step: &Step, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
+        if seq.slot >= SLOTS_MAX {
+            return Err(SequenceFault::SlotTooLarge { limit: SLOTS_MAX });
+        }
+        let table_len = if let Some(sampling) = new {
+            check_sampling(sampling)?;
+            0
+        } else {
+            let held = self.slots.get(seq.slot as usize).and_then(Option::as_ref);
+            held.filter(|slot| slot.request == seq.request).ok_or(SequenceFault::NotHeld)?.table.len()
+        };
+        let tokens_end = u64::from(seq.tokens_at) + u64::from(seq.n_history) + u64::from(seq.n_tokens);
+        let blocks_end = u64::from(seq.blocks_at) + u64::from(seq.n_blocks);
+        for (what, end, len) in [("tokens", tokens_end, step.tokens.len()), ("blocks", blocks_end, step.blocks.len())] {
+            if end > len as u64 {
+                return Err(SequenceFault::Range { what, end, len });
+            }
+        }
+        if seq.table_keep as usize > table_len {
+            return Err(SequenceFault::TableKeep { keep: seq.table_keep, len: table_len });
+        }
+        let limit = self.limits.n_blocks;
+        if let Some(block) = step.new_blocks(seq).iter().copied().find(|block| *block >= limit) {
+            return Err(SequenceFault::Block { block, limit });
+        }
+        let end = u64::from(seq.computed) + u64::from(seq.n_tokens);
+        if end > u64::from(self.limits.context) {
+            return Err(SequenceFault::Context { end, context: self.limits.context });
+        }
+        let capacity = (u64::from(seq.table_keep) + u64::from(seq.n_blocks)) * u64::from(self.limits.block_size);
+        if end > capacity {
+            return Err(SequenceFault::TableShort { end, capacity });
+        }
+        let vocab = self.limits.vocab;
+        let mut tokens = step.history(seq).iter().chain(step.run_tokens(seq));
+        if let Some(token) = tokens.find(|token| **token >= vocab) {
+            return Err(SequenceFault::Token { token: *token, vocab });
+        }
+        if seq.sample && seq.n_tokens == 0 {
+            return Err(SequenceFault::NothingToSample);
+        }
+        if new.is_some_and(Sampling::needs_history) && seq.n_history != seq.computed {
+            return Err(SequenceFault::History { computed: seq.computed, sent: seq.n_history });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mirror() -> Mirror {
+        Mirror::new(Limits { block_size: 4, n_blocks: 10, vocab: 100, context: 24 })
+    }
+
+    /// A step that starts one request in slot 3 with `tokens` in `blocks`.
+    fn start(tokens: &[u32], blocks: &[u32]) -> Step {
+        let seq = StepSeq {
+            request: RequestId(7),
+            slot: 3,
+            start: true,
+            computed: 0,
+            n_tokens: tokens.len() as u32,
+            n_history: 0,
+            tokens_at: 0,
+            kv_write_from: 0,
+            table_keep: 0,
+            blocks_at: 0,
+            n_blocks: blocks.len() as u32,
+            sample: true,
+            n_generated: 0,
+        };
+        Step {
+            id: 1,
+            seqs: vec![seq],
+            tokens: tokens.to_vec(),
+            blocks: blocks.to_vec(),
+            sampling: vec![Sampling::default()],
+        }
+    }
+
+    /// A step that goes on with it: keeps `keep` blocks and adds `blocks`.
+    fn go_on(computed: u32, keep: u32, blocks: &[u32]) -> Step {
+        let mut step = start(&[5], blocks);
+        step.sampling.clear();
+        step.seqs[0] = StepSeq { start: false, computed, table_keep: keep, n_generated: 1, ..step.seqs[0] };
+        step
+    }
+
+    #[test]
+    fn tables_are_cut_and_extended_and_a_start_forgets() {
+        let mut mirror = mirror();
+        mirror.apply(&start(&[1, 2, 3, 4, 5], &[9, 2])).unwrap();
+        let step = go_on(5, 2, &[4, 6]);
+        mirror.apply(&step).unwrap();
+        assert_eq!(mirror.slot(&step.seqs[0]).table, [9, 2, 4, 6]);
+        // The same step once more, after a failure, leads to the same table.
+        mirror.apply(&step).unwrap();
+        assert_eq!(mirror.slot(&step.seqs[0]).table, [9, 2, 4, 6]);
+        mirror.apply(&go_on(6, 1, &[7])).unwrap();
+        assert_eq!(mirror.slot(&step.seqs[0]).table, [9, 7]);
+        let mut other = start(&[1], &[0]);
+        other.seqs[0].request = RequestId(8);
+        mirror.apply(&other).unwrap();
+        assert_eq!(mirror.slot(&other.seqs[0]).table, [0]);
+        assert!(mirror.apply(&go_on(1, 1, &[])).is_err());
+        mirror.clear();
+        assert!(mirror.apply(&go_on(6, 0, &[7])).is_err());
+    }
+
+    #[test]
+    fn history_is_kept_only_where_sampling_needs_it() {
+        let mut mirror = mirror();
+        let mut step = start(&[1, 2, 3], &[9]);
+        mirror.apply(&step).unwrap();
+        mirror.note(&step.seqs[0], 50);
+        assert_eq!(mirror.slot(&step.seqs[0]).seen, TokenSet::default());
+        step.sampling[0].repetition_penalty = 1.5;
+        step.seqs[0] = StepSeq { computed: 2, n_history: 2, n_tokens: 1, ..step.seqs[0] };
+        mirror.apply(&step).unwrap();
+        mirror.note(&step.seqs[0], 50);
+        mirror.apply(&go_on(3, 1, &[])).unwrap();
+        assert_eq!(mirror.slot(&step.seqs[0]).seen.iter().collect::<Vec<_>>(), [1, 2, 3, 5, 50]);
+    }
+
+    #[test]
+    fn every_fault_of_a_step_is_named_and_leaves_no_trace() {
+        type Change = fn(&mut Step);
+        let faults: [(Change, SequenceFault); 14] = [
+            (|step| step.seqs[0].slot = 1 << 16, SequenceFault::SlotTooLarge { limit: 1 << 16 }),
+            (|step| step.seqs[0].request = RequestId(99), SequenceFault::NotHeld),
+            (|step| step.seqs[0].slot = 2, SequenceFault::NotHeld),
+            (|step| step.seqs[0].tokens_at = 1, SequenceFault::Range { what: "tokens", end: 2, len: 1 }),
+            (|step| step.seqs[0].n_history = u32::MAX, SequenceFault::Range { what: "tokens", end: 1 << 32, len: 1 }),
+            (|step| step.seqs[0].blocks_at = u32::MAX, SequenceFault::Range { what: "blocks", end: 1 << 32, len: 1 }),
+            (|step| step.seqs[0].table_keep = 3, SequenceFault::TableKeep { keep: 3, len: 2 }),
+            (|step| step.blocks[0] = 10, SequenceFault::Block { block: 10, limit: 10 }),
+            (|step| step.seqs[0].computed = 24, SequenceFault::Context { end: 25, context: 24 }),
+            (|step| step.seqs[0].computed = u32::MAX, SequenceFault::Context { end: 1 << 32, context: 24 }),
+            (|step| step.seqs[0].computed = 12, SequenceFault::TableShort { end: 13, capacity: 12 }),
+            (|step| step.tokens[0] = 100, SequenceFault::Token { token: 100, vocab: 100 }),
+            (|step| step.seqs[0].n_tokens = 0, SequenceFault::NothingToSample),
+            (|step| step.seqs.push(step.seqs[0]), SequenceFault::SlotTwice),
+        ];
+        for (change, expected) in faults {
+            let mut mirror = mirror();
+            mirror.apply(&start(&[1, 2, 3, 4, 5], &[9, 2])).unwrap();
+            let before = mirror.slots.clone();
+            let mut step = go_on(5, 2, &[4]);
+            change(&mut step);
+            match mirror.apply(&step) {
+                Err(WorkerError::Sequence { fault, .. }) => assert_eq!(fault, expected),
+                other => panic!("{expected}: {other:?}"),
+            }
+            assert_eq!(mirror.slots, before);
+        }
+    }
+
+    #[test]
+    fn sampling_entries_are_counted_and_checked() {
+        let mut step = start(&[1], &[0]);
+        step.sampling.clear();
+        let error = mirror().apply(&step).unwrap_err();
+        assert_eq!(error, WorkerError::SamplingCount { step: 1, starts: 1, sampling: 0 });
+        let mut step = start(&[1], &[0]);
+        step.sampling[0].top_p = 2.0;
+        let error = mirror().apply(&step).unwrap_err();
+        assert!(error.to_string().contains("top_p is 2"), "{error}");
+        let mut step = start(&[1], &[0]);
+        step.sampling[0].repetition_penalty = 2.0;
+        step.seqs[0].computed = 2;
+        let Err(WorkerError::Sequence { fault, .. }) = mirror().apply(&step) else { panic!("accepted") };
+        assert_eq!(fault, SequenceFault::History { computed: 2, sent: 0 });
+    }
+}

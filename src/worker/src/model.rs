@@ -1,0 +1,240 @@
+//! The model: its weights, packed, and the forward pass over a batch.
+
+use std::path::Path;
+
+use crate::attention::{Plan, Sequence, attend};
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::kernel::{rms_norm, swiglu};
+use crate::kv::KvCache;
+use crate::linear::{Linear, Output};
+use crate::rope::{Rope, rotate};
+use crate::threads::Threads;
+use crate::weights;
+
+/// Weights as they are stored: matrices row by row, one row for each output.
+pub(crate) struct Weights {
+    pub(crate) embedding: Vec<f32>,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) final_norm: Vec<f32>,
+    /// `None` if the head is the embedding.
+    pub(crate) head: Option<Vec<f32>>,
+}
+
+/// Weights of one layer.
+pub(crate) struct LayerWeights {
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    pub(crate) o: Vec<f32>,
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) gate: Vec<f32>,
+    pub(crate) up: Vec<f32>,
+    pub(crate) down: Vec<f32>,
+}
+
+/// One layer, its matrices packed; those that read the same input are one.
+struct Layer {
+    attention_norm: Vec<f32>,
+    qkv: Linear,
+    o: Linear,
+    mlp_norm: Vec<f32>,
+    gate_up: Linear,
+    down: Linear,
+}
+
+/// A decoder-only transformer of the Llama architecture, in F32: RMSNorm, rotary embeddings, grouped-query attention and
+/// a gated feed-forward layer. Immutable; share it between workers with an `Arc`.
+pub struct Model {
+    name: String,
+    config: ModelConfig,
+    rope: Rope,
+    /// `[token][hidden]`; `None` if the rows of the head are the embeddings.
+    embedding: Option<Vec<f32>>,
+    layers: Vec<Layer>,
+    final_norm: Vec<f32>,
+    head: Linear,
+}
+
+/// The tokens of a batch and where they go. All sequences' rows follow one another.
+pub(crate) struct Batch<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) sequences: &'a [Sequence<'a>],
+    /// Rows whose logits are wanted.
+    pub(crate) logit_rows: &'a [usize],
+}
+
+/// Memory that one forward pass after the other uses.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// The residual stream.
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    attention: Vec<f32>,
+    gate_up: Vec<f32>,
+    inner: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    sums: Vec<f32>,
+    /// The result: `[logit row][vocabulary]`.
+    pub(crate) logits: Vec<f32>,
+}
+
+impl Model {
+    /// Reads a Hugging Face folder: `config.json`, `generation_config.json` if there is one, and either
+    /// `model.safetensors`, `model.safetensors.index.json` with its shards, or any `*.safetensors`, in F32, F16 or BF16.
+    /// Weights are held in F32.
+    ///
+    /// # Errors
+    ///
+    /// See [`ModelError`]: a file or a tensor is missing or malformed, or the model is not a plain Llama.
+    pub fn load(dir: &Path) -> Result<Model, ModelError> {
+        let config = ModelConfig::load(dir)?;
+        let weights = weights::load(dir, &config)?;
+        let full = dir.canonicalize().map_err(|source| ModelError::Read { path: dir.to_owned(), source })?;
+        let name = full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        Ok(Self::assemble(name, config, weights))
+    }
+
+    /// Packs weights whose shapes are those of `config`.
+    pub(crate) fn assemble(name: String, config: ModelConfig, weights: Weights) -> Model {
+        let hidden = config.hidden_size as usize;
+        let layers = weights
+            .layers
+            .into_iter()
+            .map(|layer| Layer {
+                attention_norm: layer.attention_norm,
+                qkv: Linear::pack(hidden, &[&layer.q, &layer.k, &layer.v]),
+                o: Linear::pack(config.q_width(), &[&layer.o]),
+                mlp_norm: layer.mlp_norm,
+                gate_up: Linear::pack(hidden, &[&layer.gate, &layer.up]),
+                down: Linear::pack(config.intermediate_size as usize, &[&layer.down]),
+            })
+            .collect();
+        let (head, embedding) = match weights.head {
+            Some(head) => (Linear::pack(hidden, &[&head]), Some(weights.embedding)),
+            None => (Linear::pack(hidden, &[&weights.embedding]), None),
+        };
+        let rope = Rope::new(&config);
+        Self { name, config, rope, embedding, layers, final_norm: weights.final_norm, head }
+    }
+
+    /// The seeded model with one damaged weight.
+    #[cfg(test)]
+    pub(crate) fn seeded_with_a_nan() -> Model {
+        let mut model = Self::seeded(0);
+        model.final_norm[3] = f32::NAN;
+        model
+    }
+
+    /// The model's shape and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The folder's name, or "seeded-tiny".
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes that one token occupies in the KV cache: keys and values of all layers, F32.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        2 * 4 * u64::from(self.config.n_layers) * self.config.kv_width() as u64
+    }
+
+    /// Runs a batch: writes keys and values into `kv` and leaves the wanted logits in `scratch`. Tokens MUST be in the
+    /// vocabulary and block tables MUST reach every position.
+    pub(crate) fn forward(&self, batch: &Batch<'_>, kv: &mut KvCache, scratch: &mut Scratch, threads: &Threads) {
+        let (rows, hidden) = (batch.tokens.len(), self.config.hidden_size as usize);
+        let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
+        let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
+        let eps = self.config.rms_norm_eps;
+        let plan = Plan::new(batch.sequences, &self.config);
+        self.embed(batch.tokens, &mut scratch.x);
+        self.turn(batch.sequences, scratch);
+        scratch.normed.resize(rows * hidden, 0.0);
+        scratch.qkv.resize(rows * qkv_width, 0.0);
+        scratch.attention.resize(rows * q_width, 0.0);
+        scratch.gate_up.resize(rows * 2 * inner, 0.0);
+        scratch.inner.resize(rows * inner, 0.0);
+        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, sums, logits } = scratch;
+        for (i, layer) in self.layers.iter().enumerate() {
+            norm_rows(x, &layer.attention_norm, eps, normed, threads);
+            layer.qkv.apply(normed, qkv, Output::Replace, sums, threads);
+            self.rotate_rows(qkv, cos, sin, threads);
+            store(batch.sequences, kv, i, qkv, q_width, kv_width);
+            attend(&plan, kv, i, qkv, attention, threads);
+            layer.o.apply(attention, x, Output::Add, sums, threads);
+            norm_rows(x, &layer.mlp_norm, eps, normed, threads);
+            layer.gate_up.apply(normed, gate_up, Output::Replace, sums, threads);
+            threads.chunks(activated, inner, rows * inner * 8, |row, out| {
+                swiglu(&gate_up[row * 2 * inner..(row + 1) * 2 * inner], out);
+            });
+            layer.down.apply(activated, x, Output::Add, sums, threads);
+        }
+        normed.resize(batch.logit_rows.len() * hidden, 0.0);
+        for (row, normed) in batch.logit_rows.iter().zip(normed.chunks_exact_mut(hidden)) {
+            rms_norm(&x[row * hidden..(row + 1) * hidden], &self.final_norm, eps, normed);
+        }
+        logits.resize(batch.logit_rows.len() * self.head.outputs(), 0.0);
+        self.head.apply(normed, logits, Output::Replace, sums, threads);
+    }
+
+    fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {
+        let hidden = self.config.hidden_size as usize;
+        x.resize(tokens.len() * hidden, 0.0);
+        for (token, row) in tokens.iter().zip(x.chunks_exact_mut(hidden)) {
+            let token = *token as usize;
+            match &self.embedding {
+                Some(embedding) => row.copy_from_slice(&embedding[token * hidden..(token + 1) * hidden]),
+                None => self.head.row(token, row),
+            }
+        }
+    }
+
+    /// Computes the rotary angles of every row; all layers and heads share them.
+    fn turn(&self, sequences: &[Sequence<'_>], scratch: &mut Scratch) {
+        scratch.cos.clear();
+        scratch.sin.clear();
+        for seq in sequences {
+            for position in seq.position..seq.position + seq.n_rows as u32 {
+                self.rope.angles(position, &mut scratch.cos, &mut scratch.sin);
+            }
+        }
+    }
+
+    /// Turns the query and key heads of every row.
+    fn rotate_rows(&self, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
+        let dim = self.config.head_dim as usize;
+        let turned = self.config.q_width() + self.config.kv_width();
+        let cost = 2 * qkv.len();
+        threads.chunks(qkv, turned + self.config.kv_width(), cost, |row, qkv| {
+            let (cos, sin) = (&cos[row * dim / 2..][..dim / 2], &sin[row * dim / 2..][..dim / 2]);
+            for head in qkv[..turned].chunks_exact_mut(dim) {
+                rotate(head, cos, sin);
+            }
+        });
+    }
+}
+
+fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: &Threads) {
+    let (hidden, cost) = (weight.len(), 2 * x.len());
+    threads.chunks(out, hidden, cost, |row, out| rms_norm(&x[row * hidden..(row + 1) * hidden], weight, eps, out));
+}
+
+/// Writes the keys and values of every row that does not lie in a shared block.
+fn store(sequences: &[Sequence<'_>], kv: &mut KvCache, layer: usize, qkv: &[f32], q_width: usize, kv_width: usize) {
+    let size = kv.block_size();
+    let width = q_width + 2 * kv_width;
+    for seq in sequences {
+        for (i, row) in qkv[seq.row * width..].chunks_exact(width).take(seq.n_rows).enumerate() {
+            let position = seq.position as usize + i;
+            if position >= seq.write_from as usize {
+                let (keys, values) = row[q_width..].split_at(kv_width);
+                kv.write(layer, seq.table[position / size], position % size, keys, values);
+            }
+        }
+    }
+}

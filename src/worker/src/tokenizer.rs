@@ -1,0 +1,358 @@
+//! Text to tokens and back.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokenizers::{Decoder, DecoderWrapper};
+
+use crate::detokenizer::{Detokenizer, Pieces};
+use crate::error::ModelError;
+use crate::seeded::{BOS, EOS};
+
+/// Token ids beyond this are a mistake in the file, not a vocabulary.
+const VOCAB_MAX: u32 = 1 << 24;
+
+/// A tokenizer: a Hugging Face `tokenizer.json`, or the bytes of the seeded model. Clones share their tables.
+#[derive(Clone)]
+pub struct Tokenizer {
+    codec: Arc<Codec>,
+}
+
+/// Both directions, shared with the detokenizers.
+pub(crate) struct Codec {
+    /// `None`: one token for each byte.
+    pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
+    /// The bytes of each token; `None` if a token's text depends on its neighbours.
+    pub(crate) pieces: Option<Pieces>,
+    vocab_size: u32,
+}
+
+/// How the bytes of a token follow from its name.
+enum Naming<'a> {
+    /// Each character of a name stands for one byte.
+    ByteLevel,
+    /// Names are text after some replacements, except `<0xNN>`, which are bytes.
+    ByteFallback { replacements: Vec<&'a DecoderWrapper>, strip: usize },
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding that it may ask for are switched off.
+    ///
+    /// # Errors
+    ///
+    /// The file is missing or is not a fast tokenizer.
+    pub fn load(dir: &Path) -> Result<Tokenizer, ModelError> {
+        let path = dir.join("tokenizer.json");
+        if !path.exists() {
+            let hint = "a model folder needs its fast tokenizer; save it with save_pretrained";
+            return Err(ModelError::MissingFile { path, hint });
+        }
+        let bytes = std::fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
+        Self::parse(&bytes).map_err(|problem| ModelError::Tokenizer { path, problem })
+    }
+
+    fn parse(json: &[u8]) -> Result<Tokenizer, String> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+        tokenizer.with_padding(None);
+        let last = tokenizer.get_vocab(true).into_values().max().ok_or("the vocabulary is empty")?;
+        if last >= VOCAB_MAX {
+            return Err(format!("token id {last} is not below {VOCAB_MAX}"));
+        }
+        let pieces = naming(tokenizer.get_decoder()).map(|naming| pieces(&tokenizer, last, &naming));
+        let codec = Codec { hugging_face: Some(tokenizer), pieces, vocab_size: last + 1 };
+        Ok(Self { codec: Arc::new(codec) })
+    }
+
+    /// The tokenizer of [`crate::Model::seeded`]: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds
+    /// neither, so a text has as many tokens as bytes.
+    pub fn bytes() -> Tokenizer {
+        let mut pieces = Pieces::default();
+        for byte in 0..=u8::MAX {
+            pieces.push(&[byte], false);
+        }
+        // In the order of BOS and EOS.
+        pieces.push(b"<bos>", true);
+        pieces.push(b"<eos>", true);
+        debug_assert_eq!((BOS, EOS), (256, 257));
+        Self { codec: Arc::new(Codec { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1 }) }
+    }
+
+    /// One more than the largest token id that [`Tokenizer::encode`] can give. A model whose vocabulary is smaller does
+    /// not belong to this tokenizer.
+    pub fn vocab_size(&self) -> u32 {
+        self.codec.vocab_size
+    }
+
+    /// The tokens of `text`, with the special tokens that the tokenizer puts around a text (for Llama: a begin token).
+    /// Names of special tokens in the text become those tokens.
+    ///
+    /// # Errors
+    ///
+    /// The tokenizer has no token for a part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
+        match &self.codec.hugging_face {
+            None => Ok(text.bytes().map(u32::from).collect()),
+            Some(tokenizer) => match tokenizer.encode_fast(text, true) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(error) => Err(ModelError::Encode { problem: error.to_string() }),
+            },
+        }
+    }
+
+    /// A new stream of text. With `skip_special_tokens` the names of special tokens do not appear in it.
+    pub fn detokenizer(&self, skip_special_tokens: bool) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.codec), skip_special_tokens)
+    }
+
+    /// The text of `ids` without special tokens: what a [`Detokenizer`] gives for them. Unknown ids have no text; bytes
+    /// that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut detokenizer = self.detokenizer(true);
+        let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
+        text.push_str(&detokenizer.finish());
+        text
+    }
+}
+
+/// Recognises the two decoders of Llama's generations, byte-level BPE and SentencePiece with byte fallback. The text of
+/// other tokenizers is decoded as a whole.
+fn naming(decoder: Option<&DecoderWrapper>) -> Option<Naming<'_>> {
+    let steps = match decoder? {
+        DecoderWrapper::ByteLevel(_) => return Some(Naming::ByteLevel),
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders(),
+        _ => return None,
+    };
+    let (mut replacements, mut strip) = (Vec::new(), 0);
+    let (mut fallback, mut fused) = (false, false);
+    for step in steps {
+        match step {
+            DecoderWrapper::Replace(_) if !fallback && !fused => replacements.push(step),
+            DecoderWrapper::ByteFallback(_) if !fused => fallback = true,
+            DecoderWrapper::Fuse(_) => fused = true,
+            DecoderWrapper::Strip(cut) if fused && cut.content == ' ' && cut.stop == 0 && strip == 0 => {
+                strip = cut.start;
+            }
+            _ => return None,
+        }
+    }
+    (fallback && fused).then_some(Naming::ByteFallback { replacements, strip })
+}
+
+fn pieces(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> Pieces {
+    let byte_of = byte_level_alphabet();
+    let special = tokenizer.get_added_tokens_decoder();
+    let mut pieces = Pieces::default();
+    if let Naming::ByteFallback { strip, .. } = naming {
+        pieces.strip = *strip;
+    }
+    for id in 0..=last {
+        let is_special = special.get(&id).is_some_and(|token| token.special);
+        let name = tokenizer.id_to_token(id).unwrap_or_default();
+        let bytes = match naming {
+            Naming::ByteLevel => {
+                let bytes: Option<Vec<u8>> = name.chars().map(|c| byte_of.get(c as usize).copied().flatten()).collect();
+                // Added tokens may have characters outside of the alphabet: they stand for themselves.
+                bytes.unwrap_or_else(|| name.into_bytes())
+            }
+            Naming::ByteFallback { replacements, .. } => match fallback_byte(&name) {
+                Some(byte) => vec![byte],
+                None => replaced(name, replacements).into_bytes(),
+            },
+        };
+        pieces.push(&bytes, is_special);
+    }
+    pieces
+}
+
+/// The byte that a name such as `<0x0A>` stands for.
+fn fallback_byte(name: &str) -> Option<u8> {
+    let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+}
+
+fn replaced(name: String, replacements: &[&DecoderWrapper]) -> String {
+    replacements.iter().fold(name, |name, step| match step.decode_chain(vec![name.clone()]) {
+        Ok(names) => names.concat(),
+        Err(_) => name,
+    })
+}
+
+/// The byte that each character of a byte-level name stands for, by code point. Printable characters of Latin-1 stand for
+/// themselves; the other bytes, in order, are the code points from 256 on.
+fn byte_level_alphabet() -> Vec<Option<u8>> {
+    let mut byte_of = vec![None; 256];
+    for byte in 0..=u8::MAX {
+        if matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) {
+            byte_of[byte as usize] = Some(byte);
+        } else {
+            byte_of.push(Some(byte));
+        }
+    }
+    byte_of
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const TEXT: &str = "Zürich, 東京 and \u{1F600}\u{1F469}\u{200D}\u{1F680}: na\u{EF}ve\n\ttabs  two spaces";
+
+    fn added(names: &[(u32, &str, bool)]) -> Value {
+        let flags = |(id, content, special): &(u32, &str, bool)| {
+            json!({
+                "id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false,
+            })
+        };
+        names.iter().map(flags).collect()
+    }
+
+    /// Byte-level BPE without merges: every byte is a token.
+    fn byte_level() -> Tokenizer {
+        let alphabet = byte_level_alphabet();
+        let vocab: serde_json::Map<String, Value> = alphabet
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| byte.is_some())
+            .enumerate()
+            .map(|(id, (c, _))| (char::from_u32(c as u32).unwrap().to_string(), json!(id)))
+            .collect();
+        let json = json!({
+            "version": "1.0",
+            "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+            "added_tokens": added(&[(256, "<|begin|>", true), (257, "a b", false)]),
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        });
+        Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+    }
+
+    /// SentencePiece as converted for Llama 2: names with U+2581 for spaces and bytes as `<0xNN>`.
+    fn byte_fallback() -> Tokenizer {
+        let mut vocab = serde_json::Map::from_iter([("<unk>".to_owned(), json!(0)), ("<s>".to_owned(), json!(1))]);
+        for byte in 0..=255u8 {
+            vocab.insert(format!("<0x{byte:02X}>"), json!(2 + u32::from(byte)));
+        }
+        for (i, c) in ('a'..='z').chain(['\u{2581}', 'Z', ',', ':']).enumerate() {
+            vocab.insert(c.to_string(), json!(300 + i));
+        }
+        let json = json!({
+            "version": "1.0",
+            "added_tokens": added(&[(0, "<unk>", true), (1, "<s>", true)]),
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "\u{2581}"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+            ]},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ]},
+            "model": {
+                "type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": true,
+                "fuse_unk": true,
+            },
+        });
+        Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+    }
+
+    /// A decoder that is decoded as a whole: WordPiece.
+    fn word_piece() -> Tokenizer {
+        let json = json!({
+            "version": "1.0",
+            "pre_tokenizer": {"type": "Whitespace"},
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {
+                "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": {"[UNK]": 0, "token": 1, "##izer": 2, "##s": 3, "split": 4, "words": 5, "\u{6771}": 6},
+            },
+        });
+        Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn text_survives_every_tokenizer_and_streams_without_a_byte_lost_or_doubled() {
+        for tokenizer in [Tokenizer::bytes(), byte_level(), byte_fallback()] {
+            let ids = tokenizer.encode(TEXT).unwrap();
+            assert!(ids.iter().all(|id| *id < tokenizer.vocab_size()));
+            assert_eq!(tokenizer.decode(&ids), TEXT);
+            // Every prefix of the stream is a prefix of the text, and lags behind the bytes by one character at most.
+            let mut detokenizer = tokenizer.detokenizer(false);
+            let mut text = String::new();
+            for (n, id) in ids.iter().enumerate() {
+                text.push_str(&detokenizer.push(*id));
+                assert!(TEXT.starts_with(&text));
+                let now = text.clone() + &detokenizer_after(&tokenizer, &ids[..=n]);
+                assert!(now.trim_end_matches('\u{FFFD}').len() <= text.len(), "{now:?} is ahead of {text:?}");
+            }
+            assert_eq!(text + &detokenizer.finish(), TEXT);
+        }
+    }
+
+    /// What `finish` adds after `ids`.
+    fn detokenizer_after(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let mut detokenizer = tokenizer.detokenizer(false);
+        ids.iter().for_each(|id| drop(detokenizer.push(*id)));
+        detokenizer.finish()
+    }
+
+    #[test]
+    fn decoding_agrees_with_the_tokenizers_library() {
+        for (tokenizer, text) in
+            [(byte_level(), TEXT), (byte_fallback(), TEXT), (word_piece(), "tokenizers split words \u{6771}")]
+        {
+            let ids = tokenizer.encode(text).unwrap();
+            let library = tokenizer.codec.hugging_face.as_ref().unwrap();
+            assert_eq!(tokenizer.decode(&ids), library.decode(&ids, true).unwrap());
+        }
+        let words = word_piece();
+        let mut detokenizer = words.detokenizer(true);
+        let parts: Vec<String> = [1, 2, 3, 4, 5].into_iter().map(|id| detokenizer.push(id)).collect();
+        assert_eq!(parts, ["token", "izer", "s", " split", " words"]);
+        assert_eq!(detokenizer.finish(), "");
+    }
+
+    #[test]
+    fn special_tokens_are_read_from_text_and_shown_only_if_asked_for() {
+        let tokenizer = byte_level();
+        let ids = tokenizer.encode("<|begin|>xa b").unwrap();
+        assert_eq!((ids[0], ids[2], ids.len()), (256, 257, 3));
+        assert_eq!(tokenizer.decode(&ids), "xa b");
+        let mut shown = tokenizer.detokenizer(false);
+        assert_eq!(ids.iter().map(|id| shown.push(*id)).collect::<String>(), "<|begin|>xa b");
+        let mut bytes = Tokenizer::bytes().detokenizer(false);
+        assert_eq!([BOS, 65, EOS].map(|id| bytes.push(id)).concat(), "<bos>A<eos>");
+        assert_eq!(Tokenizer::bytes().decode(&[BOS, 65, EOS]), "A");
+    }
+
+    #[test]
+    fn truncation_asked_for_by_the_file_is_off() {
+        assert_eq!(byte_level().encode("more than four").unwrap().len(), 14);
+    }
+
+    #[test]
+    fn ids_that_no_one_knows_have_no_text() {
+        for tokenizer in [Tokenizer::bytes(), byte_level(), byte_fallback(), word_piece()] {
+            assert_eq!(tokenizer.decode(&[100_000, u32::MAX]), "");
+        }
+    }
+
+    #[test]
+    fn bad_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded") };
+        assert!(matches!(error, ModelError::MissingFile { .. }), "{error}");
+        for bad in ["", "{", "{}", "[1]", r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#] {
+            std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
+            let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded {bad}") };
+            assert!(matches!(error, ModelError::Tokenizer { .. }), "{error}");
+        }
+        let json = r#"{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}"#;
+        std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+        assert!(Tokenizer::load(dir.path()).is_err());
+    }
+}

@@ -1,0 +1,133 @@
+//! A scheduler for tests: lays out the steps of a few sequences by hand.
+
+use std::sync::Arc;
+
+use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+use trunkline_worker::{Model, StepOutput, Worker, WorkerConfig};
+
+/// A worker and the blocks that nobody has yet.
+pub struct Rig {
+    /// The worker.
+    pub worker: Worker,
+    block_size: u32,
+    free: Vec<u32>,
+    steps: u64,
+}
+
+/// One sequence: its tokens so far, and how many of them are in the cache.
+#[derive(Clone)]
+pub struct Seq {
+    /// Its request and its slot.
+    pub id: u32,
+    /// Prompt and generated tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_len: usize,
+    /// Tokens whose KV is in the blocks.
+    pub computed: usize,
+    /// Its blocks.
+    pub table: Vec<u32>,
+    /// Positions that others read.
+    pub write_from: u32,
+    /// How it samples.
+    pub sampling: Sampling,
+    sent_blocks: usize,
+    started: bool,
+}
+
+impl Seq {
+    /// A sequence that has not begun.
+    pub fn new(id: u32, prompt: &[u32], sampling: Sampling) -> Self {
+        Self {
+            id,
+            tokens: prompt.to_vec(),
+            prompt_len: prompt.len(),
+            computed: 0,
+            table: Vec::new(),
+            write_from: 0,
+            sampling,
+            sent_blocks: 0,
+            started: false,
+        }
+    }
+
+    /// Gives it the blocks that hold the first `n` tokens of another sequence.
+    pub fn share(mut self, other: &Self, block_size: u32, n: usize) -> Self {
+        assert_eq!(self.tokens[..n], other.tokens[..n]);
+        self.table = other.table[..n.div_ceil(block_size as usize)].to_vec();
+        self.write_from = n as u32;
+        // The last token is run in any case: its logits are wanted.
+        self.computed = n.min(self.tokens.len() - 1);
+        self
+    }
+
+    /// What it generated.
+    pub fn output(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+}
+
+impl Rig {
+    /// A worker whose blocks are given out in a scattered order.
+    pub fn new(model: &Arc<Model>, block_size: u32, device_blocks: u32, threads: usize) -> Self {
+        let config = WorkerConfig { block_size, device_blocks, threads };
+        let mut free: Vec<u32> = (0..device_blocks).collect();
+        free.sort_by_key(|block| block.wrapping_mul(2_654_435_761));
+        Self { worker: Worker::new(Arc::clone(model), config).unwrap(), block_size, free, steps: 0 }
+    }
+
+    /// Runs at most `limit` further tokens of each sequence in one step and returns the output and the logits of those
+    /// that sampled.
+    pub fn step(&mut self, seqs: &mut [&mut Seq], limit: usize) -> (StepOutput, Vec<Vec<f32>>) {
+        self.steps += 1;
+        let mut step = Step { id: self.steps, ..Step::default() };
+        for seq in seqs.iter_mut() {
+            let n = limit.min(seq.tokens.len() - seq.computed);
+            let end = seq.computed + n;
+            while seq.table.len() * (self.block_size as usize) < end {
+                seq.table.push(self.free.pop().expect("the rig has blocks enough"));
+            }
+            let n_history = if !seq.started && seq.sampling.needs_history() { seq.computed } else { 0 };
+            step.seqs.push(StepSeq {
+                request: RequestId(seq.id.into()),
+                slot: seq.id,
+                start: !seq.started,
+                computed: seq.computed as u32,
+                n_tokens: n as u32,
+                n_history: n_history as u32,
+                tokens_at: step.tokens.len() as u32,
+                kv_write_from: seq.write_from,
+                table_keep: seq.sent_blocks as u32,
+                blocks_at: step.blocks.len() as u32,
+                n_blocks: (seq.table.len() - seq.sent_blocks) as u32,
+                sample: end == seq.tokens.len(),
+                n_generated: (seq.tokens.len() - seq.prompt_len) as u32,
+            });
+            step.tokens.extend_from_slice(&seq.tokens[seq.computed - n_history..end]);
+            step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
+            if !seq.started {
+                step.sampling.push(seq.sampling);
+            }
+            seq.computed = end;
+            seq.sent_blocks = seq.table.len();
+            seq.started = true;
+        }
+        let (output, logits) = self.worker.run_with_logits(&step).unwrap();
+        assert_eq!((output.result.step, output.result.ends.len()), (step.id, seqs.len()));
+        for (i, seq) in seqs.iter_mut().enumerate() {
+            assert_eq!(output.result.of(i).len(), usize::from(step.seqs[i].sample));
+            seq.tokens.extend_from_slice(output.result.of(i));
+        }
+        (output, logits)
+    }
+
+    /// Runs one sequence until it has generated `n` tokens; its prompt in chunks of `chunk`. Returns the logits of each
+    /// generated token.
+    pub fn generate(&mut self, seq: &mut Seq, n: usize, chunk: usize) -> Vec<Vec<f32>> {
+        let mut all = Vec::new();
+        while seq.output().len() < n {
+            all.extend(self.step(&mut [seq], chunk).1);
+        }
+        all
+    }
+}

@@ -1,0 +1,240 @@
+//! A server inside the test's process, with the embedded worker and a small model with made-up weights, and a client of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status, Streaming};
+use trunkline_core::{Config, Step};
+use trunkline_server::proto::finish::StoppedBy;
+use trunkline_server::proto::generate_request::Prompt;
+use trunkline_server::proto::generate_response::Event;
+use trunkline_server::proto::inference_client::InferenceClient;
+use trunkline_server::proto::{
+    FinishReason, GenerateRequest, GenerateResponse, GetServerInfoRequest, GetServerInfoResponse, Output, Sampling,
+    Stopping, TokenLogprob, Usage,
+};
+use trunkline_server::{Backend, Options, Outcome, RunError, Server, ServerError, ServerHandle, StepRunner, listen};
+use trunkline_worker::{Model, StepOutput, Tokenizer, Worker, WorkerConfig};
+
+/// Times a condition is asked for before a test gives up: a call each, so about ten seconds and more.
+const ATTEMPTS_MAX: u32 = 50_000;
+/// All servers have the same weights.
+const SEED: u64 = 7;
+
+/// A server that runs in this process.
+pub struct TestServer {
+    addr: SocketAddr,
+    handle: ServerHandle,
+    running: JoinHandle<Result<Outcome, ServerError>>,
+}
+
+impl TestServer {
+    /// A server on a free port.
+    pub async fn start(config: Config) -> Self {
+        Self::start_with(config, None, |worker| Box::new(worker)).await
+    }
+
+    /// A server on a free port that writes a recording if it is told where, and whose worker is wrapped.
+    pub async fn start_with(
+        config: Config,
+        record: Option<PathBuf>,
+        wrap: impl FnOnce(Worker) -> Box<dyn StepRunner>,
+    ) -> Self {
+        let model = Arc::new(Model::seeded(SEED));
+        let worker = WorkerConfig { block_size: config.block_size, device_blocks: config.device_blocks, threads: 1 };
+        let worker = Worker::new(model.clone(), worker).expect("the worker is small");
+        let backend = Backend { model, tokenizer: Tokenizer::bytes(), runner: wrap(worker) };
+        let listener = listen("127.0.0.1:0").await.expect("a port is free");
+        let server = Server::new(listener, backend, Options { config, record }).await.expect("the server starts");
+        let (addr, handle) = (server.local_addr(), server.handle());
+        Self { addr, handle, running: tokio::spawn(server.run()) }
+    }
+
+    /// Stops the server from outside.
+    pub fn handle(&self) -> ServerHandle {
+        self.handle.clone()
+    }
+
+    /// A connection of its own.
+    pub async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.addr)).expect("an address");
+        endpoint.connect().await.expect("the server listens")
+    }
+
+    /// A client with a connection of its own.
+    pub async fn client(&self) -> Client {
+        Client(InferenceClient::new(self.channel().await))
+    }
+
+    /// Waits until the server has stopped.
+    pub async fn stopped(self) -> Outcome {
+        self.running.await.expect("the server does not panic").expect("the server stops in order")
+    }
+
+    /// Lets running requests end and stops the server.
+    pub async fn drain(self) -> Outcome {
+        self.handle.drain().await;
+        self.stopped().await
+    }
+}
+
+/// A client of a [`TestServer`].
+#[derive(Clone)]
+pub struct Client(pub InferenceClient<Channel>);
+
+impl Client {
+    /// Sends a request and returns its stream once the server has accepted it.
+    pub async fn open(&mut self, request: GenerateRequest) -> Result<Streaming<GenerateResponse>, Status> {
+        self.0.generate(request).await.map(Response::into_inner)
+    }
+
+    /// Sends a request and reads its answer to the end.
+    pub async fn ask(&mut self, request: GenerateRequest) -> Result<Answer, Status> {
+        collect(self.open(request).await?).await
+    }
+
+    /// The state of the server.
+    pub async fn info(&mut self) -> GetServerInfoResponse {
+        self.0.get_server_info(GetServerInfoRequest {}).await.expect("the server answers").into_inner()
+    }
+
+    /// Asks for the state of the server until it is as wanted.
+    pub async fn until(&mut self, wanted: impl Fn(&GetServerInfoResponse) -> bool) -> GetServerInfoResponse {
+        for _ in 0..ATTEMPTS_MAX {
+            let info = self.info().await;
+            if wanted(&info) {
+                return info;
+            }
+        }
+        panic!("the server did not get there: {:?}", self.info().await);
+    }
+
+    /// Waits until no request is left, and checks that every block has come back.
+    pub async fn settled(&mut self) -> GetServerInfoResponse {
+        let info = self.until(|info| info.load.unwrap().waiting + info.load.unwrap().running == 0).await;
+        let blocks = info.blocks.unwrap();
+        assert_eq!((blocks.held, blocks.private), (0, 0), "a block did not come back");
+        assert_eq!(blocks.free + blocks.idle, info.limits.as_ref().unwrap().device_blocks);
+        info
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The request's id.
+    pub request_id: String,
+    /// Token ids of all chunks.
+    pub token_ids: Vec<u32>,
+    /// Text of all chunks.
+    pub text: String,
+    /// Log probabilities of all chunks.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it consumed.
+    pub usage: Usage,
+    /// What stopped it.
+    pub stopped_by: Option<StoppedBy>,
+}
+
+/// Reads a stream to its end and checks its form: chunks, one finish, nothing after it.
+pub async fn collect(mut stream: Streaming<GenerateResponse>) -> Result<Answer, Status> {
+    let mut answer = Answer {
+        request_id: String::new(),
+        token_ids: Vec::new(),
+        text: String::new(),
+        logprobs: Vec::new(),
+        reason: FinishReason::Unspecified,
+        usage: Usage::default(),
+        stopped_by: None,
+    };
+    let mut finished = false;
+    while let Some(response) = stream.message().await? {
+        assert!(!finished, "nothing comes after the finish");
+        assert!(answer.request_id.is_empty() || answer.request_id == response.request_id);
+        answer.request_id = response.request_id;
+        match response.event.expect("an event") {
+            Event::Chunk(chunk) => {
+                answer.token_ids.extend(chunk.token_ids);
+                answer.text.push_str(&chunk.text);
+                answer.logprobs.extend(chunk.logprobs);
+            }
+            Event::Finish(finish) => {
+                answer.reason = finish.reason();
+                answer.usage = finish.usage.expect("usage");
+                answer.stopped_by = finish.stopped_by;
+                finished = true;
+            }
+        }
+    }
+    assert!(finished, "a stream that ends well has a finish");
+    assert_eq!(answer.usage.completion_tokens as usize, answer.token_ids.len());
+    Ok(answer)
+}
+
+/// A greedy request that generates exactly `max_tokens` tokens.
+pub fn greedy(text: &str, max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        prompt: Some(Prompt::Text(text.into())),
+        sampling: Some(Sampling { temperature: Some(0.0), ..Sampling::default() }),
+        stopping: Some(Stopping { max_tokens: Some(max_tokens), ignore_eos: true, ..Stopping::default() }),
+        output: Some(Output::default()),
+        ..GenerateRequest::default()
+    }
+}
+
+/// A worker that runs a step whenever the gate lets one through.
+pub struct Gated {
+    worker: Worker,
+    gate: mpsc::Receiver<()>,
+}
+
+/// What wraps a worker so that it is [`Gated`], and its gate: a message lets one step through, and without the sender the
+/// gate is open.
+pub fn gated() -> (impl FnOnce(Worker) -> Box<dyn StepRunner>, mpsc::Sender<()>) {
+    let (sender, gate) = mpsc::channel();
+    (move |worker| -> Box<dyn StepRunner> { Box::new(Gated { worker, gate }) }, sender)
+}
+
+impl StepRunner for Gated {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
+        // An error means that the gate is open for good.
+        let _ = self.gate.recv();
+        Ok(self.worker.run(step)?)
+    }
+
+    fn reset(&mut self) {
+        self.worker.reset();
+    }
+}
+
+/// A worker that fails at some steps and panics at others.
+pub struct Faulty {
+    /// The worker.
+    pub worker: Worker,
+    /// Steps at which it fails.
+    pub fails_at: Vec<u64>,
+    /// Steps at which it panics.
+    pub panics_at: Vec<u64>,
+    /// Whether it panics when it is reset.
+    pub panics_at_reset: bool,
+}
+
+impl StepRunner for Faulty {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
+        assert!(!self.panics_at.contains(&step.id), "a panic that the test wants");
+        if self.fails_at.contains(&step.id) {
+            return Err("a failure that the test wants".into());
+        }
+        Ok(self.worker.run(step)?)
+    }
+
+    fn reset(&mut self) {
+        assert!(!self.panics_at_reset, "a panic that the test wants");
+        self.worker.reset();
+    }
+}
