@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::config::ModelConfig;
-use crate::kernel::{LANES, ROWS, accumulate, exp, sum_lanes, vectorised};
+use crate::kernel::{LANES, ROWS, accumulate, exp, max_lanes, sum_lanes, vectorised};
 use crate::kv::KvCache;
 use crate::threads::Threads;
 
@@ -259,20 +259,18 @@ impl Queries<'_> {
             if visible == 0 {
                 continue;
             }
-            let weights = &mut state.weights[i * SPAN..][..SPAN];
-            let mut maximum = state.maxima[i];
-            for score in &mut weights[..visible] {
-                *score *= scale;
-                maximum = maximum.max(*score);
-            }
-            for weight in &mut weights[..visible] {
-                *weight = exp(*weight - maximum);
-            }
+            // Always the whole span, so that the loops have a constant length.
+            let weights: &mut [f32; SPAN] = (&mut state.weights[i * SPAN..][..SPAN]).try_into().expect("one span");
+            weights.iter_mut().for_each(|score| *score *= scale);
+            weights[visible..].fill(f32::NEG_INFINITY);
+            let span_maximum = max_lanes(weights);
+            let maximum = if span_maximum > state.maxima[i] { span_maximum } else { state.maxima[i] };
+            weights.iter_mut().for_each(|weight| *weight = exp(*weight - maximum));
             weights[visible..].fill(0.0);
             // In the first span nothing has been summed yet, and its factor does not matter.
             let factor = exp(state.maxima[i] - maximum);
             state.maxima[i] = maximum;
-            state.totals[i] = state.totals[i] * factor + sum_lanes(weights.iter().copied());
+            state.totals[i] = state.totals[i] * factor + sum_lanes(weights, |weight| weight);
             for sum in &mut state.sums[i * self.dim..][..self.dim] {
                 *sum *= factor;
             }

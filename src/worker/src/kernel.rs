@@ -11,6 +11,8 @@
 //!
 //! The code is plain Rust that the compiler vectorises; [`vectorised`] lets it use the widest vectors of the machine.
 
+use std::array::from_fn;
+
 /// Outputs computed side by side. A multiple of the vector width of every machine; a power of two.
 pub(crate) const LANES: usize = 16;
 
@@ -34,14 +36,14 @@ pub(crate) fn accumulate<const R: usize>(x: [&[f32]; R], w: &[f32], stride: usiz
     let steps = x[0].len() / STEP;
     let mut sums = *acc;
     for step in 0..steps {
-        let x: [&[f32; STEP]; R] = x.map(|row| row[step * STEP..].first_chunk().expect("whole steps"));
+        let x: [&[f32; STEP]; R] = from_fn(|r| x[r][step * STEP..].first_chunk().expect("whole steps"));
         let w = &w[step * STEP * stride..];
         for k in 0..STEP {
-            add_products(x.map(|row| row[k]), &w[k * stride..], &mut sums);
+            add_products(from_fn(|r| x[r][k]), &w[k * stride..], &mut sums);
         }
     }
     for k in steps * STEP..x[0].len() {
-        add_products(x.map(|row| row[k]), &w[k * stride..], &mut sums);
+        add_products(from_fn(|r| x[r][k]), &w[k * stride..], &mut sums);
     }
     *acc = sums;
 }
@@ -57,24 +59,40 @@ fn add_products<const R: usize>(x: [f32; R], w: &[f32], sums: &mut [[f32; LANES]
     }
 }
 
-/// The sum of `values`: lane `l` adds the elements with index `l` modulo [`LANES`] in ascending order, then the lanes
-/// are added pairwise.
+/// The sum of `term` of each value: lane `l` adds the elements with index `l` modulo [`LANES`] in ascending order, then
+/// the lanes are added pairwise.
 #[inline(always)]
-pub(crate) fn sum_lanes(values: impl Iterator<Item = f32>) -> f32 {
+pub(crate) fn sum_lanes(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    for (i, value) in values.enumerate() {
-        lanes[i % LANES] += value;
+    for values in values.chunks(LANES) {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane += term(*value);
+        }
     }
-    fold_lanes(lanes)
+    fold_lanes(lanes, |a, b| a + b)
 }
 
-/// Adds lanes pairwise: 0 + 8, 1 + 9, ...; then 0 + 4, ...
+/// The largest of `values`, which MUST NOT have NaN among them.
 #[inline(always)]
-pub(crate) fn fold_lanes(mut lanes: [f32; LANES]) -> f32 {
+pub(crate) fn max_lanes(values: &[f32]) -> f32 {
+    // Not `f32::max`, whose care for NaN keeps it out of vectors.
+    let larger = |a, b| if a > b { a } else { b };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for values in values.chunks(LANES) {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane = larger(*lane, *value);
+        }
+    }
+    fold_lanes(lanes, larger)
+}
+
+/// Joins lanes pairwise: 0 and 8, 1 and 9, ...; then 0 and 4, ...
+#[inline(always)]
+fn fold_lanes(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = LANES / 2;
     while half > 0 {
         for l in 0..half {
-            lanes[l] += lanes[l + half];
+            lanes[l] = join(lanes[l], lanes[l + half]);
         }
         half /= 2;
     }
@@ -112,7 +130,7 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         #[inline(always)]
         || {
             for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-                let mean = sum_lanes(x.iter().map(|x| x * x)) / weight.len() as f32;
+                let mean = sum_lanes(x, |x| x * x) / weight.len() as f32;
                 let scale = 1.0 / (mean + eps).sqrt();
                 for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
                     *out = x * scale * weight;
@@ -202,7 +220,9 @@ mod tests {
         for (i, value) in values.iter().enumerate() {
             lanes[i % LANES] += value;
         }
-        assert_eq!(sum_lanes(values.iter().copied()), fold_lanes(lanes));
-        assert!((f64::from(sum_lanes(values.iter().copied())) - 7.485_470_860_550_345).abs() < 1e-5);
+        assert_eq!(sum_lanes(&values, |value| value), fold_lanes(lanes, |a, b| a + b));
+        assert_eq!(max_lanes(&values[1..]), 0.5);
+        assert_eq!(max_lanes(&[-3.0, f32::NEG_INFINITY]), -3.0);
+        assert!((f64::from(sum_lanes(&values, |value| value)) - 7.485_470_860_550_345).abs() < 1e-5);
     }
 }

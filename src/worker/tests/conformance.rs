@@ -1,12 +1,12 @@
 //! The worker computes what Hugging Face transformers computes: logits and greedy text of the checkpoints that
 //! `tests/conformance/make_checkpoints.py` made.
 
-mod common;
+mod rig;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Rig, Seq};
+use rig::{Rig, Seq};
 use serde::Deserialize;
 use trunkline_core::Sampling;
 use trunkline_worker::{Model, Tokenizer};

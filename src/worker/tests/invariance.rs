@@ -1,10 +1,10 @@
 //! What is generated for a sequence depends on the sequence alone: bit for bit.
 
-mod common;
+mod rig;
 
 use std::sync::Arc;
 
-use common::{Rig, Seq};
+use rig::{Rig, Seq};
 use trunkline_core::Sampling;
 use trunkline_worker::{Model, Tokenizer};
 
