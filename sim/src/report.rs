@@ -80,6 +80,8 @@ pub struct SettingsReport {
     pub max_batch_size: u32,
     /// Order of waiting requests and choice of victims.
     pub policy: String,
+    /// Which idle cached block goes first.
+    pub eviction: String,
     /// Whether requests came one after another.
     pub serial: bool,
     /// The cost model, and how far it is to be trusted.
@@ -100,6 +102,7 @@ impl SettingsReport {
             max_batch_tokens: core.max_batch_tokens,
             max_batch_size: core.max_batch_size,
             policy: core.policy.clone(),
+            eviction: core.eviction.clone(),
             serial: settings.serial,
             cost_model: cost_model.into(),
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    Action, BlockHash, Config, Core, Event, FinishReason, Namespace, Request, RequestId, Step, Token,
+    Action, BlockHash, Config, Core, Event, FinishReason, Namespace, Request, RequestId, Step, Token, eviction, policy,
 };
 
 use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
@@ -67,6 +67,8 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let block_size = [1, 2, 4, 5, 16][rng.random_range(0..5)];
     let max_batch_size = rng.random_range(1..12);
+    let policies: Vec<_> = policy::names().collect();
+    let evictions: Vec<_> = eviction::names().collect();
     let config = Config {
         block_size,
         device_blocks: rng.random_range(120 / block_size..400 / block_size + 2).max(2),
@@ -74,7 +76,8 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         max_batch_size,
         max_queue: rng.random_range(1..30),
         max_context: 200,
-        policy: ["fcfs", "priority"][rng.random_range(0..2)].into(),
+        policy: policies[rng.random_range(0..policies.len())].into(),
+        eviction: evictions[rng.random_range(0..evictions.len())].into(),
     };
     let mut run = Run {
         worker: OracleWorker::new(config.block_size, config.device_blocks),

@@ -44,6 +44,10 @@ pub struct Settings {
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
 
+    /// Which idle cached block goes first; an unknown name lists those there are [default: lru].
+    #[arg(long, value_name = "NAME")]
+    pub eviction: Option<String>,
+
     /// Record every event of the core, prompts included, for `trunkline replay --recorded`; compressed if the name ends in
     /// .gz [default: none].
     #[arg(long, value_name = "FILE")]
@@ -81,6 +85,7 @@ impl Settings {
             max_batch_size: self.max_batch_size.or(other.max_batch_size),
             max_queue: self.max_queue.or(other.max_queue),
             policy: self.policy.or(other.policy),
+            eviction: self.eviction.or(other.eviction),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
         }
@@ -121,6 +126,7 @@ mod tests {
             "--max-batch-size=5",
             "--max-queue=6",
             "--policy=p",
+            "--eviction=e",
             "--record=r",
             "--threads=7",
         ];

@@ -48,7 +48,7 @@ pub struct ReplayArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "format", "hardware", "model", "replicas", "block_size", "device_blocks", "max_batch_tokens", "max_batch_size",
-            "policy", "limit", "serial",
+            "policy", "eviction", "limit", "serial",
         ]
     )]
     recorded: Option<PathBuf>,
@@ -88,6 +88,10 @@ pub struct ReplayArgs {
     /// Order of waiting requests and choice of victims; an unknown name lists those there are.
     #[arg(long, value_name = "NAME", default_value = "fcfs")]
     policy: String,
+
+    /// Which idle cached block goes first; an unknown name lists those there are.
+    #[arg(long, value_name = "NAME", default_value = "lru")]
+    eviction: String,
 
     /// Replay only the first N requests.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -143,6 +147,7 @@ fn settings(args: &ReplayArgs) -> anyhow::Result<Settings> {
         max_batch_tokens: args.max_batch_tokens,
         max_batch_size: args.max_batch_size,
         policy: args.policy.clone(),
+        eviction: args.eviction.clone(),
         ..Settings::core()
     };
     core.device_blocks = match args.device_blocks {
@@ -208,6 +213,7 @@ fn render(report: &Report) -> String {
             &format!("{} tokens, {} sequences", grouped(settings.max_batch_tokens.into()), settings.max_batch_size),
         ],
         ["policy", &format!("{}{}", settings.policy, if settings.serial { ", one after another" } else { "" })],
+        ["eviction", &settings.eviction],
         ["cost model", &settings.cost_model],
         ["requests", &outcome(report)],
         ["duration", &format!("{:.1} s", report.duration_s)],
@@ -317,6 +323,7 @@ mod tests {
         assert!(fault(&["none", "--hardware", "tpu"]).starts_with("unknown hardware 'tpu'; there are: h100-80g, "));
         assert!(fault(&["none", "--model", "gpt"]).starts_with("unknown model 'gpt'; there are: llama-3.1-8b, "));
         assert!(fault(&["none", "--policy", "magic"]).starts_with("unknown policy 'magic'; there are: fcfs"));
+        assert!(fault(&["none", "--eviction", "magic"]).starts_with("unknown eviction policy 'magic'; there are: lru"));
         assert_eq!(fault(&["none", "--format", "x"]), "unknown trace format 'x'; there are: mooncake, azure");
         assert!(fault(&["none", "--model", "llama-3.1-70b"]).starts_with("llama-3.1-70b does not fit on h100-80g"));
         assert!(fault(&["none", "--max-batch-tokens", "8"]).starts_with("max_batch_tokens is 8"));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::policy;
+use crate::{eviction, policy};
 
 /// Tokens in a block unless the user says otherwise.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
@@ -27,6 +27,8 @@ pub struct Config {
     pub max_context: u32,
     /// Order of waiting requests and choice of victims: a name in [`policy::names`].
     pub policy: String,
+    /// Which idle block goes first: a name in [`eviction::names`].
+    pub eviction: String,
 }
 
 impl Default for Config {
@@ -39,6 +41,7 @@ impl Default for Config {
             max_queue: 1024,
             max_context: 1 << 20,
             policy: "fcfs".into(),
+            eviction: "lru".into(),
         }
     }
 }
@@ -61,6 +64,14 @@ pub enum ConfigError {
     /// No policy has that name.
     #[error("unknown policy '{name}'; there are: {known}")]
     UnknownPolicy {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// No eviction policy has that name.
+    #[error("unknown eviction policy '{name}'; there are: {known}")]
+    UnknownEviction {
         /// What was asked for.
         name: String,
         /// What there is.
@@ -93,6 +104,7 @@ impl Config {
                 max: TOKENS_MAX,
             });
         }
-        policy::by_name(&self.policy).map(|_| ())
+        policy::by_name(&self.policy)?;
+        eviction::by_name(&self.eviction, 1).map(|_| ())
     }
 }

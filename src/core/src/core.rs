@@ -6,6 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 use crate::block::BlockState;
 use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
+use crate::eviction;
 use crate::ids::RequestId;
 use crate::policy::{self, Policy};
 use crate::request::{FinishReason, Refusal, Request};
@@ -91,7 +92,7 @@ impl Core {
         config.validate()?;
         Ok(Self {
             policy: policy::by_name(&config.policy)?,
-            sched: Scheduler::new(&config),
+            sched: Scheduler::new(&config, eviction::by_name(&config.eviction, config.device_blocks)?),
             config,
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),

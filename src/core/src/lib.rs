@@ -20,7 +20,7 @@
 //! * Every block is in exactly one place: free + private + held + idle = capacity, after every event ([`block`]).
 //! * A published block is full, computed and never written again. Only the tail of a sequence is private.
 //! * A hit is verified by comparing tokens ([`tree`]). A collision of hashes costs time, never contents.
-//! * Who reads a block reads its ancestors, so eviction is leaf-first by construction ([`lru`]).
+//! * Who reads a block reads its ancestors, so eviction is leaf-first by construction ([`tree`]).
 //! * Every accepted request gets exactly one [`Action::Finish`], from every state ([`sequence`]).
 //! * No container is iterated in an order that depends on hashing. Equal events and times give an equal
 //!   [`Core::digest`].
@@ -34,9 +34,9 @@ pub mod config;
 mod core;
 mod digest;
 pub mod event;
+pub mod eviction;
 pub mod hash;
 pub mod ids;
-pub mod lru;
 pub mod policy;
 pub mod record;
 pub mod request;

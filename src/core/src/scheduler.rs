@@ -15,6 +15,7 @@ use slab::Slab;
 use crate::config::Config;
 use crate::core::Stats;
 use crate::digest::Digest;
+use crate::eviction::Eviction;
 use crate::sequence::{Sequence, SequenceState};
 use crate::step::{Step, StepSeq};
 use crate::tree::PrefixTree;
@@ -50,12 +51,12 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config, eviction: Box<dyn Eviction>) -> Self {
         Self {
             block_size: config.block_size,
             max_batch_tokens: config.max_batch_tokens,
             max_batch_size: config.max_batch_size,
-            tree: PrefixTree::new(config.block_size, config.device_blocks),
+            tree: PrefixTree::new(config.block_size, config.device_blocks, eviction),
             sequences: Slab::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),

@@ -16,9 +16,9 @@
 use hashbrown::HashTable;
 
 use crate::block::{BlockPool, BlockState};
+use crate::eviction::{BlockView, Eviction};
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
-use crate::lru::IdleList;
 
 /// The parent of a first block, and the hash of no block.
 const ROOT: u32 = u32::MAX;
@@ -40,13 +40,15 @@ pub enum Published {
 pub struct PrefixTree {
     block_size: usize,
     pool: BlockPool,
-    idle: IdleList,
+    eviction: Box<dyn Eviction>,
     /// Indices of published blocks by hash. Never iterated.
     by_hash: HashTable<u32>,
     hashes: Vec<BlockHash>,
     parents: Vec<u32>,
     children: Vec<u32>,
     readers: Vec<u32>,
+    depths: Vec<u32>,
+    hits: Vec<u16>,
     /// `block_size` tokens per opened slot.
     tokens: Vec<Token>,
     evicted: u64,
@@ -55,16 +57,18 @@ pub struct PrefixTree {
 
 impl PrefixTree {
     /// An empty tree over `capacity` free blocks.
-    pub fn new(block_size: u32, capacity: u32) -> Self {
+    pub fn new(block_size: u32, capacity: u32, eviction: Box<dyn Eviction>) -> Self {
         Self {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
-            idle: IdleList::default(),
+            eviction,
             by_hash: HashTable::new(),
             hashes: Vec::new(),
             parents: Vec::new(),
             children: Vec::new(),
             readers: Vec::new(),
+            depths: Vec::new(),
+            hits: Vec::new(),
             tokens: Vec::new(),
             evicted: 0,
             collisions: 0,
@@ -143,6 +147,8 @@ impl PrefixTree {
         table.reserve(blocks.len());
         for index in blocks {
             self.add_reader(*index);
+            let hits = &mut self.hits[*index as usize];
+            *hits = hits.saturating_add(1);
             table.push(self.pool.handle(*index));
         }
     }
@@ -194,12 +200,16 @@ impl PrefixTree {
         self.parents[at] = parent;
         self.readers[at] = 1;
         self.tokens[at * self.block_size..][..self.block_size].copy_from_slice(tokens);
+        self.hits[at] = 0;
+        self.depths[at] = 0;
         if parent != ROOT {
             self.children[parent as usize] += 1;
+            self.depths[at] = self.depths[parent as usize] + 1;
         }
         let hashes = &self.hashes;
         self.by_hash.insert_unique(table_hash(hash), block.index, |index| table_hash(hashes[*index as usize]));
         self.pool.set(block.index, BlockState::Held);
+        self.eviction.published(&self.view(block.index));
         Published::New
     }
 
@@ -217,43 +227,66 @@ impl PrefixTree {
             *readers -= 1;
             if *readers == 0 {
                 self.pool.set(index, BlockState::Idle);
-                self.idle.push_back(index);
+                let view = self.view(index);
+                self.eviction.idle(&view);
+                if self.children[index as usize] == 0 {
+                    self.eviction.leaf(&view);
+                }
             }
         }
     }
 
     /// Evicts every idle block. Returns how many there were.
     pub fn flush(&mut self) -> u32 {
-        let n = self.idle.len();
-        while !self.idle.is_empty() {
+        let n = self.pool.count(BlockState::Idle);
+        while self.pool.count(BlockState::Idle) > 0 {
             self.evict_one();
         }
         n
     }
 
     fn evict_one(&mut self) {
-        let index = self.idle.front().expect("the caller counted idle blocks");
+        let index = self.eviction.pop().expect("some block is idle, so some leaf is");
         let at = index as usize;
-        debug_assert_eq!(self.children[at], 0, "the front of the idle list is a leaf");
-        self.idle.remove(index);
+        assert!(
+            self.children[at] == 0 && self.readers[at] == 0,
+            "the policy evicts block {index}, which is no idle leaf"
+        );
         let hashes = &self.hashes;
         self.by_hash
             .find_entry(table_hash(hashes[at]), |other| *other == index)
             .expect("a published block is in the table")
             .remove();
-        if self.parents[at] != ROOT {
-            self.children[self.parents[at] as usize] -= 1;
-        }
         self.hashes[at] = NO_HASH;
         self.pool.set(index, BlockState::Free);
         self.evicted += 1;
+        let parent = self.parents[at];
+        if parent != ROOT {
+            self.children[parent as usize] -= 1;
+            if self.children[parent as usize] == 0 && self.readers[parent as usize] == 0 {
+                self.eviction.leaf(&self.view(parent));
+            }
+        }
+    }
+
+    fn view(&self, index: u32) -> BlockView {
+        let at = index as usize;
+        let parent = (self.parents[at] != ROOT).then_some(self.parents[at]);
+        BlockView {
+            index,
+            parent,
+            parent_hits: parent.map_or(0, |parent| u32::from(self.hits[parent as usize])),
+            depth: self.depths[at],
+            hash: table_hash(self.hashes[at]),
+            hits: u32::from(self.hits[at]),
+        }
     }
 
     fn add_reader(&mut self, index: u32) {
         let readers = &mut self.readers[index as usize];
         *readers += 1;
         if *readers == 1 {
-            self.idle.remove(index);
+            self.eviction.read(&self.view(index));
             self.pool.set(index, BlockState::Held);
         }
     }
@@ -274,6 +307,8 @@ impl PrefixTree {
             self.parents.resize(at + 1, ROOT);
             self.children.resize(at + 1, 0);
             self.readers.resize(at + 1, 0);
+            self.depths.resize(at + 1, 0);
+            self.hits.resize(at + 1, 0);
             self.tokens.resize((at + 1) * self.block_size, 0);
         }
     }
@@ -281,14 +316,6 @@ impl PrefixTree {
     /// Panics unless every count and link is what the others say. O(blocks).
     pub fn check(&self) {
         self.pool.check();
-        assert_eq!(self.idle.len(), self.pool.count(BlockState::Idle), "idle list and idle blocks differ");
-        let mut seen_idle = vec![false; self.hashes.len()];
-        for index in self.idle.iter() {
-            assert_eq!(self.pool.state(index), BlockState::Idle, "a block in the idle list is not idle");
-            let parent = self.parents[index as usize];
-            assert!(parent == ROOT || !seen_idle[parent as usize], "block {index} would be evicted after its parent");
-            seen_idle[index as usize] = true;
-        }
         let mut children = vec![0u32; self.hashes.len()];
         let mut published = 0;
         for index in 0..self.pool.opened() {
@@ -326,6 +353,7 @@ fn table_hash(hash: BlockHash) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eviction::by_name;
     use crate::hash::{Namespace, chain, extend_hashes};
     use proptest::prelude::*;
 
@@ -400,7 +428,7 @@ mod tests {
         #[test]
         fn the_tree_does_what_the_model_does(ops in ops(), capacity in 4u32..40) {
             let root = Namespace::default().root();
-            let mut tree = PrefixTree::new(SIZE, capacity);
+            let mut tree = PrefixTree::new(SIZE, capacity, by_name("lru", capacity).unwrap());
             let mut model = Model::default();
             let mut readers: Vec<Reader> = Vec::new();
             for op in ops {
@@ -494,11 +522,40 @@ mod tests {
     }
 
     #[test]
+    fn every_policy_gives_back_every_idle_block_leaf_first() {
+        let root = Namespace::default().root();
+        for name in crate::eviction::names() {
+            let mut tree = PrefixTree::new(SIZE, 60, by_name(name, 60).unwrap());
+            for round in 0..40u32 {
+                let tokens = prompt(round % 3, round % 5, 8 + (round as usize * 7) % 33);
+                let mut hashes = Vec::new();
+                extend_hashes(&mut hashes, root, SIZE, &tokens);
+                let (mut found, mut table) = (Vec::new(), Vec::new());
+                tree.find(&hashes, &tokens, &mut found);
+                tree.hold(&found, &mut table);
+                assert!(tree.allocate((hashes.len() - found.len()) as u32, &mut table), "{name}: all others are idle");
+                for at in found.len()..hashes.len() {
+                    let block = &tokens[at * SIZE as usize..][..SIZE as usize];
+                    let parent = at.checked_sub(1).map(|at| table[at]);
+                    assert_eq!(tree.publish(table[at], parent, hashes[at], block), Published::New);
+                }
+                tree.release(&mut table, hashes.len());
+                // Evicting asserts that the policy names an idle leaf.
+                tree.check();
+            }
+            assert!(tree.evicted() > 0, "{name} was not asked");
+            let idle = tree.usable() - tree.pool().count(BlockState::Free);
+            assert_eq!(tree.flush(), idle);
+            tree.check();
+        }
+    }
+
+    #[test]
     fn a_hash_of_another_prefix_is_a_miss_and_cannot_be_published_over() {
         let root = Namespace::default().root();
         let tokens: Vec<Token> = (0..SIZE).collect();
         let forged = chain(root, &tokens);
-        let mut tree = PrefixTree::new(SIZE, 4);
+        let mut tree = PrefixTree::new(SIZE, 4, by_name("lru", 4).unwrap());
         let mut table = Vec::new();
         assert!(tree.allocate(2, &mut table));
         assert_eq!(tree.publish(table[0], None, forged, &tokens), Published::New);

@@ -28,6 +28,7 @@ fn config() -> Config {
         max_queue: 8,
         max_context: 200,
         policy: "fcfs".into(),
+        eviction: "lru".into(),
     }
 }
 

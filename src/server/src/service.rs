@@ -235,6 +235,7 @@ impl Inference for InferenceService {
                 max_queue: config.max_queue,
                 max_context: config.max_context,
                 policy: config.policy.clone(),
+                eviction: config.eviction.clone(),
             }),
             load: Some(proto::Load { waiting: stats.waiting, running: stats.running }),
             blocks: Some(proto::Blocks {

@@ -1,0 +1,105 @@
+//! A priority queue of blocks for priorities that only rise: a ring of levels.
+//!
+//! GreedyDual policies give a block the priority `floor + worth`, where `floor` is the priority of the last block evicted.
+//! Priorities in use then lie within one span of worth above the floor, so a ring of queues holds them, and every operation
+//! is O(1): the lowest level with a block is found by a bit map.
+
+use super::queue::Queues;
+
+/// Levels of worth.
+pub(super) const LEVELS: usize = 256;
+
+/// Blocks by priority, and in order of arrival within one.
+#[derive(Debug)]
+pub(super) struct Levels {
+    queues: Queues,
+    occupied: [u64; LEVELS / 64],
+    /// The level of the floor.
+    floor: usize,
+}
+
+impl Default for Levels {
+    fn default() -> Self {
+        Self { queues: Queues::new(LEVELS), occupied: [0; LEVELS / 64], floor: 0 }
+    }
+}
+
+impl Levels {
+    /// Adds a block that is worth `worth` (below [`LEVELS`]; more is as much as that) more than the last one evicted.
+    pub fn insert(&mut self, block: u32, worth: usize) {
+        let level = (self.floor + worth.min(LEVELS - 1)) % LEVELS;
+        self.queues.push_back(level, block);
+        self.occupied[level / 64] |= 1 << (level % 64);
+    }
+
+    /// Takes a block out, if it is in.
+    pub fn remove(&mut self, block: u32) {
+        if let Some(level) = self.queues.queue_of(block) {
+            self.queues.remove(block);
+            self.clear_if_empty(level);
+        }
+    }
+
+    /// Takes out the block of the lowest priority, and raises the floor to it.
+    pub fn pop(&mut self) -> Option<u32> {
+        let level = self.lowest()?;
+        let block = self.queues.pop_front(level).expect("the level is occupied");
+        self.clear_if_empty(level);
+        self.floor = level;
+        Some(block)
+    }
+
+    fn clear_if_empty(&mut self, level: usize) {
+        if self.queues.is_empty(level) {
+            self.occupied[level / 64] &= !(1 << (level % 64));
+        }
+    }
+
+    /// The first occupied level at or after the floor, around the ring.
+    fn lowest(&self) -> Option<usize> {
+        let words = LEVELS / 64;
+        let (word, bit) = (self.floor / 64, self.floor % 64);
+        let first = self.occupied[word] & (u64::MAX << bit);
+        if first != 0 {
+            return Some(word * 64 + first.trailing_zeros() as usize);
+        }
+        (1..=words).map(|i| (word + i) % words).find_map(|word| {
+            let bits = self.occupied[word];
+            (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_least_priority_goes_first_and_equals_in_order(ops in prop::collection::vec((0u32..30, 0usize..300, 0u8..3), 0..300)) {
+            let mut levels = Levels::default();
+            // (priority, order of arrival, block)
+            let mut model: Vec<(usize, usize, u32)> = Vec::new();
+            let mut floor = 0;
+            for (order, (block, worth, op)) in ops.into_iter().enumerate() {
+                match op {
+                    0 | 1 => {
+                        model.retain(|(_, _, other)| *other != block);
+                        levels.remove(block);
+                        if op == 0 {
+                            model.push((floor + worth.min(LEVELS - 1), order, block));
+                            levels.insert(block, worth);
+                        }
+                    }
+                    _ => {
+                        let least = model.iter().min().copied();
+                        model.retain(|entry| Some(*entry) != least);
+                        floor = least.map_or(floor, |(priority, ..)| priority);
+                        prop_assert_eq!(levels.pop(), least.map(|(_, _, block)| block));
+                    }
+                }
+            }
+        }
+    }
+}
