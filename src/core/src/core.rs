@@ -213,7 +213,7 @@ impl Core {
         let max_tokens = request.max_tokens;
         let total = prompt_tokens.saturating_add(max_tokens);
         // The last token generated needs no KV.
-        let needed = (total - 1).div_ceil(config.block_size);
+        let needed = total.saturating_sub(1).div_ceil(config.block_size);
         if self.draining {
             Some(Refusal::Draining)
         } else if prompt_tokens == 0 {

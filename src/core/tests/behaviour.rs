@@ -371,6 +371,7 @@ fn the_late_answer_of_a_lost_worker_is_ignored_and_nonsense_is_not_believed() {
 #[test]
 fn what_cannot_run_is_refused_at_the_door() {
     let mut bench = Bench::without_worker(Config { max_context: 200, device_blocks: 8, max_queue: 2, ..config() });
+    bench.submit(request(0, vec![], 0));
     bench.submit(request(1, vec![], 1));
     bench.submit(request(2, prompt(4), 0));
     bench.submit(request(3, prompt(198), 3));
@@ -386,6 +387,7 @@ fn what_cannot_run_is_refused_at_the_door() {
     assert_eq!(
         bench.refusals,
         [
+            (0, Refusal::EmptyPrompt),
             (1, Refusal::EmptyPrompt),
             (2, Refusal::NoTokensAsked),
             (3, long),
