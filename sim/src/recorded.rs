@@ -135,15 +135,22 @@ struct Replay {
     actions: Vec<Action>,
 }
 
+/// The format version that a header claims.
+fn header_version(line: &[u8]) -> Option<u32> {
+    let header: serde_json::Value = serde_json::from_slice(line).ok()?;
+    u32::try_from(header.get("trunkline_recording")?.as_u64()?).ok()
+}
+
 impl Replay {
     fn new(lines: &mut Lines) -> Result<Self, RecordingFault> {
         let first = lines.next()?.unwrap_or_default();
-        let Ok(Line::Header { trunkline_recording: version, config }) = parse(first) else {
-            return Err(RecordingFault::NoHeader);
-        };
-        if version != record::VERSION {
-            return Err(RecordingFault::Version { found: version });
+        // The version is looked at before the rest of the header, which other versions may have in other forms.
+        match header_version(first) {
+            None => return Err(RecordingFault::NoHeader),
+            Some(record::VERSION) => {}
+            Some(found) => return Err(RecordingFault::Version { found }),
         }
+        let Ok(Line::Header { config, .. }) = parse(first) else { return Err(RecordingFault::NoHeader) };
         Ok(Self {
             block_size: config.block_size,
             core: Core::new(config)?,

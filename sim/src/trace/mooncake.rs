@@ -37,14 +37,22 @@ fn present<T>(field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
     value.ok_or(TraceFault::MissingField { field })
 }
 
+/// Later than this no trace goes: 31 years, far from where the clock of a replay would wrap.
+const TIMESTAMP_NS_MAX: u64 = 1_000_000_000_000_000_000;
+
 /// Whole milliseconds exactly, fractions to the nearest nanosecond.
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
-    let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64));
-    let any =
-        || value.as_f64().map(|ms| ms * NS_PER_MS).filter(|ns| (0.0..1e18).contains(ns)).map(|ns| ns.round() as u64);
+    let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64)).filter(|ns| *ns < TIMESTAMP_NS_MAX);
+    let any = || {
+        value
+            .as_f64()
+            .map(|ms| ms * NS_PER_MS)
+            .filter(|ns| (0.0..TIMESTAMP_NS_MAX as f64).contains(ns))
+            .map(|ns| ns.round() as u64)
+    };
     whole.or_else(any).ok_or_else(|| TraceFault::BadTimestamp {
         field: "timestamp",
         value: value.to_string(),
-        expected: "milliseconds, not negative",
+        expected: "milliseconds, not negative, below 10^12",
     })
 }

@@ -171,8 +171,10 @@ fn faults_in_mooncake_lines_are_named() {
     );
     assert_eq!(
         with("\"timestamp\": 10", "\"timestamp\": -1"),
-        ", line 2: timestamp is -1; it must be milliseconds, not negative"
+        ", line 2: timestamp is -1; it must be milliseconds, not negative, below 10^12"
     );
+    let far = with("\"timestamp\": 10", "\"timestamp\": 18446744073709");
+    assert!(far.starts_with(", line 2: timestamp is 18446744073709"), "{far}");
     assert!(with("hash_ids", "ids").starts_with(", line 2: field 'hash_ids' is missing"));
     assert!(with("[0, 1]", "[0, -1]").starts_with(", line 2: not a line of the mooncake format"));
     // The last line of a file that was cut off.

@@ -19,7 +19,8 @@ const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 const SEED: u64 = 0;
 /// KV cache of a server that is not told how many blocks it has.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
-const DEVICE_BLOCKS_DEFAULT_MIN: u64 = 2048;
+/// Tokens it has room for at least, however large they are.
+const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
 const THREADS_MAX: usize = 1024;
 
@@ -161,7 +162,7 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
         None => {
             // The number of blocks can be had only for a block size that is possible.
             config.validate()?;
-            device_blocks(u64::from(block_size) * kv_bytes_per_token)
+            device_blocks(block_size, kv_bytes_per_token)
         }
     };
     config.validate()?;
@@ -169,9 +170,10 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
 }
 
 /// How many blocks there are unless the user says.
-fn device_blocks(bytes_per_block: u64) -> u32 {
-    let blocks = KV_BYTES_DEFAULT / bytes_per_block.max(1);
-    blocks.clamp(DEVICE_BLOCKS_DEFAULT_MIN, DEVICE_BLOCKS_DEFAULT_MAX) as u32
+fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
+    let block_size = u64::from(block_size);
+    let blocks = KV_BYTES_DEFAULT / (block_size * kv_bytes_per_token).max(1);
+    blocks.min(DEVICE_BLOCKS_DEFAULT_MAX).max(KV_TOKENS_DEFAULT_MIN.div_ceil(block_size)) as u32
 }
 
 #[cfg(test)]
@@ -180,9 +182,10 @@ mod tests {
 
     #[test]
     fn blocks_fill_a_gibibyte_within_bounds() {
-        assert_eq!(device_blocks(1 << 10), 16384);
-        assert_eq!(device_blocks(1 << 18), 4096);
-        assert_eq!(device_blocks(1 << 30), 2048);
+        assert_eq!(device_blocks(16, 64), 16384);
+        assert_eq!(device_blocks(16, 1 << 14), 4096);
+        assert_eq!(device_blocks(16, 1 << 26), 512);
+        assert_eq!(device_blocks(4096, 1 << 26), 2);
     }
 
     #[test]

@@ -61,6 +61,16 @@ pub enum ConfigError {
         /// The most allowed.
         max: u32,
     },
+    /// Fewer tokens than sequences in a step.
+    #[error(
+        "max_batch_tokens is {tokens}; it must be at least max_batch_size, which is {size}: every decode takes a token"
+    )]
+    BatchTokensBelowSize {
+        /// Tokens in a step.
+        tokens: u32,
+        /// Sequences in a step.
+        size: u32,
+    },
     /// No policy has that name.
     #[error("unknown policy '{name}'; there are: {known}")]
     UnknownPolicy {
@@ -97,12 +107,7 @@ impl Config {
         }
         // A step that could not hold one token of every running sequence would starve the ones at its end.
         if self.max_batch_tokens < self.max_batch_size {
-            return Err(ConfigError::OutOfRange {
-                name: "max_batch_tokens",
-                value: self.max_batch_tokens,
-                min: self.max_batch_size,
-                max: TOKENS_MAX,
-            });
+            return Err(ConfigError::BatchTokensBelowSize { tokens: self.max_batch_tokens, size: self.max_batch_size });
         }
         policy::by_name(&self.policy)?;
         eviction::by_name(&self.eviction, 1).map(|_| ())

@@ -17,6 +17,8 @@ use crate::tree::Published;
 
 /// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
 pub const WORKER_FAILURES_MAX: u32 = 3;
+/// Deadlines of ended requests that may stay before they are cleared away.
+const DEADLINES_SPARE: usize = 64;
 /// Step buffers kept for later.
 const SPARE_STEPS_MAX: usize = 4;
 
@@ -257,12 +259,28 @@ impl Core {
 
     /// The end of a request that is in neither queue any more.
     fn finish(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
+        self.sched.free_worker_slot(slot);
         let mut seq = self.sched.sequences.remove(slot);
         self.sched.tree.release(&mut seq.table, seq.published as usize);
         self.by_id.remove(&seq.id);
         self.sched.stats.finished += 1;
         self.sched.digest.decide(decision::FINISH, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
         actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
+        self.forget_deadlines();
+    }
+
+    /// Drops deadlines of requests that have ended: those that are next, and all when they are the most.
+    fn forget_deadlines(&mut self) {
+        let (by_id, sequences) = (&self.by_id, &self.sched.sequences);
+        let lives = |Reverse((_, arrival, id)): &Reverse<(u64, u64, RequestId)>| {
+            by_id.get(id).is_some_and(|slot| sequences[*slot].arrival == *arrival)
+        };
+        while self.deadlines.peek().is_some_and(|entry| !lives(entry)) {
+            self.deadlines.pop();
+        }
+        if self.deadlines.len() > DEADLINES_SPARE + 2 * by_id.len() {
+            self.deadlines.retain(lives);
+        }
     }
 
     fn expire(&mut self, actions: &mut Vec<Action>) {
@@ -308,7 +326,8 @@ impl Core {
         self.sched.digest.decide(decision::STEP, step.id, self.sched.tree.evicted());
         self.in_flight = Some(step.id);
         self.in_flight_seqs.clear();
-        self.in_flight_seqs.extend(step.seqs.iter().map(|seq| (seq.slot as usize, seq.n_tokens, seq.sample)));
+        let picked = self.sched.picked.iter().zip(&step.seqs);
+        self.in_flight_seqs.extend(picked.map(|(slot, seq)| (*slot, seq.n_tokens, seq.sample)));
         actions.push(Action::RunStep(step));
     }
 

@@ -39,12 +39,20 @@ pub(crate) struct Scheduler {
     pub max_batch_tokens: u32,
     pub max_batch_size: u32,
     pub tree: PrefixTree,
-    /// By slot. Slots are also the worker's.
+    /// By slot.
     pub sequences: Slab<Sequence>,
     /// (rank, arrival, slot) of waiting sequences.
     pub waiting: BTreeSet<(i64, u64, usize)>,
     /// Slots in the batch, in order of admission.
     pub running: Vec<usize>,
+    /// The sequences of the step being made, in its order.
+    pub picked: Vec<usize>,
+    /// Prefill chunks end at block boundaries. Off if a step full of decodes could leave less than a block: prefills
+    /// would starve.
+    aligned: bool,
+    /// Worker slots that are not taken, and the first that never was. So slots stay below the size of the batch.
+    free_worker_slots: Vec<u32>,
+    next_worker_slot: u32,
     pub stats: Stats,
     pub digest: Digest,
     found: Vec<u32>,
@@ -60,6 +68,10 @@ impl Scheduler {
             sequences: Slab::new(),
             waiting: BTreeSet::new(),
             running: Vec::new(),
+            picked: Vec::new(),
+            aligned: config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
+            free_worker_slots: Vec::new(),
+            next_worker_slot: 0,
             stats: Stats::default(),
             digest: Digest::default(),
             found: Vec::new(),
@@ -68,6 +80,7 @@ impl Scheduler {
 
     /// Fills `step` with what runs next. Leaves it empty if nothing can.
     pub fn schedule(&mut self, step: &mut Step) {
+        self.picked.clear();
         self.reserve_decode_blocks();
         let mut budget = self.max_batch_tokens;
         for at in 0..self.running.len() {
@@ -133,6 +146,7 @@ impl Scheduler {
     /// Takes a sequence out of the batch and puts it back in its place among the waiting.
     pub fn preempt(&mut self, slot: usize) {
         self.running.retain(|other| *other != slot);
+        self.free_worker_slot(slot);
         let seq = &mut self.sequences[slot];
         assert!(!seq.in_step, "a worker may still write the blocks of {}", seq.id);
         self.digest.decide(decision::PREEMPT, seq.id.0, u64::from(seq.computed));
@@ -141,6 +155,11 @@ impl Scheduler {
         seq.preemptions += 1;
         self.stats.preemptions += 1;
         self.waiting.insert((seq.rank, seq.arrival, slot));
+    }
+
+    /// A sequence that leaves the batch leaves its place on the worker to the next one.
+    pub fn free_worker_slot(&mut self, slot: usize) {
+        self.free_worker_slots.extend(self.sequences[slot].worker_slot.take());
     }
 
     /// How many of its tokens a sequence runs within `budget`: all that remain, or whole blocks. Less than a block
@@ -152,7 +171,7 @@ impl Scheduler {
         }
         let end = (seq.computed + budget) / self.block_size * self.block_size;
         match end.saturating_sub(seq.computed) {
-            0 if step_is_empty => budget,
+            0 if step_is_empty || !self.aligned => budget,
             aligned => aligned,
         }
     }
@@ -166,7 +185,7 @@ impl Scheduler {
         // The last token is run again even if its KV is there, because its logits are not.
         let computed = hit.min(total - 1);
         let misaligned = budget < (total - computed).min(self.block_size);
-        if misaligned && !step_is_empty {
+        if misaligned && self.aligned && !step_is_empty {
             return false;
         }
         let needed = total.div_ceil(self.block_size) - self.found.len() as u32;
@@ -182,6 +201,11 @@ impl Scheduler {
         seq.published = self.found.len() as u32;
         seq.computed = computed;
         seq.state = SequenceState::Prefill;
+        seq.worker_slot = self.free_worker_slots.pop().or_else(|| {
+            self.next_worker_slot += 1;
+            Some(self.next_worker_slot - 1)
+        });
+        debug_assert!(self.next_worker_slot <= self.max_batch_size, "as many slots as sequences in the batch");
         if seq.cached_tokens.is_none() {
             let cached = computed.min(seq.prompt_tokens);
             seq.cached_tokens = Some(cached);
@@ -219,7 +243,7 @@ impl Scheduler {
         }
         step.seqs.push(StepSeq {
             request: seq.id,
-            slot: slot as u32,
+            slot: seq.worker_slot.expect("a sequence in the batch has a place on the worker"),
             start,
             computed: seq.computed,
             n_tokens,
@@ -234,5 +258,6 @@ impl Scheduler {
         });
         seq.table_sent = seq.table.len() as u32;
         seq.in_step = true;
+        self.picked.push(slot);
     }
 }

@@ -37,6 +37,8 @@ pub struct Sequence {
     pub in_step: bool,
     /// It ends as soon as no step runs it.
     pub ending: Option<FinishReason>,
+    /// Where the worker keeps its mirror, while the sequence is in the batch.
+    pub worker_slot: Option<u32>,
     /// The worker's mirror of this sequence is this sequence.
     pub on_worker: bool,
     /// It met a hash collision: its blocks are no longer published.
@@ -87,6 +89,7 @@ impl Sequence {
             state: SequenceState::Waiting,
             in_step: false,
             ending: None,
+            worker_slot: None,
             on_worker: false,
             unpublishable: false,
             computed: 0,

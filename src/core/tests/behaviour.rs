@@ -147,6 +147,44 @@ fn a_budget_below_a_block_still_prefills() {
 }
 
 #[test]
+fn blocks_larger_than_a_step_do_not_stop_batching() {
+    let mut bench = Bench::new(Config { block_size: 16, device_blocks: 40, max_batch_tokens: 16, ..config() });
+    bench.submit(request(1, prompt(3), 50));
+    bench.answer();
+    bench.submit(request(2, (100..150).collect(), 5));
+    bench.answer();
+    assert_eq!(bench.running(), [(1, 4, 1, true), (2, 0, 15, false)], "what the decode leaves, though it is no block");
+    bench.finish_all();
+    assert_eq!(bench.ends.len(), 2);
+}
+
+#[test]
+fn places_on_the_worker_are_as_many_as_the_batch_has_however_many_wait() {
+    let mut bench = Bench::without_worker(Config { max_batch_size: 2, ..config() });
+    for id in 0..8 {
+        bench.submit(request(id, vec![id as u32; 5], 4));
+    }
+    bench.event(Event::WorkerJoined);
+    while let Some(step) = &bench.step {
+        assert!(step.seqs.iter().all(|seq| seq.slot < 2));
+        bench.answer();
+    }
+    assert_eq!(bench.ends.len(), 8);
+}
+
+#[test]
+fn deadlines_of_ended_requests_are_forgotten() {
+    let mut bench = Bench::new(config());
+    for id in 0..500 {
+        let mut request = request(id, prompt(3), 1);
+        request.deadline_ns = Some(1_000_000 - id);
+        bench.submit(request);
+        bench.finish_all();
+        assert_eq!(bench.core.next_deadline_ns(), None, "nobody is left to time out");
+    }
+}
+
+#[test]
 fn a_partial_hit_runs_only_the_rest_and_the_budget_counts_only_that() {
     let mut bench = Bench::new(config());
     bench.submit(request(1, prompt(14), 1));
@@ -433,7 +471,10 @@ fn history_is_sent_only_to_a_sampler_that_needs_it() {
 fn limits_out_of_range_are_named() {
     let error = |config: Config| Core::new(config).err().unwrap().to_string();
     assert!(error(Config { block_size: 0, ..config() }).starts_with("block_size is 0; it must be between 1"));
-    assert!(error(Config { max_batch_tokens: 3, ..config() }).starts_with("max_batch_tokens is 3"));
+    assert!(
+        error(Config { max_batch_tokens: 3, ..config() })
+            .starts_with("max_batch_tokens is 3; it must be at least max_batch_size")
+    );
     let unknown = error(Config { policy: "fifo".into(), ..config() });
     assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority");
 }
