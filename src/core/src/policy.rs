@@ -3,6 +3,7 @@
 //! To add one: write `policy/NAME.rs` with a type that implements [`Policy`], and add a line to [`REGISTRY`]. It then
 //! works in the server, the simulator and every test.
 
+mod edf;
 mod fcfs;
 mod priority;
 
@@ -43,9 +44,10 @@ pub trait Policy: Send {
 type Entry = (&'static str, &'static str, fn() -> Box<dyn Policy>);
 
 /// All policies.
-pub const REGISTRY: [Entry; 2] = [
+pub const REGISTRY: [Entry; 3] = [
     ("fcfs", "first come, first served", || Box::new(fcfs::Fcfs)),
     ("priority", "lower priority value first, then first come, first served", || Box::new(priority::Priority)),
+    ("edf", "earliest deadline first, then those without one", || Box::new(edf::Edf)),
 ];
 
 /// The names of all policies.

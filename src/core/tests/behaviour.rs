@@ -289,6 +289,19 @@ fn priority_admits_the_urgent_first_and_preempts_it_last() {
 }
 
 #[test]
+fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
+    let mut bench = Bench::without_worker(Config { policy: "edf".into(), max_batch_size: 1, ..config() });
+    for (id, deadline_ns) in [(1, None), (2, Some(9_000)), (3, Some(8_000)), (4, Some(u64::MAX))] {
+        let mut request = request(id, vec![id as u32; 3], 1);
+        request.deadline_ns = deadline_ns;
+        bench.submit(request);
+    }
+    bench.event(Event::WorkerJoined);
+    bench.finish_all();
+    assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 2, 1, 4]);
+}
+
+#[test]
 fn eviction_takes_the_least_recently_used_leaf() {
     let mut bench = Bench::new(Config { device_blocks: 6, ..config() });
     bench.submit(request(1, (0..8).collect(), 1));
@@ -476,5 +489,5 @@ fn limits_out_of_range_are_named() {
             .starts_with("max_batch_tokens is 3; it must be at least max_batch_size")
     );
     let unknown = error(Config { policy: "fifo".into(), ..config() });
-    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority");
+    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, edf");
 }
