@@ -119,16 +119,26 @@ struct Report {
     text: String,
     token_ids: Vec<u32>,
     finish_reason: &'static str,
-    prompt_tokens: u32,
-    cached_tokens: u32,
-    completion_tokens: u32,
-    preemptions: u32,
+    /// Why there is no more, if the answer is not whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Only the end of an answer has it.
+    #[serde(flatten)]
+    usage: Option<Usage>,
     /// Seconds from sending the request to its first token.
     ttft_s: Option<f64>,
     /// Seconds from sending the request to its end.
     e2e_s: f64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     logprobs: Vec<TokenLogprob>,
+}
+
+#[derive(Debug, Serialize)]
+struct Usage {
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    completion_tokens: u32,
+    preemptions: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -147,7 +157,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Sends the request and prints what comes back.
 ///
 /// # Errors
-/// If the server cannot be reached, refuses the request or fails on it.
+/// If the server cannot be reached, refuses the request, fails on it or does not finish it.
 pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     let request = request(&args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
@@ -175,6 +185,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
     Ok(proto::GenerateRequest {
         request_id: args.request_id.clone().unwrap_or_default(),
         prompt: Some(prompt),
+        add_special_tokens: None,
         sampling: Some(proto::Sampling {
             temperature: Some(args.temperature),
             top_p: args.top_p,
@@ -208,22 +219,28 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
     let sent = Instant::now();
     let stream = InferenceClient::new(channel).generate(request).await.map_err(told)?.into_inner();
     let mut report = Report::default();
-    let result = read(args, stream, sent, &mut report).await;
+    let result = read(args, stream, &mut report, sent).await;
+    report.e2e_s = sent.elapsed().as_secs_f64();
+    let result = report.close(result);
     let mut stdout = io::stdout();
     if !args.json && !report.text.is_empty() && !report.text.ends_with('\n') {
         writeln!(stdout)?;
     }
+    // What came before a failure is worth having too.
+    if args.json && (report.usage.is_some() || !report.token_ids.is_empty()) {
+        writeln!(stdout, "{}", serde_json::to_string(&report)?)?;
+    }
     result?;
     if args.json {
-        writeln!(stdout, "{}", serde_json::to_string(&report)?)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let Some(usage) = &report.usage else { return Ok(ExitCode::SUCCESS) };
     let figures = format!(
         "{}: {} prompt tokens ({} cached), {} generated, TTFT {:.3} s, E2E {:.3} s",
         report.finish_reason,
-        report.prompt_tokens,
-        report.cached_tokens,
-        report.completion_tokens,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
         report.ttft_s.unwrap_or(report.e2e_s),
         report.e2e_s,
     );
@@ -236,11 +253,12 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
 async fn read(
     args: &GenerateArgs,
     mut stream: Streaming<proto::GenerateResponse>,
-    sent: Instant,
     report: &mut Report,
+    sent: Instant,
 ) -> anyhow::Result<()> {
     let mut stdout = io::stdout();
-    while let Some(response) = stream.message().await.map_err(told)? {
+    while let Some(response) = stream.message().await.map_err(|status| report.failed(status))? {
+        report.request_id = response.request_id;
         match response.event {
             Some(Event::Chunk(chunk)) => {
                 report.ttft_s.get_or_insert_with(|| sent.elapsed().as_secs_f64());
@@ -258,13 +276,13 @@ async fn read(
             }
             Some(Event::Finish(finish)) => {
                 let usage = finish.usage.unwrap_or_default();
-                report.request_id = response.request_id;
                 report.finish_reason = reason(finish.reason());
-                report.prompt_tokens = usage.prompt_tokens;
-                report.cached_tokens = usage.cached_tokens;
-                report.completion_tokens = usage.completion_tokens;
-                report.preemptions = usage.preemptions;
-                report.e2e_s = sent.elapsed().as_secs_f64();
+                report.usage = Some(Usage {
+                    prompt_tokens: usage.prompt_tokens,
+                    cached_tokens: usage.cached_tokens,
+                    completion_tokens: usage.completion_tokens,
+                    preemptions: usage.preemptions,
+                });
                 return Ok(());
             }
             // A newer server may say things that this client does not know.
@@ -272,6 +290,32 @@ async fn read(
         }
     }
     bail!("the server closed the stream before its end")
+}
+
+impl Report {
+    /// The server gave up on the request.
+    fn failed(&mut self, status: Status) -> anyhow::Error {
+        if status.code() == Code::DeadlineExceeded {
+            self.finish_reason = "timeout";
+        }
+        told(status)
+    }
+
+    /// The answer is over. Whether it is whole: an answer cut off is a failure, whoever cut it.
+    fn close(&mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
+        let aborted = self.finish_reason == reason(proto::FinishReason::Abort);
+        let result = match result {
+            Ok(()) if aborted => Err(anyhow!("the request was aborted, or the server shut down, before its end")),
+            result => result,
+        };
+        if let Err(err) = &result {
+            self.error = Some(format!("{err:#}"));
+            if self.finish_reason.is_empty() {
+                self.finish_reason = "error";
+            }
+        }
+        result
+    }
 }
 
 fn reason(reason: proto::FinishReason) -> &'static str {
@@ -341,6 +385,33 @@ mod tests {
         assert_eq!(request.sampling, Some(sampling));
         assert_eq!(request.stopping, Some(proto::Stopping::default()));
         assert_eq!(request.timeout_ms, 0);
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_a_failure_and_says_why() {
+        let json = |report: &Report| serde_json::to_value(report).unwrap();
+        let begun = || Report { text: "ab".into(), token_ids: vec![97, 98], ..Report::default() };
+
+        let usage = || Usage { prompt_tokens: 5, cached_tokens: 0, completion_tokens: 2, preemptions: 0 };
+        let mut whole = Report { finish_reason: "length", usage: Some(usage()), ..begun() };
+        assert!(whole.close(Ok(())).is_ok());
+        assert_eq!((&json(&whole)["prompt_tokens"], json(&whole).get("error")), (&5.into(), None));
+
+        let mut aborted = Report { finish_reason: "abort", usage: Some(usage()), ..begun() };
+        assert!(aborted.close(Ok(())).is_err());
+        assert_eq!(json(&aborted)["finish_reason"], "abort");
+
+        for (status, finish_reason, error) in [
+            (Status::deadline_exceeded("time was up"), "timeout", "timeout: time was up"),
+            (Status::internal("broken"), "error", "the server says: broken"),
+        ] {
+            let mut report = begun();
+            let failed = report.failed(status);
+            assert_eq!(report.close(Err(failed)).unwrap_err().to_string(), error);
+            let json = json(&report);
+            assert_eq!((&json["finish_reason"], &json["error"]), (&finish_reason.into(), &error.into()));
+            assert_eq!((&json["text"], json.get("prompt_tokens")), (&"ab".into(), None));
+        }
     }
 
     #[test]

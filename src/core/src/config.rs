@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{eviction, policy};
+use crate::eviction::{self, Eviction};
+use crate::policy::{self, Policy};
 
 /// Tokens in a block unless the user says otherwise.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
@@ -109,7 +110,23 @@ impl Config {
         if self.max_batch_tokens < self.max_batch_size {
             return Err(ConfigError::BatchTokensBelowSize { tokens: self.max_batch_tokens, size: self.max_batch_size });
         }
-        policy::by_name(&self.policy)?;
-        eviction::by_name(&self.eviction, 1).map(|_| ())
+        self.make_policy()?;
+        self.make_eviction().map(|_| ())
     }
+
+    /// The policy that `policy` names.
+    pub fn make_policy(&self) -> Result<Box<dyn Policy>, ConfigError> {
+        let unknown = || ConfigError::UnknownPolicy { name: self.policy.clone(), known: list(policy::names()) };
+        policy::by_name(&self.policy).ok_or_else(unknown)
+    }
+
+    /// The eviction policy that `eviction` names, for as many blocks as there are.
+    pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
+        let unknown = || ConfigError::UnknownEviction { name: self.eviction.clone(), known: list(eviction::names()) };
+        eviction::by_name(&self.eviction, self.device_blocks).ok_or_else(unknown)
+    }
+}
+
+fn list(names: impl Iterator<Item = &'static str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
 }

@@ -6,12 +6,12 @@ use std::collections::{BinaryHeap, HashMap};
 use crate::block::BlockState;
 use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
-use crate::eviction;
 use crate::ids::RequestId;
-use crate::policy::{self, Policy};
+use crate::policy::Policy;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::{Scheduler, decision};
 use crate::sequence::{Sequence, SequenceState, view};
+use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::tree::Published;
 
@@ -21,45 +21,6 @@ pub const WORKER_FAILURES_MAX: u32 = 3;
 const DEADLINES_SPARE: usize = 64;
 /// Step buffers kept for later.
 const SPARE_STEPS_MAX: usize = 4;
-
-/// Gauges and counters of a core.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Stats {
-    /// Requests accepted and not in the batch.
-    pub waiting: u32,
-    /// Requests in the batch.
-    pub running: u32,
-    /// Blocks that hold nothing.
-    pub free_blocks: u32,
-    /// Published blocks that no sequence reads: cached, evictable.
-    pub idle_blocks: u32,
-    /// Published blocks that some sequence reads.
-    pub held_blocks: u32,
-    /// Blocks of one sequence alone.
-    pub private_blocks: u32,
-    /// Steps begun.
-    pub steps: u64,
-    /// Requests accepted.
-    pub accepted: u64,
-    /// Requests refused.
-    pub refused: u64,
-    /// Requests ended.
-    pub finished: u64,
-    /// Prompt tokens of requests when they were first admitted.
-    pub prompt_tokens: u64,
-    /// Those of them whose KV was found in the cache and not computed again.
-    pub cached_tokens: u64,
-    /// Tokens generated.
-    pub generated_tokens: u64,
-    /// Preemptions.
-    pub preemptions: u64,
-    /// Blocks published.
-    pub published_blocks: u64,
-    /// Blocks found to be duplicates of published ones, and freed.
-    pub merged_blocks: u64,
-    /// Published blocks evicted.
-    pub evicted_blocks: u64,
-}
 
 /// The core. Single-threaded, without I/O, clock or randomness: its decisions are a function of the events and times it
 /// was given.
@@ -93,8 +54,8 @@ impl Core {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            policy: policy::by_name(&config.policy)?,
-            sched: Scheduler::new(&config, eviction::by_name(&config.eviction, config.device_blocks)?),
+            policy: config.make_policy()?,
+            sched: Scheduler::new(&config, config.make_eviction()?),
             config,
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),

@@ -11,8 +11,6 @@ mod lru;
 pub mod queue;
 mod s3fifo;
 
-use crate::config::ConfigError;
-
 /// What a policy may know of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockView {
@@ -72,10 +70,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     REGISTRY.iter().map(|(name, ..)| *name)
 }
 
-/// The eviction policy called `name`, for a cache of `capacity` blocks.
-pub fn by_name(name: &str, capacity: u32) -> Result<Box<dyn Eviction>, ConfigError> {
-    match REGISTRY.iter().find(|(known, ..)| *known == name) {
-        Some((_, _, make)) => Ok(make(capacity)),
-        None => Err(ConfigError::UnknownEviction { name: name.into(), known: names().collect::<Vec<_>>().join(", ") }),
-    }
+/// The eviction policy called `name`, if there is one, for a cache of `capacity` blocks.
+pub fn by_name(name: &str, capacity: u32) -> Option<Box<dyn Eviction>> {
+    REGISTRY.iter().find(|(known, ..)| *known == name).map(|(_, _, make)| make(capacity))
 }

@@ -42,13 +42,15 @@ pub mod record;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+mod stats;
 pub mod step;
 pub mod tree;
 
 pub use crate::config::{Config, ConfigError};
-pub use crate::core::{Core, Stats, WORKER_FAILURES_MAX};
+pub use crate::core::{Core, WORKER_FAILURES_MAX};
 pub use crate::event::{Action, Event};
 pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
+pub use crate::stats::Stats;
 pub use crate::step::{Step, StepResult, StepSeq};

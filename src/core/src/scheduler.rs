@@ -13,10 +13,10 @@ use std::collections::BTreeSet;
 use slab::Slab;
 
 use crate::config::Config;
-use crate::core::Stats;
 use crate::digest::Digest;
 use crate::eviction::Eviction;
 use crate::sequence::{Sequence, SequenceState};
+use crate::stats::Stats;
 use crate::step::{Step, StepSeq};
 use crate::tree::PrefixTree;
 

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time;
 use tonic::{Request, Response, Status};
 use trunkline_core::{Config, Namespace, Refusal, RequestId};
 use trunkline_worker::{Model, Tokenizer};
@@ -19,6 +22,9 @@ use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
 const KV_DTYPE: &str = "f32";
 /// Prompts above this many bytes are tokenised and hashed on a thread that may block.
 const INLINE_BYTES_MAX: usize = 8 << 10;
+/// Prompts that are tokenised on such threads or wait for one, at most. What waits there is in no queue of the core's, so
+/// `max_queue` does not bound it.
+const TOKENISING_MAX: usize = 64;
 /// Ids in one call of Abort, at most.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
@@ -33,6 +39,8 @@ struct Shared {
     tokenizer: Tokenizer,
     config: Config,
     sessions: Sessions,
+    /// One permit for each prompt that is tokenised on a thread that may block, or waits for one.
+    tokenising: Arc<Semaphore>,
     next_id: AtomicU64,
     /// Sets the ids that this server makes apart from those of its predecessors.
     instance: u32,
@@ -46,6 +54,7 @@ impl InferenceService {
             tokenizer,
             config,
             sessions: Sessions::default(),
+            tokenising: Arc::new(Semaphore::new(TOKENISING_MAX)),
             next_id: AtomicU64::new(1),
             instance: validate::any_seed() as u32,
         };
@@ -58,9 +67,10 @@ impl Shared {
     fn prepare(&self, id: RequestId, checked: &mut Checked) -> Result<trunkline_core::Request, Invalid> {
         let prompt = match std::mem::replace(&mut checked.prompt, Prompt::Tokens(Vec::new())) {
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => {
-                self.tokenizer.encode(&text).map_err(|err| Invalid(format!("text cannot be tokenised: {err}")))?
-            }
+            Prompt::Text(text) => self
+                .tokenizer
+                .encode_with(&text, checked.add_special_tokens)
+                .map_err(|err| Invalid(format!("text cannot be tokenised: {err}")))?,
         };
         if prompt.is_empty() {
             return Err(Invalid("text has no tokens; the prompt needs at least one".into()));
@@ -87,6 +97,29 @@ impl Shared {
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
         Ok(request)
+    }
+
+    /// Prepares a long prompt on a thread that may block. Dropping the future takes back what no thread has begun.
+    async fn prepare_blocking(
+        self: &Arc<Self>,
+        id: RequestId,
+        mut checked: Checked,
+    ) -> Result<(trunkline_core::Request, Checked), Status> {
+        let Ok(permit) = self.tokenising.clone().try_acquire_owned() else {
+            let message = format!("{TOKENISING_MAX} long prompts are being tokenised; try again later");
+            return Err(Status::resource_exhausted(message));
+        };
+        let shared = self.clone();
+        let mut tokenising = JoinSet::new();
+        tokenising.spawn_blocking(move || {
+            let prepared = shared.prepare(id, &mut checked).map(|request| (request, checked));
+            drop(permit);
+            prepared
+        });
+        match tokenising.join_next().await {
+            Some(Ok(prepared)) => Ok(prepared?),
+            _ => Err(Status::internal("the tokenizer panicked")),
+        }
     }
 }
 
@@ -147,10 +180,11 @@ impl Inference for InferenceService {
         let (mut request, checked) = if bytes <= INLINE_BYTES_MAX {
             (shared.prepare(id, &mut checked)?, checked)
         } else {
-            let shared = shared.clone();
-            tokio::task::spawn_blocking(move || shared.prepare(id, &mut checked).map(|request| (request, checked)))
+            let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(shared.driver.clock().now_ns()));
+            let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
+            time::timeout(left, shared.prepare_blocking(id, checked))
                 .await
-                .map_err(|_| Status::internal("the tokenizer panicked"))??
+                .map_err(|_| Status::deadline_exceeded("time was up before the prompt was tokenised"))??
         };
         request.deadline_ns = deadline_ns;
 
@@ -164,6 +198,13 @@ impl Inference for InferenceService {
         let submit = Command::Submit { request: Box::new(request), outputs: sender, accepted };
         if let Err(reason) = shared.driver.send(submit) {
             generation.refused();
+            return Err(not_taken(reason));
+        }
+        // An abort while the prompt was tokenised came to the core before the request did.
+        if generation.aborted()
+            && let Err(reason) = shared.driver.send(Command::Abort(vec![id]))
+        {
+            // Dropping the generation aborts the request, room in the queue or not.
             return Err(not_taken(reason));
         }
         // If the client goes away while we wait here, the generation is dropped and aborts the request.
@@ -185,7 +226,7 @@ impl Inference for InferenceService {
                 ids.len()
             )));
         }
-        let found: Vec<RequestId> = ids.iter().filter_map(|id| self.shared.sessions.find(id)).collect();
+        let found: Vec<RequestId> = ids.iter().filter_map(|id| self.shared.sessions.abort(id)).collect();
         let n_found = found.len() as u32;
         if n_found > 0 {
             self.shared.driver.send(Command::Abort(found)).map_err(not_taken)?;
@@ -273,9 +314,112 @@ impl Inference for InferenceService {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::Sender;
+
+    use crossbeam_channel::Receiver;
+    use tokio::task::JoinHandle;
     use tonic::Code;
 
     use super::*;
+    use crate::driver::queue;
+
+    /// A service whose core nobody runs.
+    struct Gated {
+        service: Arc<InferenceService>,
+        commands: Receiver<Command>,
+    }
+
+    /// Runs a test in which no long prompt is tokenised before the gate is dropped: tokio's one blocking thread is behind it.
+    fn gated<F: Future<Output = ()>>(test: impl FnOnce(Gated, Sender<()>) -> F) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().max_blocking_threads(1).build().unwrap();
+        let (driver, commands) = queue(8);
+        let (model, tokenizer) = (Arc::new(Model::seeded(7)), Tokenizer::bytes());
+        let config = Config { max_context: 1 << 20, ..Config::default() };
+        let service = Arc::new(InferenceService::new(driver, model, tokenizer, config));
+        let (gate, opened) = std::sync::mpsc::channel();
+        runtime.spawn_blocking(move || opened.recv());
+        runtime.block_on(test(Gated { service, commands }, gate));
+    }
+
+    impl Gated {
+        /// Sends a request with a prompt too long to be tokenised at once, and lets it get as far as it can.
+        async fn generate(
+            &self,
+            request_id: &str,
+            timeout_ms: u32,
+        ) -> JoinHandle<Result<Response<Generation>, Status>> {
+            let prompt = Some(proto::generate_request::Prompt::Text("x".repeat(INLINE_BYTES_MAX + 1)));
+            let request_id = request_id.into();
+            let request = proto::GenerateRequest { request_id, prompt, timeout_ms, ..Default::default() };
+            let service = self.service.clone();
+            let running = tokio::spawn(async move { service.generate(Request::new(request)).await });
+            tokio::task::yield_now().await;
+            running
+        }
+
+        async fn abort(&self, request_id: &str) -> u32 {
+            let request = proto::AbortRequest { request_ids: vec![request_id.into()] };
+            self.service.abort(Request::new(request)).await.unwrap().into_inner().found
+        }
+
+        /// The next command, once it is there.
+        async fn command(&self) -> Command {
+            loop {
+                match self.commands.try_recv() {
+                    Ok(command) => return command,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_abort_while_the_prompt_is_tokenised_comes_behind_the_submission() {
+        gated(|test, gate| async move {
+            let running = test.generate("a", 0).await;
+            assert_eq!((test.abort("a").await, test.abort("b").await), (1, 0));
+            assert!(matches!(test.command().await, Command::Abort(_)), "of no use to a core without the request");
+            drop(gate);
+            let Command::Submit { request, outputs: _outputs, accepted } = test.command().await else {
+                panic!("not submitted")
+            };
+            assert!(matches!(test.command().await, Command::Abort(ids) if ids == [request.id]));
+            accepted.send(Ok(())).unwrap();
+            assert!(running.await.unwrap().is_ok());
+        });
+    }
+
+    #[test]
+    fn a_deadline_does_not_wait_for_the_tokenizer() {
+        gated(|test, gate| async move {
+            let status = test.generate("a", 1).await.await.unwrap().err().unwrap();
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+            assert_eq!(test.abort("a").await, 0, "the id is free again");
+            drop(gate);
+        });
+    }
+
+    #[test]
+    fn no_more_than_so_many_prompts_wait_for_the_tokenizer() {
+        gated(|test, gate| async move {
+            let mut waiting = Vec::new();
+            for i in 0..TOKENISING_MAX {
+                waiting.push(test.generate(&i.to_string(), 0).await);
+            }
+            let status = test.generate("one more", 0).await.await.unwrap().err().unwrap();
+            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+            assert!(test.commands.is_empty());
+            // Those whose clients go away make room as soon as a thread looks at them.
+            waiting.iter().for_each(JoinHandle::abort);
+            drop(gate);
+            while test.service.shared.tokenising.available_permits() < TOKENISING_MAX {
+                tokio::task::yield_now().await;
+            }
+            let _running = test.generate("one more", 0).await;
+            assert!(matches!(test.command().await, Command::Submit { .. }));
+        });
+    }
 
     #[test]
     fn each_refusal_has_its_status() {

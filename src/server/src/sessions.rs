@@ -1,4 +1,8 @@
-//! Which request ids of clients are active.
+//! Which request ids of clients are active, and which of them are to be aborted.
+//!
+//! A request is active before the core knows it, while its prompt is tokenised, and an abort must not be lost then. So
+//! [`Sessions::abort`] marks the request before the abort is sent to the core, and whoever submits the request looks for the
+//! mark after the submission was sent: either the abort is behind the submission, or the mark is seen.
 //!
 //! This is the one map that threads share. It stands at the edge: handlers write and read it, the core's thread does not know
 //! it, and no guard of it is held across an await.
@@ -11,7 +15,12 @@ use trunkline_core::RequestId;
 
 /// The active requests, by the ids their clients know.
 #[derive(Clone, Default)]
-pub(crate) struct Sessions(Arc<DashMap<String, RequestId>>);
+pub(crate) struct Sessions(Arc<DashMap<String, Active>>);
+
+struct Active {
+    id: RequestId,
+    aborted: bool,
+}
 
 /// An entry in [`Sessions`], which ends when this is dropped.
 pub(crate) struct Session {
@@ -25,15 +34,18 @@ impl Sessions {
         match self.0.entry(client_id.into()) {
             Entry::Occupied(_) => None,
             Entry::Vacant(vacant) => {
-                vacant.insert(id);
+                vacant.insert(Active { id, aborted: false });
                 Some(Session { sessions: self.clone(), client_id: client_id.into() })
             }
         }
     }
 
-    /// The core's id of an active request.
-    pub(crate) fn find(&self, client_id: &str) -> Option<RequestId> {
-        self.0.get(client_id).map(|id| *id)
+    /// Marks an active request as aborted; returns the core's id of it. The core MUST be told after that.
+    pub(crate) fn abort(&self, client_id: &str) -> Option<RequestId> {
+        self.0.get_mut(client_id).map(|mut active| {
+            active.aborted = true;
+            active.id
+        })
     }
 }
 
@@ -41,6 +53,11 @@ impl Session {
     /// The id the client knows.
     pub(crate) fn client_id(&self) -> &str {
         &self.client_id
+    }
+
+    /// Whether the request was aborted.
+    pub(crate) fn aborted(&self) -> bool {
+        self.sessions.0.get(&self.client_id).is_some_and(|active| active.aborted)
     }
 }
 
@@ -59,10 +76,13 @@ mod tests {
         let sessions = Sessions::default();
         let first = sessions.open("a", RequestId(1)).unwrap();
         assert!(sessions.open("a", RequestId(2)).is_none());
-        assert_eq!(sessions.find("a"), Some(RequestId(1)));
-        assert_eq!(sessions.find("b"), None);
+        assert!(!first.aborted());
+        assert_eq!(sessions.abort("a"), Some(RequestId(1)));
+        assert_eq!(sessions.abort("b"), None);
+        assert!(first.aborted());
         drop(first);
-        assert_eq!(sessions.find("a"), None);
-        assert!(sessions.open("a", RequestId(3)).is_some());
+        assert_eq!(sessions.abort("a"), None);
+        let next = sessions.open("a", RequestId(3)).unwrap();
+        assert!(!next.aborted(), "an abort is for one request, not for all of its id");
     }
 }

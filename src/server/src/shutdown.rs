@@ -1,10 +1,12 @@
 //! Stopping a server: gently, then at once.
 
+use std::thread;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::driver::{Command, DriverHandle};
 
@@ -60,11 +62,21 @@ impl ServerHandle {
         }
     }
 
-    /// Sends a command that must not be lost. The queue may be full, so it is waited for on a thread that may block.
+    /// Sends a command that must not be lost. The queue may be full, so it is waited for on a thread that may block: one of
+    /// its own, since those of tokio may all be busy with prompts.
     async fn send(&self, command: Command) {
         let driver = self.driver.clone();
-        // If the core's thread has ended there is nothing left to stop.
-        let _ = tokio::task::spawn_blocking(move || driver.send_blocking(command)).await;
+        let (sent, is_sent) = oneshot::channel::<()>();
+        let send = move || {
+            // If the core's thread has ended there is nothing left to stop.
+            driver.send_blocking(command);
+            drop(sent);
+        };
+        match thread::Builder::new().name("stop".into()).spawn(send) {
+            // Ends with the thread, which says nothing.
+            Ok(_) => drop(is_sent.await),
+            Err(err) => error!(%err, "cannot start a thread to stop the server"),
+        }
     }
 }
 
@@ -90,5 +102,34 @@ async fn next(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::driver::queue;
+
+    #[test]
+    fn stopping_needs_neither_tokios_threads_nor_room_in_the_queue() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        let (driver, commands) = queue(1);
+        runtime.block_on(async {
+            let (open, gate) = mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || gate.recv());
+            let (health, _) = tonic_health::server::health_reporter();
+            let handle = ServerHandle::new(driver.clone(), health).await;
+            handle.drain().await;
+            let stop = tokio::spawn(async move { handle.shutdown().await });
+            // Lets it find the queue full.
+            tokio::task::yield_now().await;
+            assert!(matches!(commands.recv(), Ok(Command::Drain)));
+            stop.await.unwrap();
+            assert!(matches!(commands.recv(), Ok(Command::Shutdown)));
+            drop(open);
+            assert!(busy.await.unwrap().is_err());
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! Finds stop strings in text that comes in pieces.
 //!
-//! The text ends at the first place where it ends with a stop string; of several that end there, the longest counts. That
-//! depends on the text alone, not on how it was cut into pieces. What could still become a stop string is held back.
+//! The text ends at the first place that may end it and where it ends with a stop string; of several that end there, the
+//! longest counts. That depends on the text alone, not on how it was cut into pieces. What could still become a stop string is held back.
 //!
 //! Each stop string is matched by its own Knuth-Morris-Pratt automaton over bytes: its state is the length of the longest
 //! prefix of the stop string that the text ends with, so the longest state of all is just what has to be held back. Bytes
@@ -36,14 +36,19 @@ impl Pattern {
         Self { text, fallback, matched: 0 }
     }
 
-    /// Takes the next byte of the text; returns whether the text now ends with the pattern.
+    /// Takes the next byte of the text; returns whether the text now ends with the pattern. What can still become the
+    /// pattern after that is shorter than it.
     fn step(&mut self, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
         while self.matched > 0 && bytes[self.matched] != byte {
             self.matched = self.fallback[self.matched - 1];
         }
         self.matched += usize::from(bytes[self.matched] == byte);
-        self.matched == bytes.len()
+        let ends_here = self.matched == bytes.len();
+        if ends_here {
+            self.matched = self.fallback[self.matched - 1];
+        }
+        ends_here
     }
 }
 
@@ -55,8 +60,9 @@ impl StopMatcher {
     }
 
     /// Takes the next piece of text and appends what is certain to precede any stop string to `released`. Returns the stop
-    /// string if the text has one now; the search MUST NOT be used after that.
-    pub(crate) fn push(&mut self, piece: &str, released: &mut String) -> Option<String> {
+    /// string if the text has one now; the search MUST NOT be used after that. Stop strings that end in a piece that
+    /// `may_stop` does not allow to end the text are text like any other, but one that begins in it may end in a later one.
+    pub(crate) fn push(&mut self, piece: &str, may_stop: bool, released: &mut String) -> Option<String> {
         if self.patterns.is_empty() {
             released.push_str(piece);
             return None;
@@ -66,7 +72,7 @@ impl StopMatcher {
             for i in 0..self.patterns.len() {
                 let ends_here = self.patterns[i].step(byte);
                 let longer = longest.is_none_or(|other| self.patterns[i].text.len() > self.patterns[other].text.len());
-                if ends_here && longer {
+                if ends_here && longer && may_stop {
                     longest = Some(i);
                 }
             }
@@ -98,9 +104,11 @@ mod tests {
 
     use super::*;
 
-    /// The text before the stop string and the stop string, straight from the definition.
-    fn expected(text: &str, stops: &[&str]) -> (String, Option<String>) {
-        for (end, _) in text.char_indices().skip(1).chain([(text.len(), ' ')]) {
+    /// The text before the stop string and the stop string, straight from the definition. The first `free` bytes may not end
+    /// the text.
+    fn expected(text: &str, stops: &[&str], free: usize) -> (String, Option<String>) {
+        let ends = text.char_indices().skip(1).chain([(text.len(), ' ')]);
+        for (end, _) in ends.filter(|(end, _)| *end > free) {
             let here = stops.iter().filter(|stop| text[..end].ends_with(**stop)).max_by_key(|stop| stop.len());
             if let Some(stop) = here {
                 return (text[..end - stop.len()].into(), Some((*stop).into()));
@@ -109,12 +117,12 @@ mod tests {
         (text.into(), None)
     }
 
-    /// What the matcher makes of pieces.
-    fn found<'a>(pieces: impl IntoIterator<Item = &'a str>, stops: &[&str]) -> (String, Option<String>) {
+    /// What the matcher makes of pieces, the first `free` of which may not end the text.
+    fn found<'a>(pieces: impl IntoIterator<Item = &'a str>, stops: &[&str], free: usize) -> (String, Option<String>) {
         let mut matcher = StopMatcher::new(stops.iter().map(|stop| (*stop).into()).collect());
         let mut released = String::new();
-        for piece in pieces {
-            if let Some(stop) = matcher.push(piece, &mut released) {
+        for (i, piece) in pieces.into_iter().enumerate() {
+            if let Some(stop) = matcher.push(piece, i >= free, &mut released) {
                 return (released, Some(stop));
             }
             let longest = stops.iter().map(|stop| stop.len()).max().unwrap_or(0);
@@ -155,9 +163,13 @@ mod tests {
             for length in 1..=7 {
                 for bits in 0..1u32 << length {
                     let text: String = (0..length).map(|i| if bits >> i & 1 == 1 { 'b' } else { 'a' }).collect();
-                    let expected = expected(&text, stops);
+                    let expected: Vec<_> = (0..=length).map(|free| expected(&text, stops, free)).collect();
                     for pieces in cuts(&text) {
-                        assert_eq!(found(pieces.iter().copied(), stops), expected, "{pieces:?} {stops:?}");
+                        for free in 0..=pieces.len() {
+                            let bytes: usize = pieces[..free].iter().map(|piece| piece.len()).sum();
+                            let found = found(pieces.iter().copied(), stops, free);
+                            assert_eq!(found, expected[bytes], "{pieces:?} {stops:?}, the first {free} free");
+                        }
                     }
                 }
             }
@@ -167,16 +179,16 @@ mod tests {
     #[test]
     fn a_stop_string_may_span_pieces_and_characters_of_many_bytes() {
         let pieces = ["gr", "ün", "e 🌳", "!"];
-        assert_eq!(found(pieces, &["n e 🌳"]), ("grüne 🌳!".into(), None));
-        assert_eq!(found(pieces, &["ne 🌳"]), ("grü".into(), Some("ne 🌳".into())));
-        assert_eq!(found(["\n", "\n", "User:"], &["\n\nUser:", "zzz"]), (String::new(), Some("\n\nUser:".into())));
+        assert_eq!(found(pieces, &["n e 🌳"], 0), ("grüne 🌳!".into(), None));
+        assert_eq!(found(pieces, &["ne 🌳"], 0), ("grü".into(), Some("ne 🌳".into())));
+        assert_eq!(found(["\n", "\n", "User:"], &["\n\nUser:", "zzz"], 0), (String::new(), Some("\n\nUser:".into())));
     }
 
     #[test]
     fn without_stop_strings_nothing_is_held_back() {
         let mut matcher = StopMatcher::new(Vec::new());
         let mut released = String::new();
-        assert_eq!(matcher.push("any text", &mut released), None);
+        assert_eq!(matcher.push("any text", true, &mut released), None);
         assert_eq!(released, "any text");
     }
 
@@ -185,10 +197,12 @@ mod tests {
         fn any_text_in_any_pieces_agrees_with_the_definition(
             pieces in proptest::collection::vec("[abü🌳]{0,4}", 0..12),
             stops in proptest::collection::vec("[abü🌳]{1,5}", 0..4),
+            free in 0usize..6,
         ) {
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let text = pieces.concat();
-            prop_assert_eq!(found(pieces.iter().map(String::as_str), &stops), expected(&text, &stops));
+            let bytes = pieces.iter().take(free).map(String::len).sum();
+            prop_assert_eq!(found(pieces.iter().map(String::as_str), &stops, free), expected(&text, &stops, bytes));
         }
     }
 }

@@ -75,6 +75,11 @@ impl Generation {
         }
     }
 
+    /// Whether the request was aborted by its id.
+    pub(crate) fn aborted(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::aborted)
+    }
+
     /// The request never began, so there is nothing to abort.
     pub(crate) fn refused(mut self) {
         self.session = None;
@@ -118,9 +123,8 @@ impl Generation {
     }
 
     fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
-        if self.n_tokens < self.min_tokens {
-            chunk.text.push_str(text);
-        } else if let Some(stop) = self.stops.push(text, &mut chunk.text) {
+        let may_stop = self.n_tokens >= self.min_tokens;
+        if let Some(stop) = self.stops.push(text, may_stop, &mut chunk.text) {
             self.stopping = Some(Stopping { stop, told: false });
         }
     }
@@ -257,7 +261,7 @@ mod tests {
             match self.generation.next().await.unwrap().unwrap().event.unwrap() {
                 Event::Chunk(chunk) => panic!("not the end: {chunk:?}"),
                 Event::Finish(finish) => {
-                    assert_eq!(self.sessions.find("client's"), None, "the id is free when the end is sent");
+                    assert_eq!(self.sessions.abort("client's"), None, "the id is free when the end is sent");
                     assert!(self.generation.next().await.is_none());
                     (finish.reason(), finish.usage.unwrap().completion_tokens, finish.stopped_by)
                 }
@@ -325,11 +329,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stop_string_counts_where_it_ends() {
+        for (min_tokens, n_tokens, text) in [(2, 3, "a"), (3, 3, "a"), (4, 5, "abc"), (5, 5, "abc"), (6, 7, "abcbc")] {
+            let mut setup = setup(&["bc"], min_tokens);
+            setup.say("abcbcbc");
+            assert_eq!(setup.chunk().await, (n_tokens, text.into()), "min_tokens {min_tokens}");
+            setup.finish(FinishReason::Length);
+            assert_eq!(setup.end().await.2, Some(StoppedBy::StopString("bc".into())));
+        }
+        let mut setup = setup(&["bc"], 4);
+        setup.say("abcd");
+        setup.finish(FinishReason::Length);
+        assert_eq!(setup.chunk().await, (4, "abcd".into()));
+        assert_eq!(setup.end().await, (proto::FinishReason::Length, 4, None));
+    }
+
+    #[tokio::test]
     async fn a_stream_dropped_before_its_end_aborts() {
         let setup = setup(&[], 0);
         drop(setup.generation);
         assert!(matches!(setup.commands.try_recv(), Ok(Command::Abort(ids)) if ids == [ID]));
-        assert_eq!(setup.sessions.find("client's"), None);
+        assert_eq!(setup.sessions.abort("client's"), None);
         assert!(setup.outputs.is_closed());
     }
 

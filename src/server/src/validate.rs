@@ -26,6 +26,7 @@ const DIVISOR_MAX: f32 = 100.0;
 pub(crate) struct Checked {
     pub(crate) request_id: String,
     pub(crate) prompt: Prompt,
+    pub(crate) add_special_tokens: bool,
     pub(crate) sampling: Sampling,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) min_tokens: u32,
@@ -78,8 +79,17 @@ pub(crate) fn check(
     vocab_size: u32,
     eos_token_ids: &[Token],
 ) -> Result<Checked, Invalid> {
-    let proto::GenerateRequest { request_id, prompt, sampling, stopping, output, cache_salt, priority, timeout_ms } =
-        request;
+    let proto::GenerateRequest {
+        request_id,
+        prompt,
+        add_special_tokens,
+        sampling,
+        stopping,
+        output,
+        cache_salt,
+        priority,
+        timeout_ms,
+    } = request;
     ensure(request_id.len() <= REQUEST_ID_BYTES_MAX, || {
         format!("request_id has {} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed", request_id.len())
     })?;
@@ -98,6 +108,7 @@ pub(crate) fn check(
     Ok(Checked {
         request_id,
         prompt,
+        add_special_tokens: add_special_tokens.unwrap_or(true),
         sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs)?,
         max_tokens: stopping.max_tokens,
         min_tokens: stopping.min_tokens,
@@ -227,7 +238,7 @@ mod tests {
         assert_eq!(checked.max_tokens, None);
         assert_eq!(checked.stop_token_ids, EOS);
         assert_eq!(checked.timeout, None);
-        assert!(checked.skip_special_tokens);
+        assert!(checked.skip_special_tokens && checked.add_special_tokens);
         assert_ne!(check_it(request()).unwrap().sampling.seed, checked.sampling.seed);
     }
 
@@ -236,6 +247,7 @@ mod tests {
         let checked = check_it(proto::GenerateRequest {
             request_id: "r".into(),
             prompt: Some(Wire::TokenIds(proto::TokenIds { ids: vec![0, VOCAB - 1] })),
+            add_special_tokens: Some(false),
             sampling: Some(proto::Sampling {
                 temperature: Some(0.0),
                 top_p: Some(0.5),
@@ -261,6 +273,7 @@ mod tests {
             Ok(Checked {
                 request_id: "r".into(),
                 prompt: Prompt::Tokens(vec![0, VOCAB - 1]),
+                add_special_tokens: false,
                 sampling: Sampling {
                     temperature: 0.0,
                     top_k: 3,

@@ -91,9 +91,19 @@ impl Tokenizer {
     ///
     /// The tokenizer has no token for a part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
+        self.encode_with(text, true)
+    }
+
+    /// [`Tokenizer::encode`], which adds special tokens only if `add_special_tokens`: a text that brings its own, such as a
+    /// rendered chat template, must not get them twice.
+    ///
+    /// # Errors
+    ///
+    /// The tokenizer has no token for a part of the text.
+    pub fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ModelError> {
         match &self.codec.hugging_face {
             None => Ok(text.bytes().map(u32::from).collect()),
-            Some(tokenizer) => match tokenizer.encode_fast(text, true) {
+            Some(tokenizer) => match tokenizer.encode_fast(text, add_special_tokens) {
                 Ok(encoding) => Ok(encoding.get_ids().to_vec()),
                 Err(error) => Err(ModelError::Encode { problem: error.to_string() }),
             },
@@ -212,6 +222,10 @@ mod tests {
 
     /// Byte-level BPE without merges: every byte is a token.
     fn byte_level() -> Tokenizer {
+        byte_level_with(&Value::Null)
+    }
+
+    fn byte_level_with(post_processor: &Value) -> Tokenizer {
         let alphabet = byte_level_alphabet();
         let vocab: serde_json::Map<String, Value> = alphabet
             .iter()
@@ -227,6 +241,7 @@ mod tests {
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
             "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
             "model": {"type": "BPE", "vocab": vocab, "merges": []},
+            "post_processor": post_processor,
         });
         Tokenizer::parse(json.to_string().as_bytes()).unwrap()
     }
@@ -327,6 +342,22 @@ mod tests {
         let mut bytes = Tokenizer::bytes().detokenizer(false);
         assert_eq!([BOS, 65, EOS].map(|id| bytes.push(id)).concat(), "<bos>A<eos>");
         assert_eq!(Tokenizer::bytes().decode(&[BOS, 65, EOS]), "A");
+    }
+
+    #[test]
+    fn a_begin_token_is_put_before_the_text_unless_the_text_brings_its_own() {
+        let tokenizer = byte_level_with(&json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [256], "tokens": ["<|begin|>"]}},
+        }));
+        let plain = tokenizer.encode_with("xy", false).unwrap();
+        assert_eq!(plain.len(), 2);
+        let begun = [&[256], plain.as_slice()].concat();
+        assert_eq!(tokenizer.encode("xy").unwrap(), begun);
+        assert_eq!(tokenizer.encode_with("<|begin|>xy", false).unwrap(), begun);
+        assert_eq!(tokenizer.encode("<|begin|>xy").unwrap(), [&[256], begun.as_slice()].concat());
     }
 
     #[test]

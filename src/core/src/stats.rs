@@ -1,0 +1,40 @@
+//! What a core counts.
+
+/// Gauges and counters of a core.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Stats {
+    /// Requests accepted and not in the batch.
+    pub waiting: u32,
+    /// Requests in the batch.
+    pub running: u32,
+    /// Blocks that hold nothing.
+    pub free_blocks: u32,
+    /// Published blocks that no sequence reads: cached, evictable.
+    pub idle_blocks: u32,
+    /// Published blocks that some sequence reads.
+    pub held_blocks: u32,
+    /// Blocks of one sequence alone.
+    pub private_blocks: u32,
+    /// Steps begun.
+    pub steps: u64,
+    /// Requests accepted.
+    pub accepted: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Requests ended.
+    pub finished: u64,
+    /// Prompt tokens of requests when they were first admitted.
+    pub prompt_tokens: u64,
+    /// Those of them whose KV was found in the cache and not computed again.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Preemptions.
+    pub preemptions: u64,
+    /// Blocks published.
+    pub published_blocks: u64,
+    /// Blocks found to be duplicates of published ones, and freed.
+    pub merged_blocks: u64,
+    /// Published blocks evicted.
+    pub evicted_blocks: u64,
+}
