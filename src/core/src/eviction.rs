@@ -7,8 +7,10 @@ mod cost;
 mod ghost;
 mod levels;
 mod lfu;
+mod life;
 mod lru;
 pub mod queue;
+mod reuse;
 mod s3fifo;
 
 /// What a policy may know of a block.
@@ -56,12 +58,13 @@ pub trait Eviction: Send + std::fmt::Debug {
 type Entry = (&'static str, &'static str, fn(u32) -> Box<dyn Eviction>);
 
 /// All eviction policies.
-pub const REGISTRY: [Entry; 4] = [
+pub const REGISTRY: [Entry; 5] = [
     ("lru", "least recently used", |_| Box::<lru::Lru>::default()),
     ("lfu", "least frequently used, with ageing", |_| Box::<lfu::Lfu>::default()),
     ("s3fifo", "S3-FIFO: a small queue for one-hit wonders, a main queue, a ghost", |n| {
         Box::new(s3fifo::S3Fifo::new(n))
     }),
+    ("reuse", "least likely to be used again, learned from the traffic", |n| Box::new(reuse::Reuse::new(n))),
     ("cost", "least cost of recomputing per byte (GreedyDual)", |_| Box::<cost::Cost>::default()),
 ];
 
