@@ -1,14 +1,13 @@
 //! The prefix tree: which published block continues which, who reads it, and which goes first.
 //!
-//! The tree has no node objects. A published block *is* a node, and everything known of it stands in arrays indexed by
-//! the block's index: its chained hash, its parent, its tokens, the number of its readers. One hash table finds a block by its
-//! hash; it holds 4-byte indices only.
+//! The tree has no allocated nodes. A published block *is* a node, and everything known of it stands in arrays indexed by
+//! the block's index: its chained hash, its tokens, and one small record with its parent and the number of its readers. One
+//! hash table finds a block by its hash; it holds 4-byte indices only.
 //!
-//! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Blocks of a chain mostly lie next to
-//! each other (see [`crate::block::BlockPool`]), so after a block is found in the table, the ones after it are looked for right behind it, by comparing
-//! hashes in two arrays; the table is probed again only where such a run ends. Every block that is taken is verified: same
-//! parent, same tokens. Two prefixes of one
-//! hash can therefore cost a hit, never contents.
+//! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Blocks of a chain mostly lie next
+//! to each other (see [`crate::block::BlockPool`]), so after a block is found in the table, the ones after it are looked for
+//! right behind it, by comparing hashes in two arrays; the table is probed again only where such a run ends. Every block that
+//! is taken is verified: same parent, same tokens. Two prefixes of one hash can therefore cost a hit, never contents.
 //!
 //! **Readers.** A reader of a block reads all its ancestors, so the ancestors of a held block are held, and the
 //! descendants of an idle block are idle. Eviction takes idle leaves only; an idle block always has its parent in the tree.
@@ -35,6 +34,21 @@ pub enum Published {
     Collided,
 }
 
+/// What the tree knows of a block beside its hash and its tokens: all that one look at a block needs, in one place.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    /// The block before it, or [`ROOT`].
+    parent: u32,
+    /// Published blocks that continue it.
+    children: u32,
+    /// Sequences that read it.
+    readers: u32,
+    /// Blocks before it in its prefix.
+    depth: u32,
+    /// Times it was found since it was published.
+    hits: u16,
+}
+
 /// Published blocks, and the pool they come from.
 #[derive(Debug)]
 pub struct PrefixTree {
@@ -44,11 +58,7 @@ pub struct PrefixTree {
     /// Indices of published blocks by hash. Never iterated.
     by_hash: HashTable<u32>,
     hashes: Vec<BlockHash>,
-    parents: Vec<u32>,
-    children: Vec<u32>,
-    readers: Vec<u32>,
-    depths: Vec<u32>,
-    hits: Vec<u16>,
+    nodes: Vec<Node>,
     /// `block_size` tokens per opened slot.
     tokens: Vec<Token>,
     evicted: u64,
@@ -64,11 +74,7 @@ impl PrefixTree {
             eviction,
             by_hash: HashTable::new(),
             hashes: Vec::new(),
-            parents: Vec::new(),
-            children: Vec::new(),
-            readers: Vec::new(),
-            depths: Vec::new(),
-            hits: Vec::new(),
+            nodes: Vec::new(),
             tokens: Vec::new(),
             evicted: 0,
             collisions: 0,
@@ -119,8 +125,8 @@ impl PrefixTree {
     /// How many of the `run` blocks from `first` on continue each other, beginning after `parent`, and hold these tokens.
     fn verified(&self, first: u32, run: usize, parent: u32, tokens: &[Token]) -> usize {
         let at = first as usize;
-        let links = self.parents[at + 1..at + run].iter().zip(first..);
-        let linked = self.parents[at] == parent && links.clone().all(|(link, before)| *link == before);
+        let mut links = self.nodes[at + 1..at + run].iter().zip(first..);
+        let linked = self.nodes[at].parent == parent && links.all(|(node, before)| node.parent == before);
         if linked && self.tokens[at * self.block_size..][..tokens.len()] == *tokens {
             return run;
         }
@@ -128,7 +134,7 @@ impl PrefixTree {
         let mut before = parent;
         for (i, block) in tokens.chunks_exact(self.block_size).enumerate() {
             let index = first + i as u32;
-            if self.parents[index as usize] != before || self.tokens_of(index) != block {
+            if self.nodes[index as usize].parent != before || self.tokens_of(index) != block {
                 return i;
             }
             before = index;
@@ -139,7 +145,7 @@ impl PrefixTree {
     /// How many of these blocks are idle, that is, would stop being usable if they were held.
     pub fn count_idle(&self, blocks: &[u32]) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
-        blocks.iter().rev().take_while(|index| self.readers[**index as usize] == 0).count() as u32
+        blocks.iter().rev().take_while(|index| self.nodes[**index as usize].readers == 0).count() as u32
     }
 
     /// Adds a reader to each block of a prefix just found and appends their handles to `table`.
@@ -147,7 +153,7 @@ impl PrefixTree {
         table.reserve(blocks.len());
         for index in blocks {
             self.add_reader(*index);
-            let hits = &mut self.hits[*index as usize];
+            let hits = &mut self.nodes[*index as usize].hits;
             *hits = hits.saturating_add(1);
             table.push(self.pool.handle(*index));
         }
@@ -182,12 +188,12 @@ impl PrefixTree {
     ) -> Published {
         debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Private);
         debug_assert!(
-            parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers[parent.index as usize] > 0)
+            parent.is_none_or(|parent| self.pool.is_current(parent) && self.nodes[parent.index as usize].readers > 0)
         );
         debug_assert_eq!(tokens.len(), self.block_size);
         let parent = parent.map_or(ROOT, |parent| parent.index);
         if let Some(twin) = self.lookup(hash) {
-            if self.parents[twin as usize] != parent || self.tokens_of(twin) != tokens {
+            if self.nodes[twin as usize].parent != parent || self.tokens_of(twin) != tokens {
                 self.collisions += 1;
                 return Published::Collided;
             }
@@ -197,15 +203,14 @@ impl PrefixTree {
         }
         let at = block.index as usize;
         self.hashes[at] = hash;
-        self.parents[at] = parent;
-        self.readers[at] = 1;
-        self.tokens[at * self.block_size..][..self.block_size].copy_from_slice(tokens);
-        self.hits[at] = 0;
-        self.depths[at] = 0;
+        let mut depth = 0;
         if parent != ROOT {
-            self.children[parent as usize] += 1;
-            self.depths[at] = self.depths[parent as usize] + 1;
+            let parent = &mut self.nodes[parent as usize];
+            parent.children += 1;
+            depth = parent.depth + 1;
         }
+        self.nodes[at] = Node { parent, children: 0, readers: 1, depth, hits: 0 };
+        self.tokens[at * self.block_size..][..self.block_size].copy_from_slice(tokens);
         let hashes = &self.hashes;
         self.by_hash.insert_unique(table_hash(hash), block.index, |index| table_hash(hashes[*index as usize]));
         self.pool.set(block.index, BlockState::Held);
@@ -223,13 +228,13 @@ impl PrefixTree {
                 self.pool.set(index, BlockState::Free);
                 continue;
             }
-            let readers = &mut self.readers[index as usize];
+            let readers = &mut self.nodes[index as usize].readers;
             *readers -= 1;
             if *readers == 0 {
                 self.pool.set(index, BlockState::Idle);
                 let view = self.view(index);
                 self.eviction.idle(&view);
-                if self.children[index as usize] == 0 {
+                if self.nodes[index as usize].children == 0 {
                     self.eviction.leaf(&view);
                 }
             }
@@ -249,7 +254,7 @@ impl PrefixTree {
         let index = self.eviction.pop().expect("some block is idle, so some leaf is");
         let at = index as usize;
         assert!(
-            self.children[at] == 0 && self.readers[at] == 0,
+            self.nodes[at].children == 0 && self.nodes[at].readers == 0,
             "the policy evicts block {index}, which is no idle leaf"
         );
         let hashes = &self.hashes;
@@ -260,10 +265,10 @@ impl PrefixTree {
         self.hashes[at] = NO_HASH;
         self.pool.set(index, BlockState::Free);
         self.evicted += 1;
-        let parent = self.parents[at];
+        let parent = self.nodes[at].parent;
         if parent != ROOT {
-            self.children[parent as usize] -= 1;
-            if self.children[parent as usize] == 0 && self.readers[parent as usize] == 0 {
+            self.nodes[parent as usize].children -= 1;
+            if self.nodes[parent as usize].children == 0 && self.nodes[parent as usize].readers == 0 {
                 self.eviction.leaf(&self.view(parent));
             }
         }
@@ -271,19 +276,19 @@ impl PrefixTree {
 
     fn view(&self, index: u32) -> BlockView {
         let at = index as usize;
-        let parent = (self.parents[at] != ROOT).then_some(self.parents[at]);
+        let parent = (self.nodes[at].parent != ROOT).then_some(self.nodes[at].parent);
         BlockView {
             index,
             parent,
-            parent_hits: parent.map_or(0, |parent| u32::from(self.hits[parent as usize])),
-            depth: self.depths[at],
+            parent_hits: parent.map_or(0, |parent| u32::from(self.nodes[parent as usize].hits)),
+            depth: self.nodes[at].depth,
             hash: table_hash(self.hashes[at]),
-            hits: u32::from(self.hits[at]),
+            hits: u32::from(self.nodes[at].hits),
         }
     }
 
     fn add_reader(&mut self, index: u32) {
-        let readers = &mut self.readers[index as usize];
+        let readers = &mut self.nodes[index as usize].readers;
         *readers += 1;
         if *readers == 1 {
             self.eviction.read(&self.view(index));
@@ -304,11 +309,7 @@ impl PrefixTree {
         let at = index as usize;
         if self.hashes.len() <= at {
             self.hashes.resize(at + 1, NO_HASH);
-            self.parents.resize(at + 1, ROOT);
-            self.children.resize(at + 1, 0);
-            self.readers.resize(at + 1, 0);
-            self.depths.resize(at + 1, 0);
-            self.hits.resize(at + 1, 0);
+            self.nodes.resize(at + 1, Node { parent: ROOT, children: 0, readers: 0, depth: 0, hits: 0 });
             self.tokens.resize((at + 1) * self.block_size, 0);
         }
     }
@@ -325,23 +326,24 @@ impl PrefixTree {
                     assert_eq!(self.hashes[at], NO_HASH, "block {index} has a hash and is not published");
                     continue;
                 }
-                BlockState::Held => assert!(self.readers[at] > 0, "block {index} is held by nobody"),
-                BlockState::Idle => assert_eq!(self.readers[at], 0, "block {index} is idle and read"),
+                BlockState::Held => assert!(self.nodes[at].readers > 0, "block {index} is held by nobody"),
+                BlockState::Idle => assert_eq!(self.nodes[at].readers, 0, "block {index} is idle and read"),
             }
             published += 1;
             assert_eq!(self.lookup(self.hashes[at]), Some(index), "block {index} cannot be found");
-            let parent = self.parents[at];
+            let parent = self.nodes[at].parent;
             if parent != ROOT {
                 children[parent as usize] += 1;
                 assert_ne!(self.hashes[parent as usize], NO_HASH, "block {index} outlived its parent");
                 assert!(
-                    self.readers[parent as usize] >= self.readers[at],
+                    self.nodes[parent as usize].readers >= self.nodes[at].readers,
                     "a reader of {index} does not read its parent"
                 );
             }
         }
         assert_eq!(published, self.by_hash.len(), "the table holds blocks that are not published");
-        assert_eq!(children, self.children, "child counts drifted");
+        let counted = self.nodes.iter().map(|node| node.children);
+        assert!(counted.eq(children), "child counts drifted");
     }
 }
 
