@@ -9,7 +9,7 @@
 //!
 //! 1. A driver makes a [`Request`], hashes its prompt ([`Request::hash_prompt`]) off the core's thread, and submits it.
 //! 2. At the door ([`Core::handle`]) it is refused for good, or accepted and ranked by the [`policy`].
-//! 3. The [`scheduler`](crate::config::Config) pass admits the head of the queue: it finds the longest published prefix in the
+//! 3. A scheduling pass (`scheduler.rs`) admits the head of the queue: it finds the longest published prefix in the
 //!    [`tree`], verifies it by tokens, takes references, and takes private blocks for the rest.
 //! 4. A [`Step`] runs decodes and prefill chunks together, within a budget of tokens.
 //! 5. When the step ends, blocks that became full are published; equal ones are merged.
