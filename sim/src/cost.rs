@@ -217,6 +217,7 @@ mod tests {
             n_blocks: 0,
             sample,
             n_generated: 0,
+            n_drafts: 0,
         };
         let step = Step {
             seqs: vec![seq(99, 1, true), seq(9, 1, true), seq(0, 4, false), seq(10, 3, true)],

@@ -272,6 +272,7 @@ impl<'a> Fleet<'a> {
 
     fn perform(&mut self, replica: usize, action: Action) {
         match action {
+            Action::Transfer(_) => unreachable!("the core has no host blocks"),
             Action::Token { request, token } => self.take_token(request, token),
             Action::RunStep(step) => {
                 let duration_ns = self.cost.step_ns(&StepShape::of(&step));

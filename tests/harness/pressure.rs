@@ -78,6 +78,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         max_context: 200,
         policy: policies[rng.random_range(0..policies.len())].into(),
         eviction: evictions[rng.random_range(0..evictions.len())].into(),
+        ..Config::default()
     };
     let mut run = Run {
         worker: OracleWorker::new(config.block_size, config.device_blocks),
@@ -225,6 +226,7 @@ impl Run {
                 assert!(self.joined && self.step.is_none(), "one step at a time, on a worker that is there");
                 self.step = Some(step);
             }
+            Action::Transfer(_) => unreachable!("the core has no host blocks"),
             Action::Token { request, token } => {
                 let known = self.known.get_mut(&request).expect("a token for a known request");
                 assert!(known.end.is_none() && !known.refused, "{request} goes on after its end");

@@ -156,6 +156,7 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
         max_context,
         policy: settings.policy.clone().unwrap_or(default.policy),
         eviction: settings.eviction.clone().unwrap_or(default.eviction),
+        ..default
     };
     config.device_blocks = match settings.device_blocks {
         Some(blocks) => blocks,

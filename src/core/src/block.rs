@@ -2,7 +2,7 @@
 //!
 //! A block is in exactly one place. The place is a [`BlockState`]; [`BlockPool::set`] is the only function that changes it,
 //! and it refuses every change that [`TRANSITIONS`] does not list. The numbers of blocks per state are kept by the same
-//! function, so free + private + held + idle = capacity by construction; [`BlockPool::check`] counts again.
+//! function, so free + private + held + idle + moving = capacity by construction; [`BlockPool::check`] counts again.
 
 use crate::ids::BlockHandle;
 
@@ -18,16 +18,21 @@ pub enum BlockState {
     Held,
     /// Published and read by none: cached, and first to go.
     Idle,
+    /// Of one sequence alone, and a copy under way reads or writes it: no step may.
+    Moving,
 }
 
 /// Every change of state there is, with the occasion.
-pub const TRANSITIONS: [(BlockState, BlockState, &str); 6] = [
+pub const TRANSITIONS: [(BlockState, BlockState, &str); 9] = [
     (BlockState::Free, BlockState::Private, "allocate"),
     (BlockState::Private, BlockState::Free, "release, or merge into an equal published block"),
     (BlockState::Private, BlockState::Held, "publish"),
     (BlockState::Held, BlockState::Idle, "last reader left"),
     (BlockState::Idle, BlockState::Held, "prefix hit"),
     (BlockState::Idle, BlockState::Free, "evict"),
+    (BlockState::Private, BlockState::Moving, "a copy begins"),
+    (BlockState::Moving, BlockState::Private, "a copy to the device ended"),
+    (BlockState::Moving, BlockState::Free, "a copy to the host ended, or a copy failed"),
 ];
 
 impl BlockState {
@@ -55,13 +60,19 @@ pub struct BlockPool {
     /// Freed slots. Blocks of a chain are freed tail first, so they come back head first and in ascending order, which
     /// keeps the blocks of a sequence next to each other.
     freed: Vec<u32>,
-    counts: [u32; 4],
+    counts: [u32; 5],
 }
 
 impl BlockPool {
     /// A pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
-        Self { capacity, states: Vec::new(), generations: Vec::new(), freed: Vec::new(), counts: [capacity, 0, 0, 0] }
+        Self {
+            capacity,
+            states: Vec::new(),
+            generations: Vec::new(),
+            freed: Vec::new(),
+            counts: [capacity, 0, 0, 0, 0],
+        }
     }
 
     /// All blocks there are.
@@ -124,7 +135,7 @@ impl BlockPool {
 
     /// Panics unless the counts are what counting says, and the free stack holds exactly the free slots.
     pub fn check(&self) {
-        let mut counted = [0u32; 4];
+        let mut counted = [0u32; 5];
         for state in &self.states {
             counted[*state as usize] += 1;
         }
@@ -144,7 +155,8 @@ impl BlockPool {
 mod tests {
     use super::*;
 
-    const ALL: [BlockState; 4] = [BlockState::Free, BlockState::Private, BlockState::Held, BlockState::Idle];
+    const ALL: [BlockState; 5] =
+        [BlockState::Free, BlockState::Private, BlockState::Held, BlockState::Idle, BlockState::Moving];
 
     #[test]
     fn the_table_of_transitions_is_as_reviewed() {
@@ -155,8 +167,8 @@ mod tests {
             }
             table.push('\n');
         }
-        //                 F P H I
-        assert_eq!(table, ".x..\nx.x.\n...x\nx.x.\n", "rows: from; columns: to; order: free, private, held, idle");
+        //                 F P H I M
+        assert_eq!(table, ".x...\nx.x.x\n...x.\nx.x..\nxx...\n", "rows: from; columns: to; order: that of `ALL`");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use crate::policy::{self, Policy};
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
 const BLOCK_SIZE_MAX: u32 = 4096;
 const TOKENS_MAX: u32 = 1 << 30;
+const DRAFTS_MAX: u32 = 64;
+const WATERMARK_MAX: u32 = 1024;
 
 /// The limits a core works under. A recording carries its own, so that a replay is under the same ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +26,27 @@ pub struct Config {
     pub max_batch_size: u32,
     /// Requests waiting to be admitted at most.
     pub max_queue: u32,
+    /// Prompt tokens of waiting requests at most.
+    pub max_queued_tokens: u64,
+    /// Positions in one step that are sampled from at most: one for each sequence that samples, and one for each draft.
+    pub max_step_logits: u32,
+    /// Tokens a decode may draft at most, when few decodes run; 0 is off. See [`crate::step::StepSeq::n_drafts`].
+    pub max_drafts: u32,
+    /// While requests decode, prefill chunks are cut so that a step takes about this long, nanoseconds; 0 is off. It bounds
+    /// the time between two tokens.
+    pub target_step_ns: u64,
+    /// Blocks that must stay usable for each running request when another is admitted.
+    pub launch_watermark: f64,
+    /// Blocks that must stay usable for each running request when one is swapped in.
+    pub swap_in_watermark: f64,
+    /// KV blocks in host memory, for requests that are swapped out; 0 is none.
+    pub host_blocks: u32,
+    /// How a request is preempted.
+    pub preemption: Preemption,
+    /// What copying a block costs one way, nanoseconds. An estimate for [`Preemption::Cost`].
+    pub swap_block_ns: u64,
+    /// What computing the KV of a token costs in a prefill, nanoseconds. An estimate for [`Preemption::Cost`].
+    pub recompute_token_ns: u64,
     /// Prompt and generated tokens of one request at most.
     pub max_context: u32,
     /// Order of waiting requests and choice of victims: a name in [`policy::names`].
@@ -40,10 +63,51 @@ impl Default for Config {
             max_batch_tokens: 2048,
             max_batch_size: 256,
             max_queue: 1024,
+            max_queued_tokens: 1 << 40,
+            max_step_logits: 1 << 16,
+            max_drafts: 0,
+            target_step_ns: 0,
+            launch_watermark: 1.0,
+            swap_in_watermark: 1.0,
+            host_blocks: 0,
+            preemption: Preemption::Cost,
+            // Llama-3.1-8B in 16 bits on PCIe 4: 2 MiB at 25 GB/s, and 10,000 tokens/s of prefill.
+            swap_block_ns: 84_000,
+            recompute_token_ns: 100_000,
             max_context: 1 << 20,
             policy: "fcfs".into(),
             eviction: "lru".into(),
         }
+    }
+}
+
+/// What becomes of a running request whose blocks are needed by others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Preemption {
+    /// Its blocks are copied to the host, and back when there is room; recomputed if the host is full.
+    Swap,
+    /// Its blocks are given up and computed again.
+    Recompute,
+    /// Whichever is estimated to cost less.
+    Cost,
+}
+
+impl Preemption {
+    /// All of them, with their names.
+    pub const ALL: [(&'static str, Self); 3] =
+        [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost)];
+}
+
+impl std::str::FromStr for Preemption {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, preemption)| *preemption);
+        found.ok_or_else(|| ConfigError::UnknownPreemption {
+            name: text.into(),
+            known: list(Self::ALL.iter().map(|(name, _)| *name)),
+        })
     }
 }
 
@@ -80,6 +144,24 @@ pub enum ConfigError {
         /// What there is.
         known: String,
     },
+    /// A number of blocks for each running request that makes no sense.
+    #[error("{name} is {value}; it must be between 0 and {max}")]
+    Watermark {
+        /// The setting.
+        name: &'static str,
+        /// What it was set to.
+        value: String,
+        /// The most allowed.
+        max: u32,
+    },
+    /// There is no such way to preempt.
+    #[error("unknown preemption '{name}'; there are: {known}")]
+    UnknownPreemption {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
     /// No eviction policy has that name.
     #[error("unknown eviction policy '{name}'; there are: {known}")]
     UnknownEviction {
@@ -100,10 +182,20 @@ impl Config {
             ("max_batch_size", self.max_batch_size, 1, 1 << 20),
             ("max_queue", self.max_queue, 1, TOKENS_MAX),
             ("max_context", self.max_context, 2, TOKENS_MAX),
+            ("max_step_logits", self.max_step_logits, 1, TOKENS_MAX),
+            ("max_drafts", self.max_drafts, 0, DRAFTS_MAX),
+            ("host_blocks", self.host_blocks, 0, TOKENS_MAX),
         ];
         for (name, value, min, max) in ranges {
             if !(min..=max).contains(&value) {
                 return Err(ConfigError::OutOfRange { name, value, min, max });
+            }
+        }
+        for (name, value) in
+            [("launch_watermark", self.launch_watermark), ("swap_in_watermark", self.swap_in_watermark)]
+        {
+            if !(0.0..=f64::from(WATERMARK_MAX)).contains(&value) {
+                return Err(ConfigError::Watermark { name, value: value.to_string(), max: WATERMARK_MAX });
             }
         }
         // A step that could not hold one token of every running sequence would starve the ones at its end.

@@ -87,7 +87,7 @@ impl Core {
                 self.lose_kv(actions);
             }
             Event::StepFinished(result) => self.step_finished(&result, actions),
-            Event::Tick => {}
+            Event::TransferFinished(_) | Event::TransferFailed(_) | Event::Tick => {}
             Event::FlushCache => self.flush(actions),
             Event::Drain => self.draining = true,
             Event::Shutdown => self.shutdown(actions),

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{RequestId, Token};
 use crate::request::{FinishReason, Refusal, Request, Usage};
 use crate::step::{Step, StepResult};
+use crate::transfer::Transfer;
 
 /// Something that happened. Each is given to the core with the time at which it happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,10 +19,15 @@ pub enum Event {
     Stop(RequestId),
     /// The worker is ready to run steps; its KV blocks hold nothing.
     WorkerJoined,
-    /// The worker is gone and with it all KV. A step in flight will not be answered.
+    /// The worker is gone and with it all KV, on the device and on the host. A step and transfers in flight will not be
+    /// answered.
     WorkerLost,
     /// The step in flight ended.
     StepFinished(StepResult),
+    /// A copy ended: its destinations hold what its sources held. An id the core does not wait for is ignored.
+    TransferFinished(u64),
+    /// A copy ended and its destinations hold nothing of use. Costs a recomputation, never content.
+    TransferFailed(u64),
     /// Time passed; deadlines may be due.
     Tick,
     /// Forget every block that no sequence holds.
@@ -38,6 +44,8 @@ pub enum Action {
     /// Run this step and answer with [`Event::StepFinished`]. The driver MAY give the emptied box back with
     /// [`crate::Core::recycle`].
     RunStep(Box<Step>),
+    /// Copy these blocks and answer with [`Event::TransferFinished`] or [`Event::TransferFailed`].
+    Transfer(Box<Transfer>),
     /// A request generated a token.
     Token {
         /// The request.

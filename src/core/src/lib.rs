@@ -44,9 +44,10 @@ mod scheduler;
 pub mod sequence;
 mod stats;
 pub mod step;
+pub mod transfer;
 pub mod tree;
 
-pub use crate::config::{Config, ConfigError};
+pub use crate::config::{Config, ConfigError, Preemption};
 pub use crate::core::{Core, WORKER_FAILURES_MAX};
 pub use crate::event::{Action, Event};
 pub use crate::hash::{BlockHash, Namespace};
@@ -54,3 +55,4 @@ pub use crate::ids::{BlockHandle, RequestId, Token};
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
 pub use crate::stats::Stats;
 pub use crate::step::{Step, StepResult, StepSeq};
+pub use crate::transfer::{Direction, Transfer};

@@ -1,7 +1,7 @@
 //! The recording of a run: every event a core saw, as JSON lines, so that another core can be shown the same.
 //!
 //! ```text
-//! {"trunkline_recording":1,"config":{...}}       the header: format version and limits
+//! {"trunkline_recording":2,"config":{...}}       the header: format version and limits
 //! {"at_ns":1200345,"event":{"submit":{...}}}     an event, in the order the core saw them
 //! {"end":{"at_ns":99,"digest":"00f1..."}}        the trailer: the digest at the end; missing if the run was cut off
 //! ```
@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::event::Event;
 
 /// Version of the format, in the header.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A line of a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,6 +98,8 @@ mod tests {
             Event::WorkerJoined,
             Event::WorkerLost,
             Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),
+            Event::TransferFinished(3),
+            Event::TransferFailed(u64::MAX),
             Event::Tick,
             Event::FlushCache,
             Event::Drain,

@@ -24,6 +24,9 @@ pub struct Request {
     /// Tokens that end the request: the model's EOS ids unless the client ignores them, and the client's own. The stop token
     /// is emitted.
     pub stop_token_ids: Vec<Token>,
+    /// Whom fair policies count it for. Requests of one number share a share.
+    #[serde(default)]
+    pub tenant: u64,
     /// Lower is served first by policies that look at it.
     pub priority: i32,
     /// The time at which the request ends with [`FinishReason::Timeout`], on the clock of the events, nanoseconds.
@@ -43,6 +46,7 @@ impl Request {
             max_tokens,
             min_tokens: 0,
             stop_token_ids: Vec::new(),
+            tenant: 0,
             priority: 0,
             deadline_ns: None,
             sampling: Sampling::default(),
@@ -169,6 +173,14 @@ pub enum Refusal {
     QueueFull {
         /// The limit.
         limit: u32,
+    },
+    /// The waiting queue holds as many prompt tokens as it may.
+    #[error("the waiting requests have {queued_tokens} prompt tokens, the limit is {limit}; try again later")]
+    QueueTokensFull {
+        /// Prompt tokens waiting.
+        queued_tokens: u64,
+        /// The limit.
+        limit: u64,
     },
     /// The core is draining.
     #[error("the server is draining and takes no new requests")]

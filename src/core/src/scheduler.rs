@@ -255,6 +255,7 @@ impl Scheduler {
             n_blocks: seq.table.len() as u32 - seq.table_sent,
             sample: n_tokens == seq.remaining(),
             n_generated: seq.generated(),
+            n_drafts: 0,
         });
         seq.table_sent = seq.table.len() as u32;
         seq.in_step = true;

@@ -38,7 +38,7 @@ pub struct StepSeq {
     /// Tokens to run through the model: positions `computed .. computed + n_tokens`.
     pub n_tokens: u32,
     /// Leading entries of this sequence's range in [`Step::tokens`] that are not run: the tokens at positions
-    /// `0 .. computed`, sent with `start` if sampling needs them; else 0.
+    /// `0 .. computed`, sent with `start` if sampling needs them or drafts are on ([`crate::Config::max_drafts`]); else 0.
     pub n_history: u32,
     /// Where this sequence's `n_history + n_tokens` tokens begin in [`Step::tokens`].
     pub tokens_at: u32,
@@ -54,6 +54,10 @@ pub struct StepSeq {
     pub sample: bool,
     /// Tokens generated so far: the index of the token to be sampled.
     pub n_generated: u32,
+    /// Tokens the worker MAY draft to follow those it runs, and run in the same pass. It then answers with every token
+    /// that it samples up to and including the first that differs from its draft: one to `n_drafts + 1` tokens, the same
+    /// that it would have sampled one by one. There is room for the drafts' KV in the block table.
+    pub n_drafts: u32,
 }
 
 impl Step {
@@ -97,7 +101,7 @@ pub struct StepResult {
     /// Sampled tokens of all sequences, in the order of [`Step::seqs`].
     pub tokens: Vec<Token>,
     /// For each sequence the end of its tokens in `tokens`. A sequence that was not to sample has none; one that was has
-    /// at least one.
+    /// at least one, and at most one more than it had drafts.
     pub ends: Vec<u32>,
 }
 

@@ -159,6 +159,48 @@ impl PrefixTree {
         }
     }
 
+    /// Adds a reader to one published block: the owner of the table that `block` stands in lets another read it too.
+    pub fn share(&mut self, block: BlockHandle) {
+        debug_assert!(self.pool.is_current(block));
+        self.add_reader(block.index);
+    }
+
+    /// How many read a published block.
+    pub fn readers(&self, block: BlockHandle) -> u32 {
+        self.nodes[block.index as usize].readers
+    }
+
+    /// Marks a private block as part of a copy: no step may touch it until [`Self::end_move`].
+    pub fn begin_move(&mut self, block: BlockHandle) {
+        debug_assert!(self.pool.is_current(block));
+        self.pool.set(block.index, BlockState::Moving);
+    }
+
+    /// Ends that: the block is private again, or free.
+    pub fn end_move(&mut self, block: BlockHandle, to: BlockState) {
+        debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Moving);
+        self.pool.set(block.index, to);
+    }
+
+    /// About how many leading blocks of a prompt are published: by their hashes alone, without looking at tokens, in
+    /// O(log blocks). For ranking requests; [`Self::find`] knows.
+    pub fn estimate(&self, hashes: &[BlockHash]) -> u32 {
+        // Ancestors of a published block are published, so what is there is a prefix. Most are short: gallop, then halve.
+        let has = |at: usize| self.lookup(hashes[at]).is_some();
+        let mut low = 0;
+        let mut high = 1;
+        while high <= hashes.len() && has(high - 1) {
+            low = high;
+            high *= 2;
+        }
+        high = high.min(hashes.len() + 1);
+        while low + 1 < high {
+            let middle = low.midpoint(high);
+            if has(middle - 1) { low = middle } else { high = middle }
+        }
+        low as u32
+    }
+
     /// Appends `n` private blocks to `table`, evicting idle blocks if too few are free. Returns `false`, and changes
     /// nothing, if fewer than `n` are usable.
     #[must_use]
@@ -322,7 +364,7 @@ impl PrefixTree {
         for index in 0..self.pool.opened() {
             let at = index as usize;
             match self.pool.state(index) {
-                BlockState::Free | BlockState::Private => {
+                BlockState::Free | BlockState::Private | BlockState::Moving => {
                     assert_eq!(self.hashes[at], NO_HASH, "block {index} has a hash and is not published");
                     continue;
                 }
@@ -443,6 +485,7 @@ mod tests {
                         tree.find(&hashes, &tokens, &mut found);
                         let expected = model.longest(&tokens);
                         prop_assert_eq!(found.len(), expected);
+                        prop_assert_eq!(tree.estimate(&hashes) as usize, expected);
                         let held_idle = tree.count_idle(&found);
                         let model_idle = (1..=expected)
                             .filter(|n| model.published.iter().any(|(p, r, _)| p == &tokens[..n * SIZE as usize] && *r == 0))

@@ -27,8 +27,7 @@ fn config() -> Config {
         max_batch_size: 4,
         max_queue: 8,
         max_context: 200,
-        policy: "fcfs".into(),
-        eviction: "lru".into(),
+        ..Config::default()
     }
 }
 
@@ -69,6 +68,7 @@ impl Bench {
         for action in actions {
             match action {
                 Action::RunStep(step) => assert!(self.step.replace(step).is_none()),
+                Action::Transfer(_) => unreachable!("the core has no host blocks"),
                 Action::Token { request, token } => self.tokens.push((request.0, token)),
                 Action::Finish { request, reason, .. } => self.ends.push((request.0, reason)),
                 Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),

@@ -371,6 +371,7 @@ impl Driver {
                     error!("the worker takes no steps");
                 }
             }
+            Action::Transfer(_) => unreachable!("the core has no host blocks"),
             Action::Token { request, token } => {
                 let logprobs = self.logprobs.get_mut(&request).and_then(VecDeque::pop_front);
                 self.output(request, Output::Token { token, logprobs });

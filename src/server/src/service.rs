@@ -140,7 +140,7 @@ fn refused(refusal: Refusal) -> Status {
         Refusal::EmptyPrompt | Refusal::NoTokensAsked | Refusal::ContextTooLong { .. } | Refusal::NeverFits { .. } => {
             Status::invalid_argument(message)
         }
-        Refusal::QueueFull { .. } => Status::resource_exhausted(message),
+        Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Status::resource_exhausted(message),
         Refusal::Draining => Status::unavailable(message),
         Refusal::DuplicateId => Status::already_exists(message),
     }

@@ -60,6 +60,7 @@ fn measure(
             n_blocks: blocks_each,
             sample: true,
             n_generated: 0,
+            n_drafts: 0,
         });
         step.tokens.extend((0..prompt).map(|i| (slot * 31 + i * 7) % vocab));
         step.blocks.extend(slot * blocks_each..(slot + 1) * blocks_each);

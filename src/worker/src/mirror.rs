@@ -184,6 +184,7 @@ mod tests {
             n_blocks: blocks.len() as u32,
             sample: true,
             n_generated: 0,
+            n_drafts: 0,
         };
         Step {
             id: 1,

@@ -226,6 +226,7 @@ mod tests {
             n_blocks: 1,
             sample: true,
             n_generated: 0,
+            n_drafts: 0,
         };
         let sampling = vec![trunkline_core::Sampling::default()];
         let step = Step { id: 1, seqs: vec![seq], tokens: vec![1], blocks: vec![0], sampling };

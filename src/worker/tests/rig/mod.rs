@@ -102,6 +102,7 @@ impl Rig {
                 n_blocks: (seq.table.len() - seq.sent_blocks) as u32,
                 sample: end == seq.tokens.len(),
                 n_generated: (seq.tokens.len() - seq.prompt_len) as u32,
+                n_drafts: 0,
             });
             step.tokens.extend_from_slice(&seq.tokens[seq.computed - n_history..end]);
             step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
