@@ -136,6 +136,16 @@ pub enum ConfigError {
         /// Sequences in a step.
         size: u32,
     },
+    /// Fewer logits than sequences in a step.
+    #[error(
+        "max_step_logits is {logits}; it must be at least max_batch_size, which is {size}: every decode is sampled from"
+    )]
+    StepLogitsBelowSize {
+        /// Logits in a step.
+        logits: u32,
+        /// Sequences in a step.
+        size: u32,
+    },
     /// No policy has that name.
     #[error("unknown policy '{name}'; there are: {known}")]
     UnknownPolicy {
@@ -201,6 +211,10 @@ impl Config {
         // A step that could not hold one token of every running sequence would starve the ones at its end.
         if self.max_batch_tokens < self.max_batch_size {
             return Err(ConfigError::BatchTokensBelowSize { tokens: self.max_batch_tokens, size: self.max_batch_size });
+        }
+        if self.max_step_logits < self.max_batch_size {
+            let (logits, size) = (self.max_step_logits, self.max_batch_size);
+            return Err(ConfigError::StepLogitsBelowSize { logits, size });
         }
         self.make_policy()?;
         self.make_eviction().map(|_| ())

@@ -6,14 +6,14 @@ use std::collections::{BinaryHeap, HashMap};
 use crate::block::BlockState;
 use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
-use crate::ids::RequestId;
+use crate::host::HostState;
+use crate::ids::{BlockHandle, RequestId};
 use crate::policy::Policy;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::{Scheduler, decision};
 use crate::sequence::{Sequence, SequenceState, view};
 use crate::stats::Stats;
-use crate::step::{Step, StepResult};
-use crate::tree::Published;
+use crate::step::{Step, StepResult, StepSeq};
 
 /// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
 pub const WORKER_FAILURES_MAX: u32 = 3;
@@ -33,9 +33,10 @@ pub struct Core {
     /// (deadline, arrival, id); entries of requests that ended meanwhile are skipped when they come up.
     deadlines: BinaryHeap<Reverse<(u64, u64, RequestId)>>,
     worker_joined: bool,
-    /// The step the worker runs, if it runs one, and its sequences in order: (slot, tokens run, samples).
+    /// The step the worker runs, if it runs one, its sequences in order, and when it began.
     in_flight: Option<u64>,
-    in_flight_seqs: Vec<(usize, u32, bool)>,
+    in_flight_seqs: Vec<(usize, StepSeq)>,
+    step_begun_ns: u64,
     #[expect(clippy::vec_box, reason = "the boxes themselves are used again")]
     spare_steps: Vec<Box<Step>>,
     next_arrival: u64,
@@ -62,6 +63,7 @@ impl Core {
             worker_joined: false,
             in_flight: None,
             in_flight_seqs: Vec::new(),
+            step_begun_ns: 0,
             spare_steps: Vec::new(),
             next_arrival: 0,
             now_ns: 0,
@@ -87,7 +89,9 @@ impl Core {
                 self.lose_kv(actions);
             }
             Event::StepFinished(result) => self.step_finished(&result, actions),
-            Event::TransferFinished(_) | Event::TransferFailed(_) | Event::Tick => {}
+            Event::TransferFinished(id) => self.end_transfer(id, true, actions),
+            Event::TransferFailed(id) => self.end_transfer(id, false, actions),
+            Event::Tick => {}
             Event::FlushCache => self.flush(actions),
             Event::Drain => self.draining = true,
             Event::Shutdown => self.shutdown(actions),
@@ -135,6 +139,9 @@ impl Core {
             held_blocks: pool.count(BlockState::Held),
             private_blocks: pool.count(BlockState::Private),
             evicted_blocks: self.sched.tree.evicted(),
+            moving_blocks: pool.count(BlockState::Moving),
+            free_host_blocks: self.sched.swap.host.count(HostState::Free),
+            swapped: (self.sched.sequences.len() - self.sched.waiting.len() - self.sched.running.len()) as u32,
             ..self.sched.stats
         }
     }
@@ -163,10 +170,9 @@ impl Core {
         let mut seq = Sequence::new(request, arrival);
         seq.rank = self.policy.rank(&view);
         seq.keep = self.policy.keep(&view);
-        let rank = seq.rank;
         let slot = self.sched.sequences.insert(seq);
         self.by_id.insert(id, slot);
-        self.sched.waiting.insert((rank, arrival, slot));
+        self.sched.wait(slot);
     }
 
     /// What speaks against a request. Decided at the door, before anything changes.
@@ -174,6 +180,7 @@ impl Core {
         let config = &self.config;
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         let max_tokens = request.max_tokens;
+        let queued_tokens = self.sched.queued_tokens;
         let total = prompt_tokens.saturating_add(max_tokens);
         // The last token generated needs no KV.
         let needed = total.saturating_sub(1).div_ceil(config.block_size);
@@ -189,6 +196,8 @@ impl Core {
             Some(Refusal::NeverFits { prompt_tokens, max_tokens, needed, capacity: config.device_blocks })
         } else if self.sched.waiting.len() as u32 >= config.max_queue {
             Some(Refusal::QueueFull { limit: config.max_queue })
+        } else if queued_tokens + u64::from(prompt_tokens) > config.max_queued_tokens && queued_tokens > 0 {
+            Some(Refusal::QueueTokensFull { queued_tokens, limit: config.max_queued_tokens })
         } else if self.by_id.contains_key(&request.id) {
             Some(Refusal::DuplicateId)
         } else {
@@ -205,24 +214,33 @@ impl Core {
     /// Ends a request: at once, or when the step that runs it ends.
     fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let seq = &mut self.sched.sequences[slot];
-        if seq.in_step {
+        if seq.in_step || seq.transfer.is_some() {
             seq.ending.get_or_insert(reason);
             return;
         }
         match seq.state {
-            SequenceState::Waiting => {
-                self.sched.waiting.remove(&(seq.rank, seq.arrival, slot));
+            SequenceState::Waiting => self.sched.stop_waiting(slot),
+            SequenceState::Prefill | SequenceState::Decode => self.sched.leave_batch(slot),
+            SequenceState::SwappingOut | SequenceState::Swapped | SequenceState::SwappingIn => {
+                self.sched.leave_swap(slot);
             }
-            SequenceState::Prefill | SequenceState::Decode => self.sched.running.retain(|other| *other != slot),
         }
         self.finish(slot, reason, actions);
+        self.sched.settle_arrivals();
     }
 
-    /// The end of a request that is in neither queue any more.
+    fn end_transfer(&mut self, id: u64, ok: bool, actions: &mut Vec<Action>) {
+        if let Some(slot) = self.sched.end_transfer(id, ok) {
+            let reason = self.sched.sequences[slot].ending.expect("the sequence ends");
+            self.finish(slot, reason, actions);
+        }
+    }
+
+    /// The end of a request that is in no queue any more.
     fn finish(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         self.sched.free_worker_slot(slot);
-        let mut seq = self.sched.sequences.remove(slot);
-        self.sched.tree.release(&mut seq.table, seq.published as usize);
+        self.sched.release_all(slot);
+        let seq = self.sched.sequences.remove(slot);
         self.by_id.remove(&seq.id);
         self.sched.stats.finished += 1;
         self.sched.digest.decide(decision::FINISH, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
@@ -278,17 +296,26 @@ impl Core {
         let mut step = self.spare_steps.pop().unwrap_or_default();
         step.clear();
         self.sched.schedule(&mut step);
-        assert!(!step.seqs.is_empty(), "with no step in flight, the head of the queue or a running sequence can run");
+        actions.extend(self.sched.swap.outbox.drain(..).map(|transfer| Action::Transfer(Box::new(transfer))));
+        if step.seqs.is_empty() {
+            assert!(self.sched.swap.is_moving(), "with no step and no copy in flight, something can run");
+            self.recycle(step);
+            return;
+        }
+        let drafts: u32 = step.seqs.iter().map(|seq| seq.n_drafts).sum();
         assert!(
-            step.n_tokens() <= self.config.max_batch_tokens && step.seqs.len() as u32 <= self.config.max_batch_size
+            step.n_tokens() + drafts <= self.config.max_batch_tokens
+                && step.seqs.len() as u32 <= self.config.max_batch_size
         );
+        self.sched.stats.draft_tokens += u64::from(drafts);
+        self.step_begun_ns = self.now_ns;
         self.sched.stats.steps += 1;
         step.id = self.sched.stats.steps;
         self.sched.digest.decide(decision::STEP, step.id, self.sched.tree.evicted());
         self.in_flight = Some(step.id);
         self.in_flight_seqs.clear();
         let picked = self.sched.picked.iter().zip(&step.seqs);
-        self.in_flight_seqs.extend(picked.map(|(slot, seq)| (*slot, seq.n_tokens, seq.sample)));
+        self.in_flight_seqs.extend(picked.map(|(slot, seq)| (*slot, *seq)));
         actions.push(Action::RunStep(step));
     }
 
@@ -305,13 +332,14 @@ impl Core {
         self.in_flight = None;
         let seqs = std::mem::take(&mut self.in_flight_seqs);
         let mut any_ended = false;
-        for (i, (slot, n_tokens, _)) in seqs.iter().enumerate() {
-            any_ended |= self.apply(*slot, *n_tokens, result.of(i), actions);
+        self.observe_pace(&seqs);
+        for (i, (slot, seq)) in seqs.iter().enumerate() {
+            any_ended |= self.apply(*slot, seq.n_tokens, result.of(i), actions);
         }
         if any_ended {
             let sequences = &self.sched.sequences;
             self.sched.running.retain(|slot| sequences[*slot].ending.is_none());
-            for (slot, ..) in &seqs {
+            for (slot, _) in &seqs {
                 if let Some(reason) = self.sched.sequences.get(*slot).and_then(|seq| seq.ending) {
                     self.finish(*slot, reason, actions);
                 }
@@ -324,10 +352,10 @@ impl Core {
     fn is_answer(&self, result: &StepResult) -> bool {
         let mut begin = 0;
         result.ends.len() == self.in_flight_seqs.len()
-            && self.in_flight_seqs.iter().zip(&result.ends).all(|((_, _, sample), end)| {
-                let ok = *end == begin + u32::from(*sample);
+            && self.in_flight_seqs.iter().zip(&result.ends).all(|((_, seq), end)| {
+                let n_tokens = end.wrapping_sub(begin);
                 begin = *end;
-                ok
+                if seq.sample { (1..=1 + seq.n_drafts).contains(&n_tokens) } else { n_tokens == 0 }
             })
             && begin as usize == result.tokens.len()
     }
@@ -336,51 +364,37 @@ impl Core {
     fn apply(&mut self, slot: usize, n_tokens: u32, sampled: &[u32], actions: &mut Vec<Action>) -> bool {
         let seq = &mut self.sched.sequences[slot];
         seq.in_step = false;
-        seq.computed += n_tokens;
-        if seq.computed / self.config.block_size > seq.published {
-            self.publish(slot);
-        }
-        let seq = &mut self.sched.sequences[slot];
-        if seq.ending.is_some() {
-            return true;
-        }
-        for token in sampled {
-            seq.state = SequenceState::Decode;
-            seq.tokens.push(*token);
-            self.sched.stats.generated_tokens += 1;
-            actions.push(Action::Token { request: seq.id, token: *token });
-            seq.ending = seq.finished();
-            if seq.ending.is_some() {
-                return true;
+        if seq.ending.is_none() && !sampled.is_empty() {
+            if seq.state == SequenceState::Prefill {
+                seq.set_state(SequenceState::Decode);
+            }
+            self.sched.stats.accepted_draft_tokens += sampled.len() as u64 - 1;
+            for token in sampled {
+                seq.tokens.push(*token);
+                self.sched.stats.generated_tokens += 1;
+                actions.push(Action::Token { request: seq.id, token: *token });
+                seq.ending = seq.finished();
+                if seq.ending.is_some() {
+                    break;
+                }
             }
         }
-        false
+        // Every token sampled but the last was a draft, and has KV. Those after the end of the request were dropped.
+        let computed = seq.computed + n_tokens + (sampled.len() as u32).saturating_sub(1);
+        seq.computed = computed.min(seq.tokens.len() as u32);
+        let ends = seq.ending.is_some();
+        if seq.computed / self.config.block_size > seq.published {
+            self.sched.publish(slot);
+        }
+        ends
     }
 
-    /// Publishes the full, computed blocks of a sequence, and swaps those that exist already for the published ones.
-    fn publish(&mut self, slot: usize) {
-        let size = self.config.block_size;
-        let seq = &mut self.sched.sequences[slot];
-        for at in seq.published as usize..(seq.computed / size) as usize {
-            if seq.unpublishable {
-                return;
-            }
-            let hash = seq.hash_of_block(at, size);
-            let parent = at.checked_sub(1).map(|before| seq.table[before]);
-            let tokens = &seq.tokens[at * size as usize..][..size as usize];
-            match self.sched.tree.publish(seq.table[at], parent, hash, tokens) {
-                Published::New => self.sched.stats.published_blocks += 1,
-                Published::Merged(twin) => {
-                    seq.table[at] = twin;
-                    seq.table_sent = seq.table_sent.min(at as u32);
-                    self.sched.stats.merged_blocks += 1;
-                }
-                Published::Collided => {
-                    seq.unpublishable = true;
-                    return;
-                }
-            }
-            seq.published += 1;
+    /// Tells the pace how long a step took that decodes had to share with prefills.
+    fn observe_pace(&mut self, seqs: &[(usize, StepSeq)]) {
+        let is_decode = |slot: usize| self.sched.sequences[slot].state == SequenceState::Decode;
+        if self.config.target_step_ns > 0 && seqs.first().is_some_and(|(slot, _)| is_decode(*slot)) {
+            let prompt_tokens = seqs.iter().filter(|(slot, _)| !is_decode(*slot)).map(|(_, seq)| seq.n_tokens).sum();
+            self.sched.pace.observe(prompt_tokens, self.now_ns - self.step_begun_ns);
         }
     }
 
@@ -388,7 +402,7 @@ impl Core {
     fn lose_kv(&mut self, actions: &mut Vec<Action>) {
         self.sched.digest.decide(decision::WORKER_LOST, 0, self.in_flight.unwrap_or(0));
         if self.in_flight.take().is_some() {
-            for (slot, ..) in std::mem::take(&mut self.in_flight_seqs) {
+            for (slot, _) in std::mem::take(&mut self.in_flight_seqs) {
                 let seq = &mut self.sched.sequences[slot];
                 seq.in_step = false;
                 seq.worker_failures += 1;
@@ -403,6 +417,12 @@ impl Core {
                 None => self.sched.preempt(slot),
             }
         }
+        for slot in self.sched.lose_swap() {
+            match self.sched.sequences[slot].ending {
+                Some(reason) => self.finish(slot, reason, actions),
+                None => self.sched.start_over(slot),
+            }
+        }
         self.sched.tree.flush();
     }
 
@@ -411,29 +431,68 @@ impl Core {
     pub fn check(&self) {
         let tree = &self.sched.tree;
         tree.check();
-        let mut private = 0;
+        let (mut private, mut moving) = (0, 0);
+        let mut expect = |handle: &BlockHandle, expected: BlockState, id: RequestId| {
+            assert!(tree.pool().is_current(*handle), "{id} holds a stale {handle:?}");
+            assert_eq!(tree.pool().state(handle.index), expected, "block {} of {id}", handle.index);
+            private += u32::from(expected == BlockState::Private);
+            moving += u32::from(expected == BlockState::Moving);
+        };
         for (slot, seq) in &self.sched.sequences {
             assert_eq!(self.by_id.get(&seq.id), Some(&slot));
-            let waiting = self.sched.waiting.contains(&(seq.rank, seq.arrival, slot));
-            let running = self.sched.running.contains(&slot);
-            assert!(waiting != running, "{} is in {} queues", seq.id, u32::from(waiting) + u32::from(running));
-            assert_eq!(waiting, seq.state == SequenceState::Waiting);
-            assert!(!waiting || seq.table.is_empty(), "waiting pins nothing");
-            assert!(
-                seq.computed <= seq.table.len() as u32 * self.config.block_size,
-                "{} computed past its blocks",
-                seq.id
-            );
+            self.check_place(slot, seq);
+            let size = self.config.block_size;
+            assert!(seq.computed <= (seq.table.len() + seq.host.len() + seq.arriving.len()) as u32 * size);
+            let going = seq.state == SequenceState::SwappingOut;
             for (at, handle) in seq.table.iter().enumerate() {
-                assert!(tree.pool().is_current(*handle), "{} holds a stale {handle:?}", seq.id);
-                let expected = if at < seq.published as usize { BlockState::Held } else { BlockState::Private };
-                assert_eq!(tree.pool().state(handle.index), expected, "block {at} of {}", seq.id);
-                private += u32::from(expected == BlockState::Private);
+                let own = if going { BlockState::Moving } else { BlockState::Private };
+                expect(handle, if at < seq.published as usize { BlockState::Held } else { own }, seq.id);
+            }
+            for (at, handle) in seq.arriving.iter().enumerate() {
+                let copied = at < seq.copied as usize;
+                expect(handle, if copied { BlockState::Moving } else { BlockState::Private }, seq.id);
             }
         }
+        let sequences = self.sched.sequences.iter();
+        self.sched.swap.host.check(sequences.flat_map(|(_, seq)| seq.host.iter().copied()));
+        assert_eq!(moving, tree.pool().count(BlockState::Moving), "a block is copied for nobody, or for two");
         // Each private block is in some table, and no two tables can claim one: the number would not add up.
         assert_eq!(private, tree.pool().count(BlockState::Private), "a private block has no owner, or two");
         assert_eq!(self.by_id.len(), self.sched.sequences.len());
+    }
+
+    /// Panics unless a sequence is where its state says, and has what its state says.
+    fn check_place(&self, slot: usize, seq: &Sequence) {
+        let sched = &self.sched;
+        let places = [
+            (SequenceState::Waiting, sched.waiting.contains(&(seq.rank, seq.arrival, slot))),
+            (SequenceState::Swapped, sched.swap.swapped.contains(&(Reverse(seq.keep), seq.arrival, slot))),
+            (SequenceState::SwappingIn, sched.swap.arrivals.contains(&slot)),
+        ];
+        for (state, is_there) in places {
+            assert_eq!(seq.state == state, is_there, "{} is {:?}", seq.id, seq.state);
+        }
+        let in_batch = matches!(seq.state, SequenceState::Prefill | SequenceState::Decode);
+        assert_eq!(in_batch, sched.running.contains(&slot), "{} is {:?}", seq.id, seq.state);
+        assert!(in_batch || !seq.in_step, "{} is {:?} and in a step", seq.id, seq.state);
+        match seq.state {
+            SequenceState::Waiting => {
+                assert!(seq.table.is_empty() && seq.host.is_empty() && seq.arriving.is_empty(), "waiting pins nothing");
+            }
+            SequenceState::Prefill | SequenceState::Decode => {
+                assert!(seq.host.is_empty() && seq.arriving.is_empty() && seq.transfer.is_none());
+            }
+            SequenceState::SwappingOut => assert!(seq.transfer.is_some() && !seq.host.is_empty()),
+            SequenceState::Swapped => {
+                assert!(seq.transfer.is_none() && seq.arriving.is_empty() && seq.published as usize == seq.table.len());
+                let blocks = seq.table.len() + seq.host.len();
+                assert_eq!(blocks, seq.computed_blocks(self.config.block_size), "{} lost KV", seq.id);
+            }
+            SequenceState::SwappingIn => {
+                assert!(seq.host.len() >= seq.copied as usize && seq.arriving.len() >= seq.copied as usize);
+                assert_eq!(seq.published as usize, seq.table.len());
+            }
+        }
     }
 
     #[cfg(debug_assertions)]

@@ -36,14 +36,18 @@ mod digest;
 pub mod event;
 pub mod eviction;
 pub mod hash;
+pub mod host;
 pub mod ids;
+mod pace;
 pub mod policy;
+mod preemption;
 pub mod record;
 pub mod request;
 mod scheduler;
 pub mod sequence;
 mod stats;
 pub mod step;
+mod swap;
 pub mod transfer;
 pub mod tree;
 

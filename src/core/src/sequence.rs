@@ -3,12 +3,15 @@
 //! | state | holds | left by | timeout, abort, stop, shutdown |
 //! |---|---|---|---|
 //! | waiting | no block | admission -> prefill | ends at once |
-//! | prefill | all blocks of its tokens | last chunk sampled -> decode; preemption, worker lost -> waiting | ends at once; while a step runs it, when that step ends |
-//! | decode | the same, one more now and then | last token -> ended; preemption, worker lost -> waiting | ends at once; while a step runs it, when that step ends |
+//! | prefill | all blocks of its tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
+//! | decode | the same, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
+//! | swapping out | its blocks, and host blocks being filled | copy ended -> swapped; copy failed, worker lost -> waiting | ends when the copy ends |
+//! | swapped | host blocks, and device blocks that others read | room on the device -> swapping in; no other way on, worker lost -> waiting | ends at once |
+//! | swapping in | device blocks being filled, and the host blocks they come from | all copies ended -> prefill or decode; a copy failed, worker lost -> waiting | ends at once; while its own copy runs, when that copy ends |
 //!
-//! An ended request is gone: it left its blocks and its one [`crate::Action::Finish`] behind. A request that ends while
-//! a step runs it must wait for that step, because the worker is still writing its blocks; its tokens of that step are
-//! dropped.
+//! [`TRANSITIONS`] is the same in code. An ended request is gone: it left its blocks and its one
+//! [`crate::Action::Finish`] behind. A request that ends while a step or a copy works on it must wait for that, because
+//! its blocks are still being written or read; its tokens of that step are dropped.
 
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{BlockHandle, RequestId, Token};
@@ -24,7 +27,33 @@ pub enum SequenceState {
     Prefill,
     /// In the batch; one token without KV, the last one generated.
     Decode,
+    /// Out of the batch; its KV is being copied to the host.
+    SwappingOut,
+    /// Out of the batch; its KV is on the host, but for a prefix that others read on the device.
+    Swapped,
+    /// Out of the batch; its KV is being copied back.
+    SwappingIn,
 }
+
+/// Every change of state there is, with the occasion. From every state a request may also end.
+pub const TRANSITIONS: [(SequenceState, SequenceState, &str); 13] = {
+    use SequenceState::{Decode, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
+    [
+        (Waiting, Prefill, "admitted"),
+        (Prefill, Decode, "its first token was sampled"),
+        (Prefill, Waiting, "preempted, or the worker was lost"),
+        (Decode, Waiting, "preempted, or the worker was lost"),
+        (Prefill, SwappingOut, "preempted"),
+        (Decode, SwappingOut, "preempted"),
+        (SwappingOut, Swapped, "the copy ended"),
+        (SwappingOut, Waiting, "the copy failed, or the worker was lost"),
+        (Swapped, SwappingIn, "there is room on the device"),
+        (Swapped, Waiting, "gave up its blocks so that another can run, or the worker was lost"),
+        (SwappingIn, Prefill, "the copy ended, and part of the prompt has no KV yet"),
+        (SwappingIn, Decode, "the copy ended"),
+        (SwappingIn, Waiting, "the copy failed, or the worker was lost"),
+    ]
+};
 
 /// A request and everything the core knows of it.
 #[derive(Debug)]
@@ -53,8 +82,18 @@ pub struct Sequence {
     pub table_sent: u32,
     /// The prompt, then what was generated.
     pub tokens: Vec<Token>,
-    /// The block table.
+    /// The block table. Of a swapped sequence, the leading blocks that stayed on the device.
     pub table: Vec<BlockHandle>,
+    /// Host blocks: while swapping out, of the last blocks with KV; while swapped or swapping in, of the blocks with KV
+    /// that follow `table`.
+    pub host: Vec<u32>,
+    /// Device blocks taken for a swap-in: those of the last blocks with KV, to which `host` is being copied, then
+    /// private ones for tokens without KV.
+    pub arriving: Vec<BlockHandle>,
+    /// Leading blocks of `arriving` that are copied; the same number of last blocks of `host` are where from.
+    pub copied: u32,
+    /// The copy under way that was begun for this sequence.
+    pub transfer: Option<u64>,
     /// Hashes of the full blocks of `tokens`, as far as they were needed.
     pub hashes: Vec<BlockHash>,
     /// Hash of the empty prefix.
@@ -77,6 +116,13 @@ pub struct Sequence {
     pub cached_tokens: Option<u32>,
     /// Times it was preempted.
     pub preemptions: u32,
+    /// Tokens it had generated when it last joined the batch: until it has more, it made no progress.
+    pub generated_at_entry: u32,
+    /// When it was last preempted to be recomputed: its leading blocks that others read, and its published ones after
+    /// those.
+    pub left_shared: u32,
+    /// See `left_shared`.
+    pub left_cached: u32,
     /// Steps of it that a worker failed to finish.
     pub worker_failures: u32,
 }
@@ -98,6 +144,10 @@ impl Sequence {
             table_sent: 0,
             tokens: request.prompt,
             table: Vec::new(),
+            host: Vec::new(),
+            arriving: Vec::new(),
+            copied: 0,
+            transfer: None,
             hashes: request.hashes,
             root: request.root,
             max_tokens: request.max_tokens,
@@ -109,6 +159,9 @@ impl Sequence {
             keep: 0,
             cached_tokens: None,
             preemptions: 0,
+            generated_at_entry: 0,
+            left_shared: 0,
+            left_cached: 0,
             worker_failures: 0,
         }
     }
@@ -144,10 +197,25 @@ impl Sequence {
         self.hashes[index]
     }
 
+    /// Changes the state, as [`TRANSITIONS`] allows.
+    pub fn set_state(&mut self, to: SequenceState) {
+        let listed = TRANSITIONS.iter().any(|(a, b, _)| (*a, *b) == (self.state, to));
+        assert!(listed, "{} cannot go from {:?} to {to:?}", self.id, self.state);
+        self.state = to;
+    }
+
+    /// Blocks that hold KV of it.
+    pub fn computed_blocks(&self, block_size: u32) -> usize {
+        self.computed.div_ceil(block_size) as usize
+    }
+
     /// Back to the waiting queue, with all its tokens and none of its blocks.
     pub fn rewind(&mut self) {
-        debug_assert!(self.table.is_empty(), "the blocks are released first");
-        self.state = SequenceState::Waiting;
+        debug_assert!(
+            self.table.is_empty() && self.host.is_empty() && self.arriving.is_empty() && self.transfer.is_none(),
+            "the blocks are released first"
+        );
+        self.set_state(SequenceState::Waiting);
         self.on_worker = false;
         self.computed = 0;
         self.published = 0;
@@ -173,5 +241,26 @@ pub fn view(request: &Request, now_ns: u64) -> RequestView {
         deadline_ns: request.deadline_ns,
         prompt_tokens: request.prompt.len() as u32,
         max_tokens: request.max_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use SequenceState::{Decode, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
+
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        const ALL: [SequenceState; 6] = [Waiting, Prefill, Decode, SwappingOut, Swapped, SwappingIn];
+        let mut table = String::new();
+        for from in ALL {
+            for to in ALL {
+                table.push(if TRANSITIONS.iter().any(|(a, b, _)| (*a, *b) == (from, to)) { 'x' } else { '.' });
+            }
+            table.push('\n');
+        }
+        //                 W P D O S I
+        let reviewed = ".x....\nx.xx..\nx..x..\nx...x.\nx....x\nxxx...\n";
+        assert_eq!(table, reviewed, "rows: from; columns: to; order: that of `ALL`");
     }
 }

@@ -29,6 +29,26 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Requests whose KV is on the host, or on its way there or back.
+    pub swapped: u32,
+    /// Device blocks that copies under way write, or read alone.
+    pub moving_blocks: u32,
+    /// Host blocks that hold nothing.
+    pub free_host_blocks: u32,
+    /// Swap-outs begun.
+    pub swap_outs: u64,
+    /// Swap-ins ended.
+    pub swap_ins: u64,
+    /// Blocks copied to the host, or begun to be.
+    pub swapped_out_blocks: u64,
+    /// Blocks copied to the device, or begun to be.
+    pub swapped_in_blocks: u64,
+    /// Copies that failed.
+    pub failed_transfers: u64,
+    /// Drafts that workers were allowed.
+    pub draft_tokens: u64,
+    /// Drafts that were right.
+    pub accepted_draft_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
     /// Blocks published.

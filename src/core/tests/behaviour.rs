@@ -228,15 +228,34 @@ fn generated_tokens_are_published_but_the_last_partial_block_is_not() {
 }
 
 #[test]
-fn equal_prompts_that_run_together_merge() {
+fn a_prompt_that_another_is_computing_waits_for_it_and_those_behind_pass() {
     let mut bench = Bench::without_worker(config());
     bench.submit(request(1, prompt(8), 4));
     bench.submit(request(2, prompt(8), 4));
+    bench.submit(request(3, vec![9, 9], 1));
     bench.event(Event::WorkerJoined);
-    assert_eq!(bench.running().len(), 2);
+    assert_eq!(bench.running(), [(1, 0, 8, true), (3, 0, 2, true)]);
+    bench.answer();
+    assert_eq!(bench.running(), [(1, 8, 1, true), (2, 7, 1, true)], "all of it but the last token is there");
+    bench.finish_all();
+    assert_eq!(bench.core.stats().merged_blocks, 0);
+    assert!(bench.all_blocks_usable());
+}
+
+#[test]
+fn equal_blocks_that_are_computed_twice_merge() {
+    let mut bench = Bench::without_worker(config());
+    bench.submit(request(1, prompt(6), 4));
+    let mut longer = prompt(6);
+    longer.extend([500, 501, 9]);
+    bench.submit(request(2, longer, 4));
+    bench.event(Event::WorkerJoined);
+    bench.answer();
+    assert_eq!(bench.running(), [(1, 6, 1, true), (2, 4, 5, true)]);
+    bench.answer();
     bench.answer();
     let stats = bench.core.stats();
-    assert_eq!((stats.merged_blocks, stats.held_blocks), (2, 2));
+    assert_eq!((stats.merged_blocks, stats.held_blocks), (1, 2));
     bench.finish_all();
     assert!(bench.all_blocks_usable());
 }
