@@ -1,11 +1,11 @@
 //! Seeded runs of the core with the content oracle.
 //!
-//! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-tests --test oracle` runs more of them; a failure prints the seed, and
-//! `TRUNKLINE_SEED=… cargo test -p trunkline-tests --test oracle` runs that one.
+//! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-tests --test oracle` runs more of them, and `TRUNKLINE_REQUESTS=5000`
+//! makes each longer. A failure prints the command that runs it again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use trunkline_tests::pressure::{Outcome, run, seeds};
+use trunkline_tests::pressure::{Outcome, SWAPS_AND_DRAFTS, run, seeds};
 
 const REQUESTS: u64 = 60;
 const SEEDS_DEFAULT: usize = 400;
@@ -15,35 +15,54 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
 }
 
+/// Runs the seeds and adds up what they came to. One that fails says how to run it again.
+fn run_all(seeds: &[u64], requests: u64) -> Outcome {
+    let mut sum = Outcome::default();
+    for seed in seeds {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(*seed, requests))).unwrap_or_else(|panic| {
+            eprintln!(
+                "replay it: TRUNKLINE_SEED={seed} TRUNKLINE_REQUESTS={requests} \
+                 cargo test -p trunkline-tests --test oracle every_request"
+            );
+            resume_unwind(panic)
+        });
+        sum = sum.plus(&outcome);
+    }
+    eprintln!("{} seeds of {requests} requests: {sum:?}", seeds.len());
+    sum
+}
+
 #[test]
 fn every_request_gets_the_text_it_would_have_alone() {
     let list = match number("TRUNKLINE_SEED") {
         Some(seed) => vec![seed],
         None => seeds(1, number("TRUNKLINE_SEEDS").map_or(SEEDS_DEFAULT, |n| n as usize)),
     };
-    let mut sum = Outcome::default();
-    for seed in &list {
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(*seed, REQUESTS))).unwrap_or_else(|panic| {
-            eprintln!("replay it: TRUNKLINE_SEED={seed} cargo test -p trunkline-tests --test oracle");
-            resume_unwind(panic)
-        });
-        sum.completed += outcome.completed;
-        sum.cut_short += outcome.cut_short;
-        sum.refused += outcome.refused;
-        sum.preemptions += outcome.preemptions;
-        sum.cached_tokens += outcome.cached_tokens;
-        sum.merged_blocks += outcome.merged_blocks;
-        sum.evicted_blocks += outcome.evicted_blocks;
-        sum.workers_lost += outcome.workers_lost;
-    }
-    eprintln!("{} seeds: {sum:?}", list.len());
+    let sum = run_all(&list, number("TRUNKLINE_REQUESTS").unwrap_or(REQUESTS));
     if list.len() >= SEEDS_DEFAULT {
-        // The runs must have been under pressure, or they prove nothing.
-        assert!(sum.completed > 5 * list.len() as u32 && sum.cut_short > list.len() as u32 && sum.refused > 0);
-        assert!(sum.preemptions > list.len() as u64 && sum.evicted_blocks > list.len() as u64);
-        assert!(sum.cached_tokens > 10 * list.len() as u64 && sum.merged_blocks > list.len() as u64 / 2);
-        assert!(sum.workers_lost > list.len() as u32 / 10);
+        assert_pressure(&sum, list.len() as u64);
     }
+}
+
+/// The runs must have been under pressure, or they prove nothing.
+fn assert_pressure(sum: &Outcome, seeds: u64) {
+    assert!(sum.completed > 5 * seeds && sum.cut_short > seeds && sum.refused > 0 && sum.timed_out > seeds / 2);
+    assert!(sum.preemptions > seeds && sum.evicted_blocks > seeds);
+    assert!(sum.cached_tokens > 10 * seeds && sum.merged_blocks > seeds / 2);
+    assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
+    if SWAPS_AND_DRAFTS {
+        assert!(sum.swaps_out > seeds / 2 && sum.blocks_out >= sum.swaps_out);
+        assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);
+        assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
+        assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);
+        assert!(sum.refused_by_tokens > seeds / 10);
+    }
+}
+
+#[test]
+fn thousands_of_requests_share_prefixes() {
+    let sum = run_all(&seeds(3, 3), 2000);
+    assert!(sum.completed > 1000 && sum.cached_tokens > 10_000);
 }
 
 #[test]

@@ -1,18 +1,29 @@
-//! The content oracle: a worker without a model.
+//! The content oracle: a worker without a model, which panics at the first thing a real one could not bear.
 
-use trunkline_core::{Step, StepResult, Token};
+use std::collections::BTreeMap;
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use trunkline_core::{BlockHash, Config, Direction, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer};
 
 /// Tokens it generates are below this.
 pub const VOCAB: u32 = 1000;
 /// Generated often enough to end some requests early.
 pub const EOS: Token = 7;
 
-/// What a KV cell stands for: the whole prefix up to and including its token.
+/// What a KV cell stands for: the whole prefix up to and including its token. Odd if it stands for anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell(u64);
 
 /// The contents of no cell.
 const EMPTY: Cell = Cell(0);
+/// The contents of a cell that a copy is to write, or failed to write.
+const POISON: Cell = Cell(2);
+
+/// The cell before the first: prefixes of two namespaces are different prefixes.
+fn cell_before(root: BlockHash) -> Cell {
+    Cell((root.0 as u64 ^ (root.0 >> 64) as u64) | 1)
+}
 
 fn next_cell(before: Cell, token: Token) -> Cell {
     let mixed = (before.0 ^ u64::from(token) ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -24,9 +35,9 @@ fn sample(cell: Cell) -> Token {
 }
 
 /// The tokens a prompt is continued with, when nothing goes wrong.
-pub fn continuation(prompt: &[Token], n: usize) -> Vec<Token> {
-    let mut cell = prompt.iter().fold(EMPTY, |cell, token| next_cell(cell, *token));
-    let mut out = Vec::new();
+pub fn continuation(root: BlockHash, prompt: &[Token], n: usize) -> Vec<Token> {
+    let mut cell = prompt.iter().fold(cell_before(root), |cell, token| next_cell(cell, *token));
+    let mut out = Vec::with_capacity(n);
     while out.len() < n {
         let token = sample(cell);
         out.push(token);
@@ -35,92 +46,423 @@ pub fn continuation(prompt: &[Token], n: usize) -> Vec<Token> {
     out
 }
 
-/// A worker with a paged cache of cells.
+/// What a request's tokens and cells are, whatever happens to it.
+#[derive(Debug)]
+struct Truth {
+    before: Cell,
+    prompt_tokens: usize,
+    tokens: Vec<Token>,
+    /// One for each token.
+    cells: Vec<Cell>,
+    needs_history: bool,
+}
+
+impl Truth {
+    fn of(request: &Request) -> Self {
+        let before = cell_before(request.root);
+        let mut tokens = request.prompt.clone();
+        tokens.extend(continuation(request.root, &request.prompt, request.max_tokens as usize));
+        let chain = |cell: &mut Cell, token: &Token| {
+            *cell = next_cell(*cell, *token);
+            Some(*cell)
+        };
+        Self {
+            before,
+            prompt_tokens: request.prompt.len(),
+            cells: tokens.iter().scan(before, chain).collect(),
+            tokens,
+            needs_history: request.sampling.needs_history(),
+        }
+    }
+}
+
+/// What goes on in a block.
+#[derive(Clone, Default, Debug)]
+struct Traffic {
+    copies_from: u32,
+    copy_into: Option<u64>,
+    read_by: Option<RequestId>,
+    written_by: Option<RequestId>,
+    /// The first table of the step that has it: whose, where, and whether it may only read it.
+    in_table: Option<(RequestId, usize, bool)>,
+}
+
+/// The KV blocks of one side.
+#[derive(Debug)]
+struct Memory {
+    name: &'static str,
+    block_size: usize,
+    cells: Vec<Cell>,
+    traffic: Vec<Traffic>,
+}
+
+impl Memory {
+    fn new(name: &'static str, block_size: u32, blocks: u32) -> Self {
+        let (block_size, blocks) = (block_size as usize, blocks as usize);
+        Self { name, block_size, cells: vec![EMPTY; block_size * blocks], traffic: vec![Traffic::default(); blocks] }
+    }
+
+    fn reset(&mut self) {
+        self.cells.fill(EMPTY);
+        self.traffic.fill(Traffic::default());
+    }
+
+    fn traffic(&mut self, block: u32) -> &mut Traffic {
+        let (name, blocks) = (self.name, self.traffic.len());
+        self.traffic.get_mut(block as usize).unwrap_or_else(|| panic!("the {name} has {blocks} blocks, not {block}"))
+    }
+
+    fn block(&mut self, block: u32) -> &mut [Cell] {
+        let at = block as usize * self.block_size;
+        &mut self.cells[at..at + self.block_size]
+    }
+
+    fn begin_copy_from(&mut self, block: u32, id: u64) -> &[Cell] {
+        let name = self.name;
+        let traffic = self.traffic(block);
+        let into = traffic.copy_into;
+        assert!(into.is_none(), "transfer {id} reads {name} block {block}, which transfer {} writes", into.unwrap());
+        let step = traffic.written_by;
+        assert!(step.is_none(), "transfer {id} reads {name} block {block}, which {} is writing", step.unwrap());
+        traffic.copies_from += 1;
+        self.block(block)
+    }
+
+    fn begin_copy_into(&mut self, block: u32, id: u64) {
+        let name = self.name;
+        let traffic = self.traffic(block);
+        assert!(traffic.copies_from == 0, "transfer {id} writes {name} block {block}, which another transfer reads");
+        let into = traffic.copy_into.replace(id);
+        assert!(into.is_none(), "transfer {id} writes {name} block {block}, which transfer {} writes", into.unwrap());
+        let step = traffic.read_by.or(traffic.written_by);
+        assert!(step.is_none(), "transfer {id} writes {name} block {block}, which {} has in a step", step.unwrap());
+        self.block(block).fill(POISON);
+    }
+
+    fn end_copy_from(&mut self, block: u32, before: &[Cell], id: u64) {
+        self.traffic(block).copies_from -= 1;
+        let name = self.name;
+        assert!(self.block(block) == before, "{name} block {block} was written while transfer {id} read it");
+    }
+
+    fn end_copy_into(&mut self, block: u32, id: u64, contents: Option<&[Cell]>) {
+        assert_eq!(self.traffic(block).copy_into.take(), Some(id));
+        let name = self.name;
+        let cells = self.block(block);
+        let untouched = cells.iter().all(|cell| *cell == POISON);
+        assert!(untouched, "{name} block {block} was written while transfer {id} wrote it");
+        if let Some(contents) = contents {
+            cells.copy_from_slice(contents);
+        }
+    }
+
+    fn begin_step_read(&mut self, block: u32, request: RequestId) {
+        let traffic = self.traffic(block);
+        let into = traffic.copy_into;
+        assert!(into.is_none(), "{request} reads block {block}, which transfer {} writes", into.unwrap());
+        traffic.read_by = Some(request);
+    }
+
+    fn begin_step_write(&mut self, block: u32, request: RequestId) {
+        let traffic = self.traffic(block);
+        let into = traffic.copy_into;
+        assert!(into.is_none(), "{request} writes block {block}, which transfer {} writes", into.unwrap());
+        assert!(traffic.copies_from == 0, "{request} writes block {block}, which a transfer reads");
+        traffic.written_by = Some(request);
+    }
+
+    fn end_step(&mut self) {
+        for traffic in &mut self.traffic {
+            *traffic = Traffic { copies_from: traffic.copies_from, copy_into: traffic.copy_into, ..Traffic::default() };
+        }
+    }
+}
+
+/// The worker's copy of a block table.
+#[derive(Clone, Debug)]
+struct Mirror {
+    request: RequestId,
+    table: Vec<u32>,
+}
+
+/// A worker with a paged cache of cells on the device, and another on the host.
 #[derive(Debug)]
 pub struct OracleWorker {
     block_size: usize,
-    cells: Vec<Cell>,
-    tables: Vec<Vec<u32>>,
+    max_drafts: u32,
+    device: Memory,
+    host: Memory,
+    mirrors: Vec<Option<Mirror>>,
+    /// Transfers in flight, with what their sources held at the begin.
+    transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
+    last_transfer: u64,
+    step: Option<u64>,
+    truths: BTreeMap<RequestId, Truth>,
+    rng: Pcg64Mcg,
+    /// Of a hundred drafts, about this many are right.
+    right_drafts: u32,
+    /// Tokens that it was allowed to draft.
+    pub drafts_allowed: u64,
+    /// Drafts that were right, as were all before them.
+    pub drafts_accepted: u64,
 }
 
 impl OracleWorker {
-    /// A worker with `device_blocks` empty blocks.
-    pub fn new(block_size: u32, device_blocks: u32) -> Self {
+    /// A worker with as many empty blocks as `config` says, which draws its drafts from `seed`.
+    pub fn new(config: &Config, seed: u64) -> Self {
+        let mut rng = Pcg64Mcg::seed_from_u64(seed);
         Self {
-            block_size: block_size as usize,
-            cells: vec![EMPTY; (block_size * device_blocks) as usize],
-            tables: Vec::new(),
+            block_size: config.block_size as usize,
+            max_drafts: config.max_drafts,
+            device: Memory::new("device", config.block_size, config.device_blocks),
+            host: Memory::new("host", config.block_size, config.host_blocks),
+            mirrors: Vec::new(),
+            transfers: BTreeMap::new(),
+            last_transfer: 0,
+            step: None,
+            truths: BTreeMap::new(),
+            right_drafts: [0, 50, 90, 100][rng.random_range(0..4)],
+            rng,
+            drafts_allowed: 0,
+            drafts_accepted: 0,
         }
     }
 
-    /// Forgets everything, as a worker that restarts does.
-    pub fn reset(&mut self) {
-        self.cells.fill(EMPTY);
-        self.tables.clear();
+    /// Tells what a request is, before a step runs it: from then on every token it is sent and every cell it reads is
+    /// compared with what it must be.
+    pub fn expect(&mut self, request: &Request) {
+        self.truths.insert(request.id, Truth::of(request));
     }
 
-    /// Runs a step.
+    /// A request has ended; no step may run it.
+    pub fn forget(&mut self, request: RequestId) {
+        self.truths.remove(&request);
+    }
+
+    /// Forgets all KV, the step and the transfers, as a worker that restarts does. What requests are is not its to forget.
+    pub fn reset(&mut self) {
+        self.device.reset();
+        self.host.reset();
+        self.mirrors.clear();
+        self.transfers.clear();
+        self.step = None;
+    }
+
+    /// The id of the latest transfer that was begun; 0 if none was.
+    pub fn last_transfer(&self) -> u64 {
+        self.last_transfer
+    }
+
+    /// Begins a copy. Until its end nobody may write its sources or touch its destinations, which hold poison.
     ///
     /// # Panics
-    /// If the step writes a block that another of its sequences has in its table, or writes below `kv_write_from`.
-    pub fn run(&mut self, step: &Step) -> StepResult {
-        for seq in &step.seqs {
-            let slot = seq.slot as usize;
-            if self.tables.len() <= slot {
-                self.tables.resize(slot + 1, Vec::new());
-            }
-            let table = &mut self.tables[slot];
-            if seq.start {
-                table.clear();
-            }
-            assert!(
-                table.len() >= seq.table_keep as usize,
-                "the mirror of {} is shorter than the core thinks",
-                seq.request
-            );
-            table.truncate(seq.table_keep as usize);
-            table.extend_from_slice(step.new_blocks(seq));
+    /// If it is in the way of another copy or of the step.
+    pub fn begin_transfer(&mut self, transfer: &Transfer) {
+        self.last_transfer += 1;
+        let id = transfer.id;
+        assert_eq!(id, self.last_transfer, "transfers are numbered one after another");
+        assert!(!transfer.pairs.is_empty(), "transfer {id} copies nothing");
+        let (from, to) = sides(&mut self.device, &mut self.host, transfer.direction);
+        let mut before = Vec::new();
+        for (source, destination) in ends(transfer) {
+            before.extend_from_slice(from.begin_copy_from(source, id));
+            to.begin_copy_into(destination, id);
         }
-        self.assert_writes_are_exclusive(step);
+        self.transfers.insert(id, (transfer.clone(), before));
+    }
+
+    /// Ends a copy: the destinations hold what the sources held, or poison if it failed.
+    ///
+    /// # Panics
+    /// If somebody wrote where only the copy may, or there is no such copy.
+    pub fn end_transfer(&mut self, id: u64, ok: bool) {
+        let (transfer, before) = self.transfers.remove(&id).expect("the transfer is in flight");
+        let (from, to) = sides(&mut self.device, &mut self.host, transfer.direction);
+        for ((source, destination), cells) in ends(&transfer).zip(before.chunks(self.block_size)) {
+            from.end_copy_from(source, cells, id);
+            to.end_copy_into(destination, id, ok.then_some(cells));
+        }
+    }
+
+    /// Begins a step: takes in the block tables, and compares what is to be read with what it must be.
+    ///
+    /// # Panics
+    /// If the step reads or writes what it must not, or is not what [`StepSeq`] says.
+    pub fn begin_step(&mut self, step: &Step) {
+        assert!(self.step.replace(step.id).is_none(), "one step at a time");
+        let starts = step.seqs.iter().filter(|seq| seq.start).count();
+        assert_eq!(starts, step.sampling.len(), "sampling parameters come with `start`, and only then");
+        for (at, seq) in step.seqs.iter().enumerate() {
+            let alone = step.seqs[..at].iter().all(|other| other.slot != seq.slot && other.request != seq.request);
+            assert!(alone, "{} is in the step twice, or shares its slot", seq.request);
+            self.update_mirror(step, seq);
+        }
+        for seq in &step.seqs {
+            self.assert_drafts_are_allowed(seq);
+            self.claim_table(seq);
+            self.claim_blocks(seq);
+            self.assert_true(step, seq);
+        }
+    }
+
+    /// Ends the step that was begun: writes its cells and samples.
+    ///
+    /// # Panics
+    /// If a cell that it reads holds nothing.
+    pub fn end_step(&mut self, step: &Step) -> StepResult {
+        assert_eq!(self.step.take(), Some(step.id), "the step was begun");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
         for seq in &step.seqs {
-            let table = &self.tables[seq.slot as usize];
-            let at = |position: u32| {
-                table[position as usize / self.block_size] as usize * self.block_size
-                    + position as usize % self.block_size
-            };
-            let mut cell = if seq.computed == 0 { EMPTY } else { self.cells[at(seq.computed - 1)] };
-            for (position, token) in (seq.computed..).zip(step.run_tokens(seq)) {
-                if position >= seq.kv_write_from {
-                    self.cells[at(position)] = next_cell(cell, *token);
-                }
-                cell = self.cells[at(position)];
-            }
-            result.push(if seq.sample { std::slice::from_ref(&TOKENS[sample(cell) as usize]) } else { &[] });
+            let sampled = self.run(step, seq);
+            result.push(&sampled);
         }
+        self.device.end_step();
         result
     }
 
-    fn assert_writes_are_exclusive(&self, step: &Step) {
-        for writer in &step.seqs {
-            for position in writer.kv_write_from..writer.computed + writer.n_tokens {
-                let block = self.tables[writer.slot as usize][position as usize / self.block_size];
-                for reader in step.seqs.iter().filter(|reader| reader.slot != writer.slot) {
-                    let reads = &self.tables[reader.slot as usize];
-                    assert!(!reads.contains(&block), "{} writes block {block} of {}", writer.request, reader.request);
-                }
+    fn update_mirror(&mut self, step: &Step, seq: &StepSeq) {
+        let slot = seq.slot as usize;
+        if self.mirrors.len() <= slot {
+            self.mirrors.resize(slot + 1, None);
+        }
+        if seq.start {
+            self.mirrors[slot] = Some(Mirror { request: seq.request, table: Vec::new() });
+        }
+        let mirror = self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("{} goes on without a start", seq.request));
+        assert_eq!(mirror.request, seq.request, "{} goes on in a slot that another has started in", seq.request);
+        let kept = mirror.table.len() >= seq.table_keep as usize;
+        assert!(kept, "the mirror of {} is shorter than the core thinks", seq.request);
+        mirror.table.truncate(seq.table_keep as usize);
+        mirror.table.extend_from_slice(step.new_blocks(seq));
+    }
+
+    fn table(&self, seq: &StepSeq) -> &[u32] {
+        &self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").table
+    }
+
+    fn assert_drafts_are_allowed(&self, seq: &StepSeq) {
+        let request = seq.request;
+        assert!(seq.n_tokens > 0, "{request} runs nothing");
+        assert!(seq.n_drafts <= self.max_drafts, "{request} drafts {} tokens", seq.n_drafts);
+        assert!(seq.sample || seq.n_drafts == 0, "{request} drafts and does not sample");
+        let end = (seq.computed + seq.n_tokens + seq.n_drafts) as usize;
+        let room = self.table(seq).len() * self.block_size;
+        assert!(room >= end, "{request} has room for {room} tokens and runs or drafts {end}");
+    }
+
+    /// Two sequences may have the same block only at the same place, and then neither may write it.
+    fn claim_table(&mut self, seq: &StepSeq) {
+        let table = &self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").table;
+        for (index, block) in table.iter().enumerate() {
+            let read_only = (index + 1) * self.block_size <= seq.kv_write_from as usize;
+            let first = self.device.traffic(*block).in_table.get_or_insert((seq.request, index, read_only));
+            if *first == (seq.request, index, read_only) {
+                continue;
+            }
+            assert_ne!(first.0, seq.request, "{} has block {block} twice", seq.request);
+            assert_eq!(first.1, index, "{} and {} have block {block} in two places", first.0, seq.request);
+            assert!(first.2 && read_only, "{} and {} have block {block}, and one may write it", first.0, seq.request);
+        }
+    }
+
+    /// Marks what the step reads and writes, room for drafts included: nobody may write there, or copy to or from it.
+    fn claim_blocks(&mut self, seq: &StepSeq) {
+        let size = self.block_size;
+        let table = &self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").table;
+        let write_from = seq.kv_write_from.max(seq.computed) as usize;
+        let run_end = (seq.computed + seq.n_tokens) as usize;
+        let write_end = run_end + seq.n_drafts as usize;
+        for block in &table[..write_from.min(run_end).div_ceil(size)] {
+            self.device.begin_step_read(*block, seq.request);
+        }
+        if write_from < write_end {
+            for block in &table[write_from / size..write_end.div_ceil(size)] {
+                self.device.begin_step_write(*block, seq.request);
             }
         }
     }
+
+    /// Compares a sequence's tokens, and all cells that it reads, with what they must be.
+    fn assert_true(&self, step: &Step, seq: &StepSeq) {
+        let Some(truth) = self.truths.get(&seq.request) else { return };
+        let request = seq.request;
+        let (computed, end) = (seq.computed as usize, (seq.computed + seq.n_tokens) as usize);
+        assert!(end <= truth.tokens.len(), "{request} runs past its end");
+        assert_eq!(step.run_tokens(seq), &truth.tokens[computed..end], "{request} is sent other tokens than its own");
+        let wants_history = seq.start && (truth.needs_history || self.max_drafts > 0);
+        assert_eq!(seq.n_history, if wants_history { seq.computed } else { 0 }, "{request} is sent so much history");
+        assert_eq!(step.history(seq), &truth.tokens[..seq.n_history as usize], "the history of {request}");
+        if seq.sample {
+            assert_eq!(seq.n_generated as usize, end - truth.prompt_tokens, "{request} samples another token");
+        }
+        for position in 0..computed.max(end.min(seq.kv_write_from as usize)) {
+            let right = self.read(seq, position) == truth.cells[position];
+            assert!(right, "{request} reads wrong KV at {position}, {computed} are computed");
+        }
+    }
+
+    fn at(&self, seq: &StepSeq, position: usize) -> usize {
+        self.table(seq)[position / self.block_size] as usize * self.block_size + position % self.block_size
+    }
+
+    fn read(&self, seq: &StepSeq, position: usize) -> Cell {
+        let cell = self.device.cells[self.at(seq, position)];
+        let found = if cell == POISON { "what a copy left unfinished" } else { "what nobody wrote" };
+        assert!(cell.0 & 1 == 1, "{} reads {found} at {position}", seq.request);
+        cell
+    }
+
+    fn write(&mut self, seq: &StepSeq, position: usize, cell: Cell) {
+        let at = self.at(seq, position);
+        self.device.cells[at] = cell;
+    }
+
+    /// Runs one sequence and its drafts. Returns what it samples.
+    fn run(&mut self, step: &Step, seq: &StepSeq) -> Vec<Token> {
+        let before = self.truths.get(&seq.request).map_or(EMPTY, |truth| truth.before);
+        let mut cell = if seq.computed == 0 { before } else { self.read(seq, seq.computed as usize - 1) };
+        for (position, token) in (seq.computed as usize..).zip(step.run_tokens(seq)) {
+            if position >= seq.kv_write_from as usize {
+                self.write(seq, position, next_cell(cell, *token));
+            }
+            cell = self.read(seq, position);
+        }
+        if seq.sample { self.draft(seq, cell) } else { Vec::new() }
+    }
+
+    /// Samples after `cell`, then drafts as many tokens as it likes. KV of drafts that are wrong is written as well.
+    fn draft(&mut self, seq: &StepSeq, mut cell: Cell) -> Vec<Token> {
+        let mut sampled = vec![sample(cell)];
+        let mut all_right = true;
+        let end = (seq.computed + seq.n_tokens) as usize;
+        for position in end..end + self.rng.random_range(0..=seq.n_drafts) as usize {
+            let right = self.rng.random_range(0..100) < self.right_drafts;
+            let off = if right { 0 } else { self.rng.random_range(1..VOCAB) };
+            all_right &= right;
+            cell = next_cell(cell, (sample(cell) + off) % VOCAB);
+            self.write(seq, position, cell);
+            if all_right {
+                sampled.push(sample(cell));
+            }
+        }
+        self.drafts_allowed += u64::from(seq.n_drafts);
+        self.drafts_accepted += sampled.len() as u64 - 1;
+        sampled
+    }
 }
 
-/// Every token by its number, so that one can be borrowed.
-static TOKENS: [Token; VOCAB as usize] = {
-    let mut tokens = [0; VOCAB as usize];
-    let mut at = 0;
-    while at < VOCAB {
-        tokens[at as usize] = at;
-        at += 1;
+/// Where a copy reads and where it writes.
+fn sides<'a>(device: &'a mut Memory, host: &'a mut Memory, direction: Direction) -> (&'a mut Memory, &'a mut Memory) {
+    match direction {
+        Direction::Out => (device, host),
+        Direction::In => (host, device),
     }
-    tokens
-};
+}
+
+/// (source, destination) of each block of a copy.
+fn ends(transfer: &Transfer) -> impl Iterator<Item = (u32, u32)> {
+    transfer.pairs.iter().map(|(device, host)| match transfer.direction {
+        Direction::Out => (*device, *host),
+        Direction::In => (*host, *device),
+    })
+}

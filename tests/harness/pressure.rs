@@ -1,14 +1,20 @@
-//! A seeded run of a core under pressure: tiny pools, shared prefixes, aborts, stops, deadlines, lost workers, flushes.
+//! A seeded run of a core under pressure: tiny pools, shared prefixes, aborts, stops, deadlines, lost workers, flushes,
+//! copies that end late or fail, drafts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    Action, BlockHash, Config, Core, Event, FinishReason, Namespace, Request, RequestId, Step, Token, eviction, policy,
+    Action, BlockHash, Config, Core, Direction, Event, FinishReason, Namespace, Preemption, Refusal, Request,
+    RequestId, Step, StepResult, Token, Transfer, eviction, policy,
 };
 
 use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
+
+/// Whether the core swaps, drafts, and keeps the limits that came with them. One that does not ignores those limits, so
+/// they stay at their defaults.
+pub const SWAPS_AND_DRAFTS: bool = false;
 
 /// What a run came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,11 +22,15 @@ pub struct Outcome {
     /// The decision digest.
     pub digest: u64,
     /// Requests that ran to their own end.
-    pub completed: u32,
+    pub completed: u64,
     /// Requests that were aborted, stopped by the driver, timed out or failed.
-    pub cut_short: u32,
+    pub cut_short: u64,
+    /// Those of them that timed out.
+    pub timed_out: u64,
     /// Requests refused.
-    pub refused: u32,
+    pub refused: u64,
+    /// Those of them that were refused because too many prompt tokens waited.
+    pub refused_by_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
     /// Prompt tokens found in the cache.
@@ -30,12 +40,60 @@ pub struct Outcome {
     /// Blocks evicted.
     pub evicted_blocks: u64,
     /// Times the worker was lost.
-    pub workers_lost: u32,
+    pub workers_lost: u64,
+    /// Steps that the worker answered with nonsense.
+    pub nonsense: u64,
+    /// Copies to the host that succeeded.
+    pub swaps_out: u64,
+    /// Blocks of those.
+    pub blocks_out: u64,
+    /// Copies to the device that succeeded.
+    pub swaps_in: u64,
+    /// Blocks of those.
+    pub blocks_in: u64,
+    /// Copies that failed.
+    pub failed_transfers: u64,
+    /// Copies that were in flight when the worker was lost.
+    pub lost_transfers: u64,
+    /// Tokens that the worker was allowed to draft.
+    pub drafts_allowed: u64,
+    /// Drafts accepted.
+    pub drafts_accepted: u64,
+}
+
+impl Outcome {
+    /// The sum of two runs, but for the digest.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
+        Self {
+            digest: 0,
+            completed: self.completed + other.completed,
+            cut_short: self.cut_short + other.cut_short,
+            timed_out: self.timed_out + other.timed_out,
+            refused: self.refused + other.refused,
+            refused_by_tokens: self.refused_by_tokens + other.refused_by_tokens,
+            preemptions: self.preemptions + other.preemptions,
+            cached_tokens: self.cached_tokens + other.cached_tokens,
+            merged_blocks: self.merged_blocks + other.merged_blocks,
+            evicted_blocks: self.evicted_blocks + other.evicted_blocks,
+            workers_lost: self.workers_lost + other.workers_lost,
+            nonsense: self.nonsense + other.nonsense,
+            swaps_out: self.swaps_out + other.swaps_out,
+            blocks_out: self.blocks_out + other.blocks_out,
+            swaps_in: self.swaps_in + other.swaps_in,
+            blocks_in: self.blocks_in + other.blocks_in,
+            failed_transfers: self.failed_transfers + other.failed_transfers,
+            lost_transfers: self.lost_transfers + other.lost_transfers,
+            drafts_allowed: self.drafts_allowed + other.drafts_allowed,
+            drafts_accepted: self.drafts_accepted + other.drafts_accepted,
+        }
+    }
 }
 
 /// A request as the driver remembers it.
 struct Known {
     prompt: Vec<Token>,
+    root: BlockHash,
     max_tokens: u32,
     min_tokens: u32,
     text: Vec<Token>,
@@ -49,7 +107,17 @@ struct Run {
     worker: OracleWorker,
     joined: bool,
     step: Option<Box<Step>>,
+    /// Copies in flight.
+    transfers: Vec<Box<Transfer>>,
+    /// Of a hundred things that happen, about this many are requests that come.
+    arrivals: u32,
+    /// Of a hundred chances to end a copy while a step runs, about this many are taken.
+    transfer_pace: u32,
+    /// Of a hundred copies, about this many fail.
+    transfer_failures: u32,
     known: BTreeMap<RequestId, Known>,
+    /// Those that have no answer yet.
+    live: BTreeSet<RequestId>,
     now_ns: u64,
     actions: Vec<Action>,
     drained: u32,
@@ -65,7 +133,46 @@ struct Run {
 /// If anything is wrong.
 pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let block_size = [1, 2, 4, 5, 16][rng.random_range(0..5)];
+    let config = limits(&mut rng);
+    let mut run = Run {
+        worker: OracleWorker::new(&config, rng.next_u64()),
+        core: Core::new(config.clone()).expect("the limits are within their ranges"),
+        joined: false,
+        step: None,
+        transfers: Vec::new(),
+        arrivals: pick(&mut rng, &[6, 15, 30]),
+        transfer_pace: pick(&mut rng, &[2, 20, 60]),
+        transfer_failures: pick(&mut rng, &[0, 20]),
+        rng,
+        known: BTreeMap::new(),
+        live: BTreeSet::new(),
+        now_ns: 0,
+        actions: Vec::new(),
+        drained: 0,
+        outcome: Outcome::default(),
+        events: Vec::new(),
+    };
+    run.everything(requests);
+    run.check_end();
+    let outcome = run.outcome();
+    let mut second = Core::new(config).expect("the same limits");
+    let mut ignored = Vec::new();
+    for (at_ns, event) in run.events {
+        second.handle(at_ns, event, &mut ignored);
+        ignored.clear();
+    }
+    assert_eq!(second.digest(), outcome.digest, "the replay decided differently");
+    assert_eq!(second.stats(), run.core.stats(), "the replay counted differently");
+    outcome
+}
+
+fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
+    choices[rng.random_range(0..choices.len())]
+}
+
+/// Limits so tight that everything runs out.
+fn limits(rng: &mut Pcg64Mcg) -> Config {
+    let block_size = pick(rng, &[1, 2, 4, 5, 16]);
     let max_batch_size = rng.random_range(1..12);
     let policies: Vec<_> = policy::names().collect();
     let evictions: Vec<_> = eviction::names().collect();
@@ -76,66 +183,80 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         max_batch_size,
         max_queue: rng.random_range(1..30),
         max_context: 200,
-        policy: policies[rng.random_range(0..policies.len())].into(),
-        eviction: evictions[rng.random_range(0..evictions.len())].into(),
+        policy: pick(rng, &policies).into(),
+        eviction: pick(rng, &evictions).into(),
         ..Config::default()
     };
-    let mut run = Run {
-        worker: OracleWorker::new(config.block_size, config.device_blocks),
-        core: Core::new(config.clone()).expect("the limits are within their ranges"),
-        rng,
-        joined: false,
-        step: None,
-        known: BTreeMap::new(),
-        now_ns: 0,
-        actions: Vec::new(),
-        drained: 0,
-        outcome: Outcome::default(),
-        events: Vec::new(),
+    if SWAPS_AND_DRAFTS { more_limits(rng, config) } else { config }
+}
+
+fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
+    let few_blocks = rng.random_range(1..=60 / config.block_size + 1);
+    let few_logits = rng.random_range(1..=config.max_batch_size + 4);
+    let few_tokens = rng.random_range(20..400);
+    let config = Config {
+        host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
+        preemption: pick(rng, &Preemption::ALL).1,
+        launch_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
+        swap_in_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
+        max_step_logits: pick(rng, &[few_logits, 100, 1 << 16]),
+        max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
+        max_drafts: pick(rng, &[0, 1, 3, 8]),
+        target_step_ns: pick(rng, &[0, 200, 700]),
+        // A block is up to sixteen tokens, so each way is at times the cheaper one.
+        swap_block_ns: rng.random_range(0..2000),
+        recompute_token_ns: rng.random_range(0..400),
+        ..config
     };
-    run.everything(requests);
-    run.check_end();
-    let stats = run.core.stats();
-    let outcome = Outcome {
-        digest: run.core.digest(),
-        preemptions: stats.preemptions,
-        cached_tokens: stats.cached_tokens,
-        merged_blocks: stats.merged_blocks,
-        evicted_blocks: stats.evicted_blocks,
-        ..run.outcome
-    };
-    let mut second = Core::new(config).expect("the same limits");
-    let mut ignored = Vec::new();
-    for (at_ns, event) in run.events {
-        second.handle(at_ns, event, &mut ignored);
-        ignored.clear();
+    match config.validate() {
+        Ok(()) => config,
+        // A core may want a position to sample from for every sequence of a step.
+        Err(_) => Config { max_step_logits: config.max_batch_size + few_logits, ..config },
     }
-    assert_eq!(second.digest(), outcome.digest, "the replay decided differently");
-    outcome
 }
 
 impl Run {
+    fn outcome(&self) -> Outcome {
+        let stats = self.core.stats();
+        Outcome {
+            digest: self.core.digest(),
+            preemptions: stats.preemptions,
+            cached_tokens: stats.cached_tokens,
+            merged_blocks: stats.merged_blocks,
+            evicted_blocks: stats.evicted_blocks,
+            drafts_allowed: self.worker.drafts_allowed,
+            drafts_accepted: self.worker.drafts_accepted,
+            ..self.outcome
+        }
+    }
+
     fn everything(&mut self, requests: u64) {
         let mut submitted = 0;
         while submitted < requests {
             self.now_ns += self.rng.random_range(0..1000);
-            match self.rng.random_range(0..100) {
-                0..30 => {
-                    self.submit(submitted);
-                    submitted += 1;
-                }
-                30..34 => self.some_request(Event::Abort),
-                34..36 => self.some_request(Event::Stop),
+            if self.rng.random_range(0..100) < self.arrivals {
+                self.submit(submitted);
+                submitted += 1;
+                continue;
+            }
+            // Clients that send less give up less.
+            let gives_up = self.rng.random_range(0..30) < self.arrivals;
+            match self.rng.random_range(30..100) {
+                30..34 if gives_up => self.some_request(Event::Abort),
+                34..36 if gives_up => self.some_request(Event::Stop),
                 36 => self.event(Event::Tick),
                 37 if self.rng.random_range(0..8) == 0 => self.lose_worker(),
                 38 if self.rng.random_range(0..4) == 0 => self.event(Event::FlushCache),
+                39 => self.answer_nothing(),
+                40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
+                41..46 => self.end_transfer(),
                 _ => self.advance(),
             }
         }
         let gentle = self.rng.random_range(0..4) > 0;
         self.event(if gentle { Event::Drain } else { Event::Shutdown });
         for _ in 0..1_000_000 {
-            if self.drained > 0 && self.step.is_none() {
+            if self.drained > 0 && self.step.is_none() && self.transfers.is_empty() {
                 return;
             }
             self.now_ns += self.rng.random_range(0..1000);
@@ -144,16 +265,46 @@ impl Run {
         panic!("the core never drained: {:?}", self.core.stats());
     }
 
-    /// The worker makes progress: it joins, or ends its step.
+    /// The worker makes progress: it joins, ends a copy, or ends its step.
     fn advance(&mut self) {
         if !self.joined {
             self.joined = true;
             self.event(Event::WorkerJoined);
-        } else if let Some(step) = self.step.take() {
-            let result = self.worker.run(&step);
+        } else if self.step.is_none() || self.rng.random_range(0..100) < self.transfer_pace {
+            self.end_transfer();
+        } else {
+            self.end_step(|_| ());
+        }
+    }
+
+    /// The worker ends its step; its answer passes through `spoil`.
+    fn end_step(&mut self, spoil: fn(&mut StepResult)) {
+        if let Some(step) = self.step.take() {
+            let mut result = self.worker.end_step(&step);
             self.core.recycle(step);
+            spoil(&mut result);
             self.event(Event::StepFinished(result));
         }
+    }
+
+    /// Ends any one of the copies in flight, well or not.
+    fn end_transfer(&mut self) {
+        if self.transfers.is_empty() {
+            return;
+        }
+        let transfer = self.transfers.swap_remove(self.rng.random_range(0..self.transfers.len()));
+        let (id, blocks) = (transfer.id, transfer.pairs.len() as u64);
+        let ok = self.rng.random_range(0..100) >= self.transfer_failures;
+        self.worker.end_transfer(id, ok);
+        let outcome = &mut self.outcome;
+        let (transfers, moved) = match transfer.direction {
+            Direction::Out => (&mut outcome.swaps_out, &mut outcome.blocks_out),
+            Direction::In => (&mut outcome.swaps_in, &mut outcome.blocks_in),
+        };
+        *transfers += u64::from(ok);
+        *moved += if ok { blocks } else { 0 };
+        outcome.failed_transfers += u64::from(!ok);
+        self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
     }
 
     fn lose_worker(&mut self) {
@@ -161,52 +312,89 @@ impl Run {
             self.worker.reset();
             self.step = None;
             self.outcome.workers_lost += 1;
+            self.outcome.lost_transfers += self.transfers.len() as u64;
+            self.transfers.clear();
             self.event(Event::WorkerLost);
         }
     }
 
+    /// An answer that no one waits for, as of a worker that was declared lost: it must not matter.
+    fn answer_nothing(&mut self) {
+        let id = self.rng.random_range(0..=self.worker.last_transfer());
+        if self.transfers.iter().all(|transfer| transfer.id != id) {
+            let ok = self.rng.random_range(0..2) == 0;
+            self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
+        }
+        if self.step.is_none() {
+            let step = self.rng.random_range(0..=self.core.stats().steps);
+            self.event(Event::StepFinished(StepResult { step, ..StepResult::default() }));
+        }
+    }
+
+    /// The worker runs its step, but the answer lacks a sequence. Copies in flight go on.
+    fn answer_nonsense(&mut self) {
+        self.outcome.nonsense += u64::from(self.step.is_some());
+        self.end_step(|result| {
+            result.ends.pop();
+        });
+    }
+
     fn some_request(&mut self, event: fn(RequestId) -> Event) {
         // Mostly one that lives, at times one that ended or never was.
-        let live: Vec<RequestId> =
-            self.known.iter().filter(|(_, known)| known.end.is_none() && !known.refused).map(|(id, _)| *id).collect();
-        let id = match live.len() {
-            n if n > 0 && self.rng.random_range(0..8) > 0 => live[self.rng.random_range(0..n)],
-            _ => RequestId(self.rng.random_range(0..100)),
+        let id = match self.live.len() {
+            n if n > 0 && self.rng.random_range(0..8) > 0 => {
+                *self.live.iter().nth(self.rng.random_range(0..n)).expect("there are as many")
+            }
+            _ => RequestId(self.rng.random_range(0..self.known.len() as u64 + 10)),
         };
         self.event(event(id));
     }
 
     fn submit(&mut self, n: u64) {
-        let tenant = self.rng.random_range(0..8) / 7;
-        let salt = ["", "tenant-b"][tenant];
-        let root: BlockHash = Namespace { salt, ..Namespace::default() }.root();
-        let family = self.rng.random_range(0..4u32);
-        let shared = self.rng.random_range(0..70usize);
-        let own = self.rng.random_range(0..40usize);
-        let mut prompt: Vec<Token> = (0..shared as u32).map(|at| (family * 1000 + at) % VOCAB).collect();
-        if self.rng.random_range(0..4) == 0 {
-            // A second turn: the first one's prompt and answer, then more.
-            prompt.extend(continuation(&prompt, own));
-        }
-        prompt.extend((0..own).map(|_| self.rng.random_range(0..VOCAB)));
-        let mut request = Request::new(RequestId(n), root, prompt, self.rng.random_range(0..60));
-        request.min_tokens = self.rng.random_range(0..10);
-        request.stop_token_ids = vec![EOS, EOS + 1];
-        request.priority = self.rng.random_range(-1..3);
-        if self.rng.random_range(0..12) == 0 {
-            request.deadline_ns = Some(self.now_ns + self.rng.random_range(0..40_000));
-        }
-        request.hash_prompt(self.core.config().block_size);
+        let request = self.request(n);
         let known = Known {
             prompt: request.prompt.clone(),
+            root: request.root,
             max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
             text: Vec::new(),
             end: None,
             refused: false,
         };
+        self.worker.expect(&request);
         assert!(self.known.insert(request.id, known).is_none());
+        assert!(self.live.insert(request.id));
         self.event(Event::Submit(Box::new(request)));
+    }
+
+    fn request(&mut self, n: u64) -> Request {
+        let rng = &mut self.rng;
+        let salt = ["", "tenant-b"][rng.random_range(0..8) / 7];
+        let root: BlockHash = Namespace { salt, ..Namespace::default() }.root();
+        let family = rng.random_range(0..4u32);
+        let shared = rng.random_range(0..70usize);
+        let own = rng.random_range(0..40usize);
+        let mut prompt: Vec<Token> = (0..shared as u32).map(|at| (family * 1000 + at) % VOCAB).collect();
+        if rng.random_range(0..4) == 0 {
+            // A second turn: the first one's prompt and answer, then more.
+            prompt.extend(continuation(root, &prompt, own));
+        }
+        prompt.extend((0..own).map(|_| rng.random_range(0..VOCAB)));
+        let mut request = Request::new(RequestId(n), root, prompt, rng.random_range(0..60));
+        request.min_tokens = rng.random_range(0..10);
+        request.stop_token_ids = vec![EOS, EOS + 1];
+        request.tenant = rng.random_range(0..3);
+        request.priority = rng.random_range(-1..3);
+        if rng.random_range(0..6) == 0 {
+            // From at once to long after its end, so that it is due in every state.
+            let within = pick(rng, &[2_000, 20_000, 100_000]);
+            request.deadline_ns = Some(self.now_ns + rng.random_range(0..within));
+        }
+        if rng.random_range(0..4) == 0 {
+            request.sampling.repetition_penalty = 1.1;
+        }
+        request.hash_prompt(self.core.config().block_size);
+        request
     }
 
     fn event(&mut self, event: Event) {
@@ -218,15 +406,18 @@ impl Run {
             self.perform(action);
         }
         self.actions = actions;
+        let waits = self.joined && self.step.is_none() && self.transfers.is_empty() && !self.live.is_empty();
+        assert!(!waits, "requests wait and the core waits for nothing: {:?}", self.core.stats());
     }
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::RunStep(step) => {
-                assert!(self.joined && self.step.is_none(), "one step at a time, on a worker that is there");
-                self.step = Some(step);
+            Action::RunStep(step) => self.begin_step(step),
+            Action::Transfer(transfer) => {
+                assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
+                self.worker.begin_transfer(&transfer);
+                self.transfers.push(transfer);
             }
-            Action::Transfer(_) => unreachable!("the core has no host blocks"),
             Action::Token { request, token } => {
                 let known = self.known.get_mut(&request).expect("a token for a known request");
                 assert!(known.end.is_none() && !known.refused, "{request} goes on after its end");
@@ -239,17 +430,46 @@ impl Run {
                 assert_eq!(usage.completion_tokens as usize, known.text.len());
                 assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
                 let own_end = matches!(reason, FinishReason::Length) || known.text.last().is_some_and(|t| stops(*t));
-                self.outcome.completed += u32::from(own_end);
-                self.outcome.cut_short += u32::from(!own_end);
+                self.outcome.completed += u64::from(own_end);
+                self.outcome.cut_short += u64::from(!own_end);
+                self.outcome.timed_out += u64::from(reason == FinishReason::Timeout);
+                self.answered(request);
             }
-            Action::Refuse { request, .. } => {
+            Action::Refuse { request, refusal } => {
                 let known = self.known.get_mut(&request).expect("the refusal of a known request");
                 assert!(known.end.is_none() && known.text.is_empty() && !std::mem::replace(&mut known.refused, true));
                 self.outcome.refused += 1;
+                self.outcome.refused_by_tokens += u64::from(matches!(refusal, Refusal::QueueTokensFull { .. }));
+                self.answered(request);
             }
             Action::Flushed { .. } => {}
-            Action::Drained => self.drained += 1,
+            Action::Drained => {
+                assert!(self.live.is_empty(), "drained, and {:?} are not answered", self.live);
+                self.drained += 1;
+            }
         }
+    }
+
+    fn answered(&mut self, request: RequestId) {
+        assert!(self.live.remove(&request));
+        self.worker.forget(request);
+    }
+
+    fn begin_step(&mut self, step: Box<Step>) {
+        assert!(self.joined && self.step.is_none(), "one step at a time, on a worker that is there");
+        let config = self.core.config();
+        let logits: u32 = step.seqs.iter().filter(|seq| seq.sample).map(|seq| 1 + seq.n_drafts).sum();
+        assert!(logits <= config.max_step_logits, "step {} samples from {logits} positions", step.id);
+        assert!(step.n_tokens() <= config.max_batch_tokens && step.seqs.len() <= config.max_batch_size as usize);
+        for seq in &step.seqs {
+            assert!(self.live.contains(&seq.request), "{} runs after its end", seq.request);
+            let known = &self.known[&seq.request];
+            assert_eq!(seq.n_generated as usize, known.text.len(), "{} lost count", seq.request);
+            let is_last = (seq.computed + seq.n_tokens) as usize == known.prompt.len() + known.text.len();
+            assert_eq!(seq.sample, is_last, "{} samples if it runs its last token", seq.request);
+        }
+        self.worker.begin_step(&step);
+        self.step = Some(step);
     }
 
     /// Every request has exactly one answer, and the text it would have alone, or a beginning of it.
@@ -260,7 +480,7 @@ impl Run {
             if known.refused {
                 continue;
             }
-            let mut alone = continuation(&known.prompt, known.max_tokens as usize);
+            let mut alone = continuation(known.root, &known.prompt, known.max_tokens as usize);
             let first = known.min_tokens.max(1) as usize - 1;
             if let Some(stop) = alone.iter().skip(first).position(|token| stops(*token)) {
                 alone.truncate(first + stop + 1);
