@@ -14,7 +14,7 @@ use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
 
 /// Whether the core swaps, drafts, and keeps the limits that came with them. One that does not ignores those limits, so
 /// they stay at their defaults.
-pub const SWAPS_AND_DRAFTS: bool = false;
+pub const SWAPS_AND_DRAFTS: bool = true;
 
 /// What a run came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -331,7 +331,7 @@ impl Run {
         }
     }
 
-    /// The worker runs its step, but the answer lacks a sequence. Copies in flight go on.
+    /// The worker runs its step, but the answer lacks a sequence.
     fn answer_nonsense(&mut self) {
         self.outcome.nonsense += u64::from(self.step.is_some());
         self.end_step(|result| {
@@ -413,6 +413,12 @@ impl Run {
     fn perform(&mut self, action: Action) {
         match action {
             Action::RunStep(step) => self.begin_step(step),
+            Action::ResetWorker => {
+                self.joined = false;
+                self.worker.reset();
+                self.outcome.lost_transfers += self.transfers.len() as u64;
+                self.transfers.clear();
+            }
             Action::Transfer(transfer) => {
                 assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
                 self.worker.begin_transfer(&transfer);

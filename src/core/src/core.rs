@@ -326,6 +326,8 @@ impl Core {
         }
         if !self.is_answer(result) {
             // A worker that answers nonsense may have written nonsense.
+            self.worker_joined = false;
+            actions.push(Action::ResetWorker);
             self.lose_kv(actions);
             return;
         }

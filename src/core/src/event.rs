@@ -44,6 +44,9 @@ pub enum Action {
     /// Run this step and answer with [`Event::StepFinished`]. The driver MAY give the emptied box back with
     /// [`crate::Core::recycle`].
     RunStep(Box<Step>),
+    /// The worker answered a step with what is no answer to it, so its KV is not to be trusted. Reset it and send
+    /// [`Event::WorkerJoined`]. A step and transfers in flight count as lost.
+    ResetWorker,
     /// Copy these blocks and answer with [`Event::TransferFinished`] or [`Event::TransferFailed`].
     Transfer(Box<Transfer>),
     /// A request generated a token.
