@@ -42,6 +42,7 @@ pub mod record;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+pub mod spec;
 mod stats;
 pub mod step;
 pub mod transfer;
