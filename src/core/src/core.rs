@@ -7,10 +7,9 @@ use crate::block::BlockState;
 use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
 use crate::ids::RequestId;
-use crate::policy::Policy;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::{Scheduler, decision};
-use crate::sequence::{Sequence, SequenceState, view};
+use crate::sequence::{Sequence, SequenceState};
 use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::tree::Published;
@@ -26,7 +25,6 @@ const SPARE_STEPS_MAX: usize = 4;
 /// was given.
 pub struct Core {
     config: Config,
-    policy: Box<dyn Policy>,
     sched: Scheduler,
     /// Never iterated.
     by_id: HashMap<RequestId, usize, ahash::RandomState>,
@@ -54,8 +52,7 @@ impl Core {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            policy: config.make_policy()?,
-            sched: Scheduler::new(&config, config.make_eviction()?),
+            sched: Scheduler::new(&config, config.make_policy()?, config.make_eviction()?),
             config,
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),
@@ -156,17 +153,15 @@ impl Core {
         self.sched.stats.accepted += 1;
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        let view = view(&request, self.now_ns);
         if let Some(deadline_ns) = request.deadline_ns {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
         }
-        let mut seq = Sequence::new(request, arrival);
-        seq.rank = self.policy.rank(&view);
-        seq.keep = self.policy.keep(&view);
-        let rank = seq.rank;
+        let seq = Sequence::new(request, arrival, self.now_ns);
+        let view = seq.view;
         let slot = self.sched.sequences.insert(seq);
         self.by_id.insert(id, slot);
-        self.sched.waiting.insert((rank, arrival, slot));
+        self.sched.waiting.joined(view.tenant);
+        self.sched.waiting.push(slot, &view);
     }
 
     /// What speaks against a request. Decided at the door, before anything changes.
@@ -211,7 +206,7 @@ impl Core {
         }
         match seq.state {
             SequenceState::Waiting => {
-                self.sched.waiting.remove(&(seq.rank, seq.arrival, slot));
+                self.sched.waiting.remove(slot);
             }
             SequenceState::Prefill | SequenceState::Decode => self.sched.running.retain(|other| *other != slot),
         }
@@ -222,6 +217,7 @@ impl Core {
     fn finish(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         self.sched.free_worker_slot(slot);
         let mut seq = self.sched.sequences.remove(slot);
+        self.sched.waiting.left(seq.view.tenant);
         self.sched.tree.release(&mut seq.table, seq.published as usize);
         self.by_id.remove(&seq.id);
         self.sched.stats.finished += 1;
@@ -347,6 +343,7 @@ impl Core {
         for token in sampled {
             seq.state = SequenceState::Decode;
             seq.tokens.push(*token);
+            self.sched.waiting.served(seq.view.tenant, 0, 1);
             self.sched.stats.generated_tokens += 1;
             actions.push(Action::Token { request: seq.id, token: *token });
             seq.ending = seq.finished();
@@ -414,7 +411,7 @@ impl Core {
         let mut private = 0;
         for (slot, seq) in &self.sched.sequences {
             assert_eq!(self.by_id.get(&seq.id), Some(&slot));
-            let waiting = self.sched.waiting.contains(&(seq.rank, seq.arrival, slot));
+            let waiting = self.sched.waiting.contains(slot);
             let running = self.sched.running.contains(&slot);
             assert!(waiting != running, "{} is in {} queues", seq.id, u32::from(waiting) + u32::from(running));
             assert_eq!(waiting, seq.state == SequenceState::Waiting);

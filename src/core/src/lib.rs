@@ -47,6 +47,7 @@ mod stats;
 pub mod step;
 pub mod transfer;
 pub mod tree;
+pub mod waiting;
 
 pub use crate::config::{Config, ConfigError, Preemption};
 pub use crate::core::{Core, WORKER_FAILURES_MAX};

@@ -8,17 +8,17 @@
 //! least dear running request, itself at last; what is left runs on. A request that could not run alone was refused
 //! at the door.
 
-use std::collections::BTreeSet;
-
 use slab::Slab;
 
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::eviction::Eviction;
+use crate::policy::Policy;
 use crate::sequence::{Sequence, SequenceState};
 use crate::stats::Stats;
 use crate::step::{Step, StepSeq};
 use crate::tree::PrefixTree;
+use crate::waiting::Waiting;
 
 /// Kinds of decisions in the digest. The numbers are part of recordings: never reuse one.
 pub(crate) mod decision {
@@ -41,8 +41,8 @@ pub(crate) struct Scheduler {
     pub tree: PrefixTree,
     /// By slot.
     pub sequences: Slab<Sequence>,
-    /// (rank, arrival, slot) of waiting sequences.
-    pub waiting: BTreeSet<(i64, u64, usize)>,
+    /// Waiting sequences, and the policy that orders them.
+    pub waiting: Waiting,
     /// Slots in the batch, in order of admission.
     pub running: Vec<usize>,
     /// The sequences of the step being made, in its order.
@@ -59,14 +59,14 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(config: &Config, eviction: Box<dyn Eviction>) -> Self {
+    pub fn new(config: &Config, policy: Box<dyn Policy>, eviction: Box<dyn Eviction>) -> Self {
         Self {
             block_size: config.block_size,
             max_batch_tokens: config.max_batch_tokens,
             max_batch_size: config.max_batch_size,
             tree: PrefixTree::new(config.block_size, config.device_blocks, eviction),
             sequences: Slab::new(),
-            waiting: BTreeSet::new(),
+            waiting: Waiting::new(policy),
             running: Vec::new(),
             picked: Vec::new(),
             aligned: config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
@@ -104,7 +104,7 @@ impl Scheduler {
             }
         }
         while budget > 0 && (self.running.len() as u32) < self.max_batch_size {
-            let Some((_, _, slot)) = self.waiting.first().copied() else { break };
+            let Some(slot) = self.waiting.first() else { break };
             if !self.admit(slot, budget, step.seqs.is_empty()) {
                 break;
             }
@@ -138,7 +138,7 @@ impl Scheduler {
     fn victim(&self) -> usize {
         let dearness = |slot: &&usize| {
             let seq = &self.sequences[**slot];
-            (seq.keep, std::cmp::Reverse(seq.arrival))
+            (self.waiting.keep(&seq.view), std::cmp::Reverse(seq.arrival))
         };
         *self.running.iter().min_by_key(dearness).expect("a sequence that needs a block is running")
     }
@@ -154,7 +154,7 @@ impl Scheduler {
         seq.rewind();
         seq.preemptions += 1;
         self.stats.preemptions += 1;
-        self.waiting.insert((seq.rank, seq.arrival, slot));
+        self.waiting.push(slot, &seq.view);
     }
 
     /// A sequence that leaves the batch leaves its place on the worker to the next one.
@@ -213,7 +213,7 @@ impl Scheduler {
             self.stats.cached_tokens += u64::from(cached);
         }
         self.digest.decide(decision::ADMIT, seq.id.0, u64::from(computed));
-        self.waiting.remove(&(seq.rank, seq.arrival, slot));
+        self.waiting.remove(slot);
         self.running.push(slot);
         true
     }
@@ -227,6 +227,9 @@ impl Scheduler {
             seq.on_worker = true;
             seq.table_sent = 0;
             step.sampling.push(seq.sampling);
+        }
+        if seq.preemptions == 0 {
+            self.waiting.served(seq.view.tenant, seq.prompt_tokens.saturating_sub(seq.computed).min(n_tokens), 0);
         }
         let n_history = if start && seq.sampling.needs_history() { seq.computed } else { 0 };
         let tokens_at = step.tokens.len() as u32;

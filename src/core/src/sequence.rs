@@ -69,10 +69,8 @@ pub struct Sequence {
     pub sampling: Sampling,
     /// Place in the order of arrival; unique.
     pub arrival: u64,
-    /// [`crate::policy::Policy::rank`].
-    pub rank: i64,
-    /// [`crate::policy::Policy::keep`].
-    pub keep: i64,
+    /// What the policy sees of it.
+    pub view: RequestView,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_tokens: Option<u32>,
     /// Times it was preempted.
@@ -82,9 +80,10 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A waiting sequence. Its rank and keep are still to be set.
-    pub fn new(request: Request, arrival: u64) -> Self {
+    /// A waiting sequence.
+    pub fn new(request: Request, arrival: u64, now_ns: u64) -> Self {
         Self {
+            view: view(&request, arrival, now_ns),
             id: request.id,
             state: SequenceState::Waiting,
             in_step: false,
@@ -105,8 +104,6 @@ impl Sequence {
             stop_token_ids: request.stop_token_ids,
             sampling: request.sampling,
             arrival,
-            rank: 0,
-            keep: 0,
             cached_tokens: None,
             preemptions: 0,
             worker_failures: 0,
@@ -152,6 +149,7 @@ impl Sequence {
         self.computed = 0;
         self.published = 0;
         self.table_sent = 0;
+        self.view.tokens = self.tokens.len() as u32;
     }
 
     /// What the client is told at the end.
@@ -166,12 +164,16 @@ impl Sequence {
 }
 
 /// What a policy sees of a request.
-pub fn view(request: &Request, now_ns: u64) -> RequestView {
+fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView {
     RequestView {
-        priority: request.priority,
+        arrival,
         arrival_ns: now_ns,
+        tenant: request.tenant,
+        priority: request.priority,
         deadline_ns: request.deadline_ns,
         prompt_tokens: request.prompt.len() as u32,
         max_tokens: request.max_tokens,
+        tokens: request.prompt.len() as u32,
+        cached_tokens: 0,
     }
 }
