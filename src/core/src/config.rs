@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
+use crate::spec::{Spec, SpecError};
 
 /// Tokens in a block unless the user says otherwise.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
@@ -26,7 +27,7 @@ pub struct Config {
     pub max_batch_size: u32,
     /// Requests waiting to be admitted at most.
     pub max_queue: u32,
-    /// Prompt tokens of waiting requests at most.
+    /// Tokens at most that need KV when all waiting requests are admitted. A request alone in the queue may have more.
     pub max_queued_tokens: u64,
     /// Positions in one step that are sampled from at most: one for each sequence that samples, and one for each draft.
     pub max_step_logits: u32,
@@ -49,7 +50,8 @@ pub struct Config {
     pub recompute_token_ns: u64,
     /// Prompt and generated tokens of one request at most.
     pub max_context: u32,
-    /// Order of waiting requests and choice of victims: a name in [`policy::names`].
+    /// Order of waiting requests and choice of victims: a name in [`policy::names`], with parameters if you like, as in
+    /// `priority:ageing_ms=5000`; see [`crate::spec`].
     pub policy: String,
     /// Which idle block goes first: a name in [`eviction::names`].
     pub eviction: String,
@@ -154,6 +156,9 @@ pub enum ConfigError {
         /// What there is.
         known: String,
     },
+    /// A parameter of the policy is not understood.
+    #[error("policy {0}")]
+    PolicyParameter(#[from] SpecError),
     /// A number of blocks for each running request that makes no sense.
     #[error("{name} is {value}; it must be between 0 and {max}")]
     Watermark {
@@ -220,10 +225,12 @@ impl Config {
         self.make_eviction().map(|_| ())
     }
 
-    /// The policy that `policy` names.
+    /// The policy that `policy` names, with its parameters.
     pub fn make_policy(&self) -> Result<Box<dyn Policy>, ConfigError> {
-        let unknown = || ConfigError::UnknownPolicy { name: self.policy.clone(), known: list(policy::names()) };
-        policy::by_name(&self.policy).ok_or_else(unknown)
+        let spec = Spec::new(&self.policy);
+        let unknown = || ConfigError::UnknownPolicy { name: spec.name.into(), known: list(policy::names()) };
+        let entry = policy::by_name(spec.name).ok_or_else(unknown)?;
+        Ok((entry.make)(&spec.values(entry.params)?))
     }
 
     /// The eviction policy that `eviction` names, for as many blocks as there are.
@@ -235,4 +242,50 @@ impl Config {
 
 fn list(names: impl Iterator<Item = &'static str>) -> String {
     names.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Param;
+
+    fn error(policy: &str) -> String {
+        Config { policy: policy.into(), ..Config::default() }.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_policy_that_is_not_understood_is_told_in_one_line() {
+        let known = "there are: fcfs, priority, sjf, lpm, edf, vtc";
+        assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
+        assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
+        assert_eq!(error(""), format!("unknown policy ''; {known}"));
+        assert_eq!(error("fcfs:ageing_ms=1"), "policy 'fcfs' has no parameter 'ageing_ms'; it has: none");
+        assert_eq!(
+            error("vtc:weight=1"),
+            "policy 'vtc' has no parameter 'weight'; it has: prompt_weight, output_weight"
+        );
+        assert_eq!(
+            error("vtc:output_weight=1001"),
+            "policy 'vtc': output_weight is '1001'; it must be a whole number between 0 and 1000"
+        );
+        assert_eq!(
+            error("priority:ageing_ms=5s"),
+            "policy 'priority': ageing_ms is '5s'; it must be a whole number between 0 and 86400000"
+        );
+        assert_eq!(error("priority:ageing_ms=1,ageing_ms=2"), "policy 'priority': ageing_ms is given twice");
+        assert_eq!(
+            error("sjf:fast"),
+            "policy 'sjf': 'fast' is not of the form key=value; the keys are: ageing_us_per_token"
+        );
+    }
+
+    #[test]
+    fn every_policy_is_made_from_its_name_and_from_its_parameters() {
+        for entry in policy::REGISTRY {
+            let with = |param: &Param| format!("{}:{}={}", entry.name, param.key, param.max);
+            for policy in std::iter::once(entry.name.to_owned()).chain(entry.params.iter().map(with)) {
+                assert!(Config { policy, ..Config::default() }.make_policy().is_ok());
+            }
+        }
+    }
 }

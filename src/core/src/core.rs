@@ -8,10 +8,9 @@ use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
 use crate::host::HostState;
 use crate::ids::{BlockHandle, RequestId};
-use crate::policy::Policy;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::{Scheduler, decision};
-use crate::sequence::{Sequence, SequenceState, view};
+use crate::sequence::{Sequence, SequenceState};
 use crate::stats::Stats;
 use crate::step::{Step, StepResult, StepSeq};
 
@@ -26,7 +25,6 @@ const SPARE_STEPS_MAX: usize = 4;
 /// was given.
 pub struct Core {
     config: Config,
-    policy: Box<dyn Policy>,
     sched: Scheduler,
     /// Never iterated.
     by_id: HashMap<RequestId, usize, ahash::RandomState>,
@@ -55,8 +53,7 @@ impl Core {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            policy: config.make_policy()?,
-            sched: Scheduler::new(&config, config.make_eviction()?),
+            sched: Scheduler::new(&config, config.make_policy()?, config.make_eviction()?),
             config,
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),
@@ -163,13 +160,11 @@ impl Core {
         self.sched.stats.accepted += 1;
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        let view = view(&request, self.now_ns);
         if let Some(deadline_ns) = request.deadline_ns {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
         }
-        let mut seq = Sequence::new(request, arrival);
-        seq.rank = self.policy.rank(&view);
-        seq.keep = self.policy.keep(&view);
+        let seq = Sequence::new(request, arrival, self.now_ns);
+        self.sched.waiting.joined(seq.view.tenant);
         let slot = self.sched.sequences.insert(seq);
         self.by_id.insert(id, slot);
         self.sched.wait(slot);
@@ -180,7 +175,7 @@ impl Core {
         let config = &self.config;
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         let max_tokens = request.max_tokens;
-        let queued_tokens = self.sched.queued_tokens;
+        let queued_tokens = self.sched.waiting.tokens();
         let total = prompt_tokens.saturating_add(max_tokens);
         // The last token generated needs no KV.
         let needed = total.saturating_sub(1).div_ceil(config.block_size);
@@ -219,7 +214,9 @@ impl Core {
             return;
         }
         match seq.state {
-            SequenceState::Waiting => self.sched.stop_waiting(slot),
+            SequenceState::Waiting => {
+                self.sched.waiting.remove(slot);
+            }
             SequenceState::Prefill | SequenceState::Decode => self.sched.leave_batch(slot),
             SequenceState::SwappingOut | SequenceState::Swapped | SequenceState::SwappingIn => {
                 self.sched.leave_swap(slot);
@@ -241,6 +238,7 @@ impl Core {
         self.sched.free_worker_slot(slot);
         self.sched.release_all(slot);
         let seq = self.sched.sequences.remove(slot);
+        self.sched.waiting.left(seq.view.tenant);
         self.by_id.remove(&seq.id);
         self.sched.stats.finished += 1;
         self.sched.digest.decide(decision::FINISH, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
@@ -373,6 +371,7 @@ impl Core {
             self.sched.stats.accepted_draft_tokens += sampled.len() as u64 - 1;
             for token in sampled {
                 seq.tokens.push(*token);
+                self.sched.waiting.served(seq.view.tenant, 0, 1);
                 self.sched.stats.generated_tokens += 1;
                 actions.push(Action::Token { request: seq.id, token: *token });
                 seq.ending = seq.finished();
@@ -467,7 +466,7 @@ impl Core {
     fn check_place(&self, slot: usize, seq: &Sequence) {
         let sched = &self.sched;
         let places = [
-            (SequenceState::Waiting, sched.waiting.contains(&(seq.rank, seq.arrival, slot))),
+            (SequenceState::Waiting, sched.waiting.contains(slot)),
             (SequenceState::Swapped, sched.swap.swapped.contains(&(Reverse(seq.keep), seq.arrival, slot))),
             (SequenceState::SwappingIn, sched.swap.arrivals.contains(&slot)),
         ];

@@ -45,11 +45,13 @@ pub mod record;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+pub mod spec;
 mod stats;
 pub mod step;
 mod swap;
 pub mod transfer;
 pub mod tree;
+pub mod waiting;
 
 pub use crate::config::{Config, ConfigError, Preemption};
 pub use crate::core::{Core, WORKER_FAILURES_MAX};

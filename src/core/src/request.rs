@@ -174,10 +174,10 @@ pub enum Refusal {
         /// The limit.
         limit: u32,
     },
-    /// The waiting queue holds as many prompt tokens as it may.
-    #[error("the waiting requests have {queued_tokens} prompt tokens, the limit is {limit}; try again later")]
+    /// The waiting queue holds as many tokens as it may.
+    #[error("the waiting requests have {queued_tokens} tokens, with this one more than {limit}; try again later")]
     QueueTokensFull {
-        /// Prompt tokens waiting.
+        /// Tokens waiting.
         queued_tokens: u64,
         /// The limit.
         limit: u64,

@@ -13,20 +13,20 @@
 //! **Work is shared in flight.** A request whose next block a prefill in the batch is about to publish waits for it; those
 //! behind it may pass.
 
-use std::collections::BTreeSet;
-
 use slab::Slab;
 
 use crate::config::{Config, Preemption};
 use crate::digest::Digest;
 use crate::eviction::Eviction;
 use crate::pace::Pace;
+use crate::policy::Policy;
 use crate::preemption::Rehit;
 use crate::sequence::{Sequence, SequenceState};
 use crate::stats::Stats;
 use crate::step::{Step, StepSeq};
 use crate::swap::Swap;
 use crate::tree::{PrefixTree, Published};
+use crate::waiting::Waiting;
 
 /// Waiting requests that one pass looks at and leaves for later because another computes their prefix.
 const LATER_MAX: usize = 16;
@@ -67,10 +67,7 @@ pub(crate) struct Scheduler {
     pub tree: PrefixTree,
     /// By slot.
     pub sequences: Slab<Sequence>,
-    /// (rank, arrival, slot) of waiting sequences.
-    pub waiting: BTreeSet<(i64, u64, usize)>,
-    /// Prompt tokens of those.
-    pub queued_tokens: u64,
+    pub waiting: Waiting,
     /// Slots in the batch, in order of admission.
     pub running: Vec<usize>,
     /// Sequences on the host, and on their way.
@@ -100,7 +97,7 @@ enum Admission {
 }
 
 impl Scheduler {
-    pub fn new(config: &Config, eviction: Box<dyn Eviction>) -> Self {
+    pub fn new(config: &Config, policy: Box<dyn Policy>, eviction: Box<dyn Eviction>) -> Self {
         Self {
             block_size: config.block_size,
             max_batch_tokens: config.max_batch_tokens,
@@ -117,8 +114,7 @@ impl Scheduler {
             pace: Pace::new(config.target_step_ns, config.block_size, config.max_batch_tokens),
             tree: PrefixTree::new(config.block_size, config.device_blocks, eviction),
             sequences: Slab::new(),
-            waiting: BTreeSet::new(),
-            queued_tokens: 0,
+            waiting: Waiting::new(policy),
             running: Vec::new(),
             picked: Vec::new(),
             aligned: config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
@@ -236,20 +232,28 @@ impl Scheduler {
     }
 
     fn admit_waiting(&mut self, budget: &mut u32, step: &mut Step) {
-        let mut later = Vec::new();
-        while *budget > 0 && self.batched() < self.max_batch_size && later.len() < LATER_MAX && !self.swap.is_pressed()
-        {
-            let Some((_, _, slot)) = self.waiting.iter().find(|place| !later.contains(*place)).copied() else { break };
+        if self.waiting.is_empty() || self.swap.is_pressed() || self.batched() >= self.max_batch_size {
+            return;
+        }
+        let (sequences, tree, size) = (&self.sequences, &self.tree, self.block_size);
+        self.waiting.refresh(&mut |slot| tree.estimate(&sequences[slot].hashes) * size);
+        let mut later = 0;
+        while *budget > 0 && self.batched() < self.max_batch_size && later < LATER_MAX {
+            let Some(slot) = self.waiting.first() else { break };
             match self.admit(slot, *budget, step.seqs.is_empty()) {
                 Admission::Admitted => {
                     let chunk = self.chunk(slot, *budget, step.seqs.is_empty());
                     self.run(slot, chunk, 0, step);
                     *budget -= chunk;
                 }
-                Admission::Later => later.push((self.sequences[slot].rank, self.sequences[slot].arrival, slot)),
+                Admission::Later => {
+                    self.waiting.set_aside(slot);
+                    later += 1;
+                }
                 Admission::Full => break,
             }
         }
+        self.waiting.restore();
     }
 
     /// Sequences in the batch or about to come back to it.
@@ -260,16 +264,8 @@ impl Scheduler {
     /// Puts a sequence in its place among the waiting.
     pub fn wait(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
-        self.queued_tokens += u64::from(seq.prompt_tokens);
-        self.waiting.insert((seq.rank, seq.arrival, slot));
-    }
-
-    /// Takes a sequence out of the queue.
-    pub fn stop_waiting(&mut self, slot: usize) {
-        let seq = &self.sequences[slot];
-        let was_there = self.waiting.remove(&(seq.rank, seq.arrival, slot));
-        debug_assert!(was_there);
-        self.queued_tokens -= u64::from(seq.prompt_tokens);
+        let cached = if self.waiting.needs_refresh() { self.tree.estimate(&seq.hashes) } else { 0 };
+        self.waiting.push(slot, &seq.view(cached * self.block_size));
     }
 
     /// Takes a sequence out of the batch. It leaves its place on the worker to the next one.
@@ -349,7 +345,7 @@ impl Scheduler {
             self.stats.cached_tokens += u64::from(cached);
         }
         self.digest.decide(decision::ADMIT, seq.id.0, u64::from(computed));
-        self.stop_waiting(slot);
+        self.waiting.remove(slot);
         self.enter_batch(slot);
         Admission::Admitted
     }
@@ -412,6 +408,12 @@ impl Scheduler {
         for handle in &seq.table[seq.table_sent as usize..] {
             debug_assert!(self.tree.pool().is_current(*handle));
             step.blocks.push(handle.index);
+        }
+        // A tenant pays for its prompt once, whatever preemptions make of it, and not for what was cached.
+        let end = (seq.computed + n_tokens).min(seq.prompt_tokens);
+        if end > seq.charged {
+            self.waiting.served(seq.view.tenant, end - seq.computed.max(seq.charged), 0);
+            seq.charged = end;
         }
         self.digest.decide(decision::RUN, seq.id.0, u64::from(seq.computed) << 32 | u64::from(n_tokens + n_drafts));
         for block in &step.blocks[blocks_at as usize..] {

@@ -108,10 +108,12 @@ pub struct Sequence {
     pub sampling: Sampling,
     /// Place in the order of arrival; unique.
     pub arrival: u64,
-    /// [`crate::policy::Policy::rank`].
-    pub rank: i64,
-    /// [`crate::policy::Policy::keep`].
-    pub keep: i64,
+    /// What a policy sees of it, when it arrived. [`Self::view`] is up to date.
+    pub view: RequestView,
+    /// Where it stands among the swapped: the policy's [`crate::policy::Policy::keep`] when it was swapped out.
+    pub keep: i128,
+    /// Leading prompt tokens that its tenant was charged for.
+    pub charged: u32,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_tokens: Option<u32>,
     /// Times it was preempted.
@@ -128,9 +130,10 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A waiting sequence. Its rank and keep are still to be set.
-    pub fn new(request: Request, arrival: u64) -> Self {
+    /// A waiting sequence.
+    pub fn new(request: Request, arrival: u64, now_ns: u64) -> Self {
         Self {
+            view: view(&request, arrival, now_ns),
             id: request.id,
             state: SequenceState::Waiting,
             in_step: false,
@@ -155,8 +158,8 @@ impl Sequence {
             stop_token_ids: request.stop_token_ids,
             sampling: request.sampling,
             arrival,
-            rank: 0,
             keep: 0,
+            charged: 0,
             cached_tokens: None,
             preemptions: 0,
             generated_at_entry: 0,
@@ -222,6 +225,11 @@ impl Sequence {
         self.table_sent = 0;
     }
 
+    /// What a policy sees of it when it joins or leaves the queue, if it would find so many tokens in the cache.
+    pub fn view(&self, cached_tokens: u32) -> RequestView {
+        RequestView { tokens: self.tokens.len() as u32, cached_tokens, ..self.view }
+    }
+
     /// What the client is told at the end.
     pub fn usage(&self) -> Usage {
         Usage {
@@ -234,13 +242,17 @@ impl Sequence {
 }
 
 /// What a policy sees of a request.
-pub fn view(request: &Request, now_ns: u64) -> RequestView {
+fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView {
     RequestView {
-        priority: request.priority,
+        arrival,
         arrival_ns: now_ns,
+        tenant: request.tenant,
+        priority: request.priority,
         deadline_ns: request.deadline_ns,
         prompt_tokens: request.prompt.len() as u32,
         max_tokens: request.max_tokens,
+        tokens: request.prompt.len() as u32,
+        cached_tokens: 0,
     }
 }
 

@@ -31,7 +31,7 @@ struct InFlight {
 }
 
 /// Order in which swapped sequences come back: the dearest first, then the first to arrive.
-type Place = (Reverse<i64>, u64, usize);
+type Place = (Reverse<i128>, u64, usize);
 
 /// What is on the host, and on its way.
 #[derive(Debug)]
@@ -261,6 +261,7 @@ impl Scheduler {
         self.tree.release(&mut gone, (seq.published as usize).saturating_sub(stay));
         seq.published = stay as u32;
         seq.set_state(SequenceState::Swapped);
+        seq.keep = self.waiting.keep(&seq.view(seq.computed));
         self.swap.swapped.insert((Reverse(seq.keep), seq.arrival, slot));
     }
 

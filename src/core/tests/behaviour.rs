@@ -1,7 +1,7 @@
 //! The rules of the core, one small run each. The oracle in the workspace's `tests/` proves that they hold together.
 
 use trunkline_core::{
-    Action, Config, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, Step, StepResult, Token,
+    Action, Config, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, Step, StepResult, Token, policy,
 };
 
 const BLOCK: u32 = 4;
@@ -324,6 +324,48 @@ fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
 }
 
 #[test]
+fn under_every_policy_all_end_once_through_preemptions_aborts_and_lost_workers() {
+    for name in policy::names() {
+        let limits = Config { device_blocks: 10, max_queue: 100, policy: name.into(), ..config() };
+        let mut bench = Bench::new(limits);
+        for round in 0..20 {
+            for id in round * 3..round * 3 + 3 {
+                let mut request = request(id, vec![id as u32 % 7; 5 + id as usize % 4], 5 + id as u32 % 20);
+                (request.tenant, request.priority) = (id % 4, id as i32 % 3);
+                request.deadline_ns = (id % 5 == 0).then_some(u64::MAX - id);
+                bench.submit(request);
+            }
+            bench.event(Event::Abort(RequestId(round * 2)));
+            if round % 5 == 4 {
+                bench.step = None;
+                bench.event(Event::WorkerLost);
+                bench.event(Event::WorkerJoined);
+            }
+            bench.answer();
+        }
+        bench.finish_all();
+        let mut ended: Vec<_> = bench.ends.iter().map(|(id, _)| *id).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, (0..60).collect::<Vec<_>>(), "{name}");
+        assert!(bench.core.stats().preemptions > 0 && bench.all_blocks_usable(), "{name}");
+    }
+}
+
+#[test]
+fn vtc_gives_a_tenant_its_turn_however_many_requests_another_has() {
+    let limits = || Config { max_batch_size: 1, max_queue: 100, policy: "vtc".into(), ..config() };
+    let mut bench = Bench::without_worker(limits());
+    for id in 0..10 {
+        let mut request = request(id, vec![id as u32; 3], 2);
+        request.tenant = u64::from(id >= 8);
+        bench.submit(request);
+    }
+    bench.event(Event::WorkerJoined);
+    bench.finish_all();
+    assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 8, 1, 9, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
 fn eviction_takes_the_least_recently_used_leaf() {
     let mut bench = Bench::new(Config { device_blocks: 6, ..config() });
     bench.submit(request(1, (0..8).collect(), 1));
@@ -513,5 +555,5 @@ fn limits_out_of_range_are_named() {
             .starts_with("max_batch_tokens is 3; it must be at least max_batch_size")
     );
     let unknown = error(Config { policy: "fifo".into(), ..config() });
-    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, edf");
+    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, sjf, lpm, edf, vtc");
 }
