@@ -108,7 +108,7 @@ struct Run {
     joined: bool,
     step: Option<Box<Step>>,
     /// Copies in flight.
-    transfers: Vec<Box<Transfer>>,
+    transfers: Vec<Transfer>,
     /// Of a hundred things that happen, about this many are requests that come.
     arrivals: u32,
     /// Of a hundred chances to end a copy while a step runs, about this many are taken.
@@ -416,16 +416,16 @@ impl Run {
             Action::Transfer(transfer) => {
                 assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
                 self.worker.begin_transfer(&transfer);
-                self.transfers.push(transfer);
+                self.transfers.push(*transfer);
             }
             Action::Token { request, token } => {
                 let known = self.known.get_mut(&request).expect("a token for a known request");
-                assert!(known.end.is_none() && !known.refused, "{request} goes on after its end");
+                assert!(known.end.is_none() && !known.refused, "request {request} goes on after its end");
                 known.text.push(token);
             }
             Action::Finish { request, reason, usage } => {
                 let known = self.known.get_mut(&request).expect("the end of a known request");
-                assert!(known.end.replace(reason).is_none() && !known.refused, "{request} ended twice");
+                assert!(known.end.replace(reason).is_none() && !known.refused, "request {request} ended twice");
                 assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
                 assert_eq!(usage.completion_tokens as usize, known.text.len());
                 assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
@@ -462,11 +462,11 @@ impl Run {
         assert!(logits <= config.max_step_logits, "step {} samples from {logits} positions", step.id);
         assert!(step.n_tokens() <= config.max_batch_tokens && step.seqs.len() <= config.max_batch_size as usize);
         for seq in &step.seqs {
-            assert!(self.live.contains(&seq.request), "{} runs after its end", seq.request);
+            assert!(self.live.contains(&seq.request), "request {} runs after its end", seq.request);
             let known = &self.known[&seq.request];
-            assert_eq!(seq.n_generated as usize, known.text.len(), "{} lost count", seq.request);
+            assert_eq!(seq.n_generated as usize, known.text.len(), "request {} lost count", seq.request);
             let is_last = (seq.computed + seq.n_tokens) as usize == known.prompt.len() + known.text.len();
-            assert_eq!(seq.sample, is_last, "{} samples if it runs its last token", seq.request);
+            assert_eq!(seq.sample, is_last, "request {} samples if it runs its last token", seq.request);
         }
         self.worker.begin_step(&step);
         self.step = Some(step);
@@ -476,7 +476,7 @@ impl Run {
     fn check_end(&mut self) {
         assert_eq!(self.drained, 1);
         for (id, known) in &self.known {
-            assert!(known.refused != known.end.is_some(), "{id} has no answer, or two");
+            assert!(known.refused != known.end.is_some(), "request {id} has no answer, or two");
             if known.refused {
                 continue;
             }
@@ -485,7 +485,7 @@ impl Run {
             if let Some(stop) = alone.iter().skip(first).position(|token| stops(*token)) {
                 alone.truncate(first + stop + 1);
             }
-            assert!(alone.starts_with(&known.text), "{id} says {:?}, alone it says {alone:?}", known.text);
+            assert!(alone.starts_with(&known.text), "request {id} says {:?}, alone it says {alone:?}", known.text);
             if known.end == Some(FinishReason::Length) {
                 assert_eq!(known.text.len(), known.max_tokens as usize);
             }
