@@ -243,7 +243,7 @@ impl OracleWorker {
         self.truths.remove(&request);
     }
 
-    /// Forgets all KV, the step and the transfers, as a worker that restarts does. What requests are is not its to forget.
+    /// Forgets all KV, the step and the transfers, as a worker that restarts does. What is expected of requests stays.
     pub fn reset(&mut self) {
         self.device.reset();
         self.host.reset();

@@ -7,7 +7,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
     Action, BlockHash, Config, Core, Direction, Event, FinishReason, Namespace, Preemption, Refusal, Request,
-    RequestId, Step, StepResult, Token, Transfer, eviction, policy,
+    RequestId, Step, StepResult, Token, Transfer, Usage, WORKER_FAILURES_MAX, eviction, policy,
 };
 
 use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
@@ -96,6 +96,7 @@ struct Known {
     root: BlockHash,
     max_tokens: u32,
     min_tokens: u32,
+    deadline_ns: Option<u64>,
     text: Vec<Token>,
     end: Option<FinishReason>,
     refused: bool,
@@ -126,8 +127,8 @@ struct Run {
     events: Vec<(u64, Event)>,
 }
 
-/// Runs `requests` requests through a core whose limits are drawn from `seed`, checks every text against the oracle, and
-/// replays the events through a second core, which must decide the same.
+/// Runs `requests` requests through a core whose limits are drawn from `seed`, checks every text against the oracle,
+/// and replays the events through a second core, which must decide the same.
 ///
 /// # Panics
 /// If anything is wrong.
@@ -357,6 +358,7 @@ impl Run {
             root: request.root,
             max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
+            deadline_ns: request.deadline_ns,
             text: Vec::new(),
             end: None,
             refused: false,
@@ -406,8 +408,18 @@ impl Run {
             self.perform(action);
         }
         self.actions = actions;
+        self.check_progress();
+    }
+
+    /// The core waits only for what is under way, and who is late waits only for that.
+    fn check_progress(&self) {
         let waits = self.joined && self.step.is_none() && self.transfers.is_empty() && !self.live.is_empty();
         assert!(!waits, "requests wait and the core waits for nothing: {:?}", self.core.stats());
+        for id in &self.live {
+            let late = self.known[id].deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns);
+            let runs = || self.step.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
+            assert!(!late || !self.transfers.is_empty() || runs(), "request {id} is late and nothing runs it");
+        }
     }
 
     fn perform(&mut self, action: Action) {
@@ -423,18 +435,7 @@ impl Run {
                 assert!(known.end.is_none() && !known.refused, "request {request} goes on after its end");
                 known.text.push(token);
             }
-            Action::Finish { request, reason, usage } => {
-                let known = self.known.get_mut(&request).expect("the end of a known request");
-                assert!(known.end.replace(reason).is_none() && !known.refused, "request {request} ended twice");
-                assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
-                assert_eq!(usage.completion_tokens as usize, known.text.len());
-                assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
-                let own_end = matches!(reason, FinishReason::Length) || known.text.last().is_some_and(|t| stops(*t));
-                self.outcome.completed += u64::from(own_end);
-                self.outcome.cut_short += u64::from(!own_end);
-                self.outcome.timed_out += u64::from(reason == FinishReason::Timeout);
-                self.answered(request);
-            }
+            Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
             Action::Refuse { request, refusal } => {
                 let known = self.known.get_mut(&request).expect("the refusal of a known request");
                 assert!(known.end.is_none() && known.text.is_empty() && !std::mem::replace(&mut known.refused, true));
@@ -448,6 +449,26 @@ impl Run {
                 self.drained += 1;
             }
         }
+    }
+
+    fn finish(&mut self, request: RequestId, reason: FinishReason, usage: Usage) {
+        let known = self.known.get_mut(&request).expect("the end of a known request");
+        assert!(known.end.replace(reason).is_none() && !known.refused, "request {request} ended twice");
+        assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
+        assert_eq!(usage.completion_tokens as usize, known.text.len());
+        assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
+        let outcome = &mut self.outcome;
+        match reason {
+            FinishReason::Timeout => assert!(known.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
+            // A copy that fails costs time, not the request.
+            FinishReason::Error => assert!(outcome.workers_lost + outcome.nonsense >= u64::from(WORKER_FAILURES_MAX)),
+            _ => {}
+        }
+        let own_end = matches!(reason, FinishReason::Length) || known.text.last().is_some_and(|t| stops(*t));
+        outcome.completed += u64::from(own_end);
+        outcome.cut_short += u64::from(!own_end);
+        outcome.timed_out += u64::from(reason == FinishReason::Timeout);
+        self.answered(request);
     }
 
     fn answered(&mut self, request: RequestId) {
