@@ -123,7 +123,7 @@ impl Memory {
         let into = traffic.copy_into;
         assert!(into.is_none(), "transfer {id} reads {name} block {block}, which transfer {} writes", into.unwrap());
         let step = traffic.written_by;
-        assert!(step.is_none(), "transfer {id} reads {name} block {block}, which {} is writing", step.unwrap());
+        assert!(step.is_none(), "transfer {id} reads {name} block {block}, which request {} is writing", step.unwrap());
         traffic.copies_from += 1;
         self.block(block)
     }
@@ -135,7 +135,11 @@ impl Memory {
         let into = traffic.copy_into.replace(id);
         assert!(into.is_none(), "transfer {id} writes {name} block {block}, which transfer {} writes", into.unwrap());
         let step = traffic.read_by.or(traffic.written_by);
-        assert!(step.is_none(), "transfer {id} writes {name} block {block}, which {} has in a step", step.unwrap());
+        assert!(
+            step.is_none(),
+            "transfer {id} writes {name} block {block}, which request {} has in a step",
+            step.unwrap()
+        );
         self.block(block).fill(POISON);
     }
 
@@ -159,15 +163,15 @@ impl Memory {
     fn begin_step_read(&mut self, block: u32, request: RequestId) {
         let traffic = self.traffic(block);
         let into = traffic.copy_into;
-        assert!(into.is_none(), "{request} reads block {block}, which transfer {} writes", into.unwrap());
+        assert!(into.is_none(), "request {request} reads block {block}, which transfer {} writes", into.unwrap());
         traffic.read_by = Some(request);
     }
 
     fn begin_step_write(&mut self, block: u32, request: RequestId) {
         let traffic = self.traffic(block);
         let into = traffic.copy_into;
-        assert!(into.is_none(), "{request} writes block {block}, which transfer {} writes", into.unwrap());
-        assert!(traffic.copies_from == 0, "{request} writes block {block}, which a transfer reads");
+        assert!(into.is_none(), "request {request} writes block {block}, which transfer {} writes", into.unwrap());
+        assert!(traffic.copies_from == 0, "request {request} writes block {block}, which a transfer reads");
         traffic.written_by = Some(request);
     }
 
@@ -239,7 +243,7 @@ impl OracleWorker {
         self.truths.remove(&request);
     }
 
-    /// Forgets all KV, the step and the transfers, as a worker that restarts does. What requests are is not its to forget.
+    /// Forgets all KV, the step and the transfers, as a worker that restarts does. What is expected of requests stays.
     pub fn reset(&mut self) {
         self.device.reset();
         self.host.reset();
@@ -294,7 +298,7 @@ impl OracleWorker {
         assert_eq!(starts, step.sampling.len(), "sampling parameters come with `start`, and only then");
         for (at, seq) in step.seqs.iter().enumerate() {
             let alone = step.seqs[..at].iter().all(|other| other.slot != seq.slot && other.request != seq.request);
-            assert!(alone, "{} is in the step twice, or shares its slot", seq.request);
+            assert!(alone, "request {} is in the step twice, or shares its slot", seq.request);
             self.update_mirror(step, seq);
         }
         for seq in &step.seqs {
@@ -328,10 +332,15 @@ impl OracleWorker {
         if seq.start {
             self.mirrors[slot] = Some(Mirror { request: seq.request, table: Vec::new() });
         }
-        let mirror = self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("{} goes on without a start", seq.request));
-        assert_eq!(mirror.request, seq.request, "{} goes on in a slot that another has started in", seq.request);
+        let mirror =
+            self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("request {} goes on without a start", seq.request));
+        assert_eq!(
+            mirror.request, seq.request,
+            "request {} goes on in a slot that another has started in",
+            seq.request
+        );
         let kept = mirror.table.len() >= seq.table_keep as usize;
-        assert!(kept, "the mirror of {} is shorter than the core thinks", seq.request);
+        assert!(kept, "the mirror of request {} is shorter than the core thinks", seq.request);
         mirror.table.truncate(seq.table_keep as usize);
         mirror.table.extend_from_slice(step.new_blocks(seq));
     }
@@ -342,12 +351,12 @@ impl OracleWorker {
 
     fn assert_drafts_are_allowed(&self, seq: &StepSeq) {
         let request = seq.request;
-        assert!(seq.n_tokens > 0, "{request} runs nothing");
-        assert!(seq.n_drafts <= self.max_drafts, "{request} drafts {} tokens", seq.n_drafts);
-        assert!(seq.sample || seq.n_drafts == 0, "{request} drafts and does not sample");
+        assert!(seq.n_tokens > 0, "request {request} runs nothing");
+        assert!(seq.n_drafts <= self.max_drafts, "request {request} drafts {} tokens", seq.n_drafts);
+        assert!(seq.sample || seq.n_drafts == 0, "request {request} drafts and does not sample");
         let end = (seq.computed + seq.n_tokens + seq.n_drafts) as usize;
         let room = self.table(seq).len() * self.block_size;
-        assert!(room >= end, "{request} has room for {room} tokens and runs or drafts {end}");
+        assert!(room >= end, "request {request} has room for {room} tokens and runs or drafts {end}");
     }
 
     /// Two sequences may have the same block only at the same place, and then neither may write it.
@@ -359,9 +368,14 @@ impl OracleWorker {
             if *first == (seq.request, index, read_only) {
                 continue;
             }
-            assert_ne!(first.0, seq.request, "{} has block {block} twice", seq.request);
-            assert_eq!(first.1, index, "{} and {} have block {block} in two places", first.0, seq.request);
-            assert!(first.2 && read_only, "{} and {} have block {block}, and one may write it", first.0, seq.request);
+            assert_ne!(first.0, seq.request, "request {} has block {block} twice", seq.request);
+            assert_eq!(first.1, index, "requests {} and {} have block {block} in two places", first.0, seq.request);
+            assert!(
+                first.2 && read_only,
+                "requests {} and {} have block {block}, and one may write it",
+                first.0,
+                seq.request
+            );
         }
     }
 
@@ -387,17 +401,25 @@ impl OracleWorker {
         let Some(truth) = self.truths.get(&seq.request) else { return };
         let request = seq.request;
         let (computed, end) = (seq.computed as usize, (seq.computed + seq.n_tokens) as usize);
-        assert!(end <= truth.tokens.len(), "{request} runs past its end");
-        assert_eq!(step.run_tokens(seq), &truth.tokens[computed..end], "{request} is sent other tokens than its own");
+        assert!(end <= truth.tokens.len(), "request {request} runs past its end");
+        assert_eq!(
+            step.run_tokens(seq),
+            &truth.tokens[computed..end],
+            "request {request} is sent other tokens than its own"
+        );
         let wants_history = seq.start && (truth.needs_history || self.max_drafts > 0);
-        assert_eq!(seq.n_history, if wants_history { seq.computed } else { 0 }, "{request} is sent so much history");
-        assert_eq!(step.history(seq), &truth.tokens[..seq.n_history as usize], "the history of {request}");
+        assert_eq!(
+            seq.n_history,
+            if wants_history { seq.computed } else { 0 },
+            "request {request} is sent so much history"
+        );
+        assert_eq!(step.history(seq), &truth.tokens[..seq.n_history as usize], "the history of request {request}");
         if seq.sample {
-            assert_eq!(seq.n_generated as usize, end - truth.prompt_tokens, "{request} samples another token");
+            assert_eq!(seq.n_generated as usize + truth.prompt_tokens, end, "request {request} samples another token");
         }
         for position in 0..computed.max(end.min(seq.kv_write_from as usize)) {
             let right = self.read(seq, position) == truth.cells[position];
-            assert!(right, "{request} reads wrong KV at {position}, {computed} are computed");
+            assert!(right, "request {request} reads wrong KV at {position}, {computed} are computed");
         }
     }
 
@@ -408,7 +430,7 @@ impl OracleWorker {
     fn read(&self, seq: &StepSeq, position: usize) -> Cell {
         let cell = self.device.cells[self.at(seq, position)];
         let found = if cell == POISON { "what a copy left unfinished" } else { "what nobody wrote" };
-        assert!(cell.0 & 1 == 1, "{} reads {found} at {position}", seq.request);
+        assert!(cell.0 & 1 == 1, "request {} reads {found} at {position}", seq.request);
         cell
     }
 
@@ -466,3 +488,7 @@ fn ends(transfer: &Transfer) -> impl Iterator<Item = (u32, u32)> {
         Direction::In => (*host, *device),
     })
 }
+
+#[cfg(test)]
+#[path = "oracle_faults.rs"]
+mod faults;

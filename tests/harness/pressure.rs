@@ -7,7 +7,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
     Action, BlockHash, Config, Core, Direction, Event, FinishReason, Namespace, Preemption, Refusal, Request,
-    RequestId, Step, StepResult, Token, Transfer, eviction, policy,
+    RequestId, Step, StepResult, Token, Transfer, Usage, WORKER_FAILURES_MAX, eviction, policy,
 };
 
 use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
@@ -96,6 +96,7 @@ struct Known {
     root: BlockHash,
     max_tokens: u32,
     min_tokens: u32,
+    deadline_ns: Option<u64>,
     text: Vec<Token>,
     end: Option<FinishReason>,
     refused: bool,
@@ -108,7 +109,7 @@ struct Run {
     joined: bool,
     step: Option<Box<Step>>,
     /// Copies in flight.
-    transfers: Vec<Box<Transfer>>,
+    transfers: Vec<Transfer>,
     /// Of a hundred things that happen, about this many are requests that come.
     arrivals: u32,
     /// Of a hundred chances to end a copy while a step runs, about this many are taken.
@@ -126,8 +127,8 @@ struct Run {
     events: Vec<(u64, Event)>,
 }
 
-/// Runs `requests` requests through a core whose limits are drawn from `seed`, checks every text against the oracle, and
-/// replays the events through a second core, which must decide the same.
+/// Runs `requests` requests through a core whose limits are drawn from `seed`, checks every text against the oracle,
+/// and replays the events through a second core, which must decide the same.
 ///
 /// # Panics
 /// If anything is wrong.
@@ -357,6 +358,7 @@ impl Run {
             root: request.root,
             max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
+            deadline_ns: request.deadline_ns,
             text: Vec::new(),
             end: None,
             refused: false,
@@ -406,8 +408,18 @@ impl Run {
             self.perform(action);
         }
         self.actions = actions;
+        self.check_progress();
+    }
+
+    /// The core waits only for what is under way, and who is late waits only for that.
+    fn check_progress(&self) {
         let waits = self.joined && self.step.is_none() && self.transfers.is_empty() && !self.live.is_empty();
         assert!(!waits, "requests wait and the core waits for nothing: {:?}", self.core.stats());
+        for id in &self.live {
+            let late = self.known[id].deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns);
+            let runs = || self.step.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
+            assert!(!late || !self.transfers.is_empty() || runs(), "request {id} is late and nothing runs it");
+        }
     }
 
     fn perform(&mut self, action: Action) {
@@ -422,25 +434,14 @@ impl Run {
             Action::Transfer(transfer) => {
                 assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
                 self.worker.begin_transfer(&transfer);
-                self.transfers.push(transfer);
+                self.transfers.push(*transfer);
             }
             Action::Token { request, token } => {
                 let known = self.known.get_mut(&request).expect("a token for a known request");
-                assert!(known.end.is_none() && !known.refused, "{request} goes on after its end");
+                assert!(known.end.is_none() && !known.refused, "request {request} goes on after its end");
                 known.text.push(token);
             }
-            Action::Finish { request, reason, usage } => {
-                let known = self.known.get_mut(&request).expect("the end of a known request");
-                assert!(known.end.replace(reason).is_none() && !known.refused, "{request} ended twice");
-                assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
-                assert_eq!(usage.completion_tokens as usize, known.text.len());
-                assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
-                let own_end = matches!(reason, FinishReason::Length) || known.text.last().is_some_and(|t| stops(*t));
-                self.outcome.completed += u64::from(own_end);
-                self.outcome.cut_short += u64::from(!own_end);
-                self.outcome.timed_out += u64::from(reason == FinishReason::Timeout);
-                self.answered(request);
-            }
+            Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
             Action::Refuse { request, refusal } => {
                 let known = self.known.get_mut(&request).expect("the refusal of a known request");
                 assert!(known.end.is_none() && known.text.is_empty() && !std::mem::replace(&mut known.refused, true));
@@ -456,6 +457,26 @@ impl Run {
         }
     }
 
+    fn finish(&mut self, request: RequestId, reason: FinishReason, usage: Usage) {
+        let known = self.known.get_mut(&request).expect("the end of a known request");
+        assert!(known.end.replace(reason).is_none() && !known.refused, "request {request} ended twice");
+        assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
+        assert_eq!(usage.completion_tokens as usize, known.text.len());
+        assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
+        let outcome = &mut self.outcome;
+        match reason {
+            FinishReason::Timeout => assert!(known.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
+            // A copy that fails costs time, not the request.
+            FinishReason::Error => assert!(outcome.workers_lost + outcome.nonsense >= u64::from(WORKER_FAILURES_MAX)),
+            _ => {}
+        }
+        let own_end = matches!(reason, FinishReason::Length) || known.text.last().is_some_and(|t| stops(*t));
+        outcome.completed += u64::from(own_end);
+        outcome.cut_short += u64::from(!own_end);
+        outcome.timed_out += u64::from(reason == FinishReason::Timeout);
+        self.answered(request);
+    }
+
     fn answered(&mut self, request: RequestId) {
         assert!(self.live.remove(&request));
         self.worker.forget(request);
@@ -468,11 +489,11 @@ impl Run {
         assert!(logits <= config.max_step_logits, "step {} samples from {logits} positions", step.id);
         assert!(step.n_tokens() <= config.max_batch_tokens && step.seqs.len() <= config.max_batch_size as usize);
         for seq in &step.seqs {
-            assert!(self.live.contains(&seq.request), "{} runs after its end", seq.request);
+            assert!(self.live.contains(&seq.request), "request {} runs after its end", seq.request);
             let known = &self.known[&seq.request];
-            assert_eq!(seq.n_generated as usize, known.text.len(), "{} lost count", seq.request);
+            assert_eq!(seq.n_generated as usize, known.text.len(), "request {} lost count", seq.request);
             let is_last = (seq.computed + seq.n_tokens) as usize == known.prompt.len() + known.text.len();
-            assert_eq!(seq.sample, is_last, "{} samples if it runs its last token", seq.request);
+            assert_eq!(seq.sample, is_last, "request {} samples if it runs its last token", seq.request);
         }
         self.worker.begin_step(&step);
         self.step = Some(step);
@@ -482,7 +503,7 @@ impl Run {
     fn check_end(&mut self) {
         assert_eq!(self.drained, 1);
         for (id, known) in &self.known {
-            assert!(known.refused != known.end.is_some(), "{id} has no answer, or two");
+            assert!(known.refused != known.end.is_some(), "request {id} has no answer, or two");
             if known.refused {
                 continue;
             }
@@ -491,7 +512,7 @@ impl Run {
             if let Some(stop) = alone.iter().skip(first).position(|token| stops(*token)) {
                 alone.truncate(first + stop + 1);
             }
-            assert!(alone.starts_with(&known.text), "{id} says {:?}, alone it says {alone:?}", known.text);
+            assert!(alone.starts_with(&known.text), "request {id} says {:?}, alone it says {alone:?}", known.text);
             if known.end == Some(FinishReason::Length) {
                 assert_eq!(known.text.len(), known.max_tokens as usize);
             }
