@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use trunkline_tests::pressure::{Outcome, SWAPS_AND_DRAFTS, run, seeds};
+use trunkline_tests::pressure::{Outcome, run, seeds};
 
 const REQUESTS: u64 = 60;
 const SEEDS_DEFAULT: usize = 400;
@@ -52,13 +52,11 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.preemptions > seeds && sum.evicted_blocks > seeds);
     assert!(sum.cached_tokens > 10 * seeds && sum.merged_blocks > seeds / 2);
     assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
-    if SWAPS_AND_DRAFTS {
-        assert!(sum.swaps_out > seeds / 2 && sum.blocks_out >= sum.swaps_out);
-        assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);
-        assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
-        assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);
-        assert!(sum.refused_by_tokens > seeds / 10);
-    }
+    assert!(sum.swaps_out > seeds / 2 && sum.blocks_out >= sum.swaps_out);
+    assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);
+    assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
+    assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);
+    assert!(sum.refused_by_tokens > seeds / 10);
 }
 
 #[test]
