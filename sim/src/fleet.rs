@@ -1,64 +1,46 @@
-//! The driver: replicas of the core, a queue of what happens next, a worker that only takes time.
+//! The driver: replicas of the core, a queue of what happens next, a worker and a link that only take time.
 //!
-//! A replica is a [`Core`] and the step it has in flight. Requests go to replicas in turn. Time jumps to the next entry of the
-//! queue, `(time, order of scheduling)`; everything that follows from it at that instant is done before the next is taken.
+//! A replica is a [`Core`], the step it has in flight, and the link to its host. Requests go to replicas in turn. Time jumps to the
+//! next entry of the queue, `(time, order of scheduling)`; everything that follows from it at that instant is done before the
+//! next is taken.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
 use trunkline_core::event::{Action, Event};
-use trunkline_core::step::{Step, StepResult};
-use trunkline_core::{BlockHash, Config, ConfigError, Core, FinishReason, Namespace, Request, RequestId, Token};
+use trunkline_core::step::Step;
+use trunkline_core::transfer::Direction;
+use trunkline_core::{BlockHash, Core, FinishReason, Namespace, Request, RequestId, Stats};
 
 use crate::cost::{CostModel, StepShape};
-use crate::hardware::Hardware;
-use crate::latency::{Exact, Histogram};
-use crate::model::Model;
-use crate::report::{Report, SettingsReport};
-use crate::trace::{GENERATED_FROM, LENGTH_TOKENS_MAX, Trace};
+use crate::link::Link;
+use crate::meters::Meters;
+use crate::report::{Report, SettingsReport, ratio};
+use crate::settings::{Arrivals, Settings, SettingsError};
+use crate::trace::Trace;
+use crate::worker::Worker;
 
-/// A queue no trace fills: a replay measures how long requests wait, so none is turned away for waiting.
-pub const MAX_QUEUE: u32 = 1 << 24;
-/// A context no trace exceeds, tokens: whether a model was trained for a length is not the replay's question.
-pub const MAX_CONTEXT: u32 = 2 * LENGTH_TOKENS_MAX;
+/// More requests than a core may leave aside when it looks for one to admit.
+const LOOK_AHEAD: usize = 64;
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
-
-/// What a trace is replayed on.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The device of each replica. Reported; its speed is in the cost model.
-    pub hardware: Hardware,
-    /// The model they serve. Reported; its speed is in the cost model.
-    pub model: Model,
-    /// Replicas, at least one.
-    pub replicas: u32,
-    /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.
-    pub core: Config,
-    /// Whether a request arrives when the one before it ended, whatever the trace says: so the cache alone is measured.
-    pub serial: bool,
-}
-
-impl Settings {
-    /// Limits with a queue and a context that nothing exceeds, and else the core's defaults.
-    pub fn core() -> Config {
-        Config { max_queue: MAX_QUEUE, max_context: MAX_CONTEXT, ..Config::default() }
-    }
-}
 
 /// Why a trace could not be replayed to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The core cannot work under the limits.
+    /// Nothing can be replayed under the settings.
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// There is nothing to replay on.
-    #[error("replicas is 0; it must be at least 1")]
-    NoReplicas,
-    /// The trace generates more tokens than there are ids for them.
-    #[error("the trace generates more than {GENERATED_FROM} tokens, more than can be told apart; limit the requests")]
-    TooManyGenerated,
+    Settings(#[from] SettingsError),
+    /// No load.
+    #[error("load is {0}; it must be above 0, such as 0.8 for 80 % of the capacity")]
+    LoadFraction(f64),
+    /// There is no rate of arrivals that could be scaled.
+    #[error("all requests of the trace arrive at one instant, so it has no rate; give no load")]
+    NoRate,
+    /// Every request was refused.
+    #[error("every request is too large for the device, so there is no capacity; give it more blocks")]
+    NoCapacity,
     /// Nothing is left to happen, yet requests have not ended. A fault of the core.
     #[error("the core fell silent at {at_s} s with {unfinished} requests unfinished")]
     Stalled {
@@ -88,23 +70,17 @@ pub fn replay(
 struct Replica {
     core: Core,
     in_flight: Option<Box<Step>>,
-}
-
-/// What is known of a request while it runs. Its number is its id.
-struct Progress {
-    submitted_ns: u64,
-    first_token_ns: u64,
-    last_token_ns: u64,
-    n_generated: u32,
-    /// Its generated tokens are numbered from here on.
-    generated_from: Token,
+    link: Link,
+    /// Its next request, if all are there from the beginning.
+    next_request: usize,
 }
 
 /// What is done at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    Arrival,
-    StepEnd { replica: u32 },
+    Arrival { request: usize },
+    StepEnd { replica: usize },
+    TransferEnd { replica: usize, id: u64 },
 }
 
 /// An entry of the queue. `order` makes entries of one time come in the order they were scheduled.
@@ -118,71 +94,54 @@ struct Scheduled {
 struct Fleet<'a> {
     trace: &'a Trace,
     cost: &'a dyn CostModel,
-    serial: bool,
+    arrivals: Arrivals,
     block_size: u32,
     root: BlockHash,
     replicas: Vec<Replica>,
-    requests: Vec<Progress>,
+    worker: Worker,
+    meters: Meters<'a>,
     next_arrival: usize,
     now_ns: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
     actions: Vec<Action>,
-    completed: u64,
-    refused: u64,
-    prompt_tokens: u64,
-    cached_tokens: u64,
-    output_tokens: u64,
-    ttft: Exact,
-    tpot: Exact,
-    itl: Histogram,
-    e2e: Exact,
+    /// Requests that ended or were refused, and when the last of them did.
+    ended: u64,
+    last_end_ns: u64,
+    seqs_run: u64,
+    tokens_run: u64,
 }
 
 impl<'a> Fleet<'a> {
-    fn new(trace: &'a Trace, settings: &Settings, cost: &'a dyn CostModel) -> Result<Self, ReplayError> {
-        if settings.replicas == 0 {
-            return Err(ReplayError::NoReplicas);
-        }
+    fn new(trace: &'a Trace, settings: &'a Settings, cost: &'a dyn CostModel) -> Result<Self, ReplayError> {
+        settings.validate()?;
         let mut replicas = Vec::new();
-        for _ in 0..settings.replicas {
-            replicas.push(Replica { core: Core::new(settings.core.clone())?, in_flight: None });
-        }
-        let mut generated_from = GENERATED_FROM;
-        let mut requests = Vec::with_capacity(trace.requests.len());
-        for request in &trace.requests {
-            requests.push(Progress {
-                submitted_ns: 0,
-                first_token_ns: 0,
-                last_token_ns: 0,
-                n_generated: 0,
-                generated_from,
+        for number in 0..settings.replicas as usize {
+            replicas.push(Replica {
+                core: Core::new(settings.core.clone()).map_err(SettingsError::Config)?,
+                in_flight: None,
+                link: Link::new(&settings.hardware, &settings.model, settings.core.block_size),
+                next_request: number,
             });
-            generated_from = generated_from.checked_add(request.output_tokens).ok_or(ReplayError::TooManyGenerated)?;
         }
-        let n = trace.requests.len();
         Ok(Self {
             trace,
             cost,
-            serial: settings.serial,
+            arrivals: settings.arrivals,
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
+            meters: Meters::new(trace, &settings.tenants, replicas.len()),
             replicas,
-            requests,
+            worker: Worker::new(settings.draft_acceptance),
             next_arrival: 0,
             now_ns: 0,
             queue: BinaryHeap::new(),
             order: 0,
             actions: Vec::new(),
-            completed: 0,
-            refused: 0,
-            prompt_tokens: 0,
-            cached_tokens: 0,
-            output_tokens: 0,
-            ttft: Exact::with_capacity(n),
-            tpot: Exact::with_capacity(n),
-            itl: Histogram::default(),
-            e2e: Exact::with_capacity(n),
+            ended: 0,
+            last_end_ns: 0,
+            seqs_run: 0,
+            tokens_run: 0,
         })
     }
 
@@ -190,24 +149,23 @@ impl<'a> Fleet<'a> {
         for replica in 0..self.replicas.len() {
             self.tell(replica, Event::WorkerJoined);
         }
-        self.schedule_arrival();
+        self.schedule_first();
         let mut reported = 0;
         while let Some(Reverse(next)) = self.queue.pop() {
             assert!(next.at_ns >= self.now_ns, "time goes forward");
             self.now_ns = next.at_ns;
             match next.what {
-                What::Arrival => self.arrive(),
-                What::StepEnd { replica } => self.end_step(replica as usize),
+                What::Arrival { request } => self.arrive(request),
+                What::StepEnd { replica } => self.end_step(replica),
+                What::TransferEnd { replica, id } => self.tell(replica, Event::TransferFinished(id)),
             }
-            let ended = self.completed + self.refused;
-            if ended >= reported + PROGRESS_EVERY {
-                reported = ended;
-                progress(ended);
+            if self.ended >= reported + PROGRESS_EVERY {
+                reported = self.ended;
+                progress(reported);
             }
         }
-        let ended = self.completed + self.refused;
-        progress(ended);
-        match self.requests.len() as u64 - ended {
+        progress(self.ended);
+        match self.trace.requests.len() as u64 - self.ended {
             0 => Ok(()),
             unfinished => Err(ReplayError::Stalled { at_s: self.now_ns as f64 / 1e9, unfinished }),
         }
@@ -218,42 +176,57 @@ impl<'a> Fleet<'a> {
         self.queue.push(Reverse(Scheduled { at_ns, order: self.order, what }));
     }
 
-    fn schedule_arrival(&mut self) {
-        if let Some(request) = self.trace.requests.get(self.next_arrival) {
-            let at_ns = if self.serial { self.now_ns } else { request.arrival_ns };
-            self.schedule(at_ns, What::Arrival);
+    /// Schedules the arrivals that wait for nothing.
+    fn schedule_first(&mut self) {
+        if self.arrivals != Arrivals::AtOnce {
+            return self.schedule_next();
+        }
+        // As many as can run, and as many again and some, so that no scheduling pass comes to the end of the queue.
+        let batch = self.replicas[0].core.config().max_batch_size as usize;
+        for _ in 0..2 * batch + LOOK_AHEAD {
+            for replica in 0..self.replicas.len() {
+                self.schedule_next_of(replica);
+            }
         }
     }
 
-    fn arrive(&mut self) {
-        let index = self.next_arrival;
-        self.next_arrival += 1;
-        if !self.serial {
-            self.schedule_arrival();
+    /// Schedules the next arrival in the order of the trace, now or at its time.
+    fn schedule_next(&mut self) {
+        let request = self.next_arrival;
+        if let Some(traced) = self.trace.requests.get(request) {
+            self.next_arrival += 1;
+            self.schedule(self.now_ns.max(self.arrivals.at_ns(traced)), What::Arrival { request });
         }
+    }
+
+    /// Schedules the next arrival at one replica, now.
+    fn schedule_next_of(&mut self, replica: usize) {
+        let request = self.replicas[replica].next_request;
+        if request < self.trace.requests.len() {
+            self.replicas[replica].next_request += self.replicas.len();
+            self.schedule(self.now_ns, What::Arrival { request });
+        }
+    }
+
+    fn arrive(&mut self, index: usize) {
+        if matches!(self.arrivals, Arrivals::Traced { .. }) {
+            self.schedule_next();
+        }
+        let replica = index % self.replicas.len();
+        let asked_ns = if self.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
+        let tenant = self.meters.submit(self.now_ns, asked_ns, replica, index);
         let traced = &self.trace.requests[index];
-        self.requests[index].submitted_ns = self.now_ns;
         let mut request = Request::new(RequestId(index as u64), self.root, traced.prompt(), traced.output_tokens);
+        request.tenant = tenant as u64;
         request.hashes.reserve_exact(request.prompt.capacity() / self.block_size as usize);
         request.hash_prompt(self.block_size);
-        let replica = index % self.replicas.len();
         self.tell(replica, Event::Submit(Box::new(request)));
     }
 
     fn end_step(&mut self, replica: usize) {
         let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
-        let mut result = StepResult {
-            step: step.id,
-            tokens: Vec::with_capacity(step.seqs.len()),
-            ends: Vec::with_capacity(step.seqs.len()),
-        };
-        for seq in &step.seqs {
-            if seq.sample {
-                // The token depends on the request and the position alone, so a preemption does not change it.
-                result.tokens.push(self.requests[seq.request.0 as usize].generated_from + seq.n_generated);
-            }
-            result.ends.push(result.tokens.len() as u32);
-        }
+        let result = self.worker.answer(&step);
+        self.meters.step_ended(replica, &step.seqs, &result.ends);
         self.replicas[replica].core.recycle(step);
         self.tell(replica, Event::StepFinished(result));
     }
@@ -272,86 +245,89 @@ impl<'a> Fleet<'a> {
 
     fn perform(&mut self, replica: usize, action: Action) {
         match action {
-            Action::Transfer(_) => unreachable!("the core has no host blocks"),
-            Action::Token { request, token } => self.take_token(request, token),
-            Action::RunStep(step) => {
-                let duration_ns = self.cost.step_ns(&StepShape::of(&step));
-                let previous = self.replicas[replica].in_flight.replace(step);
-                assert!(previous.is_none(), "one step in flight at a time");
-                self.schedule(self.now_ns + duration_ns, What::StepEnd { replica: replica as u32 });
+            Action::Token { request, token } => self.meters.token(self.now_ns, request.0, token),
+            Action::RunStep(step) => self.begin_step(replica, step),
+            Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
+            Action::Transfer(transfer) => {
+                let end_ns = self.replicas[replica].link.copy(self.now_ns, &transfer);
+                self.schedule(end_ns, What::TransferEnd { replica, id: transfer.id });
             }
             Action::Finish { request, reason, usage } => {
-                self.finish(request, reason);
-                self.prompt_tokens += u64::from(usage.prompt_tokens);
-                self.cached_tokens += u64::from(usage.cached_tokens);
-                self.output_tokens += u64::from(usage.completion_tokens);
+                assert_eq!(reason, FinishReason::Length, "nothing else ends a traced request");
+                self.meters.finish(self.now_ns, request.0 as usize, &usage);
+                self.end(replica);
             }
-            Action::Refuse { .. } => {
-                self.refused += 1;
-                if self.serial {
-                    self.schedule_arrival();
-                }
+            Action::Refuse { request, .. } => {
+                self.meters.refuse(self.now_ns, replica, request.0 as usize);
+                self.end(replica);
             }
             Action::Flushed { .. } | Action::Drained => unreachable!("a replay asks for neither"),
         }
     }
 
-    fn take_token(&mut self, request: RequestId, token: Token) {
-        let record = &mut self.requests[request.0 as usize];
-        assert_eq!(token, record.generated_from + record.n_generated, "tokens of a request come once and in order");
-        if record.n_generated == 0 {
-            record.first_token_ns = self.now_ns;
-            self.ttft.record(self.now_ns - record.submitted_ns);
-        } else {
-            self.itl.record(self.now_ns - record.last_token_ns);
-        }
-        record.last_token_ns = self.now_ns;
-        record.n_generated += 1;
+    fn begin_step(&mut self, replica: usize, step: Box<Step>) {
+        let shape = StepShape::of(&step);
+        self.seqs_run += step.seqs.len() as u64;
+        self.tokens_run += shape.tokens;
+        self.meters.step_began(self.now_ns, replica, &step.seqs);
+        let previous = self.replicas[replica].in_flight.replace(step);
+        assert!(previous.is_none(), "one step in flight at a time");
+        self.schedule(self.now_ns + self.cost.step_ns(&shape), What::StepEnd { replica });
     }
 
-    fn finish(&mut self, request: RequestId, reason: FinishReason) {
-        let record = &self.requests[request.0 as usize];
-        assert_eq!(reason, FinishReason::Length, "nothing else ends a traced request");
-        let asked = self.trace.requests[request.0 as usize].output_tokens;
-        assert_eq!(record.n_generated, asked, "a request ends when it has its tokens");
-        self.e2e.record(self.now_ns - record.submitted_ns);
-        if asked > 1 {
-            self.tpot.record((self.now_ns - record.first_token_ns) / u64::from(asked - 1));
-        }
-        self.completed += 1;
-        if self.serial {
-            self.schedule_arrival();
+    /// A request of this replica left it; some arrivals wait for that.
+    fn end(&mut self, replica: usize) {
+        self.ended += 1;
+        self.last_end_ns = self.now_ns;
+        match self.arrivals {
+            Arrivals::Traced { .. } => {}
+            Arrivals::Serial => self.schedule_next(),
+            Arrivals::AtOnce => self.schedule_next_of(replica),
         }
     }
 
     fn report(self, settings: &Settings) -> Report {
         let stats: Vec<_> = self.replicas.iter().map(|replica| replica.core.stats()).collect();
         for stats in &stats {
-            let held = stats.waiting + stats.running + stats.held_blocks + stats.private_blocks;
+            let requests = stats.waiting + stats.running + stats.swapped;
+            let held = requests + stats.held_blocks + stats.private_blocks + stats.moving_blocks;
             assert_eq!(held, 0, "nothing is held when all requests have ended: {stats:?}");
         }
         let digest = fold_digests(self.replicas.iter().map(|replica| replica.core.digest()));
+        let link = |direction| Link::report(self.replicas.iter().map(|replica| &replica.link), direction);
+        let (link_out, link_in) = (link(Direction::Out), link(Direction::In));
+        let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
+        let steps = sum(|stats| stats.steps);
+        let duration_s = self.last_end_ns as f64 / 1e9;
+        let (total, itl_s, fairness) = self.meters.end();
         Report {
             settings: SettingsReport::new(self.trace.format, settings, self.cost.name()),
-            requests: self.requests.len() as u64,
-            completed: self.completed,
-            refused: self.refused,
-            duration_s: self.now_ns as f64 / 1e9,
-            prompt_tokens: self.prompt_tokens,
-            output_tokens: self.output_tokens,
-            prefix_hit_tokens: self.cached_tokens,
-            prefix_hit_ratio: if self.prompt_tokens == 0 {
-                0.0
-            } else {
-                self.cached_tokens as f64 / self.prompt_tokens as f64
-            },
-            preemptions: stats.iter().map(|stats| stats.preemptions).sum(),
-            steps: stats.iter().map(|stats| stats.steps).sum(),
-            evicted_blocks: stats.iter().map(|stats| stats.evicted_blocks).sum(),
-            ttft_s: self.ttft.summary(),
-            tpot_s: self.tpot.summary(),
-            itl_s: self.itl.summary(),
-            e2e_s: self.e2e.summary(),
+            requests: total.requests,
+            completed: total.completed,
+            refused: total.refused,
+            duration_s,
+            requests_s: ratio(total.completed as f64, duration_s),
+            prompt_tokens: total.prompt_tokens,
+            output_tokens: total.output_tokens,
+            prefix_hit_tokens: total.cached_tokens,
+            prefix_hit_ratio: ratio(total.cached_tokens as f64, total.prompt_tokens as f64),
+            preemptions: sum(|stats| stats.preemptions),
+            swap_outs: sum(|stats| stats.swap_outs),
+            swap_ins: sum(|stats| stats.swap_ins),
+            link_out,
+            link_in,
+            steps,
+            mean_batch: ratio(self.seqs_run as f64, steps as f64),
+            mean_step_tokens: ratio(self.tokens_run as f64, steps as f64),
+            drafted_tokens: sum(|stats| stats.draft_tokens),
+            accepted_drafts: sum(|stats| stats.accepted_draft_tokens),
+            evicted_blocks: sum(|stats| stats.evicted_blocks),
+            ttft_s: total.ttft.summary(),
+            tpot_s: total.tpot.summary(),
+            itl_s,
+            e2e_s: total.e2e.summary(),
+            fairness,
+            load: None,
             digest: format!("{digest:016x}"),
             wall_s: 0.0,
         }

@@ -14,6 +14,10 @@
 //! | `l4-24g` | NVIDIA L4 data sheet: 242 TFLOPS with sparsity = 121 dense; 300 GB/s |
 //! | `rtx4090-24g` | NVIDIA Ada GPU architecture white paper, RTX 4090: 165.2 TFLOPS; 1,008 GB/s |
 //!
+//! The link to the host is what copies between pinned host memory and the device commonly reach in bandwidth tests, each direction,
+//! not the label: PCIe 5.0 x16 (H100, H200; 63 GB/s after line coding) 55 GB/s, PCIe 4.0 x16 (all others; 31.5 GB/s) 25 GB/s. Boards
+//! with a narrower slot, or that share a switch, have less.
+//!
 //! All presets share one set of [`Efficiency`] factors, [`Efficiency::FITTED_ON_A100`], and its documentation says where each comes from.
 
 use crate::UnknownName;
@@ -29,6 +33,10 @@ pub struct Hardware {
     pub bandwidth_bytes_s: f64,
     /// Memory, bytes.
     pub memory_bytes: u64,
+    /// What copies between host and device reach, each direction, bytes/s.
+    pub host_link_bytes_s: f64,
+    /// Time of such a copy that does not depend on its size, seconds.
+    pub host_link_latency_s: f64,
     /// The shares of the peaks that kernels reach.
     pub efficiency: Efficiency,
 }
@@ -61,25 +69,38 @@ impl Efficiency {
         Self { linear_flops: 0.65, attention_flops: 0.40, weight_bandwidth: 0.70, kv_bandwidth: 0.78 };
 }
 
-const fn preset(name: &'static str, peak_tflops_s: f64, bandwidth_gb_s: f64, memory_mib: u64) -> Hardware {
+const PCIE_4_X16_BYTES_S: f64 = 25e9;
+const PCIE_5_X16_BYTES_S: f64 = 55e9;
+/// To launch a copy and to notice that it ended. An assumption, not a measurement.
+const HOST_LINK_LATENCY_S: f64 = 10e-6;
+
+const fn preset(
+    name: &'static str,
+    peak_tflops_s: f64,
+    bandwidth_gb_s: f64,
+    memory_mib: u64,
+    host_link_bytes_s: f64,
+) -> Hardware {
     Hardware {
         name,
         peak_flops_s: peak_tflops_s * 1e12,
         bandwidth_bytes_s: bandwidth_gb_s * 1e9,
         memory_bytes: memory_mib << 20,
+        host_link_bytes_s,
+        host_link_latency_s: HOST_LINK_LATENCY_S,
         efficiency: Efficiency::FITTED_ON_A100,
     }
 }
 
 /// All presets.
 pub const PRESETS: &[Hardware] = &[
-    preset("h100-80g", 989.4, 3350.0, 81_559),
-    preset("h200-141g", 989.4, 4800.0, 143_771),
-    preset("a100-80g", 312.0, 2039.0, 81_920),
-    preset("a100-40g", 312.0, 1555.0, 40_960),
-    preset("l40s-48g", 362.05, 864.0, 46_068),
-    preset("l4-24g", 121.0, 300.0, 23_034),
-    preset("rtx4090-24g", 165.2, 1008.0, 24_564),
+    preset("h100-80g", 989.4, 3350.0, 81_559, PCIE_5_X16_BYTES_S),
+    preset("h200-141g", 989.4, 4800.0, 143_771, PCIE_5_X16_BYTES_S),
+    preset("a100-80g", 312.0, 2039.0, 81_920, PCIE_4_X16_BYTES_S),
+    preset("a100-40g", 312.0, 1555.0, 40_960, PCIE_4_X16_BYTES_S),
+    preset("l40s-48g", 362.05, 864.0, 46_068, PCIE_4_X16_BYTES_S),
+    preset("l4-24g", 121.0, 300.0, 23_034, PCIE_4_X16_BYTES_S),
+    preset("rtx4090-24g", 165.2, 1008.0, 24_564, PCIE_4_X16_BYTES_S),
 ];
 
 /// The preset called `name`.
@@ -103,6 +124,8 @@ mod tests {
             for share in [linear_flops, attention_flops, weight_bandwidth, kv_bandwidth] {
                 assert!(share > 0.0 && share <= 1.0, "{}", preset.name);
             }
+            assert!(preset.host_link_bytes_s < preset.bandwidth_bytes_s / 10.0, "{}", preset.name);
+            assert!((0.0..1e-3).contains(&preset.host_link_latency_s), "{}", preset.name);
             // The label in the name is in units of 2^30 bytes; no more than a tenth of it may be missing.
             let label_gib: u64 = preset.name.rsplit_once('-').unwrap().1.trim_end_matches('g').parse().unwrap();
             let share = preset.memory_bytes as f64 / (label_gib << 30) as f64;

@@ -59,14 +59,14 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// A meter with room for `n` values.
-    pub fn with_capacity(n: usize) -> Self {
-        Self { values_ns: Vec::with_capacity(n) }
-    }
-
     /// Adds a value.
     pub fn record(&mut self, value_ns: u64) {
         self.values_ns.push(value_ns);
+    }
+
+    /// Adds all values of another meter.
+    pub fn extend(&mut self, other: &Self) {
+        self.values_ns.extend_from_slice(&other.values_ns);
     }
 
     /// What was measured.

@@ -2,7 +2,7 @@
 //!
 //! The simulator owns no scheduler of its own: it is a driver of [`trunkline_core::Core`], the same state machine that the
 //! server drives. What differs is the clock, which jumps from event to event, and the worker, which computes nothing and
-//! takes as long as a [`cost::CostModel`] says. So a question about capacity, policy or block size is answered by the code
+//! takes as long as a [`cost::CostModel`] says; copies between device and host take as long as a [`link`] does. So a question about capacity, policy or block size is answered by the code
 //! that will serve.
 //!
 //! # A replay in seven steps
@@ -13,16 +13,19 @@
 //!    replica in turn.
 //! 4. The core answers with a step. [`cost::StepShape`] sums it up, the cost model gives its duration, and its end is
 //!    put on the queue.
-//! 5. When it ends, the fake worker answers with one token for each sequence that samples.
-//! 6. Tokens and ends of requests go to the meters of [`latency`].
+//! 5. When it ends, the modelled worker answers with a token for each sequence that samples, and with the drafts that were right.
+//!    Copies of blocks that the core asks for go to the replica's [`link`], and their ends on the queue.
+//! 6. Tokens and ends of requests go to the meters of [`latency`], and of [`fairness`] if there are several [`tenants`].
 //! 7. When the queue is empty, [`report::Report`] says what happened.
+//!
+//! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it.
 //!
 //! [`recorded`] is the second way in: it shows a core the events that a server recorded and compares the decisions.
 //!
 //! # Invariants
 //!
 //! * **The same input gives the same digest and the same report** (but for `wall_s`): one thread, one clock, ties on the
-//!   queue broken by the order of scheduling, nothing random.
+//!   queue broken by the order of scheduling, nothing random: what is drawn is a hash of what it is drawn for.
 //! * **No step is faster than the hardware can be**: [`cost::Roofline`] checks every step against peak FLOP/s and peak bandwidth.
 //! * **Every request of a trace ends or is refused**; a core that falls silent before is an error, not a short report.
 //! * Prompts exist only while a request is in a core, so memory grows with the requests in flight and with the lines of the
@@ -36,19 +39,28 @@
 
 use std::fmt;
 
+pub mod capacity;
 pub mod cost;
+mod draw;
+pub mod fairness;
 pub mod fleet;
 pub mod hardware;
 pub mod latency;
 mod lines;
+pub mod link;
 pub mod memory;
+mod meters;
 pub mod model;
 pub mod recorded;
 pub mod report;
+pub mod settings;
+pub mod tenants;
 pub mod trace;
+mod worker;
 
-pub use crate::fleet::{ReplayError, Settings, replay};
+pub use crate::fleet::{ReplayError, replay};
 pub use crate::report::Report;
+pub use crate::settings::{Arrivals, Settings};
 pub use crate::trace::{Format, Trace, TraceError, TraceRequest};
 
 /// A name that no preset has.

@@ -1,4 +1,4 @@
-//! How many KV blocks a device has room for beside the weights.
+//! How many KV blocks a device has room for beside the weights, and a host in the memory it is given.
 
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -38,6 +38,12 @@ pub fn device_blocks(hardware: &Hardware, model: &Model, block_size: u32) -> Res
     Ok(((usable_bytes - model.weight_bytes()) / block_bytes).min(BLOCKS_MAX) as u32)
 }
 
+/// Blocks of `block_size` tokens that fit in `bytes` of a host's memory. `block_size` MUST be at least 1.
+pub fn host_blocks(bytes: u64, model: &Model, block_size: u32) -> u32 {
+    assert!(block_size > 0, "block size is at least one token");
+    (bytes / (model.kv_bytes_per_token() * u64::from(block_size))).min(BLOCKS_MAX) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +58,14 @@ mod tests {
         assert!(filled as f64 <= usable && (filled + 16 * llama.kv_bytes_per_token()) as f64 > usable);
         assert_eq!(blocks, 29_043);
         assert_eq!(device_blocks(h100, llama, 32).unwrap(), blocks / 2);
+    }
+
+    #[test]
+    fn a_host_holds_as_many_blocks_as_fit() {
+        let llama = model::by_name("llama-3.1-8b").unwrap();
+        let blocks = |bytes| host_blocks(bytes, llama, 16);
+        assert_eq!([0, 2_097_151, 2_097_152, 64_000_000_000].map(blocks), [0, 0, 1, 30_517]);
+        assert_eq!(blocks(u64::MAX), 1 << 30);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! What a replay found.
 
 use serde::Serialize;
+use trunkline_core::Preemption;
 
-use crate::fleet::Settings;
+use crate::capacity::Load;
 use crate::latency::Summary;
+use crate::link::LinkReport;
+use crate::meters::TenantMeters;
+use crate::settings::{Arrivals, Settings};
 use crate::trace::Format;
 
 /// The result of a replay. All of it but [`Report::wall_s`] is the same each time the same is replayed.
@@ -21,6 +25,8 @@ pub struct Report {
     pub refused: u64,
     /// From the first arrival to the last end, seconds of virtual time.
     pub duration_s: f64,
+    /// `completed / duration_s`.
+    pub requests_s: f64,
     /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
     /// Tokens generated.
@@ -31,8 +37,24 @@ pub struct Report {
     pub prefix_hit_ratio: f64,
     /// Times a running request was put back to waiting.
     pub preemptions: u64,
+    /// Those of them that began to be swapped out to the host.
+    pub swap_outs: u64,
+    /// Times a request came back from there.
+    pub swap_ins: u64,
+    /// Copies of KV blocks to the host.
+    pub link_out: LinkReport,
+    /// Copies of KV blocks to the device.
+    pub link_in: LinkReport,
     /// Steps run.
     pub steps: u64,
+    /// Sequences in a step, mean.
+    pub mean_batch: f64,
+    /// Tokens run in a step, drafts included, mean.
+    pub mean_step_tokens: f64,
+    /// Tokens that workers were allowed to draft.
+    pub drafted_tokens: u64,
+    /// Those of them that were right.
+    pub accepted_drafts: u64,
     /// Cached blocks that gave way to others.
     pub evicted_blocks: u64,
     /// Arrival to first token, seconds.
@@ -43,6 +65,10 @@ pub struct Report {
     pub itl_s: Summary,
     /// Arrival to end, seconds.
     pub e2e_s: Summary,
+    /// How tenants fared, if the trace was split among several.
+    pub fairness: Option<FairnessReport>,
+    /// The load, if it was given as a share of the capacity.
+    pub load: Option<Load>,
     /// Digest of every decision of every replica, 16 hex digits.
     pub digest: String,
     /// What the replay took on the machine it ran on, seconds, reading the trace not counted.
@@ -55,6 +81,69 @@ impl Report {
         // All keys are strings and all values numbers, strings, booleans or null.
         serde_json::to_string_pretty(self).expect("a report serialises")
     }
+}
+
+/// How evenly tenants were served. See [`crate::fairness`] for what is service and when tenants compete.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FairnessReport {
+    /// The greatest difference between the services of two tenants over any time in which both waited at one replica, units.
+    pub service_gap_max: u64,
+    /// The tenants.
+    pub tenants: Vec<TenantReport>,
+}
+
+/// How one tenant fared.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TenantReport {
+    /// Share of the requests that it was to send.
+    pub share: f64,
+    /// Requests it sent.
+    pub requests: u64,
+    /// Those that got all their tokens.
+    pub completed: u64,
+    /// Those that were turned away at the door.
+    pub refused: u64,
+    /// Prompt tokens of completed requests.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// Prompt tokens found in the cache.
+    pub prefix_hit_tokens: u64,
+    /// Arrival to first token, seconds.
+    pub ttft_s: Summary,
+    /// As in [`Report::tpot_s`], seconds.
+    pub tpot_s: Summary,
+    /// Arrival to end, seconds.
+    pub e2e_s: Summary,
+    /// Time in which it and another tenant waited at one replica, seconds, summed over replicas.
+    pub contended_s: f64,
+    /// Units of service it was given per second of that time at one replica.
+    pub contended_service_s: f64,
+}
+
+impl TenantReport {
+    pub(crate) fn new(share: f64, meters: TenantMeters, contended_ns: u64, contended_service: u64) -> Self {
+        let contended_s = contended_ns as f64 / 1e9;
+        Self {
+            share,
+            requests: meters.requests,
+            completed: meters.completed,
+            refused: meters.refused,
+            prompt_tokens: meters.prompt_tokens,
+            output_tokens: meters.output_tokens,
+            prefix_hit_tokens: meters.cached_tokens,
+            ttft_s: meters.ttft.summary(),
+            tpot_s: meters.tpot.summary(),
+            e2e_s: meters.e2e.summary(),
+            contended_s,
+            contended_service_s: ratio(contended_service as f64, contended_s),
+        }
+    }
+}
+
+/// `part / whole`, and 0 of nothing.
+pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
 }
 
 /// The settings of a replay, as far as they decide its result.
@@ -82,8 +171,30 @@ pub struct SettingsReport {
     pub policy: String,
     /// Which idle cached block goes first.
     pub eviction: String,
+    /// What becomes of a running request whose blocks are needed.
+    pub preemption: Preemption,
+    /// KV blocks in each host's memory.
+    pub host_blocks: u32,
+    /// What copying a block was said to cost, nanoseconds.
+    pub swap_block_ns: u64,
+    /// What computing a token again was said to cost, nanoseconds.
+    pub recompute_token_ns: u64,
+    /// Blocks that stayed usable for each running request when another was admitted.
+    pub launch_watermark: f64,
+    /// Blocks that stayed usable for each running request when one was swapped in.
+    pub swap_in_watermark: f64,
+    /// Positions sampled from in one step at most.
+    pub max_step_logits: u32,
+    /// How long steps with decodes were to take, nanoseconds; 0 is no matter.
+    pub target_step_ns: u64,
+    /// Tokens a decode drafted at most.
+    pub max_drafts: u32,
+    /// The probability that a draft was right.
+    pub draft_acceptance: f64,
     /// Whether requests came one after another.
     pub serial: bool,
+    /// By how much the trace's times of arrival were divided; nothing if they were not used.
+    pub speed: Option<f64>,
     /// The cost model, and how far it is to be trusted.
     pub cost_model: String,
 }
@@ -103,7 +214,21 @@ impl SettingsReport {
             max_batch_size: core.max_batch_size,
             policy: core.policy.clone(),
             eviction: core.eviction.clone(),
-            serial: settings.serial,
+            preemption: core.preemption,
+            host_blocks: core.host_blocks,
+            swap_block_ns: core.swap_block_ns,
+            recompute_token_ns: core.recompute_token_ns,
+            launch_watermark: core.launch_watermark,
+            swap_in_watermark: core.swap_in_watermark,
+            max_step_logits: core.max_step_logits,
+            target_step_ns: core.target_step_ns,
+            max_drafts: core.max_drafts,
+            draft_acceptance: settings.draft_acceptance,
+            serial: settings.arrivals == Arrivals::Serial,
+            speed: match settings.arrivals {
+                Arrivals::Traced { speed } => Some(speed),
+                Arrivals::Serial | Arrivals::AtOnce => None,
+            },
             cost_model: cost_model.into(),
         }
     }

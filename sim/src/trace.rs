@@ -11,6 +11,14 @@
 //! is how two traces pasted together look. Requests with no input or no output are refused as well.
 //!
 //! Tokens are made when a request is submitted, never kept: see [`TraceRequest::prompt`].
+//!
+//! # Which tokens
+//!
+//! Content that has a number `c` (of a block id, of a request whose prompt is like no other, of a request that generates) consists of
+//! the tokens `c, c + 1, c + 2, …` modulo 2^31, prompts below [`GENERATED_FROM`] and generated ones above. Contents overlap, yet
+//! are never mistaken for each other: a cache finds a block under its whole prefix only, so blocks of two contents are compared
+//! only where both began at the same position, and there their tokens differ in every place. So 2^31 ids and requests can be told
+//! apart, however many tokens they have.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,8 +38,10 @@ pub const HASH_ID_TOKENS: u32 = 512;
 /// Token ids of prompts lie below this one, those of generated tokens at or above it, so that generated content is never
 /// mistaken for a prompt's.
 pub const GENERATED_FROM: Token = 1 << 31;
-/// The greatest id of a Mooncake trace whose tokens stay below [`GENERATED_FROM`].
-pub const HASH_ID_MAX: u32 = GENERATED_FROM / HASH_ID_TOKENS - 1;
+/// The greatest id of a Mooncake trace.
+pub const HASH_ID_MAX: u32 = GENERATED_FROM - 1;
+/// Requests of one trace at most: as many can be told apart.
+pub const REQUESTS_MAX: u64 = GENERATED_FROM as u64;
 /// The greatest `input_length` or `output_length`, tokens.
 pub const LENGTH_TOKENS_MAX: u32 = 1 << 24;
 
@@ -93,23 +103,22 @@ pub struct TraceRequest {
 pub enum Content {
     /// An id for every [`HASH_ID_TOKENS`] tokens, at most [`HASH_ID_MAX`]; the last may stand for fewer tokens.
     Blocks(Box<[u32]>),
-    /// Nothing: its tokens are those from this one on, which no other prompt has.
-    Unique(Token),
+    /// Nothing but that no other prompt of the trace is like it: it has the number of its request, below [`GENERATED_FROM`].
+    Unique(u32),
 }
 
 impl TraceRequest {
-    /// Makes the prompt. Equal content gives equal tokens: token `j` of id `h` is `h * 512 + j`. The vector has room for the output,
-    /// because the core appends it there.
+    /// Makes the prompt. Equal content gives equal tokens, and only equal content does. The vector has room for the output, because the
+    /// core appends it there.
     pub fn prompt(&self) -> Vec<Token> {
         let mut prompt = Vec::with_capacity((self.input_tokens + self.output_tokens) as usize);
         match &self.content {
-            Content::Unique(first) => prompt.extend(*first..*first + self.input_tokens),
+            Content::Unique(number) => prompt.extend(tokens_of(*number, self.input_tokens)),
             Content::Blocks(ids) => {
                 let mut left = self.input_tokens;
                 for id in ids {
-                    let first = id * HASH_ID_TOKENS;
                     let n = left.min(HASH_ID_TOKENS);
-                    prompt.extend(first..first + n);
+                    prompt.extend(tokens_of(*id, n));
                     left -= n;
                 }
             }
@@ -117,6 +126,16 @@ impl TraceRequest {
         assert_eq!(prompt.len(), self.input_tokens as usize, "ids cover the prompt");
         prompt
     }
+}
+
+/// The first `n` tokens of prompt content number `content`.
+fn tokens_of(content: u32, n: u32) -> impl ExactSizeIterator<Item = Token> {
+    (0..n).map(move |j| content.wrapping_add(j) & (GENERATED_FROM - 1))
+}
+
+/// Token `n`, from 0, that the `request`-th request generates.
+pub fn generated_token(request: u64, n: u32) -> Token {
+    GENERATED_FROM | (request as u32).wrapping_add(n)
 }
 
 /// A fault in a trace: which file, which line, what, and what to do.
@@ -213,17 +232,15 @@ pub enum TraceFault {
         /// Tokens of the prompt.
         input_tokens: u32,
     },
-    /// The tokens of an id would not be prompt tokens.
+    /// The id cannot be told apart from others.
     #[error("hash id {id} is above {HASH_ID_MAX}; number the ids from 0 on")]
     HashIdTooLarge {
         /// The id.
         id: u64,
     },
-    /// The prompts have more tokens in all than there are token ids.
-    #[error(
-        "the prompts up to here have more than {GENERATED_FROM} tokens, more than can be told apart; limit the requests"
-    )]
-    TooManyTokens,
+    /// There are more requests than there are numbers for them.
+    #[error("the trace has more than {REQUESTS_MAX} requests, more than can be told apart; limit them")]
+    TooManyRequests,
 }
 
 /// A trace in memory: a few dozen bytes per request and four per block id. What [`Trace::load`] gives keeps the rules of this
@@ -273,7 +290,7 @@ pub struct TraceReader {
     pending: Option<Vec<u8>>,
     first_ns: Option<u64>,
     last_ns: u64,
-    unique_tokens: u32,
+    n_requests: u64,
     ended: bool,
 }
 
@@ -303,16 +320,7 @@ impl TraceReader {
                 (Parser::Azure(columns), None)
             }
         };
-        Ok(Self {
-            path: path.into(),
-            lines,
-            parser,
-            pending,
-            first_ns: None,
-            last_ns: 0,
-            unique_tokens: 0,
-            ended: false,
-        })
+        Ok(Self { path: path.into(), lines, parser, pending, first_ns: None, last_ns: 0, n_requests: 0, ended: false })
     }
 
     /// The format of the lines.
@@ -346,17 +354,11 @@ impl TraceReader {
             return Err(TraceFault::TimeGoesBack { by_s: (self.last_ns - row.at_ns) as f64 / 1e9 });
         }
         self.last_ns = row.at_ns;
-        let content = match row.blocks {
-            Some(ids) => Content::Blocks(ids),
-            None => {
-                let first = self.unique_tokens;
-                self.unique_tokens = first
-                    .checked_add(row.input_tokens)
-                    .filter(|end| *end <= GENERATED_FROM)
-                    .ok_or(TraceFault::TooManyTokens)?;
-                Content::Unique(first)
-            }
-        };
+        if self.n_requests == REQUESTS_MAX {
+            return Err(TraceFault::TooManyRequests);
+        }
+        let content = row.blocks.map_or(Content::Unique(self.n_requests as u32), Content::Blocks);
+        self.n_requests += 1;
         Ok(TraceRequest {
             arrival_ns: row.at_ns - first_ns,
             input_tokens: row.input_tokens,

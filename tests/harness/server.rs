@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
-use trunkline_core::{Config, Step};
+use trunkline_core::{Config, Step, Transfer};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -44,7 +44,13 @@ impl TestServer {
         wrap: impl FnOnce(Worker) -> Box<dyn StepRunner>,
     ) -> Self {
         let model = Arc::new(Model::seeded(SEED));
-        let worker = WorkerConfig { block_size: config.block_size, device_blocks: config.device_blocks, threads: 1 };
+        let worker = WorkerConfig {
+            block_size: config.block_size,
+            device_blocks: config.device_blocks,
+            host_blocks: config.host_blocks,
+            max_drafts: config.max_drafts,
+            threads: 1,
+        };
         let worker = Worker::new(model.clone(), worker).expect("the worker is small");
         let backend = Backend { model, tokenizer: Tokenizer::bytes(), runner: wrap(worker) };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
@@ -207,6 +213,10 @@ impl StepRunner for Gated {
         Ok(self.worker.run(step)?)
     }
 
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+        Ok(self.worker.transfer(transfer)?)
+    }
+
     fn reset(&mut self) {
         self.worker.reset();
     }
@@ -231,6 +241,10 @@ impl StepRunner for Faulty {
             return Err("a failure that the test wants".into());
         }
         Ok(self.worker.run(step)?)
+    }
+
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+        Ok(self.worker.transfer(transfer)?)
     }
 
     fn reset(&mut self) {

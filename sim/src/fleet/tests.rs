@@ -4,10 +4,17 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::path::PathBuf;
 
+use trunkline_core::Config;
+
 use super::*;
 use crate::cost::Roofline;
+use crate::tenants::Shares;
 use crate::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
 use crate::{hardware, model};
+
+mod arrivals;
+mod tenants;
+mod transfers;
 
 const MS: u64 = 1_000_000;
 
@@ -30,7 +37,9 @@ fn settings(block_size: u32, device_blocks: u32) -> Settings {
         model: *model::by_name("llama-3.1-8b").unwrap(),
         replicas: 1,
         core: Config { block_size, device_blocks, ..Settings::core() },
-        serial: false,
+        arrivals: Arrivals::TRACED,
+        tenants: Shares::default(),
+        draft_acceptance: 0.5,
     }
 }
 
@@ -118,7 +127,7 @@ fn hits_are_those_of_a_naive_cache() {
     let trace = conversations(60, 7);
     for block_size in [7, 16, 100, 512] {
         for replicas in [1, 3] {
-            let settings = Settings { replicas, serial: true, ..settings(block_size, 10_000_000) };
+            let settings = Settings { replicas, arrivals: Arrivals::Serial, ..settings(block_size, 10_000_000) };
             let report = run(&trace, &settings);
             let expected = naive_hit_tokens(&trace, block_size, replicas as usize);
             assert!(expected > 10_000, "the trace shares something");
@@ -157,7 +166,7 @@ fn the_digest_tells_replays_apart() {
         settings(16, 2_001),
         settings(32, 2_000),
         Settings { replicas: 2, ..settings(16, 2_000) },
-        Settings { serial: true, ..settings(16, 2_000) },
+        Settings { arrivals: Arrivals::Serial, ..settings(16, 2_000) },
     ] {
         digests.insert(run(&trace, &settings).digest);
     }
@@ -202,7 +211,7 @@ fn waiting_counts_and_a_single_token_has_no_tpot() {
     assert_eq!(report.tpot_s.mean, 0.001);
     assert_eq!(report.duration_s, 0.101);
     // One after another nobody waits, and there is no gap to the third.
-    let report = run(&trace(requests.clone()), &Settings { serial: true, ..one_at_a_time.clone() });
+    let report = run(&trace(requests.clone()), &Settings { arrivals: Arrivals::Serial, ..one_at_a_time.clone() });
     assert_eq!((report.ttft_s.max, report.duration_s), (0.001, 0.007));
     // With a replica each nobody waits either.
     let report = run(&trace(requests), &Settings { replicas: 3, ..one_at_a_time });
@@ -212,8 +221,8 @@ fn waiting_counts_and_a_single_token_has_no_tpot() {
 #[test]
 fn what_can_never_fit_is_counted_and_the_rest_goes_on() {
     let requests = vec![request(0, 10, 5, &[0]), request(1, 512, 5, &[1]), request(2, 10, 5, &[2])];
-    for serial in [false, true] {
-        let report = run(&trace(requests.clone()), &Settings { serial, ..settings(16, 10) });
+    for arrivals in [Arrivals::TRACED, Arrivals::Serial, Arrivals::AtOnce] {
+        let report = run(&trace(requests.clone()), &Settings { arrivals, ..settings(16, 10) });
         assert_eq!((report.requests, report.completed, report.refused), (3, 2, 1));
         assert_eq!(report.prompt_tokens, 20);
     }
@@ -231,9 +240,13 @@ fn impossible_settings_are_refused() {
     let mut unknown = settings(16, 10);
     unknown.core.policy = "magic".into();
     assert!(fails(unknown).starts_with("unknown policy 'magic'; there are: "));
-    let endless = self::trace(vec![request(0, 1, 1 << 30, &[0]), request(0, 1, 1 << 30, &[0]), request(0, 1, 1, &[0])]);
-    let error = replay(&endless, &settings(16, 10), &OneMs, &mut |_| {}).unwrap_err();
-    assert!(matches!(error, ReplayError::TooManyGenerated));
+    let slow = |speed| Settings { arrivals: Arrivals::Traced { speed }, ..settings(16, 10) };
+    assert_eq!(fails(slow(0.0)), "speed is 0; it must be above 0, such as 2 for twice the load");
+    assert!(
+        fails(slow(f64::NAN)).starts_with("speed is NaN;") && fails(slow(f64::INFINITY)).starts_with("speed is inf;")
+    );
+    let lucky = Settings { draft_acceptance: 1.5, ..settings(16, 10) };
+    assert_eq!(fails(lucky), "draft_acceptance is 1.5; it must be between 0 and 1");
 }
 
 #[test]
@@ -275,7 +288,7 @@ fn naive_hits_of_ids(trace: &Trace, block_size: u32, partial_blocks: bool) -> Na
             if n < block_size && !partial_blocks {
                 break;
             }
-            let token = ids[(begin / HASH_ID_TOKENS) as usize] * HASH_ID_TOKENS + begin % HASH_ID_TOKENS;
+            let token = ids[(begin / HASH_ID_TOKENS) as usize] + begin % HASH_ID_TOKENS;
             let next = nodes.len() as u32 + 1;
             // A partial block is found by its id whatever its length, as those who published the figure count.
             let entry = nodes.entry((node, token));
@@ -317,12 +330,12 @@ fn hits_on_the_conversation_trace() {
         full.hit_tokens,
         full.hit_tokens as f64 / prompt_tokens as f64
     );
-    let report = run(&trace, &Settings { serial: true, ..settings(512, 10_000_000) });
+    let report = run(&trace, &Settings { arrivals: Arrivals::Serial, ..settings(512, 10_000_000) });
     assert_eq!((report.completed, report.prompt_tokens), (12_031, prompt_tokens));
     assert_eq!(report.prefix_hit_tokens, full.hit_tokens);
 
     trace.requests.truncate(500);
-    let report = run(&trace, &Settings { serial: true, ..settings(16, 10_000_000) });
+    let report = run(&trace, &Settings { arrivals: Arrivals::Serial, ..settings(16, 10_000_000) });
     assert_eq!(report.prefix_hit_tokens, naive_hits_of_ids(&trace, 16, false).hit_tokens);
 }
 

@@ -40,6 +40,42 @@ pub struct Settings {
     #[arg(long, value_name = "N")]
     pub max_queue: Option<u32>,
 
+    /// Prompt tokens of waiting requests at most; what would exceed it is refused [default: 1099511627776, in effect none].
+    #[arg(long, value_name = "N")]
+    pub max_queued_tokens: Option<u64>,
+
+    /// Positions sampled from in one step at most: one for each request that samples, and one for each draft
+    /// [default: 65536].
+    #[arg(long, value_name = "N")]
+    pub max_step_logits: Option<u32>,
+
+    /// While requests generate, cut prompts so that a step takes about this long, milliseconds; it bounds the time between
+    /// two tokens; 0 is off [default: 0].
+    #[arg(long, value_name = "MS")]
+    pub target_step_ms: Option<f64>,
+
+    /// Tokens that a request may guess from its own text and check in one step at most, while few requests run; the output
+    /// is the same; 0 is off [default: 0].
+    #[arg(long, value_name = "N")]
+    pub max_drafts: Option<u32>,
+
+    /// KV blocks in host memory, each as large as the others, for requests that are swapped out; 0 is none [default: 0].
+    #[arg(long, value_name = "N")]
+    pub host_blocks: Option<u32>,
+
+    /// What becomes of a running request whose blocks are needed by others: swap, recompute, or cost, whichever of the two
+    /// is estimated to cost less [default: cost].
+    #[arg(long, value_name = "NAME")]
+    pub preemption: Option<String>,
+
+    /// Blocks that must stay usable for each running request when another is admitted [default: 1].
+    #[arg(long, value_name = "BLOCKS")]
+    pub launch_watermark: Option<f64>,
+
+    /// Blocks that must stay usable for each running request when one is swapped in [default: 1].
+    #[arg(long, value_name = "BLOCKS")]
+    pub swap_in_watermark: Option<f64>,
+
     /// Order of waiting requests and choice of victims; an unknown name lists those there are [default: fcfs].
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
@@ -84,6 +120,14 @@ impl Settings {
             max_batch_tokens: self.max_batch_tokens.or(other.max_batch_tokens),
             max_batch_size: self.max_batch_size.or(other.max_batch_size),
             max_queue: self.max_queue.or(other.max_queue),
+            max_queued_tokens: self.max_queued_tokens.or(other.max_queued_tokens),
+            max_step_logits: self.max_step_logits.or(other.max_step_logits),
+            target_step_ms: self.target_step_ms.or(other.target_step_ms),
+            max_drafts: self.max_drafts.or(other.max_drafts),
+            host_blocks: self.host_blocks.or(other.host_blocks),
+            preemption: self.preemption.or(other.preemption),
+            launch_watermark: self.launch_watermark.or(other.launch_watermark),
+            swap_in_watermark: self.swap_in_watermark.or(other.swap_in_watermark),
             policy: self.policy.or(other.policy),
             eviction: self.eviction.or(other.eviction),
             record: self.record.or(other.record),
@@ -125,6 +169,14 @@ mod tests {
             "--max-batch-tokens=4",
             "--max-batch-size=5",
             "--max-queue=6",
+            "--max-queued-tokens=8589934592",
+            "--max-step-logits=9",
+            "--target-step-ms=2.5",
+            "--max-drafts=10",
+            "--host-blocks=11",
+            "--preemption=swap",
+            "--launch-watermark=0.5",
+            "--swap-in-watermark=12",
             "--policy=p",
             "--eviction=e",
             "--record=r",
@@ -134,7 +186,7 @@ mod tests {
             .iter()
             .map(|flag| {
                 let (key, value) = flag[2..].split_once('=').unwrap();
-                let value = if value.parse::<u32>().is_ok() { value.into() } else { format!("'{value}'") };
+                let value = if value.parse::<f64>().is_ok() { value.into() } else { format!("'{value}'") };
                 format!("{key} = {value}\n")
             })
             .collect();

@@ -203,6 +203,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         }),
         output: Some(proto::Output { logprobs: args.logprobs, skip_special_tokens: None }),
         cache_salt: args.cache_salt.clone().unwrap_or_default(),
+        tenant: String::new(),
         priority: args.priority,
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
     })

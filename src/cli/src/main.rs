@@ -37,7 +37,7 @@ struct Cli {
 enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
-    Replay(replay::ReplayArgs),
+    Replay(Box<replay::ReplayArgs>),
 }
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
-        Command::Replay(args) => replay::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|err| {
         let cut_off = err.downcast_ref::<io::Error>().is_some_and(|err| err.kind() == io::ErrorKind::BrokenPipe);

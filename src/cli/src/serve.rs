@@ -23,6 +23,11 @@ const KV_BYTES_DEFAULT: u64 = 1 << 30;
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
 const THREADS_MAX: usize = 1024;
+const TARGET_STEP_MS_MAX: f64 = 60_000.0;
+/// How fast the embedded worker copies blocks, and how many multiply-adds one of its threads makes in a prefill: guesses for
+/// a machine like any other. They are not measured, so that equal settings decide alike on every machine.
+const COPY_BYTES_PER_S: u64 = 5_000_000_000;
+const MULTIPLY_ADDS_PER_S: u64 = 10_000_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,7 +54,7 @@ SIGTERM or Ctrl-C lets running requests end and refuses new ones; a second one s
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct ServeArgs {
     #[command(flatten)]
-    settings: Settings,
+    settings: Box<Settings>,
 
     /// TOML file with settings; keys are the names of the flags, and flags win.
     #[arg(long, value_name = "FILE")]
@@ -62,7 +67,7 @@ pub struct ServeArgs {
 /// If a setting is wrong, or the server cannot start or go on.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
-    let settings = args.settings.or(file);
+    let settings = (*args.settings).or(file);
     let threads = settings.threads.unwrap_or_else(cores);
     if !(1..=THREADS_MAX).contains(&threads) {
         bail!("threads is {threads}; it must be between 1 and {THREADS_MAX}");
@@ -82,6 +87,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let config = limits(&settings, model.kv_bytes_per_token(), model.config().max_context)?;
+    let config = with_estimates(config, &model, threads);
     let name = model.name().to_owned();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
     let backend = Backend::embedded(Arc::new(model), tokenizer, &config, threads)?;
@@ -95,7 +101,14 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
                 "no --model: serving a small model with made-up weights; the text it generates is noise"
             );
         }
-        info!(blocks = config.device_blocks, block_size = config.block_size, kv_bytes, threads, "serving {name}");
+        info!(
+            blocks = config.device_blocks,
+            host_blocks = config.host_blocks,
+            block_size = config.block_size,
+            kv_bytes,
+            threads,
+            "serving {name}"
+        );
         serve(server).await
     });
     // Whatever is still running belongs to clients that did not read to the end.
@@ -124,6 +137,8 @@ async fn serve(server: Server) -> anyhow::Result<()> {
         cached_tokens = stats.cached_tokens,
         generated_tokens = stats.generated_tokens,
         preemptions = stats.preemptions,
+        drafted_tokens = outcome.drafts.drafted,
+        accepted_drafts = outcome.drafts.accepted,
         "stopped"
     );
     print(&format!("digest {:016x}", outcome.digest))?;
@@ -153,6 +168,14 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
         max_batch_tokens: settings.max_batch_tokens.unwrap_or(default.max_batch_tokens),
         max_batch_size: settings.max_batch_size.unwrap_or(default.max_batch_size),
         max_queue: settings.max_queue.unwrap_or(default.max_queue),
+        max_queued_tokens: settings.max_queued_tokens.unwrap_or(default.max_queued_tokens),
+        max_step_logits: settings.max_step_logits.unwrap_or(default.max_step_logits),
+        max_drafts: settings.max_drafts.unwrap_or(default.max_drafts),
+        target_step_ns: settings.target_step_ms.map_or(Ok(default.target_step_ns), step_ns)?,
+        launch_watermark: settings.launch_watermark.unwrap_or(default.launch_watermark),
+        swap_in_watermark: settings.swap_in_watermark.unwrap_or(default.swap_in_watermark),
+        host_blocks: settings.host_blocks.unwrap_or(default.host_blocks),
+        preemption: settings.preemption.as_deref().map_or(Ok(default.preemption), str::parse)?,
         max_context,
         policy: settings.policy.clone().unwrap_or(default.policy),
         eviction: settings.eviction.clone().unwrap_or(default.eviction),
@@ -170,6 +193,28 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
     Ok(config)
 }
 
+fn step_ns(ms: f64) -> anyhow::Result<u64> {
+    if !(0.0..=TARGET_STEP_MS_MAX).contains(&ms) {
+        bail!("target_step_ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}");
+    }
+    Ok((ms * 1e6) as u64)
+}
+
+/// Fills in what swapping and recomputing cost on the embedded worker, as far as that can be told without trying: the
+/// scheduler only compares the two.
+fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
+    let block_bytes = u64::from(config.block_size) * model.kv_bytes_per_token();
+    let shape = model.config();
+    let (hidden, head_dim) = (u64::from(shape.hidden_size), u64::from(shape.head_dim));
+    let heads = 2 * u64::from(shape.n_heads) + 2 * u64::from(shape.n_kv_heads);
+    // Every weight of a layer is used once for each token; attention itself is left out.
+    let layer = hidden * (heads * head_dim + 3 * u64::from(shape.intermediate_size));
+    let multiply_adds = u64::from(shape.n_layers) * layer;
+    let per_s = MULTIPLY_ADDS_PER_S * threads as u64;
+    let ns = |amount: u64, per_s: u64| (u128::from(amount) * 1_000_000_000 / u128::from(per_s)).max(1) as u64;
+    Config { swap_block_ns: ns(block_bytes, COPY_BYTES_PER_S), recompute_token_ns: ns(multiply_adds, per_s), ..config }
+}
+
 /// How many blocks there are unless the user says.
 fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
     let block_size = u64::from(block_size);
@@ -179,6 +224,8 @@ fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::Preemption;
+
     use super::*;
 
     #[test]
@@ -204,5 +251,56 @@ mod tests {
         assert!(message.starts_with("unknown policy 'magic'; there are: fcfs"), "{message}");
         let message = wrong(Settings { device_blocks: Some(0), ..Settings::default() });
         assert!(message.starts_with("device_blocks is 0"), "{message}");
+        let message = wrong(Settings { preemption: Some("magic".into()), ..Settings::default() });
+        assert_eq!(message, "unknown preemption 'magic'; there are: swap, recompute, cost");
+        let message = wrong(Settings { max_drafts: Some(65), ..Settings::default() });
+        assert_eq!(message, "max_drafts is 65; it must be between 0 and 64");
+        let message = wrong(Settings { launch_watermark: Some(-1.0), ..Settings::default() });
+        assert!(message.starts_with("launch_watermark is -1"), "{message}");
+        for ms in [-1.0, f64::NAN, f64::INFINITY, 60_001.0] {
+            let message = wrong(Settings { target_step_ms: Some(ms), ..Settings::default() });
+            assert!(message.starts_with("target_step_ms is"), "{message}");
+        }
+    }
+
+    #[test]
+    fn settings_reach_the_core() {
+        let settings = Settings {
+            max_queued_tokens: Some(1 << 33),
+            max_step_logits: Some(300),
+            target_step_ms: Some(2.5),
+            max_drafts: Some(10),
+            host_blocks: Some(11),
+            preemption: Some("swap".into()),
+            launch_watermark: Some(0.5),
+            swap_in_watermark: Some(12.0),
+            ..Settings::default()
+        };
+        let expected = Config {
+            max_queued_tokens: 1 << 33,
+            max_step_logits: 300,
+            target_step_ns: 2_500_000,
+            max_drafts: 10,
+            host_blocks: 11,
+            preemption: Preemption::Swap,
+            launch_watermark: 0.5,
+            swap_in_watermark: 12.0,
+            device_blocks: 4096,
+            max_context: 512,
+            ..Config::default()
+        };
+        assert_eq!(limits(&settings, 1 << 14, 512).unwrap(), expected);
+    }
+
+    #[test]
+    fn estimates_follow_the_size_of_blocks_and_of_the_model() {
+        let model = Model::seeded(0);
+        let estimated = |block_size, threads| {
+            let config = with_estimates(Config { block_size, ..Config::default() }, &model, threads);
+            (config.swap_block_ns, config.recompute_token_ns)
+        };
+        // Blocks of 16 times 512 bytes; two layers of 64 by 192 and 3 by 64 by 128.
+        assert_eq!(estimated(16, 1), (1638, 7372));
+        assert_eq!(estimated(32, 4), (3276, 1843));
     }
 }

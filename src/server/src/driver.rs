@@ -7,72 +7,20 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 use trunkline_core::record::End;
-use trunkline_core::{Action, Core, Event, FinishReason, Refusal, Request, RequestId, Stats, Step, Token, Usage};
+use trunkline_core::{Action, Core, Event, Refusal, RequestId, Stats};
 use trunkline_worker::TokenLogprobs;
 
+use crate::commands::{Clock, Command, Drafts, DriverHandle, Output, Snapshot, queue};
 use crate::recorder::Recorder;
-use crate::worker_thread::{self, StepRunner, WorkerReport};
+use crate::worker_thread::{self, Job, StepRunner, WorkerReport};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
-
-/// The clock of all events: nanoseconds since the server started.
-#[derive(Clone, Copy)]
-pub(crate) struct Clock {
-    start: Instant,
-}
-
-impl Clock {
-    pub(crate) fn start() -> Self {
-        Self { start: Instant::now() }
-    }
-
-    pub(crate) fn now_ns(self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).expect("a server runs for less than 500 years")
-    }
-
-    fn instant(self, at_ns: u64) -> Option<Instant> {
-        self.start.checked_add(Duration::from_nanos(at_ns))
-    }
-}
-
-/// What the core's thread is asked to do.
-pub(crate) enum Command {
-    Submit {
-        request: Box<Request>,
-        /// Where tokens go. MUST have room for all the tokens that the request may generate and one more.
-        outputs: mpsc::Sender<Output>,
-        /// Told whether the core accepted the request.
-        accepted: oneshot::Sender<Result<(), Refusal>>,
-    },
-    Abort(Vec<RequestId>),
-    Stop(RequestId),
-    FlushCache(oneshot::Sender<u32>),
-    Snapshot(oneshot::Sender<Snapshot>),
-    Drain,
-    Shutdown,
-    Worker(WorkerReport),
-}
-
-/// What a request is told after it was accepted.
-pub(crate) enum Output {
-    Token { token: Token, logprobs: Option<TokenLogprobs> },
-    Finish { reason: FinishReason, usage: Usage },
-}
-
-/// The state of the core between two events.
-#[derive(Clone, Copy)]
-pub(crate) struct Snapshot {
-    pub(crate) stats: Stats,
-    pub(crate) digest: u64,
-    pub(crate) draining: bool,
-}
 
 /// What is known when a server has stopped.
 #[derive(Clone, Debug)]
@@ -81,61 +29,10 @@ pub struct Outcome {
     pub digest: u64,
     /// Gauges and counters at the end.
     pub stats: Stats,
+    /// Drafts of all steps that ended.
+    pub drafts: Drafts,
     /// Why the server could not go on, if it stopped by itself.
     pub failure: Option<String>,
-}
-
-/// Why a command was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotTaken {
-    /// The queue is full.
-    Full,
-    /// The core's thread has ended.
-    Stopped,
-}
-
-/// The other threads' end of the command queue.
-#[derive(Clone)]
-pub(crate) struct DriverHandle {
-    commands: Sender<Command>,
-    clock: Clock,
-    /// An abort found the queue full: the core's thread looks for streams that nobody reads any more.
-    abort_missed: Arc<AtomicBool>,
-}
-
-impl DriverHandle {
-    pub(crate) fn clock(&self) -> Clock {
-        self.clock
-    }
-
-    /// Puts a command on the queue without waiting.
-    pub(crate) fn send(&self, command: Command) -> Result<(), NotTaken> {
-        self.commands.try_send(command).map_err(|err| match err {
-            TrySendError::Full(_) => NotTaken::Full,
-            TrySendError::Disconnected(_) => NotTaken::Stopped,
-        })
-    }
-
-    /// Puts a command on the queue and waits while it is full; returns whether it was taken. Not for async code.
-    pub(crate) fn send_blocking(&self, command: Command) -> bool {
-        self.commands.send(command).is_ok()
-    }
-
-    /// Aborts a request whose outputs have been closed. Never waits and is never lost.
-    pub(crate) fn abort_dropped(&self, id: RequestId) {
-        if self.send(Command::Abort(vec![id])) == Err(NotTaken::Full) {
-            self.abort_missed.store(true, Ordering::Release);
-            // Either this is taken, or the queue is full now that the flag is up, and whoever takes a command from it sees
-            // the flag after that.
-            let _ = self.send(Command::Abort(vec![id]));
-        }
-    }
-}
-
-/// A queue for `commands_max` commands, and the clock, which starts now.
-pub(crate) fn queue(commands_max: usize) -> (DriverHandle, Receiver<Command>) {
-    let (sender, commands) = bounded(commands_max);
-    (DriverHandle { commands: sender, clock: Clock::start(), abort_missed: Arc::default() }, commands)
 }
 
 /// Starts the worker's thread and the core's. The receiver gets the outcome when the core's thread ends, and nothing if it
@@ -147,8 +44,8 @@ pub(crate) fn spawn(
 ) -> std::io::Result<(DriverHandle, oneshot::Receiver<Outcome>)> {
     let (handle, commands) = queue(COMMANDS_MAX);
     let reports = handle.clone();
-    let steps = worker_thread::spawn(runner, move |report| reports.send_blocking(Command::Worker(report)))?;
-    let driver = Driver::new(core, &handle, commands, steps, recorder);
+    let jobs = worker_thread::spawn(runner, move |report| reports.send_blocking(Command::Worker(report)))?;
+    let driver = Driver::new(core, &handle, commands, jobs, recorder);
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         // Nobody waits for the outcome if the server was dropped.
@@ -177,13 +74,14 @@ struct Driver {
     clock: Clock,
     commands: Receiver<Command>,
     abort_missed: Arc<AtomicBool>,
-    steps: Sender<Box<Step>>,
+    jobs: Sender<Job>,
     recorder: Option<Recorder>,
     clients: HashMap<RequestId, Client>,
     /// Requests found to have nobody reading their outputs, to be aborted.
     unread: Vec<RequestId>,
     /// Log probabilities of the tokens of the step that has just ended.
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
+    drafts: Drafts,
     flushes: VecDeque<oneshot::Sender<u32>>,
     actions: Vec<Action>,
     last_event_ns: u64,
@@ -197,19 +95,20 @@ impl Driver {
         core: Core,
         handle: &DriverHandle,
         commands: Receiver<Command>,
-        steps: Sender<Box<Step>>,
+        jobs: Sender<Job>,
         recorder: Option<Recorder>,
     ) -> Self {
         Self {
             core,
-            clock: handle.clock,
+            clock: handle.clock(),
             commands,
-            abort_missed: handle.abort_missed.clone(),
-            steps,
+            abort_missed: handle.abort_missed(),
+            jobs,
             recorder,
             clients: HashMap::new(),
             unread: Vec::new(),
             logprobs: HashMap::new(),
+            drafts: Drafts::default(),
             flushes: VecDeque::new(),
             actions: Vec::new(),
             last_event_ns: 0,
@@ -227,7 +126,7 @@ impl Driver {
         if let Some(recorder) = self.recorder {
             recorder.finish(End { at_ns: self.last_event_ns, digest: format!("{digest:016x}") });
         }
-        Outcome { digest, stats: self.core.stats(), failure: self.failure }
+        Outcome { digest, stats: self.core.stats(), drafts: self.drafts, failure: self.failure }
     }
 
     /// Waits for one command, or the next deadline, and deals with it.
@@ -289,8 +188,8 @@ impl Driver {
                 self.apply(Event::FlushCache);
             }
             Command::Snapshot(reply) => {
-                let snapshot =
-                    Snapshot { stats: self.core.stats(), digest: self.core.digest(), draining: self.draining };
+                let (stats, digest) = (self.core.stats(), self.core.digest());
+                let snapshot = Snapshot { stats, drafts: self.drafts, digest, draining: self.draining };
                 // The caller may have given up.
                 let _ = reply.send(snapshot);
             }
@@ -309,6 +208,8 @@ impl Driver {
             WorkerReport::Ready => self.apply(Event::WorkerJoined),
             WorkerReport::Done { step, output } => {
                 self.core.recycle(step);
+                self.drafts.drafted += output.drafted;
+                self.drafts.accepted += output.accepted;
                 for entry in output.logprobs {
                     self.logprobs.entry(entry.request).or_default().push_back(entry);
                 }
@@ -320,6 +221,9 @@ impl Driver {
                 warn!(requests = self.clients.len(), "all KV is lost; requests are computed again");
                 self.apply(Event::WorkerLost);
             }
+            // The core ignores answers it does not wait for: those of a worker that was lost meanwhile.
+            WorkerReport::Transferred { transfer, failed: false } => self.apply(Event::TransferFinished(transfer)),
+            WorkerReport::Transferred { transfer, failed: true } => self.apply(Event::TransferFailed(transfer)),
             WorkerReport::Gone => {
                 self.failure = Some("the worker ended and cannot be started again".into());
                 self.apply(Event::WorkerLost);
@@ -365,13 +269,9 @@ impl Driver {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::RunStep(step) => {
-                // Fails only if the worker's thread has ended, which is in the queue as a report.
-                if self.steps.try_send(step).is_err() {
-                    error!("the worker takes no steps");
-                }
-            }
-            Action::Transfer(_) => unreachable!("the core has no host blocks"),
+            Action::RunStep(step) => self.send_job(Job::Step(step)),
+            Action::Transfer(transfer) => self.send_job(Job::Transfer(transfer)),
+            Action::ResetWorker => self.send_job(Job::Reset),
             Action::Token { request, token } => {
                 let logprobs = self.logprobs.get_mut(&request).and_then(VecDeque::pop_front);
                 self.output(request, Output::Token { token, logprobs });
@@ -391,6 +291,13 @@ impl Driver {
                 }
             }
             Action::Drained => self.drained = true,
+        }
+    }
+
+    fn send_job(&self, job: Job) {
+        // Fails only if the worker's thread has ended, which is in the queue as a report.
+        if self.jobs.try_send(job).is_err() {
+            error!("the worker takes no steps and copies no blocks");
         }
     }
 
@@ -421,16 +328,26 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::{Config, Namespace};
+    use crossbeam_channel::unbounded;
+    use trunkline_core::record::Line;
+    use trunkline_core::{Config, Direction, FinishReason, Namespace, Request, StepResult, Transfer};
+    use trunkline_worker::StepOutput;
 
     use super::*;
+    use crate::commands::NotTaken;
 
-    /// A driver that nobody runs, with a queue of one command and no worker.
-    fn driver() -> (DriverHandle, Driver) {
+    /// A driver that nobody runs, with a queue of one command, and what its worker would be told.
+    fn driver_with(recorder: Option<Recorder>) -> (DriverHandle, Driver, Receiver<Job>) {
         let (handle, commands) = queue(1);
-        let (steps, _) = bounded(1);
+        let (sender, jobs) = unbounded();
         let core = Core::new(Config::default()).unwrap();
-        let driver = Driver::new(core, &handle, commands, steps, None);
+        let driver = Driver::new(core, &handle, commands, sender, recorder);
+        (handle, driver, jobs)
+    }
+
+    /// The same without a worker.
+    fn driver() -> (DriverHandle, Driver) {
+        let (handle, driver, _) = driver_with(None);
         (handle, driver)
     }
 
@@ -493,5 +410,59 @@ mod tests {
         let (command, _outputs, mut is_accepted) = submit(2);
         driver.take(command);
         assert_eq!(is_accepted.try_recv(), Ok(Err(Refusal::Draining)));
+    }
+
+    #[test]
+    fn the_worker_is_told_of_steps_and_transfers_in_order_and_never_waited_for() {
+        const TRANSFERS: u64 = 10_000;
+        let (_handle, mut driver, jobs) = driver_with(None);
+        driver.take(Command::Worker(WorkerReport::Ready));
+        driver.perform(Action::RunStep(Box::default()));
+        for id in 1..=TRANSFERS {
+            driver.perform(Action::Transfer(Box::new(Transfer { id, direction: Direction::In, pairs: Vec::new() })));
+        }
+        assert!(matches!(jobs.try_recv(), Ok(Job::Step(_))));
+        for expected in 1..=TRANSFERS {
+            assert!(matches!(jobs.try_recv(), Ok(Job::Transfer(transfer)) if transfer.id == expected));
+        }
+        drop(jobs);
+        driver.perform(Action::Transfer(Box::new(Transfer { id: 1, direction: Direction::In, pairs: Vec::new() })));
+    }
+
+    #[test]
+    fn answers_to_transfers_are_events_and_recorded_even_if_the_core_does_not_wait_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.jsonl");
+        let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &Config::default()).unwrap()));
+        driver.take(Command::Worker(WorkerReport::Ready));
+        driver.take(Command::Worker(WorkerReport::Transferred { transfer: 7, failed: false }));
+        driver.take(Command::Worker(WorkerReport::Failed { step: Box::default() }));
+        driver.take(Command::Worker(WorkerReport::Transferred { transfer: 8, failed: true }));
+        driver.take(Command::Drain);
+        driver.run();
+        let text = std::fs::read_to_string(path).unwrap();
+        let events: Vec<Event> = text
+            .lines()
+            .filter_map(|line| match Line::parse(line).unwrap() {
+                Line::Event { event, .. } => Some(event),
+                _ => None,
+            })
+            .collect();
+        let (finished, failed) = (Event::TransferFinished(7), Event::TransferFailed(8));
+        assert_eq!(events, [Event::WorkerJoined, finished, Event::WorkerLost, failed, Event::Drain]);
+    }
+
+    #[test]
+    fn drafts_are_counted() {
+        let (_handle, mut driver, jobs) = driver_with(None);
+        driver.take(Command::Worker(WorkerReport::Ready));
+        let (command, _outputs, _) = submit(1);
+        driver.take(command);
+        let Ok(Job::Step(step)) = jobs.try_recv() else { panic!("no step") };
+        let mut result = StepResult { step: step.id, ..StepResult::default() };
+        result.push(&[5]);
+        let output = StepOutput { result, drafted: 3, accepted: 1, ..StepOutput::default() };
+        driver.take(Command::Worker(WorkerReport::Done { step, output }));
+        assert_eq!(driver.drafts, Drafts { drafted: 3, accepted: 1 });
     }
 }

@@ -11,7 +11,8 @@ use tonic::transport::server::{Router, TcpIncoming};
 use trunkline_core::{Config, ConfigError, Core};
 use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig, WorkerError};
 
-use crate::driver::{self, Command, DriverHandle, Outcome};
+use crate::commands::{Command, DriverHandle};
+use crate::driver::{self, Outcome};
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::recorder::Recorder;
@@ -53,7 +54,13 @@ impl Backend {
         config: &Config,
         threads: usize,
     ) -> Result<Self, WorkerError> {
-        let worker = WorkerConfig { block_size: config.block_size, device_blocks: config.device_blocks, threads };
+        let worker = WorkerConfig {
+            block_size: config.block_size,
+            device_blocks: config.device_blocks,
+            host_blocks: config.host_blocks,
+            max_drafts: config.max_drafts,
+            threads,
+        };
         let runner = Box::new(Worker::new(model.clone(), worker)?);
         Ok(Self { model, tokenizer, runner })
     }

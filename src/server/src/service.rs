@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use trunkline_core::{Config, Namespace, Refusal, RequestId};
 use trunkline_worker::{Model, Tokenizer};
 
-use crate::driver::{Command, DriverHandle, NotTaken};
+use crate::commands::{Command, DriverHandle, NotTaken};
 use crate::proto;
 use crate::proto::inference_server::Inference;
 use crate::sessions::Sessions;
@@ -93,6 +93,7 @@ impl Shared {
         let mut request = trunkline_core::Request::new(id, namespace.root(), prompt, max_tokens);
         request.min_tokens = checked.min_tokens;
         request.stop_token_ids = std::mem::take(&mut checked.stop_token_ids);
+        request.tenant = checked.tenant;
         request.priority = checked.priority;
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
@@ -297,6 +298,8 @@ impl Inference for InferenceService {
                 published_blocks: stats.published_blocks,
                 merged_blocks: stats.merged_blocks,
                 evicted_blocks: stats.evicted_blocks,
+                drafted_tokens: snapshot.drafts.drafted,
+                accepted_drafts: snapshot.drafts.accepted,
             }),
         }))
     }
@@ -321,7 +324,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::driver::queue;
+    use crate::commands::queue;
 
     /// A service whose core nobody runs.
     struct Gated {
@@ -387,6 +390,19 @@ mod tests {
             assert!(matches!(test.command().await, Command::Abort(ids) if ids == [request.id]));
             accepted.send(Ok(())).unwrap();
             assert!(running.await.unwrap().is_ok());
+        });
+    }
+
+    #[test]
+    fn the_core_is_told_the_tenant() {
+        gated(|test, _gate| async move {
+            let prompt = Some(proto::generate_request::Prompt::Text("x".into()));
+            let tenant = "acme".to_owned();
+            let request = proto::GenerateRequest { prompt, tenant, ..Default::default() };
+            let service = test.service.clone();
+            let _running = tokio::spawn(async move { service.generate(Request::new(request)).await.map(drop) });
+            let Command::Submit { request, .. } = test.command().await else { panic!("not submitted") };
+            assert_eq!(request.tenant, validate::tenant_number("acme", ""));
         });
     }
 

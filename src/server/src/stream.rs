@@ -13,7 +13,7 @@ use tonic::Status;
 use trunkline_core::{FinishReason, RequestId, Token, Usage};
 use trunkline_worker::{Detokenizer, TokenLogprobs};
 
-use crate::driver::{Command, DriverHandle, Output};
+use crate::commands::{Command, DriverHandle, Output};
 use crate::proto;
 use crate::proto::finish::StoppedBy;
 use crate::proto::generate_response::Event;
@@ -213,7 +213,7 @@ mod tests {
     use trunkline_worker::Tokenizer;
 
     use super::*;
-    use crate::driver::queue;
+    use crate::commands::queue;
     use crate::sessions::Sessions;
 
     const ID: RequestId = RequestId(1);

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use tonic::Status;
-use trunkline_core::{Sampling, Token};
+use trunkline_core::{Namespace, Sampling, Token};
 
 use crate::proto;
 
@@ -13,6 +13,7 @@ use crate::proto;
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;
 const REQUEST_ID_BYTES_MAX: usize = 256;
 const CACHE_SALT_BYTES_MAX: usize = 1024;
+const TENANT_BYTES_MAX: usize = 1024;
 const STOP_STRINGS_MAX: usize = 16;
 const STOP_STRING_BYTES_MAX: usize = 256;
 const STOP_TOKEN_IDS_MAX: usize = 64;
@@ -34,6 +35,7 @@ pub(crate) struct Checked {
     pub(crate) stop_token_ids: Vec<Token>,
     pub(crate) skip_special_tokens: bool,
     pub(crate) cache_salt: String,
+    pub(crate) tenant: u64,
     pub(crate) priority: i32,
     pub(crate) timeout: Option<Duration>,
 }
@@ -87,6 +89,7 @@ pub(crate) fn check(
         stopping,
         output,
         cache_salt,
+        tenant,
         priority,
         timeout_ms,
     } = request;
@@ -95,6 +98,9 @@ pub(crate) fn check(
     })?;
     ensure(cache_salt.len() <= CACHE_SALT_BYTES_MAX, || {
         format!("cache_salt has {} bytes; at most {CACHE_SALT_BYTES_MAX} are allowed", cache_salt.len())
+    })?;
+    ensure(tenant.len() <= TENANT_BYTES_MAX, || {
+        format!("tenant has {} bytes; at most {TENANT_BYTES_MAX} are allowed", tenant.len())
     })?;
     let prompt = check_prompt(prompt, vocab_size)?;
     let output = output.unwrap_or_default();
@@ -115,10 +121,20 @@ pub(crate) fn check(
         stop: stopping.stop,
         stop_token_ids,
         skip_special_tokens: output.skip_special_tokens.unwrap_or(true),
+        tenant: tenant_number(&tenant, &cache_salt),
         cache_salt,
         priority,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
     })
+}
+
+/// The number that stands for a tenant in the core: the same in every run, so that a recording counts alike. A request
+/// without a tenant is its cache salt's, and one without either is of tenant 0.
+pub(crate) fn tenant_number(tenant: &str, cache_salt: &str) -> u64 {
+    match if tenant.is_empty() { cache_salt } else { tenant } {
+        "" => 0,
+        name => Namespace { model: "tenant", kv_dtype: "", salt: name }.root().0 as u64,
+    }
 }
 
 fn check_prompt(prompt: Option<proto::generate_request::Prompt>, vocab_size: u32) -> Result<Prompt, Invalid> {
@@ -264,7 +280,8 @@ mod tests {
                 ignore_eos: true,
             }),
             output: Some(proto::Output { logprobs: Some(0), skip_special_tokens: Some(false) }),
-            cache_salt: "tenant".into(),
+            cache_salt: "salt".into(),
+            tenant: "acme".into(),
             priority: -3,
             timeout_ms: 1500,
         });
@@ -288,7 +305,8 @@ mod tests {
                 stop: vec!["END".into()],
                 stop_token_ids: vec![5],
                 skip_special_tokens: false,
-                cache_salt: "tenant".into(),
+                cache_salt: "salt".into(),
+                tenant: tenant_number("acme", ""),
                 priority: -3,
                 timeout: Some(Duration::from_millis(1500)),
             })
@@ -339,6 +357,19 @@ mod tests {
     fn names_have_limits() {
         refused("request_id", |request| request.request_id = "x".repeat(257));
         refused("cache_salt", |request| request.cache_salt = "x".repeat(1025));
+        refused("tenant", |request| request.tenant = "x".repeat(1025));
+        assert!(check_it(proto::GenerateRequest { tenant: "x".repeat(1024), ..request() }).is_ok());
+    }
+
+    #[test]
+    fn a_tenant_has_one_number_and_the_cache_salt_stands_in_for_it() {
+        assert_eq!(tenant_number("", ""), 0);
+        assert_eq!(tenant_number("acme", ""), tenant_number("acme", "salt"));
+        assert_eq!(tenant_number("", "acme"), tenant_number("acme", ""));
+        assert_ne!(tenant_number("acme", ""), tenant_number("acme2", ""));
+        assert_eq!(check_it(request()).unwrap().tenant, 0);
+        // Pinned: recordings have these numbers.
+        assert_eq!(tenant_number("acme", ""), 14_560_510_771_724_807_124);
     }
 
     #[test]

@@ -13,6 +13,7 @@ const BLOCK_SIZE: u32 = 16;
 const PROMPT: u32 = 128;
 const PREFILL: u32 = 2048;
 const DECODE: u32 = 128;
+const REPEATED: u32 = 512;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Arc::new(match std::env::args().nth(1) {
@@ -28,6 +29,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for batch in [1, 16, 64] {
             println!("  decode, batch of {batch:2}:        {:8.0} tokens/s", rate(batch, PROMPT, DECODE)?);
         }
+        for max_drafts in [0, 3, 7, 15] {
+            let (rate, steps) = measure_drafts(&model, threads, max_drafts)?;
+            println!("  decode, one that repeats itself, {max_drafts:2} drafts: {rate:8.0} tokens/s, {steps} steps");
+        }
     }
     Ok(())
 }
@@ -41,7 +46,8 @@ fn measure(
     decode: u32,
 ) -> Result<f64, Box<dyn std::error::Error>> {
     let blocks_each = (prompt + decode).div_ceil(BLOCK_SIZE);
-    let config = WorkerConfig { block_size: BLOCK_SIZE, device_blocks: n_seqs * blocks_each, threads };
+    let device_blocks = n_seqs * blocks_each;
+    let config = WorkerConfig { block_size: BLOCK_SIZE, device_blocks, host_blocks: 0, max_drafts: 0, threads };
     let mut worker = Worker::new(Arc::clone(model), config)?;
     let vocab = model.config().vocab_size;
     let mut step = Step { id: 1, ..Step::default() };
@@ -93,4 +99,57 @@ fn measure(
         tokens = worker.run(&step)?.result.tokens;
     }
     Ok(f64::from(n_seqs * (decode - 1)) / begin.elapsed().as_secs_f64())
+}
+
+/// Tokens per second, and steps, of the decode of one text that soon goes round in circles, with up to `max_drafts` drafts in
+/// each step.
+fn measure_drafts(
+    model: &Arc<Model>,
+    threads: usize,
+    max_drafts: u32,
+) -> Result<(f64, u64), Box<dyn std::error::Error>> {
+    let device_blocks = (PROMPT + 2 * REPEATED + max_drafts).div_ceil(BLOCK_SIZE);
+    let config = WorkerConfig { block_size: BLOCK_SIZE, device_blocks, host_blocks: 0, max_drafts, threads };
+    let mut worker = Worker::new(Arc::clone(model), config)?;
+    let seq = StepSeq {
+        request: RequestId(0),
+        slot: 0,
+        start: true,
+        computed: 0,
+        n_tokens: PROMPT,
+        n_history: 0,
+        tokens_at: 0,
+        kv_write_from: 0,
+        table_keep: 0,
+        blocks_at: 0,
+        n_blocks: device_blocks,
+        sample: true,
+        n_generated: 0,
+        n_drafts: 0,
+    };
+    let mut step = Step { id: 1, seqs: vec![seq], ..Step::default() };
+    step.tokens.extend((0..PROMPT).map(|i| 100 + i % 8));
+    step.blocks.extend(0..device_blocks);
+    step.sampling.push(Sampling { repetition_penalty: 0.2, ..Sampling::default() });
+    let (mut last, mut n) = (worker.run(&step)?.result.tokens[0], 1);
+    step.sampling.clear();
+    let begin = Instant::now();
+    while n <= REPEATED {
+        step.id += 1;
+        step.tokens = vec![last];
+        step.seqs[0] = StepSeq {
+            start: false,
+            computed: PROMPT + n - 1,
+            n_tokens: 1,
+            table_keep: device_blocks,
+            n_blocks: 0,
+            n_generated: n,
+            n_drafts: max_drafts,
+            ..step.seqs[0]
+        };
+        let tokens = worker.run(&step)?.result.tokens;
+        n += tokens.len() as u32;
+        last = tokens[tokens.len() - 1];
+    }
+    Ok((f64::from(n - 1) / begin.elapsed().as_secs_f64(), step.id - 1))
 }

@@ -180,6 +180,16 @@ pub enum WorkerError {
         /// What is wrong.
         fault: SequenceFault,
     },
+    /// A copy between device and host names blocks that there are not, or one twice.
+    #[error("transfer {transfer}, pair {index}: {fault}")]
+    Transfer {
+        /// The transfer's id.
+        transfer: u64,
+        /// Which entry of [`trunkline_core::Transfer::pairs`].
+        index: usize,
+        /// What is wrong.
+        fault: TransferFault,
+    },
     /// The model answered with NaN or infinity for a sequence: its weights are damaged or too large for F32.
     #[error("step {step}: the logits of request {request} are not finite; check the model's weights")]
     NonFinite {
@@ -259,17 +269,53 @@ pub enum SequenceFault {
     /// It is to sample but runs no token.
     #[error("it is to sample, but has no token to run")]
     NothingToSample,
-    /// Sampling needs the tokens before the first one to run, and they were not sent.
-    #[error("its sampling needs {computed} tokens of history, {sent} were sent")]
+    /// Sampling or drafting needs the tokens before the first one to run, and they were not sent.
+    #[error("its sampling or drafting needs {computed} tokens of history, {sent} were sent")]
     History {
         /// Tokens before the first one to run.
         computed: u32,
         /// Tokens sent.
         sent: u32,
     },
+    /// It goes on beyond the tokens that the worker, which drafts, knows of it.
+    #[error("it goes on at position {computed}, but only {known} of its tokens are known to draft from")]
+    Gap {
+        /// Tokens before the first one to run.
+        computed: u32,
+        /// Tokens known.
+        known: usize,
+    },
     /// A sampling parameter is out of range.
     #[error("{0}")]
     Sampling(#[from] SamplingError),
+}
+
+/// What is wrong with one pair of blocks of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferFault {
+    /// The device has no such block.
+    #[error("device block {block} is not below {limit}")]
+    DeviceBlock {
+        /// The block.
+        block: u32,
+        /// Blocks there are.
+        limit: u32,
+    },
+    /// The host has no such block.
+    #[error("host block {block} is not below {limit}")]
+    HostBlock {
+        /// The block.
+        block: u32,
+        /// Blocks there are.
+        limit: u32,
+    },
+    /// Another pair is copied to the same place.
+    #[error("another pair has the same destination, block {block}")]
+    DestinationTwice {
+        /// The block.
+        block: u32,
+    },
 }
 
 /// A sampling parameter is out of range.

@@ -10,6 +10,7 @@ use crate::error::WorkerError;
 /// The keys and values of every layer and block, F32.
 pub(crate) struct KvCache {
     data: Vec<f32>,
+    n_layers: usize,
     block_size: usize,
     n_blocks: usize,
     n_kv_heads: usize,
@@ -39,11 +40,17 @@ impl KvCache {
         data.resize(floats, 0.0);
         Ok(Self {
             data,
+            n_layers: config.n_layers as usize,
             block_size: block_size as usize,
             n_blocks: n_blocks as usize,
             n_kv_heads: config.n_kv_heads as usize,
             head_dim: config.head_dim as usize,
         })
+    }
+
+    /// Blocks there are.
+    pub(crate) fn n_blocks(&self) -> u32 {
+        self.n_blocks as u32
     }
 
     /// Tokens in a block.
@@ -58,6 +65,16 @@ impl KvCache {
 
     fn head_at(&self, layer: usize, block: u32, head: usize) -> usize {
         ((layer * self.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.half()
+    }
+
+    /// Copies a block of another cache, which MUST be of the same model and block size, into a block of this one: all
+    /// layers.
+    pub(crate) fn copy_block(&mut self, to: u32, other: &Self, from: u32) {
+        let floats = self.n_kv_heads * 2 * self.half();
+        for layer in 0..self.n_layers {
+            let (to, from) = (self.head_at(layer, to, 0), other.head_at(layer, from, 0));
+            self.data[to..to + floats].copy_from_slice(&other.data[from..from + floats]);
+        }
     }
 
     /// Keys of one head in one block, `[dim][token]`.
@@ -115,6 +132,26 @@ mod tests {
         }
         assert_eq!(kv.data.iter().filter(|value| **value != 0.0).count(), 2 * heads * dim);
         assert_eq!(kv.data.len() as u64 * 4, model.kv_bytes_per_token() * 12);
+    }
+
+    #[test]
+    fn a_copied_block_has_all_layers_and_its_neighbours_nothing() {
+        let model = Model::seeded(0);
+        let config = model.config();
+        let (mut device, mut host) = (KvCache::new(config, 4, 3).unwrap(), KvCache::new(config, 4, 5).unwrap());
+        for (i, value) in device.data.iter_mut().enumerate() {
+            *value = 1.0 + i as f32;
+        }
+        host.copy_block(4, &device, 1);
+        for layer in 0..config.n_layers as usize {
+            for head in 0..config.n_kv_heads as usize {
+                assert_eq!(host.keys(layer, 4, head), device.keys(layer, 1, head));
+                assert_eq!(host.values(layer, 4, head), device.values(layer, 1, head));
+            }
+        }
+        let copied = host.data.iter().filter(|value| **value != 0.0).count();
+        assert_eq!(copied * 3, device.data.len());
+        assert!(KvCache::new(config, 4, 0).unwrap().data.is_empty());
     }
 
     #[test]

@@ -6,11 +6,14 @@
 //! A step in order:
 //!
 //! 1. `mirror`: the step is checked whole against what the worker knows of each slot, then applied.
-//! 2. `worker`: the tokens of all sequences become the rows of one batch.
+//! 2. `worker`: the tokens of all sequences become the rows of one batch; where the step allows drafts, `drafter` adds rows
+//!    with a guess of what comes next.
 //! 3. `model`: each layer runs its matrices once for all rows (`linear`), turns queries and keys (`rope`), stores keys and
 //!    values in the blocks of the table (`kv`) and attends to them (`attention`).
 //! 4. `model`: only rows that sample go through the output head.
-//! 5. `sampler`: one token for each of them.
+//! 5. `sampler`: one token for each of them, and after a draft that was right the next one from the draft's row.
+//!
+//! Between steps [`Worker::transfer`] copies blocks to and from a second cache, the host's.
 //!
 //! **Invariant: equal bits.** The logits of a row depend on its sequence alone, not on its batch, its chunks, its blocks or
 //! the number of threads; `kernel` says how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests'
@@ -21,7 +24,7 @@
 //! use trunkline_core::{RequestId, Sampling, Step, StepSeq};
 //! use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
 //!
-//! let config = WorkerConfig { block_size: 16, device_blocks: 8, threads: 1 };
+//! let config = WorkerConfig { block_size: 16, device_blocks: 8, host_blocks: 0, max_drafts: 0, threads: 1 };
 //! let mut worker = Worker::new(Arc::new(Model::seeded(1)), config)?;
 //! let tokens = Tokenizer::bytes().encode("hello")?;
 //! let seq = StepSeq {
@@ -39,6 +42,7 @@
 mod attention;
 pub mod config;
 mod detokenizer;
+mod drafter;
 pub mod error;
 mod kernel;
 mod kv;
@@ -55,7 +59,7 @@ pub mod worker;
 
 pub use crate::config::ModelConfig;
 pub use crate::detokenizer::Detokenizer;
-pub use crate::error::{ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
 pub use crate::tokenizer::Tokenizer;

@@ -5,8 +5,9 @@
 
 use std::collections::HashSet;
 
-use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+use trunkline_core::{RequestId, Sampling, Step, StepSeq, Token};
 
+use crate::drafter::draft;
 use crate::error::{SequenceFault, WorkerError};
 use crate::sampler::{TokenSet, check_sampling};
 
@@ -24,6 +25,8 @@ pub(crate) struct Limits {
     pub(crate) vocab: u32,
     /// Positions of the model.
     pub(crate) context: u32,
+    /// Tokens to draft for a sequence in one step at most; with 0 no tokens are kept.
+    pub(crate) max_drafts: u32,
 }
 
 /// One sequence as the worker knows it.
@@ -35,6 +38,30 @@ pub(crate) struct Slot {
     pub(crate) sampling: Sampling,
     /// Tokens of the sequence so far; kept only if sampling needs them.
     pub(crate) seen: TokenSet,
+    /// The same in their order; kept only if drafts are on.
+    pub(crate) tokens: Vec<Token>,
+    /// Tokens to draft next at most: see [`Mirror::note`].
+    draft_limit: u32,
+}
+
+impl Slot {
+    fn new(request: RequestId, sampling: Sampling) -> Self {
+        Self {
+            request,
+            table: Vec::new(),
+            sampling,
+            seen: TokenSet::default(),
+            tokens: Vec::new(),
+            draft_limit: u32::MAX,
+        }
+    }
+
+    /// Adds to the tokens seen, if sampling needs them.
+    fn see(&mut self, tokens: &[Token]) {
+        if self.sampling.needs_history() {
+            tokens.iter().for_each(|token| self.seen.insert(*token));
+        }
+    }
 }
 
 /// All sequences.
@@ -66,27 +93,52 @@ impl Mirror {
             let at = seq.slot as usize;
             if seq.start {
                 let sampling = *sampling.next().expect("counted by the check");
-                let slot = Slot { request: seq.request, table: Vec::new(), sampling, seen: TokenSet::default() };
                 self.slots.resize(self.slots.len().max(at + 1), None);
-                self.slots[at] = Some(slot);
+                self.slots[at] = Some(Slot::new(seq.request, sampling));
             }
             let slot = self.slots[at].as_mut().expect("checked to be held");
             slot.table.truncate(seq.table_keep as usize);
             slot.table.extend_from_slice(step.new_blocks(seq));
-            if slot.sampling.needs_history() {
-                let tokens = step.history(seq).iter().chain(step.run_tokens(seq));
-                tokens.for_each(|token| slot.seen.insert(*token));
+            if self.limits.max_drafts > 0 {
+                // What a step that failed has left is sent again.
+                slot.tokens.truncate(seq.computed as usize);
+                if seq.start {
+                    slot.tokens.extend_from_slice(step.history(seq));
+                }
+                slot.tokens.extend_from_slice(step.run_tokens(seq));
             }
+            slot.see(step.history(seq));
+            slot.see(step.run_tokens(seq));
         }
         Ok(())
     }
 
-    /// Notes a token that was picked for a sequence.
-    pub(crate) fn note(&mut self, seq: &StepSeq, token: u32) {
+    /// Notes the tokens that were picked for a sequence, with `n_drafts` drafts. One that was guessed badly guesses less the
+    /// next time, twice what was right and one more, so that where guessing is vain it costs one row.
+    pub(crate) fn note(&mut self, seq: &StepSeq, picked: &[Token], n_drafts: usize) {
         let slot = self.slots[seq.slot as usize].as_mut().expect("the step was applied");
-        if slot.sampling.needs_history() {
-            slot.seen.insert(token);
+        slot.see(picked);
+        if n_drafts > 0 {
+            slot.draft_limit = 2 * (picked.len() as u32 - 1) + 1;
         }
+        if self.limits.max_drafts > 0 {
+            slot.tokens.extend_from_slice(picked);
+        }
+    }
+
+    /// Guesses what follows the tokens that an applied step runs for a sequence: as many as the step allows, as seems worth
+    /// it, and as the context and the block table have room for.
+    pub(crate) fn draft(&self, seq: &StepSeq) -> Vec<Token> {
+        let slot = self.slot(seq);
+        let end = seq.computed + seq.n_tokens;
+        // A draft's KV is its own, so it has no place where others read.
+        if !seq.sample || end < seq.kv_write_from {
+            return Vec::new();
+        }
+        let capacity = slot.table.len() as u64 * u64::from(self.limits.block_size);
+        let room = capacity.min(self.limits.context.into()).saturating_sub(end.into());
+        let n = u64::from(seq.n_drafts.min(self.limits.max_drafts).min(slot.draft_limit)).min(room);
+        draft(&slot.tokens, n as usize)
     }
 
     fn check(&self, step: &Step) -> Result<(), WorkerError> {
@@ -153,10 +205,23 @@ impl Mirror {
         if seq.sample && seq.n_tokens == 0 {
             return Err(SequenceFault::NothingToSample);
         }
-        if new.is_some_and(Sampling::needs_history) && seq.n_history != seq.computed {
-            return Err(SequenceFault::History { computed: seq.computed, sent: seq.n_history });
+        self.check_history(seq, new)
+    }
+
+    /// Whether the worker knows every token before those to run, if it has a use for them.
+    fn check_history(&self, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
+        let drafts = self.limits.max_drafts > 0;
+        let (computed, sent) = (seq.computed, seq.n_history);
+        match new {
+            Some(sampling) if (drafts || sampling.needs_history()) && sent != computed => {
+                Err(SequenceFault::History { computed, sent })
+            }
+            None if drafts => {
+                let known = self.slots[seq.slot as usize].as_ref().map_or(0, |slot| slot.tokens.len());
+                if known < computed as usize { Err(SequenceFault::Gap { computed, known }) } else { Ok(()) }
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -165,7 +230,7 @@ mod tests {
     use super::*;
 
     fn mirror() -> Mirror {
-        Mirror::new(Limits { block_size: 4, n_blocks: 10, vocab: 100, context: 24 })
+        Mirror::new(Limits { block_size: 4, n_blocks: 10, vocab: 100, context: 24, max_drafts: 0 })
     }
 
     /// A step that starts one request in slot 3 with `tokens` in `blocks`.
@@ -229,14 +294,91 @@ mod tests {
         let mut mirror = mirror();
         let mut step = start(&[1, 2, 3], &[9]);
         mirror.apply(&step).unwrap();
-        mirror.note(&step.seqs[0], 50);
+        mirror.note(&step.seqs[0], &[50], 0);
         assert_eq!(mirror.slot(&step.seqs[0]).seen, TokenSet::default());
         step.sampling[0].repetition_penalty = 1.5;
         step.seqs[0] = StepSeq { computed: 2, n_history: 2, n_tokens: 1, ..step.seqs[0] };
         mirror.apply(&step).unwrap();
-        mirror.note(&step.seqs[0], 50);
+        mirror.note(&step.seqs[0], &[50], 0);
         mirror.apply(&go_on(3, 1, &[])).unwrap();
         assert_eq!(mirror.slot(&step.seqs[0]).seen.iter().collect::<Vec<_>>(), [1, 2, 3, 5, 50]);
+    }
+
+    /// A mirror that keeps tokens to draft from, and knows 1 2 3 1 2 in blocks for eight.
+    fn drafting() -> Mirror {
+        let mut mirror = mirror();
+        mirror.limits.max_drafts = 8;
+        mirror.apply(&start(&[1, 2, 3, 1, 2], &[9, 2])).unwrap();
+        mirror
+    }
+
+    #[test]
+    fn tokens_follow_what_is_run_and_picked() {
+        let mut mirror = drafting();
+        let mut step = go_on(5, 2, &[]);
+        mirror.note(&step.seqs[0], &[3, 1], 1);
+        assert_eq!(mirror.slot(&step.seqs[0]).tokens, [1, 2, 3, 1, 2, 3, 1]);
+        // The scheduler runs the last of them, twice because of a failure.
+        step = go_on(6, 2, &[]);
+        step.tokens[0] = 1;
+        for _ in 0..2 {
+            mirror.apply(&step).unwrap();
+            assert_eq!(mirror.slot(&step.seqs[0]).tokens, [1, 2, 3, 1, 2, 3, 1]);
+        }
+        let Err(WorkerError::Sequence { fault, .. }) = mirror.apply(&go_on(8, 2, &[1])) else { panic!("accepted") };
+        assert_eq!(fault, SequenceFault::Gap { computed: 8, known: 7 });
+        let mut step = start(&[4, 5], &[0]);
+        step.seqs[0].computed = 1;
+        let Err(WorkerError::Sequence { fault, .. }) = mirror.apply(&step) else { panic!("accepted") };
+        assert_eq!(fault, SequenceFault::History { computed: 1, sent: 0 });
+        step.seqs[0] = StepSeq { n_history: 1, n_tokens: 1, ..step.seqs[0] };
+        mirror.apply(&step).unwrap();
+        assert_eq!(mirror.slot(&step.seqs[0]).tokens, [4, 5]);
+    }
+
+    #[test]
+    fn bad_guesses_make_a_sequence_guess_less() {
+        let mut mirror = drafting();
+        let step = StepSeq { n_drafts: 64, ..go_on(5, 2, &[]).seqs[0] };
+        mirror.limits.block_size = 100;
+        for (picked, n_drafts, next) in [
+            (&[9][..], 8, 1),
+            (&[3, 1], 1, 3),
+            (&[9], 0, 3),
+            (&[3, 1, 2, 3], 3, 7),
+            (&[3, 1, 2, 3, 1, 2, 3, 1], 7, 8),
+            (&[9], 8, 1),
+        ] {
+            let tokens = mirror.slot(&step).tokens.clone();
+            mirror.note(&step, picked, n_drafts);
+            mirror.slots[3].as_mut().unwrap().tokens = tokens;
+            assert_eq!(mirror.draft(&step).len(), next);
+        }
+    }
+
+    #[test]
+    fn drafts_stay_within_what_was_allowed_and_where_there_is_room() {
+        let mirror = drafting();
+        let seq = StepSeq { n_drafts: 2, ..start(&[1, 2, 3, 1, 2], &[]).seqs[0] };
+        assert_eq!(mirror.draft(&seq), [3, 1]);
+        assert_eq!(mirror.draft(&StepSeq { n_drafts: 64, ..seq }), [3, 1, 2]);
+        assert_eq!(mirror.draft(&StepSeq { kv_write_from: 5, ..seq }), [3, 1]);
+        for none in [
+            StepSeq { n_drafts: 0, ..seq },
+            StepSeq { sample: false, ..seq },
+            StepSeq { kv_write_from: 6, ..seq },
+            StepSeq { n_tokens: 8, ..seq },
+        ] {
+            assert!(mirror.draft(&none).is_empty());
+        }
+        for (limits, drafts) in [
+            (Limits { max_drafts: 1, ..mirror.limits }, 1),
+            (Limits { context: 7, ..mirror.limits }, 2),
+            (Limits { block_size: 100, ..mirror.limits }, 8),
+        ] {
+            let mirror = Mirror { limits, slots: mirror.slots.clone() };
+            assert_eq!(mirror.draft(&StepSeq { n_drafts: 64, ..seq }).len(), drafts);
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The worker: runs the steps of a scheduler on a model and a KV cache.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use trunkline_core::{RequestId, Step, StepResult};
+use trunkline_core::{Direction, RequestId, Step, StepResult, Token, Transfer};
 
 use crate::attention::Sequence;
-use crate::error::WorkerError;
+use crate::error::{TransferFault, WorkerError};
 use crate::kv::KvCache;
 use crate::mirror::{Limits, Mirror};
 use crate::model::{Batch, Model, Scratch};
@@ -25,6 +27,12 @@ pub struct WorkerConfig {
     pub block_size: u32,
     /// KV blocks. They are allocated at once, [`Model::kv_bytes_per_token`] times `block_size` bytes each.
     pub device_blocks: u32,
+    /// KV blocks of the host, for [`Worker::transfer`]; 0 is none. As large as the others, and allocated at once too: what
+    /// the scheduler calls the device is this machine's memory as well.
+    pub host_blocks: u32,
+    /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
+    /// scheduler's [`trunkline_core::Config::max_drafts`] is: every sequence has to start with its history.
+    pub max_drafts: u32,
     /// Threads to compute with, at most 1024; 0 is one for each core.
     pub threads: usize,
 }
@@ -36,6 +44,10 @@ pub struct StepOutput {
     pub result: StepResult,
     /// One for each sampled token of a sequence that asked for log probabilities, in step order.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Tokens that were drafted.
+    pub drafted: u64,
+    /// Those of them that turned out to be what was sampled, and saved a step each.
+    pub accepted: u64,
 }
 
 /// Log probabilities at one sampled token: natural logarithms of a softmax over the model's own logits, before
@@ -61,8 +73,26 @@ pub struct Worker {
     model: Arc<Model>,
     threads: Threads,
     kv: KvCache,
+    host: KvCache,
     mirror: Mirror,
     scratch: Scratch,
+}
+
+/// A sequence of a step that samples.
+struct Sampled {
+    /// Which entry of [`Step::seqs`].
+    index: usize,
+    /// The first of its rows in the logits: one for the token after its own, and one for each draft.
+    logit_row: usize,
+    /// Guesses of what follows its own tokens, run with them.
+    drafts: Vec<Token>,
+}
+
+/// What was sampled for a sequence: up to and including the first token that differs from its draft.
+#[derive(Default)]
+struct Picked {
+    tokens: Vec<Token>,
+    logprobs: Vec<TokenLogprobs>,
 }
 
 impl Worker {
@@ -83,13 +113,15 @@ impl Worker {
         }
         let threads = Threads::new(config.threads)?;
         let kv = KvCache::new(model.config(), config.block_size, config.device_blocks)?;
+        let host = KvCache::new(model.config(), config.block_size, config.host_blocks)?;
         let limits = Limits {
             block_size: config.block_size,
             n_blocks: config.device_blocks,
             vocab: model.config().vocab_size,
             context: model.config().max_context,
+            max_drafts: config.max_drafts,
         };
-        Ok(Self { model, threads, kv, mirror: Mirror::new(limits), scratch: Scratch::default() })
+        Ok(Self { model, threads, kv, host, mirror: Mirror::new(limits), scratch: Scratch::default() })
     }
 
     /// Runs a step: all its tokens in one pass, then samples for the sequences that are to.
@@ -99,9 +131,7 @@ impl Worker {
     /// A step that contradicts itself or what the worker holds, see [`WorkerError`]; it has changed nothing. Logits that
     /// are not finite.
     pub fn run(&mut self, step: &Step) -> Result<StepOutput, WorkerError> {
-        self.mirror.apply(step)?;
-        let sampled = self.forward(step);
-        self.sample(step, &sampled)
+        Ok(self.run_step(step)?.0)
     }
 
     /// Like [`Worker::run`], and returns the logits behind each sampled token, in step order: for tests and tools.
@@ -110,9 +140,29 @@ impl Worker {
     ///
     /// Those of [`Worker::run`].
     pub fn run_with_logits(&mut self, step: &Step) -> Result<(StepOutput, Vec<Vec<f32>>), WorkerError> {
-        let output = self.run(step)?;
-        let vocab = self.model.config().vocab_size as usize;
-        Ok((output, self.scratch.logits.chunks_exact(vocab).map(<[f32]>::to_vec).collect()))
+        let (output, sampled) = self.run_step(step)?;
+        let rows = sampled.iter().flat_map(|sampled| {
+            let n = output.result.of(sampled.index).len();
+            (sampled.logit_row..sampled.logit_row + n).map(|row| self.logits(row).to_vec())
+        });
+        let rows = rows.collect();
+        Ok((output, rows))
+    }
+
+    /// Copies blocks of all layers between device and host, one pair after another.
+    ///
+    /// # Errors
+    ///
+    /// A block that there is not, or two pairs with one destination, see [`TransferFault`]; nothing was copied.
+    pub fn transfer(&mut self, transfer: &Transfer) -> Result<(), WorkerError> {
+        self.check_transfer(transfer)?;
+        for (device, host) in &transfer.pairs {
+            match transfer.direction {
+                Direction::Out => self.host.copy_block(*host, &self.kv, *device),
+                Direction::In => self.kv.copy_block(*device, &self.host, *host),
+            }
+        }
+        Ok(())
     }
 
     /// Forgets every sequence. The next step of each MUST start it.
@@ -120,64 +170,120 @@ impl Worker {
         self.mirror.clear();
     }
 
-    /// Runs the model and returns the indices of the sequences that sample: their logits lie in the scratch memory.
-    fn forward(&mut self, step: &Step) -> Vec<usize> {
-        let Self { model, threads, kv, mirror, scratch } = self;
+    fn check_transfer(&self, transfer: &Transfer) -> Result<(), WorkerError> {
+        let (device_blocks, host_blocks) = (self.kv.n_blocks(), self.host.n_blocks());
+        let mut destinations = HashSet::with_capacity(transfer.pairs.len());
+        for (index, (device, host)) in transfer.pairs.iter().copied().enumerate() {
+            let destination = if transfer.direction == Direction::Out { host } else { device };
+            let fault = if device >= device_blocks {
+                TransferFault::DeviceBlock { block: device, limit: device_blocks }
+            } else if host >= host_blocks {
+                TransferFault::HostBlock { block: host, limit: host_blocks }
+            } else if !destinations.insert(destination) {
+                TransferFault::DestinationTwice { block: destination }
+            } else {
+                continue;
+            };
+            return Err(WorkerError::Transfer { transfer: transfer.id, index, fault });
+        }
+        Ok(())
+    }
+
+    fn run_step(&mut self, step: &Step) -> Result<(StepOutput, Vec<Sampled>), WorkerError> {
+        self.mirror.apply(step)?;
+        let sampled = self.forward(step);
+        let picked = self.pick(step, &sampled)?;
+        Ok((self.answer(step, &sampled, picked), sampled))
+    }
+
+    /// Drafts, runs the model, and returns the sequences that sample: their logits lie in the scratch memory.
+    fn forward(&mut self, step: &Step) -> Vec<Sampled> {
+        let Self { model, threads, kv, mirror, scratch, .. } = self;
         let mut tokens = Vec::with_capacity(step.n_tokens() as usize);
         let mut sequences = Vec::with_capacity(step.seqs.len());
         let (mut sampled, mut logit_rows) = (Vec::new(), Vec::new());
-        for (i, seq) in step.seqs.iter().enumerate() {
+        for (index, seq) in step.seqs.iter().enumerate() {
+            let row = tokens.len();
+            tokens.extend_from_slice(step.run_tokens(seq));
+            if seq.sample {
+                let drafts = mirror.draft(seq);
+                let logit_row = logit_rows.len();
+                logit_rows.extend(tokens.len() - 1..tokens.len() + drafts.len());
+                tokens.extend_from_slice(&drafts);
+                sampled.push(Sampled { index, logit_row, drafts });
+            }
             sequences.push(Sequence {
                 table: &mirror.slot(seq).table,
-                row: tokens.len(),
-                n_rows: seq.n_tokens as usize,
+                row,
+                n_rows: tokens.len() - row,
                 position: seq.computed,
                 write_from: seq.kv_write_from,
             });
-            tokens.extend_from_slice(step.run_tokens(seq));
-            if seq.sample {
-                sampled.push(i);
-                logit_rows.push(tokens.len() - 1);
-            }
         }
         let batch = Batch { tokens: &tokens, sequences: &sequences, logit_rows: &logit_rows };
         threads.enter(|| model.forward(&batch, kv, scratch, threads));
         sampled
     }
 
-    /// Picks a token for each of the sequences `sampled`.
-    fn sample(&mut self, step: &Step, sampled: &[usize]) -> Result<StepOutput, WorkerError> {
+    /// Row `row` of the logits of the last forward pass.
+    fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.model.config().vocab_size as usize;
-        let (mirror, logits) = (&self.mirror, &self.scratch.logits);
-        let picked = self.threads.map(sampled.len(), sampled.len() * vocab * SAMPLE_COST, |i| {
-            let logits = &logits[i * vocab..(i + 1) * vocab];
-            let seq = &step.seqs[sampled[i]];
+        &self.scratch.logits[row * vocab..(row + 1) * vocab]
+    }
+
+    /// Picks tokens for each of the sequences `sampled`.
+    fn pick(&self, step: &Step, sampled: &[Sampled]) -> Result<Vec<Picked>, WorkerError> {
+        let cost = self.scratch.logits.len() * SAMPLE_COST;
+        let picked = self.threads.map(sampled.len(), cost, |i| self.pick_for(step, &sampled[i]));
+        picked.into_iter().collect()
+    }
+
+    /// Picks the token after a sequence's own, and as long as the token is what was drafted there, the next one: each as
+    /// it would be picked in a step of its own.
+    fn pick_for(&self, step: &Step, sampled: &Sampled) -> Result<Picked, WorkerError> {
+        let seq = &step.seqs[sampled.index];
+        let slot = self.mirror.slot(seq);
+        // With a right draft the sequence has one token more that counts as seen; what is wrong never does.
+        let mut seen = Cow::Borrowed(&slot.seen);
+        let mut picked = Picked::default();
+        for n in 0..=sampled.drafts.len() {
+            let logits = self.logits(sampled.logit_row + n);
             if !logits.iter().all(|logit| logit.is_finite()) {
                 return Err(WorkerError::NonFinite { step: step.id, request: seq.request });
             }
-            let slot = mirror.slot(seq);
-            let token = sample(logits, &slot.sampling, &slot.seen, seq.n_generated);
-            let logprobs = slot.sampling.logprobs.map(|n| {
-                let (logprob, top) = log_probabilities(logits, token, n);
+            let token = sample(logits, &slot.sampling, &seen, seq.n_generated + n as u32);
+            picked.tokens.push(token);
+            picked.logprobs.extend(slot.sampling.logprobs.map(|n_top| {
+                let (logprob, top) = log_probabilities(logits, token, n_top);
                 TokenLogprobs { request: seq.request, token, logprob, top }
-            });
-            Ok((token, logprobs))
-        });
+            }));
+            if sampled.drafts.get(n) != Some(&token) {
+                break;
+            }
+            if slot.sampling.needs_history() {
+                seen.to_mut().insert(token);
+            }
+        }
+        Ok(picked)
+    }
+
+    /// Notes what was picked and puts it together.
+    fn answer(&mut self, step: &Step, sampled: &[Sampled], picked: Vec<Picked>) -> StepOutput {
         let mut output = StepOutput::default();
         output.result.step = step.id;
-        let picked = picked.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let mut picked = picked.into_iter();
-        for seq in &step.seqs {
-            let next = if seq.sample { picked.next() } else { None };
-            let Some((token, logprobs)) = next else {
+        let mut picked = sampled.iter().zip(picked).peekable();
+        for (index, seq) in step.seqs.iter().enumerate() {
+            let Some((sampled, picked)) = picked.next_if(|(sampled, _)| sampled.index == index) else {
                 output.result.push(&[]);
                 continue;
             };
-            self.mirror.note(seq, token);
-            output.result.push(&[token]);
-            output.logprobs.extend(logprobs);
+            self.mirror.note(seq, &picked.tokens, sampled.drafts.len());
+            output.result.push(&picked.tokens);
+            output.logprobs.extend(picked.logprobs);
+            output.drafted += sampled.drafts.len() as u64;
+            output.accepted += picked.tokens.len() as u64 - 1;
         }
-        Ok(output)
+        output
     }
 }
 
@@ -188,7 +294,7 @@ mod tests {
     #[test]
     fn configurations_that_cannot_work_are_refused() {
         let model = Arc::new(Model::seeded(0));
-        let good = WorkerConfig { block_size: 16, device_blocks: 4, threads: 1 };
+        let good = WorkerConfig { block_size: 16, device_blocks: 4, host_blocks: 0, max_drafts: 0, threads: 1 };
         for (config, field) in [
             (WorkerConfig { block_size: 0, ..good }, "block_size"),
             (WorkerConfig { device_blocks: 0, ..good }, "device_blocks"),
@@ -201,6 +307,8 @@ mod tests {
         }
         let huge = WorkerConfig { device_blocks: u32::MAX, block_size: 1 << 20, ..good };
         assert!(matches!(Worker::new(Arc::clone(&model), huge), Err(WorkerError::KvMemory { .. })));
+        let huge = WorkerConfig { host_blocks: u32::MAX, ..good };
+        assert!(matches!(Worker::new(Arc::clone(&model), huge), Err(WorkerError::KvMemory { blocks: u32::MAX, .. })));
         let mut worker = Worker::new(model, good).unwrap();
         assert_eq!(worker.run(&Step { id: 3, ..Step::default() }).unwrap().result.step, 3);
     }
@@ -209,7 +317,7 @@ mod tests {
     fn logits_that_are_not_finite_are_an_error_and_not_a_token() {
         let mut worker = Worker::new(
             Arc::new(Model::seeded_with_a_nan()),
-            WorkerConfig { block_size: 16, device_blocks: 1, threads: 1 },
+            WorkerConfig { block_size: 16, device_blocks: 1, host_blocks: 0, max_drafts: 0, threads: 1 },
         )
         .unwrap();
         let seq = trunkline_core::StepSeq {

@@ -10,8 +10,15 @@ pub struct Rig {
     /// The worker.
     pub worker: Worker,
     block_size: u32,
-    free: Vec<u32>,
-    steps: u64,
+    max_drafts: u32,
+    /// Blocks that nobody has yet.
+    pub free: Vec<u32>,
+    /// Steps run.
+    pub steps: u64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Drafts that were right.
+    pub accepted: u64,
 }
 
 /// One sequence: its tokens so far, and how many of them are in the cache.
@@ -70,10 +77,17 @@ impl Seq {
 impl Rig {
     /// A worker whose blocks are given out in a scattered order.
     pub fn new(model: &Arc<Model>, block_size: u32, device_blocks: u32, threads: usize) -> Self {
-        let config = WorkerConfig { block_size, device_blocks, threads };
+        let config = WorkerConfig { block_size, device_blocks, host_blocks: 0, max_drafts: 0, threads };
+        Self::with(model, config)
+    }
+
+    /// The same for any configuration. Every sequence that decodes may draft as much as the worker does.
+    pub fn with(model: &Arc<Model>, config: WorkerConfig) -> Self {
+        let WorkerConfig { block_size, device_blocks, max_drafts, .. } = config;
         let mut free: Vec<u32> = (0..device_blocks).collect();
         free.sort_by_key(|block| block.wrapping_mul(2_654_435_761));
-        Self { worker: Worker::new(Arc::clone(model), config).unwrap(), block_size, free, steps: 0 }
+        let worker = Worker::new(Arc::clone(model), config).unwrap();
+        Self { worker, block_size, max_drafts, free, steps: 0, drafted: 0, accepted: 0 }
     }
 
     /// Runs at most `limit` further tokens of each sequence in one step and returns the output and the logits of those
@@ -84,10 +98,14 @@ impl Rig {
         for seq in seqs.iter_mut() {
             let n = limit.min(seq.tokens.len() - seq.computed);
             let end = seq.computed + n;
-            while seq.table.len() * (self.block_size as usize) < end {
+            // As in a core, only a decode drafts.
+            let decodes = end == seq.tokens.len() && end > seq.prompt_len;
+            let n_drafts = if decodes { self.max_drafts } else { 0 };
+            while seq.table.len() * (self.block_size as usize) < end + n_drafts as usize {
                 seq.table.push(self.free.pop().expect("the rig has blocks enough"));
             }
-            let n_history = if !seq.started && seq.sampling.needs_history() { seq.computed } else { 0 };
+            let needs_history = self.max_drafts > 0 || seq.sampling.needs_history();
+            let n_history = if !seq.started && needs_history { seq.computed } else { 0 };
             step.seqs.push(StepSeq {
                 request: RequestId(seq.id.into()),
                 slot: seq.id,
@@ -102,7 +120,7 @@ impl Rig {
                 n_blocks: (seq.table.len() - seq.sent_blocks) as u32,
                 sample: end == seq.tokens.len(),
                 n_generated: (seq.tokens.len() - seq.prompt_len) as u32,
-                n_drafts: 0,
+                n_drafts,
             });
             step.tokens.extend_from_slice(&seq.tokens[seq.computed - n_history..end]);
             step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
@@ -115,15 +133,19 @@ impl Rig {
         }
         let (output, logits) = self.worker.run_with_logits(&step).unwrap();
         assert_eq!((output.result.step, output.result.ends.len()), (step.id, seqs.len()));
+        (self.drafted, self.accepted) = (self.drafted + output.drafted, self.accepted + output.accepted);
         for (i, seq) in seqs.iter_mut().enumerate() {
-            assert_eq!(output.result.of(i).len(), usize::from(step.seqs[i].sample));
-            seq.tokens.extend_from_slice(output.result.of(i));
+            let sampled = output.result.of(i);
+            assert!(step.seqs[i].sample != sampled.is_empty() && sampled.len() <= step.seqs[i].n_drafts as usize + 1);
+            // Drafts that were right are computed, too.
+            seq.computed += sampled.len().saturating_sub(1);
+            seq.tokens.extend_from_slice(sampled);
         }
         (output, logits)
     }
 
-    /// Runs one sequence until it has generated `n` tokens; its prompt in chunks of `chunk`. Returns the logits of each
-    /// generated token.
+    /// Runs one sequence until it has generated `n` tokens, or with drafts a few more; its prompt in chunks of `chunk`.
+    /// Returns the logits of each generated token.
     pub fn generate(&mut self, seq: &mut Seq, n: usize, chunk: usize) -> Vec<Vec<f32>> {
         let mut all = Vec::new();
         while seq.output().len() < n {

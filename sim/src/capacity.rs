@@ -1,0 +1,63 @@
+//! How much a fleet can take, and at which speed a trace is a given share of that.
+//!
+//! The *capacity* of a fleet for a trace is the rate at which it ends the trace's requests when all are there from the beginning, first
+//! come first served: nine tenths of them, by the time at which so many have ended. The last tenth is left out because a fleet that runs
+//! empty is not at its capacity. The *load* of a replay is the mean rate of arrivals over the capacity.
+
+use serde::Serialize;
+
+use crate::cost::CostModel;
+use crate::fleet::{ReplayError, replay};
+use crate::settings::{Arrivals, Settings};
+use crate::tenants::Shares;
+use crate::trace::Trace;
+
+/// The share of the requests after whose end the rate is taken; that of [`crate::latency::Summary::p90`].
+const MEASURED_SHARE: f64 = 0.9;
+
+/// A load and what it is a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Load {
+    /// Mean rate of arrivals over capacity.
+    pub fraction: f64,
+    /// Requests that the fleet can end in a second.
+    pub capacity_requests_s: f64,
+    /// Requests that arrive in a second on average.
+    pub arrival_requests_s: f64,
+    /// The speed of the trace at which so many arrive.
+    pub speed: f64,
+}
+
+/// Measures the capacity with one replay of the whole trace, and finds the speed at which arrivals are `fraction` of it.
+///
+/// It is measured under `fcfs` whatever policy the settings name, so that policies compared at one load see the same arrivals.
+pub fn load(
+    trace: &Trace,
+    settings: &Settings,
+    cost: &dyn CostModel,
+    fraction: f64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Load, ReplayError> {
+    if !(fraction > 0.0 && fraction.is_finite()) {
+        return Err(ReplayError::LoadFraction(fraction));
+    }
+    let traced_requests_s = arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
+    let mut saturated = settings.clone();
+    saturated.arrivals = Arrivals::AtOnce;
+    saturated.tenants = Shares::default();
+    saturated.core.policy = "fcfs".into();
+    let report = replay(trace, &saturated, cost, progress)?;
+    if report.completed == 0 {
+        return Err(ReplayError::NoCapacity);
+    }
+    // All arrive at time 0, so the 90th percentile of E2E is when nine tenths have ended. Those refused cost nothing.
+    let capacity_requests_s = MEASURED_SHARE * report.requests as f64 / report.e2e_s.p90;
+    let arrival_requests_s = fraction * capacity_requests_s;
+    Ok(Load { fraction, capacity_requests_s, arrival_requests_s, speed: arrival_requests_s / traced_requests_s })
+}
+
+/// The mean rate of a trace's arrivals, if they do not all come at one instant.
+fn arrival_requests_s(trace: &Trace) -> Option<f64> {
+    let last_ns = trace.requests.last()?.arrival_ns;
+    (last_ns > 0).then(|| (trace.requests.len() - 1) as f64 / (last_ns as f64 / 1e9))
+}

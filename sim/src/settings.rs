@@ -1,0 +1,122 @@
+//! What a trace is replayed on, and when its requests arrive.
+
+use trunkline_core::{Config, ConfigError};
+
+use crate::cost::{CostModel, recompute_token_ns};
+use crate::hardware::Hardware;
+use crate::link::swap_block_ns;
+use crate::model::Model;
+use crate::tenants::Shares;
+use crate::trace::{LENGTH_TOKENS_MAX, TraceRequest};
+
+/// A queue no trace fills: a replay measures how long requests wait, so none is turned away for waiting.
+pub const MAX_QUEUE: u32 = 1 << 24;
+/// Prompt tokens that no queue of so many requests exceeds.
+pub const MAX_QUEUED_TOKENS: u64 = MAX_QUEUE as u64 * LENGTH_TOKENS_MAX as u64;
+/// A context no trace exceeds, tokens: whether a model was trained for a length is not the replay's question.
+pub const MAX_CONTEXT: u32 = 2 * LENGTH_TOKENS_MAX;
+/// The probability that a drafted token is right, unless the user says otherwise. An assumption, not a measurement.
+pub const DRAFT_ACCEPTANCE_DEFAULT: f64 = 0.6;
+
+/// What a trace is replayed on.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The device of each replica. Its compute is in the cost model; its link to the host is used from here.
+    pub hardware: Hardware,
+    /// The model they serve.
+    pub model: Model,
+    /// Replicas, at least one.
+    pub replicas: u32,
+    /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.
+    pub core: Config,
+    /// When requests arrive.
+    pub arrivals: Arrivals,
+    /// Whose they are.
+    pub tenants: Shares,
+    /// The probability that a drafted token is right.
+    pub draft_acceptance: f64,
+}
+
+/// When the requests of a trace arrive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arrivals {
+    /// As in the trace, so many times as fast.
+    Traced {
+        /// Times of arrival are divided by this; it is finite and above 0.
+        speed: f64,
+    },
+    /// Each when the one before it ended: so the cache alone is measured.
+    Serial,
+    /// All at the beginning: so the capacity is measured. Latencies count from there. Prompts are made only when their request comes
+    /// near the head of its replica's queue, lest all be in memory at once; under `fcfs` that changes no decision.
+    AtOnce,
+}
+
+impl Arrivals {
+    /// As in the trace.
+    pub const TRACED: Self = Self::Traced { speed: 1.0 };
+
+    /// When a request arrives that does not wait for the end of another, nanoseconds.
+    pub(crate) fn at_ns(self, request: &TraceRequest) -> u64 {
+        match self {
+            // Exact, where the division might round.
+            Self::Traced { speed: 1.0 } => request.arrival_ns,
+            Self::Traced { speed } => (request.arrival_ns as f64 / speed).round() as u64,
+            Self::Serial | Self::AtOnce => 0,
+        }
+    }
+}
+
+impl Settings {
+    /// Limits with a queue and a context that nothing exceeds, and else the core's defaults.
+    pub fn core() -> Config {
+        Config {
+            max_queue: MAX_QUEUE,
+            max_queued_tokens: MAX_QUEUED_TOKENS,
+            max_context: MAX_CONTEXT,
+            ..Config::default()
+        }
+    }
+
+    /// Tells the core what copying a block and computing a token cost on this hardware with this model, so that it can choose
+    /// between the two.
+    pub fn estimate_costs(&mut self, cost: &dyn CostModel) {
+        self.core.swap_block_ns = swap_block_ns(&self.hardware, &self.model, self.core.block_size);
+        self.core.recompute_token_ns = recompute_token_ns(cost);
+    }
+
+    /// Checks everything, the core's limits too.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        self.core.validate()?;
+        if self.replicas == 0 {
+            return Err(SettingsError::NoReplicas);
+        }
+        match self.arrivals {
+            Arrivals::Traced { speed } if !(speed > 0.0 && speed.is_finite()) => {
+                return Err(SettingsError::Speed(speed));
+            }
+            _ => {}
+        }
+        if !(0.0..=1.0).contains(&self.draft_acceptance) {
+            return Err(SettingsError::DraftAcceptance(self.draft_acceptance));
+        }
+        Ok(())
+    }
+}
+
+/// Settings under which nothing can be replayed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SettingsError {
+    /// The core cannot work under the limits.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// There is nothing to replay on.
+    #[error("replicas is 0; it must be at least 1")]
+    NoReplicas,
+    /// Time would stand still or go back.
+    #[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
+    Speed(f64),
+    /// Not a probability.
+    #[error("draft_acceptance is {0}; it must be between 0 and 1")]
+    DraftAcceptance(f64),
+}

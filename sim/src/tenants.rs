@@ -1,0 +1,102 @@
+//! Tenants made up for traces that name none.
+//!
+//! The tenant of a request is drawn with given shares from a hash of the request's number in the trace: the same trace and shares give
+//! the same tenants, whatever else is set, and tenants do not differ but in how much they ask. All tenants share one cache.
+
+use std::str::FromStr;
+
+use crate::draw::{Purpose, unit};
+
+/// The most tenants a trace is split among: the fairness of every pair of them is measured.
+pub const TENANTS_MAX: usize = 16;
+
+/// What share of the requests each tenant sends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shares {
+    /// The shares, of 1 in all.
+    shares: Vec<f64>,
+}
+
+/// Shares that cannot be drawn with.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("tenants are '{spec}'; give the share of each as a number above 0, at most {TENANTS_MAX}, such as 0.9,0.1")]
+pub struct BadShares {
+    /// What was given.
+    pub spec: String,
+}
+
+impl Default for Shares {
+    /// One tenant.
+    fn default() -> Self {
+        Self { shares: vec![1.0] }
+    }
+}
+
+impl FromStr for Shares {
+    type Err = BadShares;
+
+    /// Numbers with commas between them. They need not add up to 1.
+    fn from_str(spec: &str) -> Result<Self, BadShares> {
+        let bad = || BadShares { spec: spec.into() };
+        let weights = spec.split(',').map(|text| text.trim().parse::<f64>());
+        let weights = weights.collect::<Result<Vec<_>, _>>().map_err(|_| bad())?;
+        let sum: f64 = weights.iter().sum();
+        if weights.len() > TENANTS_MAX || !sum.is_finite() || weights.iter().any(|weight| *weight <= 0.0) {
+            return Err(bad());
+        }
+        Ok(Self { shares: weights.into_iter().map(|weight| weight / sum).collect() })
+    }
+}
+
+impl Shares {
+    /// The shares, of 1 in all, by tenant.
+    pub fn as_slice(&self) -> &[f64] {
+        &self.shares
+    }
+
+    /// The tenant of the `request`-th request of a trace.
+    pub fn tenant_of(&self, request: u64) -> usize {
+        if self.shares.len() == 1 {
+            return 0;
+        }
+        let drawn = unit(Purpose::Tenant, request, 0);
+        let mut end = 0.0;
+        let found = self.shares.iter().position(|share| {
+            end += share;
+            drawn < end
+        });
+        // Sums of shares may end a rounding error below 1.
+        found.unwrap_or(self.shares.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_split_by_the_shares() {
+        for (spec, expected) in [("0.9,0.1", vec![0.9, 0.1]), ("3, 1", vec![0.75, 0.25]), ("5", vec![1.0])] {
+            let shares: Shares = spec.parse().unwrap();
+            assert_eq!(shares.as_slice(), expected);
+            let mut counts = vec![0u32; expected.len()];
+            (0..100_000).for_each(|request| counts[shares.tenant_of(request)] += 1);
+            for (count, share) in counts.iter().zip(expected) {
+                assert!((f64::from(*count) / 1e5 - share).abs() < 0.01, "{spec}: {counts:?}");
+            }
+        }
+        assert_eq!(Shares::default(), "1".parse().unwrap());
+    }
+
+    #[test]
+    fn what_is_no_share_is_refused_in_one_line() {
+        let seventeen = ["1"; 17].join(",");
+        for spec in ["", "x", "1,,1", "1,0", "1,-1", "inf,1", "nan", seventeen.as_str()] {
+            let message = spec.parse::<Shares>().unwrap_err().to_string();
+            assert!(
+                message.starts_with(&format!("tenants are '{spec}'; give")) && !message.contains('\n'),
+                "{message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Several replays of one trace, side by side.
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use comfy_table::Table;
+use indicatif::ProgressBar;
+use trunkline_sim::cost::Roofline;
+use trunkline_sim::{ReplayError, Report, Settings, Trace, replay};
+
+use super::render;
+
+/// Replays `trace` under each of the settings, as many at a time as there are cores; each on one thread, so that none depends on the
+/// others. Reports come in the order of the settings.
+pub(super) fn replay_all(trace: &Trace, runs: &[Settings], bar: &ProgressBar) -> Result<Vec<Report>, ReplayError> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((at, settings)) = take(&next, runs) {
+            done.push((at, replay_one(trace, settings, bar)));
+        }
+        done
+    };
+    let n_threads = thread::available_parallelism().map_or(1, usize::from).min(runs.len());
+    let mut done: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        threads.into_iter().flat_map(join).collect()
+    });
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Settings)> {
+    let at = next.fetch_add(1, Ordering::Relaxed);
+    runs.get(at).map(|settings| (at, settings))
+}
+
+fn replay_one(trace: &Trace, settings: &Settings, bar: &ProgressBar) -> Result<Report, ReplayError> {
+    let cost = Roofline::new(&settings.hardware, &settings.model);
+    let mut shown = 0;
+    replay(trace, settings, &cost, &mut |ended| {
+        bar.inc(ended - shown);
+        shown = ended;
+    })
+}
+
+/// What differs between reports: the names of those settings, and their values in a report.
+struct Differing {
+    policy: bool,
+    eviction: bool,
+    preemption: bool,
+}
+
+impl Differing {
+    fn of(reports: &[Report]) -> Self {
+        let first = &reports[0].settings;
+        let any = |differs: fn(&Report, &Report) -> bool| reports.iter().any(|report| differs(report, &reports[0]));
+        let eviction = any(|a, b| a.settings.eviction != b.settings.eviction);
+        let preemption = any(|a, b| a.settings.preemption != b.settings.preemption);
+        // A row needs a name, also if the same policy was given twice.
+        let policy = reports.iter().any(|report| report.settings.policy != first.policy) || !(eviction || preemption);
+        Self { policy, eviction, preemption }
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        let all = [("policy", self.policy), ("eviction", self.eviction), ("preemption", self.preemption)];
+        all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+
+    fn values(&self, report: &Report) -> Vec<String> {
+        let settings = &report.settings;
+        let all = [
+            (settings.policy.clone(), self.policy),
+            (settings.eviction.clone(), self.eviction),
+            (render::preemption(settings.preemption).to_string(), self.preemption),
+        ];
+        all.into_iter().filter(|(_, differs)| *differs).map(|(value, _)| value).collect()
+    }
+}
+
+/// A row for each report, and below a row for each of its tenants.
+pub(super) fn table(reports: &[Report]) -> String {
+    let differing = Differing::of(reports);
+    let names = differing.names();
+    let mut text = render::facts(reports, &names).trim_fmt();
+    text.push_str("\n\n");
+    text.push_str(&rows(reports, &differing).trim_fmt());
+    if reports.iter().any(|report| report.fairness.is_some()) {
+        text.push_str("\n\n");
+        text.push_str(&tenant_rows(reports, &differing).trim_fmt());
+    }
+    text
+}
+
+fn rows(reports: &[Report], differing: &Differing) -> Table {
+    let mut table = render::table();
+    let mut header = differing.names();
+    header.extend(["TTFT p50", "p90", "p99", "TPOT p50", "p99", "E2E p50", "p99", "hits", "preemptions", "swaps"]);
+    let fair = reports.iter().any(|report| report.fairness.is_some());
+    if fair {
+        header.push("service gap");
+    }
+    table.set_header(header);
+    for report in reports {
+        let mut cells = differing.values(report);
+        let Report { ttft_s, tpot_s, e2e_s, .. } = report;
+        let seconds = [ttft_s.p50, ttft_s.p90, ttft_s.p99, tpot_s.p50, tpot_s.p99, e2e_s.p50, e2e_s.p99];
+        cells.extend(seconds.map(render::seconds));
+        cells.push(render::per_cent(report.prefix_hit_ratio));
+        cells.extend([report.preemptions, report.swap_outs].map(render::grouped));
+        if fair {
+            cells.push(report.fairness.as_ref().map_or_else(String::new, |it| render::grouped(it.service_gap_max)));
+        }
+        table.add_row(cells);
+    }
+    render::align_right(&mut table, differing.names().len());
+    table
+}
+
+fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {
+    let mut table = render::table();
+    let mut header = differing.names();
+    header.extend(["tenant", "requests", "TTFT p50", "p90", "p99", "TPOT p50", "p99", "E2E p50", "p99", "service/s"]);
+    table.set_header(header);
+    for report in reports {
+        for (number, tenant) in report.fairness.iter().flat_map(|fairness| fairness.tenants.iter().enumerate()) {
+            let mut cells = differing.values(report);
+            cells.extend([number.to_string(), render::grouped(tenant.requests)]);
+            let (ttft_s, tpot_s, e2e_s) = (tenant.ttft_s, tenant.tpot_s, tenant.e2e_s);
+            let seconds = [ttft_s.p50, ttft_s.p90, ttft_s.p99, tpot_s.p50, tpot_s.p99, e2e_s.p50, e2e_s.p99];
+            cells.extend(seconds.map(render::seconds));
+            cells.push(render::grouped(tenant.contended_service_s.round() as u64));
+            table.add_row(cells);
+        }
+    }
+    render::align_right(&mut table, differing.names().len());
+    table
+}

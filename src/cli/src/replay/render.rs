@@ -1,0 +1,231 @@
+//! Reports as tables.
+
+use comfy_table::{CellAlignment, Table, presets};
+use trunkline_core::Preemption;
+use trunkline_sim::Report;
+use trunkline_sim::latency::Summary;
+use trunkline_sim::recorded::Replayed;
+use trunkline_sim::report::{FairnessReport, SettingsReport};
+
+/// One report in full.
+pub(super) fn report(report: &Report) -> String {
+    let mut facts = facts(std::slice::from_ref(report), &[]);
+    results(&mut facts, report);
+    let mut latencies = table();
+    latencies.set_header(["seconds", "mean", "p50", "p90", "p95", "p99", "max"]);
+    let all = [("TTFT", report.ttft_s), ("TPOT", report.tpot_s), ("ITL", report.itl_s), ("E2E", report.e2e_s)];
+    all.into_iter().for_each(|(name, summary)| add_summary(&mut latencies, name, summary));
+    let mut tables = vec![facts];
+    if let Some(fairness) = &report.fairness {
+        for (number, tenant) in fairness.tenants.iter().enumerate() {
+            let all = [("TTFT", tenant.ttft_s), ("TPOT", tenant.tpot_s), ("E2E", tenant.e2e_s)];
+            all.into_iter()
+                .for_each(|(name, it)| add_summary(&mut latencies, &format!("{name} of tenant {number}"), it));
+        }
+        tables.push(tenants(fairness));
+    }
+    align_right(&mut latencies, 1);
+    tables.push(latencies);
+    tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n")
+}
+
+/// What reports have in common; a setting named in `differing` is left out.
+pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
+    let report = &reports[0];
+    let settings = &report.settings;
+    let replicas = if settings.replicas == 1 { "" } else { " each" };
+    let mut rows = vec![
+        ["trace", &format!("{} ({})", settings.trace, settings.format)],
+        ["replicas", &format!("{} x {}, {}", settings.replicas, settings.hardware, settings.model)],
+        [
+            "KV blocks",
+            &format!("{} of {} tokens{replicas}", grouped(settings.device_blocks.into()), settings.block_size),
+        ],
+        [
+            "batch",
+            &format!("{} tokens, {} sequences", grouped(settings.max_batch_tokens.into()), settings.max_batch_size),
+        ],
+        ["arrivals", &arrivals(report)],
+        ["policy", &settings.policy],
+        ["eviction", &settings.eviction],
+        ["preemption", &preempted(settings)],
+        ["cost model", &settings.cost_model],
+    ]
+    .into_iter()
+    .map(|row| row.map(String::from))
+    .filter(|[name, _]| !differing.contains(&name.as_str()))
+    .collect::<Vec<_>>();
+    if settings.max_drafts > 0 {
+        let drafts = format!("up to {}, right with probability {}", settings.max_drafts, settings.draft_acceptance);
+        rows.push(["drafts".into(), drafts]);
+    }
+    if reports.len() > 1 {
+        rows.push(["requests".into(), grouped(report.requests)]);
+        let refused = reports.iter().map(|report| report.refused).max().unwrap_or(0);
+        if refused > 0 {
+            rows.push(["refused".into(), format!("{} as too large for the device", grouped(refused))]);
+        }
+    }
+    let mut facts = table();
+    facts.add_rows(rows);
+    facts
+}
+
+fn arrivals(report: &Report) -> String {
+    match (&report.load, report.settings.speed) {
+        (Some(load), _) => format!(
+            "{:.3} requests/s = {} of the capacity of {:.3} requests/s; {:.3} times as fast as in the trace",
+            load.arrival_requests_s,
+            per_cent(load.fraction),
+            load.capacity_requests_s,
+            load.speed
+        ),
+        (None, Some(1.0)) => "as in the trace".into(),
+        (None, Some(speed)) => format!("{speed} times as fast as in the trace"),
+        (None, None) => "one after another".into(),
+    }
+}
+
+fn preempted(settings: &SettingsReport) -> String {
+    let host = match settings.host_blocks {
+        0 => "no host memory".into(),
+        blocks => format!("{} blocks of host memory", grouped(blocks.into())),
+    };
+    format!("{}, {host}", preemption(settings.preemption))
+}
+
+/// The name of a preemption.
+pub(super) fn preemption(preemption: Preemption) -> &'static str {
+    let found = Preemption::ALL.iter().find(|(_, known)| *known == preemption);
+    found.map(|(name, _)| *name).expect("every preemption has a name")
+}
+
+fn results(facts: &mut Table, report: &Report) {
+    facts.add_rows([
+        ["requests", &outcome(report)],
+        ["duration", &format!("{:.1} s, {:.3} requests/s", report.duration_s, report.requests_s)],
+        ["prompt tokens", &grouped(report.prompt_tokens)],
+        [
+            "prefix hits",
+            &format!("{} tokens, {}", grouped(report.prefix_hit_tokens), per_cent(report.prefix_hit_ratio)),
+        ],
+        ["output tokens", &grouped(report.output_tokens)],
+        [
+            "steps",
+            &format!(
+                "{} of {:.1} sequences, {:.1} tokens on average",
+                grouped(report.steps),
+                report.mean_batch,
+                report.mean_step_tokens
+            ),
+        ],
+        ["preemptions", &grouped(report.preemptions)],
+    ]);
+    let links = [("swapped out", report.swap_outs, report.link_out), ("swapped in", report.swap_ins, report.link_in)];
+    for (name, swaps, link) in links.into_iter().filter(|_| report.settings.host_blocks > 0) {
+        let (blocks, copies) = (grouped(link.blocks), grouped(link.transfers));
+        let text = format!("{} times; {blocks} blocks in {copies} copies, {:.3} s", grouped(swaps), link.busy_s);
+        facts.add_row([name, &text]);
+    }
+    if report.drafted_tokens > 0 {
+        let (accepted, drafted) = (grouped(report.accepted_drafts), grouped(report.drafted_tokens));
+        facts.add_row(["accepted drafts", &format!("{accepted} of {drafted}")]);
+    }
+    facts.add_rows([
+        ["evicted blocks", &grouped(report.evicted_blocks)],
+        ["digest", &report.digest],
+        ["wall time", &format!("{:.2} s", report.wall_s)],
+    ]);
+    if let Some(fairness) = &report.fairness {
+        facts.add_row(["service gap", &format!("{} units at most", grouped(fairness.service_gap_max))]);
+    }
+}
+
+fn tenants(fairness: &FairnessReport) -> Table {
+    let mut table = table();
+    table.set_header([
+        "tenant",
+        "share",
+        "requests",
+        "prompt tokens",
+        "hits",
+        "output tokens",
+        "contended s",
+        "service/s",
+    ]);
+    for (number, tenant) in fairness.tenants.iter().enumerate() {
+        table.add_row([
+            number.to_string(),
+            format!("{:.3}", tenant.share),
+            grouped(tenant.requests),
+            grouped(tenant.prompt_tokens),
+            grouped(tenant.prefix_hit_tokens),
+            grouped(tenant.output_tokens),
+            format!("{:.1}", tenant.contended_s),
+            grouped(tenant.contended_service_s.round() as u64),
+        ]);
+    }
+    align_right(&mut table, 1);
+    table
+}
+
+fn add_summary(table: &mut Table, name: &str, summary: Summary) {
+    let Summary { mean, p50, p90, p95, p99, max } = summary;
+    table.add_row([name.to_string()].into_iter().chain([mean, p50, p90, p95, p99, max].map(seconds)));
+}
+
+fn outcome(report: &Report) -> String {
+    let refused = match report.refused {
+        0 => String::new(),
+        n => format!(", {} refused as too large for the device", grouped(n)),
+    };
+    format!("{} of {} completed{refused}", grouped(report.completed), grouped(report.requests))
+}
+
+/// What a replayed recording came to.
+pub(super) fn recorded(replayed: &Replayed) -> String {
+    let mut facts = table();
+    facts.add_rows([
+        ["events", &grouped(replayed.events)],
+        ["requests", &grouped(replayed.requests)],
+        ["digest", &replayed.digest],
+        ["recorded digest", replayed.recorded_digest.as_deref().unwrap_or("none")],
+        ["match", replayed.matches.map_or("nothing to compare", |matches| if matches { "yes" } else { "NO" })],
+    ]);
+    facts.trim_fmt()
+}
+
+/// An empty table without lines.
+pub(super) fn table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+/// Aligns all columns but the first `skip` to the right.
+pub(super) fn align_right(table: &mut Table, skip: usize) {
+    table.column_iter_mut().skip(skip).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+}
+
+/// Seconds to a tenth of a millisecond.
+pub(super) fn seconds(s: f64) -> String {
+    format!("{s:.4}")
+}
+
+/// A share in per cent.
+pub(super) fn per_cent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+/// Digits in groups of three.
+pub(super) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}

@@ -1,0 +1,184 @@
+//! What a trace is replayed on: flags, and the settings they make.
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use trunkline_core::{Config, Preemption};
+use trunkline_sim::cost::Roofline;
+use trunkline_sim::memory::{device_blocks, host_blocks};
+use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
+use trunkline_sim::{Arrivals, Settings, hardware, model};
+
+/// The longest step that can be aimed at, milliseconds: an hour.
+const TARGET_STEP_MS_MAX: f64 = 3.6e6;
+/// The most memory of a host, GB: none has a petabyte.
+const HOST_MEMORY_GB_MAX: f64 = 1e6;
+
+/// Fleet, limits and policies.
+#[derive(Clone, Debug, Args)]
+pub(super) struct SettingsArgs {
+    /// The device of each replica; an unknown name lists those there are.
+    #[arg(long, value_name = "NAME", default_value = "h100-80g")]
+    hardware: String,
+
+    /// The model they serve; an unknown name lists those there are.
+    #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
+    model: String,
+
+    /// Replicas; requests go to them in turn.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    replicas: u32,
+
+    /// Tokens in a KV block.
+    #[arg(long, value_name = "TOKENS", default_value_t = trunkline_core::config::BLOCK_SIZE_DEFAULT)]
+    block_size: u32,
+
+    /// KV blocks on each device [default: what the model leaves of its memory].
+    #[arg(long, value_name = "N")]
+    device_blocks: Option<u32>,
+
+    /// KV blocks in each replica's host memory, for requests that are swapped out.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    host_blocks: u32,
+
+    /// The same in GB (10^9 bytes).
+    #[arg(long, value_name = "X", conflicts_with = "host_blocks", allow_negative_numbers = true)]
+    host_memory_gb: Option<f64>,
+
+    /// Tokens run in one step at most.
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_batch_tokens: u32,
+
+    /// Sequences in one step at most.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_batch_size: u32,
+
+    /// Positions sampled from in one step at most, drafts included.
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_step_logits)]
+    max_step_logits: u32,
+
+    /// Cut prefill chunks so that a step with decodes takes about this long, milliseconds; 0 is off.
+    #[arg(long, value_name = "MS", default_value_t = 0.0, allow_negative_numbers = true)]
+    target_step_ms: f64,
+
+    /// Blocks that stay usable for each running request when another is admitted.
+    #[arg(long, value_name = "BLOCKS", default_value_t = Config::default().launch_watermark, allow_negative_numbers = true)]
+    launch_watermark: f64,
+
+    /// Blocks that stay usable for each running request when one is swapped in.
+    #[arg(long, value_name = "BLOCKS", default_value_t = Config::default().swap_in_watermark, allow_negative_numbers = true)]
+    swap_in_watermark: f64,
+
+    /// Tokens a decode drafts at most; 0 is off.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_drafts: u32,
+
+    /// The probability that a drafted token is right.
+    #[arg(long, value_name = "P", default_value_t = DRAFT_ACCEPTANCE_DEFAULT, allow_negative_numbers = true)]
+    draft_acceptance: f64,
+
+    /// Split the requests among tenants with these shares, such as 0.9,0.1, and report how each fares.
+    #[arg(long, value_name = "SHARES", default_value = "1", allow_hyphen_values = true)]
+    tenants: String,
+
+    /// Order of waiting requests and choice of victims; an unknown name lists those there are. Give it more than once to
+    /// compare.
+    #[arg(long, value_name = "SPEC", default_values_t = [Config::default().policy])]
+    policy: Vec<String>,
+
+    /// Which idle cached block goes first; an unknown name lists those there are. Give it more than once to compare.
+    #[arg(long, value_name = "NAME", default_values_t = [Config::default().eviction])]
+    eviction: Vec<String>,
+
+    /// What becomes of a running request whose blocks are needed: swap, recompute, or cost for whichever is estimated to
+    /// cost less. Give it more than once to compare.
+    #[arg(long, value_name = "NAME", default_values_t = ["cost".to_string()])]
+    preemption: Vec<String>,
+
+    /// What copying a block to or from the host is estimated to cost, for `--preemption cost` [default: what the hardware's
+    /// link takes].
+    #[arg(long, value_name = "NS")]
+    swap_block_ns: Option<u64>,
+
+    /// What computing a token again is estimated to cost, for `--preemption cost` [default: what the cost model says].
+    #[arg(long, value_name = "NS")]
+    recompute_token_ns: Option<u64>,
+}
+
+/// The settings of every run: each policy with each eviction policy and each preemption, all of them checked.
+pub(super) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
+    let base = base(args, arrivals)?;
+    let mut runs = Vec::new();
+    for policy in &args.policy {
+        for eviction in &args.eviction {
+            for preemption in &args.preemption {
+                let mut settings = base.clone();
+                settings.core.policy.clone_from(policy);
+                settings.core.eviction.clone_from(eviction);
+                settings.core.preemption = preemption.parse()?;
+                settings.validate()?;
+                if settings.core.preemption == Preemption::Swap && settings.core.host_blocks == 0 {
+                    bail!("preemption is swap, but there is no host memory; give --host-memory-gb or --host-blocks");
+                }
+                runs.push(settings);
+            }
+        }
+    }
+    Ok(runs)
+}
+
+/// Everything but policies.
+fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
+    ensure!(
+        (0.0..=TARGET_STEP_MS_MAX).contains(&args.target_step_ms),
+        "target-step-ms is {}; it must be between 0 and {TARGET_STEP_MS_MAX}",
+        args.target_step_ms
+    );
+    let core = Config {
+        block_size: args.block_size,
+        max_batch_tokens: args.max_batch_tokens,
+        max_batch_size: args.max_batch_size,
+        max_step_logits: args.max_step_logits,
+        max_drafts: args.max_drafts,
+        target_step_ns: (args.target_step_ms * 1e6).round() as u64,
+        launch_watermark: args.launch_watermark,
+        swap_in_watermark: args.swap_in_watermark,
+        host_blocks: args.host_blocks,
+        ..Settings::core()
+    };
+    let mut settings = Settings {
+        hardware: *hardware::by_name(&args.hardware)?,
+        model: *model::by_name(&args.model)?,
+        replicas: args.replicas,
+        core,
+        arrivals,
+        tenants: args.tenants.parse()?,
+        draft_acceptance: args.draft_acceptance,
+    };
+    // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
+    settings.validate()?;
+    size(&mut settings, args)?;
+    settings.validate()?;
+    Ok(settings)
+}
+
+/// Fills in what follows from hardware and model, unless it was given.
+fn size(settings: &mut Settings, args: &SettingsArgs) -> anyhow::Result<()> {
+    let block_size = settings.core.block_size;
+    settings.core.device_blocks = match args.device_blocks {
+        Some(blocks) => blocks,
+        None => device_blocks(&settings.hardware, &settings.model, block_size)?,
+    };
+    if let Some(gb) = args.host_memory_gb {
+        ensure!(
+            (0.0..=HOST_MEMORY_GB_MAX).contains(&gb),
+            "host-memory-gb is {gb}; it must be between 0 and {HOST_MEMORY_GB_MAX}"
+        );
+        settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
+    }
+    let cost = Roofline::new(&settings.hardware, &settings.model);
+    settings.estimate_costs(&cost);
+    let core = &mut settings.core;
+    core.swap_block_ns = args.swap_block_ns.unwrap_or(core.swap_block_ns);
+    core.recompute_token_ns = args.recompute_token_ns.unwrap_or(core.recompute_token_ns);
+    Ok(())
+}

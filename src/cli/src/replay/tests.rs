@@ -1,0 +1,191 @@
+//! What the flags mean, and what is said when they make no sense.
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use trunkline_core::Preemption;
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: ReplayArgs,
+}
+
+fn parse(words: &[&str]) -> Result<ReplayArgs, clap::Error> {
+    Cli::try_parse_from([&["replay"], words].concat()).map(|cli| cli.args)
+}
+
+fn settings(words: &[&str]) -> anyhow::Result<Vec<Settings>> {
+    let args = parse(words)?;
+    runs(&args.settings, args.of_trace.arrivals())
+}
+
+fn fault(words: &[&str]) -> String {
+    let message = run(parse(words).unwrap()).unwrap_err().to_string();
+    assert!(!message.contains('\n'), "one line: {message}");
+    message
+}
+
+/// A trace of 40 requests, ten in a second, that shares a prompt now and then.
+fn small_trace() -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for i in 0..40 {
+        let (at_ms, id) = (i * 100, i % 7);
+        writeln!(file, r#"{{"timestamp": {at_ms}, "input_length": 512, "output_length": 20, "hash_ids": [{id}]}}"#)
+            .unwrap();
+    }
+    file
+}
+
+/// What a replay of the small trace writes as JSON.
+fn json(words: &[&str]) -> serde_json::Value {
+    let (trace, out) = (small_trace(), tempfile::NamedTempFile::new().unwrap());
+    let paths = [trace.path().to_str().unwrap(), "--json", out.path().to_str().unwrap()];
+    run(parse(&[&paths, words].concat()).unwrap()).unwrap();
+    serde_json::from_str(&fs::read_to_string(out.path()).unwrap()).unwrap()
+}
+
+#[test]
+fn digits_are_grouped() {
+    assert_eq!([0, 999, 1_000, 144_793_823].map(render::grouped), ["0", "999", "1,000", "144,793,823"]);
+}
+
+#[test]
+fn a_trace_or_a_recording_but_not_both() {
+    assert!(parse(&[]).is_err());
+    assert!(parse(&["trace", "--recorded", "file"]).is_err());
+    for flags in [["--replicas", "2"], ["--limit", "2"], ["--policy", "fcfs"], ["--tenants", "1"], ["--load", "0.8"]] {
+        let error = parse(&[&["--recorded", "file"], &flags[..]].concat()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flags:?}");
+    }
+    assert!(parse(&["--recorded", "file", "--serial"]).is_err());
+    assert!(parse(&["--recorded", "file", "--json", "-"]).is_ok());
+}
+
+#[test]
+fn flags_that_exclude_each_other() {
+    let both = ["--serial", "--speed 2", "--load 0.8"];
+    for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+        let words: Vec<_> = ["t"].into_iter().chain(both[a].split(' ')).chain(both[b].split(' ')).collect();
+        assert_eq!(parse(&words).unwrap_err().kind(), ErrorKind::ArgumentConflict, "{words:?}");
+    }
+    assert!(parse(&["t", "--host-blocks", "1", "--host-memory-gb", "1"]).is_err());
+}
+
+#[test]
+fn impossible_settings_are_told_before_the_trace_is_read() {
+    assert_eq!(fault(&["none", "--block-size", "0"]), "block_size is 0; it must be between 1 and 4096");
+    assert!(fault(&["none", "--hardware", "tpu"]).starts_with("unknown hardware 'tpu'; there are: h100-80g, "));
+    assert!(fault(&["none", "--model", "gpt"]).starts_with("unknown model 'gpt'; there are: llama-3.1-8b, "));
+    assert!(fault(&["none", "--policy", "magic"]).starts_with("unknown policy 'magic'; there are: fcfs"));
+    assert!(fault(&["none", "--policy", "fcfs", "--policy", "magic"]).starts_with("unknown policy 'magic'"));
+    assert!(fault(&["none", "--eviction", "magic"]).starts_with("unknown eviction policy 'magic'; there are: lru"));
+    let preemption = fault(&["none", "--preemption", "magic"]);
+    assert_eq!(preemption, "unknown preemption 'magic'; there are: swap, recompute, cost");
+    assert_eq!(fault(&["none", "--format", "x"]), "unknown trace format 'x'; there are: mooncake, azure");
+    assert!(fault(&["none", "--model", "llama-3.1-70b"]).starts_with("llama-3.1-70b does not fit on h100-80g"));
+    assert!(fault(&["none", "--max-batch-tokens", "8"]).starts_with("max_batch_tokens is 8"));
+    assert_eq!(fault(&["none"]), "none: no such file; check the path");
+    // Set by hand, the number of blocks is believed.
+    assert!(settings(&["t", "--model", "llama-3.1-70b", "--device-blocks", "10000000"]).is_ok());
+}
+
+#[test]
+fn impossible_numbers_are_told_in_one_line() {
+    let launch = fault(&["none", "--launch-watermark", "-1"]);
+    assert_eq!(launch, "launch_watermark is -1; it must be between 0 and 1024");
+    assert!(fault(&["none", "--swap-in-watermark", "nan"]).starts_with("swap_in_watermark is NaN; it must be"));
+    assert!(fault(&["none", "--max-step-logits", "0"]).starts_with("max_step_logits is 0; it must be between 1 and"));
+    assert!(fault(&["none", "--max-drafts", "65"]).starts_with("max_drafts is 65; it must be between 0 and 64"));
+    assert!(fault(&["none", "--target-step-ms", "-1"]).starts_with("target-step-ms is -1; it must be between 0 and"));
+    assert!(fault(&["none", "--host-memory-gb", "-1"]).starts_with("host-memory-gb is -1; it must be between 0 and"));
+    assert!(fault(&["none", "--draft-acceptance", "1.1"]).starts_with("draft_acceptance is 1.1; it must be between 0"));
+    assert!(fault(&["none", "--speed", "0"]).starts_with("speed is 0; it must be above 0"));
+    assert!(fault(&["none", "--speed", "-2"]).starts_with("speed is -2; it must be above 0"));
+    assert!(fault(&["none", "--tenants", "0.9,x"]).starts_with("tenants are '0.9,x'; give the share of each"));
+    let swap = fault(&["none", "--preemption", "swap"]);
+    assert_eq!(swap, "preemption is swap, but there is no host memory; give --host-memory-gb or --host-blocks");
+    // The load is looked at when the trace is there.
+    let trace = small_trace();
+    assert!(fault(&[trace.path().to_str().unwrap(), "--load", "-1"]).starts_with("load is -1; it must be above 0"));
+}
+
+#[test]
+fn flags_become_settings() {
+    let words = "t --host-memory-gb 64 --preemption swap --launch-watermark 2.5 --swap-in-watermark 0.5 --max-step-logits 999 \
+                 --target-step-ms 12.5 --max-drafts 4 --draft-acceptance 0.7 --tenants 3,1 --speed 2";
+    let all = settings(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+    let [settings] = &all[..] else { panic!("one run") };
+    let core = &settings.core;
+    assert_eq!((core.host_blocks, core.preemption), (30_517, Preemption::Swap));
+    assert_eq!((core.launch_watermark, core.swap_in_watermark), (2.5, 0.5));
+    assert_eq!((core.max_step_logits, core.target_step_ns, core.max_drafts), (999, 12_500_000, 4));
+    assert_eq!((settings.draft_acceptance, settings.arrivals), (0.7, Arrivals::Traced { speed: 2.0 }));
+    assert_eq!(settings.tenants.as_slice(), [0.75, 0.25]);
+    // 2 MiB at 55 GB/s.
+    assert_eq!(core.swap_block_ns, 38_131);
+    assert!((22_000..28_000).contains(&core.recompute_token_ns), "{}", core.recompute_token_ns);
+}
+
+#[test]
+fn costs_that_are_given_are_believed() {
+    let given = settings(&["t", "--swap-block-ns", "5", "--recompute-token-ns", "6"]).unwrap();
+    assert_eq!((given[0].core.swap_block_ns, given[0].core.recompute_token_ns), (5, 6));
+    assert_eq!(given[0].core.host_blocks, 0);
+}
+
+#[test]
+fn every_policy_meets_every_eviction_and_preemption() {
+    let words = "t --policy fcfs --policy edf --eviction lru --eviction lfu --preemption cost --preemption recompute";
+    let runs = settings(&words.split(' ').collect::<Vec<_>>()).unwrap();
+    let names: Vec<_> = runs.iter().map(|run| (&run.core.policy[..], &run.core.eviction[..])).collect();
+    assert_eq!(names.len(), 8);
+    assert_eq!((names[0], names[2], names[4]), (("fcfs", "lru"), ("fcfs", "lfu"), ("edf", "lru")));
+}
+
+#[test]
+fn one_run_is_a_report_and_several_are_a_list_in_their_order() {
+    let one = json(&[]);
+    assert_eq!(one["completed"], 40);
+    let several = json(&["--policy", "edf", "--policy", "fcfs", "--policy", "priority"]);
+    let several = several.as_array().expect("a list");
+    let policies: Vec<_> = several.iter().map(|report| report["settings"]["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["edf", "fcfs", "priority"]);
+    // Run beside others it decides the same as alone.
+    assert_eq!(several[1]["digest"], one["digest"]);
+    assert_eq!(several[1]["ttft_s"], one["ttft_s"]);
+}
+
+#[test]
+fn a_load_sets_the_speed_of_every_run() {
+    let reports = json(&["--load", "0.5", "--policy", "fcfs", "--policy", "edf"]);
+    for report in reports.as_array().unwrap() {
+        let number = |field: &str| report["load"][field].as_f64().unwrap();
+        assert_eq!(number("fraction"), 0.5);
+        assert!((number("arrival_requests_s") / number("capacity_requests_s") - 0.5).abs() < 1e-9);
+        assert!((number("arrival_requests_s") / number("speed") - 10.0).abs() < 1e-9, "the trace has ten in a second");
+        assert_eq!(report["settings"]["speed"], report["load"]["speed"]);
+    }
+}
+
+#[test]
+fn tables_say_what_was_asked_for() {
+    let reports = |words: &[&str]| {
+        let runs = settings(&[&["t"], words].concat()).unwrap();
+        let trace = Trace::load(small_trace().path(), None, None).unwrap();
+        compare::replay_all(&trace, &runs, &ProgressBar::hidden()).unwrap()
+    };
+    let one = render::report(&reports(&["--tenants", "0.9,0.1", "--host-blocks", "8", "--speed", "2"])[0]);
+    for part in ["2 times as fast as in the trace", "cost, 8 blocks of host memory", "swapped out", "TTFT of tenant 1"]
+    {
+        assert!(one.contains(part), "{part}: {one}");
+    }
+    let two = compare::table(&reports(&["--policy", "fcfs", "--policy", "edf", "--tenants", "0.9,0.1"]));
+    let starts = |word: &str| two.lines().filter(|line| line.trim_start().starts_with(word)).count();
+    // A row of each, and one for each of its tenants; what they have in common stands above, once.
+    assert_eq!((starts("fcfs"), starts("edf"), starts("eviction")), (3, 3, 1), "{two}");
+    assert!(two.contains("service gap"), "{two}");
+    let evictions = compare::table(&reports(&["--eviction", "lru", "--eviction", "lfu"]));
+    assert!(evictions.lines().any(|line| line.trim_start().starts_with("lfu")), "{evictions}");
+}
