@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use super::ghost::Identity;
-
 /// Age buckets per doubling, and doublings, from a share of the capacity on.
 const PER_DOUBLING: usize = 3;
 const DOUBLINGS: usize = 10;
@@ -207,4 +205,22 @@ fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
         }
     }
     out
+}
+
+/// Block hashes are mixed already.
+#[derive(Default)]
+struct Identity(u64);
+
+impl std::hash::Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only block hashes are keys here");
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
 }
