@@ -18,12 +18,12 @@ pub enum BlockState {
     Held,
     /// Published and read by none: cached, and first to go.
     Idle,
-    /// Of one sequence alone, and a copy under way reads or writes it: no step may.
+    /// A copy under way reads or writes it, and no step may. It is of one sequence alone, or leaves for another tier.
     Moving,
 }
 
 /// Every change of state there is, with the occasion.
-pub const TRANSITIONS: [(BlockState, BlockState, &str); 9] = [
+pub const TRANSITIONS: [(BlockState, BlockState, &str); 10] = [
     (BlockState::Free, BlockState::Private, "allocate"),
     (BlockState::Private, BlockState::Free, "release, or merge into an equal published block"),
     (BlockState::Private, BlockState::Held, "publish"),
@@ -31,6 +31,7 @@ pub const TRANSITIONS: [(BlockState, BlockState, &str); 9] = [
     (BlockState::Idle, BlockState::Held, "prefix hit"),
     (BlockState::Idle, BlockState::Free, "evict"),
     (BlockState::Private, BlockState::Moving, "a copy begins"),
+    (BlockState::Idle, BlockState::Moving, "a copy begins that takes it to another tier"),
     (BlockState::Moving, BlockState::Private, "a copy to the device ended"),
     (BlockState::Moving, BlockState::Free, "a copy to the host ended, or a copy failed"),
 ];
@@ -195,7 +196,7 @@ mod tests {
             table.push('\n');
         }
         //                 F P H I M
-        assert_eq!(table, ".x...\nx.x.x\n...x.\nx.x..\nxx...\n", "rows: from; columns: to; order: that of `ALL`");
+        assert_eq!(table, ".x...\nx.x.x\n...x.\nx.x.x\nxx...\n", "rows: from; columns: to; order: that of `ALL`");
     }
 
     #[test]

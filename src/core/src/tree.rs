@@ -327,15 +327,50 @@ impl PrefixTree {
         }
     }
 
+    /// Takes the idle leaf that the policy names out of the tree, to be copied elsewhere and then freed with
+    /// [`Self::end_move`]. `None` if nothing is idle.
+    pub fn begin_demotion(&mut self) -> Option<BlockHandle> {
+        if self.pool.count(BlockState::Idle) == 0 {
+            return None;
+        }
+        let block = self.take_victim();
+        self.index.remove(self.nodes.hash(block), block);
+        self.pool.set(block, BlockState::Moving);
+        self.evicted += 1;
+        Some(self.pool.handle(block))
+    }
+
+    /// Part of the hash and the tokens of a block that is published, or was when its demotion began.
+    pub fn contents(&self, block: BlockHandle) -> (u64, &[Token]) {
+        debug_assert!(self.pool.is_current(block));
+        (self.nodes.hash(block.index), self.tokens_of(block.index))
+    }
+
+    /// Times a published block was found.
+    pub fn hits(&self, block: BlockHandle) -> u32 {
+        self.nodes.hits(block.index)
+    }
+
+    /// The part of a hash that blocks are found by in tiers.
+    pub fn name(hash: BlockHash) -> u64 {
+        name(hash)
+    }
+
     /// Evicts the block that the policy names, from everything but the index.
     fn evict_one(&mut self) -> u32 {
+        let block = self.take_victim();
+        self.pool.set(block, BlockState::Free);
+        block
+    }
+
+    /// Takes the block that the policy names out of everything but the index and the pool.
+    fn take_victim(&mut self) -> u32 {
         let block = self.eviction.pop(&self.nodes).expect("some block is idle, so some leaf is");
         let idle_leaf = self.nodes.is_leaf(block) && self.nodes.readers[block as usize] == 0;
         assert!(idle_leaf, "the policy evicts block {block}, which is no idle leaf");
         if let Some(parent) = self.nodes.remove(block) {
             self.eviction.leaf(parent, &self.nodes);
         }
-        self.pool.set(block, BlockState::Free);
         block
     }
 

@@ -46,7 +46,7 @@ impl Nodes {
     }
 
     /// Makes slots up to `len`.
-    pub(super) fn open(&mut self, len: usize) {
+    pub(crate) fn open(&mut self, len: usize) {
         self.hashes.resize(len, 0);
         self.parents.resize(len, UNPUBLISHED);
         self.children.resize(len, 0);
@@ -71,8 +71,20 @@ impl Nodes {
         self.hits[at] = 0;
     }
 
+    /// Writes down a block without one before it, read by none.
+    pub(crate) fn publish_first(&mut self, index: u32, hash: BlockHash) {
+        self.publish(index, ROOT, hash);
+        self.readers[index as usize] = 0;
+    }
+
+    /// Counts that a block was found.
+    pub(crate) fn found(&mut self, index: u32) {
+        let hits = &mut self.hits[index as usize];
+        *hits = hits.saturating_add(1);
+    }
+
     /// Strikes a leaf out. Returns its parent if that is an idle leaf now.
-    pub(super) fn remove(&mut self, index: u32) -> Option<u32> {
+    pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
         if parent == ROOT {
             return None;
