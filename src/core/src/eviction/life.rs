@@ -184,7 +184,7 @@ impl Life {
             return false;
         }
         let ordered = class < self.unordered;
-        if ordered && class % super::reuse::KINDS == 0 {
+        if ordered && class.is_multiple_of(super::reuse::KINDS) {
             self.before = hazards(&self.classes[class..class + super::reuse::KINDS], &self.before);
         }
         let prior = if ordered { &self.before } else { &self.all };

@@ -117,7 +117,7 @@ impl Index {
     }
 
     fn home(&self, hash: u64) -> usize {
-        ((hash >> 32) * self.buckets as u64 >> 32) as usize
+        (((hash >> 32) * self.buckets as u64) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {
