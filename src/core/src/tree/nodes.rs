@@ -147,14 +147,14 @@ pub(super) fn name(hash: BlockHash) -> u64 {
 #[inline]
 pub(super) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
     const STRIDE: usize = 32;
+    let is = |at: usize| value(at) == from.wrapping_add(at as u32);
     let mut at = 0;
-    // A stretch at a time without a branch, which the compiler makes wide.
-    while at + STRIDE <= n
-        && (0..STRIDE).fold(true, |all, i| all & (value(at + i) == from.wrapping_add((at + i) as u32)))
-    {
+    // A stretch at a time without a branch, which the compiler makes wide; its last value goes first, because it is the most
+    // likely one to be wrong.
+    while at + STRIDE <= n && is(at + STRIDE - 1) && (0..STRIDE).fold(true, |all, i| all & is(at + i)) {
         at += STRIDE;
     }
-    while at < n && value(at) == from.wrapping_add(at as u32) {
+    while at < n && is(at) {
         at += 1;
     }
     at
