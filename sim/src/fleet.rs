@@ -10,13 +10,12 @@ use std::time::Instant;
 
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
-use trunkline_core::transfer::Direction;
 use trunkline_core::{BlockHash, Core, FinishReason, Namespace, Request, RequestId, Stats};
 
 use crate::cost::{CostModel, StepShape};
-use crate::link::Link;
+use crate::link::Links;
 use crate::meters::Meters;
-use crate::report::{Report, SettingsReport, ratio};
+use crate::report::{Report, SettingsReport, TierReport, ratio};
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::trace::Trace;
 use crate::worker::Worker;
@@ -70,7 +69,7 @@ pub fn replay(
 struct Replica {
     core: Core,
     in_flight: Option<Box<Step>>,
-    link: Link,
+    links: Links,
     /// Its next request, if all are there from the beginning.
     next_request: usize,
 }
@@ -120,7 +119,7 @@ impl<'a> Fleet<'a> {
             replicas.push(Replica {
                 core: Core::new(settings.core.clone()).map_err(SettingsError::Config)?,
                 in_flight: None,
-                link: Link::new(&settings.hardware, &settings.model, settings.core.block_size),
+                links: Links::new(&settings.hardware, &settings.model, settings.core.block_size, &settings.far_links),
                 next_request: number,
             });
         }
@@ -249,7 +248,7 @@ impl<'a> Fleet<'a> {
             Action::RunStep(step) => self.begin_step(replica, step),
             Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
             Action::Transfer(transfer) => {
-                let end_ns = self.replicas[replica].link.copy(self.now_ns, &transfer);
+                let end_ns = self.replicas[replica].links.copy(self.now_ns, &transfer);
                 self.schedule(end_ns, What::TransferEnd { replica, id: transfer.id });
             }
             Action::Finish { request, reason, usage } => {
@@ -289,13 +288,16 @@ impl<'a> Fleet<'a> {
     fn report(self, settings: &Settings) -> Report {
         let stats: Vec<_> = self.replicas.iter().map(|replica| replica.core.stats()).collect();
         for stats in &stats {
-            let requests = stats.waiting + stats.running + stats.swapped;
-            let held = requests + stats.held_blocks + stats.private_blocks + stats.moving_blocks;
+            let requests = stats.waiting + stats.running + stats.swapped + stats.loading;
+            let held = requests + stats.private_blocks;
             assert_eq!(held, 0, "nothing is held when all requests have ended: {stats:?}");
         }
         let digest = fold_digests(self.replicas.iter().map(|replica| replica.core.digest()));
-        let link = |direction| Link::report(self.replicas.iter().map(|replica| &replica.link), direction);
-        let (link_out, link_in) = (link(Direction::Out), link(Direction::In));
+        let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
+        let [link_out, link_in] = links(0);
+        let tiers = settings.core.tiers.iter().enumerate();
+        let tiers =
+            tiers.map(|(at, tier)| TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at)));
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let steps = sum(|stats| stats.steps);
         let duration_s = self.last_end_ns as f64 / 1e9;
@@ -316,6 +318,7 @@ impl<'a> Fleet<'a> {
             swap_ins: sum(|stats| stats.swap_ins),
             link_out,
             link_in,
+            tiers: tiers.collect(),
             steps,
             mean_batch: ratio(self.seqs_run as f64, steps as f64),
             mean_step_tokens: ratio(self.tokens_run as f64, steps as f64),

@@ -1,7 +1,7 @@
 //! What a replay found.
 
 use serde::Serialize;
-use trunkline_core::Preemption;
+use trunkline_core::{Preemption, TierStats};
 
 use crate::capacity::Load;
 use crate::latency::Summary;
@@ -45,6 +45,8 @@ pub struct Report {
     pub link_out: LinkReport,
     /// Copies of KV blocks to the device.
     pub link_in: LinkReport,
+    /// The tiers of the prefix cache behind the device, nearest first.
+    pub tiers: Vec<TierReport>,
     /// Steps run.
     pub steps: u64,
     /// Sequences in a step, mean.
@@ -80,6 +82,41 @@ impl Report {
     pub fn to_json(&self) -> String {
         // All keys are strings and all values numbers, strings, booleans or null.
         serde_json::to_string_pretty(self).expect("a report serialises")
+    }
+}
+
+/// What a tier did, over all replicas.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TierReport {
+    /// Its name.
+    pub name: String,
+    /// Blocks it had at the end.
+    pub blocks: u64,
+    /// Blocks that requests found there and not in a nearer place.
+    pub hit_blocks: u64,
+    /// Blocks whose copy to it was begun.
+    pub stored_blocks: u64,
+    /// Blocks dropped from it to make room.
+    pub evicted_blocks: u64,
+    /// Copies over its link away from the device. The first tier shares the link with swapped requests.
+    pub link_out: LinkReport,
+    /// Copies over its link towards the device.
+    pub link_in: LinkReport,
+}
+
+impl TierReport {
+    pub(crate) fn new(name: &str, replicas: impl Iterator<Item = TierStats> + Clone, links: [LinkReport; 2]) -> Self {
+        let sum = |count: fn(&TierStats) -> u64| replicas.clone().map(|stats| count(&stats)).sum();
+        let [link_out, link_in] = links;
+        Self {
+            name: name.into(),
+            blocks: sum(|stats| u64::from(stats.blocks)),
+            hit_blocks: sum(|stats| stats.hit_blocks),
+            stored_blocks: sum(|stats| stats.stored_blocks),
+            evicted_blocks: sum(|stats| stats.evicted_blocks),
+            link_out,
+            link_in,
+        }
     }
 }
 

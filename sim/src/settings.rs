@@ -4,7 +4,7 @@ use trunkline_core::{Config, ConfigError};
 
 use crate::cost::{CostModel, recompute_token_ns};
 use crate::hardware::Hardware;
-use crate::link::swap_block_ns;
+use crate::link::{TierLink, swap_block_ns};
 use crate::model::Model;
 use crate::tenants::Shares;
 use crate::trace::{LENGTH_TOKENS_MAX, TraceRequest};
@@ -29,6 +29,8 @@ pub struct Settings {
     pub replicas: u32,
     /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.
     pub core: Config,
+    /// What joins the tiers of the prefix cache behind the first to the host; as many as [`Config::tiers`] less one.
+    pub far_links: Vec<TierLink>,
     /// When requests arrive.
     pub arrivals: Arrivals,
     /// Whose they are.
@@ -91,6 +93,20 @@ impl Settings {
         if self.replicas == 0 {
             return Err(SettingsError::NoReplicas);
         }
+        let (links, tiers) = (self.far_links.len(), self.core.tiers.len().saturating_sub(1));
+        if links != tiers {
+            return Err(SettingsError::FarLinks { links, tiers });
+        }
+        for link in &self.far_links {
+            for (name, value) in [("bandwidth", link.bytes_s), ("ratio", link.ratio)] {
+                if !(value > 0.0 && value.is_finite()) {
+                    return Err(SettingsError::TierLink { name, value });
+                }
+            }
+            if !(link.latency_s >= 0.0 && link.latency_s.is_finite()) {
+                return Err(SettingsError::TierLink { name: "latency", value: link.latency_s });
+            }
+        }
         match self.arrivals {
             Arrivals::Traced { speed } if !(speed > 0.0 && speed.is_finite()) => {
                 return Err(SettingsError::Speed(speed));
@@ -116,6 +132,22 @@ pub enum SettingsError {
     /// Time would stand still or go back.
     #[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
     Speed(f64),
+    /// A tier without a link, or a link without a tier.
+    #[error("{links} links for {tiers} tiers behind the first")]
+    FarLinks {
+        /// Links.
+        links: usize,
+        /// Tiers behind the first.
+        tiers: usize,
+    },
+    /// A link on which nothing moves.
+    #[error("{name} of a tier's link is {value}; it must be a number above 0")]
+    TierLink {
+        /// What of it.
+        name: &'static str,
+        /// What it was set to.
+        value: f64,
+    },
     /// Not a probability.
     #[error("draft_acceptance is {0}; it must be between 0 and 1")]
     DraftAcceptance(f64),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use trunkline_core::{BlockHash, Config, Direction, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer};
+use trunkline_core::{BlockHash, Config, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer};
 
 /// Tokens it generates are below this.
 pub const VOCAB: u32 = 1000;
@@ -189,13 +189,14 @@ struct Mirror {
     table: Vec<u32>,
 }
 
-/// A worker with a paged cache of cells on the device, and another on the host.
+/// A worker with a paged cache of cells on the device, another on the host, and one in each tier.
 #[derive(Debug)]
 pub struct OracleWorker {
     block_size: usize,
     max_drafts: u32,
     device: Memory,
     host: Memory,
+    tiers: Vec<Memory>,
     mirrors: Vec<Option<Mirror>>,
     /// Transfers in flight, with what their sources held at the begin.
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
@@ -220,6 +221,7 @@ impl OracleWorker {
             max_drafts: config.max_drafts,
             device: Memory::new("device", config.block_size, config.device_blocks),
             host: Memory::new("host", config.block_size, config.host_blocks),
+            tiers: config.tiers.iter().map(|tier| Memory::new("tier", config.block_size, tier.blocks)).collect(),
             mirrors: Vec::new(),
             transfers: BTreeMap::new(),
             last_transfer: 0,
@@ -243,12 +245,23 @@ impl OracleWorker {
         self.truths.remove(&request);
     }
 
-    /// Forgets all KV, the step and the transfers, as a worker that restarts does. What is expected of requests stays.
+    /// Forgets all KV but that of the tiers, the step and the transfers, as a worker that restarts does. What is expected
+    /// of requests stays.
     pub fn reset(&mut self) {
         self.device.reset();
         self.host.reset();
         self.mirrors.clear();
-        self.transfers.clear();
+        for (transfer, _) in std::mem::take(&mut self.transfers).into_values() {
+            for (source, destination) in &transfer.pairs {
+                // Copies from and to tiers were cut off: what they wrote is poison.
+                if let Place::Tier(_) = transfer.from {
+                    self.memory(transfer.from).traffic(*source).copies_from -= 1;
+                }
+                if let Place::Tier(_) = transfer.to {
+                    self.memory(transfer.to).traffic(*destination).copy_into = None;
+                }
+            }
+        }
         self.step = None;
     }
 
@@ -266,11 +279,11 @@ impl OracleWorker {
         let id = transfer.id;
         assert_eq!(id, self.last_transfer, "transfers are numbered one after another");
         assert!(!transfer.pairs.is_empty(), "transfer {id} copies nothing");
-        let (from, to) = sides(&mut self.device, &mut self.host, transfer.direction);
+        assert_ne!(transfer.from, transfer.to, "transfer {id} goes nowhere");
         let mut before = Vec::new();
-        for (source, destination) in ends(transfer) {
-            before.extend_from_slice(from.begin_copy_from(source, id));
-            to.begin_copy_into(destination, id);
+        for (source, destination) in &transfer.pairs {
+            before.extend_from_slice(self.memory(transfer.from).begin_copy_from(*source, id));
+            self.memory(transfer.to).begin_copy_into(*destination, id);
         }
         self.transfers.insert(id, (transfer.clone(), before));
     }
@@ -281,10 +294,17 @@ impl OracleWorker {
     /// If somebody wrote where only the copy may, or there is no such copy.
     pub fn end_transfer(&mut self, id: u64, ok: bool) {
         let (transfer, before) = self.transfers.remove(&id).expect("the transfer is in flight");
-        let (from, to) = sides(&mut self.device, &mut self.host, transfer.direction);
-        for ((source, destination), cells) in ends(&transfer).zip(before.chunks(self.block_size)) {
-            from.end_copy_from(source, cells, id);
-            to.end_copy_into(destination, id, ok.then_some(cells));
+        for ((source, destination), cells) in transfer.pairs.iter().zip(before.chunks(self.block_size)) {
+            self.memory(transfer.from).end_copy_from(*source, cells, id);
+            self.memory(transfer.to).end_copy_into(*destination, id, ok.then_some(cells));
+        }
+    }
+
+    fn memory(&mut self, place: Place) -> &mut Memory {
+        match place {
+            Place::Device => &mut self.device,
+            Place::Host => &mut self.host,
+            Place::Tier(tier) => &mut self.tiers[tier as usize],
         }
     }
 
@@ -471,22 +491,6 @@ impl OracleWorker {
         self.drafts_accepted += sampled.len() as u64 - 1;
         sampled
     }
-}
-
-/// Where a copy reads and where it writes.
-fn sides<'a>(device: &'a mut Memory, host: &'a mut Memory, direction: Direction) -> (&'a mut Memory, &'a mut Memory) {
-    match direction {
-        Direction::Out => (device, host),
-        Direction::In => (host, device),
-    }
-}
-
-/// (source, destination) of each block of a copy.
-fn ends(transfer: &Transfer) -> impl Iterator<Item = (u32, u32)> {
-    transfer.pairs.iter().map(|(device, host)| match transfer.direction {
-        Direction::Out => (*device, *host),
-        Direction::In => (*host, *device),
-    })
 }
 
 #[cfg(test)]

@@ -15,8 +15,23 @@ fn request() -> Request {
     Request::new(RequestId(0), BlockHash(9), vec![1, 2, 3, 4, 5, 6], 6)
 }
 
+/// Which way a copy goes between the device and the host.
+#[derive(Clone, Copy)]
+enum Direction {
+    Out,
+    In,
+}
+
+/// A copy of pairs (device, host).
 fn copy(id: u64, direction: Direction, pairs: &[(u32, u32)]) -> Transfer {
-    Transfer { id, direction, pairs: pairs.to_vec() }
+    let pairs = pairs.iter().copied();
+    match direction {
+        Direction::Out => Transfer { id, from: Place::Device, to: Place::Host, pairs: pairs.collect() },
+        Direction::In => {
+            let pairs = pairs.map(|(device, host)| (host, device)).collect();
+            Transfer { id, from: Place::Host, to: Place::Device, pairs }
+        }
+    }
 }
 
 /// A step whose sequences all start, in slots and as requests 0, 1, ...: (computed, tokens, table).

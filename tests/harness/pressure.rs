@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    Action, BlockHash, Config, Core, Direction, Event, FinishReason, Namespace, Preemption, Refusal, Request,
-    RequestId, Step, StepResult, Token, Transfer, Usage, WORKER_FAILURES_MAX, eviction, policy,
+    Action, BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request, RequestId,
+    Step, StepResult, TierConfig, Token, Transfer, Usage, WORKER_FAILURES_MAX, Write, eviction, policy,
 };
 
 use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
@@ -49,6 +49,14 @@ pub struct Outcome {
     pub blocks_in: u64,
     /// Copies that failed.
     pub failed_transfers: u64,
+    /// Copies from tiers to the device.
+    pub loads: u64,
+    /// Blocks so copied.
+    pub blocks_loaded: u64,
+    /// Copies to tiers, from the device or another.
+    pub stores: u64,
+    /// Blocks so copied.
+    pub blocks_stored: u64,
     /// Copies that were in flight when the worker was lost.
     pub lost_transfers: u64,
     /// Tokens that the worker was allowed to draft.
@@ -79,6 +87,10 @@ impl Outcome {
             swaps_in: self.swaps_in + other.swaps_in,
             blocks_in: self.blocks_in + other.blocks_in,
             failed_transfers: self.failed_transfers + other.failed_transfers,
+            loads: self.loads + other.loads,
+            blocks_loaded: self.blocks_loaded + other.blocks_loaded,
+            stores: self.stores + other.stores,
+            blocks_stored: self.blocks_stored + other.blocks_stored,
             lost_transfers: self.lost_transfers + other.lost_transfers,
             drafts_allowed: self.drafts_allowed + other.drafts_allowed,
             drafts_accepted: self.drafts_accepted + other.drafts_accepted,
@@ -187,11 +199,23 @@ fn limits(rng: &mut Pcg64Mcg) -> Config {
     more_limits(rng, config)
 }
 
+fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
+    let evictions: Vec<_> = eviction::names().collect();
+    TierConfig {
+        name: "tier".into(),
+        blocks: rng.random_range(1..3 * device_blocks + 2),
+        write: pick(rng, &Write::ALL).1,
+        eviction: pick(rng, &evictions).into(),
+    }
+}
+
 fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
     let few_blocks = rng.random_range(1..=60 / config.block_size + 1);
     let few_logits = config.max_batch_size + rng.random_range(0..8);
     let few_tokens = rng.random_range(20..400);
+    let n_tiers = pick(rng, &[0, 0, 1, 1, 2, 3]);
     Config {
+        tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
         host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
         preemption: pick(rng, &Preemption::ALL).1,
         launch_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
@@ -289,9 +313,11 @@ impl Run {
         let ok = self.rng.random_range(0..100) >= self.transfer_failures;
         self.worker.end_transfer(id, ok);
         let outcome = &mut self.outcome;
-        let (transfers, moved) = match transfer.direction {
-            Direction::Out => (&mut outcome.swaps_out, &mut outcome.blocks_out),
-            Direction::In => (&mut outcome.swaps_in, &mut outcome.blocks_in),
+        let (transfers, moved) = match (transfer.from, transfer.to) {
+            (Place::Device, Place::Host) => (&mut outcome.swaps_out, &mut outcome.blocks_out),
+            (Place::Host, _) => (&mut outcome.swaps_in, &mut outcome.blocks_in),
+            (Place::Tier(_), Place::Device) => (&mut outcome.loads, &mut outcome.blocks_loaded),
+            _ => (&mut outcome.stores, &mut outcome.blocks_stored),
         };
         *transfers += u64::from(ok);
         *moved += if ok { blocks } else { 0 };

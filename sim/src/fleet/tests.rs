@@ -40,6 +40,7 @@ fn settings(block_size: u32, device_blocks: u32) -> Settings {
         arrivals: Arrivals::TRACED,
         tenants: Shares::default(),
         draft_acceptance: 0.5,
+        far_links: Vec::new(),
     }
 }
 

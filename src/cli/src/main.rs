@@ -1,7 +1,8 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
+mod bench;
 mod config_file;
 mod generate;
 mod replay;
@@ -23,7 +24,13 @@ Examples:
   Replay a trace of real traffic under a virtual clock:
     trunkline replay trace.jsonl.gz
 
+  Measure the core on this machine:
+    trunkline bench tree
+
 The environment variable RUST_LOG sets what is logged to standard error: error, warn, info, debug, or trunkline_server=debug.";
+
+#[global_allocator]
+static ALLOCATOR: bench::allocations::Counting = bench::allocations::Counting;
 
 /// A prefix-cache and scheduling core for LLM serving.
 #[derive(Parser)]
@@ -38,6 +45,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
+    Bench(bench::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +57,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|err| {
         let cut_off = err.downcast_ref::<io::Error>().is_some_and(|err| err.kind() == io::ErrorKind::BrokenPipe);

@@ -3,6 +3,7 @@
 mod compare;
 mod render;
 mod settings;
+mod tiers;
 
 use std::fs;
 use std::io::{self, Write};

@@ -18,12 +18,12 @@ pub enum BlockState {
     Held,
     /// Published and read by none: cached, and first to go.
     Idle,
-    /// Of one sequence alone, and a copy under way reads or writes it: no step may.
+    /// A copy under way reads or writes it, and no step may. It is of one sequence alone, or leaves for another tier.
     Moving,
 }
 
 /// Every change of state there is, with the occasion.
-pub const TRANSITIONS: [(BlockState, BlockState, &str); 9] = [
+pub const TRANSITIONS: [(BlockState, BlockState, &str); 10] = [
     (BlockState::Free, BlockState::Private, "allocate"),
     (BlockState::Private, BlockState::Free, "release, or merge into an equal published block"),
     (BlockState::Private, BlockState::Held, "publish"),
@@ -31,6 +31,7 @@ pub const TRANSITIONS: [(BlockState, BlockState, &str); 9] = [
     (BlockState::Idle, BlockState::Held, "prefix hit"),
     (BlockState::Idle, BlockState::Free, "evict"),
     (BlockState::Private, BlockState::Moving, "a copy begins"),
+    (BlockState::Idle, BlockState::Moving, "a copy begins that takes it to another tier"),
     (BlockState::Moving, BlockState::Private, "a copy to the device ended"),
     (BlockState::Moving, BlockState::Free, "a copy to the host ended, or a copy failed"),
 ];
@@ -38,16 +39,23 @@ pub const TRANSITIONS: [(BlockState, BlockState, &str); 9] = [
 impl BlockState {
     /// Whether [`TRANSITIONS`] has a change from this state to `to`.
     pub const fn may_become(self, to: Self) -> bool {
-        let mut i = 0;
-        while i < TRANSITIONS.len() {
-            if TRANSITIONS[i].0 as u8 == self as u8 && TRANSITIONS[i].1 as u8 == to as u8 {
-                return true;
-            }
-            i += 1;
-        }
-        false
+        ALLOWED[self as usize] >> to as u8 & 1 == 1
     }
 }
+
+/// [`TRANSITIONS`] as bits: by the state left, a bit for each state that may follow.
+const ALLOWED: [u8; 5] = {
+    let mut allowed = [0; 5];
+    let mut i = 0;
+    while i < TRANSITIONS.len() {
+        allowed[TRANSITIONS[i].0 as usize] |= 1 << TRANSITIONS[i].1 as u8;
+        i += 1;
+    }
+    allowed
+};
+
+/// Slots for which there is room from the beginning. Memory that is never touched costs nothing.
+pub(crate) const ROOM_MAX: u32 = 1 << 22;
 
 /// The state and generation of every block, and the stack of free ones.
 ///
@@ -66,10 +74,11 @@ pub struct BlockPool {
 impl BlockPool {
     /// A pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
+        let room = capacity.min(ROOM_MAX) as usize;
         Self {
             capacity,
-            states: Vec::new(),
-            generations: Vec::new(),
+            states: Vec::with_capacity(room),
+            generations: Vec::with_capacity(room),
             freed: Vec::new(),
             counts: [capacity, 0, 0, 0, 0],
         }
@@ -133,6 +142,25 @@ impl BlockPool {
         }
     }
 
+    /// Moves `len` blocks from `first` on, all in one state, to another, which must not be free.
+    pub fn set_run(&mut self, first: u32, len: usize, from: BlockState, to: BlockState) {
+        assert!(from.may_become(to) && to != BlockState::Free, "a run cannot go from {from:?} to {to:?}");
+        let states = &mut self.states[first as usize..first as usize + len];
+        let alike = states.iter().fold(true, |alike, state| alike & (*state == from));
+        assert!(alike, "some of {len} blocks from {first} on are not {from:?}, and cannot go to {to:?}");
+        states.fill(to);
+        self.counts[from as usize] -= len as u32;
+        self.counts[to as usize] += len as u32;
+    }
+
+    /// Appends the handles of `len` blocks from `first` on.
+    pub fn handles(&self, first: u32, len: usize, out: &mut Vec<BlockHandle>) {
+        let generations = &self.generations[first as usize..first as usize + len];
+        out.extend(
+            generations.iter().zip(first..).map(|(generation, index)| BlockHandle { index, generation: *generation }),
+        );
+    }
+
     /// Panics unless the counts are what counting says, and the free stack holds exactly the free slots.
     pub fn check(&self) {
         let mut counted = [0u32; 5];
@@ -168,7 +196,7 @@ mod tests {
             table.push('\n');
         }
         //                 F P H I M
-        assert_eq!(table, ".x...\nx.x.x\n...x.\nx.x..\nxx...\n", "rows: from; columns: to; order: that of `ALL`");
+        assert_eq!(table, ".x...\nx.x.x\n...x.\nx.x.x\nxx...\n", "rows: from; columns: to; order: that of `ALL`");
     }
 
     #[test]
@@ -183,6 +211,34 @@ mod tests {
         assert!(!pool.is_current(old), "the slot is the same, the block is not");
         assert!(pool.is_current(pool.handle(1)));
         pool.check();
+    }
+
+    #[test]
+    fn a_run_changes_like_its_blocks_one_by_one() {
+        let mut pool = BlockPool::new(6);
+        for at in 0..5 {
+            assert_eq!(pool.allocate(), Some(at));
+        }
+        pool.set(4, BlockState::Held);
+        pool.set_run(1, 3, BlockState::Private, BlockState::Held);
+        pool.set_run(2, 3, BlockState::Held, BlockState::Idle);
+        let states: Vec<_> = (0..5).map(|index| pool.state(index)).collect();
+        let [p, h, i] = [BlockState::Private, BlockState::Held, BlockState::Idle];
+        assert_eq!(states, [p, h, i, i, i]);
+        pool.check();
+        let mut handles = Vec::new();
+        pool.handles(1, 2, &mut handles);
+        assert_eq!(handles, [pool.handle(1), pool.handle(2)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "some of 2 blocks from 0 on are not Held")]
+    fn a_run_of_different_states_cannot_change() {
+        let mut pool = BlockPool::new(2);
+        let block = pool.allocate().unwrap();
+        pool.allocate();
+        pool.set(block, BlockState::Held);
+        pool.set_run(0, 2, BlockState::Held, BlockState::Idle);
     }
 
     #[test]

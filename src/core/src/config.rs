@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
 use crate::spec::{Spec, SpecError};
+use crate::tiering::TIERS_MAX;
 
 /// Tokens in a block unless the user says otherwise.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
@@ -42,6 +43,8 @@ pub struct Config {
     pub swap_in_watermark: f64,
     /// KV blocks in host memory, for requests that are swapped out; 0 is none.
     pub host_blocks: u32,
+    /// The prefix cache beyond the device, nearest tier first; empty for none.
+    pub tiers: Vec<TierConfig>,
     /// How a request is preempted.
     pub preemption: Preemption,
     /// What copying a block costs one way, nanoseconds. An estimate for [`Preemption::Cost`].
@@ -72,6 +75,7 @@ impl Default for Config {
             launch_watermark: 1.0,
             swap_in_watermark: 1.0,
             host_blocks: 0,
+            tiers: Vec::new(),
             preemption: Preemption::Cost,
             // Llama-3.1-8B in 16 bits on PCIe 4: 2 MiB at 25 GB/s, and 10,000 tokens/s of prefill.
             swap_block_ns: 84_000,
@@ -110,6 +114,58 @@ impl std::str::FromStr for Preemption {
             name: text.into(),
             known: list(Self::ALL.iter().map(|(name, _)| *name)),
         })
+    }
+}
+
+/// When a tier takes a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Write {
+    /// When the request that computed it ends; behind the first tier: as soon as the tier before has it.
+    Through,
+    /// The same, but only what a request found before; behind the first tier: when it is found in the tier before.
+    SecondUse,
+    /// When the place before is about to evict it.
+    Back,
+}
+
+impl Write {
+    /// All of them, with their names.
+    pub const ALL: [(&'static str, Self); 3] =
+        [("through", Self::Through), ("second_use", Self::SecondUse), ("back", Self::Back)];
+}
+
+impl std::str::FromStr for Write {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, write)| *write);
+        found.ok_or_else(|| ConfigError::UnknownWrite {
+            name: text.into(),
+            known: list(Self::ALL.iter().map(|(name, _)| *name)),
+        })
+    }
+}
+
+/// A tier of the prefix cache behind the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierConfig {
+    /// What people call it: `host`, `disk`, `remote`.
+    pub name: String,
+    /// KV blocks it holds.
+    pub blocks: u32,
+    /// When it takes a block.
+    pub write: Write,
+    /// Which of its blocks goes first: a name in [`eviction::names`].
+    pub eviction: String,
+}
+
+impl TierConfig {
+    /// The eviction policy that `eviction` names, for as many blocks as there are.
+    pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
+        let unknown = || ConfigError::UnknownEviction { name: self.eviction.clone(), known: list(eviction::names()) };
+        eviction::by_name(&self.eviction, self.blocks).ok_or_else(unknown)
     }
 }
 
@@ -169,6 +225,22 @@ pub enum ConfigError {
         /// The most allowed.
         max: u32,
     },
+    /// More tiers than there can be.
+    #[error("there are {n} tiers; there can be at most {max}")]
+    TooManyTiers {
+        /// How many were asked for.
+        n: usize,
+        /// The most allowed.
+        max: usize,
+    },
+    /// A tier takes blocks at no such time.
+    #[error("unknown write mode '{name}'; there are: {known}")]
+    UnknownWrite {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
     /// There is no such way to preempt.
     #[error("unknown preemption '{name}'; there are: {known}")]
     UnknownPreemption {
@@ -216,6 +288,20 @@ impl Config {
         // A step that could not hold one token of every running sequence would starve the ones at its end.
         if self.max_batch_tokens < self.max_batch_size {
             return Err(ConfigError::BatchTokensBelowSize { tokens: self.max_batch_tokens, size: self.max_batch_size });
+        }
+        if self.tiers.len() > TIERS_MAX {
+            return Err(ConfigError::TooManyTiers { n: self.tiers.len(), max: TIERS_MAX });
+        }
+        for tier in &self.tiers {
+            if !(1..=TOKENS_MAX).contains(&tier.blocks) {
+                return Err(ConfigError::OutOfRange {
+                    name: "blocks of a tier",
+                    value: tier.blocks,
+                    min: 1,
+                    max: TOKENS_MAX,
+                });
+            }
+            tier.make_eviction()?;
         }
         if self.max_step_logits < self.max_batch_size {
             let (logits, size) = (self.max_step_logits, self.max_batch_size);

@@ -13,6 +13,7 @@ use crate::scheduler::{Scheduler, decision};
 use crate::sequence::{Sequence, SequenceState};
 use crate::stats::Stats;
 use crate::step::{Step, StepResult, StepSeq};
+use crate::tiering::Tiering;
 
 /// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
 pub const WORKER_FAILURES_MAX: u32 = 3;
@@ -53,7 +54,7 @@ impl Core {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
-            sched: Scheduler::new(&config, config.make_policy()?, config.make_eviction()?),
+            sched: Scheduler::new(&config, config.make_policy()?, config.make_eviction()?, Tiering::new(&config)?),
             config,
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),
@@ -95,6 +96,7 @@ impl Core {
         }
         self.expire(actions);
         self.begin_step(actions);
+        self.send_copies(actions);
         if self.draining && !self.drained && self.sched.sequences.is_empty() {
             self.drained = true;
             actions.push(Action::Drained);
@@ -138,7 +140,12 @@ impl Core {
             evicted_blocks: self.sched.tree.evicted(),
             moving_blocks: pool.count(BlockState::Moving),
             free_host_blocks: self.sched.swap.host.count(HostState::Free),
-            swapped: (self.sched.sequences.len() - self.sched.waiting.len() - self.sched.running.len()) as u32,
+            loading: self.sched.tiering.loading.len() as u32,
+            swapped: (self.sched.sequences.len()
+                - self.sched.waiting.len()
+                - self.sched.running.len()
+                - self.sched.tiering.loading.len()) as u32,
+            tiers: self.sched.tiering.stats(),
             ..self.sched.stats
         }
     }
@@ -209,7 +216,7 @@ impl Core {
     /// Ends a request: at once, or when the step that runs it ends.
     fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let seq = &mut self.sched.sequences[slot];
-        if seq.in_step || seq.transfer.is_some() {
+        if seq.in_step || seq.transfer.is_some() || seq.state == SequenceState::Loading {
             seq.ending.get_or_insert(reason);
             return;
         }
@@ -221,6 +228,7 @@ impl Core {
             SequenceState::SwappingOut | SequenceState::Swapped | SequenceState::SwappingIn => {
                 self.sched.leave_swap(slot);
             }
+            SequenceState::Loading => unreachable!("it waits for its copies"),
         }
         self.finish(slot, reason, actions);
         self.sched.settle_arrivals();
@@ -236,6 +244,9 @@ impl Core {
     /// The end of a request that is in no queue any more.
     fn finish(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         self.sched.free_worker_slot(slot);
+        if self.worker_joined {
+            self.sched.store(slot);
+        }
         self.sched.release_all(slot);
         let seq = self.sched.sequences.remove(slot);
         self.sched.waiting.left(seq.view.tenant);
@@ -294,9 +305,9 @@ impl Core {
         let mut step = self.spare_steps.pop().unwrap_or_default();
         step.clear();
         self.sched.schedule(&mut step);
-        actions.extend(self.sched.swap.outbox.drain(..).map(|transfer| Action::Transfer(Box::new(transfer))));
+        self.send_copies(actions);
         if step.seqs.is_empty() {
-            assert!(self.sched.swap.is_moving(), "with no step and no copy in flight, something can run");
+            assert!(self.sched.is_moving(), "with no step and no copy in flight, something can run");
             self.recycle(step);
             return;
         }
@@ -315,6 +326,10 @@ impl Core {
         let picked = self.sched.picked.iter().zip(&step.seqs);
         self.in_flight_seqs.extend(picked.map(|(slot, seq)| (*slot, *seq)));
         actions.push(Action::RunStep(step));
+    }
+
+    fn send_copies(&mut self, actions: &mut Vec<Action>) {
+        actions.extend(self.sched.swap.outbox.drain(..).map(|transfer| Action::Transfer(Box::new(transfer))));
     }
 
     fn step_finished(&mut self, result: &StepResult, actions: &mut Vec<Action>) {
@@ -418,7 +433,9 @@ impl Core {
                 None => self.sched.preempt(slot),
             }
         }
-        for slot in self.sched.lose_swap() {
+        let mut lost = self.sched.lose_swap();
+        lost.extend(self.sched.lose_copies());
+        for slot in lost {
             match self.sched.sequences[slot].ending {
                 Some(reason) => self.finish(slot, reason, actions),
                 None => self.sched.start_over(slot),
@@ -445,9 +462,11 @@ impl Core {
             let size = self.config.block_size;
             assert!(seq.computed <= (seq.table.len() + seq.host.len() + seq.arriving.len()) as u32 * size);
             let going = seq.state == SequenceState::SwappingOut;
+            let published = seq.published as usize;
             for (at, handle) in seq.table.iter().enumerate() {
-                let own = if going { BlockState::Moving } else { BlockState::Private };
-                expect(handle, if at < seq.published as usize { BlockState::Held } else { own }, seq.id);
+                let moves = going || at < published + seq.loading as usize;
+                let own = if moves { BlockState::Moving } else { BlockState::Private };
+                expect(handle, if at < published { BlockState::Held } else { own }, seq.id);
             }
             for (at, handle) in seq.arriving.iter().enumerate() {
                 let copied = at < seq.copied as usize;
@@ -456,6 +475,11 @@ impl Core {
         }
         let sequences = self.sched.sequences.iter();
         self.sched.swap.host.check(sequences.flat_map(|(_, seq)| seq.host.iter().copied()));
+        self.sched.tiering.check();
+        for chain in self.sched.tiering.stored_chains() {
+            assert!(chain.iter().all(|handle| tree.pool().is_current(*handle)), "a copy reads a freed block");
+        }
+        moving += self.sched.tiering.demoted_blocks();
         assert_eq!(moving, tree.pool().count(BlockState::Moving), "a block is copied for nobody, or for two");
         // Each private block is in some table, and no two tables can claim one: the number would not add up.
         assert_eq!(private, tree.pool().count(BlockState::Private), "a private block has no owner, or two");
@@ -469,6 +493,7 @@ impl Core {
             (SequenceState::Waiting, sched.waiting.contains(slot)),
             (SequenceState::Swapped, sched.swap.swapped.contains(&(Reverse(seq.keep), seq.arrival, slot))),
             (SequenceState::SwappingIn, sched.swap.arrivals.contains(&slot)),
+            (SequenceState::Loading, sched.tiering.loading.contains(&slot)),
         ];
         for (state, is_there) in places {
             assert_eq!(seq.state == state, is_there, "{} is {:?}", seq.id, seq.state);
@@ -483,6 +508,7 @@ impl Core {
             SequenceState::Prefill | SequenceState::Decode => {
                 assert!(seq.host.is_empty() && seq.arriving.is_empty() && seq.transfer.is_none());
             }
+            SequenceState::Loading => assert!(seq.loads > 0 && seq.loading > 0),
             SequenceState::SwappingOut => assert!(seq.transfer.is_some() && !seq.host.is_empty()),
             SequenceState::Swapped => {
                 assert!(seq.transfer.is_none() && seq.arriving.is_empty() && seq.published as usize == seq.table.len());

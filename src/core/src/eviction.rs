@@ -13,45 +13,47 @@ pub mod queue;
 mod reuse;
 mod s3fifo;
 
-/// What a policy may know of a block.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockView {
-    /// The block's slot. The same number may stand for other contents later, after the block was popped.
-    pub index: u32,
-    /// The block before it in its prefix.
-    pub parent: Option<u32>,
-    /// Hits of that block.
-    pub parent_hits: u32,
-    /// Blocks before it in its prefix.
-    pub depth: u32,
-    /// The low half of its chained hash: the same contents have the same one, whatever the slot.
-    pub hash: u64,
-    /// Times a request found it in the cache since it was published.
-    pub hits: u32,
-}
+use crate::ids::BlockHandle;
+use crate::tree::Nodes;
 
 /// An order of idle blocks.
 ///
-/// The tree guarantees: a block is `idle` before it is `leaf`; it is neither twice without a `read` or a `pop` between; blocks of a
-/// sequence fall idle tail first, so that a child is always `idle` before its parent.
+/// Blocks fall idle and are read in chains: blocks of one prefix, each the parent of the next. `blocks` tells what there is
+/// to know of each.
+///
+/// The tree guarantees: a block falls idle before it is a leaf; it does neither twice without being read or popped between;
+/// a child is idle before its parent, and its parent is read before it. Of a chain only the last block can be a leaf.
 ///
 /// An implementation MUST be a pure function of these calls and its own parameters: no clock, no randomness that is not
-/// seeded, no iteration in hash order. Each call MUST take constant or logarithmic time in the number of blocks.
+/// seeded, no iteration in hash order. Each call MUST take constant or logarithmic time in the number of blocks in the cache,
+/// and at most linear time in the length of the chain.
 pub trait Eviction: Send + std::fmt::Debug {
-    /// No sequence reads the block any more.
-    fn idle(&mut self, block: &BlockView);
+    /// No sequence reads the blocks of the chain any more. In time they fell idle last to first. The last one may be a leaf.
+    fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes);
 
-    /// The block is idle and no other block continues it: it may be popped from now on.
-    fn leaf(&mut self, block: &BlockView);
+    /// An idle block is continued by no other block any more: it may be popped from now on.
+    fn leaf(&mut self, block: u32, blocks: &Nodes);
 
-    /// An idle block was found by a request and is not idle any more. It may or may not have been a leaf.
-    fn read(&mut self, block: &BlockView);
+    /// The idle blocks of the chain were found by a request, first to last, and are not idle any more. The last one may have
+    /// been a leaf.
+    fn read(&mut self, chain: &[BlockHandle], blocks: &Nodes);
 
     /// Takes out the leaf that is to be evicted. MUST return a leaf if there is one; there is one if any block is idle.
-    fn pop(&mut self) -> Option<u32>;
+    fn pop(&mut self, blocks: &Nodes) -> Option<u32>;
 
-    /// A block was published that had no twin: its contents were computed, perhaps again.
-    fn published(&mut self, _block: &BlockView) {}
+    /// A block was published that had no twin: its contents were computed, perhaps again. Its slot may have stood for other
+    /// contents before.
+    fn published(&mut self, _block: u32, _blocks: &Nodes) {}
+}
+
+/// Blocks of a cache of `capacity` for which to make room at once. Memory that is never touched costs nothing.
+fn room(capacity: u32) -> usize {
+    capacity.min(crate::block::ROOM_MAX) as usize
+}
+
+/// The last block of a chain, which is the only one that can be a leaf.
+fn last(chain: &[BlockHandle]) -> u32 {
+    chain.last().expect("a chain has a block").index
 }
 
 /// A policy's name, one line about it, and how to make one for a cache of so many blocks.
@@ -59,13 +61,13 @@ type Entry = (&'static str, &'static str, fn(u32) -> Box<dyn Eviction>);
 
 /// All eviction policies.
 pub const REGISTRY: [Entry; 5] = [
-    ("lru", "least recently used", |_| Box::<lru::Lru>::default()),
-    ("lfu", "least frequently used, with ageing", |_| Box::<lfu::Lfu>::default()),
+    ("lru", "least recently used", |n| Box::new(lru::Lru::new(n))),
+    ("lfu", "least frequently used, with ageing", |n| Box::new(lfu::Lfu::new(n))),
     ("s3fifo", "S3-FIFO: a small queue for one-hit wonders, a main queue, a ghost", |n| {
         Box::new(s3fifo::S3Fifo::new(n))
     }),
     ("reuse", "least likely to be used again, learned from the traffic", |n| Box::new(reuse::Reuse::new(n))),
-    ("cost", "least cost of recomputing per byte (GreedyDual)", |_| Box::<cost::Cost>::default()),
+    ("cost", "least cost of recomputing per byte (GreedyDual)", |n| Box::new(cost::Cost::new(n))),
 ];
 
 /// The names of all eviction policies.

@@ -1,18 +1,31 @@
 //! Identity of a block: a chained 128-bit hash over (namespace, parent, token ids).
 //!
-//! A block's own tokens are hashed by XXH3-64 and chained to the 128-bit parent with one folded multiply, so the long
-//! computation of each block is independent of the others and only the short one is serial. A hash is a *name*, not a
-//! proof: whoever finds a block by its hash compares the tokens (see [`crate::tree`]), so a collision costs time, never content.
+//! A block's own tokens are mixed in four independent lanes of folded multiplies (as in wyhash) and chained to the 128-bit
+//! parent with one more, so the long computation of each block is independent of the others and only the short one is serial. A
+//! hash is a *name*, not a proof: whoever finds a block by its hash compares the tokens (see [`crate::tree`]), so a collision
+//! costs time, never content.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::const_xxh3::const_custom_default_secret;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_secret, xxh3_128_with_secret};
+use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use crate::ids::Token;
 
-/// Inputs above this many bytes make XXH3 derive a secret per call unless it is given one.
-const XXH3_SHORT_BYTES_MAX: usize = 240;
 const SECRET: [u8; 192] = const_custom_default_secret(0x7472_756e_6b6c_696e);
+
+/// Tokens that go through the lanes at one go.
+const STRIDE: usize = 16;
+const LANES: usize = 4;
+/// What the lanes are mixed with: any numbers whose halves are no token ids, for a factor of 0 would hide the other one.
+const KEYS: [u64; 2 * LANES] = {
+    let mut keys = [0; 2 * LANES];
+    let mut i = 0;
+    while i < keys.len() * 8 {
+        keys[i / 8] |= (SECRET[i] as u64) << (i % 8 * 8);
+        i += 1;
+    }
+    keys
+};
 
 /// The chained hash of a block: of its tokens and of everything before them.
 /// Written as 32 hex digits.
@@ -68,8 +81,43 @@ impl Namespace<'_> {
 /// The hash of the block `tokens` after `parent`.
 #[inline]
 pub fn chain(parent: BlockHash, tokens: &[Token]) -> BlockHash {
-    let bytes: &[u8] = bytemuck::cast_slice(tokens);
-    let local = if bytes.len() <= XXH3_SHORT_BYTES_MAX { xxh3_64(bytes) } else { xxh3_64_with_secret(bytes, &SECRET) };
+    link(parent, mix(tokens))
+}
+
+/// Two factors made one number in which every bit of both counts.
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// A number for the tokens of a block, whatever is before it.
+#[inline(always)]
+fn mix(tokens: &[Token]) -> u64 {
+    let mut lanes = [tokens.len() as u64; LANES];
+    let (strides, rest) = tokens.as_chunks::<STRIDE>();
+    for stride in strides {
+        absorb(&mut lanes, stride);
+    }
+    if !rest.is_empty() {
+        let mut padded = [0; STRIDE];
+        padded[..rest.len()].copy_from_slice(rest);
+        absorb(&mut lanes, &padded);
+    }
+    fold(lanes[0] ^ KEYS[1], lanes[1] ^ KEYS[2]) ^ fold(lanes[2] ^ KEYS[5], lanes[3] ^ KEYS[6])
+}
+
+#[inline(always)]
+fn absorb(lanes: &mut [u64; LANES], tokens: &[Token; STRIDE]) {
+    let pair = |at: usize| u64::from(tokens[at]) | u64::from(tokens[at + 1]) << 32;
+    for (i, lane) in lanes.iter_mut().enumerate() {
+        *lane = fold(*lane ^ pair(4 * i) ^ KEYS[2 * i], pair(4 * i + 2) ^ KEYS[2 * i + 1]).wrapping_add(*lane);
+    }
+}
+
+/// The hash of the block that was mixed to `local`, after `parent`.
+#[inline(always)]
+fn link(parent: BlockHash, local: u64) -> BlockHash {
     let low = parent.0 as u64 ^ local;
     let high = (parent.0 >> 64) as u64 ^ local.rotate_left(32);
     let folded = u128::from(low ^ 0x9e37_79b9_7f4a_7c15) * u128::from(high ^ 0xc2b2_ae3d_27d4_eb4f);
@@ -83,9 +131,17 @@ pub fn extend_hashes(hashes: &mut Vec<BlockHash>, root: BlockHash, block_size: u
     assert!(size > 0, "block size is at least one token");
     assert!(hashes.len() * size <= tokens.len(), "more hashes than full blocks");
     let mut parent = hashes.last().copied().unwrap_or(root);
-    for block in tokens[hashes.len() * size..].chunks_exact(size) {
-        parent = chain(parent, block);
-        hashes.push(parent);
+    let new = &tokens[hashes.len() * size..];
+    let mut next = |local: u64| {
+        parent = link(parent, local);
+        parent
+    };
+    // For the usual sizes the compiler knows how long a block is.
+    match size {
+        16 => hashes.extend(new.as_chunks::<16>().0.iter().map(|block| next(mix(block)))),
+        32 => hashes.extend(new.as_chunks::<32>().0.iter().map(|block| next(mix(block)))),
+        64 => hashes.extend(new.as_chunks::<64>().0.iter().map(|block| next(mix(block)))),
+        _ => hashes.extend(new.chunks_exact(size).map(|block| next(mix(block)))),
     }
 }
 
@@ -135,6 +191,49 @@ mod tests {
         let b = Namespace { model: "a", kv_dtype: "bc", salt: "" }.root();
         let c = Namespace { model: "a", kv_dtype: "b", salt: "c" }.root();
         assert!(a != b && b != c && a != c);
+    }
+
+    #[test]
+    fn a_hash_does_not_depend_on_how_it_was_computed() {
+        let root = Namespace::default().root();
+        let tokens: Vec<Token> = (0..600).map(|at| at * 7919 % 1009).collect();
+        for size in [1, 15, 16, 17, 32, 48, 64, 100] {
+            let mut parent = root;
+            let one_by_one = tokens.chunks_exact(size).map(|block| {
+                parent = chain(parent, block);
+                parent
+            });
+            assert_eq!(hashes(root, size as u32, &tokens), one_by_one.collect::<Vec<_>>(), "{size}");
+        }
+    }
+
+    #[test]
+    fn every_bit_of_a_block_turns_about_half_of_the_bits_of_its_hash() {
+        let root = Namespace::default().root();
+        for size in [16usize, 24, 64] {
+            let tokens: Vec<Token> = (0..size as u32).collect();
+            let base = chain(root, &tokens).0 as u64;
+            for bit in 0..size * 32 {
+                let mut other = tokens.clone();
+                other[bit / 32] ^= 1 << (bit % 32);
+                let turned = (chain(root, &other).0 as u64 ^ base).count_ones();
+                assert!((8..=56).contains(&turned), "bit {bit} of {size} tokens turns {turned} bits of 64");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_swapped_or_repeated_tokens_differ() {
+        let root = Namespace::default().root();
+        let mut seen = std::collections::BTreeSet::new();
+        for size in [16usize, 64] {
+            for (a, b) in (0..size).flat_map(|a| (0..a).map(move |b| (a, b))) {
+                let mut tokens: Vec<Token> = (0..size as u32).collect();
+                tokens.swap(a, b);
+                assert!(seen.insert(chain(root, &tokens)), "swapped {a} and {b} of {size}");
+            }
+            assert!((0..1000).all(|token| seen.insert(chain(root, &vec![token; size]))));
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::sequence::{Sequence, SequenceState};
 use crate::stats::Stats;
 use crate::step::{Step, StepSeq};
 use crate::swap::Swap;
+use crate::tiering::Tiering;
 use crate::tree::{PrefixTree, Published};
 use crate::waiting::Waiting;
 
@@ -49,6 +50,8 @@ pub(crate) mod decision {
     pub const TRANSFER_FINISHED: u64 = 12;
     pub const TRANSFER_FAILED: u64 = 13;
     pub const GIVE_UP: u64 = 14;
+    pub const COPY: u64 = 15;
+    pub const LOAD: u64 = 16;
 }
 
 /// The part of the core that decides about steps: the sequences, their order, and the blocks.
@@ -72,6 +75,8 @@ pub(crate) struct Scheduler {
     pub running: Vec<usize>,
     /// Sequences on the host, and on their way.
     pub swap: Swap,
+    /// The prefix cache beyond the device.
+    pub tiering: Tiering,
     pub rehit: Rehit,
     pub pace: Pace,
     /// The sequences of the step being made, in its order.
@@ -90,6 +95,8 @@ pub(crate) struct Scheduler {
 /// What became of an attempt to admit a request.
 enum Admission {
     Admitted,
+    /// It has its blocks, and copies from tiers are to fill some first.
+    Loads,
     /// Another request computes what it needs; those behind it may go first.
     Later,
     /// There is no room.
@@ -97,8 +104,9 @@ enum Admission {
 }
 
 impl Scheduler {
-    pub fn new(config: &Config, policy: Box<dyn Policy>, eviction: Box<dyn Eviction>) -> Self {
+    pub fn new(config: &Config, policy: Box<dyn Policy>, eviction: Box<dyn Eviction>, tiering: Tiering) -> Self {
         Self {
+            tiering,
             block_size: config.block_size,
             max_batch_tokens: config.max_batch_tokens,
             max_batch_size: config.max_batch_size,
@@ -129,6 +137,9 @@ impl Scheduler {
     /// Fills `step` with what runs next. Leaves it empty if nothing can, which is only while a copy is under way.
     pub fn schedule(&mut self, step: &mut Step) {
         self.picked.clear();
+        if self.tiering.is_on() {
+            self.write_back();
+        }
         self.reserve_decode_blocks();
         loop {
             while self.begin_swap_in() {}
@@ -139,7 +150,7 @@ impl Scheduler {
             }
             self.run_prefills(&mut budget, step);
             self.admit_waiting(&mut budget, step);
-            if !step.seqs.is_empty() || self.swap.is_moving() || !self.give_up_last_swapped() {
+            if !step.seqs.is_empty() || self.is_moving() || !self.give_up_last_swapped() {
                 return;
             }
         }
@@ -155,7 +166,7 @@ impl Scheduler {
             let short = seq.state == SequenceState::Decode && seq.computed == seq.table.len() as u32 * self.block_size;
             if !short || self.tree.allocate(1, &mut seq.table) {
                 at += 1;
-            } else if stalled < self.swap.future_free() {
+            } else if stalled < self.swap.future_free() + self.tiering.future_free() {
                 stalled += 1;
                 at += 1;
             } else {
@@ -250,6 +261,7 @@ impl Scheduler {
                     self.waiting.set_aside(slot);
                     later += 1;
                 }
+                Admission::Loads => self.begin_load(slot),
                 Admission::Full => break,
             }
         }
@@ -258,7 +270,12 @@ impl Scheduler {
 
     /// Sequences in the batch or about to come back to it.
     pub fn batched(&self) -> u32 {
-        (self.running.len() + self.swap.arrivals.len()) as u32
+        (self.running.len() + self.swap.arrivals.len() + self.tiering.loading.len()) as u32
+    }
+
+    /// Whether any copy is under way.
+    pub fn is_moving(&self) -> bool {
+        self.swap.is_moving() || self.tiering.is_moving()
     }
 
     /// Puts a sequence in its place among the waiting.
@@ -314,13 +331,15 @@ impl Scheduler {
         if self.is_computed_by_another(slot, self.found.len()) {
             return Admission::Later;
         }
-        let seq = &mut self.sequences[slot];
+        let seq = &self.sequences[slot];
+        self.tiering.make_plan(seq, &self.found, self.block_size);
+        let loads = !self.tiering.plan.is_empty();
         let total = seq.tokens.len() as u32;
         let hit = self.found.len() as u32 * self.block_size;
         // The last token is run again even if its KV is there, because its logits are not.
         let computed = hit.min(total - 1);
         let misaligned = budget < (total - computed).min(self.block_size);
-        if misaligned && self.aligned && !step_is_empty {
+        if misaligned && self.aligned && !step_is_empty && !loads {
             return Admission::Full;
         }
         let needed = total.div_ceil(self.block_size) - self.found.len() as u32;
@@ -328,34 +347,49 @@ impl Scheduler {
         // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
         let watermark = (f64::from(self.running.len() as u32) * self.launch_watermark).ceil() as u32;
         if usable < needed.saturating_add(watermark) {
+            if loads && !std::mem::replace(&mut self.sequences[slot].prefetched, true) {
+                self.prefetch();
+            }
             return Admission::Full;
         }
+        let seq = &mut self.sequences[slot];
         self.tree.hold(&self.found, &mut seq.table);
         let allocated = self.tree.allocate(needed, &mut seq.table);
         assert!(allocated, "usable blocks were counted a moment ago");
         seq.published = self.found.len() as u32;
         seq.computed = computed;
-        seq.set_state(SequenceState::Prefill);
         self.rehit.observe(seq.published.saturating_sub(seq.left_shared), seq.left_cached);
         (seq.left_shared, seq.left_cached) = (0, 0);
+        let kind = if loads { decision::LOAD } else { decision::ADMIT };
+        self.digest.decide(kind, seq.id.0, u64::from(computed));
+        self.waiting.remove(slot);
+        if loads {
+            return Admission::Loads;
+        }
+        seq.set_state(SequenceState::Prefill);
+        self.count_cached(slot);
+        self.enter_batch(slot);
+        Admission::Admitted
+    }
+
+    /// Notes what a sequence that enters the batch found in the cache, the first time.
+    pub fn count_cached(&mut self, slot: usize) {
+        let seq = &mut self.sequences[slot];
         if seq.cached_tokens.is_none() {
-            let cached = computed.min(seq.prompt_tokens);
+            let cached = seq.computed.min(seq.prompt_tokens);
             seq.cached_tokens = Some(cached);
             self.stats.prompt_tokens += u64::from(seq.prompt_tokens);
             self.stats.cached_tokens += u64::from(cached);
         }
-        self.digest.decide(decision::ADMIT, seq.id.0, u64::from(computed));
-        self.waiting.remove(slot);
-        self.enter_batch(slot);
-        Admission::Admitted
     }
 
     /// Whether a prefill in the batch is about to publish the `at`-th block of a waiting request.
     fn is_computed_by_another(&self, slot: usize, at: usize) -> bool {
         // The chained hash of a block names all before it too.
         let Some(hash) = self.sequences[slot].hashes.get(at) else { return false };
-        self.running.iter().map(|other| &self.sequences[*other]).any(|other| {
-            other.state == SequenceState::Prefill
+        let others = self.running.iter().chain(&self.tiering.loading);
+        others.map(|other| &self.sequences[*other]).any(|other| {
+            matches!(other.state, SequenceState::Prefill | SequenceState::Loading)
                 && !other.unpublishable
                 && other.ending.is_none()
                 && other.published <= at as u32
@@ -375,7 +409,16 @@ impl Scheduler {
             let parent = at.checked_sub(1).map(|before| seq.table[before]);
             let tokens = &seq.tokens[at * size as usize..][..size as usize];
             match self.tree.publish(seq.table[at], parent, hash, tokens) {
-                Published::New => self.stats.published_blocks += 1,
+                Published::New => {
+                    self.stats.published_blocks += 1;
+                    self.tiering.published(
+                        seq.root,
+                        seq.table[at].index,
+                        parent.map(|parent| parent.index),
+                        hash,
+                        tokens,
+                    );
+                }
                 Published::Merged(twin) => {
                     seq.table[at] = twin;
                     seq.table_sent = seq.table_sent.min(at as u32);

@@ -2,7 +2,8 @@
 //!
 //! | state | holds | left by | timeout, abort, stop, shutdown |
 //! |---|---|---|---|
-//! | waiting | no block | admission -> prefill | ends at once |
+//! | waiting | no block | admission -> prefill, or loading | ends at once |
+//! | loading | all blocks of its tokens, some being filled from a tier | copies ended, or failed -> prefill; worker lost -> waiting | ends when the copies end |
 //! | prefill | all blocks of its tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
 //! | decode | the same, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
 //! | swapping out | its blocks, and host blocks being filled | copy ended -> swapped; copy failed, worker lost -> waiting | ends when the copy ends |
@@ -27,6 +28,8 @@ pub enum SequenceState {
     Prefill,
     /// In the batch; one token without KV, the last one generated.
     Decode,
+    /// Admitted with all its blocks; part of its prefix is being copied from a tier.
+    Loading,
     /// Out of the batch; its KV is being copied to the host.
     SwappingOut,
     /// Out of the batch; its KV is on the host, but for a prefix that others read on the device.
@@ -36,10 +39,13 @@ pub enum SequenceState {
 }
 
 /// Every change of state there is, with the occasion. From every state a request may also end.
-pub const TRANSITIONS: [(SequenceState, SequenceState, &str); 13] = {
-    use SequenceState::{Decode, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
+pub const TRANSITIONS: [(SequenceState, SequenceState, &str); 16] = {
+    use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
     [
         (Waiting, Prefill, "admitted"),
+        (Waiting, Loading, "admitted, and a tier has more of its prefix than the device"),
+        (Loading, Prefill, "the copies ended"),
+        (Loading, Waiting, "the worker was lost"),
         (Prefill, Decode, "its first token was sampled"),
         (Prefill, Waiting, "preempted, or the worker was lost"),
         (Decode, Waiting, "preempted, or the worker was lost"),
@@ -92,6 +98,14 @@ pub struct Sequence {
     pub arriving: Vec<BlockHandle>,
     /// Leading blocks of `arriving` that are copied; the same number of last blocks of `host` are where from.
     pub copied: u32,
+    /// While loading: blocks after the published ones that copies fill, the copies under way, and whether one failed.
+    pub loading: u32,
+    /// See `loading`.
+    pub loads: u32,
+    /// See `loading`.
+    pub load_failed: bool,
+    /// What far tiers have of it was brought nearer already.
+    pub prefetched: bool,
     /// The copy under way that was begun for this sequence.
     pub transfer: Option<u64>,
     /// Hashes of the full blocks of `tokens`, as far as they were needed.
@@ -150,6 +164,10 @@ impl Sequence {
             host: Vec::new(),
             arriving: Vec::new(),
             copied: 0,
+            loading: 0,
+            loads: 0,
+            load_failed: false,
+            prefetched: false,
             transfer: None,
             hashes: request.hashes,
             root: request.root,
@@ -259,11 +277,11 @@ fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use SequenceState::{Decode, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
+    use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
 
     #[test]
     fn the_table_of_transitions_is_as_reviewed() {
-        const ALL: [SequenceState; 6] = [Waiting, Prefill, Decode, SwappingOut, Swapped, SwappingIn];
+        const ALL: [SequenceState; 7] = [Waiting, Loading, Prefill, Decode, SwappingOut, Swapped, SwappingIn];
         let mut table = String::new();
         for from in ALL {
             for to in ALL {
@@ -271,8 +289,8 @@ mod tests {
             }
             table.push('\n');
         }
-        //                 W P D O S I
-        let reviewed = ".x....\nx.xx..\nx..x..\nx...x.\nx....x\nxxx...\n";
+        //                 W L P D O S I
+        let reviewed = ".xx....\nx.x....\nx..xx..\nx...x..\nx....x.\nx.....x\nx.xx...\n";
         assert_eq!(table, reviewed, "rows: from; columns: to; order: that of `ALL`");
     }
 }

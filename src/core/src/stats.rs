@@ -1,5 +1,20 @@
 //! What a core counts.
 
+use crate::tiering::TIERS_MAX;
+
+/// What a tier of the prefix cache counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TierStats {
+    /// Blocks it has.
+    pub blocks: u32,
+    /// Blocks that requests found there and not in a nearer place.
+    pub hit_blocks: u64,
+    /// Blocks whose copy to it was begun.
+    pub stored_blocks: u64,
+    /// Blocks dropped from it to make room.
+    pub evicted_blocks: u64,
+}
+
 /// Gauges and counters of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
@@ -29,12 +44,16 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Requests that were admitted and wait for blocks from a tier.
+    pub loading: u32,
     /// Requests whose KV is on the host, or on its way there or back.
     pub swapped: u32,
     /// Device blocks that copies under way write, or read alone.
     pub moving_blocks: u32,
     /// Host blocks that hold nothing.
     pub free_host_blocks: u32,
+    /// The tiers behind the device, nearest first.
+    pub tiers: [TierStats; TIERS_MAX],
     /// Swap-outs begun.
     pub swap_outs: u64,
     /// Swap-ins ended.

@@ -18,7 +18,14 @@ use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::scheduler::{Scheduler, decision};
 use crate::sequence::SequenceState;
-use crate::transfer::{Direction, Transfer};
+use crate::transfer::{Place, Transfer};
+
+/// Which way a sequence goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Out,
+    In,
+}
 
 /// A copy under way.
 #[derive(Debug)]
@@ -31,14 +38,14 @@ struct InFlight {
 }
 
 /// Order in which swapped sequences come back: the dearest first, then the first to arrive.
-type Place = (Reverse<i128>, u64, usize);
+type Turn = (Reverse<i128>, u64, usize);
 
 /// What is on the host, and on its way.
 #[derive(Debug)]
 pub(crate) struct Swap {
     pub host: HostPool,
     /// Sequences that are [`SequenceState::Swapped`].
-    pub swapped: BTreeSet<Place>,
+    pub swapped: BTreeSet<Turn>,
     /// Sequences that are [`SequenceState::SwappingIn`], in the order in which they began.
     pub arrivals: Vec<usize>,
     in_flight: Vec<InFlight>,
@@ -75,10 +82,21 @@ impl Swap {
     }
 
     fn begin(&mut self, direction: Direction, slot: usize, pairs: Vec<(u32, u32)>) -> u64 {
+        let n_blocks = pairs.len() as u32;
+        let (from, to) = match direction {
+            Direction::Out => (Place::Device, Place::Host),
+            Direction::In => (Place::Host, Place::Device),
+        };
+        let id = self.send(from, to, pairs);
+        self.in_flight.push(InFlight { id, direction, slot, n_blocks });
+        id
+    }
+
+    /// Asks for a copy and names it.
+    pub fn send(&mut self, from: Place, to: Place, pairs: Vec<(u32, u32)>) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.in_flight.push(InFlight { id, direction, slot, n_blocks: pairs.len() as u32 });
-        self.outbox.push(Transfer { id, direction, pairs });
+        self.outbox.push(Transfer { id, from, to, pairs });
         id
     }
 }
@@ -197,7 +215,7 @@ impl Scheduler {
         for (block, host) in seq.arriving.iter().zip(hosts) {
             self.tree.begin_move(*block);
             self.swap.host.begin_read(*host);
-            pairs.push((block.index, *host));
+            pairs.push((*host, block.index));
         }
         fold_pairs(&mut self.digest, &pairs);
         self.stats.swapped_in_blocks += pairs.len() as u64;
@@ -206,7 +224,7 @@ impl Scheduler {
 
     /// A copy ended. Returns the sequence it was for, if that is to end now; `None` also for a copy that nobody waits for.
     pub fn end_transfer(&mut self, id: u64, ok: bool) -> Option<usize> {
-        let at = self.swap.in_flight.iter().position(|copy| copy.id == id)?;
+        let Some(at) = self.swap.in_flight.iter().position(|copy| copy.id == id) else { return self.end_copy(id, ok) };
         let InFlight { direction, slot, .. } = self.swap.in_flight.remove(at);
         let kind = if ok { decision::TRANSFER_FINISHED } else { decision::TRANSFER_FAILED };
         self.digest.decide(kind, self.sequences[slot].id.0, id);
@@ -394,6 +412,6 @@ impl Scheduler {
     }
 }
 
-fn fold_pairs(digest: &mut crate::digest::Digest, pairs: &[(u32, u32)]) {
-    pairs.iter().for_each(|(device, host)| digest.fold(u64::from(*device) << 32 | u64::from(*host)));
+pub(crate) fn fold_pairs(digest: &mut crate::digest::Digest, pairs: &[(u32, u32)]) {
+    pairs.iter().for_each(|(from, to)| digest.fold(u64::from(*from) << 32 | u64::from(*to)));
 }

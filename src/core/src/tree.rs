@@ -1,27 +1,36 @@
 //! The prefix tree: which published block continues which, who reads it, and which goes first.
 //!
 //! The tree has no allocated nodes. A published block *is* a node, and everything known of it stands in arrays indexed by
-//! the block's index: its chained hash, its tokens, and one small record with its parent and the number of its readers. One
-//! hash table finds a block by its hash; it holds 4-byte indices only.
+//! the block's slot (`tree/nodes.rs`). One hash table finds a block by its hash (`tree/index.rs`).
 //!
-//! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Blocks of a chain mostly lie next
-//! to each other (see [`crate::block::BlockPool`]), so after a block is found in the table, the ones after it are looked for
-//! right behind it, by comparing hashes in two arrays; the table is probed again only where such a run ends. Every block that
-//! is taken is verified: same parent, same tokens. Two prefixes of one hash can therefore cost a hit, never contents.
+//! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Every block that is taken is
+//! verified: same parent, same tokens. Two prefixes of one hash can therefore cost a hit, never contents. Blocks of a chain
+//! mostly lie next to each other (see [`crate::block::BlockPool`]), so after a block is found by its hash, the ones after it
+//! are looked for right behind it: a block there whose parent is the one before it and whose tokens are the next ones is the
+//! next one, whatever its hash. The index is asked again only where such a run ends.
 //!
 //! **Readers.** A reader of a block reads all its ancestors, so the ancestors of a held block are held, and the
 //! descendants of an idle block are idle. Eviction takes idle leaves only; an idle block always has its parent in the tree.
 
-use hashbrown::HashTable;
+pub(crate) mod index;
+mod nodes;
 
-use crate::block::{BlockPool, BlockState};
-use crate::eviction::{BlockView, Eviction};
+use crate::block::{BlockPool, BlockState, ROOM_MAX};
+use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
 
-/// The parent of a first block, and the hash of no block.
-const ROOT: u32 = u32::MAX;
-const NO_HASH: BlockHash = BlockHash(0);
+use index::Index;
+use nodes::{ROOT, UNPUBLISHED, ascending, name};
+
+pub use nodes::Nodes;
+
+/// Tokens for which there is room from the beginning. Memory that is never touched costs nothing.
+const ROOM_TOKENS_MAX: usize = 1 << 26;
+/// Tokens compared at one go.
+const COMPARED_TOKENS: usize = 2048;
+/// Blocks evicted at one go.
+const EVICTED_AT_ONCE: usize = 16;
 
 /// What became of a block that was to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,31 +43,15 @@ pub enum Published {
     Collided,
 }
 
-/// What the tree knows of a block beside its hash and its tokens: all that one look at a block needs, in one place.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    /// The block before it, or [`ROOT`].
-    parent: u32,
-    /// Published blocks that continue it.
-    children: u32,
-    /// Sequences that read it.
-    readers: u32,
-    /// Blocks before it in its prefix.
-    depth: u32,
-    /// Times it was found since it was published.
-    hits: u16,
-}
-
 /// Published blocks, and the pool they come from.
 #[derive(Debug)]
 pub struct PrefixTree {
     block_size: usize,
     pool: BlockPool,
     eviction: Box<dyn Eviction>,
-    /// Indices of published blocks by hash. Never iterated.
-    by_hash: HashTable<u32>,
-    hashes: Vec<BlockHash>,
-    nodes: Vec<Node>,
+    /// Published blocks by hash.
+    index: Index,
+    nodes: Nodes,
     /// `block_size` tokens per opened slot.
     tokens: Vec<Token>,
     evicted: u64,
@@ -68,14 +61,14 @@ pub struct PrefixTree {
 impl PrefixTree {
     /// An empty tree over `capacity` free blocks.
     pub fn new(block_size: u32, capacity: u32, eviction: Box<dyn Eviction>) -> Self {
+        let room = capacity.min(ROOM_MAX) as usize;
         Self {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
             eviction,
-            by_hash: HashTable::new(),
-            hashes: Vec::new(),
-            nodes: Vec::new(),
-            tokens: Vec::new(),
+            index: Index::new(capacity),
+            nodes: Nodes::with_room(room),
+            tokens: Vec::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             evicted: 0,
             collisions: 0,
         }
@@ -110,34 +103,39 @@ impl PrefixTree {
         while found.len() < n {
             let at = found.len();
             let Some(first) = self.lookup(hashes[at]) else { break };
-            // As many of the next blocks as lie right after it, by their hashes alone.
-            let run = self.hashes[first as usize..].iter().zip(&hashes[at..n]).take_while(|(a, b)| a == b).count();
-            let verified = self.verified(first, run, parent, &tokens[at * self.block_size..][..run * self.block_size]);
-            found.extend(first..first + verified as u32);
-            if verified < run {
+            let run = self.verified(first, parent, &tokens[at * self.block_size..n * self.block_size]);
+            if run == 0 {
                 self.collisions += 1;
                 break;
             }
             parent = first + run as u32 - 1;
+            found.extend(first..=parent);
         }
     }
 
-    /// How many of the `run` blocks from `first` on continue each other, beginning after `parent`, and hold these tokens.
-    fn verified(&self, first: u32, run: usize, parent: u32, tokens: &[Token]) -> usize {
+    /// How many blocks from slot `first` on continue each other, beginning after `parent`, and hold these tokens.
+    fn verified(&self, first: u32, parent: u32, tokens: &[Token]) -> usize {
         let at = first as usize;
-        let mut links = self.nodes[at + 1..at + run].iter().zip(first..);
-        let linked = self.nodes[at].parent == parent && links.all(|(node, before)| node.parent == before);
-        if linked && self.tokens[at * self.block_size..][..tokens.len()] == *tokens {
-            return run;
+        if self.nodes.parents[at] != parent {
+            return 0;
         }
-        // Rare: a collision somewhere in the run. Find out where.
-        let mut before = parent;
-        for (i, block) in tokens.chunks_exact(self.block_size).enumerate() {
-            let index = first + i as u32;
-            if self.nodes[index as usize].parent != before || self.tokens_of(index) != block {
-                return i;
+        let n = (tokens.len() / self.block_size).min(self.nodes.len() - at);
+        let parents = &self.nodes.parents[at + 1..at + n];
+        let there = &self.tokens[at * self.block_size..];
+        let stride = (COMPARED_TOKENS / self.block_size).max(1);
+        let mut run = 0;
+        while run < n {
+            // The first is linked: it was compared above, or with the last of the stride before.
+            let linked = 1 + ascending(stride.min(n - 1 - run), first + run as u32, |i| parents[run + i]);
+            let len = linked.min(stride);
+            let range = run * self.block_size..(run + len) * self.block_size;
+            if there[range.clone()] != tokens[range.clone()] {
+                return run + alike(&there[range.clone()], &tokens[range], self.block_size);
             }
-            before = index;
+            run += len;
+            if linked <= stride {
+                break;
+            }
         }
         run
     }
@@ -145,29 +143,43 @@ impl PrefixTree {
     /// How many of these blocks are idle, that is, would stop being usable if they were held.
     pub fn count_idle(&self, blocks: &[u32]) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
-        blocks.iter().rev().take_while(|index| self.nodes[**index as usize].readers == 0).count() as u32
+        (blocks.len() - blocks.partition_point(|index| self.nodes.readers[*index as usize] > 0)) as u32
     }
 
     /// Adds a reader to each block of a prefix just found and appends their handles to `table`.
     pub fn hold(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>) {
+        let idle = self.count_idle(blocks) as usize;
         table.reserve(blocks.len());
-        for index in blocks {
-            self.add_reader(*index);
-            let hits = &mut self.nodes[*index as usize].hits;
-            *hits = hits.saturating_add(1);
-            table.push(self.pool.handle(*index));
+        let mut at = 0;
+        while at < blocks.len() {
+            let first = blocks[at];
+            let len = ascending(blocks.len() - at, first, |i| blocks[at + i]);
+            self.nodes.hit(first, len);
+            self.pool.handles(first, len, table);
+            at += len;
         }
+        let begin = table.len() - idle;
+        self.wake(&table[begin..]);
+    }
+
+    /// Idle blocks of one prefix, first to last, have a reader now.
+    fn wake(&mut self, chain: &[BlockHandle]) {
+        if chain.is_empty() {
+            return;
+        }
+        self.eviction.read(chain, &self.nodes);
+        for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Idle, BlockState::Held));
     }
 
     /// Adds a reader to one published block: the owner of the table that `block` stands in lets another read it too.
     pub fn share(&mut self, block: BlockHandle) {
         debug_assert!(self.pool.is_current(block));
-        self.add_reader(block.index);
+        self.add_reader(block);
     }
 
     /// How many read a published block.
     pub fn readers(&self, block: BlockHandle) -> u32 {
-        self.nodes[block.index as usize].readers
+        self.nodes.readers[block.index as usize]
     }
 
     /// Marks a private block as part of a copy: no step may touch it until [`Self::end_move`].
@@ -185,18 +197,32 @@ impl PrefixTree {
     /// About how many leading blocks of a prompt are published: by their hashes alone, without looking at tokens, in
     /// O(log blocks). For ranking requests; [`Self::find`] knows.
     pub fn estimate(&self, hashes: &[BlockHash]) -> u32 {
-        // Ancestors of a published block are published, so what is there is a prefix. Most are short: gallop, then halve.
-        let has = |at: usize| self.lookup(hashes[at]).is_some();
-        let mut low = 0;
-        let mut high = 1;
-        while high <= hashes.len() && has(high - 1) {
+        // Ancestors of a published block are published, so what is there is a prefix. Often it is none of a prompt or all.
+        let has = |n: usize| self.lookup(hashes[n - 1]).is_some();
+        if hashes.is_empty() || !has(1) {
+            return 0;
+        }
+        if has(hashes.len()) {
+            return hashes.len() as u32;
+        }
+        // Gallop, then halve. The probes of a gallop are known from the beginning.
+        self.index.touch(
+            std::iter::successors(Some(2), |n| Some(n * 2))
+                .map_while(|n: usize| hashes.get(n - 1))
+                .map(|hash| name(*hash)),
+        );
+        let mut low = 1;
+        let mut high = 2;
+        while high < hashes.len() && has(high) {
             low = high;
             high *= 2;
         }
-        high = high.min(hashes.len() + 1);
+        high = high.min(hashes.len());
         while low + 1 < high {
             let middle = low.midpoint(high);
-            if has(middle - 1) { low = middle } else { high = middle }
+            let next = [low.midpoint(middle), middle, middle.midpoint(high)];
+            self.index.touch(next.iter().map(|n| name(hashes[n - 1])));
+            if has(middle) { low = middle } else { high = middle }
         }
         low as u32
     }
@@ -208,9 +234,7 @@ impl PrefixTree {
         if self.usable() < n {
             return false;
         }
-        while self.pool.count(BlockState::Free) < n {
-            self.evict_one();
-        }
+        self.evict(n.saturating_sub(self.pool.count(BlockState::Free)));
         for _ in 0..n {
             let index = self.pool.allocate().expect("as many are free as were counted");
             self.open(index);
@@ -229,117 +253,137 @@ impl PrefixTree {
         tokens: &[Token],
     ) -> Published {
         debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Private);
-        debug_assert!(
-            parent.is_none_or(|parent| self.pool.is_current(parent) && self.nodes[parent.index as usize].readers > 0)
-        );
+        debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
         debug_assert_eq!(tokens.len(), self.block_size);
         let parent = parent.map_or(ROOT, |parent| parent.index);
         if let Some(twin) = self.lookup(hash) {
-            if self.nodes[twin as usize].parent != parent || self.tokens_of(twin) != tokens {
+            if self.nodes.parents[twin as usize] != parent || self.tokens_of(twin) != tokens {
                 self.collisions += 1;
                 return Published::Collided;
             }
+            let twin = self.pool.handle(twin);
             self.add_reader(twin);
             self.pool.set(block.index, BlockState::Free);
-            return Published::Merged(self.pool.handle(twin));
+            return Published::Merged(twin);
         }
+        self.nodes.publish(block.index, parent, hash);
         let at = block.index as usize;
-        self.hashes[at] = hash;
-        let mut depth = 0;
-        if parent != ROOT {
-            let parent = &mut self.nodes[parent as usize];
-            parent.children += 1;
-            depth = parent.depth + 1;
-        }
-        self.nodes[at] = Node { parent, children: 0, readers: 1, depth, hits: 0 };
         self.tokens[at * self.block_size..][..self.block_size].copy_from_slice(tokens);
-        let hashes = &self.hashes;
-        self.by_hash.insert_unique(table_hash(hash), block.index, |index| table_hash(hashes[*index as usize]));
+        self.index.insert(name(hash), block.index, |index| self.nodes.hash(index));
         self.pool.set(block.index, BlockState::Held);
-        self.eviction.published(&self.view(block.index));
+        self.eviction.published(block.index, &self.nodes);
         Published::New
+    }
+
+    /// Reads ahead where [`Self::publish`] will look for these hashes: a call for some ten blocks that are published next
+    /// spares each of them its own wait for the memory. Changes nothing.
+    pub fn prefetch(&self, hashes: &[BlockHash]) {
+        self.index.touch(hashes.iter().map(|hash| name(*hash)));
     }
 
     /// Takes back a whole block table, of which the first `n_published` blocks were found or published and the rest are
     /// private, and empties it.
     pub fn release(&mut self, table: &mut Vec<BlockHandle>, n_published: usize) {
-        while let Some(handle) = table.pop() {
-            debug_assert!(self.pool.is_current(handle), "a stale handle {handle:?} stood in a block table");
-            let index = handle.index;
-            if table.len() >= n_published {
-                self.pool.set(index, BlockState::Free);
-                continue;
-            }
-            let readers = &mut self.nodes[index as usize].readers;
-            *readers -= 1;
-            if *readers == 0 {
-                self.pool.set(index, BlockState::Idle);
-                let view = self.view(index);
-                self.eviction.idle(&view);
-                if self.nodes[index as usize].children == 0 {
-                    self.eviction.leaf(&view);
-                }
-            }
+        debug_assert!(
+            table.iter().all(|handle| self.pool.is_current(*handle)),
+            "a stale handle stood in a block table"
+        );
+        let (published, private) = table.split_at(n_published.min(table.len()));
+        for handle in private.iter().rev() {
+            self.pool.set(handle.index, BlockState::Free);
         }
+        for_runs(published, |first, len| self.nodes.leave(first, len));
+        // Readers of a block read its ancestors: those that nobody reads now are the last ones.
+        let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
+        let chain = &published[read..];
+        if !chain.is_empty() {
+            for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Held, BlockState::Idle));
+            self.eviction.idle(chain, &self.nodes);
+        }
+        table.clear();
     }
 
     /// Evicts every idle block. Returns how many there were.
     pub fn flush(&mut self) -> u32 {
         let n = self.pool.count(BlockState::Idle);
-        while self.pool.count(BlockState::Idle) > 0 {
-            self.evict_one();
-        }
+        self.evict(n);
         n
     }
 
-    fn evict_one(&mut self) {
-        let index = self.eviction.pop().expect("some block is idle, so some leaf is");
-        let at = index as usize;
-        assert!(
-            self.nodes[at].children == 0 && self.nodes[at].readers == 0,
-            "the policy evicts block {index}, which is no idle leaf"
-        );
-        let hashes = &self.hashes;
-        self.by_hash
-            .find_entry(table_hash(hashes[at]), |other| *other == index)
-            .expect("a published block is in the table")
-            .remove();
-        self.hashes[at] = NO_HASH;
-        self.pool.set(index, BlockState::Free);
-        self.evicted += 1;
-        let parent = self.nodes[at].parent;
-        if parent != ROOT {
-            self.nodes[parent as usize].children -= 1;
-            if self.nodes[parent as usize].children == 0 && self.nodes[parent as usize].readers == 0 {
-                self.eviction.leaf(&self.view(parent));
+    /// Evicts `n` blocks, which are there.
+    fn evict(&mut self, n: u32) {
+        self.evicted += u64::from(n);
+        let mut left = n as usize;
+        while left > 0 {
+            let mut room = [0; EVICTED_AT_ONCE];
+            let leaving = &mut room[..left.min(EVICTED_AT_ONCE)];
+            leaving.fill_with(|| self.evict_one());
+            // Where the index has them is all over the memory: bring it here at once, then strike them out.
+            self.index.touch(leaving.iter().map(|block| self.nodes.hash(*block)));
+            for block in &*leaving {
+                self.index.remove(self.nodes.hash(*block), *block);
             }
+            left -= leaving.len();
         }
     }
 
-    fn view(&self, index: u32) -> BlockView {
-        let at = index as usize;
-        let parent = (self.nodes[at].parent != ROOT).then_some(self.nodes[at].parent);
-        BlockView {
-            index,
-            parent,
-            parent_hits: parent.map_or(0, |parent| u32::from(self.nodes[parent as usize].hits)),
-            depth: self.nodes[at].depth,
-            hash: table_hash(self.hashes[at]),
-            hits: u32::from(self.nodes[at].hits),
+    /// Takes the idle leaf that the policy names out of the tree, to be copied elsewhere and then freed with
+    /// [`Self::end_move`]. `None` if nothing is idle.
+    pub fn begin_demotion(&mut self) -> Option<BlockHandle> {
+        if self.pool.count(BlockState::Idle) == 0 {
+            return None;
         }
+        let block = self.take_victim();
+        self.index.remove(self.nodes.hash(block), block);
+        self.pool.set(block, BlockState::Moving);
+        self.evicted += 1;
+        Some(self.pool.handle(block))
     }
 
-    fn add_reader(&mut self, index: u32) {
-        let readers = &mut self.nodes[index as usize].readers;
+    /// Part of the hash and the tokens of a block that is published, or was when its demotion began.
+    pub fn contents(&self, block: BlockHandle) -> (u64, &[Token]) {
+        debug_assert!(self.pool.is_current(block));
+        (self.nodes.hash(block.index), self.tokens_of(block.index))
+    }
+
+    /// Times a published block was found.
+    pub fn hits(&self, block: BlockHandle) -> u32 {
+        self.nodes.hits(block.index)
+    }
+
+    /// The part of a hash that blocks are found by in tiers.
+    pub fn name(hash: BlockHash) -> u64 {
+        name(hash)
+    }
+
+    /// Evicts the block that the policy names, from everything but the index.
+    fn evict_one(&mut self) -> u32 {
+        let block = self.take_victim();
+        self.pool.set(block, BlockState::Free);
+        block
+    }
+
+    /// Takes the block that the policy names out of everything but the index and the pool.
+    fn take_victim(&mut self) -> u32 {
+        let block = self.eviction.pop(&self.nodes).expect("some block is idle, so some leaf is");
+        let idle_leaf = self.nodes.is_leaf(block) && self.nodes.readers[block as usize] == 0;
+        assert!(idle_leaf, "the policy evicts block {block}, which is no idle leaf");
+        if let Some(parent) = self.nodes.remove(block) {
+            self.eviction.leaf(parent, &self.nodes);
+        }
+        block
+    }
+
+    fn add_reader(&mut self, block: BlockHandle) {
+        let readers = &mut self.nodes.readers[block.index as usize];
         *readers += 1;
         if *readers == 1 {
-            self.eviction.read(&self.view(index));
-            self.pool.set(index, BlockState::Held);
+            self.wake(&[block]);
         }
     }
 
     fn lookup(&self, hash: BlockHash) -> Option<u32> {
-        self.by_hash.find(table_hash(hash), |index| self.hashes[*index as usize] == hash).copied()
+        self.index.find(name(hash), |index| self.nodes.hash(index))
     }
 
     fn tokens_of(&self, index: u32) -> &[Token] {
@@ -348,50 +392,63 @@ impl PrefixTree {
 
     /// Makes room in the arrays for a slot that is used for the first time.
     fn open(&mut self, index: u32) {
-        let at = index as usize;
-        if self.hashes.len() <= at {
-            self.hashes.resize(at + 1, NO_HASH);
-            self.nodes.resize(at + 1, Node { parent: ROOT, children: 0, readers: 0, depth: 0, hits: 0 });
-            self.tokens.resize((at + 1) * self.block_size, 0);
+        let len = index as usize + 1;
+        if self.nodes.len() < len {
+            self.nodes.open(len);
+            self.tokens.resize(len * self.block_size, 0);
         }
     }
 
     /// Panics unless every count and link is what the others say. O(blocks).
     pub fn check(&self) {
         self.pool.check();
-        let mut children = vec![0u32; self.hashes.len()];
+        let nodes = &self.nodes;
+        let mut children = vec![0u32; nodes.len()];
         let mut published = 0;
         for index in 0..self.pool.opened() {
             let at = index as usize;
             match self.pool.state(index) {
                 BlockState::Free | BlockState::Private | BlockState::Moving => {
-                    assert_eq!(self.hashes[at], NO_HASH, "block {index} has a hash and is not published");
+                    assert_eq!(nodes.parents[at], UNPUBLISHED, "block {index} has a parent and is not published");
                     continue;
                 }
-                BlockState::Held => assert!(self.nodes[at].readers > 0, "block {index} is held by nobody"),
-                BlockState::Idle => assert_eq!(self.nodes[at].readers, 0, "block {index} is idle and read"),
+                BlockState::Held => assert!(nodes.readers[at] > 0, "block {index} is held by nobody"),
+                BlockState::Idle => assert_eq!(nodes.readers[at], 0, "block {index} is idle and read"),
             }
             published += 1;
-            assert_eq!(self.lookup(self.hashes[at]), Some(index), "block {index} cannot be found");
-            let parent = self.nodes[at].parent;
-            if parent != ROOT {
+            assert_ne!(nodes.parents[at], UNPUBLISHED, "block {index} is published without a parent");
+            assert_eq!(
+                self.index.find(nodes.hash(index), |index| nodes.hash(index)),
+                Some(index),
+                "block {index} is lost"
+            );
+            if let Some(parent) = nodes.parent(index) {
                 children[parent as usize] += 1;
-                assert_ne!(self.hashes[parent as usize], NO_HASH, "block {index} outlived its parent");
+                assert_ne!(nodes.parents[parent as usize], UNPUBLISHED, "block {index} outlived its parent");
                 assert!(
-                    self.nodes[parent as usize].readers >= self.nodes[at].readers,
+                    nodes.readers[parent as usize] >= nodes.readers[at],
                     "a reader of {index} does not read its parent"
                 );
             }
         }
-        assert_eq!(published, self.by_hash.len(), "the table holds blocks that are not published");
-        let counted = self.nodes.iter().map(|node| node.children);
-        assert!(counted.eq(children), "child counts drifted");
+        assert_eq!(published, self.index.len(), "the index holds blocks that are not published");
+        assert!(nodes.children.iter().eq(&children), "child counts drifted");
     }
 }
 
-/// The part of a block hash the table uses. The chained hash is mixed well already.
-fn table_hash(hash: BlockHash) -> u64 {
-    hash.0 as u64
+/// Calls `each` for every stretch of blocks that lie one after another: with the first, and how many they are.
+fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
+    let mut rest = chain;
+    while let Some(first) = rest.first() {
+        let len = ascending(rest.len(), first.index, |i| rest[i].index);
+        each(first.index, len);
+        rest = &rest[len..];
+    }
+}
+
+/// How many leading blocks of two stretches of tokens, which differ, are the same.
+fn alike(a: &[Token], b: &[Token], block_size: usize) -> usize {
+    a.chunks_exact(block_size).zip(b.chunks_exact(block_size)).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -330,7 +330,7 @@ impl Driver {
 mod tests {
     use crossbeam_channel::unbounded;
     use trunkline_core::record::Line;
-    use trunkline_core::{Config, Direction, FinishReason, Namespace, Request, StepResult, Transfer};
+    use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
     use trunkline_worker::StepOutput;
 
     use super::*;
@@ -419,14 +419,24 @@ mod tests {
         driver.take(Command::Worker(WorkerReport::Ready));
         driver.perform(Action::RunStep(Box::default()));
         for id in 1..=TRANSFERS {
-            driver.perform(Action::Transfer(Box::new(Transfer { id, direction: Direction::In, pairs: Vec::new() })));
+            driver.perform(Action::Transfer(Box::new(Transfer {
+                id,
+                from: Place::Host,
+                to: Place::Device,
+                pairs: Vec::new(),
+            })));
         }
         assert!(matches!(jobs.try_recv(), Ok(Job::Step(_))));
         for expected in 1..=TRANSFERS {
             assert!(matches!(jobs.try_recv(), Ok(Job::Transfer(transfer)) if transfer.id == expected));
         }
         drop(jobs);
-        driver.perform(Action::Transfer(Box::new(Transfer { id: 1, direction: Direction::In, pairs: Vec::new() })));
+        driver.perform(Action::Transfer(Box::new(Transfer {
+            id: 1,
+            from: Place::Host,
+            to: Place::Device,
+            pairs: Vec::new(),
+        })));
     }
 
     #[test]

@@ -143,7 +143,7 @@ fn copy(runner: &mut dyn StepRunner, transfer: &Transfer) -> WorkerReport {
 #[cfg(test)]
 mod tests {
     use crossbeam_channel::bounded;
-    use trunkline_core::Direction;
+    use trunkline_core::Place;
 
     use super::*;
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn transfer(id: u64) -> Job {
-        Job::Transfer(Box::new(Transfer { id, direction: Direction::Out, pairs: vec![(0, 0)] }))
+        Job::Transfer(Box::new(Transfer { id, from: Place::Device, to: Place::Host, pairs: vec![(0, 0)] }))
     }
 
     #[test]

@@ -310,6 +310,9 @@ pub enum TransferFault {
         /// Blocks there are.
         limit: u32,
     },
+    /// It is from or to a tier of the prefix cache; this worker has none.
+    #[error("this worker copies between device and host only")]
+    NoTier,
     /// Another pair is copied to the same place.
     #[error("another pair has the same destination, block {block}")]
     DestinationTwice {

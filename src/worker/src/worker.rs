@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use trunkline_core::{Direction, RequestId, Step, StepResult, Token, Transfer};
+use trunkline_core::{Place, RequestId, Step, StepResult, Token, Transfer};
 
 use crate::attention::Sequence;
 use crate::error::{TransferFault, WorkerError};
@@ -156,10 +156,10 @@ impl Worker {
     /// A block that there is not, or two pairs with one destination, see [`TransferFault`]; nothing was copied.
     pub fn transfer(&mut self, transfer: &Transfer) -> Result<(), WorkerError> {
         self.check_transfer(transfer)?;
-        for (device, host) in &transfer.pairs {
-            match transfer.direction {
-                Direction::Out => self.host.copy_block(*host, &self.kv, *device),
-                Direction::In => self.kv.copy_block(*device, &self.host, *host),
+        for (from, to) in &transfer.pairs {
+            match transfer.to {
+                Place::Device => self.kv.copy_block(*to, &self.host, *from),
+                _ => self.host.copy_block(*to, &self.kv, *from),
             }
         }
         Ok(())
@@ -173,14 +173,18 @@ impl Worker {
     fn check_transfer(&self, transfer: &Transfer) -> Result<(), WorkerError> {
         let (device_blocks, host_blocks) = (self.kv.n_blocks(), self.host.n_blocks());
         let mut destinations = HashSet::with_capacity(transfer.pairs.len());
-        for (index, (device, host)) in transfer.pairs.iter().copied().enumerate() {
-            let destination = if transfer.direction == Direction::Out { host } else { device };
+        for (index, (from, to)) in transfer.pairs.iter().copied().enumerate() {
+            let (device, host) = match (transfer.from, transfer.to) {
+                (Place::Device, Place::Host) => (from, to),
+                (Place::Host, Place::Device) => (to, from),
+                _ => return Err(WorkerError::Transfer { transfer: transfer.id, index, fault: TransferFault::NoTier }),
+            };
             let fault = if device >= device_blocks {
                 TransferFault::DeviceBlock { block: device, limit: device_blocks }
             } else if host >= host_blocks {
                 TransferFault::HostBlock { block: host, limit: host_blocks }
-            } else if !destinations.insert(destination) {
-                TransferFault::DestinationTwice { block: destination }
+            } else if !destinations.insert(to) {
+                TransferFault::DestinationTwice { block: to }
             } else {
                 continue;
             };

@@ -5,7 +5,7 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::{Direction, Sampling, Transfer};
+use trunkline_core::{Place, Sampling, Transfer};
 use trunkline_worker::{Model, Tokenizer, TransferFault, WorkerConfig, WorkerError};
 
 const HOST_BLOCKS: u32 = 40;
@@ -21,8 +21,22 @@ fn prompt() -> Vec<u32> {
     Tokenizer::bytes().encode("Blocks that went to the host and came back.").unwrap()
 }
 
+/// Which way a copy goes between device and host.
+#[derive(Clone, Copy)]
+enum Direction {
+    Out,
+    In,
+}
+
+/// A copy of pairs (device, host).
 fn transfer(id: u64, direction: Direction, pairs: Vec<(u32, u32)>) -> Transfer {
-    Transfer { id, direction, pairs }
+    match direction {
+        Direction::Out => Transfer { id, from: Place::Device, to: Place::Host, pairs },
+        Direction::In => {
+            let pairs = pairs.into_iter().map(|(device, host)| (host, device)).collect();
+            Transfer { id, from: Place::Host, to: Place::Device, pairs }
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Copies, drafts, and what is counted of steps.
 
 use trunkline_core::Preemption;
-use trunkline_core::transfer::Transfer;
+use trunkline_core::transfer::{Place, Transfer};
 
 use super::*;
 
@@ -12,18 +12,19 @@ fn a_transfer_takes_the_link_and_its_end_is_told() {
     // 2 MiB blocks, one in 100 us after 10 us.
     settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-6;
     let mut fleet = Fleet::new(&trace, &settings, &OneMs).unwrap();
-    let transfer = |id, direction| Action::Transfer(Box::new(Transfer { id, direction, pairs: vec![(0, 0), (1, 1)] }));
-    fleet.perform(0, transfer(1, Direction::Out));
-    fleet.perform(0, transfer(2, Direction::Out));
-    fleet.perform(0, transfer(3, Direction::In));
+    let copy = |id, from, to, n| Action::Transfer(Box::new(Transfer { id, from, to, pairs: vec![(0, 0); n] }));
+    let out = |id| copy(id, Place::Device, Place::Host, 2);
+    let back = |id, n| copy(id, Place::Host, Place::Device, n);
+    fleet.perform(0, out(1));
+    fleet.perform(0, out(2));
+    fleet.perform(0, back(3, 2));
     let ends: Vec<_> =
         fleet.queue.clone().into_sorted_vec().into_iter().rev().map(|Reverse(it)| (it.at_ns, it.what)).collect();
     let end = |id| What::TransferEnd { replica: 0, id };
     assert_eq!(ends, [(210_000, end(1)), (210_000, end(3)), (420_000, end(2))]);
     // The core waits for none of them, so the replay goes on as if there were none, and their ends do not make it longer.
-    fleet.perform(0, transfer(4, Direction::In));
-    fleet
-        .perform(0, Action::Transfer(Box::new(Transfer { id: 5, direction: Direction::In, pairs: vec![(0, 0); 100] })));
+    fleet.perform(0, back(4, 2));
+    fleet.perform(0, back(5, 100));
     fleet.run(&mut |_| {}).unwrap();
     assert!(fleet.now_ns > 10 * MS);
     let report = fleet.report(&settings);

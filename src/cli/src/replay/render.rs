@@ -127,6 +127,12 @@ fn results(facts: &mut Table, report: &Report) {
         let text = format!("{} times; {blocks} blocks in {copies} copies, {:.3} s", grouped(swaps), link.busy_s);
         facts.add_row([name, &text]);
     }
+    for tier in &report.tiers {
+        let (hits, stored, evicted) =
+            (grouped(tier.hit_blocks), grouped(tier.stored_blocks), grouped(tier.evicted_blocks));
+        let busy = format!("link {:.1} s out, {:.1} s in", tier.link_out.busy_s, tier.link_in.busy_s);
+        facts.add_row([tier.name.as_str(), &format!("{hits} blocks hit, {stored} stored, {evicted} evicted; {busy}")]);
+    }
     if report.drafted_tokens > 0 {
         let (accepted, drafted) = (grouped(report.accepted_drafts), grouped(report.drafted_tokens));
         facts.add_row(["accepted drafts", &format!("{accepted} of {drafted}")]);

@@ -2,6 +2,8 @@
 
 use anyhow::{bail, ensure};
 use clap::Args;
+
+use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
 use trunkline_sim::cost::Roofline;
 use trunkline_sim::memory::{device_blocks, host_blocks};
@@ -102,6 +104,9 @@ pub(super) struct SettingsArgs {
     /// What computing a token again is estimated to cost, for `--preemption cost` [default: what the cost model says].
     #[arg(long, value_name = "NS")]
     recompute_token_ns: Option<u64>,
+
+    #[command(flatten)]
+    tiers: TierArgs,
 }
 
 /// The settings of every run: each policy with each eviction policy and each preemption, all of them checked.
@@ -153,6 +158,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
         arrivals,
         tenants: args.tenants.parse()?,
         draft_acceptance: args.draft_acceptance,
+        far_links: Vec::new(),
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
     settings.validate()?;
@@ -175,6 +181,7 @@ fn size(settings: &mut Settings, args: &SettingsArgs) -> anyhow::Result<()> {
         );
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
+    (settings.core.tiers, settings.far_links) = args.tiers.tiers(&settings.model, block_size)?;
     let cost = Roofline::new(&settings.hardware, &settings.model);
     settings.estimate_costs(&cost);
     let core = &mut settings.core;

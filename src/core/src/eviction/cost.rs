@@ -4,7 +4,9 @@
 //! which grows with depth; so deep blocks are dearer. A block's worth is its cost times the hits it had, plus one.
 
 use super::levels::{LEVELS, Levels};
-use super::{BlockView, Eviction};
+use super::{Eviction, last};
+use crate::ids::BlockHandle;
+use crate::tree::Nodes;
 
 /// Worth of a shallow block that was never hit, in levels.
 const UNIT: f32 = 8.0;
@@ -13,25 +15,35 @@ const UNIT: f32 = 8.0;
 const DEPTH_OF_DOUBLE_COST: f32 = 1900.0;
 
 /// Idle leaves by what it would cost to miss them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cost {
     levels: Levels,
 }
 
+impl Cost {
+    pub fn new(capacity: u32) -> Self {
+        Self { levels: Levels::new(super::room(capacity)) }
+    }
+}
+
 impl Eviction for Cost {
-    fn idle(&mut self, _: &BlockView) {}
-
-    fn leaf(&mut self, block: &BlockView) {
-        let cost = 1.0 + block.depth as f32 / DEPTH_OF_DOUBLE_COST;
-        let worth = UNIT * cost * (1 + block.hits) as f32;
-        self.levels.insert(block.index, (worth as usize).min(LEVELS - 1));
+    fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        if blocks.is_leaf(last(chain)) {
+            self.leaf(last(chain), blocks);
+        }
     }
 
-    fn read(&mut self, block: &BlockView) {
-        self.levels.remove(block.index);
+    fn leaf(&mut self, block: u32, blocks: &Nodes) {
+        let cost = 1.0 + blocks.depth(block) as f32 / DEPTH_OF_DOUBLE_COST;
+        let worth = UNIT * cost * (1 + blocks.hits(block)) as f32;
+        self.levels.insert(block, (worth as usize).min(LEVELS - 1));
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn read(&mut self, chain: &[BlockHandle], _: &Nodes) {
+        self.levels.remove(last(chain));
+    }
+
+    fn pop(&mut self, _: &Nodes) -> Option<u32> {
         self.levels.pop()
     }
 }

@@ -18,13 +18,12 @@ pub(super) struct Levels {
     floor: usize,
 }
 
-impl Default for Levels {
-    fn default() -> Self {
-        Self { queues: Queues::new(LEVELS), occupied: [0; LEVELS / 64], floor: 0 }
-    }
-}
-
 impl Levels {
+    /// No block yet, and room for so many.
+    pub fn new(room: usize) -> Self {
+        Self { queues: Queues::with_room(LEVELS, room), occupied: [0; LEVELS / 64], floor: 0 }
+    }
+
     /// Adds a block that is worth `worth` (below [`LEVELS`]; more is as much as that) more than the last one evicted.
     pub fn insert(&mut self, block: u32, worth: usize) {
         let level = (self.floor + worth.min(LEVELS - 1)) % LEVELS;
@@ -78,7 +77,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_least_priority_goes_first_and_equals_in_order(ops in prop::collection::vec((0u32..30, 0usize..300, 0u8..3), 0..300)) {
-            let mut levels = Levels::default();
+            let mut levels = Levels::new(30);
             // (priority, order of arrival, block)
             let mut model: Vec<(usize, usize, u32)> = Vec::new();
             let mut floor = 0;

@@ -4,26 +4,38 @@
 //! stay for ever.
 
 use super::levels::Levels;
-use super::{BlockView, Eviction};
+use super::{Eviction, last};
+use crate::ids::BlockHandle;
+use crate::tree::Nodes;
 
 /// Idle leaves by the number of their hits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lfu {
     levels: Levels,
 }
 
+impl Lfu {
+    pub fn new(capacity: u32) -> Self {
+        Self { levels: Levels::new(super::room(capacity)) }
+    }
+}
+
 impl Eviction for Lfu {
-    fn idle(&mut self, _: &BlockView) {}
-
-    fn leaf(&mut self, block: &BlockView) {
-        self.levels.insert(block.index, block.hits as usize);
+    fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        if blocks.is_leaf(last(chain)) {
+            self.leaf(last(chain), blocks);
+        }
     }
 
-    fn read(&mut self, block: &BlockView) {
-        self.levels.remove(block.index);
+    fn leaf(&mut self, block: u32, blocks: &Nodes) {
+        self.levels.insert(block, blocks.hits(block) as usize);
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn read(&mut self, chain: &[BlockHandle], _: &Nodes) {
+        self.levels.remove(last(chain));
+    }
+
+    fn pop(&mut self, _: &Nodes) -> Option<u32> {
         self.levels.pop()
     }
 }

@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use super::ghost::Identity;
-
 /// Age buckets per doubling, and doublings, from a share of the capacity on.
 const PER_DOUBLING: usize = 3;
 const DOUBLINGS: usize = 10;
@@ -61,6 +59,10 @@ pub(super) struct Life {
     ages: [u32; BUCKETS],
     observations: u32,
     learn_every: u32,
+    /// The next class whose indices are to be computed, and what it leans on: all, and the turn before.
+    to_learn: usize,
+    all: [f32; BUCKETS],
+    before: [f32; BUCKETS],
 }
 
 impl Life {
@@ -84,8 +86,12 @@ impl Life {
             ages,
             observations: 0,
             learn_every: LEARN_FIRST,
+            to_learn: 0,
+            all: [0.0; BUCKETS],
+            before: [0.0; BUCKETS],
         };
-        life.learn();
+        life.begin_to_learn();
+        while life.learn() {}
         life
     }
 
@@ -107,8 +113,9 @@ impl Life {
         if self.observations >= self.learn_every {
             self.observations = 0;
             self.learn_every = (self.learn_every * 2).min(LEARN_EVERY);
-            self.learn();
+            self.begin_to_learn();
         }
+        self.learn();
     }
 
     fn forget(&mut self) {
@@ -157,39 +164,45 @@ impl Life {
         Some(entry)
     }
 
-    /// Computes the indices from the life tables.
-    fn learn(&mut self) {
-        let mut all = [0.0; BUCKETS];
-        for (bucket, all) in all.iter_mut().enumerate() {
-            let events: f32 = self.classes.iter().map(|class| class.events[bucket]).sum();
-            let at_risk: f32 = self.classes.iter().map(|class| class.at_risk[bucket]).sum();
+    /// Begins to compute the indices from the life tables. They are computed class by class, one with each segment that is
+    /// followed from now on, so that no request waits for all of them.
+    fn begin_to_learn(&mut self) {
+        for bucket in 0..BUCKETS {
             let age = self.ages[bucket] as f32;
             let end = self.ages.get(bucket + 1).map_or(age * 2.0, |end| *end as f32);
-            let start = PRIOR_RETURN * (end - age) / (end + self.capacity as f32);
-            *all = ((events + PRIOR * start) / (at_risk + PRIOR)).min(1.0);
+            self.all[bucket] = PRIOR_RETURN * (end - age) / (end + self.capacity as f32);
         }
-        let estimate = |classes: &[Class], prior: &[f32; BUCKETS]| {
-            let mut hazard = *prior;
-            for (bucket, hazard) in hazard.iter_mut().enumerate() {
-                let events: f32 = classes.iter().map(|class| class.events[bucket]).sum();
-                let at_risk: f32 = classes.iter().map(|class| class.at_risk[bucket]).sum();
-                *hazard = ((events + PRIOR * *hazard) / (at_risk + PRIOR)).min(1.0);
-            }
-            hazard
-        };
-        let mut before = all;
-        for class in 0..self.classes.len() {
-            let prior = if class >= self.unordered {
-                &all
-            } else {
-                if class % super::reuse::KINDS == 0 {
-                    before = estimate(&self.classes[class..class + super::reuse::KINDS], &before);
-                }
-                &before
-            };
-            self.index[class] = indices(&estimate(&self.classes[class..=class], prior), &self.ages);
-        }
+        self.all = hazards(&self.classes, &self.all);
+        self.before = self.all;
+        self.to_learn = 0;
     }
+
+    /// Computes the indices of the next class. Returns whether there was one.
+    fn learn(&mut self) -> bool {
+        let class = self.to_learn;
+        if class == self.classes.len() {
+            return false;
+        }
+        let ordered = class < self.unordered;
+        if ordered && class.is_multiple_of(super::reuse::KINDS) {
+            self.before = hazards(&self.classes[class..class + super::reuse::KINDS], &self.before);
+        }
+        let prior = if ordered { &self.before } else { &self.all };
+        self.index[class] = indices(&hazards(&self.classes[class..=class], prior), &self.ages);
+        self.to_learn += 1;
+        true
+    }
+}
+
+/// For each age bucket the chance of a return, of what is of one of these classes; of few counts, mostly the one before.
+fn hazards(classes: &[Class], prior: &[f32; BUCKETS]) -> [f32; BUCKETS] {
+    let mut hazards = *prior;
+    for (bucket, hazard) in hazards.iter_mut().enumerate() {
+        let events: f32 = classes.iter().map(|class| class.events[bucket]).sum();
+        let at_risk: f32 = classes.iter().map(|class| class.at_risk[bucket]).sum();
+        *hazard = ((events + PRIOR * *hazard) / (at_risk + PRIOR)).min(1.0);
+    }
+    hazards
 }
 
 /// For each age bucket the best ratio, over all horizons, of returns to time spent.
@@ -207,4 +220,22 @@ fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
         }
     }
     out
+}
+
+/// Block hashes are mixed already.
+#[derive(Default)]
+struct Identity(u64);
+
+impl std::hash::Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only block hashes are keys here");
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
 }

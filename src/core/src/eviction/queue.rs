@@ -27,8 +27,13 @@ pub struct Queues {
 impl Queues {
     /// `n` empty queues.
     pub fn new(n: usize) -> Self {
+        Self::with_room(n, 0)
+    }
+
+    /// `n` empty queues, with room for so many blocks.
+    pub fn with_room(n: usize, blocks: usize) -> Self {
         assert!(n < usize::from(NO_QUEUE));
-        Self { ends: vec![Ends { front: NIL, back: NIL, len: 0 }; n], links: Vec::new() }
+        Self { ends: vec![Ends { front: NIL, back: NIL, len: 0 }; n], links: Vec::with_capacity(blocks) }
     }
 
     /// Blocks in a queue.

@@ -23,9 +23,11 @@
 //! matter: a long segment costs more and saves more. Within a class the candidates are the oldest and the youngest: the
 //! chance of a return first rises with age and then falls, so the least is mostly at one of the ends.
 
+use super::Eviction;
 use super::life::{Entry, Life};
 use super::queue::Queues;
-use super::{BlockView, Eviction};
+use crate::ids::BlockHandle;
+use crate::tree::Nodes;
 
 const TURNS: usize = 8;
 /// Kinds of one turn: lengths of a first one, gaps before a later one.
@@ -43,7 +45,6 @@ const NONE: u32 = u32::MAX;
 /// What is known of a block, by slot.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    hash: u64,
     segment: u32,
     /// Turn and kind of the request that used it last; the kind of one that continues it.
     turn: u8,
@@ -79,7 +80,7 @@ pub(super) struct Reuse {
     mean_gap: f32,
     mean_length: f32,
     /// The block that fell idle just now, and whether to follow its parent in its stead.
-    last_idle: Option<BlockView>,
+    last_idle: Option<u32>,
     follow_parent: bool,
     /// The segment that is being evicted.
     victim: u32,
@@ -193,7 +194,7 @@ impl Reuse {
     }
 
     /// The request has read all it found: what is left of the segment it continued was left behind.
-    fn settle_left(&mut self) {
+    fn settle_left(&mut self, blocks: &Nodes) {
         let segment = std::mem::replace(&mut self.left, NONE);
         if segment == NONE {
             return;
@@ -205,74 +206,30 @@ impl Reuse {
         let tail = it.tail;
         if queued {
             self.enqueue(segment);
-            let hash = self.known[tail as usize].hash;
-            self.life.follow(hash, LEFT as u8, 0);
+            self.life.follow(blocks.hash(tail), LEFT as u8, 0);
             self.known[tail as usize].followed = true;
         }
     }
-}
 
-impl Eviction for Reuse {
-    fn published(&mut self, block: &BlockView) {
-        self.life.clock = self.life.clock.wrapping_add(1);
-        self.settle_left();
-        let at = block.index as usize;
-        if self.known.len() <= at {
-            let fresh = Known {
-                hash: 0,
-                segment: NONE,
-                turn: 0,
-                gap: 0,
-                next_gap: 0,
-                settled: false,
-                continues: false,
-                followed: false,
-            };
-            self.known.resize(at + 1, fresh);
-        }
-        let (mut turn, mut gap) = match block.parent.map(|parent| &self.known[parent as usize]) {
-            None => (0, 0),
-            Some(parent) if !parent.settled => (parent.turn, parent.gap),
-            Some(parent) if !parent.continues || block.parent_hits > u32::from(parent.turn) + 1 => (0, 0),
-            Some(parent) => (parent.turn.saturating_add(1), parent.next_gap),
-        };
-        if let Some(entry) = self.returned(block.hash)
-            && usize::from(entry.class) < SHARED
-        {
-            turn = entry.turn.saturating_add(1);
-            gap = self.gap_class(entry.since);
-        }
-        self.known[at] = Known {
-            hash: block.hash,
-            segment: NONE,
-            turn,
-            gap,
-            next_gap: 0,
-            settled: false,
-            continues: false,
-            followed: false,
-        };
-    }
-
-    fn idle(&mut self, block: &BlockView) {
-        self.settle_left();
-        let at = block.index as usize;
-        let before = self.last_idle.filter(|before| before.parent == Some(block.index));
+    /// A block falls idle, after those of its chain that continue it.
+    fn fall_idle(&mut self, block: u32, blocks: &Nodes) {
+        let at = block as usize;
+        let before = self.last_idle.filter(|before| blocks.parent(*before) == Some(block));
         let mut known = self.known[at];
         let (turn, gap) = match before {
-            Some(before) => (self.known[before.index as usize].turn, self.known[before.index as usize].gap),
+            Some(before) => (self.known[before as usize].turn, self.known[before as usize].gap),
             None if !known.settled => (known.turn, known.gap),
             None if known.continues => (known.turn.saturating_add(1), known.next_gap),
             None => (known.turn, known.gap),
         };
-        let gap = if turn == 0 && before.is_none() { self.length_class(block.depth + 1) } else { gap };
-        let shared = block.hits > u32::from(turn) + 1;
+        let gap = if turn == 0 && before.is_none() { self.length_class(blocks.depth(block) + 1) } else { gap };
+        let shared = blocks.hits(block) > u32::from(turn) + 1;
         let class = if shared {
-            SHARED + (block.hits.ilog2() as usize).min(SHARED_CLASSES) - 1
+            SHARED + (blocks.hits(block).ilog2() as usize).min(SHARED_CLASSES) - 1
         } else {
             usize::from(turn).min(TURNS - 1) * KINDS + usize::from(gap)
         } as u8;
-        let joined = before.map(|before| self.known[before.index as usize].segment).filter(|segment| {
+        let joined = before.map(|before| self.known[before as usize].segment).filter(|segment| {
             let of = usize::from(self.segments[*segment as usize].class);
             shared == (SHARED..LEFT).contains(&of)
         });
@@ -288,9 +245,9 @@ impl Eviction for Reuse {
                 segment
             }
             None => {
-                let fresh = Segment { tail: block.index, len: 1, full: 1, idle_at: self.life.clock, class };
+                let fresh = Segment { tail: block, len: 1, full: 1, idle_at: self.life.clock, class };
                 // The last block of a request is often not what the next one continues; follow the one before it.
-                follow = shared || block.parent.is_none() || block.parent_hits > u32::from(turn) + 1;
+                follow = shared || blocks.parent(block).is_none() || blocks.parent_hits(block) > u32::from(turn) + 1;
                 match self.unused.pop() {
                     Some(segment) => {
                         self.segments[segment as usize] = fresh;
@@ -312,24 +269,18 @@ impl Eviction for Reuse {
         known.followed = follow;
         self.known[at] = known;
         if follow {
-            self.life.follow(known.hash, self.segments[segment as usize].class, turn);
+            self.life.follow(blocks.hash(block), self.segments[segment as usize].class, turn);
         }
-        self.last_idle = Some(*block);
+        self.last_idle = Some(block);
     }
 
-    fn leaf(&mut self, block: &BlockView) {
-        let segment = self.known[block.index as usize].segment;
-        self.segments[segment as usize].tail = block.index;
-        self.enqueue(segment);
-    }
-
-    fn read(&mut self, block: &BlockView) {
+    /// An idle block is read, after its parent.
+    fn read_one(&mut self, block: u32, blocks: &Nodes) {
         self.life.clock = self.life.clock.wrapping_add(1);
-        self.last_idle = None;
-        let at = block.index as usize;
+        let at = block as usize;
         let segment = self.known[at].segment;
         if self.left != segment {
-            self.settle_left();
+            self.settle_left(blocks);
         }
         self.shrink(segment);
         let Segment { len, full, idle_at, class, .. } = self.segments[segment as usize];
@@ -342,14 +293,70 @@ impl Eviction for Reuse {
         known.continues = continues;
         known.next_gap = next_gap;
         if known.followed {
-            let hash = known.hash;
             known.followed = false;
-            self.returned(hash);
+            self.returned(blocks.hash(block));
+        }
+    }
+}
+
+impl Eviction for Reuse {
+    fn published(&mut self, block: u32, blocks: &Nodes) {
+        self.life.clock = self.life.clock.wrapping_add(1);
+        self.settle_left(blocks);
+        let at = block as usize;
+        if self.known.len() <= at {
+            let fresh = Known {
+                segment: NONE,
+                turn: 0,
+                gap: 0,
+                next_gap: 0,
+                settled: false,
+                continues: false,
+                followed: false,
+            };
+            self.known.resize(at + 1, fresh);
+        }
+        let (mut turn, mut gap) = match blocks.parent(block).map(|parent| &self.known[parent as usize]) {
+            None => (0, 0),
+            Some(parent) if !parent.settled => (parent.turn, parent.gap),
+            Some(parent) if !parent.continues || blocks.parent_hits(block) > u32::from(parent.turn) + 1 => (0, 0),
+            Some(parent) => (parent.turn.saturating_add(1), parent.next_gap),
+        };
+        if let Some(entry) = self.returned(blocks.hash(block))
+            && usize::from(entry.class) < SHARED
+        {
+            turn = entry.turn.saturating_add(1);
+            gap = self.gap_class(entry.since);
+        }
+        self.known[at] =
+            Known { segment: NONE, turn, gap, next_gap: 0, settled: false, continues: false, followed: false };
+    }
+
+    fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        self.settle_left(blocks);
+        for (after, block) in chain.iter().rev().enumerate() {
+            self.fall_idle(block.index, blocks);
+            if after == 0 && blocks.is_leaf(block.index) {
+                self.leaf(block.index, blocks);
+            }
         }
     }
 
-    fn pop(&mut self) -> Option<u32> {
-        self.settle_left();
+    fn leaf(&mut self, block: u32, _: &Nodes) {
+        let segment = self.known[block as usize].segment;
+        self.segments[segment as usize].tail = block;
+        self.enqueue(segment);
+    }
+
+    fn read(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        self.last_idle = None;
+        for block in chain {
+            self.read_one(block.index, blocks);
+        }
+    }
+
+    fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
+        self.settle_left(blocks);
         self.last_idle = None;
         let segment = match self.victim {
             NONE => self.least()?,

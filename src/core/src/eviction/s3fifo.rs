@@ -5,7 +5,9 @@
 
 use super::ghost::Ghost;
 use super::queue::Queues;
-use super::{BlockView, Eviction};
+use super::{Eviction, last};
+use crate::ids::BlockHandle;
+use crate::tree::Nodes;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -16,11 +18,10 @@ const SMALL_SHARE: u32 = 10;
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     queues: Queues,
-    ghost: Ghost<()>,
+    ghost: Ghost,
     small_max: u32,
     /// Idle blocks, leaves or not, that are not proven.
     unproven_idle: u32,
-    hashes: Vec<u64>,
     /// Blocks that came back from the ghost, or were read: they go to the main queue.
     proven: Vec<bool>,
     /// The last block popped and where from: its parent, a leaf now, is of its age and takes its place.
@@ -30,55 +31,58 @@ pub(super) struct S3Fifo {
 impl S3Fifo {
     pub fn new(capacity: u32) -> Self {
         Self {
-            queues: Queues::new(2),
-            ghost: Ghost::new(capacity as usize),
+            queues: Queues::with_room(2, super::room(capacity)),
+            ghost: Ghost::new(capacity),
             small_max: capacity / SMALL_SHARE,
             unproven_idle: 0,
-            hashes: Vec::new(),
-            proven: Vec::new(),
+            proven: Vec::with_capacity(super::room(capacity)),
             popped: None,
         }
     }
 }
 
 impl Eviction for S3Fifo {
-    fn published(&mut self, block: &BlockView) {
-        let at = block.index as usize;
+    fn published(&mut self, block: u32, blocks: &Nodes) {
+        let at = block as usize;
         if self.proven.len() <= at {
             self.proven.resize(at + 1, false);
-            self.hashes.resize(at + 1, 0);
         }
-        self.hashes[at] = block.hash;
-        self.proven[at] = self.ghost.take(block.hash).is_some();
+        self.proven[at] = self.ghost.take(blocks.hash(block));
     }
 
-    fn idle(&mut self, block: &BlockView) {
-        self.unproven_idle += u32::from(!self.proven[block.index as usize]);
+    fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         self.popped = None;
-    }
-
-    fn leaf(&mut self, block: &BlockView) {
-        let queue = if self.proven[block.index as usize] { MAIN } else { SMALL };
-        match self.popped {
-            Some(from) if from == queue => self.queues.push_front(queue, block.index),
-            _ => self.queues.push_back(queue, block.index),
+        self.unproven_idle += chain.iter().map(|block| u32::from(!self.proven[block.index as usize])).sum::<u32>();
+        if blocks.is_leaf(last(chain)) {
+            self.leaf(last(chain), blocks);
         }
     }
 
-    fn read(&mut self, block: &BlockView) {
-        self.queues.remove(block.index);
-        self.unproven_idle -= u32::from(!self.proven[block.index as usize]);
-        self.proven[block.index as usize] = true;
+    fn leaf(&mut self, block: u32, _: &Nodes) {
+        let queue = if self.proven[block as usize] { MAIN } else { SMALL };
+        match self.popped {
+            Some(from) if from == queue => self.queues.push_front(queue, block),
+            _ => self.queues.push_back(queue, block),
+        }
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn read(&mut self, chain: &[BlockHandle], _: &Nodes) {
+        self.queues.remove(last(chain));
+        for block in chain {
+            let proven = &mut self.proven[block.index as usize];
+            self.unproven_idle -= u32::from(!*proven);
+            *proven = true;
+        }
+    }
+
+    fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
         let over = self.unproven_idle > self.small_max || self.queues.is_empty(MAIN);
         let queue = if over && !self.queues.is_empty(SMALL) { SMALL } else { MAIN };
         let block = self.queues.pop_front(queue)?;
         self.popped = Some(queue);
         if queue == SMALL {
             self.unproven_idle -= 1;
-            self.ghost.insert(self.hashes[block as usize], ());
+            self.ghost.insert(blocks.hash(block));
         }
         Some(block)
     }

@@ -1,0 +1,91 @@
+//! `trunkline bench`: what the core costs on this machine.
+//!
+//! Everything runs on one thread, without a model. Every figure is the median of several runs, with the least and the most
+//! of them beside it.
+
+pub mod allocations;
+mod evict;
+mod measure;
+mod sched;
+mod tree;
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use measure::Report;
+
+const EXAMPLES: &str = "\
+Examples:
+  What does a prefix lookup cost here, and how far is that from the memory's own speed?
+    trunkline bench tree
+
+  Figures to keep and compare:
+    trunkline bench sched --json > sched.json
+
+  Does it run at all?
+    trunkline bench evict --quick";
+
+/// Measure the core on this machine: the prefix tree, the scheduling of a step, eviction.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum What {
+    /// Hashing, finding prefixes in large trees, storing blocks, conversations, memory per block.
+    Tree(Options),
+    /// One step of decodes through the whole core, and its heap allocations.
+    Sched(Options),
+    /// Evicting blocks and storing others in their place, for every eviction policy.
+    Evict(Options),
+}
+
+/// What all benchmarks can be told.
+#[derive(Clone, Debug, Args)]
+struct Options {
+    /// Write JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Fewer and smaller runs: a few seconds, and figures that mean little.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the report cannot be written.
+pub fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let (options, report): (Options, Report) = match args.what {
+        What::Tree(options) => (options.clone(), tree::run(options.quick)),
+        What::Sched(options) => (options.clone(), sched::run(options.quick)),
+        What::Evict(options) => (options.clone(), evict::run(options.quick)),
+    };
+    let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_benchmark_runs_and_reports_figures() {
+        for report in [tree::run(true), sched::run(true), evict::run(true)] {
+            let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+            let rows = json["rows"].as_array().unwrap();
+            assert!(!rows.is_empty());
+            for row in rows {
+                let (min, median, max) = (&row["min"], &row["median"], &row["max"]);
+                assert!(min.as_f64() <= median.as_f64() && median.as_f64() <= max.as_f64(), "{row}");
+            }
+            assert!(report.render().contains("median"));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Eviction: blocks that go and others that come in their place, for every policy.
+
+use std::hint::black_box;
+
+use trunkline_core::eviction;
+use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
+use trunkline_core::ids::{BlockHandle, Token};
+use trunkline_core::tree::PrefixTree;
+
+use super::measure::{Numbers, Report, quantile, time_ns};
+use super::tree::publish;
+
+const NOTES: [&str; 2] = [
+    "An operation evicts 8 blocks and stores 8 others, hashes given: 128 tokens. Afterwards the request leaves: release.",
+    "Every leaf is a chain of 8 blocks of its own. Between operations a chain of those stored lately is read now and then.",
+];
+const BLOCK_SIZE: usize = 16;
+const CHAIN: usize = 8;
+const TOKENS: usize = CHAIN * BLOCK_SIZE;
+/// One operation in so many is followed by a read.
+const READ_EVERY: usize = 3;
+/// Chains remembered to be read again.
+const REMEMBERED: usize = 1024;
+
+pub fn run(quick: bool) -> Report {
+    let mut report = Report::new("evict", quick, NOTES.to_vec());
+    let leaves: &[usize] = if quick { &[500] } else { &[5_000, 50_000, 1_000_000] };
+    let operations = if quick { 1_000 } else { 60_000 };
+    for leaves in leaves {
+        for name in eviction::names() {
+            turnover(&mut report, name, *leaves, operations);
+        }
+    }
+    report
+}
+
+/// A tree in which everything is idle, and where its next chains come from.
+struct Churn {
+    tree: PrefixTree,
+    numbers: Numbers,
+    root: BlockHash,
+    hashes: Vec<BlockHash>,
+    table: Vec<BlockHandle>,
+    found: Vec<u32>,
+    lately: Vec<Vec<Token>>,
+}
+
+impl Churn {
+    /// A chain of new tokens, with its hashes in `self.hashes`.
+    fn fresh(&mut self) -> Vec<Token> {
+        let tokens = self.numbers.tokens(TOKENS);
+        self.hash(&tokens);
+        tokens
+    }
+
+    fn hash(&mut self, tokens: &[Token]) {
+        self.hashes.clear();
+        extend_hashes(&mut self.hashes, self.root, BLOCK_SIZE as u32, tokens);
+    }
+
+    /// Makes room for a chain, stores it and leaves it. Returns the times of storing and leaving.
+    fn turn_over(&mut self) -> (f64, f64) {
+        let tokens = self.fresh();
+        let Self { tree, hashes, table, .. } = self;
+        let store = time_ns(|| {
+            assert!(tree.allocate(CHAIN as u32, table), "everything is idle");
+            publish(tree, black_box(&tokens), hashes, BLOCK_SIZE, 0, table);
+        });
+        let release = time_ns(|| tree.release(table, CHAIN));
+        let at = self.numbers.below(REMEMBERED);
+        match self.lately.get_mut(at) {
+            Some(old) => *old = tokens,
+            None => self.lately.push(tokens),
+        }
+        (store, release)
+    }
+
+    /// Reads one of the chains stored lately, or what is left of it.
+    fn read(&mut self) {
+        let at = self.numbers.below(self.lately.len());
+        let tokens = std::mem::take(&mut self.lately[at]);
+        self.hash(&tokens);
+        let Self { tree, hashes, table, found, .. } = self;
+        tree.find(hashes, &tokens, found);
+        tree.hold(found, table);
+        tree.release(table, found.len());
+        self.lately[at] = tokens;
+    }
+}
+
+fn turnover(report: &mut Report, name: &str, leaves: usize, operations: usize) {
+    let capacity = (leaves * CHAIN) as u32;
+    let policy = eviction::by_name(name, capacity).expect("it was listed");
+    let mut churn = Churn {
+        tree: PrefixTree::new(BLOCK_SIZE as u32, capacity, policy),
+        numbers: Numbers::new(),
+        root: Namespace::default().root(),
+        hashes: Vec::new(),
+        table: Vec::new(),
+        found: Vec::new(),
+        lately: Vec::new(),
+    };
+    for at in 0..leaves + leaves / 8 {
+        churn.turn_over();
+        if at % READ_EVERY == 0 {
+            churn.read();
+        }
+    }
+    let (mut stores, mut releases) = (Vec::with_capacity(operations), Vec::with_capacity(operations));
+    for at in 0..operations {
+        let (store, release) = churn.turn_over();
+        stores.push(store / 1e3);
+        releases.push(release / 1e3);
+        if at % READ_EVERY == 0 {
+            churn.read();
+        }
+    }
+    stores.sort_by(f64::total_cmp);
+    let case = format!("{name}, {leaves} leaves");
+    for (percentile, q) in [("p99", 0.99), ("p99.9", 0.999)] {
+        report.add("evict and insert", format!("{case}, {percentile}"), "us", vec![quantile(&stores, q)]);
+    }
+    report.add("evict and insert", &case, "us", stores);
+    report.add("release", case, "us", releases);
+}

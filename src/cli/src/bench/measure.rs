@@ -1,0 +1,189 @@
+//! Repeated timings, what is reported of them, and what they are compared with.
+
+use std::fs;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::time::Instant;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+/// More than any cache of a processor holds, in words of 8 bytes.
+const SWEEP_WORDS: usize = 24 << 20;
+
+/// One figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub what: String,
+    /// Of what: sizes, caches, policy.
+    pub case: String,
+    pub unit: &'static str,
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+    pub runs: usize,
+}
+
+/// All figures of a benchmark, and where they were taken.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    benchmark: &'static str,
+    version: &'static str,
+    cpu: String,
+    debug_assertions: bool,
+    quick: bool,
+    seed: u64,
+    /// What the figures mean.
+    notes: Vec<&'static str>,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    pub fn new(benchmark: &'static str, quick: bool, notes: Vec<&'static str>) -> Self {
+        Self {
+            benchmark,
+            version: env!("CARGO_PKG_VERSION"),
+            cpu: cpu(),
+            debug_assertions: cfg!(debug_assertions),
+            quick,
+            seed: SEED,
+            notes,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a figure from the values of all runs.
+    pub fn add(&mut self, what: &str, case: impl Into<String>, unit: &'static str, mut values: Vec<f64>) {
+        values.sort_by(f64::total_cmp);
+        let case = case.into();
+        // Who waits should see what for. If standard error is closed there is nobody left to tell.
+        let _ = writeln!(io::stderr(), "{what}, {case}: {:.3} {unit}", quantile(&values, 0.5));
+        self.rows.push(Row {
+            what: what.into(),
+            case,
+            unit,
+            median: quantile(&values, 0.5),
+            min: values[0],
+            max: values[values.len() - 1],
+            runs: values.len(),
+        });
+    }
+
+    /// The report for people.
+    pub fn render(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(["what", "case", "median", "min", "max", "unit", "runs"]);
+        for row in &self.rows {
+            let [median, min, max] = [row.median, row.min, row.max].map(digits);
+            let runs = row.runs.to_string();
+            table.add_row([&row.what, &row.case, &median, &min, &max, row.unit, &runs]);
+        }
+        for column in [2, 3, 4, 6] {
+            table.column_mut(column).expect("seven columns").set_cell_alignment(CellAlignment::Right);
+        }
+        let checks = if self.debug_assertions { ", with debug assertions: the figures mean nothing" } else { "" };
+        let notes = self.notes.iter().map(|note| format!("{note}\n")).collect::<String>();
+        format!(
+            "trunkline {} bench {} on {}{checks}\n{notes}\n{}",
+            self.version,
+            self.benchmark,
+            self.cpu,
+            table.trim_fmt()
+        )
+    }
+}
+
+/// Three or four digits that count.
+fn digits(value: f64) -> String {
+    match value.abs() {
+        small if small < 10.0 => format!("{value:.3}"),
+        medium if medium < 1000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// The value below which the share `q` of the sorted values lies.
+pub fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let at = (sorted.len() as f64 * q) as usize;
+    sorted[at.min(sorted.len() - 1)]
+}
+
+/// The processor's own name for itself.
+fn cpu() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    name.map_or_else(|| format!("unknown {} processor", std::env::consts::ARCH), str::to_string)
+}
+
+/// The time `work` takes, nanoseconds.
+pub fn time_ns<T>(work: impl FnOnce() -> T) -> f64 {
+    let start = Instant::now();
+    black_box(work());
+    start.elapsed().as_nanos() as f64
+}
+
+const SEED: u64 = 0x7472_756e_6b6c_696e;
+
+/// Numbers that look random and are always the same (SplitMix64).
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new() -> Self {
+        Self(SEED)
+    }
+
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.draw() % n as u64) as usize
+    }
+
+    /// Token ids of a vocabulary of 128 Ki.
+    pub fn tokens(&mut self, n: usize) -> Vec<u32> {
+        (0..n).map(|_| (self.draw() >> 47) as u32).collect()
+    }
+}
+
+/// Empties the processor's caches of everything else.
+pub struct Sweeper(Vec<u64>);
+
+impl Sweeper {
+    pub fn new() -> Self {
+        Self(vec![1; SWEEP_WORDS])
+    }
+
+    pub fn sweep(&mut self) {
+        for line in self.0.chunks_exact_mut(8) {
+            line[0] = line[0].wrapping_add(1);
+        }
+        black_box(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_the_median_with_its_extremes() {
+        let mut report = Report::new("test", true, vec!["A note."]);
+        report.add("thing", "case", "ns", vec![3.0, 1.0, 2.0, 9.0, 4.0]);
+        let row = &report.rows[0];
+        assert_eq!((row.min, row.median, row.max, row.runs), (1.0, 3.0, 9.0, 5));
+        assert!(report.render().contains("A note."));
+    }
+
+    #[test]
+    fn digits_that_count_are_kept() {
+        assert_eq!([0.123_45, 12.34, 123_456.7].map(digits), ["0.123", "12.3", "123457"]);
+    }
+}

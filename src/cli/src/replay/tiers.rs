@@ -1,0 +1,142 @@
+//! The prefix cache behind the device: flags, and the tiers and links they make.
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use trunkline_core::{TierConfig, Write};
+use trunkline_sim::link::TierLink;
+use trunkline_sim::memory::host_blocks;
+use trunkline_sim::model::Model;
+
+/// The largest tier, bytes: an exabyte is a mistake.
+const BYTES_MAX: f64 = 1e18;
+/// Units of sizes.
+const UNITS: [(&str, f64); 8] = [
+    ("TiB", 1.099511627776e12),
+    ("GiB", 1.073741824e9),
+    ("MiB", 1.048576e6),
+    ("TB", 1e12),
+    ("GB", 1e9),
+    ("MB", 1e6),
+    ("T", 1e12),
+    ("G", 1e9),
+];
+
+/// Tiers of the prefix cache.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TierArgs {
+    /// Host memory of each replica for cached blocks that the device has no room for, such as 64GB.
+    #[arg(long, value_name = "SIZE")]
+    host_mem: Option<String>,
+
+    /// Disk behind the host for cached blocks, such as 2TB.
+    #[arg(long, value_name = "SIZE", requires = "host_mem")]
+    disk_size: Option<String>,
+
+    /// Remote storage behind those for cached blocks; each replica has its own share.
+    #[arg(long, value_name = "SIZE", requires = "host_mem")]
+    remote: Option<String>,
+
+    /// Rate of the disk, GB/s in each direction.
+    #[arg(long, value_name = "GB/S", default_value_t = 6.0)]
+    disk_gb_s: f64,
+
+    /// Rate of the network to the remote storage, GB/s in each direction.
+    #[arg(long, value_name = "GB/S", default_value_t = 10.0)]
+    remote_gb_s: f64,
+
+    /// What each copy from or to the disk takes beside its bytes, microseconds.
+    #[arg(long, value_name = "US", default_value_t = 100.0)]
+    disk_latency_us: f64,
+
+    /// What each copy from or to the remote storage takes beside its bytes, microseconds.
+    #[arg(long, value_name = "US", default_value_t = 500.0)]
+    remote_latency_us: f64,
+
+    /// Size of a block on disk and in remote storage against its size on the device: below 1 if it is compressed.
+    #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
+    compression: f64,
+
+    /// When tiers take a block: through (when its request ends), second_use (when it was found again) or back (before it is
+    /// evicted). One for all tiers, or one for each, separated by commas.
+    #[arg(long, value_name = "WHEN", default_value = "through")]
+    tier_write: String,
+
+    /// Which block of a tier goes first; an unknown name lists those there are. One for all tiers, or one for each.
+    #[arg(long, value_name = "NAME", default_value = "lru")]
+    tier_eviction: String,
+}
+
+impl TierArgs {
+    /// The tiers, nearest first, and the links to those behind the first.
+    pub(super) fn tiers(&self, model: &Model, block_size: u32) -> anyhow::Result<(Vec<TierConfig>, Vec<TierLink>)> {
+        let asked = [("host", &self.host_mem), ("disk", &self.disk_size), ("remote", &self.remote)];
+        let asked: Vec<_> = asked.iter().filter_map(|(name, size)| Some((*name, size.as_ref()?))).collect();
+        let writes = one_or_each("tier-write", &self.tier_write, asked.len())?;
+        let evictions = one_or_each("tier-eviction", &self.tier_eviction, asked.len())?;
+        let (mut tiers, mut links) = (Vec::new(), Vec::new());
+        for (at, (name, size)) in asked.into_iter().enumerate() {
+            let ratio = if name == "host" { 1.0 } else { self.compression };
+            ensure!(ratio > 0.0 && ratio.is_finite(), "compression is {ratio}; it must be above 0, such as 0.5");
+            let bytes = parse_size(name, size)? / ratio;
+            let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
+            ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
+            let write: Write = writes[at].parse()?;
+            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into() });
+            match name {
+                "disk" => links.push(link(self.disk_gb_s, self.disk_latency_us, ratio)),
+                "remote" => links.push(link(self.remote_gb_s, self.remote_latency_us, ratio)),
+                _ => {}
+            }
+        }
+        Ok((tiers, links))
+    }
+}
+
+fn link(gb_s: f64, latency_us: f64, ratio: f64) -> TierLink {
+    TierLink { bytes_s: gb_s * 1e9, latency_s: latency_us / 1e6, ratio }
+}
+
+/// One word for each of `n`, from one for all or a list.
+fn one_or_each<'a>(flag: &str, text: &'a str, n: usize) -> anyhow::Result<Vec<&'a str>> {
+    let words: Vec<&str> = text.split(',').collect();
+    match words.len() {
+        1 => Ok(vec![words[0]; n]),
+        len if len == n => Ok(words),
+        len => bail!("{flag} has {len} values for {n} tiers; give one for all, or one for each"),
+    }
+}
+
+fn parse_size(name: &str, text: &str) -> anyhow::Result<f64> {
+    let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
+    let bytes = unit.and_then(|(number, bytes)| Some(number.trim().parse::<f64>().ok()? * bytes));
+    match bytes {
+        Some(bytes) if bytes > 0.0 && bytes <= BYTES_MAX => Ok(bytes),
+        _ => bail!("the size of the {name} tier is '{text}'; write a number with a unit, such as 64GB or 2TiB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_size("host", "64GB").unwrap(), 64e9);
+        assert_eq!(parse_size("host", "1.5 TiB").unwrap(), 1.5 * 1.099511627776e12);
+        for bad in ["", "64", "GB", "-1GB", "0GB", "1e99TB", "nanGB"] {
+            let err = parse_size("host", bad).unwrap_err().to_string();
+            assert_eq!(
+                err,
+                format!("the size of the host tier is '{bad}'; write a number with a unit, such as 64GB or 2TiB")
+            );
+        }
+    }
+
+    #[test]
+    fn words_are_for_all_or_for_each() {
+        assert_eq!(one_or_each("tier-write", "back", 3).unwrap(), ["back"; 3]);
+        assert_eq!(one_or_each("tier-write", "back,through", 2).unwrap(), ["back", "through"]);
+        let err = one_or_each("tier-write", "back,through", 3).unwrap_err().to_string();
+        assert_eq!(err, "tier-write has 2 values for 3 tiers; give one for all, or one for each");
+    }
+}
