@@ -21,7 +21,7 @@ fn scenario_054_a_full_batch_admits_nothing() {
     rig.submit(9, text(9, 5), 1);
     rig.answer();
     assert_eq!((rig.ids(), rig.stats().waiting), ((1..=8).collect(), 1));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -30,7 +30,7 @@ fn scenario_054_a_full_batch_admits_nothing() {
 fn scenario_055_cached_tokens_are_not_charged() {
     let mut rig = Rig::new(Config { device_blocks: 1000, max_context: 8192, ..config() });
     rig.submit(20, text(20, 4000), 1);
-    rig.to_end();
+    rig.run_to_end();
     (1..=10).for_each(|id| rig.submit(id, text(id as u32, 5), 9));
     rig.answer_until(|rig| rig.stats().running == 10 && rig.seqs().all(|seq| seq.computed >= 5));
     rig.submit(21, fork(20, 4000, 21, 90), 1);
@@ -103,7 +103,7 @@ fn scenario_061_what_exceeds_the_batch_waits() {
     rig.join();
     assert_eq!((rig.stats().running, rig.stats().waiting), (8, 12));
     assert_eq!(rig.ids(), (1..=8).collect::<Vec<_>>());
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said(1..=20);
 }
 
@@ -119,7 +119,7 @@ fn scenario_063_nothing_is_admitted_while_a_request_is_swapped() {
         }
         assert!(!rig.ids().contains(&9));
         assert_eq!(rig.stats().waiting, 1);
-        rig.to_end();
+        rig.run_to_end();
         assert!(rig.has_ended(9));
     }
 }

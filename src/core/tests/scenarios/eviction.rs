@@ -11,7 +11,7 @@ use crate::scenes;
 fn scenario_030_an_ended_request_leaves_its_published_blocks_idle() {
     let mut rig = Rig::new(config());
     rig.submit(1, text(1, 82), 5);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!((rig.usable(), rig.stats().idle_blocks, rig.host_free()), (100, 5, 100));
 }
 
@@ -19,11 +19,11 @@ fn scenario_030_an_ended_request_leaves_its_published_blocks_idle() {
 fn scenario_031_the_deepest_blocks_of_a_chain_go_first() {
     let mut rig = Rig::new(config());
     rig.submit(1, text(1, 82), 5);
-    rig.to_end();
+    rig.run_to_end();
     rig.submit(2, text(2, 97 * BLOCK), 1);
     let stats = rig.stats();
     assert_eq!((stats.evicted_blocks, stats.idle_blocks, stats.free_blocks), (2, 3, 0));
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!(rig.usable(), 100);
     rig.submit(3, text(1, 82), 1);
     assert_eq!(rig.running(), [(3, 48, 34, true)]);
@@ -72,7 +72,7 @@ fn scenario_034_the_chain_used_last_stays() {
         let mut rig = Rig::new(Config { device_blocks: 6, ..config() });
         let mut run = |id, prompt| {
             rig.submit(id, prompt, 1);
-            rig.to_end();
+            rig.run_to_end();
             rig.usages[&id].cached_tokens
         };
         run(1, text(1, 32));
@@ -96,7 +96,7 @@ fn scenario_035_a_merge_into_an_idle_block_counts_it_once() {
     let stats = rig.stats();
     assert_eq!((stats.held_blocks, stats.private_blocks, stats.idle_blocks), (3, 1, 0));
     assert_eq!(rig.usable(), 96);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
 }
 
@@ -121,7 +121,7 @@ fn scenario_036_every_block_is_in_one_place_after_every_event() {
             rig.join();
         }
     }
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
     assert!(rig.stats().swap_outs > 3 && rig.stats().swap_ins > 0, "{:?}", rig.stats());
     let cut_short = rig.ends.iter().filter(|(_, reason)| *reason == FinishReason::Abort).count();

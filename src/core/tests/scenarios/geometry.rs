@@ -124,7 +124,7 @@ fn scenario_009_claims_that_cannot_be_are_not_believed() {
     rig.event(Event::StepFinished(StepResult { step: step.id, tokens: vec![1, 2], ends: vec![2] }));
     assert_eq!((rig.resets, rig.stats().held_blocks, rig.usable()), (1, 0, 100));
     rig.join();
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1]);
 
     let mut tree = tree(4);

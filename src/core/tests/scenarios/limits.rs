@@ -57,7 +57,7 @@ fn steps_with_decodes_stay_near_the_target() {
         let mut rig = Rig::new(Config { target_step_ns, ..limits.clone() });
         rig.submit(2, text(2, 1100), 1);
         assert_eq!(rig.running(), [(2, 0, 1024, false)], "nothing decodes: nobody waits for the step");
-        rig.to_end();
+        rig.run_to_end();
         rig.submit(1, text(1, 5), 500);
         rig.answer();
         rig.submit(3, text(3, 8000), 1);

@@ -10,7 +10,7 @@ use crate::rig::{BLOCK, Rig, config, fork, request, text};
 fn seen(config: Config, tokens: u32) -> Rig {
     let mut rig = Rig::new(config);
     rig.submit(1, text(1, tokens), 1);
-    rig.to_end();
+    rig.run_to_end();
     rig
 }
 
@@ -27,7 +27,7 @@ fn scenario_014_a_prompt_below_a_block_never_hits() {
     let mut rig = seen(config(), 15);
     rig.submit(2, text(1, 15), 1);
     assert_eq!(rig.running(), [(2, 0, 15, true)]);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!(rig.stats().cached_tokens, 0);
 }
 
@@ -43,7 +43,7 @@ fn scenario_015_a_full_hit_runs_the_last_token_only() {
     rig.answer();
     assert_eq!(rig.running(), [(2, 48, 1, true)], "it decodes");
     assert_eq!(rig.stats().private_blocks, 1);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!(rig.usages[&2].cached_tokens, 47);
 }
 
@@ -114,7 +114,7 @@ fn scenario_020_a_block_computed_twice_is_kept_once() {
     assert_eq!(rig.tables[&1][2], rig.tables[&2][2]);
     assert_ne!(rig.tables[&1][2], own);
     assert_eq!((rig.stats().held_blocks, rig.stats().private_blocks), (3, 2));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
 }
 
@@ -128,7 +128,7 @@ fn scenario_021_ten_equal_prompts_are_computed_once() {
     rig.answer();
     assert_eq!((rig.ids().len(), rig.in_use()), (10, 13));
     assert_eq!((rig.stats().held_blocks, rig.stats().merged_blocks), (3, 0));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said(1..=10);
 }
 
@@ -200,7 +200,7 @@ fn scenario_024_eviction_spares_what_the_request_just_found() {
 fn scenario_025_generated_tokens_are_found_by_the_next_turn() {
     let mut rig = Rig::new(config());
     rig.submit(1, text(1, 10), 40);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!(rig.stats().idle_blocks, 3, "49 tokens have KV");
     let turn = [text(1, 10), rig.said[&1].clone(), text(2, 5)].concat();
     rig.submit(2, turn, 1);
@@ -213,7 +213,7 @@ fn scenario_026_equal_blocks_under_different_parents_are_different() {
     for id in [1, 2] {
         rig.submit(id, fork(id as u32, 16, 9, 16), 1);
         assert_eq!(rig.running(), [(id, 0, 32, true)]);
-        rig.to_end();
+        rig.run_to_end();
     }
     assert_eq!((rig.stats().published_blocks, rig.stats().merged_blocks), (4, 0));
 }
@@ -225,7 +225,7 @@ fn scenario_027_equal_hashes_of_different_tokens_do_not_match() {
     forged.hashes = hashes(&text(1, 48));
     rig.submit_request(forged);
     assert_eq!(rig.running(), [(2, 0, 48, true)], "no hit");
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
     assert_eq!(rig.stats().published_blocks, 3, "and nothing of it is published over the others");
     rig.submit(3, text(1, 49), 1);
@@ -248,7 +248,7 @@ fn scenario_028_only_accepted_drafts_are_published() {
         assert_eq!(rig.seqs().next().unwrap().n_drafts, 3);
         rig.answer_drafting(right);
         assert_eq!(rig.stats().published_blocks, published, "14 + 1 + {right} tokens have KV");
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_all_said([1]);
     }
 }
@@ -262,6 +262,6 @@ fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
         rig.answer();
         assert_eq!((rig.ids(), rig.stats().cached_tokens), (vec![2], 0));
     }
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!((rig.stats().cached_tokens, rig.stats().prompt_tokens), (32, 32 + 16 + 40));
 }

@@ -25,7 +25,7 @@ fn scenario_066_the_victim_is_recomputed_and_finds_its_blocks_again() {
     assert_eq!(rig.running(), [(1, 816, 1, true)]);
     rig.abort_now(1);
     assert_eq!(rig.running(), [(2, 48 * BLOCK, 799 + 1 - 48 * BLOCK, true)], "B's deepest block was evicted");
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -41,7 +41,7 @@ fn scenario_067_the_victim_is_swapped_and_comes_back_before_others_are_admitted(
     rig.abort_now(1);
     assert_eq!(rig.moves().len(), 1);
     assert_eq!((rig.moves()[0].0, rig.ids()), (Direction::In, vec![3]), "once 2 is on its way back");
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -57,7 +57,7 @@ fn scenario_068_those_that_find_no_block_wait_for_one_swap_out() {
     assert!(rig.step.is_none(), "and do not run");
     rig.finish_copy(0);
     assert_eq!(rig.ids(), [1, 2, 3]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said(1..=4);
     rig.assert_empty();
 }
@@ -68,11 +68,11 @@ fn scenario_068_those_that_find_no_block_wait_for_one_swap_out() {
 fn scenario_069_a_sole_request_always_finds_a_block() {
     let mut rig = Rig::new(config());
     rig.submit(1, text(1, 1), 1600);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1]);
     assert_eq!(rig.stats().preemptions, 0);
     rig.submit(2, text(2, 1), 1600);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!((rig.stats().preemptions, rig.ends.len()), (0, 2), "not in a full cache either");
 }
 
@@ -98,7 +98,7 @@ fn scenario_070_a_request_that_waits_for_a_block_can_time_out_and_be_aborted() {
         }
         assert_eq!(rig.ends, [(1, if timeout { FinishReason::Timeout } else { FinishReason::Abort })]);
         assert_eq!(rig.usable(), 50);
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
     }
 }
@@ -114,7 +114,7 @@ fn scenario_071_a_recomputed_request_keeps_its_output() {
     assert_eq!(rig.running().len(), 1);
     let (id, computed, n_tokens, sample) = rig.running()[0];
     assert_eq!((id, computed + n_tokens, sample), (2, 796 + 4, true), "prompt and output are prefilled");
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!(rig.said[&2].len(), 300);
     assert_eq!(rig.said[&2][..4], before);
     assert_eq!(rig.usages[&2].preemptions, 1);
@@ -141,7 +141,7 @@ fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
         let (prompt, output) = (150 + id as u32 * 37 % 50, 1 + id as u32 * 83 % 199);
         rig.submit(id, text(id as u32, prompt), output);
     }
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said(0..10);
     rig.assert_empty();
     let stats = rig.stats();
@@ -154,7 +154,7 @@ fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
             rig.answer();
         }
     }
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said(0..100);
 }
 
@@ -165,7 +165,7 @@ fn scenario_074_a_shared_prompt_under_pressure_is_exact_in_both_modes() {
         for id in 0..50 {
             rig.submit(id, fork(99, 180, id as u32, 1 + id as u32 * 37 % 99), 3 + id as u32 * 83 % 150);
         }
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_all_said(0..50);
         rig.assert_empty();
         let stats = rig.stats();

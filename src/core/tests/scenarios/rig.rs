@@ -316,7 +316,7 @@ impl Rig {
     }
 
     /// Ends steps and copies, oldest first, until there are none.
-    pub fn to_end(&mut self) {
+    pub fn run_to_end(&mut self) {
         for _ in 0..EVENTS_MAX {
             match (self.step.is_some(), self.copies.is_empty()) {
                 (false, true) => return,

@@ -32,7 +32,7 @@ fn scenario_076_every_chunk_but_the_last_is_whole_blocks() {
     for (cached, own, budget) in [(0, 100, 16), (30, 71, 16), (12, 200, 64), (6, 1, 10)] {
         let mut rig = Rig::new(chunks_of(budget));
         rig.submit(1, text(1, 60), 1);
-        rig.to_end();
+        rig.run_to_end();
         rig.submit(2, fork(1, cached, 2, own), 1);
         let (mut chunks, mut uncached) = (Vec::new(), own);
         while let [(2, computed, n_tokens, sample)] = rig.running()[..] {
@@ -51,7 +51,7 @@ fn scenario_076_every_chunk_but_the_last_is_whole_blocks() {
 fn scenario_077_cached_blocks_are_no_part_of_a_chunk() {
     let mut rig = Rig::new(Config { max_batch_size: 1, ..chunks_of(6) });
     rig.submit(1, text(1, 18), 1);
-    rig.to_end();
+    rig.run_to_end();
     rig.submit(2, text(1, 30), 1);
     assert_eq!(rig.running(), [(2, 18, 6, false)]);
     rig.answer();
@@ -105,7 +105,7 @@ fn scenario_080_a_chunked_prompt_makes_way_and_is_chunked_again() {
     let (_, computed, n_tokens, sample) = rig.running()[0];
     assert!(computed > 0 && computed <= published * BLOCK);
     assert_eq!((n_tokens, sample), (4 * BLOCK, false));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
 }
 
@@ -120,7 +120,7 @@ fn scenario_081_two_prompts_that_do_not_fit_together_run_one_after_the_other() {
         rig.ids() == [2]
     });
     assert!(rig.has_ended(1));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
     assert_eq!(rig.stats().preemptions, 0);
 }

@@ -51,7 +51,7 @@ fn scenario_040_coming_back_takes_the_same_number_of_blocks() {
     assert_eq!((stats.held_blocks, stats.private_blocks, stats.free_host_blocks), (5, 1, 100));
     assert_eq!(rig.usable(), 94);
     assert_eq!(rig.ids(), [VICTIM]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -98,7 +98,7 @@ fn scenario_044_a_swapped_request_reads_what_another_brought_back() {
     rig.answer();
     assert_eq!(rig.ids(), [1, 3, 4]);
     assert_eq!(rig.tables[&3][..3], rig.tables[&4][..3]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -149,7 +149,7 @@ fn scenario_048_blocks_that_a_runner_reads_stay_also_when_it_ends() {
     rig.abort_now(1);
     assert_eq!(rig.moves(), [(Direction::In, 40)], "the victim reads the 10 where they are");
     assert_eq!(rig.running(), [(4, 160, 8, true)], "and so does a new prompt");
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -159,13 +159,13 @@ fn scenario_049_both_directions_at_once() {
     let mut rig = both_ways();
     rig.finish_copy(1);
     rig.finish_copy(0);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 
     let mut rig = both_ways();
     rig.finish_copy(0);
     rig.finish_copy(0);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -218,7 +218,7 @@ fn scenario_050_blocks_kept_for_a_swapped_request_survive_the_swap_of_another() 
     let fillers = rig.tables[&1].len() + rig.tables[&2].len();
     assert_eq!(rig.in_use() as usize, fillers + 3, "b0, b1 and c2 stay x's");
     rig.abort_now(2);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
     assert!(rig.ends.contains(&(x, FinishReason::Length)) && rig.ends.contains(&(y, FinishReason::Length)));
 }
@@ -238,7 +238,7 @@ fn scenario_051_two_that_come_back_at_once_copy_each_shared_block_once() {
     rig.answer();
     assert_eq!(rig.ids(), [1, 5, 3, 4]);
     assert_eq!(rig.tables[&3][..3], rig.tables[&4][..3]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -258,7 +258,7 @@ fn scenario_052_a_swapped_request_that_ends_gives_its_host_blocks_back() {
         let reason = if timeout { FinishReason::Timeout } else { FinishReason::Abort };
         assert_eq!(rig.ends, [(VICTIM, reason)]);
         assert_eq!((rig.host_free(), rig.usable(), rig.stats().swapped), (100, usable, 0));
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
     }
 }
@@ -272,7 +272,7 @@ fn scenario_053_a_lone_request_on_its_way_out_comes_back() {
     assert_eq!(rig.moves(), [(Direction::In, 1)], "what is published is still on the device");
     rig.finish_copy(0);
     assert_eq!(rig.ids(), [VICTIM]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
     assert_eq!(rig.ends[1], (VICTIM, FinishReason::Length));
 }

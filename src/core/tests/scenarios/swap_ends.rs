@@ -50,7 +50,7 @@ fn a_request_ends_in_every_state_of_swapping() {
                 }
                 assert!(rig.ends.contains(&(VICTIM, reason)), "{state}, {way}");
                 assert_eq!(rig.host_free(), 100, "{state}, {way}");
-                rig.to_end();
+                rig.run_to_end();
                 rig.assert_empty();
                 assert_eq!(rig.said[&VICTIM].len(), tokens, "{state}, {way}: nothing is said after the end");
                 assert_eq!(rig.drained, u32::from(way == "shutdown"));
@@ -68,7 +68,7 @@ fn the_first_reason_to_end_stands() {
         end(&mut rig, "timeout");
         rig.finish_copy(0);
         assert!(rig.ends.contains(&(VICTIM, FinishReason::Stop)), "{state}");
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
     }
 }
@@ -81,7 +81,7 @@ fn a_request_that_ends_while_its_worker_is_lost_ends_once() {
         rig.lose_worker();
         assert!(rig.ends.contains(&(VICTIM, FinishReason::Abort)), "{state}");
         rig.join();
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
     }
 }
@@ -92,7 +92,7 @@ fn a_core_with_a_swapped_request_drains() {
     rig.event(Event::Drain);
     rig.abort_now(1);
     assert_eq!(rig.drained, 0);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!((rig.drained, rig.ends[1]), (1, (VICTIM, FinishReason::Length)));
     rig.assert_empty();
 }

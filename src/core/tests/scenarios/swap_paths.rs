@@ -15,7 +15,7 @@ fn who_joined_a_copy_that_fails_is_recomputed_too() {
     rig.fail_copy(0);
     let stats = rig.stats();
     assert_eq!((stats.swapped, stats.waiting, stats.free_host_blocks, stats.moving_blocks), (0, 2, 100, 0));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
     assert_eq!((rig.said[&3].len(), rig.said[&4].len()), (90, 90));
 }
@@ -27,7 +27,7 @@ fn who_joined_a_copy_that_fails_waits_for_its_own_copy_first() {
     assert_eq!((rig.stats().swapped, rig.stats().waiting), (1, 1), "the blocks of 4 are still being written");
     rig.finish_copy(0);
     assert_eq!((rig.stats().swapped, rig.stats().waiting, rig.host_free()), (0, 2, 100));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -38,7 +38,7 @@ fn a_joiner_whose_own_copy_fails_does_not_disturb_the_other() {
     assert_eq!((rig.stats().swapped, rig.stats().waiting, rig.host_free()), (1, 1, 96));
     rig.finish_copy(0);
     assert_eq!((rig.stats().swapped, rig.stats().swap_ins, rig.host_free()), (0, 1, 100));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -57,7 +57,7 @@ fn who_joined_the_copy_of_a_request_that_ends_is_recomputed() {
             rig.finish_copy(0);
         }
         assert_eq!((rig.stats().swapped, rig.host_free()), (0, 100));
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
         assert_eq!(rig.said[&4].len(), 90);
     }
@@ -72,7 +72,7 @@ fn a_joiner_that_ends_leaves_the_copy_to_the_other() {
     assert_eq!(rig.host_free(), 100 - 4);
     rig.finish_copy(0);
     assert_eq!((rig.host_free(), rig.stats().swap_ins), (100, 1));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -84,7 +84,7 @@ fn what_one_finds_in_the_tree_the_other_swapped_holders_read_too() {
     assert_eq!((rig.host_free(), rig.stats().idle_blocks), (98, 0), "and 4 has no need of its copies of them");
     rig.abort_now(2);
     assert_eq!(rig.moves(), [(Direction::In, 1), (Direction::In, 1)]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -99,7 +99,7 @@ fn two_sharers_that_go_at_once_may_land_on_the_host_in_any_order() {
         rig.finish_copy(first);
         rig.finish_copy(0);
         assert_eq!((rig.stats().swapped, rig.host_free()), (2, 95));
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
         assert_eq!((rig.said[&3].len(), rig.said[&4].len()), (90, 90));
     }
@@ -113,7 +113,7 @@ fn copies_in_both_directions_may_fail() {
             if fails { rig.fail_copy(0) } else { rig.finish_copy(0) }
         }
         assert_eq!(rig.stats().failed_transfers, fails.iter().filter(|fails| **fails).count() as u64);
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
         assert_eq!((rig.said[&3].len(), rig.said[&4].len()), (60, 60));
     }
@@ -130,7 +130,7 @@ fn a_lost_worker_ends_all_copies_and_costs_no_text() {
         rig.join();
         late.into_iter().for_each(|id| rig.event(trunkline_core::Event::TransferFinished(id)));
         assert_eq!(rig.host_free(), 100, "late answers are ignored");
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
         let alone = |id: u64, said: &[u32]| (0..said.len() as u32).map(|n| (rig.says)(id, n)).eq(said.iter().copied());
         assert!(rig.said.iter().all(|(id, said)| alone(*id, said)));
@@ -145,7 +145,7 @@ fn a_swap_out_that_fails_costs_a_recomputation() {
     assert_eq!((rig.stats().idle_blocks, rig.ids()), (5, vec![1]), "its published blocks stay findable");
     rig.abort_now(1);
     assert_eq!(rig.running()[0], (VICTIM, 80, 5, true));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -164,7 +164,7 @@ fn a_prefill_that_is_swapped_goes_on_where_it_was() {
     rig.answer_until(|rig| rig.has_ended(1));
     rig.finish_copy(0);
     assert_eq!(rig.running(), [(2, computed, 64, false)]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
     rig.assert_empty();
 }
@@ -186,6 +186,6 @@ fn a_second_is_preempted_only_when_copies_do_not_free_enough() {
     rig.finish_copy(0);
     rig.answer();
     assert_eq!((rig.ids(), rig.stats().preemptions), (vec![1, 2], 2));
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }

@@ -65,7 +65,7 @@ fn scenario_084_a_decode_that_does_not_run_can_be_aborted() {
     assert_eq!(rig.ids(), [2], "1 waits for the copy");
     rig.abort(1);
     assert_eq!(rig.ends, [(1, FinishReason::Abort)]);
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_empty();
 }
 
@@ -80,7 +80,7 @@ fn scenario_102_a_request_that_ends_is_in_no_later_step() {
     assert_eq!((rig.ids(), rig.in_use()), (vec![1, 2], 4));
     rig.answer();
     assert_eq!((rig.ids(), rig.in_use()), (vec![2], 2), "its blocks came back once");
-    rig.to_end();
+    rig.run_to_end();
     rig.assert_all_said([1, 2]);
     rig.assert_empty();
 }
@@ -91,7 +91,7 @@ fn scenario_103_every_cell_that_is_read_is_right() {
     let mut rig = Rig::new(Config { max_batch_tokens: 128, ..config() });
     for id in 0..30 {
         rig.submit(id, text(id as u32 % 7, 1 + id as u32 * 131 % 399), 1 + id as u32 * 61 % 99);
-        rig.to_end();
+        rig.run_to_end();
     }
     rig.assert_all_said(0..30);
     assert_eq!(rig.stats().swap_outs, 0);
@@ -107,5 +107,5 @@ fn the_rig_notices_a_wrong_copy() {
     rig.finish_copy(0);
     rig.flush();
     rig.abort_now(1);
-    rig.to_end();
+    rig.run_to_end();
 }

@@ -13,7 +13,7 @@ fn press(rig: &mut Rig, round: u64, tail: u32) {
     let before = rig.stats().preemptions;
     rig.answer_until(|rig| rig.stats().preemptions > before);
     rig.abort(filler);
-    rig.to_end();
+    rig.run_to_end();
     assert_eq!(rig.usages[&victim].preemptions, 1);
 }
 
@@ -59,7 +59,7 @@ fn a_prefill_that_has_done_little_is_cheaper_than_the_last_to_arrive() {
         rig.answer_until(|rig| rig.stats().preemptions > 0);
         assert!(!rig.said.contains_key(&2), "2 is still a prefill");
         assert_eq!(rig.ids(), runs_on, "{preemption:?}");
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
     }
 }
@@ -75,7 +75,7 @@ fn who_came_back_is_spared_until_it_has_said_something() {
         assert_eq!(rig.moves()[0].0, Direction::Out);
         let device: Vec<u32> = rig.copies[0].pairs.iter().map(|(device, _)| *device).collect();
         assert!(rig.tables[&victim].starts_with(&device), "the victim is {victim}");
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_empty();
     }
 }
@@ -98,7 +98,7 @@ fn the_last_to_arrive_makes_way_for_the_first() {
         let mut rig = Rig::without_worker(Config { device_blocks: 8, preemption, ..config() });
         (1..=4).for_each(|id| rig.submit(id, text(id as u32, 30), 20));
         rig.join();
-        rig.to_end();
+        rig.run_to_end();
         rig.assert_all_said(1..=4);
         rig.assert_empty();
         assert_eq!(rig.usages[&1].preemptions, 0, "{preemption:?}");
