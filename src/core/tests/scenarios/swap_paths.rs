@@ -1,8 +1,8 @@
 //! Ways through swapping that need several things to coincide.
 
-use trunkline_core::{Config, Direction};
+use trunkline_core::{Config, Direction, Event};
 
-use crate::rig::{config, text};
+use crate::rig::{BLOCK, Rig, config, fork, text};
 use crate::scenes::{
     VICTIM, sharers, sharers_coming_back, sharers_swapped, swapped, swapping_in, swapping_out, victim,
 };
@@ -128,7 +128,7 @@ fn a_lost_worker_ends_all_copies_and_costs_no_text() {
         let stats = rig.stats();
         assert_eq!((stats.free_blocks, stats.free_host_blocks, stats.swapped), (100, 100, 0));
         rig.join();
-        late.into_iter().for_each(|id| rig.event(trunkline_core::Event::TransferFinished(id)));
+        late.into_iter().for_each(|id| rig.event(Event::TransferFinished(id)));
         assert_eq!(rig.host_free(), 100, "late answers are ignored");
         rig.run_to_end();
         rig.assert_empty();
@@ -152,7 +152,7 @@ fn a_swap_out_that_fails_costs_a_recomputation() {
 #[test]
 fn a_prefill_that_is_swapped_goes_on_where_it_was() {
     let limits = Config { max_batch_tokens: 4 * 16, ..config() };
-    let mut rig = crate::rig::Rig::new(limits);
+    let mut rig = Rig::new(limits);
     rig.submit(1, text(1, 10 * 16 - 3), 60);
     rig.answer_until(|rig| rig.said.contains_key(&1));
     rig.submit(2, text(2, 90 * 16), 5);
@@ -172,7 +172,7 @@ fn a_prefill_that_is_swapped_goes_on_where_it_was() {
 #[test]
 fn a_second_is_preempted_only_when_copies_do_not_free_enough() {
     // Both fillers run short at once: the copy of 4 frees one block, so 3 goes as well.
-    let mut rig = crate::rig::Rig::without_worker(config());
+    let mut rig = Rig::without_worker(config());
     rig.submit_filler(1, 50, 3);
     rig.submit_filler(2, 45, 3);
     rig.submit(3, text(3, 54), 90);
@@ -188,4 +188,27 @@ fn a_second_is_preempted_only_when_copies_do_not_free_enough() {
     assert_eq!((rig.ids(), rig.stats().preemptions), (vec![1, 2], 2));
     rig.run_to_end();
     rig.assert_empty();
+}
+
+#[test]
+fn when_no_swapped_request_fits_the_last_gives_up_what_it_keeps() {
+    let mut rig = Rig::without_worker(Config { host_blocks: 200, swap_in_watermark: 20.0, ..config() });
+    rig.submit(1, fork(7, 160, 8, 2), 300);
+    rig.submit(2, text(2, 60 * BLOCK - 3), 600);
+    rig.submit(3, fork(7, 160, 9, 29 * BLOCK - 7), 40);
+    rig.join();
+    rig.answer_until(|rig| !rig.copies.is_empty());
+    assert_eq!(rig.moves(), [(Direction::Out, 29)], "3 keeps 10 blocks that 1 reads");
+    rig.finish_copy(0);
+    rig.abort_now(1);
+    // 2 is alone now, and grows until only those 10 are left.
+    rig.answer_until(|rig| !rig.copies.is_empty());
+    assert_eq!((rig.moves(), rig.ids()), (vec![(Direction::Out, 90)], vec![]));
+    rig.finish_copy(0);
+    let stats = rig.stats();
+    assert_eq!((rig.ids(), stats.waiting, stats.swapped), (vec![2], 1, 0), "3 is to be recomputed, so 2 has its 91st");
+    assert_eq!(rig.host_free(), 200);
+    rig.run_to_end();
+    rig.assert_empty();
+    assert_eq!((rig.said[&2].len(), rig.said[&3].len()), (600, 40));
 }
