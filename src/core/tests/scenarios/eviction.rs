@@ -86,6 +86,7 @@ fn scenario_034_the_chain_used_last_stays() {
     }
 }
 
+/// KsanaLLM: the blocks stay in the evictable set, 99 are usable; here: they are held, because a block is in one place.
 #[test]
 fn scenario_035_a_merge_into_an_idle_block_counts_it_once() {
     let mut rig = merging(1);
@@ -100,6 +101,7 @@ fn scenario_035_a_merge_into_an_idle_block_counts_it_once() {
     rig.assert_all_said([1, 2]);
 }
 
+/// KsanaLLM: blocks may be lost or be in two places; here: never, because one function moves them and all are counted.
 #[test]
 fn scenario_036_every_block_is_in_one_place_after_every_event() {
     // The rig counts after each event; this one has all kinds.

@@ -1,7 +1,7 @@
 //! Acceptance scenarios: how KsanaLLM's prefix cache and scheduler behave, by number, and what this core does there.
 //!
-//! `docs/scenarios.md` lists all of them; `table.rs` checks that list. A test whose behaviour differs on purpose says so in its
-//! first lines. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
+//! `docs/scenarios.md` lists all of them; `table.rs` checks that list. Where this core differs on purpose, the test says so
+//! in front. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
 
 mod admission;
 mod eviction;

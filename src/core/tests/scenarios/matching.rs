@@ -253,6 +253,7 @@ fn scenario_028_only_accepted_drafts_are_published() {
     }
 }
 
+/// KsanaLLM: counts a hit at each attempt; here: once, because a request is served once.
 #[test]
 fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
     let mut rig = seen(Config { max_batch_size: 1, ..config() }, 32);

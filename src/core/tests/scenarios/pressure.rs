@@ -76,7 +76,8 @@ fn scenario_069_a_sole_request_always_finds_a_block() {
     assert_eq!((rig.stats().preemptions, rig.ends.len()), (0, 2), "not in a full cache either");
 }
 
-/// KsanaLLM: no way out; here: it does not come to that (69), and a request that waits for a block still ends at once.
+/// KsanaLLM: no way out; here: it does not come to that (69), and one that waits for a block still ends at once, because
+/// nothing works on its blocks.
 #[test]
 fn scenario_070_a_request_that_waits_for_a_block_can_time_out_and_be_aborted() {
     for timeout in [false, true] {
@@ -132,7 +133,7 @@ fn scenario_072_fewer_drafts_the_more_decode() {
     }
 }
 
-/// KsanaLLM: its cache was off; here: it is always on.
+/// KsanaLLM: its cache was off; here: it is always on, because it costs nothing.
 #[test]
 fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
     let limits = Config { block_size: 6, max_batch_size: 8, host_blocks: 200, ..config() };

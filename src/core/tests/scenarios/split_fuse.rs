@@ -73,7 +73,8 @@ fn scenario_078_the_budget_is_the_steps() {
     rig.assert_all_said(1..=3);
 }
 
-/// KsanaLLM: every request may take a chunk; here: those behind take what is left of the step, in whole blocks.
+/// KsanaLLM: every request may take a chunk; here: those behind take what is left of the step, because
+/// its length is what decodes wait for.
 #[test]
 fn scenario_079_a_chunk_leaves_the_rest_of_the_step_to_those_behind() {
     let mut rig = Rig::without_worker(chunks_of(16));
@@ -87,7 +88,7 @@ fn scenario_079_a_chunk_leaves_the_rest_of_the_step_to_those_behind() {
     assert_eq!(rig.ids(), [1, 2, 3]);
 }
 
-/// KsanaLLM: frees what chunked prompts hold and never chunks again; here: one victim is recomputed, found in the cache and
+/// KsanaLLM: frees what chunked prompts hold and never chunks again; here: one victim makes way, because one is enough, and is
 /// chunked as before.
 #[test]
 fn scenario_080_a_chunked_prompt_makes_way_and_is_chunked_again() {
@@ -109,7 +110,8 @@ fn scenario_080_a_chunked_prompt_makes_way_and_is_chunked_again() {
     rig.assert_all_said([1, 2]);
 }
 
-/// KsanaLLM: each gets half of what both need, and neither can go on; here: the second is not admitted before all of it fits.
+/// KsanaLLM: each gets half of what both need; here: the second waits until all of it fits, because then the first can always
+/// end.
 #[test]
 fn scenario_081_two_prompts_that_do_not_fit_together_run_one_after_the_other() {
     let mut rig = Rig::without_worker(Config { max_batch_tokens: 256, ..config() });

@@ -195,6 +195,7 @@ pub fn both_ways() -> Rig {
     rig
 }
 
+/// KsanaLLM: frees c2; here: x keeps it, because who reads a block keeps it and all before it from being freed.
 #[test]
 fn scenario_050_blocks_kept_for_a_swapped_request_survive_the_swap_of_another() {
     let mut rig = Rig::without_worker(Config { swap_in_watermark: 2.0, ..config() });
@@ -223,6 +224,7 @@ fn scenario_050_blocks_kept_for_a_swapped_request_survive_the_swap_of_another() 
     assert!(rig.ends.contains(&(x, FinishReason::Length)) && rig.ends.contains(&(y, FinishReason::Length)));
 }
 
+/// KsanaLLM: loses three blocks; here: the second joins the copy of the first, because the host block is being read.
 #[test]
 fn scenario_051_two_that_come_back_at_once_copy_each_shared_block_once() {
     let mut rig = sharers_coming_back();
@@ -242,6 +244,7 @@ fn scenario_051_two_that_come_back_at_once_copy_each_shared_block_once() {
     rig.assert_empty();
 }
 
+/// KsanaLLM: host blocks leak; here: both pools are full again, because every state has its way to end.
 #[test]
 fn scenario_052_a_swapped_request_that_ends_gives_its_host_blocks_back() {
     for timeout in [false, true] {
@@ -263,6 +266,7 @@ fn scenario_052_a_swapped_request_that_ends_gives_its_host_blocks_back() {
     }
 }
 
+/// KsanaLLM: waits for the next arrival; here: comes back at once, because the end of a copy is an event like others.
 #[test]
 fn scenario_053_a_lone_request_on_its_way_out_comes_back() {
     let mut rig = swapping_out(victim());

@@ -66,3 +66,14 @@ fn every_scenario_has_its_test_or_says_why_not() {
     }
     assert_eq!(listed, tests, "a test is not in the table");
 }
+
+#[test]
+fn a_test_that_differs_says_why_in_front() {
+    for Row { here, test, .. } in rows() {
+        let source = SOURCES.iter().find_map(|source| source.split_once(&format!("#[test]\nfn {test}(")));
+        let Some((before, _)) = source else { continue };
+        let doc: String = before.lines().rev().take_while(|line| line.starts_with("///")).collect();
+        let says_why = ["KsanaLLM:", "here:", "because"].iter().all(|word| doc.contains(word));
+        assert_eq!(says_why, here.starts_with("differs"), "{test}");
+    }
+}

@@ -51,6 +51,7 @@ fn scenario_083_an_abort_takes_effect_when_the_blocks_are_at_rest() {
     assert_eq!(rig.host_free(), 100);
 }
 
+/// KsanaLLM: looks only at those that ran; here: ends at once, because nothing works on its blocks.
 #[test]
 fn scenario_084_a_decode_that_does_not_run_can_be_aborted() {
     let mut rig = Rig::without_worker(config());
@@ -69,7 +70,8 @@ fn scenario_084_a_decode_that_does_not_run_can_be_aborted() {
     rig.assert_empty();
 }
 
-/// KsanaLLM: an ended request is taken out of the plan that is parked; here: no step is planned before the last one ended.
+/// KsanaLLM: an ended request is taken out of the plan that is parked; here: no step is planned before the last one
+/// ended, because then it would rest on guesses.
 #[test]
 fn scenario_102_a_request_that_ends_is_in_no_later_step() {
     let mut rig = Rig::without_worker(config());
