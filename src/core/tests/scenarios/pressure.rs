@@ -118,7 +118,8 @@ fn scenario_071_a_recomputed_request_keeps_its_output() {
     rig.run_to_end();
     assert_eq!(rig.said[&2].len(), 300);
     assert_eq!(rig.said[&2][..4], before);
-    assert_eq!(rig.usages[&2].preemptions, 1);
+    assert_eq!((rig.usages[&2].preemptions, rig.usages[&2].cached_tokens), (1, 0));
+    assert_eq!(rig.stats().prompt_tokens, 797 + 796, "counted when they were first admitted");
 }
 
 #[test]

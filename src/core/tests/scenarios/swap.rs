@@ -126,11 +126,16 @@ fn scenario_046_a_copy_lists_blocks_in_the_order_of_the_table() {
 
 #[test]
 fn scenario_047_too_small_a_host_means_recomputing() {
-    let mut rig = Rig::without_worker(Config { host_blocks: 5, ..config() });
-    rig.submit_filler(1, 94, 2);
-    rig.submit_request(victim());
-    rig.join();
-    rig.answer_until(|rig| rig.stats().preemptions > 0);
+    let pressed = |host_blocks| {
+        let mut rig = Rig::without_worker(Config { host_blocks, ..config() });
+        rig.submit_filler(1, 94, 2);
+        rig.submit_request(victim());
+        rig.join();
+        rig.answer_until(|rig| rig.stats().preemptions > 0);
+        rig
+    };
+    assert_eq!(pressed(6).moves(), [(Direction::Out, 6)]);
+    let rig = pressed(5);
     assert_eq!((rig.stats().swap_outs, rig.host_free(), rig.stats().waiting), (0, 5, 1));
     assert!(rig.copies.is_empty());
     assert_eq!(rig.stats().idle_blocks, 5, "its published blocks stay findable");
