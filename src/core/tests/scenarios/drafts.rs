@@ -1,0 +1,137 @@
+//! Drafts: only where nothing else wants the step, the blocks or the tokens.
+
+use trunkline_core::{Config, FinishReason};
+
+use crate::rig::{BLOCK, Rig, config, request, text};
+
+fn drafting() -> Config {
+    Config { max_drafts: 15, ..config() }
+}
+
+/// How many drafts each sequence of the step may make.
+fn n_drafts(rig: &Rig) -> Vec<u32> {
+    rig.seqs().map(|seq| seq.n_drafts).collect()
+}
+
+#[test]
+fn max_drafts_limits_what_the_load_allows() {
+    let mut rig = Rig::new(Config { max_drafts: 3, ..config() });
+    rig.submit(1, text(1, 5), 60);
+    rig.answer();
+    assert_eq!(n_drafts(&rig), [3]);
+    let mut rig = Rig::new(config());
+    rig.submit(1, text(1, 5), 60);
+    rig.answer();
+    assert_eq!(n_drafts(&rig), [0], "off unless asked for");
+}
+
+#[test]
+fn the_text_is_the_same_however_many_drafts_are_right() {
+    for right in 0..6 {
+        let mut rig = Rig::without_worker(drafting());
+        (1..=3).for_each(|id| rig.submit(id, text(id as u32, 30 + id as u32), 50));
+        rig.join();
+        while rig.step.is_some() {
+            rig.answer_drafting(right);
+        }
+        rig.assert_all_said(1..=3);
+        rig.assert_empty();
+        let stats = rig.stats();
+        assert_eq!(stats.accepted_draft_tokens > 0, right > 0);
+        assert!(stats.accepted_draft_tokens <= stats.draft_tokens);
+        assert!(right == 0 || stats.steps < 50, "that is what they are for");
+    }
+}
+
+#[test]
+fn drafts_never_go_beyond_max_tokens() {
+    for max_tokens in 1..20 {
+        let mut rig = Rig::new(drafting());
+        rig.submit(1, text(1, 20), max_tokens);
+        rig.answer();
+        while rig.step.is_some() {
+            assert!(rig.seqs().all(|seq| seq.n_generated + 1 + seq.n_drafts <= max_tokens));
+            rig.answer_drafting(1);
+        }
+        rig.assert_all_said([1]);
+        assert_eq!(rig.said[&1].len() as u32, max_tokens);
+    }
+}
+
+#[test]
+fn what_is_drafted_after_the_end_is_dropped() {
+    let mut rig = Rig::new(drafting());
+    let mut stopped = request(1, text(1, 20), 60);
+    stopped.stop_token_ids = vec![(rig.says)(1, 3)];
+    rig.submit_request(stopped);
+    rig.answer();
+    rig.answer_drafting(9);
+    assert_eq!(rig.ends, [(1, FinishReason::Stop)]);
+    assert_eq!((rig.said[&1].len(), rig.usages[&1].completion_tokens), (4, 4));
+    assert_eq!(rig.stats().idle_blocks, 1, "20 + 3 tokens have KV that is told of");
+    rig.assert_empty();
+}
+
+#[test]
+fn a_prefill_gets_its_block_whatever_is_drafted() {
+    for budget in [24, 36, 40, 64] {
+        let mut rig = Rig::new(Config { max_batch_tokens: budget, max_batch_size: 4, ..drafting() });
+        rig.submit(1, text(1, 5), 200);
+        rig.answer();
+        rig.submit(2, text(2, 300), 2);
+        rig.answer();
+        while !rig.said.contains_key(&2) {
+            let (_, computed, n_tokens, _) = *rig.running().last().expect("both run");
+            assert_eq!(rig.ids(), [1, 2], "budget {budget}");
+            assert!(n_tokens >= BLOCK.min(300 - computed), "budget {budget}: a chunk of {n_tokens}");
+            rig.answer();
+        }
+    }
+}
+
+#[test]
+fn a_waiting_request_is_admitted_whatever_is_drafted() {
+    let mut rig = Rig::new(Config { max_batch_tokens: 24, max_batch_size: 4, ..drafting() });
+    rig.submit(1, text(1, 5), 200);
+    rig.answer();
+    assert_eq!(n_drafts(&rig), [15]);
+    rig.submit(2, text(2, 16), 2);
+    rig.answer();
+    assert_eq!(rig.ids(), [1, 2]);
+    assert!(n_drafts(&rig)[0] < 24 - 16);
+}
+
+#[test]
+fn drafts_take_no_block_that_another_may_need() {
+    // Two decodes and two usable blocks, one for each of them.
+    let mut rig = Rig::without_worker(Config { device_blocks: 4, ..drafting() });
+    (1..=2).for_each(|id| rig.submit(id, text(id as u32, 12), 30));
+    rig.join();
+    rig.answer();
+    assert_eq!((n_drafts(&rig), rig.usable()), (vec![3, 3], 2), "what their blocks have room for");
+    rig.answer();
+    assert_eq!(n_drafts(&rig), [2, 2]);
+    rig.run_to_end();
+    rig.assert_empty();
+
+    let mut rig = Rig::without_worker(Config { device_blocks: 6, ..drafting() });
+    (1..=2).for_each(|id| rig.submit(id, text(id as u32, 12), 30));
+    rig.join();
+    rig.answer();
+    assert_eq!((n_drafts(&rig), rig.usable()), (vec![7, 7], 2), "where blocks abound they take some");
+    rig.abort(1);
+    rig.abort(2);
+    rig.answer();
+    rig.assert_empty();
+}
+
+#[test]
+fn logits_that_sequences_may_need_are_not_drafted_on() {
+    for (logits, drafts) in [(4, vec![0, 0]), (5, vec![1, 0]), (12, vec![7, 1]), (18, vec![7, 7]), (400, vec![7, 7])] {
+        let mut rig = Rig::without_worker(Config { max_batch_size: 4, max_step_logits: logits, ..drafting() });
+        (1..=2).for_each(|id| rig.submit(id, text(id as u32, 12), 30));
+        rig.join();
+        rig.answer();
+        assert_eq!(n_drafts(&rig), drafts, "{logits} logits");
+    }
+}

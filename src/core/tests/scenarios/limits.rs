@@ -1,0 +1,88 @@
+//! Limits: tokens in the queue, watermarks, the length of a step.
+
+use trunkline_core::{Config, ConfigError, Core, Direction, Refusal};
+
+use crate::rig::{Rig, config, text};
+
+#[test]
+fn tokens_in_the_queue_are_limited_but_one_request_always_gets_in() {
+    let mut rig = Rig::without_worker(Config { max_queued_tokens: 100, ..config() });
+    rig.submit(1, text(1, 150), 1);
+    rig.submit(2, text(2, 1), 1);
+    assert_eq!(rig.refusals, [(2, Refusal::QueueTokensFull { queued_tokens: 150, limit: 100 })]);
+    rig.abort(1);
+    rig.submit(3, text(3, 60), 1);
+    rig.submit(4, text(4, 40), 1);
+    rig.submit(5, text(5, 1), 1);
+    assert_eq!(rig.refusals[1..], [(5, Refusal::QueueTokensFull { queued_tokens: 100, limit: 100 })]);
+    rig.join();
+    rig.submit(6, text(6, 1), 1);
+    assert_eq!(rig.refusals.len(), 2, "those that run are not in the queue");
+}
+
+#[test]
+fn a_request_comes_back_only_if_blocks_are_left_for_those_that_run() {
+    // A filler, and twelve small requests that each give one block back. The victim needs 6 blocks, 5 are usable.
+    for (watermark, aborts) in [(0.0, 1), (0.5, 5), (1.0, 7), (2.0, 9)] {
+        let mut rig = Rig::without_worker(Config { swap_in_watermark: watermark, ..config() });
+        rig.submit_filler(1, 82, 2);
+        (10..22).for_each(|id| rig.submit(id, text(id as u32, 2), 14));
+        rig.submit(2, text(2, 82), 40);
+        rig.join();
+        rig.answer_until(|rig| !rig.copies.is_empty());
+        rig.finish_copy(0);
+        rig.flush();
+        rig.answer();
+        assert_eq!((rig.usable(), rig.stats().running), (5, 13));
+        for n in 0..aborts {
+            assert!(rig.copies.is_empty(), "watermark {watermark}: back after {n}");
+            rig.abort_now(10 + n);
+        }
+        assert_eq!(rig.moves(), [(Direction::In, 6)], "watermark {watermark}");
+    }
+}
+
+#[test]
+fn steps_with_decodes_stay_near_the_target() {
+    const TOKEN_NS: u64 = 5_000;
+    const TARGET_NS: u64 = 1_000_000;
+    let limits = Config {
+        device_blocks: 1000,
+        max_batch_tokens: 1024,
+        max_context: 16_384,
+        target_step_ns: TARGET_NS,
+        ..config()
+    };
+    for (target_step_ns, is_kept) in [(TARGET_NS, true), (0, false)] {
+        let mut rig = Rig::new(Config { target_step_ns, ..limits.clone() });
+        rig.submit(2, text(2, 1100), 1);
+        assert_eq!(rig.running(), [(2, 0, 1024, false)], "nothing decodes: nobody waits for the step");
+        rig.run_to_end();
+        rig.submit(1, text(1, 5), 500);
+        rig.answer();
+        rig.submit(3, text(3, 8000), 1);
+        rig.answer();
+        let mut took = Vec::new();
+        while !rig.said.contains_key(&3) {
+            let took_ns = u64::from(rig.step.as_ref().unwrap().n_tokens()) * TOKEN_NS;
+            took.push(took_ns);
+            rig.now_ns += took_ns - 1;
+            rig.answer();
+        }
+        let late = took[4..].iter().filter(|ns| **ns > TARGET_NS * 11 / 10).count();
+        assert_eq!(late == 0, is_kept, "{took:?}");
+        let short = took[4..took.len() - 1].iter().filter(|ns| **ns < TARGET_NS / 2).count();
+        assert!(short == 0 || !is_kept, "{took:?}");
+    }
+}
+
+#[test]
+fn limits_that_cannot_be_are_refused() {
+    let error = |config: Config| Core::new(config).err().expect("no core can work under these limits");
+    let watermark = error(Config { launch_watermark: -1.0, ..config() });
+    assert!(matches!(watermark, ConfigError::Watermark { name: "launch_watermark", .. }));
+    let watermark = error(Config { swap_in_watermark: f64::NAN, ..config() });
+    assert!(matches!(watermark, ConfigError::Watermark { name: "swap_in_watermark", .. }));
+    let logits = error(Config { max_step_logits: 15, ..config() });
+    assert_eq!(logits, ConfigError::StepLogitsBelowSize { logits: 15, size: 16 });
+}

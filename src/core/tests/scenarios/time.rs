@@ -1,0 +1,113 @@
+//! Scenarios 82 to 84, 102 and 103: time, aborts, one step at a time, and contents.
+
+use trunkline_core::{Config, Direction, Event, FinishReason};
+
+use crate::rig::{BLOCK, Rig, config, request, text};
+use crate::scenes::{VICTIM, swapping_out, victim};
+
+#[test]
+fn scenario_082_a_deadline_ends_a_request_waiting_or_running() {
+    let mut rig = Rig::without_worker(config());
+    rig.now_ns = 5000;
+    let mut late = request(1, text(1, 20), 9);
+    late.deadline_ns = Some(1000);
+    rig.submit_request(late);
+    assert_eq!(rig.ends, [(1, FinishReason::Timeout)], "it never ran");
+    let mut slow = request(2, text(2, 20), 9);
+    slow.deadline_ns = Some(9000);
+    rig.submit_request(slow);
+    rig.join();
+    assert_eq!(rig.core.next_deadline_ns(), Some(9000));
+    rig.now_ns = 10_000;
+    rig.event(Event::Tick);
+    assert!(!rig.has_ended(2), "the worker still writes its blocks");
+    rig.answer();
+    assert_eq!(rig.ends[1], (2, FinishReason::Timeout));
+    assert!(rig.said.is_empty());
+    rig.assert_empty();
+}
+
+/// KsanaLLM: on the next pass, after the step, and at once with a cancellation behind the back; here: at once, after the step, and
+/// after the copy, because until then its blocks are written.
+#[test]
+fn scenario_083_an_abort_takes_effect_when_the_blocks_are_at_rest() {
+    let mut rig = Rig::without_worker(config());
+    rig.submit(1, text(1, 20), 9);
+    rig.abort(1);
+    assert!(rig.has_ended(1));
+
+    let mut rig = Rig::new(config());
+    rig.submit(1, text(1, 20), 9);
+    rig.abort(1);
+    assert!(!rig.has_ended(1));
+    rig.answer();
+    assert!(rig.has_ended(1) && rig.said.is_empty());
+
+    let mut rig = swapping_out(victim());
+    rig.abort(VICTIM);
+    assert!(!rig.has_ended(VICTIM));
+    rig.finish_copy(0);
+    assert!(rig.has_ended(VICTIM));
+    assert_eq!(rig.host_free(), 100);
+}
+
+/// KsanaLLM: looks only at those that ran; here: ends at once, because nothing works on its blocks.
+#[test]
+fn scenario_084_a_decode_that_does_not_run_can_be_aborted() {
+    let mut rig = Rig::without_worker(config());
+    rig.submit(1, text(1, 50 * BLOCK - 1), 40);
+    rig.submit(2, text(2, 30 * BLOCK - 9), 40);
+    rig.submit(3, text(3, 20 * BLOCK - 9), 40);
+    rig.join();
+    rig.answer();
+    rig.answer();
+    assert_eq!((rig.moves(), rig.ids()), (vec![(Direction::Out, 20)], vec![2]));
+    (0..5).for_each(|_| rig.answer());
+    assert_eq!(rig.ids(), [2], "1 waits for the copy");
+    rig.abort(1);
+    assert_eq!(rig.ends, [(1, FinishReason::Abort)]);
+    rig.run_to_end();
+    rig.assert_empty();
+}
+
+/// KsanaLLM: an ended request is taken out of the plan that is parked; here: no step is planned before the last one
+/// ended, because then it would rest on guesses.
+#[test]
+fn scenario_102_a_request_that_ends_is_in_no_later_step() {
+    let mut rig = Rig::without_worker(config());
+    rig.submit(1, text(1, 20), 2);
+    rig.submit(2, text(2, 20), 4);
+    rig.join();
+    rig.answer();
+    assert_eq!((rig.ids(), rig.in_use()), (vec![1, 2], 4));
+    rig.answer();
+    assert_eq!((rig.ids(), rig.in_use()), (vec![2], 2), "its blocks came back once");
+    rig.run_to_end();
+    rig.assert_all_said([1, 2]);
+    rig.assert_empty();
+}
+
+#[test]
+fn scenario_103_every_cell_that_is_read_is_right() {
+    // The rig compares each cell that a step reads with what it must stand for.
+    let mut rig = Rig::new(Config { max_batch_tokens: 128, ..config() });
+    for id in 0..30 {
+        rig.submit(id, text(id as u32 % 7, 1 + id as u32 * 131 % 399), 1 + id as u32 * 61 % 99);
+        rig.run_to_end();
+    }
+    rig.assert_all_said(0..30);
+    assert_eq!(rig.stats().swap_outs, 0);
+    assert!(rig.stats().cached_tokens > 100);
+}
+
+#[test]
+#[should_panic(expected = "reads a wrong cell")]
+fn the_rig_notices_a_wrong_copy() {
+    let mut rig = swapping_out(victim());
+    let pairs = &mut rig.copies[0].pairs;
+    (pairs[0].1, pairs[1].1) = (pairs[1].1, pairs[0].1);
+    rig.finish_copy(0);
+    rig.flush();
+    rig.abort_now(1);
+    rig.run_to_end();
+}
