@@ -18,6 +18,7 @@ use trunkline_sim::recorded::replay_recorded;
 use trunkline_sim::{Arrivals, Format, Settings, Trace};
 
 use self::settings::{SettingsArgs, runs};
+use self::tiers::TierArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,7 +55,7 @@ pub struct ReplayArgs {
     trace: Option<PathBuf>,
 
     /// Replay a server's recording and compare the decisions; fails if they differ.
-    #[arg(long, value_name = "FILE", conflicts_with = "TraceArgs", conflicts_with = "SettingsArgs")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SettingsArgs", "TierArgs"])]
     recorded: Option<PathBuf>,
 
     #[command(flatten)]
@@ -62,6 +63,9 @@ pub struct ReplayArgs {
 
     #[command(flatten)]
     settings: SettingsArgs,
+
+    #[command(flatten)]
+    tiers: TierArgs,
 
     /// Write the report as JSON to a file, or to standard output if it is `-`, instead of a table; a list of reports if
     /// several are compared.
@@ -115,7 +119,7 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
-    let mut runs = runs(&args.settings, args.of_trace.arrivals())?;
+    let mut runs = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
     let format = args.of_trace.format.as_deref().map(str::parse::<Format>).transpose()?;
     let limit = args.of_trace.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let trace = Trace::load(path, format, Some(limit))?;

@@ -104,14 +104,11 @@ pub(super) struct SettingsArgs {
     /// What computing a token again is estimated to cost, for `--preemption cost` [default: what the cost model says].
     #[arg(long, value_name = "NS")]
     recompute_token_ns: Option<u64>,
-
-    #[command(flatten)]
-    tiers: TierArgs,
 }
 
 /// The settings of every run: each policy with each eviction policy and each preemption, all of them checked.
-pub(super) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
-    let base = base(args, arrivals)?;
+pub(super) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
+    let base = base(args, tiers, arrivals)?;
     let mut runs = Vec::new();
     for policy in &args.policy {
         for eviction in &args.eviction {
@@ -132,7 +129,7 @@ pub(super) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ve
 }
 
 /// Everything but policies.
-fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
+fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
     ensure!(
         (0.0..=TARGET_STEP_MS_MAX).contains(&args.target_step_ms),
         "target-step-ms is {}; it must be between 0 and {TARGET_STEP_MS_MAX}",
@@ -162,13 +159,13 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
     settings.validate()?;
-    size(&mut settings, args)?;
+    size(&mut settings, args, tiers)?;
     settings.validate()?;
     Ok(settings)
 }
 
 /// Fills in what follows from hardware and model, unless it was given.
-fn size(settings: &mut Settings, args: &SettingsArgs) -> anyhow::Result<()> {
+fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyhow::Result<()> {
     let block_size = settings.core.block_size;
     settings.core.device_blocks = match args.device_blocks {
         Some(blocks) => blocks,
@@ -181,7 +178,7 @@ fn size(settings: &mut Settings, args: &SettingsArgs) -> anyhow::Result<()> {
         );
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
-    (settings.core.tiers, settings.far_links) = args.tiers.tiers(&settings.model, block_size)?;
+    (settings.core.tiers, settings.far_links) = tiers.tiers(&settings.model, block_size)?;
     let cost = Roofline::new(&settings.hardware, &settings.model);
     settings.estimate_costs(&cost);
     let core = &mut settings.core;

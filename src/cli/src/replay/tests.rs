@@ -18,7 +18,7 @@ fn parse(words: &[&str]) -> Result<ReplayArgs, clap::Error> {
 
 fn settings(words: &[&str]) -> anyhow::Result<Vec<Settings>> {
     let args = parse(words)?;
-    runs(&args.settings, args.of_trace.arrivals())
+    runs(&args.settings, &args.tiers, args.of_trace.arrivals())
 }
 
 fn fault(words: &[&str]) -> String {

@@ -1,8 +1,8 @@
 //! Ways through swapping that need several things to coincide.
 
-use trunkline_core::{Config, Direction, Event};
+use trunkline_core::{Config, Event};
 
-use crate::rig::{BLOCK, Rig, config, fork, text};
+use crate::rig::{BLOCK, Direction, Rig, config, fork, text};
 use crate::scenes::{
     VICTIM, sharers, sharers_coming_back, sharers_swapped, swapped, swapping_in, swapping_out, victim,
 };
