@@ -20,6 +20,8 @@
 //!
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it.
 //!
+//! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
+//!
 //! [`recorded`] is the second way in: it shows a core the events that a server recorded and compares the decisions.
 //!
 //! # Invariants
@@ -57,6 +59,7 @@ pub mod settings;
 pub mod tenants;
 pub mod trace;
 mod worker;
+pub mod workload;
 
 pub use crate::fleet::{ReplayError, replay};
 pub use crate::report::Report;

@@ -1,4 +1,4 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `bench`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `trace`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
@@ -7,6 +7,7 @@ mod config_file;
 mod generate;
 mod replay;
 mod serve;
+mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
+    Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
 }
 
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|err| {

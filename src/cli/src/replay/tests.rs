@@ -83,7 +83,10 @@ fn impossible_settings_are_told_before_the_trace_is_read() {
     assert!(fault(&["none", "--eviction", "magic"]).starts_with("unknown eviction policy 'magic'; there are: lru"));
     let preemption = fault(&["none", "--preemption", "magic"]);
     assert_eq!(preemption, "unknown preemption 'magic'; there are: swap, recompute, cost");
-    assert_eq!(fault(&["none", "--format", "x"]), "unknown trace format 'x'; there are: mooncake, azure");
+    assert_eq!(
+        fault(&["none", "--format", "x"]),
+        "unknown trace format 'x'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens"
+    );
     assert!(fault(&["none", "--model", "llama-3.1-70b"]).starts_with("llama-3.1-70b does not fit on h100-80g"));
     assert!(fault(&["none", "--max-batch-tokens", "8"]).starts_with("max_batch_tokens is 8"));
     assert_eq!(fault(&["none"]), "none: no such file; check the path");
