@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use trunkline_core::Config;
 
 use super::*;
-use crate::cost::Roofline;
+use crate::cost::{Parallel, Roofline};
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
 use crate::{hardware, model};
@@ -41,6 +41,7 @@ fn settings(block_size: u32, device_blocks: u32) -> Settings {
         tenants: Shares::default(),
         draft_acceptance: 0.5,
         far_links: Vec::new(),
+        parallel: Parallel::ONE,
     }
 }
 

@@ -1,8 +1,9 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `trace`, `bench`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `trace`, `calibrate`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
 mod bench;
+mod calibrate;
 mod config_file;
 mod generate;
 mod replay;
@@ -46,6 +47,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
+    Calibrate(calibrate::CalibrateArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
 }
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
     };

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
-use trunkline_sim::cost::Roofline;
+use trunkline_sim::cost;
 use trunkline_sim::recorded::replay_recorded;
 use trunkline_sim::{Arrivals, Format, Settings, Trace};
 
@@ -150,8 +150,8 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
 fn at_load(trace: &Trace, runs: &mut [Settings], fraction: f64, bar: &ProgressBar) -> anyhow::Result<Load> {
     let settings = &runs[0];
-    let cost = Roofline::new(&settings.hardware, &settings.model);
-    let load = load(trace, settings, &cost, fraction, &mut |ended| bar.set_position(ended))?;
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    let load = load(trace, settings, &*cost, fraction, &mut |ended| bar.set_position(ended))?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };
     }

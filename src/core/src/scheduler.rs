@@ -83,7 +83,8 @@ pub(crate) struct Scheduler {
     pub pace: Pace,
     /// The sequences of the step being made, in its order.
     pub picked: Vec<usize>,
-    /// Prefill chunks end at block boundaries. Off if a step full of decodes could leave less than a block: prefills
+    align_chunks: bool,
+    /// Prefill chunks never end elsewhere. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
     /// Worker slots that are not taken, and the first that never was. So slots stay below the size of the batch.
@@ -127,7 +128,9 @@ impl Scheduler {
             waiting: Waiting::new(policy),
             running: Vec::new(),
             picked: Vec::new(),
-            aligned: config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
+            align_chunks: config.align_chunks,
+            aligned: config.align_chunks
+                && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
             free_worker_slots: Vec::new(),
             next_worker_slot: 0,
             stats: Stats::default(),
@@ -323,6 +326,9 @@ impl Scheduler {
         let seq = &self.sequences[slot];
         if seq.remaining() <= budget {
             return seq.remaining();
+        }
+        if !self.align_chunks {
+            return budget;
         }
         let end = (seq.computed + budget) / self.block_size * self.block_size;
         match end.saturating_sub(seq.computed) {

@@ -5,8 +5,8 @@ use clap::Args;
 
 use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
-use trunkline_sim::cost::Roofline;
-use trunkline_sim::memory::{device_blocks, host_blocks};
+use trunkline_sim::cost::{self, Parallel};
+use trunkline_sim::memory::{host_blocks, parallel_device_blocks};
 use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
 use trunkline_sim::{Arrivals, Settings, hardware, model};
 
@@ -18,13 +18,18 @@ const HOST_MEMORY_GB_MAX: f64 = 1e6;
 /// Fleet, limits and policies.
 #[derive(Clone, Debug, Args)]
 pub(super) struct SettingsArgs {
-    /// The device of each replica; an unknown name lists those there are.
+    /// The devices of each replica: a preset, of which an unknown name lists all, or a TOML file, such as `trunkline calibrate`
+    /// writes.
     #[arg(long, value_name = "NAME", default_value = "h100-80g")]
     hardware: String,
 
-    /// The model they serve; an unknown name lists those there are.
+    /// The model they serve: a preset, of which an unknown name lists all, or a config.json of Hugging Face.
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
+
+    /// How one replica spreads the model over devices: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both.
+    #[arg(long, value_name = "SHAPE", default_value = "tp1")]
+    parallel: Parallel,
 
     /// Replicas; requests go to them in turn.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -148,8 +153,9 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
         ..Settings::core()
     };
     let mut settings = Settings {
-        hardware: *hardware::by_name(&args.hardware)?,
-        model: *model::by_name(&args.model)?,
+        hardware: hardware::find(&args.hardware)?,
+        model: model::find(&args.model)?,
+        parallel: args.parallel,
         replicas: args.replicas,
         core,
         arrivals,
@@ -169,7 +175,7 @@ fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyho
     let block_size = settings.core.block_size;
     settings.core.device_blocks = match args.device_blocks {
         Some(blocks) => blocks,
-        None => device_blocks(&settings.hardware, &settings.model, block_size)?,
+        None => parallel_device_blocks(&settings.hardware, &settings.model, settings.parallel, block_size)?,
     };
     if let Some(gb) = args.host_memory_gb {
         ensure!(
@@ -179,8 +185,8 @@ fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyho
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
     (settings.core.tiers, settings.far_links) = tiers.tiers(&settings.model, block_size)?;
-    let cost = Roofline::new(&settings.hardware, &settings.model);
-    settings.estimate_costs(&cost);
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    settings.estimate_costs(&*cost);
     let core = &mut settings.core;
     core.swap_block_ns = args.swap_block_ns.unwrap_or(core.swap_block_ns);
     core.recompute_token_ns = args.recompute_token_ns.unwrap_or(core.recompute_token_ns);
