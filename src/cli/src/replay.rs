@@ -40,7 +40,7 @@ Examples:
   Does this version decide as the server did?
     trunkline replay --recorded server.jsonl.gz
 
-Latencies come from a roofline of the hardware whose error is not yet fitted: compare settings by them, do not promise them.";
+Latencies come from a roofline fitted to measured kernels; the report states its error.";
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
