@@ -81,6 +81,7 @@ impl Core {
             Event::Submit(request) => self.submit(*request, actions),
             Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
             Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
+            Event::Fail(id) => self.end_by_id(id, FinishReason::Error, actions),
             Event::WorkerJoined => self.worker_joined = true,
             Event::WorkerLost => {
                 self.worker_joined = false;

@@ -17,6 +17,8 @@ pub enum Event {
     Abort(RequestId),
     /// The driver found a stop string in the text of a request: it ends with [`FinishReason::Stop`].
     Stop(RequestId),
+    /// The worker cannot compute a request, whatever else is in the step: it ends with [`FinishReason::Error`].
+    Fail(RequestId),
     /// The worker is ready to run steps; its KV blocks hold nothing.
     WorkerJoined,
     /// The worker is gone and with it all KV, on the device and on the host. A step and transfers in flight will not be

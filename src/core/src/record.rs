@@ -95,6 +95,7 @@ mod tests {
             Event::Submit(Box::new(request)),
             Event::Abort(RequestId(1)),
             Event::Stop(RequestId(2)),
+            Event::Fail(RequestId(3)),
             Event::WorkerJoined,
             Event::WorkerLost,
             Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),

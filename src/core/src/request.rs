@@ -104,7 +104,7 @@ pub enum FinishReason {
     Abort,
     /// The deadline passed.
     Timeout,
-    /// The worker failed on it too often.
+    /// The worker failed on it too often, or cannot compute it at all.
     Error,
 }
 

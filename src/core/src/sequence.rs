@@ -215,7 +215,9 @@ impl Sequence {
     pub fn reserve(&mut self, block_size: u32) {
         let more = (self.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
         self.tokens.reserve(more as usize);
-        self.table.reserve(more.div_ceil(block_size) as usize);
+        let blocks = more.div_ceil(block_size) as usize;
+        self.table.reserve(blocks);
+        self.hashes.reserve(blocks);
     }
 
     /// Whether and why the request ends with its last token, which was generated.

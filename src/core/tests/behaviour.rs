@@ -467,6 +467,22 @@ fn a_lost_worker_costs_time_and_three_in_a_row_cost_the_request() {
 }
 
 #[test]
+fn a_request_that_cannot_be_computed_ends_and_those_beside_it_go_on() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(6), 2));
+    bench.submit(request(2, vec![9; 6], 2));
+    bench.answer();
+    assert_eq!(bench.running().len(), 2);
+    bench.event(Event::Fail(RequestId(2)));
+    bench.event(Event::WorkerLost);
+    bench.step = None;
+    bench.event(Event::WorkerJoined);
+    assert_eq!(bench.ends, [(2, FinishReason::Error)]);
+    bench.finish_all();
+    assert_eq!(bench.ends, [(2, FinishReason::Error), (1, FinishReason::Length)]);
+}
+
+#[test]
 fn the_late_answer_of_a_lost_worker_is_ignored_and_nonsense_is_not_believed() {
     let mut bench = Bench::new(config());
     bench.submit(request(1, prompt(6), 2));

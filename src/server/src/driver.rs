@@ -216,8 +216,12 @@ impl Driver {
                 self.apply(Event::StepFinished(output.result));
                 self.logprobs.clear();
             }
-            WorkerReport::Failed { step } => {
+            WorkerReport::Failed { step, guilty } => {
                 self.core.recycle(step);
+                if let Some(id) = guilty {
+                    // It ends with the step; else it would fail the next one too, and all beside it.
+                    self.apply(Event::Fail(id));
+                }
                 warn!(requests = self.clients.len(), "all KV is lost; requests are computed again");
                 self.apply(Event::WorkerLost);
             }
@@ -446,7 +450,7 @@ mod tests {
         let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &Config::default()).unwrap()));
         driver.take(Command::Worker(WorkerReport::Ready));
         driver.take(Command::Worker(WorkerReport::Transferred { transfer: 7, failed: false }));
-        driver.take(Command::Worker(WorkerReport::Failed { step: Box::default() }));
+        driver.take(Command::Worker(WorkerReport::Failed { step: Box::default(), guilty: None }));
         driver.take(Command::Worker(WorkerReport::Transferred { transfer: 8, failed: true }));
         driver.take(Command::Drain);
         driver.run();

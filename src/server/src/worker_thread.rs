@@ -5,8 +5,8 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
-use trunkline_core::{Step, Transfer};
-use trunkline_worker::{StepOutput, Worker};
+use trunkline_core::{RequestId, Step, Transfer};
+use trunkline_worker::{StepOutput, Worker, WorkerError};
 
 /// Why a step could not be run, or a transfer not be made.
 pub type RunError = Box<dyn std::error::Error + Send + Sync>;
@@ -58,8 +58,9 @@ pub(crate) enum WorkerReport {
     Ready,
     /// A step ended. The step comes back so that its memory can be used again.
     Done { step: Box<Step>, output: StepOutput },
-    /// A step could not be run; unless it is [`WorkerReport::Gone`] next, it is [`WorkerReport::Ready`].
-    Failed { step: Box<Step> },
+    /// A step could not be run, because of one request if it is known; unless it is [`WorkerReport::Gone`] next, it is
+    /// [`WorkerReport::Ready`].
+    Failed { step: Box<Step>, guilty: Option<RequestId> },
     /// A transfer ended; if it failed the blocks it was to fill hold nothing of use.
     Transferred { transfer: u64, failed: bool },
     /// The thread ends.
@@ -112,15 +113,29 @@ fn run(runner: &mut dyn StepRunner, step: Box<Step>, report: &impl Fn(WorkerRepo
     match catch_unwind(AssertUnwindSafe(|| runner.run(&step))) {
         Ok(Ok(output)) => report(WorkerReport::Done { step, output }),
         failure => {
-            match failure {
-                Ok(Err(err)) => error!(step = step.id, "the worker failed: {err}"),
-                _ => error!(step = step.id, "the worker panicked"),
-            }
-            let heard = report(WorkerReport::Failed { step });
+            let guilty = match failure {
+                Ok(Err(err)) => {
+                    error!(step = step.id, "the worker failed: {err}");
+                    guilty(&*err)
+                }
+                _ => {
+                    error!(step = step.id, "the worker panicked");
+                    None
+                }
+            };
+            let heard = report(WorkerReport::Failed { step, guilty });
             runner.reset();
             info!("the worker was reset");
             heard && report(WorkerReport::Ready)
         }
+    }
+}
+
+/// The request without which the step would have run, if the error names one.
+fn guilty(err: &(dyn std::error::Error + 'static)) -> Option<RequestId> {
+    match err.downcast_ref() {
+        Some(WorkerError::NonFinite { request, .. }) => Some(*request),
+        _ => None,
     }
 }
 
@@ -193,7 +208,7 @@ mod tests {
         let (jobs, reports) = start(false);
         for id in 1..=2 {
             jobs.send(step(id)).unwrap();
-            assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { step }) if step.id == id));
+            assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { step, .. }) if step.id == id));
             assert!(matches!(reports.recv(), Ok(WorkerReport::Ready)));
         }
         jobs.send(step(3)).unwrap();
@@ -231,6 +246,13 @@ mod tests {
         assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { .. })));
         assert!(matches!(reports.recv(), Ok(WorkerReport::Ready)));
         assert!(matches!(reports.recv(), Ok(WorkerReport::Transferred { transfer: 3, failed: false })));
+    }
+
+    #[test]
+    fn the_request_that_an_error_names_is_reported() {
+        let named = WorkerError::NonFinite { step: 3, request: RequestId(5) };
+        assert_eq!(guilty(&named), Some(RequestId(5)));
+        assert_eq!(guilty(&std::fmt::Error), None);
     }
 
     #[test]
