@@ -218,7 +218,7 @@ pub enum ConfigError {
     },
     /// A parameter of the policy is not understood.
     #[error("policy {0}")]
-    PolicyParameter(#[from] SpecError),
+    PolicyParameter(SpecError),
     /// A number of blocks for each running request that makes no sense.
     #[error("{name} is {value}; it must be between 0 and {max}")]
     Watermark {
@@ -320,7 +320,7 @@ impl Config {
         let spec = Spec::new(&self.policy);
         let unknown = || ConfigError::UnknownPolicy { name: spec.name.into(), known: list(policy::names()) };
         let entry = policy::by_name(spec.name).ok_or_else(unknown)?;
-        Ok((entry.make)(&spec.values(entry.params)?))
+        Ok((entry.make)(&spec.values(entry.params).map_err(ConfigError::PolicyParameter)?))
     }
 
     /// The eviction policy that `eviction` names, for as many blocks as there are.
