@@ -245,7 +245,7 @@ impl Core {
     /// The end of a request that is in no queue any more.
     fn finish(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         self.sched.free_worker_slot(slot);
-        if self.worker_joined {
+        if self.worker_joined && reason != FinishReason::Error {
             self.sched.store(slot);
         }
         self.sched.release_all(slot);
@@ -295,6 +295,7 @@ impl Core {
 
     fn flush(&mut self, actions: &mut Vec<Action>) {
         let blocks = self.sched.tree.flush();
+        self.sched.tiering.flush();
         self.sched.digest.decide(decision::FLUSH, 0, u64::from(blocks));
         actions.push(Action::Flushed { blocks });
     }
@@ -402,7 +403,8 @@ impl Core {
         let computed = seq.computed + n_tokens + (sampled.len() as u32).saturating_sub(1);
         seq.computed = computed.min(seq.tokens.len() as u32);
         let ends = seq.ending.is_some();
-        if seq.computed / self.config.block_size > seq.published {
+        // What the worker could not compute is nobody's prefix.
+        if seq.ending != Some(FinishReason::Error) && seq.computed / self.config.block_size > seq.published {
             self.sched.publish(slot);
         }
         ends
@@ -421,10 +423,13 @@ impl Core {
     fn lose_kv(&mut self, actions: &mut Vec<Action>) {
         self.sched.digest.decide(decision::WORKER_LOST, 0, self.in_flight.unwrap_or(0));
         if self.in_flight.take().is_some() {
-            for (slot, _) in std::mem::take(&mut self.in_flight_seqs) {
+            let seqs = std::mem::take(&mut self.in_flight_seqs);
+            // If the guilty one is known, the others did nothing.
+            let named = seqs.iter().any(|(slot, _)| self.sched.sequences[*slot].ending == Some(FinishReason::Error));
+            for (slot, _) in seqs {
                 let seq = &mut self.sched.sequences[slot];
                 seq.in_step = false;
-                seq.worker_failures += 1;
+                seq.worker_failures += u32::from(!named);
                 if seq.worker_failures >= WORKER_FAILURES_MAX {
                     seq.ending.get_or_insert(FinishReason::Error);
                 }
@@ -433,7 +438,12 @@ impl Core {
         for slot in self.sched.running.clone() {
             match self.sched.sequences[slot].ending {
                 Some(reason) => self.end(slot, reason, actions),
-                None => self.sched.preempt(slot),
+                None => {
+                    self.sched.preempt(slot);
+                    // That it will find nothing again says nothing of preemptions.
+                    let seq = &mut self.sched.sequences[slot];
+                    (seq.left_shared, seq.left_cached) = (0, 0);
+                }
             }
         }
         let mut lost = self.sched.lose_swap();

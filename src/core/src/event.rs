@@ -32,7 +32,7 @@ pub enum Event {
     TransferFailed(u64),
     /// Time passed; deadlines may be due.
     Tick,
-    /// Forget every block that no sequence holds.
+    /// Forget every block, on the device and in the tiers, that no sequence holds and no copy works on.
     FlushCache,
     /// Take no new request; let those that are here end.
     Drain,

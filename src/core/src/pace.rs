@@ -37,7 +37,7 @@ impl Pace {
         if took_ns > self.target_ns {
             let fit = u128::from(prompt_tokens) * u128::from(self.target_ns) / u128::from(took_ns);
             self.tokens = (fit as u32).clamp(self.least, self.tokens.max(self.least));
-        } else if prompt_tokens + self.least > self.tokens && took_ns * 16 < self.target_ns * SPARE_SIXTEENTHS {
+        } else if prompt_tokens + self.least > self.tokens && took_ns < self.target_ns / 16 * SPARE_SIXTEENTHS {
             let grown = self.tokens.saturating_add(self.least.max(self.tokens / GROWTH));
             self.tokens = grown.min(self.most);
         }

@@ -98,7 +98,7 @@ impl Scheduler {
             u64::from(seq.computed).saturating_sub((shared + self.rehit.expect(idle)) * u64::from(self.block_size));
         let can_swap = own > 0 && own <= u64::from(self.swap.host.count(HostState::Free));
         Loss {
-            swap_ns: if can_swap { own.saturating_mul(2 * self.swap_block_ns) } else { u64::MAX },
+            swap_ns: if can_swap { own.saturating_mul(2).saturating_mul(self.swap_block_ns) } else { u64::MAX },
             recompute_ns: again.saturating_mul(self.recompute_token_ns),
             freed: seq.table.len() as u64 - shared,
         }

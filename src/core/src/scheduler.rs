@@ -142,10 +142,10 @@ impl Scheduler {
     /// Fills `step` with what runs next. Leaves it empty if nothing can, which is only while a copy is under way.
     pub fn schedule(&mut self, step: &mut Step) {
         self.picked.clear();
+        self.reserve_decode_blocks();
         if self.tiering.is_on() {
             self.write_back();
         }
-        self.reserve_decode_blocks();
         loop {
             while self.begin_swap_in() {}
             let mut budget = self.max_batch_tokens;

@@ -176,6 +176,10 @@ impl Scheduler {
         let found = self.found.len().max(kept);
         let waiting_for = &seq.host[found - kept..];
         let joined = waiting_for.iter().take_while(|host| self.swap.host.state(**host) == HostState::Reading).count();
+        if waiting_for[joined..].iter().any(|host| self.swap.host.state(*host) == HostState::Reading) {
+            // The copy before these came to nothing, and one that had joined it still runs: wait for its end.
+            return false;
+        }
         let copied = n - found - joined;
         // Like a prefill it takes every block its tokens need at once, so that it can go on.
         let total = seq.tokens.len().div_ceil(size as usize);

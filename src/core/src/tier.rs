@@ -181,6 +181,13 @@ impl Tier {
         self.set(slot, TierState::Free);
     }
 
+    /// Drops every block that no copy works on.
+    pub fn flush(&mut self) {
+        while let Some(slot) = self.strike_out_victim() {
+            self.set(slot, TierState::Free);
+        }
+    }
+
     fn strike_out_victim(&mut self) -> Option<u32> {
         if self.count(TierState::Idle) == 0 {
             return None;

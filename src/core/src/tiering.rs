@@ -154,6 +154,11 @@ impl Tiering {
         }
     }
 
+    /// Drops every block that no copy works on.
+    pub fn flush(&mut self) {
+        self.tiers.iter_mut().for_each(Tier::flush);
+    }
+
     /// Panics unless every block of every tier is where the copies say.
     pub fn check(&self) {
         for (at, tier) in self.tiers.iter().enumerate() {
@@ -223,6 +228,8 @@ impl Scheduler {
             self.tree.release(&mut private, 0);
             let chain = std::mem::take(&mut seq.table);
             seq.published = 0;
+            // Tail first, so that the tail falls idle in the tier, and is evicted there, before what leads to it.
+            pairs.reverse();
             self.begin_copy(0, 1, pairs, Work::Store(chain));
         }
     }
@@ -231,7 +238,9 @@ impl Scheduler {
     pub fn write_back(&mut self) {
         if self.tiering.writes.first() == Some(&Write::Back) {
             let free = self.tree.pool().count(BlockState::Free) + self.tiering.demoted_blocks();
-            self.demote_from_device(self.tiering.spare.saturating_sub(free) as usize);
+            // A block for each running request stays idle: a decode does not wait for a copy that it could do without.
+            let idle = self.tree.pool().count(BlockState::Idle).saturating_sub(self.running.len() as u32);
+            self.demote_from_device(self.tiering.spare.saturating_sub(free).min(idle) as usize);
         }
         for at in 1..self.tiering.tiers.len() {
             let tier = &self.tiering.tiers[at - 1];
@@ -296,8 +305,9 @@ impl Scheduler {
     pub fn prefetch(&mut self) {
         let plan = std::mem::take(&mut self.tiering.plan);
         for from in 2..=self.tiering.tiers.len() {
-            let there = plan.iter().filter(|(place, _)| *place == from).map(|(_, block)| *block);
-            self.spread(from, 1, there.take(AHEAD_MAX));
+            let there: Vec<u32> =
+                plan.iter().filter(|(place, _)| *place == from).map(|(_, block)| *block).take(AHEAD_MAX).collect();
+            self.spread(from, 1, there.into_iter().rev());
         }
         self.tiering.plan = plan;
     }
@@ -315,7 +325,7 @@ impl Scheduler {
         }
         self.tiering.loading.push(slot);
         for from in 1..=self.tiering.tiers.len() {
-            let there = plan.iter().zip(&blocks).filter(|((place, _), _)| *place == from);
+            let there = plan.iter().zip(&blocks).rev().filter(|((place, _), _)| *place == from);
             let pairs: Vec<(u32, u32)> = there.map(|((_, block), to)| (*block, *to)).collect();
             if !pairs.is_empty() {
                 pairs.iter().for_each(|(block, _)| self.tiering.tiers[from - 1].pin(*block, true));

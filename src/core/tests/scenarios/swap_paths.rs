@@ -210,3 +210,51 @@ fn when_no_swapped_request_fits_the_last_gives_up_what_it_keeps() {
     rig.assert_empty();
     assert_eq!((rig.said[&2].len(), rig.said[&3].len()), (600, 40));
 }
+
+/// 3 shares its first block with 4 and 5, which share one more. The copy of 3 comes to nothing while 4, which joined it, still
+/// copies the second: 5 must not begin to read that one too.
+fn the_first_of_three_comes_to_nothing(nothing: impl Fn(&mut Rig)) {
+    let mut rig = Rig::without_worker(config());
+    let mut tried = 0;
+    for free in 1..28 {
+        rig = Rig::without_worker(config());
+        rig.submit_filler(1, 88 - free, 3);
+        rig.submit(6, text(66, free * BLOCK - 2), 400);
+        rig.submit(3, fork(7, BLOCK, 33, 60), 390);
+        rig.submit(4, fork(7, 2 * BLOCK, 31, 9), 390);
+        rig.submit(5, fork(7, 2 * BLOCK, 32, 60), 390);
+        rig.join();
+        for _ in 0..300 {
+            if rig.stats().swapped == 3 {
+                break;
+            }
+            if rig.copies.is_empty() { rig.answer() } else { rig.finish_copy(0) }
+        }
+        while !rig.copies.is_empty() {
+            rig.finish_copy(0);
+        }
+        rig.flush();
+        rig.abort_now(6);
+        if rig.copies.len() == 2 && rig.stats().swapped == 3 && rig.step.is_some() {
+            tried += 1;
+            nothing(&mut rig);
+            rig.answer();
+            rig.run_to_end();
+            rig.assert_empty();
+        }
+    }
+    assert!(tried > 0, "it never came to that: {:?}", rig.stats());
+}
+
+#[test]
+fn a_block_is_not_read_twice_when_the_copy_before_it_was_aborted() {
+    the_first_of_three_comes_to_nothing(|rig| {
+        rig.abort(3);
+        rig.finish_copy(0);
+    });
+}
+
+#[test]
+fn a_block_is_not_read_twice_when_the_copy_before_it_failed() {
+    the_first_of_three_comes_to_nothing(|rig| rig.fail_copy(0));
+}
