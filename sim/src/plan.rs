@@ -122,6 +122,11 @@ pub enum PlanError {
         /// Requests in all.
         requests: u64,
     },
+    /// Which replica fails has no meaning while their number is looked for.
+    #[error(
+        "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
+    )]
+    Faults,
     /// No fleet has none.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,
@@ -157,6 +162,10 @@ pub fn plan(
     if let Some(price) = candidate.price_hour.filter(|price| !(*price > 0.0 && price.is_finite())) {
         return Err(PlanError::Price { hardware, price });
     }
+    let routing = &candidate.settings.routing;
+    if search.goal != Goal::Rate && !(routing.failures.is_empty() && routing.slow.is_empty()) {
+        return Err(PlanError::Faults);
+    }
     // Probes are numbered so that a greater number is easier to meet.
     let (first, last) = match search.goal {
         Goal::Replicas { max: 0 } => return Err(PlanError::NoReplicas),
@@ -183,9 +192,8 @@ pub fn plan(
         hardware,
         monotone: found.is_none_or(|found| easiest_missed.is_none_or(|missed| missed < found)),
         at_end: found == Some(first),
-        best: found
-            .and_then(|found| probes.iter().find(|(number, _)| *number == found))
-            .map(|(_, probe)| probe.clone()),
+        load: best.as_ref().map_or(Ok(None), |best| load_of(trace, candidate, best))?,
+        best,
         probes: probes.into_iter().map(|(_, probe)| probe).collect(),
     })
 }

@@ -158,6 +158,12 @@ fn what_no_fleet_can_do_is_told() {
         "{too_large}"
     );
     assert_eq!(told(settings(1, 1_000), Goal::Replicas { max: 0 }), "the most replicas is 0; it must be at least 1");
+    let mut faulty = settings(1, 1_000);
+    faulty.routing.slow = vec!["0:2".parse().unwrap()];
+    assert_eq!(
+        told(faulty, Goal::Replicas { max: 2 }),
+        "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
+    );
     let candidate = Candidate { settings: settings(1, 1_000), cost: &Linear, price_hour: Some(-1.0) };
     let search = Search { slos: &slos, goal: Goal::Rate, complete: false };
     let price = plan(&trace, &candidate, &search, &|| {}).unwrap_err().to_string();

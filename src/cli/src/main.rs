@@ -1,10 +1,11 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `bench`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
 mod bench;
 mod config_file;
 mod generate;
+mod plan;
 mod replay;
 mod serve;
 
@@ -23,6 +24,9 @@ Examples:
 
   Replay a trace of real traffic under a virtual clock:
     trunkline replay trace.jsonl.gz
+
+  Find the smallest fleet that gives 99 % of requests their first token within 2 s:
+    trunkline plan trace.jsonl.gz --slo ttft=2s --goodput 0.99
 
   Measure the core on this machine:
     trunkline bench tree
@@ -45,6 +49,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
+    Plan(Box<plan::PlanArgs>),
     Bench(bench::BenchArgs),
 }
 
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Plan(args) => plan::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|err| {
