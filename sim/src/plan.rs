@@ -9,7 +9,7 @@
 //! probed as well, and [`Answer::monotone`] says whether any probe contradicts the others.
 //!
 //! A probe stops as soon as a promise can no longer be kept ([`crate::slo::Judge`]), because an overloaded fleet takes the longest to
-//! replay; it has no figures then.
+//! replay; it has no figures then. If no probe meets the promises, the easiest one is replayed to its end.
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
@@ -184,6 +184,14 @@ pub fn plan(
         prober.probe(&[found + 1])?;
     }
     prober.done.sort_by_key(|(number, _)| *number);
+    if let (None, Some((number, probe))) = (found, prober.done.last())
+        && probe.stopped_by.is_some()
+    {
+        // By how much the easiest one fails says whether to promise less or to look further.
+        let (number, probe) = (*number, prober.run(*number, true)?);
+        prober.done.pop();
+        prober.done.push((number, probe));
+    }
     let easiest_missed = prober.done.iter().rev().find(|(_, probe)| !probe.met).map(|(number, _)| *number);
     let probes = prober.done;
     let best =
@@ -284,14 +292,15 @@ impl Prober<'_> {
     fn probe(&mut self, numbers: &[i64]) -> Result<Vec<bool>, PlanError> {
         let known = |done: &[(i64, Probe)], number| done.iter().find(|(other, _)| *other == number).map(|(_, p)| p.met);
         let new: Vec<i64> = numbers.iter().copied().filter(|number| known(&self.done, *number).is_none()).collect();
-        let probed = in_parallel(&new, |number| self.run(*number));
+        let probed = in_parallel(&new, |number| self.run(*number, self.search.complete));
         for (number, probe) in new.iter().zip(probed) {
             self.done.push((*number, probe?));
         }
         Ok(numbers.iter().map(|number| known(&self.done, *number).expect("it was probed")).collect())
     }
 
-    fn run(&self, number: i64) -> Result<Probe, PlanError> {
+    /// Replays a probe, to its end if it is to be `complete`.
+    fn run(&self, number: i64, complete: bool) -> Result<Probe, PlanError> {
         let mut settings = self.candidate.settings.clone();
         match self.search.goal {
             Goal::Replicas { .. } => settings.replicas = number as u32,
@@ -311,7 +320,7 @@ impl Prober<'_> {
             (self.progress)();
             refused += u64::from(outcome.refused);
             let lost = judge.see(outcome);
-            if lost.is_some() && !self.search.complete {
+            if lost.is_some() && !complete {
                 stopped_by = lost;
                 return ControlFlow::Break(());
             }

@@ -95,6 +95,8 @@ fn the_least_number_of_replicas_is_that_of_trying_all() {
                 assert_eq!(probe.stopped_by.is_some(), probe.figures.is_empty());
                 assert!(!complete || probe.stopped_by.is_none());
             }
+            let easiest = found.probes.last().unwrap();
+            assert!(found.best.is_some() || !easiest.figures.is_empty(), "it is told by how much all fail");
             if let Some(best) = found.best {
                 assert!(best.figures.iter().all(|figure| figure.met && figure.margin >= 0.0));
                 assert!(expected == Some(1) || found.probes.iter().any(|probe| probe.replicas == best.replicas - 1));

@@ -63,7 +63,7 @@ fn two_choices_are_even_and_never_the_worst_of_three() {
 
 #[test]
 fn affinity_is_weighed_against_load() {
-    let mut router = make("prefix_affinity", SITE).unwrap();
+    let mut router = make("prefix_affinity:overlap_percent=100", SITE).unwrap();
     let prompt = hashes(1, 64, 1, 64);
     let first = pick(&mut *router, 0, 0, &prompt, &loads([1, 0, 0], [true; 3]));
     assert_eq!(first, Pick { replica: 1, known_tokens: 0 });
@@ -87,7 +87,7 @@ fn affinity_is_weighed_against_load() {
 
 #[test]
 fn a_stale_view_lags() {
-    let mut router = make("prefix_affinity:stale_ms=10", SITE).unwrap();
+    let mut router = make("prefix_affinity:stale_ms=10,overlap_percent=100", SITE).unwrap();
     let prompt = hashes(1, 64, 1, 64);
     let known = |router: &mut Box<dyn Router>, now_ns| {
         pick(&mut **router, now_ns, 0, &prompt, &loads([0, 1, 1], [true; 3])).known_tokens
@@ -99,7 +99,7 @@ fn a_stale_view_lags() {
 
 #[test]
 fn idle_replicas_share_the_prefixes() {
-    let mut router = make("prefix_affinity", SITE).unwrap();
+    let mut router = make("prefix_affinity:overlap_percent=100", SITE).unwrap();
     let picks: Vec<_> =
         (0..6).map(|own| pick(&mut *router, 0, 0, &hashes(9, 0, own, 16), &loads([0; 3], [true; 3])).replica).collect();
     assert_eq!(picks, [0, 1, 2, 0, 1, 2]);

@@ -226,3 +226,78 @@ fn rate(probe: &Probe) -> String {
 fn value(name: &str, value: f64) -> String {
     if name == "goodput" { per_cent(value) } else { format!("{value:.4} s") }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: PlanArgs,
+    }
+
+    fn parse(words: &str) -> PlanArgs {
+        Cli::try_parse_from(["plan"].into_iter().chain(words.split(' '))).unwrap().args
+    }
+
+    fn fault(words: &str) -> String {
+        let message = run(parse(words)).unwrap_err().to_string();
+        assert!(!message.contains('\n'), "one line: {message}");
+        message
+    }
+
+    #[test]
+    fn faults_are_told_before_the_trace_is_read() {
+        assert_eq!(fault("none --slo ttft"), "SLO is 'ttft'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s");
+        let slo = "none --slo ttft_p99=2s";
+        assert_eq!(fault(&format!("{slo} --price x")), "price is 'x'; give HARDWARE=PRICE, such as h100-80g=2.5");
+        assert_eq!(
+            fault(&format!("{slo} --price a100-80g=1")),
+            "price of 'a100-80g', which is not planned with; name it in --hardware"
+        );
+        assert!(fault(&format!("{slo} --hardware h100-80g,tpu")).starts_with("unknown hardware 'tpu'; there are: "));
+        assert_eq!(
+            fault(&format!("{slo} --policy fcfs --policy edf")),
+            "a plan is for one policy, eviction policy, preemption and router; compare them with replay"
+        );
+        assert_eq!(fault(slo), "none: no such file; check the path");
+    }
+
+    #[test]
+    fn answers_come_by_hardware_as_tables_or_json() {
+        let mut trace = tempfile::NamedTempFile::new().unwrap();
+        for i in 0..60 {
+            let at_ms = i * 10;
+            writeln!(trace, r#"{{"timestamp": {at_ms}, "input_length": 512, "output_length": 20, "hash_ids": [{i}]}}"#)
+                .unwrap();
+        }
+        let out = tempfile::NamedTempFile::new().unwrap();
+        let (trace, out) = (trace.path().display().to_string(), out.path().display().to_string());
+        let words = "--slo ttft_p99=100ms --slo e2e=2s --goodput 0.9 --hardware h100-80g,a100-80g --price a100-80g=1.5";
+        run(parse(&format!("{trace} {words} --max-replicas 8 --json {out}"))).unwrap();
+        let answers: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
+        let replicas = |at: usize| answers[at]["best"]["replicas"].as_u64().unwrap();
+        assert_eq!((&answers[0]["hardware"], &answers[1]["hardware"]), (&"h100-80g".into(), &"a100-80g".into()));
+        assert!(replicas(0) <= replicas(1), "{answers}");
+        assert!(answers[0]["best"]["price_million_tokens"].is_null());
+        assert!(answers[1]["best"]["price_million_tokens"].as_f64().unwrap() > 0.0);
+
+        let trace = Trace::load(trace.as_ref(), None, None).unwrap();
+        let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
+        for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
+            let settings = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
+            let cost = Roofline::new(&settings.hardware, &settings.model);
+            let candidate = Candidate { settings, cost: &cost, price_hour: Some(2.0) };
+            let search = Search { slos: &slos, goal, complete: false };
+            let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
+            for part in ["h100-80g", "ttft_p99 is 0.", "a margin of", "load is", "for a million tokens", "busy"] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+    }
+}
