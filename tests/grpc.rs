@@ -12,7 +12,7 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-use trunkline_core::Config;
+use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -84,20 +84,30 @@ async fn sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alon
     server.drain().await;
 
     // Each needs up to 9 blocks of its own.
-    let server = TestServer::start(Config { max_batch_tokens: 256, max_batch_size: 64, ..config(40) }).await;
-    let mut client = server.client().await;
-    let mut streams = JoinSet::new();
-    for (i, prompt) in prompts.iter().enumerate() {
-        let (mut client, request) = (client.clone(), greedy(prompt, 40));
-        streams.spawn(async move { (i, client.ask(request).await.unwrap()) });
+    let small = Config { max_batch_tokens: 256, max_batch_size: 64, preemption: Preemption::Recompute, ..config(40) };
+    let swaps = Config { host_blocks: 400, preemption: Preemption::Swap, ..small.clone() };
+    let drafts = Config { max_drafts: 4, max_batch_size: 7, device_blocks: 20, launch_watermark: 0.0, ..swaps.clone() };
+    for config in [small, swaps, drafts] {
+        let (n_host, n_drafts) = (config.host_blocks, config.max_drafts);
+        let server = TestServer::start(config).await;
+        let mut client = server.client().await;
+        let mut streams = JoinSet::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let (mut client, request) = (client.clone(), greedy(prompt, 40));
+            streams.spawn(async move { (i, client.ask(request).await.unwrap()) });
+        }
+        while let Some(done) = streams.join_next().await {
+            let (i, answer) = done.unwrap();
+            let alone = (alone[i].text.clone(), alone[i].token_ids.clone());
+            assert_eq!((answer.text, answer.token_ids), alone, "stream {i}, {n_host} host blocks, {n_drafts} drafts");
+        }
+        let counters = client.settled().await.counters.unwrap();
+        assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
+        let stats = server.drain().await.stats;
+        assert_eq!(stats.swap_outs > 0, n_host > 0, "{stats:?}");
+        assert_eq!((stats.swap_ins, stats.free_host_blocks), (stats.swap_outs, n_host), "{stats:?}");
+        assert_eq!(stats.accepted_draft_tokens > 0, n_drafts > 0, "{stats:?}");
     }
-    while let Some(done) = streams.join_next().await {
-        let (i, answer) = done.unwrap();
-        assert_eq!((answer.text, answer.token_ids), (alone[i].text.clone(), alone[i].token_ids.clone()), "stream {i}");
-    }
-    let counters = client.settled().await.counters.unwrap();
-    assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
-    server.drain().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

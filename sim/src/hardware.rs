@@ -1,26 +1,31 @@
-//! Hardware presets: what a device can do at best, and what share of it kernels reach.
+//! Hardware: what a device can do at best, and what share of it kernels reach.
 //!
-//! Peaks are those of the vendor's data sheets: dense BF16 with FP32 accumulation, without sparsity. Memory is what the driver
-//! reports as total (`nvidia-smi`), which is what an engine divides up; it is a little less than the label where ECC or firmware
-//! takes a share.
+//! A device is described by a TOML file: a preset, all of which are in `sim/hardware/` and built in, or a file of the user's, such as
+//! [`crate::cost::calibrate`] writes. [`mod@file`] says what is in one.
 //!
-//! | preset | source |
-//! |---|---|
-//! | `h100-80g` | NVIDIA H100 Tensor Core GPU data sheet, SXM5: 1,979 TFLOPS with sparsity = 989.4 dense; 3.35 TB/s |
-//! | `h200-141g` | NVIDIA H200 data sheet, SXM: compute as H100; 4.8 TB/s |
-//! | `a100-80g` | NVIDIA A100 data sheet, 80 GB SXM4: 312 TFLOPS; 2,039 GB/s |
-//! | `a100-40g` | the same, 40 GB SXM4: 1,555 GB/s |
-//! | `l40s-48g` | NVIDIA L40S data sheet: 362.05 TFLOPS; 864 GB/s |
-//! | `l4-24g` | NVIDIA L4 data sheet: 242 TFLOPS with sparsity = 121 dense; 300 GB/s |
-//! | `rtx4090-24g` | NVIDIA Ada GPU architecture white paper, RTX 4090: 165.2 TFLOPS; 1,008 GB/s |
+//! Peaks are those of the vendor's data sheets: dense, with FP32 accumulation, without sparsity; each file names its source. Memory is
+//! what the driver reports as total (`nvidia-smi`), which is what an engine divides up; it is a little less than the label where ECC or
+//! firmware takes a share.
 //!
 //! The link to the host is what copies between pinned host memory and the device commonly reach in bandwidth tests, each direction,
-//! not the label: PCIe 5.0 x16 (H100, H200; 63 GB/s after line coding) 55 GB/s, PCIe 4.0 x16 (all others; 31.5 GB/s) 25 GB/s. Boards
-//! with a narrower slot, or that share a switch, have less.
+//! not the label: PCIe 5.0 x16 (63 GB/s after line coding) 55 GB/s, PCIe 4.0 x16 (31.5 GB/s) 25 GB/s. Boards with a narrower slot, or
+//! that share a switch, have less.
 //!
-//! All presets share one set of [`Efficiency`] factors, [`Efficiency::FITTED_ON_A100`], and its documentation says where each comes from.
+//! The link to peers is what an all-reduce of 8 MiB over two to eight devices reaches, counted as `2 (n - 1) / n` of its bytes: on
+//! A100, H100 and H200 from aiconfigurator's measurements of vLLM's kernel (Apache-2.0 licence), else an assumption: twice the H100 on
+//! B200, a share of PCIe on boards without NVLink.
+//!
+//! Factors that a file does not give are those of [`Efficiency::ASSUMED`].
+
+use std::path::Path;
+use std::sync::LazyLock;
 
 use crate::UnknownName;
+use crate::cost::StepTime;
+
+pub mod file;
+
+pub use file::{HardwareError, parse};
 
 /// A device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +34,8 @@ pub struct Hardware {
     pub name: &'static str,
     /// Dense BF16 peak, FLOP/s.
     pub peak_flops_s: f64,
+    /// Dense FP8 peak, FLOP/s; that of BF16 if the device has none.
+    pub fp8_flops_s: f64,
     /// Memory bandwidth peak, bytes/s.
     pub bandwidth_bytes_s: f64,
     /// Memory, bytes.
@@ -37,11 +44,25 @@ pub struct Hardware {
     pub host_link_bytes_s: f64,
     /// Time of such a copy that does not depend on its size, seconds.
     pub host_link_latency_s: f64,
+    /// What an all-reduce among devices reaches, bytes/s.
+    pub peer_link_bytes_s: f64,
+    /// Time of an all-reduce that does not depend on its size, seconds.
+    pub peer_link_latency_s: f64,
+    /// Multiprocessors.
+    pub processors: f64,
     /// The shares of the peaks that kernels reach.
     pub efficiency: Efficiency,
+    /// Time of a step that is neither arithmetic nor memory: launches, the gap between steps. Seconds.
+    pub step_overhead_s: f64,
+    /// The same of a layer, seconds.
+    pub layer_overhead_s: f64,
+    /// How far `step_time`, or else a roofline with these factors, is from measurements, if that is known.
+    pub fit: Option<Fit>,
+    /// What steps take on this device with one model, if they were measured.
+    pub step_time: Option<StepTime>,
 }
 
-/// Shares of the peaks, each above 0 and at most 1.
+/// Shares of the peaks, each above 0 and at most 1, and what else kernels are like.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Efficiency {
     /// Of peak FLOP/s, in matrix products with weights.
@@ -52,10 +73,38 @@ pub struct Efficiency {
     pub weight_bandwidth: f64,
     /// Of peak bandwidth, reading KV in attention.
     pub kv_bandwidth: f64,
+    /// Rows of queries that a call of attention computes for a decode if it computes prefills too: kernels for prefills work on tiles of
+    /// rows, all but one of which are empty then. 1 if they do not.
+    pub mixed_rows: f64,
+}
+
+/// How far a model is from measured steps: the relative error of a step's time, without its sign.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fit {
+    /// What it was compared with.
+    pub against: &'static str,
+    /// Half of the steps are nearer than this.
+    pub median_error: f64,
+    /// Of 100 steps 95 are nearer than this.
+    pub p95_error: f64,
+}
+
+impl Fit {
+    /// For the names of cost models, which reports carry.
+    pub fn describe(fit: Option<Self>) -> String {
+        match fit {
+            None => "error not measured".into(),
+            Some(Self { against, median_error, p95_error }) => {
+                let (median, p95) = (100.0 * median_error, 100.0 * p95_error);
+                format!("median error {median:.1} %, p95 {p95:.1} % against {against}")
+            }
+        }
+    }
 }
 
 impl Efficiency {
-    /// Factors from closed forms fitted to published kernel timings, not to whole steps:
+    /// For devices without a table of their own; the others' files say what was fitted to theirs. From closed forms fitted to published
+    /// kernel timings, not to whole steps:
     ///
     /// * `linear_flops` 0.65: the slope of all linear operations of a layer over tokens in Vidur's profiles (MIT licence):
     ///   A100 8B 0.67, A100 70B 0.71, H100 7B 0.64, H100 70B 0.66, A40 7B 0.72.
@@ -63,53 +112,65 @@ impl Efficiency {
     /// * `weight_bandwidth` 0.70: the floor of the same linear operations at few tokens, A100 8B.
     /// * `kv_bandwidth` 0.78: decode attention, A100, 32 query and 8 KV heads, aiconfigurator's tables (Apache-2.0 licence):
     ///   1.60 of 2.04 TB/s.
-    ///
-    /// They are used for every device, so what they say about devices other than the A100 is an assumption.
-    pub const FITTED_ON_A100: Self =
-        Self { linear_flops: 0.65, attention_flops: 0.40, weight_bandwidth: 0.70, kv_bandwidth: 0.78 };
+    /// * `mixed_rows` 1: of calls that mix there is a table for one device only.
+    pub const ASSUMED: Self =
+        Self { linear_flops: 0.65, attention_flops: 0.40, weight_bandwidth: 0.70, kv_bandwidth: 0.78, mixed_rows: 1.0 };
 }
 
-const PCIE_4_X16_BYTES_S: f64 = 25e9;
-const PCIE_5_X16_BYTES_S: f64 = 55e9;
-/// To launch a copy and to notice that it ended. An assumption, not a measurement.
-const HOST_LINK_LATENCY_S: f64 = 10e-6;
-
-const fn preset(
-    name: &'static str,
-    peak_tflops_s: f64,
-    bandwidth_gb_s: f64,
-    memory_mib: u64,
-    host_link_bytes_s: f64,
-) -> Hardware {
-    Hardware {
-        name,
-        peak_flops_s: peak_tflops_s * 1e12,
-        bandwidth_bytes_s: bandwidth_gb_s * 1e9,
-        memory_bytes: memory_mib << 20,
-        host_link_bytes_s,
-        host_link_latency_s: HOST_LINK_LATENCY_S,
-        efficiency: Efficiency::FITTED_ON_A100,
+impl Hardware {
+    /// The peak for weights of so many bytes an element, FLOP/s.
+    pub fn flops_s(&self, dtype_bytes: u64) -> f64 {
+        match dtype_bytes {
+            0 | 1 => self.fp8_flops_s,
+            2 => self.peak_flops_s,
+            // No preset's data sheet has a greater one for 32 bits: TF32 takes half of the BF16 rate.
+            _ => self.peak_flops_s / 2.0,
+        }
     }
 }
 
-/// All presets.
-pub const PRESETS: &[Hardware] = &[
-    preset("h100-80g", 989.4, 3350.0, 81_559, PCIE_5_X16_BYTES_S),
-    preset("h200-141g", 989.4, 4800.0, 143_771, PCIE_5_X16_BYTES_S),
-    preset("a100-80g", 312.0, 2039.0, 81_920, PCIE_4_X16_BYTES_S),
-    preset("a100-40g", 312.0, 1555.0, 40_960, PCIE_4_X16_BYTES_S),
-    preset("l40s-48g", 362.05, 864.0, 46_068, PCIE_4_X16_BYTES_S),
-    preset("l4-24g", 121.0, 300.0, 23_034, PCIE_4_X16_BYTES_S),
-    preset("rtx4090-24g", 165.2, 1008.0, 24_564, PCIE_4_X16_BYTES_S),
+macro_rules! presets {
+    ($($name:literal),* $(,)?) => {
+        [$(include_str!(concat!("../hardware/", $name, ".toml"))),*]
+    };
+}
+
+/// The files of all presets, in the order they are listed.
+const FILES: &[&str] = &presets![
+    "h100-80g",
+    "h200-141g",
+    "b200-180g",
+    "a100-80g",
+    "a100-40g",
+    "l40s-48g",
+    "l4-24g",
+    "rtx4090-24g",
+    "rtxpro6000-96g",
 ];
+
+static PRESETS: LazyLock<Vec<Hardware>> =
+    LazyLock::new(|| FILES.iter().map(|text| parse(text).expect("a built-in file is right")).collect());
+
+/// All presets.
+pub fn presets() -> &'static [Hardware] {
+    &PRESETS
+}
 
 /// The preset called `name`.
 pub fn by_name(name: &str) -> Result<&'static Hardware, UnknownName> {
-    PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| UnknownName {
+    presets().iter().find(|preset| preset.name == name).ok_or_else(|| UnknownName {
         kind: "hardware",
         name: name.into(),
-        known: PRESETS.iter().map(|preset| preset.name).collect(),
+        known: presets().iter().map(|preset| preset.name).collect(),
     })
+}
+
+/// The preset called `text`, or what the file `text` says if it is the name of a TOML file.
+pub fn find(text: &str) -> Result<Hardware, HardwareError> {
+    if text.ends_with(".toml") {
+        return file::load(Path::new(text));
+    }
+    Ok(*by_name(text)?)
 }
 
 #[cfg(test)]
@@ -118,12 +179,8 @@ mod tests {
 
     #[test]
     fn presets_are_found_and_sane() {
-        for preset in PRESETS {
+        for preset in presets() {
             assert_eq!(by_name(preset.name).unwrap(), preset);
-            let Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth } = preset.efficiency;
-            for share in [linear_flops, attention_flops, weight_bandwidth, kv_bandwidth] {
-                assert!(share > 0.0 && share <= 1.0, "{}", preset.name);
-            }
             assert!(preset.host_link_bytes_s < preset.bandwidth_bytes_s / 10.0, "{}", preset.name);
             assert!((0.0..1e-3).contains(&preset.host_link_latency_s), "{}", preset.name);
             // The label in the name is in units of 2^30 bytes; no more than a tenth of it may be missing.
@@ -137,5 +194,7 @@ mod tests {
     fn an_unknown_name_lists_what_there_is() {
         let message = by_name("tpu").unwrap_err().to_string();
         assert!(message.starts_with("unknown hardware 'tpu'; there are: h100-80g, h200-141g, "), "{message}");
+        assert_eq!(find("tpu").unwrap_err().to_string(), message);
+        assert_eq!(find("l4-24g").unwrap(), *by_name("l4-24g").unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! Lines of a text file, plain or gzip, one at a time in one buffer.
+//! Lines of a text file, plain, gzip or Zstandard, one at a time in one buffer.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -10,6 +10,7 @@ use flate2::bufread::MultiGzDecoder;
 /// cannot fill the memory.
 pub(crate) const LINE_BYTES_MAX: u64 = 64 << 20;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const BUFFER_BYTES: usize = 1 << 17;
 
 /// Why no line could be had.
@@ -27,6 +28,12 @@ pub enum LineFault {
     /// The compressed stream is damaged.
     #[error("the gzip stream is damaged ({0}); fetch or compress the file again")]
     CorruptGzip(io::Error),
+    /// The compressed stream ends within a frame.
+    #[error("the zstd stream is cut off; fetch or compress the file again")]
+    TruncatedZstd,
+    /// The compressed stream is damaged.
+    #[error("the zstd stream is damaged ({0}); fetch or compress the file again")]
+    CorruptZstd(io::Error),
     /// A line is longer than any line of a trace or recording.
     #[error("a line is longer than {max_bytes} bytes; this is not a file of lines")]
     TooLong {
@@ -35,10 +42,41 @@ pub enum LineFault {
     },
 }
 
-/// A file's lines. Whether it is gzip is seen from its first bytes, not from its name.
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packing {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+impl Packing {
+    fn of(first_bytes: &[u8]) -> Self {
+        if first_bytes.starts_with(&GZIP_MAGIC) {
+            Self::Gzip
+        } else if first_bytes.starts_with(&ZSTD_MAGIC) {
+            Self::Zstd
+        } else {
+            Self::Plain
+        }
+    }
+
+    fn fault(self, e: io::Error) -> LineFault {
+        match (self, e.kind()) {
+            (Self::Gzip, ErrorKind::UnexpectedEof) => LineFault::TruncatedGzip,
+            (Self::Gzip, ErrorKind::InvalidInput | ErrorKind::InvalidData) => LineFault::CorruptGzip(e),
+            (Self::Zstd, ErrorKind::UnexpectedEof) => LineFault::TruncatedZstd,
+            // The decoder has no kind of its own for damage.
+            (Self::Zstd, ErrorKind::Other) => LineFault::CorruptZstd(e),
+            _ => LineFault::Unreadable(e),
+        }
+    }
+}
+
+/// A file's lines. How it is compressed is seen from its first bytes, not from its name.
 pub(crate) struct Lines {
-    source: Box<dyn BufRead>,
-    gzip: bool,
+    source: Box<dyn BufRead + Send>,
+    packing: Packing,
     number: u64,
     buffer: Vec<u8>,
     terminated: bool,
@@ -50,13 +88,16 @@ impl Lines {
             if e.kind() == ErrorKind::NotFound { LineFault::NotFound } else { LineFault::Unreadable(e) }
         })?;
         let mut plain = BufReader::with_capacity(BUFFER_BYTES, file);
-        let gzip = plain.fill_buf().map_err(LineFault::Unreadable)?.starts_with(&GZIP_MAGIC);
-        let source: Box<dyn BufRead> = if gzip {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(plain)))
-        } else {
-            Box::new(plain)
+        let packing = Packing::of(plain.fill_buf().map_err(LineFault::Unreadable)?);
+        let source: Box<dyn BufRead + Send> = match packing {
+            Packing::Plain => Box::new(plain),
+            Packing::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(plain))),
+            Packing::Zstd => {
+                let decoder = zstd::Decoder::with_buffer(plain).map_err(LineFault::Unreadable)?;
+                Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))
+            }
         };
-        Ok(Self { source, gzip, number: 0, buffer: Vec::new(), terminated: true })
+        Ok(Self { source, packing, number: 0, buffer: Vec::new(), terminated: true })
     }
 
     /// The next line without its line end, or `None` at the end of the file.
@@ -65,11 +106,7 @@ impl Lines {
         // Counted before it is read, so that a fault names the line it is in.
         self.number += 1;
         let mut limited = (&mut self.source).take(LINE_BYTES_MAX + 1);
-        let read = limited.read_until(b'\n', &mut self.buffer).map_err(|e| match (self.gzip, e.kind()) {
-            (true, ErrorKind::UnexpectedEof) => LineFault::TruncatedGzip,
-            (true, ErrorKind::InvalidInput | ErrorKind::InvalidData) => LineFault::CorruptGzip(e),
-            _ => LineFault::Unreadable(e),
-        })?;
+        let read = limited.read_until(b'\n', &mut self.buffer).map_err(|e| self.packing.fault(e))?;
         if read == 0 {
             self.number -= 1;
             return Ok(None);
@@ -123,14 +160,23 @@ mod tests {
         encoder.finish().unwrap()
     }
 
+    fn zstd(text: &[u8]) -> Vec<u8> {
+        let mut encoder = zstd::Encoder::new(Vec::new(), 3).unwrap();
+        encoder.include_checksum(true).unwrap();
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+
     #[test]
-    fn plain_and_gzip_give_the_same_lines_whatever_the_line_ends() {
+    fn plain_and_gzip_and_zstd_give_the_same_lines_whatever_the_line_ends() {
         let text = b"one\r\ntwo\n\nfour";
         let expected = ["one", "two", "", "four"];
         assert_eq!(all(text).unwrap(), expected);
         assert_eq!(all(&gzip(text)).unwrap(), expected);
         // Members one after another are one stream, as `cat a.gz b.gz` makes them.
         assert_eq!(all(&[gzip(b"one\r\ntwo\n"), gzip(b"\nfour")].concat()).unwrap(), expected);
+        assert_eq!(all(&zstd(text)).unwrap(), expected);
+        assert_eq!(all(&[zstd(b"one\r\ntwo\n"), zstd(b"\nfour")].concat()).unwrap(), expected);
         assert!(all(b"").unwrap().is_empty());
     }
 
@@ -147,5 +193,19 @@ mod tests {
         damaged[at] ^= 0xff;
         assert!(matches!(all(&damaged), Err(LineFault::CorruptGzip(_))));
         assert!(matches!(Lines::open(Path::new("no/such/file")), Err(LineFault::NotFound)));
+    }
+
+    #[test]
+    fn damage_to_zstd_is_told_from_an_end() {
+        let text: Vec<u8> =
+            (0..5000u32).flat_map(|i| format!("{}\n", i.wrapping_mul(2654435761)).into_bytes()).collect();
+        let whole = zstd(&text);
+        for cut in [6, whole.len() / 2, whole.len() - 1] {
+            assert!(matches!(all(&whole[..cut]), Err(LineFault::TruncatedZstd)), "cut at {cut}");
+        }
+        let mut damaged = whole.clone();
+        let at = whole.len() / 2;
+        damaged[at] ^= 0xff;
+        assert!(matches!(all(&damaged), Err(LineFault::CorruptZstd(_))));
     }
 }

@@ -1,5 +1,6 @@
 //! How many KV blocks a device has room for beside the weights, and a host in the memory it is given.
 
+use crate::cost::Parallel;
 use crate::hardware::Hardware;
 use crate::model::Model;
 
@@ -28,14 +29,26 @@ pub struct DoesNotFit {
 
 /// Blocks of `block_size` tokens that fit beside the weights. `block_size` MUST be at least 1.
 pub fn device_blocks(hardware: &Hardware, model: &Model, block_size: u32) -> Result<u32, DoesNotFit> {
+    parallel_device_blocks(hardware, model, Parallel::ONE, block_size)
+}
+
+/// Blocks of `block_size` tokens that fit beside the weights if the model is spread over devices: what fits on the one that holds most of
+/// both. `block_size` MUST be at least 1.
+pub fn parallel_device_blocks(
+    hardware: &Hardware,
+    model: &Model,
+    parallel: Parallel,
+    block_size: u32,
+) -> Result<u32, DoesNotFit> {
     assert!(block_size > 0, "block size is at least one token");
     let usable_bytes = hardware.memory_bytes / 100 * USABLE_PERCENT;
-    let block_bytes = model.kv_bytes_per_token() * u64::from(block_size);
-    let needed_bytes = model.weight_bytes() + block_bytes;
+    let block_bytes = parallel.kv_bytes_per_token(model) * u64::from(block_size);
+    let weight_bytes = parallel.weight_bytes(model);
+    let needed_bytes = weight_bytes + block_bytes;
     if needed_bytes > usable_bytes {
         return Err(DoesNotFit { model: model.name, hardware: hardware.name, needed_bytes, usable_bytes });
     }
-    Ok(((usable_bytes - model.weight_bytes()) / block_bytes).min(BLOCKS_MAX) as u32)
+    Ok(((usable_bytes - weight_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
 }
 
 /// Blocks of `block_size` tokens that fit in `bytes` of a host's memory. `block_size` MUST be at least 1.
@@ -58,6 +71,16 @@ mod tests {
         assert!(filled as f64 <= usable && (filled + 16 * llama.kv_bytes_per_token()) as f64 > usable);
         assert_eq!(blocks, 29_043);
         assert_eq!(device_blocks(h100, llama, 32).unwrap(), blocks / 2);
+    }
+
+    #[test]
+    fn devices_together_hold_what_one_does_not() {
+        let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        assert!(device_blocks(h100, llama, 16).is_err());
+        let blocks = |text: &str| parallel_device_blocks(h100, llama, text.parse().unwrap(), 16);
+        assert!(blocks("tp2").is_ok_and(|blocks| blocks < 3_000));
+        // Of 8 * 77 GB weights take 141; a block of 16 tokens takes 5.2 MB.
+        assert!(blocks("tp8").is_ok_and(|blocks| (88_000..92_000).contains(&blocks)), "{:?}", blocks("tp8"));
     }
 
     #[test]

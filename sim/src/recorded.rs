@@ -107,13 +107,33 @@ pub enum RecordingFault {
     },
 }
 
+/// An event of a recording and what the replayed core wants done after it.
+pub(crate) struct Shown<'a> {
+    /// When it happened, on the recorded core's clock.
+    pub at_ns: u64,
+    /// The step it ended, if it ended one.
+    pub finished: Option<u64>,
+    /// Whether it is the loss of the worker, and of the step in flight.
+    pub lost: bool,
+    pub actions: &'a [Action],
+}
+
 /// Replays the recording at `path`. `progress` is told the number of events now and then.
 pub fn replay_recorded(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Replayed, RecordingError> {
+    replay_watched(path, progress, &mut |_| {})
+}
+
+/// The same, and `watch` is shown every event.
+pub(crate) fn replay_watched(
+    path: &Path,
+    progress: &mut dyn FnMut(u64),
+    watch: &mut dyn FnMut(&Shown),
+) -> Result<Replayed, RecordingError> {
     let fail = |line: u64, fault| RecordingError { path: path.into(), line, fault };
     let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
     let mut replay = Replay::new(&mut lines).map_err(|fault| fail(lines.number(), fault))?;
     loop {
-        match replay.next_line(&mut lines) {
+        match replay.next_line(&mut lines, watch) {
             Ok(true) if replay.events.is_multiple_of(1024) => progress(replay.events),
             Ok(true) => {}
             Ok(false) => break,
@@ -164,7 +184,7 @@ impl Replay {
     }
 
     /// Takes in a line; `false` at the end.
-    fn next_line(&mut self, lines: &mut Lines) -> Result<bool, RecordingFault> {
+    fn next_line(&mut self, lines: &mut Lines, watch: &mut dyn FnMut(&Shown)) -> Result<bool, RecordingFault> {
         let line = match lines.next() {
             Ok(Some(line)) => parse(line),
             Ok(None) => {
@@ -184,7 +204,7 @@ impl Replay {
             _ if self.recorded_digest.is_some() => Err(RecordingFault::Misplaced),
             Ok(Line::Header { .. }) => Err(RecordingFault::Misplaced),
             Ok(Line::Event { at_ns, event }) => {
-                self.show(at_ns, event)?;
+                self.show(at_ns, event, watch)?;
                 Ok(true)
             }
             Ok(Line::End { end }) => {
@@ -199,7 +219,7 @@ impl Replay {
         }
     }
 
-    fn show(&mut self, at_ns: u64, mut event: Event) -> Result<(), RecordingFault> {
+    fn show(&mut self, at_ns: u64, mut event: Event, watch: &mut dyn FnMut(&Shown)) -> Result<(), RecordingFault> {
         if at_ns < self.at_ns {
             return Err(RecordingFault::TimeGoesBack { before_ns: self.at_ns, at_ns });
         }
@@ -209,7 +229,10 @@ impl Replay {
             self.requests += 1;
             request.hash_prompt(self.block_size);
         }
+        let finished = if let Event::StepFinished(result) = &event { Some(result.step) } else { None };
+        let lost = event == Event::WorkerLost;
         self.core.handle(at_ns, event, &mut self.actions);
+        watch(&Shown { at_ns, finished, lost, actions: &self.actions });
         for action in self.actions.drain(..) {
             if let Action::RunStep(step) = action {
                 self.core.recycle(step);

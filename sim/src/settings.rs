@@ -2,7 +2,7 @@
 
 use trunkline_core::{Config, ConfigError};
 
-use crate::cost::{CostModel, recompute_token_ns};
+use crate::cost::{CostModel, Parallel, recompute_token_ns};
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::hardware::Hardware;
 use crate::link::{TierLink, swap_block_ns};
@@ -27,6 +27,8 @@ pub struct Settings {
     pub hardware: Hardware,
     /// The model they serve.
     pub model: Model,
+    /// How one replica spreads the model over devices.
+    pub parallel: Parallel,
     /// Replicas, at least one.
     pub replicas: u32,
     /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.

@@ -1,42 +1,73 @@
 //! Traces: who asked when, how much, and what it shares with others.
 //!
-//! Two public formats are read, plain or gzip, told apart by their content:
+//! Public formats are read, plain, gzip or Zstandard, told apart by their content:
 //!
 //! | [`Format`] | a line | content of prompts |
 //! |---|---|---|
 //! | `mooncake` | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids` | one id per 512 tokens; equal id = equal content up to there |
-//! | `azure` | CSV: `TIMESTAMP,ContextTokens,GeneratedTokens` | none: no prompt is like any other |
+//! | `azure` | CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, 2023 and 2024 | none: no prompt is like any other |
+//! | `burstgpt` | CSV: `Timestamp` s, `Request tokens`, `Response tokens` | none |
+//! | `bailian` | JSON: `chat_id`, `timestamp` s, `input_length`, `output_length`, `hash_ids` | one id per 16 tokens |
+//! | `vidur` | CSV: `arrived_at` s, `num_prefill_tokens`, `num_decode_tokens` | none |
+//! | `tokens` | JSON: `arrival_time_ns`, `input_tok_ids`, `output_toks` | every token |
 //!
-//! Lines MUST be in the order of their timestamps; a file that goes back is refused rather than silently sorted, because that
-//! is how two traces pasted together look. Requests with no input or no output are refused as well.
+//! Other columns and fields may be there and are not looked at; columns of CSV are found by name, in any order.
+//!
+//! Lines MUST be in the order of their timestamps; a file that goes back is refused rather than silently sorted,
+//! because that is how two traces pasted together look. [`ReaderOptions::reorder_requests`] allows a bounded disorder.
+//! Requests with no input or no output are refused as well, but for those that a BurstGPT log marks as failed by having
+//! no output: they were never served, and are left out.
+//!
+//! What is replayed need not be a trace in memory: a [`Source`] gives requests one by one, from a file, a loaded
+//! [`Trace`] or a generator ([`crate::workload`]).
 //!
 //! Tokens are made when a request is submitted, never kept: see [`TraceRequest::prompt`].
 //!
 //! # Which tokens
 //!
-//! Content that has a number `c` (of a block id, of a request whose prompt is like no other, of a request that generates) consists of
-//! the tokens `c, c + 1, c + 2, …` modulo 2^31, prompts below [`GENERATED_FROM`] and generated ones above. Contents overlap, yet
-//! are never mistaken for each other: a cache finds a block under its whole prefix only, so blocks of two contents are compared
-//! only where both began at the same position, and there their tokens differ in every place. So 2^31 ids and requests can be told
-//! apart, however many tokens they have.
+//! Content that has a number `c` (of a block id, of a piece, of a request whose prompt is like no other, of a request
+//! that generates) consists of the tokens `c, c + 1, c + 2, …` modulo 2^31, prompts below [`GENERATED_FROM`] and
+//! generated ones above. Contents overlap, yet are never mistaken for each other: a cache finds a block under its whole
+//! prefix only, so blocks of two contents are compared only where both began at the same position, and there their
+//! tokens differ in every place. So 2^31 ids and requests can be told apart, however many tokens they have. That
+//! contents begin at the same position needs every number to have one length, unless it is the last of a prompt;
+//! [`Piece`]s keep to that.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use trunkline_core::Token;
 
 use crate::UnknownName;
 pub use crate::lines::LineFault;
-use crate::lines::Lines;
 
 mod azure;
+mod bailian;
+pub mod blocks;
+mod convert;
+mod csv;
+mod fault;
 mod mooncake;
+mod reader;
+mod select;
+mod source;
+pub mod stats;
+mod tokens;
+mod write;
+
+pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
+pub(crate) use self::fault::LineNumber;
+pub use self::fault::{TraceError, TraceFault};
+pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
+pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
+pub use self::source::{FileSource, Loaded, Outcome, Source, Sped};
+pub use self::write::{TraceWriter, WriteError, WriteFault};
 
 /// Tokens that one id of a Mooncake trace stands for.
 pub const HASH_ID_TOKENS: u32 = 512;
-/// Token ids of prompts lie below this one, those of generated tokens at or above it, so that generated content is never
-/// mistaken for a prompt's.
+/// Token ids of prompts lie below this one, those of generated tokens at or above it, so that generated content is
+/// never mistaken for a prompt's.
 pub const GENERATED_FROM: Token = 1 << 31;
 /// The greatest id of a Mooncake trace.
 pub const HASH_ID_MAX: u32 = GENERATED_FROM - 1;
@@ -50,19 +81,34 @@ pub const LENGTH_TOKENS_MAX: u32 = 1 << 24;
 pub enum Format {
     /// JSON lines with block ids, as published with the Mooncake paper (FAST 2025).
     Mooncake,
-    /// CSV without content, as in Azure's public LLM inference traces.
+    /// CSV without content, as in Azure's public LLM inference traces of 2023 and 2024.
     Azure,
+    /// CSV without content, as published with BurstGPT.
+    BurstGpt,
+    /// JSON lines with block ids and chats, as in the usage traces of Qwen on Bailian.
+    Bailian,
+    /// CSV without content, as the Vidur simulator reads it.
+    Vidur,
+    /// JSON lines with token ids, as workloads of vLLM made from ShareGPT are written.
+    Tokens,
+    /// No file: made by a generator.
+    Synthetic,
 }
 
 impl Format {
-    /// All formats.
-    pub const ALL: [Self; 2] = [Self::Mooncake, Self::Azure];
+    /// All formats of files.
+    pub const ALL: [Self; 6] = [Self::Mooncake, Self::Azure, Self::BurstGpt, Self::Bailian, Self::Vidur, Self::Tokens];
 
     /// The name on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mooncake => "mooncake",
             Self::Azure => "azure",
+            Self::BurstGpt => "burstgpt",
+            Self::Bailian => "bailian",
+            Self::Vidur => "vidur",
+            Self::Tokens => "tokens",
+            Self::Synthetic => "synthetic",
         }
     }
 }
@@ -103,17 +149,43 @@ pub struct TraceRequest {
 pub enum Content {
     /// An id for every [`HASH_ID_TOKENS`] tokens, at most [`HASH_ID_MAX`]; the last may stand for fewer tokens.
     Blocks(Box<[u32]>),
-    /// Nothing but that no other prompt of the trace is like it: it has the number of its request, below [`GENERATED_FROM`].
+    /// Contents one after another, of as many tokens as the prompt.
+    Pieces(Box<[Piece]>),
+    /// The tokens themselves.
+    Tokens(Box<[Token]>),
+    /// Nothing but that no other prompt of the trace is like it: it has the number of its request, below
+    /// [`GENERATED_FROM`].
     Unique(u32),
 }
 
+/// A part of a prompt: the first tokens of a content.
+///
+/// A content MUST have the same number of tokens wherever it occurs, unless it is the last of a prompt; else contents
+/// could begin at different positions and be mistaken for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The number of the content; from [`GENERATED_FROM`] on it is what request `content - GENERATED_FROM` generated.
+    pub content: u32,
+    /// Tokens. At least one.
+    pub tokens: u32,
+}
+
+impl Piece {
+    fn token_ids(self) -> impl Iterator<Item = Token> {
+        (0..self.tokens)
+            .map(move |j| (self.content & GENERATED_FROM) | (self.content.wrapping_add(j) & (GENERATED_FROM - 1)))
+    }
+}
+
 impl TraceRequest {
-    /// Makes the prompt. Equal content gives equal tokens, and only equal content does. The vector has room for the output, because the
-    /// core appends it there.
+    /// Makes the prompt. Equal content gives equal tokens, and only equal content does. The vector has room for the
+    /// output, because the core appends it there.
     pub fn prompt(&self) -> Vec<Token> {
         let mut prompt = Vec::with_capacity((self.input_tokens + self.output_tokens) as usize);
         match &self.content {
             Content::Unique(number) => prompt.extend(tokens_of(*number, self.input_tokens)),
+            Content::Pieces(pieces) => pieces.iter().for_each(|piece| prompt.extend(piece.token_ids())),
+            Content::Tokens(tokens) => prompt.extend_from_slice(tokens),
             Content::Blocks(ids) => {
                 let mut left = self.input_tokens;
                 for id in ids {
@@ -123,7 +195,7 @@ impl TraceRequest {
                 }
             }
         }
-        assert_eq!(prompt.len(), self.input_tokens as usize, "ids cover the prompt");
+        assert_eq!(prompt.len(), self.input_tokens as usize, "content covers the prompt");
         prompt
     }
 }
@@ -138,113 +210,8 @@ pub fn generated_token(request: u64, n: u32) -> Token {
     GENERATED_FROM | (request as u32).wrapping_add(n)
 }
 
-/// A fault in a trace: which file, which line, what, and what to do.
-#[derive(Debug, thiserror::Error)]
-#[error("{}{}: {fault}", path.display(), LineNumber(*line))]
-pub struct TraceError {
-    /// The file.
-    pub path: PathBuf,
-    /// The line, from 1; 0 if the fault is not in a line.
-    pub line: u64,
-    /// What is wrong with it.
-    pub fault: TraceFault,
-}
-
-/// `, line 7` in the message of an error; nothing for line 0.
-pub(crate) struct LineNumber(pub u64);
-
-impl fmt::Display for LineNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { Ok(()) } else { write!(f, ", line {}", self.0) }
-    }
-}
-
-/// What can be wrong with a trace.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceFault {
-    /// The file could not be read as lines.
-    #[error(transparent)]
-    Line(#[from] LineFault),
-    /// There is no request in the file.
-    #[error("holds no request; a trace has at least one")]
-    Empty,
-    /// The first line is of no format that is known.
-    #[error(
-        "neither Mooncake JSON lines (first line begins with '{{') nor Azure CSV (header TIMESTAMP,ContextTokens,GeneratedTokens); \
-         convert it, or force a format if the first line is unusual"
-    )]
-    UnknownFormat,
-    /// The CSV header lacks a column.
-    #[error("the header has no column '{column}', only: {header}; add it")]
-    MissingColumn {
-        /// The column.
-        column: &'static str,
-        /// What the header says.
-        header: String,
-    },
-    /// The JSON object lacks a field.
-    #[error("field '{field}' is missing; a request has timestamp, input_length, output_length and hash_ids")]
-    MissingField {
-        /// The field.
-        field: &'static str,
-    },
-    /// The line is not one of the format.
-    #[error("not a line of the {format} format ({why}); mend or remove it")]
-    Malformed {
-        /// The format it should have.
-        format: Format,
-        /// What is wrong.
-        why: String,
-    },
-    /// A length is no count of tokens, or out of range.
-    #[error("{field} is {value}; it must be a whole number from 1 to {LENGTH_TOKENS_MAX}")]
-    BadLength {
-        /// The field or column.
-        field: &'static str,
-        /// What it says.
-        value: String,
-    },
-    /// A timestamp cannot be read.
-    #[error("{field} is {value}; it must be {expected}")]
-    BadTimestamp {
-        /// The field or column.
-        field: &'static str,
-        /// What it says.
-        value: String,
-        /// What it should look like.
-        expected: &'static str,
-    },
-    /// A request came before the one above it.
-    #[error("the timestamp goes back by {by_s} s; sort the lines by their timestamps")]
-    TimeGoesBack {
-        /// By how much, seconds.
-        by_s: f64,
-    },
-    /// There are more or fewer ids than the prompt's length asks for.
-    #[error(
-        "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {HASH_ID_TOKENS} tokens or part thereof"
-    )]
-    HashIdCount {
-        /// How many there are.
-        found: usize,
-        /// How many there should be.
-        expected: usize,
-        /// Tokens of the prompt.
-        input_tokens: u32,
-    },
-    /// The id cannot be told apart from others.
-    #[error("hash id {id} is above {HASH_ID_MAX}; number the ids from 0 on")]
-    HashIdTooLarge {
-        /// The id.
-        id: u64,
-    },
-    /// There are more requests than there are numbers for them.
-    #[error("the trace has more than {REQUESTS_MAX} requests, more than can be told apart; limit them")]
-    TooManyRequests,
-}
-
-/// A trace in memory: a few dozen bytes per request and four per block id. What [`Trace::load`] gives keeps the rules of this
-/// module; who makes one otherwise MUST keep them.
+/// A trace in memory: a few dozen bytes per request and four per block id. What [`Trace::load`] gives keeps the rules
+/// of this module; who makes one otherwise MUST keep them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// How it was written.
@@ -264,146 +231,21 @@ impl Trace {
         }
         Ok(Self { format, requests })
     }
-}
 
-/// What a line says, before it is seen next to the others.
-struct Row {
-    /// Nanoseconds since a moment that is the same for all lines.
-    at_ns: u64,
-    input_tokens: u32,
-    output_tokens: u32,
-    /// Ids of the blocks, if the format has them.
-    blocks: Option<Box<[u32]>>,
-}
-
-enum Parser {
-    Mooncake,
-    Azure(azure::Columns),
-}
-
-/// Reads a trace line by line. After an error there is nothing more.
-pub struct TraceReader {
-    path: PathBuf,
-    lines: Lines,
-    parser: Parser,
-    /// The first line, if it was read to find the format and holds a request.
-    pending: Option<Vec<u8>>,
-    first_ns: Option<u64>,
-    last_ns: u64,
-    n_requests: u64,
-    ended: bool,
-}
-
-impl TraceReader {
-    /// Opens a trace and finds its format from the first line that is not blank, unless `format` says it.
-    pub fn open(path: &Path, format: Option<Format>) -> Result<Self, TraceError> {
-        let fail = |line, fault| TraceError { path: path.into(), line, fault };
-        let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
-        let first = loop {
-            match lines.next() {
-                Err(fault) => return Err(fail(lines.number(), fault.into())),
-                Ok(None) => return Err(fail(0, TraceFault::Empty)),
-                Ok(Some(line)) => {
-                    let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
-                    if !line.is_empty() {
-                        break line.to_vec();
-                    }
-                }
-            }
-        };
-        let number = lines.number();
-        let format = format.or_else(|| detect(&first)).ok_or_else(|| fail(number, TraceFault::UnknownFormat))?;
-        let (parser, pending) = match format {
-            Format::Mooncake => (Parser::Mooncake, Some(first)),
-            Format::Azure => {
-                let columns = azure::Columns::of_header(&first).map_err(|fault| fail(number, fault))?;
-                (Parser::Azure(columns), None)
-            }
-        };
-        Ok(Self { path: path.into(), lines, parser, pending, first_ns: None, last_ns: 0, n_requests: 0, ended: false })
+    /// A part of it. What requests of a made-up workload have of each other's answers is not renumbered, so they no
+    /// longer share them.
+    pub fn select(&self, selection: &Selection) -> Self {
+        let requests = selection.of(self.requests.iter().cloned().map(Ok));
+        Self { format: self.format, requests: requests.filter_map(Result::ok).collect() }
     }
 
-    /// The format of the lines.
-    pub fn format(&self) -> Format {
-        match self.parser {
-            Parser::Mooncake => Format::Mooncake,
-            Parser::Azure(_) => Format::Azure,
-        }
-    }
-
-    fn next_row(&mut self) -> Result<Option<Row>, TraceFault> {
-        let parse = |line: &[u8]| match &self.parser {
-            Parser::Mooncake => mooncake::parse(line),
-            Parser::Azure(columns) => columns.parse(line),
-        };
-        if let Some(line) = self.pending.take() {
-            return parse(&line).map(Some);
-        }
-        while let Some(line) = self.lines.next()? {
-            let line = line.trim_ascii();
-            if !line.is_empty() {
-                return parse(line).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
-    fn place(&mut self, row: Row) -> Result<TraceRequest, TraceFault> {
-        let first_ns = *self.first_ns.get_or_insert(row.at_ns);
-        if row.at_ns < self.last_ns {
-            return Err(TraceFault::TimeGoesBack { by_s: (self.last_ns - row.at_ns) as f64 / 1e9 });
-        }
-        self.last_ns = row.at_ns;
-        if self.n_requests == REQUESTS_MAX {
-            return Err(TraceFault::TooManyRequests);
-        }
-        let content = row.blocks.map_or(Content::Unique(self.n_requests as u32), Content::Blocks);
-        self.n_requests += 1;
-        Ok(TraceRequest {
-            arrival_ns: row.at_ns - first_ns,
-            input_tokens: row.input_tokens,
-            output_tokens: row.output_tokens,
-            content,
-        })
+    /// The requests as a source.
+    pub fn source(&self) -> Loaded<'_> {
+        Loaded::new(self)
     }
 }
 
-impl Iterator for TraceReader {
-    type Item = Result<TraceRequest, TraceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let row = match self.next_row() {
-            Ok(None) => {
-                self.ended = true;
-                return None;
-            }
-            Ok(Some(row)) => self.place(row),
-            Err(fault) => Err(fault),
-        };
-        Some(row.map_err(|fault| {
-            self.ended = true;
-            TraceError { path: self.path.clone(), line: self.lines.number(), fault }
-        }))
-    }
-}
-
-fn detect(first: &[u8]) -> Option<Format> {
-    if first.starts_with(b"{") {
-        return Some(Format::Mooncake);
-    }
-    azure::looks_like_header(first).then_some(Format::Azure)
-}
-
-/// A count of tokens from 1 to [`LENGTH_TOKENS_MAX`].
-fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
-    match text.parse() {
-        Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
-        _ => Err(TraceFault::BadLength { field, value: text.into() }),
-    }
-}
-
+#[cfg(test)]
+mod formats_tests;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use trunkline_core::Config;
 
 use super::*;
-use crate::cost::Roofline;
+use crate::cost::{Parallel, Roofline};
 use crate::settings::Routing;
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
@@ -45,6 +45,7 @@ fn settings(block_size: u32, device_blocks: u32) -> Settings {
         draft_acceptance: 0.5,
         far_links: Vec::new(),
         routing: Routing::default(),
+        parallel: Parallel::ONE,
     }
 }
 

@@ -1,84 +1,11 @@
-//! Lines of an Azure trace: CSV with a header, fields without quotes.
+//! Moments as Azure's traces write them.
 
-use super::{Format, Row, TraceFault, length};
-
-const TIMESTAMP: &str = "TIMESTAMP";
-const CONTEXT_TOKENS: &str = "ContextTokens";
-const GENERATED_TOKENS: &str = "GeneratedTokens";
 const YEAR_MIN: u64 = 1970;
 const YEAR_MAX: u64 = 2199;
 
-/// Where the columns are. There may be others between them.
-pub(super) struct Columns {
-    timestamp: usize,
-    context_tokens: usize,
-    generated_tokens: usize,
-    n_columns: usize,
-}
-
-/// Whether a line is a header with at least one of the columns.
-pub(super) fn looks_like_header(line: &[u8]) -> bool {
-    std::str::from_utf8(line)
-        .is_ok_and(|line| fields(line).any(|name| [TIMESTAMP, CONTEXT_TOKENS, GENERATED_TOKENS].contains(&name)))
-}
-
-fn fields(line: &str) -> impl Iterator<Item = &str> {
-    line.split(',').map(str::trim)
-}
-
-fn malformed(why: impl Into<String>) -> TraceFault {
-    TraceFault::Malformed { format: Format::Azure, why: why.into() }
-}
-
-impl Columns {
-    pub(super) fn of_header(line: &[u8]) -> Result<Self, TraceFault> {
-        let header = std::str::from_utf8(line).map_err(|_| malformed("the header is not text"))?;
-        let find = |column: &'static str| {
-            fields(header)
-                .position(|name| name == column)
-                .ok_or_else(|| TraceFault::MissingColumn { column, header: header.chars().take(200).collect() })
-        };
-        Ok(Self {
-            timestamp: find(TIMESTAMP)?,
-            context_tokens: find(CONTEXT_TOKENS)?,
-            generated_tokens: find(GENERATED_TOKENS)?,
-            n_columns: fields(header).count(),
-        })
-    }
-
-    pub(super) fn parse(&self, line: &[u8]) -> Result<Row, TraceFault> {
-        let line = std::str::from_utf8(line).map_err(|_| malformed("not text"))?;
-        let (mut timestamp, mut context, mut generated) = ("", "", "");
-        let mut n_columns = 0;
-        for (i, field) in fields(line).enumerate() {
-            n_columns = i + 1;
-            if i == self.timestamp {
-                timestamp = field;
-            } else if i == self.context_tokens {
-                context = field;
-            } else if i == self.generated_tokens {
-                generated = field;
-            }
-        }
-        if n_columns != self.n_columns {
-            return Err(malformed(format!("{n_columns} fields where the header has {}", self.n_columns)));
-        }
-        Ok(Row {
-            at_ns: timestamp_ns(timestamp).ok_or_else(|| TraceFault::BadTimestamp {
-                field: TIMESTAMP,
-                value: if timestamp.is_empty() { "empty".into() } else { timestamp.into() },
-                expected: "like 2023-11-16 18:15:46.6805900",
-            })?,
-            input_tokens: length(CONTEXT_TOKENS, context)?,
-            output_tokens: length(GENERATED_TOKENS, generated)?,
-            blocks: None,
-        })
-    }
-}
-
 /// `YYYY-MM-DD hh:mm:ss`, then perhaps a fraction of up to nine digits, then perhaps `Z` or an offset such as `+00:00`;
 /// nanoseconds since the beginning of 1970.
-fn timestamp_ns(text: &str) -> Option<u64> {
+pub(super) fn timestamp_ns(text: &str) -> Option<u64> {
     let (date, rest) = text.split_once([' ', 'T'])?;
     let mut date = date.split('-');
     let year = number(date.next()?, 4, YEAR_MIN..=YEAR_MAX)?;

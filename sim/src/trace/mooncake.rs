@@ -3,8 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Row, TraceFault, length};
+use super::reader::{Row, RowContent, length};
+use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, TraceFault};
 
+const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
 const NS_PER_MS: f64 = 1e6;
 
 #[derive(Deserialize)]
@@ -18,23 +20,26 @@ struct Object {
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     let object: Object = serde_json::from_slice(line)
         .map_err(|e| TraceFault::Malformed { format: Format::Mooncake, why: e.to_string() })?;
-    let at_ns = timestamp_ns(present("timestamp", object.timestamp)?)?;
-    let input_tokens = length("input_length", &present("input_length", object.input_length)?.to_string())?;
-    let output_tokens = length("output_length", &present("output_length", object.output_length)?.to_string())?;
-    let ids = present("hash_ids", object.hash_ids)?;
-    let expected = input_tokens.div_ceil(HASH_ID_TOKENS) as usize;
-    if ids.len() != expected {
-        return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens });
-    }
-    let blocks = ids
-        .into_iter()
-        .map(|id| u32::try_from(id).ok().filter(|id| *id <= HASH_ID_MAX).ok_or(TraceFault::HashIdTooLarge { id }))
-        .collect::<Result<_, _>>()?;
-    Ok(Row { at_ns, input_tokens, output_tokens, blocks: Some(blocks) })
+    let at_ns = timestamp_ns(present(FIELDS, "timestamp", object.timestamp)?)?;
+    let input_tokens = length("input_length", &present(FIELDS, "input_length", object.input_length)?.to_string())?;
+    let output_tokens = length("output_length", &present(FIELDS, "output_length", object.output_length)?.to_string())?;
+    let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, HASH_ID_TOKENS)?;
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids) })
 }
 
-fn present<T>(field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
-    value.ok_or(TraceFault::MissingField { field })
+pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
+    value.ok_or(TraceFault::MissingField { field, expected })
+}
+
+/// Ids that are as many as a prompt of so many tokens has, and can be told apart.
+pub(super) fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
+    let expected = input_tokens.div_ceil(block_tokens) as usize;
+    if ids.len() != expected {
+        return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, block_tokens });
+    }
+    let checked =
+        |id: u64| u32::try_from(id).ok().filter(|id| *id <= HASH_ID_MAX).ok_or(TraceFault::HashIdTooLarge { id });
+    ids.into_iter().map(checked).collect()
 }
 
 /// Later than this no trace goes: 31 years, far from where the clock of a replay would wrap.

@@ -205,8 +205,11 @@ fn prompts_of_more_tokens_in_all_than_there_are_ids() {
 
 #[test]
 fn an_unknown_format_names_those_there_are() {
-    let error = "vidur".parse::<Format>().unwrap_err();
-    assert_eq!(error.to_string(), "unknown trace format 'vidur'; there are: mooncake, azure");
+    let error = "vllm".parse::<Format>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "unknown trace format 'vllm'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens"
+    );
 }
 
 #[test]

@@ -1,13 +1,15 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `bench`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `trace`, `calibrate`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
 mod bench;
+mod calibrate;
 mod config_file;
 mod generate;
 mod plan;
 mod replay;
 mod serve;
+mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -50,6 +52,8 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
     Plan(Box<plan::PlanArgs>),
+    Calibrate(calibrate::CalibrateArgs),
+    Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
 }
 
@@ -63,6 +67,8 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Plan(args) => plan::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|err| {

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::cost::Roofline;
+use trunkline_sim::cost;
 use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
 use trunkline_sim::slo::{Slo, Slos};
 use trunkline_sim::{Arrivals, Format, Settings, Trace};
 
 use crate::replay::render::{align_right, grouped, per_cent, table};
 use crate::replay::settings::{SettingsArgs, runs};
+use crate::replay::tiers::TierArgs;
 use crate::replay::{print, write_json};
 
 const EXAMPLES: &str = "\
@@ -26,7 +27,7 @@ Examples:
   How much more traffic do four take?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
 
-Latencies come from a roofline of the hardware whose error is not yet fitted: leave a margin, and measure before you buy.";
+Every answer stands on a cost model, whose error `replay` names: leave a margin, and calibrate before you buy.";
 
 /// Find the least number of replicas that meets SLOs on a trace, or the highest rate at which a fleet does.
 ///
@@ -80,6 +81,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     settings: SettingsArgs,
 
+    #[command(flatten)]
+    tiers: TierArgs,
+
     /// Write the answers as JSON to a file, or to standard output if it is `-`, instead of tables.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -103,7 +107,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
     let answers = fleets.into_iter().zip(prices).map(|(settings, price_hour)| {
-        let cost = Roofline::new(&settings.hardware, &settings.model);
+        let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
         let candidate = Candidate { settings, cost: &cost, price_hour };
         plan(&trace, &candidate, &search, &|| spinner.inc(1))
     });
@@ -126,7 +130,7 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Settings>> {
         if !args.find_rate {
             of_one.replicas = args.max_replicas;
         }
-        let mut runs = runs(&of_one, Arrivals::Traced { speed: args.speed })?;
+        let mut runs = runs(&of_one, &args.tiers, Arrivals::Traced { speed: args.speed })?;
         match runs.pop() {
             Some(settings) if runs.is_empty() => fleets.push(settings),
             _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
@@ -291,7 +295,7 @@ mod tests {
         let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
         for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
             let settings = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
-            let cost = Roofline::new(&settings.hardware, &settings.model);
+            let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
             let candidate = Candidate { settings, cost: &cost, price_hour: Some(2.0) };
             let search = Search { slos: &slos, goal, complete: false };
             let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);

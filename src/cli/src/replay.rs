@@ -3,7 +3,7 @@
 mod compare;
 pub(crate) mod render;
 pub(crate) mod settings;
-mod tiers;
+pub(crate) mod tiers;
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,12 +14,13 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
-use trunkline_sim::cost::Roofline;
+use trunkline_sim::cost;
 use trunkline_sim::outcome::OutcomeWriter;
 use trunkline_sim::recorded::replay_recorded;
 use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
 
 use self::settings::{SettingsArgs, runs};
+use self::tiers::TierArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,7 +45,7 @@ Examples:
   Does this version decide as the server did?
     trunkline replay --recorded server.jsonl.gz
 
-Latencies come from a roofline of the hardware whose error is not yet fitted: compare settings by them, do not promise them.";
+Latencies come from a roofline fitted to measured kernels; the report states its error.";
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
@@ -59,7 +60,7 @@ pub struct ReplayArgs {
     trace: Option<PathBuf>,
 
     /// Replay a server's recording and compare the decisions; fails if they differ.
-    #[arg(long, value_name = "FILE", conflicts_with = "TraceArgs", conflicts_with = "SettingsArgs")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SettingsArgs", "TierArgs"])]
     recorded: Option<PathBuf>,
 
     #[command(flatten)]
@@ -67,6 +68,9 @@ pub struct ReplayArgs {
 
     #[command(flatten)]
     settings: SettingsArgs,
+
+    #[command(flatten)]
+    tiers: TierArgs,
 
     /// Write the report as JSON to a file, or to standard output if it is `-`, instead of a table; a list of reports if
     /// several are compared.
@@ -124,7 +128,7 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
-    let mut runs = runs(&args.settings, args.of_trace.arrivals())?;
+    let mut runs = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
@@ -160,9 +164,9 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
 
 /// Replays with a line of each request written to a file.
 fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar) -> anyhow::Result<Report> {
-    let cost = Roofline::new(&settings.hardware, &settings.model);
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
     let mut writer = OutcomeWriter::create(path)?;
-    let report = replay_watched(trace, settings, &cost, &mut |outcome| {
+    let report = replay_watched(trace, settings, &*cost, &mut |outcome| {
         writer.write(outcome);
         bar.inc(1);
         ControlFlow::Continue(())
@@ -174,8 +178,8 @@ fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar)
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
 fn at_load(trace: &Trace, runs: &mut [Settings], fraction: f64, bar: &ProgressBar) -> anyhow::Result<Load> {
     let settings = &runs[0];
-    let cost = Roofline::new(&settings.hardware, &settings.model);
-    let load = load(trace, settings, &cost, fraction, &mut |ended| bar.set_position(ended))?;
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    let load = load(trace, settings, &*cost, fraction, &mut |ended| bar.set_position(ended))?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };
     }

@@ -30,6 +30,9 @@ pub struct Config {
     pub max_queue: u32,
     /// Tokens at most that need KV when all waiting requests are admitted. A request alone in the queue may have more.
     pub max_queued_tokens: u64,
+    /// Whether prefill chunks end at block boundaries, as far as they can. It saves blocks that are read while they are half
+    /// full; engines that do not are imitated without.
+    pub align_chunks: bool,
     /// Positions in one step that are sampled from at most: one for each sequence that samples, and one for each draft.
     pub max_step_logits: u32,
     /// Tokens a decode may draft at most, when few decodes run; 0 is off. See [`crate::step::StepSeq::n_drafts`].
@@ -69,6 +72,7 @@ impl Default for Config {
             max_batch_size: 256,
             max_queue: 1024,
             max_queued_tokens: 1 << 40,
+            align_chunks: true,
             max_step_logits: 1 << 16,
             max_drafts: 0,
             target_step_ns: 0,

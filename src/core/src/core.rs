@@ -311,8 +311,8 @@ impl Core {
             self.recycle(step);
             return;
         }
-        let drafts: u32 = step.seqs.iter().map(|seq| seq.n_drafts).sum();
-        assert!(
+        let drafts = if self.config.max_drafts > 0 { step.seqs.iter().map(|seq| seq.n_drafts).sum() } else { 0 };
+        debug_assert!(
             step.n_tokens() + drafts <= self.config.max_batch_tokens
                 && step.seqs.len() as u32 <= self.config.max_batch_size
         );
@@ -385,8 +385,10 @@ impl Core {
             }
             self.sched.stats.accepted_draft_tokens += sampled.len() as u64 - 1;
             for token in sampled {
-                seq.tokens.push(*token);
-                self.sched.waiting.served(seq.view.tenant, 0, 1);
+                seq.push(*token);
+                if self.sched.waiting.counts_service() {
+                    self.sched.waiting.served(seq.view.tenant, 0, 1);
+                }
                 self.sched.stats.generated_tokens += 1;
                 actions.push(Action::Token { request: seq.id, token: *token });
                 seq.ending = seq.finished();

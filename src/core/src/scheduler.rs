@@ -31,6 +31,8 @@ use crate::waiting::Waiting;
 
 /// Waiting requests that one pass looks at and leaves for later because another computes their prefix.
 const LATER_MAX: usize = 16;
+/// Blocks that are looked up in the tree at one go when they are published.
+const READ_AHEAD: usize = 16;
 /// Decodes from which on none is drafted for: the batch keeps the device busy without.
 const DRAFTS_BELOW: u32 = 16;
 
@@ -81,7 +83,8 @@ pub(crate) struct Scheduler {
     pub pace: Pace,
     /// The sequences of the step being made, in its order.
     pub picked: Vec<usize>,
-    /// Prefill chunks end at block boundaries. Off if a step full of decodes could leave less than a block: prefills
+    align_chunks: bool,
+    /// Prefill chunks never end elsewhere. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
     /// Worker slots that are not taken, and the first that never was. So slots stay below the size of the batch.
@@ -125,7 +128,9 @@ impl Scheduler {
             waiting: Waiting::new(policy),
             running: Vec::new(),
             picked: Vec::new(),
-            aligned: config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
+            align_chunks: config.align_chunks,
+            aligned: config.align_chunks
+                && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
             free_worker_slots: Vec::new(),
             next_worker_slot: 0,
             stats: Stats::default(),
@@ -169,26 +174,27 @@ impl Scheduler {
             } else if stalled < self.swap.future_free() + self.tiering.future_free() {
                 stalled += 1;
                 at += 1;
-            } else {
-                let victim = self.preempt_one();
+            } else if self.running.len() > 1 || !self.give_up_kept_blocks() {
+                self.preempt_one();
                 // Those before this one moved up if the victim was among them.
                 at = self.running.iter().position(|other| *other == slot).unwrap_or(at);
-                debug_assert!(victim == slot || self.running[at] == slot);
             }
         }
     }
 
     fn run_decodes(&mut self, budget: &mut u32, step: &mut Step) {
-        let n_decodes = self.running.iter().filter(|slot| self.can_decode(**slot)).count() as u32;
-        *budget -= n_decodes;
-        let limit = self.drafts_by_load(n_decodes);
-        let mut spare = self.draft_logits.min(self.tokens_for_drafts(n_decodes));
+        let (mut limit, mut spare) = (0, 0);
+        if self.max_drafts > 0 {
+            let n_decodes = self.running.iter().filter(|slot| self.can_decode(**slot)).count() as u32;
+            limit = self.drafts_by_load(n_decodes);
+            spare = self.draft_logits.min(self.tokens_for_drafts(n_decodes));
+        }
         for at in 0..self.running.len() {
             let slot = self.running[at];
             if self.can_decode(slot) {
                 let n_drafts = if limit > 0 { self.reserve_drafts(slot, limit.min(spare)) } else { 0 };
                 spare -= n_drafts;
-                *budget -= n_drafts;
+                *budget -= 1 + n_drafts;
                 self.run(slot, 1, n_drafts, step);
             }
         }
@@ -227,6 +233,9 @@ impl Scheduler {
     }
 
     fn run_prefills(&mut self, budget: &mut u32, step: &mut Step) {
+        if step.seqs.len() == self.running.len() {
+            return;
+        }
         for at in 0..self.running.len() {
             let slot = self.running[at];
             if self.sequences[slot].state == SequenceState::Prefill {
@@ -307,6 +316,7 @@ impl Scheduler {
         });
         debug_assert!(self.next_worker_slot <= self.max_batch_size, "as many slots as sequences in the batch");
         seq.generated_at_entry = seq.generated();
+        seq.reserve(self.block_size);
         self.running.push(slot);
     }
 
@@ -316,6 +326,9 @@ impl Scheduler {
         let seq = &self.sequences[slot];
         if seq.remaining() <= budget {
             return seq.remaining();
+        }
+        if !self.align_chunks {
+            return budget;
         }
         let end = (seq.computed + budget) / self.block_size * self.block_size;
         match end.saturating_sub(seq.computed) {
@@ -401,9 +414,16 @@ impl Scheduler {
     pub fn publish(&mut self, slot: usize) {
         let size = self.block_size;
         let seq = &mut self.sequences[slot];
-        for at in seq.published as usize..(seq.computed / size) as usize {
+        let (from, to) = (seq.published as usize, (seq.computed / size) as usize);
+        if to > from + 1 && !seq.unpublishable {
+            seq.hash_of_block(to - 1, size);
+        }
+        for at in from..to {
             if seq.unpublishable {
                 return;
+            }
+            if (at - from).is_multiple_of(READ_AHEAD) && to > from + 1 {
+                self.tree.prefetch(&seq.hashes[at..to.min(at + READ_AHEAD)]);
             }
             let hash = seq.hash_of_block(at, size);
             let parent = at.checked_sub(1).map(|before| seq.table[before]);
@@ -445,8 +465,13 @@ impl Scheduler {
         }
         let n_history = if start && (seq.sampling.needs_history() || self.max_drafts > 0) { seq.computed } else { 0 };
         let tokens_at = step.tokens.len() as u32;
-        let range = (seq.computed - n_history) as usize..(seq.computed + n_tokens) as usize;
-        step.tokens.extend_from_slice(&seq.tokens[range]);
+        if n_history == 0 && n_tokens == 1 && seq.remaining() == 1 {
+            // All decodes: spares the look into their long vectors.
+            step.tokens.push(seq.last_token);
+        } else {
+            let range = (seq.computed - n_history) as usize..(seq.computed + n_tokens) as usize;
+            step.tokens.extend_from_slice(&seq.tokens[range]);
+        }
         let blocks_at = step.blocks.len() as u32;
         for handle in &seq.table[seq.table_sent as usize..] {
             debug_assert!(self.tree.pool().is_current(*handle));
@@ -454,7 +479,7 @@ impl Scheduler {
         }
         // A tenant pays for its prompt once, whatever preemptions make of it, and not for what was cached.
         let end = (seq.computed + n_tokens).min(seq.prompt_tokens);
-        if end > seq.charged {
+        if seq.computed < seq.prompt_tokens && end > seq.charged {
             self.waiting.served(seq.view.tenant, end - seq.computed.max(seq.charged), 0);
             seq.charged = end;
         }

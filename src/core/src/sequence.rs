@@ -19,6 +19,9 @@ use crate::ids::{BlockHandle, RequestId, Token};
 use crate::policy::RequestView;
 use crate::request::{FinishReason, Request, Sampling, Usage};
 
+/// Tokens for which room is made ahead.
+const RESERVED_TOKENS_MAX: u32 = 2048;
+
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceState {
@@ -61,35 +64,51 @@ pub const TRANSITIONS: [(SequenceState, SequenceState, &str); 16] = {
     ]
 };
 
-/// A request and everything the core knows of it.
+/// A request and everything the core knows of it. What every step looks at comes first, so that a large batch touches few
+/// cache lines of each.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Sequence {
     /// The request's id.
     pub id: RequestId,
-    /// Where it stands.
-    pub state: SequenceState,
-    /// The step in flight runs it.
-    pub in_step: bool,
-    /// It ends as soon as no step runs it.
-    pub ending: Option<FinishReason>,
     /// Where the worker keeps its mirror, while the sequence is in the batch.
     pub worker_slot: Option<u32>,
-    /// The worker's mirror of this sequence is this sequence.
-    pub on_worker: bool,
-    /// It met a hash collision: its blocks are no longer published.
-    pub unpublishable: bool,
     /// Tokens at positions below this have KV.
     pub computed: u32,
-    /// Tokens of the prompt; the rest of `tokens` was generated.
-    pub prompt_tokens: u32,
     /// Leading blocks of `table` that are in the tree.
     pub published: u32,
     /// Leading entries of `table` that the worker's mirror has.
     pub table_sent: u32,
+    /// Tokens of the prompt; the rest of `tokens` was generated.
+    pub prompt_tokens: u32,
+    /// The last of `tokens`.
+    pub last_token: Token,
+    /// Tokens it may generate.
+    pub max_tokens: u32,
+    /// Tokens before which no stop token counts.
+    pub min_tokens: u32,
+    /// Where it stands.
+    pub state: SequenceState,
+    /// The step in flight runs it.
+    pub in_step: bool,
+    /// It ends as soon as no step and no copy works on it.
+    pub ending: Option<FinishReason>,
+    /// The worker's mirror of this sequence is this sequence.
+    pub on_worker: bool,
+    /// It met a hash collision: its blocks are no longer published.
+    pub unpublishable: bool,
     /// The prompt, then what was generated.
     pub tokens: Vec<Token>,
     /// The block table. Of a swapped sequence, the leading blocks that stayed on the device.
     pub table: Vec<BlockHandle>,
+    /// Tokens that end it.
+    pub stop_token_ids: Vec<Token>,
+    /// Hashes of the full blocks of `tokens`, as far as they were needed.
+    pub hashes: Vec<BlockHash>,
+    /// Passed to the worker.
+    pub sampling: Sampling,
+    /// Hash of the empty prefix.
+    pub root: BlockHash,
     /// Host blocks: while swapping out, of the last blocks with KV; while swapped or swapping in, of the blocks with KV
     /// that follow `table`.
     pub host: Vec<u32>,
@@ -108,18 +127,6 @@ pub struct Sequence {
     pub prefetched: bool,
     /// The copy under way that was begun for this sequence.
     pub transfer: Option<u64>,
-    /// Hashes of the full blocks of `tokens`, as far as they were needed.
-    pub hashes: Vec<BlockHash>,
-    /// Hash of the empty prefix.
-    pub root: BlockHash,
-    /// Tokens it may generate.
-    pub max_tokens: u32,
-    /// Tokens before which no stop token counts.
-    pub min_tokens: u32,
-    /// Tokens that end it.
-    pub stop_token_ids: Vec<Token>,
-    /// Passed to the worker.
-    pub sampling: Sampling,
     /// Place in the order of arrival; unique.
     pub arrival: u64,
     /// What a policy sees of it, when it arrived. [`Self::view`] is up to date.
@@ -157,6 +164,7 @@ impl Sequence {
             unpublishable: false,
             computed: 0,
             prompt_tokens: request.prompt.len() as u32,
+            last_token: request.prompt.last().copied().unwrap_or_default(),
             published: 0,
             table_sent: 0,
             tokens: request.prompt,
@@ -197,10 +205,22 @@ impl Sequence {
         self.tokens.len() as u32 - self.computed
     }
 
-    /// Whether and why the request ends with its last token.
+    /// Adds a token that was generated.
+    pub fn push(&mut self, token: Token) {
+        self.tokens.push(token);
+        self.last_token = token;
+    }
+
+    /// Makes room for what it will generate, as far as that is certain not to be a waste, so that steps need not.
+    pub fn reserve(&mut self, block_size: u32) {
+        let more = (self.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
+        self.tokens.reserve(more as usize);
+        self.table.reserve(more.div_ceil(block_size) as usize);
+    }
+
+    /// Whether and why the request ends with its last token, which was generated.
     pub fn finished(&self) -> Option<FinishReason> {
-        let last = self.tokens.last()?;
-        if self.generated() >= self.min_tokens.max(1) && self.stop_token_ids.contains(last) {
+        if self.generated() >= self.min_tokens.max(1) && self.stop_token_ids.contains(&self.last_token) {
             Some(FinishReason::Stop)
         } else if self.generated() >= self.max_tokens {
             Some(FinishReason::Length)

@@ -355,6 +355,13 @@ impl Scheduler {
         true
     }
 
+    /// The last swapped sequence gives up the device blocks that it kept because others ran on them, if it did: for a
+    /// sequence that runs alone and needs a block, and had better not be swapped out itself.
+    pub fn give_up_kept_blocks(&mut self) -> bool {
+        let last = self.swap.swapped.last();
+        last.is_some_and(|(_, _, slot)| !self.sequences[*slot].table.is_empty()) && self.give_up_last_swapped()
+    }
+
     /// A sequence out of the batch gives up all blocks and waits.
     fn recompute(&mut self, slot: usize) {
         self.leave_swap(slot);

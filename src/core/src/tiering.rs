@@ -23,9 +23,9 @@ use crate::tree::PrefixTree;
 /// Tiers there can be.
 pub const TIERS_MAX: usize = 3;
 /// Blocks in one copy that is begun ahead of need.
-const AHEAD_MAX: usize = 256;
+const AHEAD_MAX: usize = 1024;
 /// Share of a place that writing back keeps free, one in so many.
-const SPARE_SHARE: u32 = 16;
+const SPARE_SHARE: u32 = 8;
 
 /// Why blocks are copied, and what is to be done with the sources afterwards.
 #[derive(Debug)]
@@ -81,7 +81,6 @@ impl Tiering {
         for tier in &config.tiers {
             tiers.push(Tier::new(config.block_size, tier.blocks, tier.make_eviction()?));
         }
-        let step_blocks = config.max_batch_tokens.div_ceil(config.block_size);
         Ok(Self {
             tiers,
             writes: config.tiers.iter().map(|tier| tier.write).collect(),
@@ -89,7 +88,7 @@ impl Tiering {
             next_identity: 1,
             copies: Vec::new(),
             loading: Vec::new(),
-            spare: step_blocks.min(config.device_blocks / SPARE_SHARE),
+            spare: config.device_blocks / SPARE_SHARE,
             plan: Vec::new(),
             stats: [TierStats::default(); TIERS_MAX],
         })

@@ -125,6 +125,11 @@ impl Waiting {
         true
     }
 
+    /// Whether the policy wants to know who was served.
+    pub fn counts_service(&self) -> bool {
+        matches!(self.order, Order::Tenants(_))
+    }
+
     /// Whose turn it is, of those not set aside.
     pub fn first(&self) -> Option<usize> {
         match &self.order {

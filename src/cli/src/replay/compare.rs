@@ -6,7 +6,7 @@ use std::thread;
 
 use comfy_table::Table;
 use indicatif::ProgressBar;
-use trunkline_sim::cost::Roofline;
+use trunkline_sim::cost;
 use trunkline_sim::{ReplayError, Report, Settings, Trace, replay};
 
 use super::render;
@@ -38,9 +38,9 @@ fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Sett
 }
 
 fn replay_one(trace: &Trace, settings: &Settings, bar: &ProgressBar) -> Result<Report, ReplayError> {
-    let cost = Roofline::new(&settings.hardware, &settings.model);
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
     let mut shown = 0;
-    replay(trace, settings, &cost, &mut |ended| {
+    replay(trace, settings, &*cost, &mut |ended| {
         bar.inc(ended - shown);
         shown = ended;
     })

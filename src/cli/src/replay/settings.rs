@@ -5,8 +5,8 @@ use clap::Args;
 
 use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
-use trunkline_sim::cost::Roofline;
-use trunkline_sim::memory::{device_blocks, host_blocks};
+use trunkline_sim::cost::{self, Parallel};
+use trunkline_sim::memory::{host_blocks, parallel_device_blocks};
 use trunkline_sim::router::ROUTER_DEFAULT;
 use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
 use trunkline_sim::{Arrivals, Routing, Settings, hardware, model};
@@ -19,13 +19,18 @@ const HOST_MEMORY_GB_MAX: f64 = 1e6;
 /// Fleet, limits and policies.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SettingsArgs {
-    /// The device of each replica; an unknown name lists those there are.
+    /// The devices of each replica: a preset, of which an unknown name lists all, or a TOML file, such as `trunkline calibrate`
+    /// writes.
     #[arg(long, value_name = "NAME", default_value = "h100-80g")]
     pub(crate) hardware: String,
 
-    /// The model they serve; an unknown name lists those there are.
+    /// The model they serve: a preset, of which an unknown name lists all, or a config.json of Hugging Face.
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
+
+    /// How one replica spreads the model over devices: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both.
+    #[arg(long, value_name = "SHAPE", default_value = "tp1")]
+    parallel: Parallel,
 
     /// Replicas.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -119,14 +124,11 @@ pub(crate) struct SettingsArgs {
     /// What computing a token again is estimated to cost, for `--preemption cost` [default: what the cost model says].
     #[arg(long, value_name = "NS")]
     recompute_token_ns: Option<u64>,
-
-    #[command(flatten)]
-    tiers: TierArgs,
 }
 
 /// The settings of every run: each policy with each eviction policy, each preemption and each router, all of them checked.
-pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
-    let base = base(args, arrivals)?;
+pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
+    let base = base(args, tiers, arrivals)?;
     let mut runs = Vec::new();
     for policy in &args.policy {
         for eviction in &args.eviction {
@@ -150,7 +152,7 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ve
 }
 
 /// Everything but policies.
-fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
+fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
     ensure!(
         (0.0..=TARGET_STEP_MS_MAX).contains(&args.target_step_ms),
         "target-step-ms is {}; it must be between 0 and {TARGET_STEP_MS_MAX}",
@@ -169,8 +171,9 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
         ..Settings::core()
     };
     let mut settings = Settings {
-        hardware: *hardware::by_name(&args.hardware)?,
-        model: *model::by_name(&args.model)?,
+        hardware: hardware::find(&args.hardware)?,
+        model: model::find(&args.model)?,
+        parallel: args.parallel,
         replicas: args.replicas,
         core,
         arrivals,
@@ -185,17 +188,17 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
     settings.validate()?;
-    size(&mut settings, args)?;
+    size(&mut settings, args, tiers)?;
     settings.validate()?;
     Ok(settings)
 }
 
 /// Fills in what follows from hardware and model, unless it was given.
-fn size(settings: &mut Settings, args: &SettingsArgs) -> anyhow::Result<()> {
+fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyhow::Result<()> {
     let block_size = settings.core.block_size;
     settings.core.device_blocks = match args.device_blocks {
         Some(blocks) => blocks,
-        None => device_blocks(&settings.hardware, &settings.model, block_size)?,
+        None => parallel_device_blocks(&settings.hardware, &settings.model, settings.parallel, block_size)?,
     };
     if let Some(gb) = args.host_memory_gb {
         ensure!(
@@ -204,9 +207,9 @@ fn size(settings: &mut Settings, args: &SettingsArgs) -> anyhow::Result<()> {
         );
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
-    (settings.core.tiers, settings.far_links) = args.tiers.tiers(&settings.model, block_size)?;
-    let cost = Roofline::new(&settings.hardware, &settings.model);
-    settings.estimate_costs(&cost);
+    (settings.core.tiers, settings.far_links) = tiers.tiers(&settings.model, block_size)?;
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    settings.estimate_costs(&*cost);
     let core = &mut settings.core;
     core.swap_block_ns = args.swap_block_ns.unwrap_or(core.swap_block_ns);
     core.recompute_token_ns = args.recompute_token_ns.unwrap_or(core.recompute_token_ns);

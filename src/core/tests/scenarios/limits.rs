@@ -1,8 +1,8 @@
 //! Limits: tokens in the queue, watermarks, the length of a step.
 
-use trunkline_core::{Config, ConfigError, Core, Direction, Refusal};
+use trunkline_core::{Config, ConfigError, Core, Refusal};
 
-use crate::rig::{Rig, config, text};
+use crate::rig::{Direction, Rig, config, text};
 
 #[test]
 fn tokens_in_the_queue_are_limited_but_one_request_always_gets_in() {

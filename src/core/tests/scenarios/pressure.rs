@@ -1,8 +1,8 @@
 //! Scenarios 66 to 74: decodes that find no block.
 
-use trunkline_core::{Config, Direction, Event, FinishReason, Preemption};
+use trunkline_core::{Config, Event, FinishReason, Preemption};
 
-use crate::rig::{BLOCK, Rig, config, fork, text};
+use crate::rig::{BLOCK, Direction, Rig, config, fork, text};
 
 /// A (1) and B (2) fill the pool with 50 blocks each; A's 800th token is its last without a 51st block.
 fn two_fill_the_pool(preemption: Preemption) -> Rig {

@@ -6,9 +6,40 @@
 use std::collections::BTreeMap;
 
 use trunkline_core::{
-    Action, Config, Core, Direction, Event, FinishReason, Namespace, Preemption, Refusal, Request, RequestId, Stats,
-    Step, StepResult, StepSeq, Token, Transfer, Usage,
+    Action, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request, RequestId, Stats, Step,
+    StepResult, StepSeq, Token, Transfer, Usage,
 };
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Device to host.
+    Out,
+    /// Host to device.
+    In,
+}
+
+/// A copy between device and host under way.
+pub struct Copy {
+    pub id: u64,
+    pub direction: Direction,
+    /// (block on the device, block on the host).
+    pub pairs: Vec<(u32, u32)>,
+}
+
+impl Copy {
+    fn of(transfer: Transfer) -> Self {
+        let Transfer { id, from, to, pairs } = transfer;
+        match (from, to) {
+            (Place::Device, Place::Host) => Self { id, direction: Direction::Out, pairs },
+            (Place::Host, Place::Device) => {
+                let pairs = pairs.into_iter().map(|(host, device)| (device, host)).collect();
+                Self { id, direction: Direction::In, pairs }
+            }
+            _ => panic!("a copy from {from:?} to {to:?}"),
+        }
+    }
+}
 
 /// Tokens in a block, unless a scenario says otherwise.
 pub const BLOCK: u32 = 16;
@@ -60,7 +91,7 @@ pub struct Rig {
     pub now_ns: u64,
     pub step: Option<Box<Step>>,
     /// Copies under way, in the order in which they began.
-    pub copies: Vec<Transfer>,
+    pub copies: Vec<Copy>,
     /// Tokens that were emitted, by request.
     pub said: BTreeMap<u64, Vec<Token>>,
     pub ends: Vec<(u64, FinishReason)>,
@@ -354,7 +385,8 @@ impl Rig {
         assert!(self.step.replace(step).is_none(), "one step at a time");
     }
 
-    fn begin_copy(&mut self, copy: Transfer) {
+    fn begin_copy(&mut self, transfer: Transfer) {
+        let copy = Copy::of(transfer);
         for (device, host) in &copy.pairs {
             let (device, host) = (self.cells(*device), self.cells(*host));
             match copy.direction {

@@ -1,8 +1,8 @@
 //! Situations that several scenarios begin with.
 
-use trunkline_core::{Config, Direction, Request};
+use trunkline_core::{Config, Request};
 
-use crate::rig::{Rig, config, fork, request, text};
+use crate::rig::{Direction, Rig, config, fork, request, text};
 
 /// The victim of [`swapping_out`].
 pub const VICTIM: u64 = 2;

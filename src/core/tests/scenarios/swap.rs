@@ -1,8 +1,8 @@
 //! Scenarios 37 to 53: to the host and back. One rank: counts on the host are half of KsanaLLM's.
 
-use trunkline_core::{Config, Direction, FinishReason, Stats};
+use trunkline_core::{Config, FinishReason, Stats};
 
-use crate::rig::{Rig, config, fork, text};
+use crate::rig::{Direction, Rig, config, fork, text};
 use crate::scenes::{
     VICTIM, prefix_kept, sharers_coming_back, sharers_swapped, swapped, swapping_in, swapping_out, victim,
 };

@@ -1,8 +1,8 @@
 //! Scenarios 82 to 84, 102 and 103: time, aborts, one step at a time, and contents.
 
-use trunkline_core::{Config, Direction, Event, FinishReason};
+use trunkline_core::{Config, Event, FinishReason};
 
-use crate::rig::{BLOCK, Rig, config, request, text};
+use crate::rig::{BLOCK, Direction, Rig, config, request, text};
 use crate::scenes::{VICTIM, swapping_out, victim};
 
 #[test]

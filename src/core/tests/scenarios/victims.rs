@@ -1,8 +1,8 @@
 //! Who makes way, and how.
 
-use trunkline_core::{Config, Direction, Preemption};
+use trunkline_core::{Config, Preemption};
 
-use crate::rig::{BLOCK, Rig, config, text};
+use crate::rig::{BLOCK, Direction, Rig, config, text};
 use crate::swap::before_both_ways;
 
 /// A filler of 79 blocks takes those of a victim, the last to arrive, that has 20 full blocks and one with `tail` tokens.

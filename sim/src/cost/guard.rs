@@ -1,0 +1,113 @@
+//! The limit that no step may be faster than: physics.
+
+use super::work::Demand;
+use super::{Parallel, StepShape};
+use crate::hardware::Hardware;
+use crate::model::Model;
+
+/// The time below which no kernels could run a step on so many devices: all FLOPs at their peak, or all bytes at full bandwidth, evenly
+/// spread over the devices.
+///
+/// It would be wrong only where caches save reading: a step whose KV is in the L2 cache. Weights never are.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    demand: Demand,
+    flops_s: f64,
+    bytes_s: f64,
+}
+
+impl Limit {
+    /// The limit of `model` on `hardware`.
+    pub fn new(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
+        let devices = f64::from(parallel.devices());
+        Self {
+            demand: Demand::new(model),
+            flops_s: hardware.flops_s(model.dtype_bytes) * devices,
+            bytes_s: hardware.bandwidth_bytes_s * devices,
+        }
+    }
+
+    /// The limit for a step, seconds.
+    pub fn step_s(&self, shape: &StepShape) -> f64 {
+        self.demand.parts(shape).total().time_s(self.flops_s, self.bytes_s)
+    }
+
+    /// `time_s`, or the limit if that is more.
+    pub fn hold(&self, time_s: f64, shape: &StepShape) -> f64 {
+        time_s.max(self.step_s(shape))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{CostModel, Fitted, Resident, Roofline, StepTime, Streaming, StreamingPlan};
+    use crate::{hardware, model};
+
+    /// Uniform from 0 to 2^exponent, exponent uniform up to `bits`: as many small as large ones.
+    fn draw(state: &mut u64, bits: u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        (*state >> 20) & ((1 << (*state % (bits + 1))) - 1)
+    }
+
+    fn random_shape(state: &mut u64) -> StepShape {
+        let mut shape = StepShape::decodes(draw(state, 12), 1 + draw(state, 17));
+        for _ in 0..draw(state, 3) {
+            shape = shape.and(StepShape::prefill(2 + draw(state, 14), draw(state, 17)));
+        }
+        shape
+    }
+
+    #[test]
+    fn no_model_is_faster_than_the_hardware() {
+        let mut state = 0x9e37_79b9_7f4a_7c15;
+        let nothing = StepTime { model: "", ..StepTime::default() };
+        for hardware in hardware::presets() {
+            for model in model::PRESETS {
+                for (tensor, pipeline) in [(1, 1), (4, 1), (2, 2), (1, 8)] {
+                    let parallel = Parallel { tensor, pipeline };
+                    let devices = f64::from(tensor * pipeline);
+                    let limit = Limit::new(hardware, model, parallel);
+                    let roofline = Roofline::parallel(hardware, model, parallel);
+                    let fitted = Fitted::new(nothing, limit, None);
+                    let streaming = Streaming::new(
+                        StreamingPlan::new(model, Resident::all_in_host(model)),
+                        Box::new(Roofline::parallel(hardware, model, parallel)),
+                    )
+                    .unwrap();
+                    let models: [&dyn CostModel; 3] = [&roofline, &fitted, &streaming];
+                    for _ in 0..20 {
+                        let shape = random_shape(&mut state);
+                        // Computed apart from the guard.
+                        let flops = 2.0 * (model.active_elements() * shape.tokens) as f64
+                            + 2.0 * (model.head_elements() * shape.sampled) as f64
+                            + (model.pair_flops() * (shape.prefill_pairs + shape.decode_pairs)) as f64;
+                        let bytes = model.read_elements(shape.tokens) * model.dtype_bytes as f64
+                            + model.kv_bytes_per_token() as f64
+                                * (shape.prefill_kv_tokens + shape.decode_kv_tokens) as f64;
+                        for cost in models {
+                            let time_s = cost.step_ns(&shape) as f64 / 1e9;
+                            let place =
+                                format!("{} {} {} {parallel} {shape:?}", cost.name(), hardware.name, model.name);
+                            assert!(time_s >= flops / hardware.flops_s(model.dtype_bytes) / devices, "{place}");
+                            assert!(time_s >= bytes / hardware.bandwidth_bytes_s / devices, "{place}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_slow_enough_is_left_alone() {
+        let limit =
+            Limit::new(hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap(), Parallel::ONE);
+        let shape = StepShape::decodes(1, 1);
+        // 15 GB at 3.35 TB/s.
+        assert!((0.0044..0.0046).contains(&limit.step_s(&shape)), "{}", limit.step_s(&shape));
+        assert_eq!(limit.hold(1.0, &shape), 1.0);
+        assert_eq!(limit.hold(0.001, &shape), limit.step_s(&shape));
+    }
+}

@@ -1,0 +1,156 @@
+//! How a model is spread over devices.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::model::Model;
+
+/// Devices that hold one copy of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallel {
+    /// Devices that each hold a share of every matrix. They add up what they computed twice in a layer.
+    pub tensor: u32,
+    /// Stages, each of which holds a share of the layers. Tokens pass through one after another.
+    pub pipeline: u32,
+}
+
+/// More devices of a kind than any engine uses.
+const DEVICES_MAX: u32 = 1024;
+
+/// A way to spread a model that there is not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParallelError {
+    /// The text is not of the right form.
+    #[error("parallel is '{0}'; it must be of the form tp2, pp2 or tp2pp2, with numbers from 1 to {DEVICES_MAX}")]
+    Malformed(String),
+    /// Heads are not divided.
+    #[error("tp{tensor} does not divide the {heads} query heads of {model}")]
+    Heads {
+        /// Devices.
+        tensor: u32,
+        /// Query heads.
+        heads: u64,
+        /// The model.
+        model: &'static str,
+    },
+    /// There would be stages without a layer.
+    #[error("pp{pipeline} is more stages than {model} has layers, which is {layers}")]
+    Layers {
+        /// Stages.
+        pipeline: u32,
+        /// Layers.
+        layers: u64,
+        /// The model.
+        model: &'static str,
+    },
+}
+
+impl Parallel {
+    /// One device.
+    pub const ONE: Self = Self { tensor: 1, pipeline: 1 };
+
+    /// Devices in all.
+    pub fn devices(self) -> u32 {
+        self.tensor * self.pipeline
+    }
+
+    /// Checks that `model` can be spread like this.
+    pub fn check(self, model: &Model) -> Result<(), ParallelError> {
+        let (tensor, pipeline, model_name) = (self.tensor, self.pipeline, model.name);
+        if tensor == 0 || !model.heads.is_multiple_of(u64::from(tensor)) {
+            return Err(ParallelError::Heads { tensor, heads: model.heads, model: model_name });
+        }
+        if pipeline == 0 || u64::from(pipeline) > model.layers {
+            return Err(ParallelError::Layers { pipeline, layers: model.layers, model: model_name });
+        }
+        Ok(())
+    }
+
+    /// Bytes of KV that one token leaves on the device that holds most of it. Heads that are fewer than devices are held by several.
+    pub fn kv_bytes_per_token(self, model: &Model) -> u64 {
+        let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
+        let layers = model.layers.div_ceil(pipeline);
+        let layer_bytes = model.kv_bytes_per_token() / model.layers;
+        // A latent cache has no heads to share out.
+        let share = if model.latent.is_some() { 1 } else { tensor.min(model.kv_heads) };
+        layers * layer_bytes.div_ceil(share)
+    }
+
+    /// Bytes of weights on the device that holds most of them.
+    pub fn weight_bytes(self, model: &Model) -> u64 {
+        let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
+        let layers = model.layers.div_ceil(pipeline) * (model.layer_elements() / model.layers);
+        let head = model.head_elements();
+        // Embedding and output matrix are on the first and the last stage.
+        let ends = if pipeline == 1 && !model.tied { 2 * head } else { head };
+        (layers + ends).div_ceil(tensor) * model.dtype_bytes
+    }
+}
+
+impl fmt::Display for Parallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tp{}pp{}", self.tensor, self.pipeline)
+    }
+}
+
+impl FromStr for Parallel {
+    type Err = ParallelError;
+
+    fn from_str(text: &str) -> Result<Self, ParallelError> {
+        let fault = || ParallelError::Malformed(text.into());
+        let number = |digits: &str| match digits.parse() {
+            Ok(n @ 1..=DEVICES_MAX) => Ok(n),
+            _ => Err(fault()),
+        };
+        let (tensor, pipeline) = match text.split_once("pp") {
+            Some((tensor, pipeline)) => (tensor, number(pipeline)?),
+            None => (text, 1),
+        };
+        match tensor.strip_prefix("tp") {
+            Some(digits) => Ok(Self { tensor: number(digits)?, pipeline }),
+            None if tensor.is_empty() && !text.is_empty() => Ok(Self { tensor: 1, pipeline }),
+            None => Err(fault()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model;
+
+    #[test]
+    fn written_and_read() {
+        for (text, tensor, pipeline) in [("tp2", 2, 1), ("pp4", 1, 4), ("tp8pp2", 8, 2)] {
+            let parallel: Parallel = text.parse().unwrap();
+            assert_eq!(parallel, Parallel { tensor, pipeline });
+            assert_eq!(parallel.to_string().parse(), Ok(parallel));
+        }
+        for text in ["", "2", "tp", "tp0", "pp0", "tp2pp", "tp-1", "tp2pp2pp2", "tp9999", "xtp2"] {
+            assert_eq!(text.parse::<Parallel>(), Err(ParallelError::Malformed(text.into())), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_divided_is_refused() {
+        let llama = model::by_name("llama-3.1-8b").unwrap();
+        assert_eq!(Parallel { tensor: 32, pipeline: 32 }.check(llama), Ok(()));
+        let error = |text: &str| text.parse::<Parallel>().unwrap().check(llama).unwrap_err().to_string();
+        assert_eq!(error("tp3"), "tp3 does not divide the 32 query heads of llama-3.1-8b");
+        assert_eq!(error("pp33"), "pp33 is more stages than llama-3.1-8b has layers, which is 32");
+    }
+
+    #[test]
+    fn each_device_holds_its_share() {
+        let llama = model::by_name("llama-3.1-70b").unwrap();
+        let of = |tensor, pipeline| {
+            let parallel = Parallel { tensor, pipeline };
+            (parallel.weight_bytes(llama), parallel.kv_bytes_per_token(llama))
+        };
+        assert_eq!(of(1, 1), (llama.weight_bytes(), 327_680));
+        assert_eq!(of(2, 1), (llama.weight_bytes() / 2, 163_840));
+        assert_eq!(of(16, 1).1, 40_960, "eight heads cannot be shared out to sixteen");
+        assert_eq!(of(1, 3).1, 27 * 4096);
+        assert!(of(1, 2).0 < llama.weight_bytes() * 52 / 100);
+    }
+}

@@ -1,0 +1,241 @@
+//! The roofline: each part of a step takes as long as its FLOPs or its bytes, whichever is slower, at the share of the peak that kernels
+//! reach.
+//!
+//! For a step it adds up the times of
+//!
+//! * the matrices of the layers: `max(FLOPs / (peak * e), (weights + KV written) / (bandwidth * e))`,
+//! * the output matrix, for the positions that are sampled, in the same way,
+//! * attention of prefill chunks: `max(FLOPs / (peak * e), KV read / (bandwidth * e))`,
+//! * attention of decodes, in the same way; in one call with prefills where there are any, see below,
+//! * an overhead per step and per layer,
+//!
+//! with the factors `e` of [`crate::hardware::Efficiency`]. The maxima are rounded off, as they are in measurements: `max(a, b)` stands for
+//! the fourth root of `a^4 + b^4`.
+//!
+//! **Calls that mix** prefills and decodes compute `mixed_rows` rows for each decode, and the decode with the longest context on one
+//! multiprocessor per head, from its first token to its last, however idle the others are. Such a call takes the longest of its
+//! FLOPs, its bytes, and that one decode.
+//!
+//! **Tensor parallelism**: each of `n` devices does `1 / n` of everything, and two all-reduces per layer add up what they computed:
+//! `latency + 2 (n - 1) / n * bytes / bandwidth`, not hidden behind anything.
+//!
+//! **Pipeline parallelism**: a core has one step in flight, so stages wait for each other. A step goes through them whole, or cut in as
+//! many parts as there are stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. What a part
+//! saves in waiting it pays in reading the weights once more.
+
+use super::work::{Demand, Parts, Work};
+use super::{CostModel, Limit, Parallel, StepShape, nanoseconds};
+use crate::hardware::{Fit, Hardware};
+use crate::model::Model;
+
+/// Bytes of an element of the residual stream.
+const RESIDUAL_BYTES: f64 = 2.0;
+
+/// The roofline of one model on one device, or on several of a kind.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    hardware: Hardware,
+    parallel: Parallel,
+    demand: Demand,
+    limit: Limit,
+    flops_s: f64,
+    /// The share of the layers in the stage that has most.
+    stage_share: f64,
+    /// Layers in that stage.
+    stage_layers: f64,
+    token_bytes: f64,
+    /// Per pair of tokens in one query head, all layers.
+    head_pair_flops: f64,
+    name: String,
+}
+
+impl Roofline {
+    /// The roofline of `model` on one device.
+    pub fn new(hardware: &Hardware, model: &Model) -> Self {
+        Self::parallel(hardware, model, Parallel::ONE)
+    }
+
+    /// The roofline of `model` spread over several devices.
+    pub fn parallel(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
+        let stage_layers = model.layers.div_ceil(u64::from(parallel.pipeline)) as f64;
+        let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
+        Self {
+            hardware: *hardware,
+            parallel,
+            demand: Demand::new(model),
+            limit: Limit::new(hardware, model, parallel),
+            flops_s: hardware.flops_s(model.dtype_bytes),
+            stage_share: stage_layers / model.layers as f64,
+            stage_layers,
+            head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
+            token_bytes: RESIDUAL_BYTES * model.hidden as f64,
+            // If steps of one model were measured, it is they that the fit is of.
+            name: format!(
+                "roofline{spread} ({})",
+                Fit::describe(hardware.fit.filter(|_| hardware.step_time.is_none()))
+            ),
+        }
+    }
+
+    /// The time below which no kernel could run the step. Seconds.
+    pub fn limit_s(&self, shape: &StepShape) -> f64 {
+        self.limit.step_s(shape)
+    }
+
+    /// The time of the largest stage for one of `n` equal parts of a step, the output matrix not counted.
+    fn stage_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
+        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
+        let share = self.stage_share / f64::from(self.parallel.tensor);
+        let mut layers = parts.layers.times(share);
+        // Every part reads all weights, but does its share of the computing.
+        layers.flops /= n;
+        let (flops_s, bytes_s) = (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
+        let attention_s = if shape.prefills > 0 && shape.decodes > 0 {
+            let rows = Work { flops: parts.decode.flops * e.mixed_rows, ..parts.decode };
+            let all_s = parts.prefill.plus(rows).times(share / n).blended_s(flops_s, bytes_s);
+            let longest_flops = self.head_pair_flops * self.stage_share * e.mixed_rows * shape.decode_kv_max as f64;
+            all_s.max(longest_flops * self.hardware.processors / flops_s)
+        } else {
+            let time_s = |work: Work| work.times(share / n).blended_s(flops_s, bytes_s);
+            time_s(parts.prefill) + time_s(parts.decode)
+        };
+        layers.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
+            + attention_s
+            + self.stage_layers * (self.hardware.layer_overhead_s + 2.0 * self.all_reduce_s(shape.tokens as f64 / n))
+    }
+
+    fn all_reduce_s(&self, tokens: f64) -> f64 {
+        let n = f64::from(self.parallel.tensor);
+        if self.parallel.tensor == 1 {
+            return 0.0;
+        }
+        let bytes = 2.0 * (n - 1.0) / n * tokens * self.token_bytes;
+        self.hardware.peer_link_latency_s + bytes / self.hardware.peer_link_bytes_s
+    }
+
+    /// All stages, for a step in `n` parts.
+    fn stages_s(&self, shape: &StepShape, parts: &Parts, n: u32) -> f64 {
+        let stages = f64::from(self.parallel.pipeline);
+        let (n, tokens) = (f64::from(n), shape.tokens as f64);
+        let send_s =
+            self.hardware.peer_link_latency_s + tokens / n * self.token_bytes / self.hardware.peer_link_bytes_s;
+        (stages - 1.0 + n) * self.stage_s(shape, parts, n) + (stages - 1.0) * send_s
+    }
+
+    /// The time of a step before it is held to the limit, seconds.
+    fn step_s(&self, shape: &StepShape) -> f64 {
+        let Hardware { bandwidth_bytes_s, efficiency: e, step_overhead_s, .. } = self.hardware;
+        let parts = self.demand.parts(shape);
+        let mut stages_s = self.stages_s(shape, &parts, 1);
+        let n = self.parallel.pipeline;
+        if n > 1 && shape.tokens >= u64::from(n) {
+            stages_s = stages_s.min(self.stages_s(shape, &parts, n));
+        }
+        let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
+        let head_s = head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
+        stages_s + head_s + step_overhead_s
+    }
+}
+
+impl CostModel for Roofline {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        nanoseconds(self.limit.hold(self.step_s(shape), shape))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::recompute_token_ns;
+    use crate::{hardware, model};
+
+    fn roofline(hardware: &str, model: &str) -> Roofline {
+        Roofline::new(hardware::by_name(hardware).unwrap(), model::by_name(model).unwrap())
+    }
+
+    fn seconds(cost: &dyn CostModel, shape: StepShape) -> f64 {
+        cost.step_ns(&shape) as f64 / 1e9
+    }
+
+    #[test]
+    fn more_work_takes_longer() {
+        let cost = roofline("h100-80g", "llama-3.1-8b");
+        let ns = |shape| cost.step_ns(&shape);
+        let (prefill, decodes) = (StepShape::prefill, StepShape::decodes);
+        assert!(ns(prefill(8_192, 0)) > ns(prefill(4_096, 0)));
+        assert!(ns(prefill(8_192, 8_192)) > ns(prefill(8_192, 0)));
+        assert!(ns(decodes(64, 2_000)) > ns(decodes(64, 1_000)));
+        assert!(ns(decodes(64, 1_000)) > ns(decodes(32, 1_000)));
+        assert!(ns(prefill(2, 0)) > ns(StepShape { sampled: 0, ..prefill(2, 0) }));
+    }
+
+    #[test]
+    fn drafts_cost_rows_but_no_second_reading_of_the_context() {
+        let cost = roofline("h100-80g", "llama-3.1-8b");
+        let plain = StepShape::decodes(64, 2_000);
+        let drafting = StepShape { tokens: 64 * 5, sampled: 64 * 5, decode_pairs: 64 * 5 * 2_002, ..plain };
+        let (plain_ns, drafting_ns) = (cost.step_ns(&plain), cost.step_ns(&drafting));
+        assert!(drafting_ns > plain_ns && drafting_ns < 2 * plain_ns, "{plain_ns} {drafting_ns}");
+    }
+
+    #[test]
+    fn known_orders_of_magnitude() {
+        // The matrices alone need 366 ms at the full peak of an A100.
+        let prefill_s = seconds(&roofline("a100-80g", "llama-3.1-8b"), StepShape::prefill(8_192, 0));
+        assert!((0.42..0.8).contains(&prefill_s), "{prefill_s}");
+        // 16 GB of weights at 3.35 TB/s need 4.5 ms.
+        let decode_s = seconds(&roofline("h100-80g", "llama-3.1-8b"), StepShape::decodes(1, 1_000));
+        assert!((0.005..0.009).contains(&decode_s), "{decode_s}");
+        // 14 GFLOP at the peak are 14.1 and 44.7 us; kernels reach two thirds to nine tenths of it.
+        assert!((16_000..28_000).contains(&recompute_token_ns(&roofline("h100-80g", "llama-3.1-8b"))));
+        assert!((50_000..80_000).contains(&recompute_token_ns(&roofline("a100-80g", "llama-3.1-8b"))));
+    }
+
+    #[test]
+    fn devices_share_the_work_and_pay_for_talking() {
+        let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        let of = |text: &str, shape| seconds(&Roofline::parallel(h100, llama, text.parse().unwrap()), shape);
+        for shape in [StepShape::prefill(2_048, 0), StepShape::decodes(32, 1_000)] {
+            let (one, two, eight) = (of("tp1", shape), of("tp2", shape), of("tp8", shape));
+            assert!(two < one && two > one / 2.0, "{one} {two}");
+            assert!(eight < two && eight > one / 8.0, "{two} {eight}");
+        }
+        let talking = |text| of(text, StepShape::prefill(2_048, 0));
+        let slow = Hardware { peer_link_bytes_s: 1e9, ..*h100 };
+        let slow_s = seconds(&Roofline::parallel(&slow, llama, "tp8".parse().unwrap()), StepShape::prefill(2_048, 0));
+        // 160 all-reduces of 32 MiB, of which 1.75 times as much goes over the wire.
+        let expected_s = 160.0 * 1.75 * f64::from(2_048 * 8_192 * 2) * (1.0 / 1e9 - 1.0 / h100.peer_link_bytes_s);
+        assert!((slow_s - talking("tp8") - expected_s).abs() < 1e-6);
+    }
+
+    #[test]
+    fn stages_wait_for_each_other() {
+        let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        let of = |text: &str, shape| seconds(&Roofline::parallel(h100, llama, text.parse().unwrap()), shape);
+        // Decodes read weights: stages do not help, they only send.
+        let decodes = StepShape::decodes(8, 1_000);
+        assert!(of("pp4", decodes) > of("tp1", decodes) && of("pp4", decodes) < 1.02 * of("tp1", decodes));
+        // A prefill in four parts keeps them busy but for the bubble: 7 part-stages instead of 16.
+        let prefill = StepShape::prefill(8_192, 0);
+        let share = of("pp4", prefill) / of("tp1", prefill);
+        assert!((0.43..0.48).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn few_tokens_read_few_experts() {
+        let (h100, qwen) = (hardware::by_name("h200-141g").unwrap(), model::by_name("qwen3-30b-a3b").unwrap());
+        let of = |n| seconds(&Roofline::new(h100, qwen), StepShape::decodes(n, 100));
+        assert!(of(16) > 3.0 * of(1), "{} {}", of(1), of(16));
+        assert!(of(256) < 1.7 * of(64), "all experts are read already");
+    }
+
+    #[test]
+    fn the_name_says_how_far_it_is_to_be_trusted() {
+        let name = roofline("l4-24g", "llama-3.1-8b").name().to_owned();
+        assert_eq!(name, "roofline (error not measured)");
+    }
+}

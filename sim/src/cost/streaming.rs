@@ -1,0 +1,322 @@
+//! Weights that do not fit: layers come from a disk through the host's memory to the device while others compute.
+//!
+//! ```text
+//! disk --disk_bytes_s--> host window --link_bytes_s--> device window --> compute
+//! ```
+//!
+//! A layer has its place for good: on the device, in the host's memory, or on the disk. Every pass over the model goes through all
+//! layers in order, and begins when the one before has ended. Of layer `i` (counted over all passes)
+//!
+//! ```text
+//! read(i)    = max(read of the layer before that is on the disk, copied(i - host_window)) + bytes / disk_bytes_s    on the disk
+//! copied(i)  = max(copied before, read(i), computed(i - device_window)) + bytes / link_bytes_s                       not on the device
+//! computed(i) = max(computed(i - 1), copied(i)) + compute
+//! ```
+//!
+//! Windows are in layers of the model, not of those that are streamed: a ring indexed by the layer. `device_window` is what the
+//! layers kept there leave of the slots. The time of a pass is the mean of the last passes of some, when the pipeline is full.
+//!
+//! A cache of any size that drops what it used least recently is of no use here: layers come round in a circle, and the one needed
+//! next is the one dropped. Layers that stay are as good as any policy can be, and best evenly between those that stream.
+
+use super::{CostModel, StepShape, nanoseconds};
+use crate::model::Model;
+
+/// Layers that stay in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// On the device.
+    pub device: u32,
+    /// In the host's memory.
+    pub host: u32,
+    /// Which ones.
+    pub order: Order,
+}
+
+/// Which layers stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The first ones.
+    First,
+    /// Evenly spread from the first to the last.
+    Interleaved,
+}
+
+/// Where the weights are and how they move.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StreamingPlan {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Bytes of one.
+    pub layer_bytes: u64,
+    /// What the disk reads, bytes/s.
+    pub disk_bytes_s: f64,
+    /// What the link to the device carries, bytes/s.
+    pub link_bytes_s: f64,
+    /// Layers that stay.
+    pub resident: Resident,
+    /// How many layers ahead the disk may read.
+    pub host_window: u32,
+    /// Layers the device has room for, those that stay included.
+    pub device_slots: u32,
+}
+
+/// A plan that cannot be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum StreamingError {
+    /// More layers stay than there are.
+    #[error("{resident} layers are to stay in memory, the model has {layers}")]
+    TooManyResident {
+        /// Layers that are to stay.
+        resident: u64,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// No layer could move.
+    #[error("{name} is {value}; it must be above {least}")]
+    TooSmall {
+        /// What.
+        name: &'static str,
+        /// How much.
+        value: f64,
+        /// More than this.
+        least: f64,
+    },
+}
+
+impl Resident {
+    /// Every layer in the host's memory.
+    pub fn all_in_host(model: &Model) -> Self {
+        Self { device: 0, host: model.layers as u32, order: Order::First }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Device,
+    Host,
+    Disk,
+}
+
+/// Passes that are played, and how many of them, the last ones, are measured.
+const PASSES: usize = 12;
+const MEASURED: usize = 6;
+
+impl StreamingPlan {
+    /// A plan for `model` with a disk of 3 GB/s, a link of 64 GB/s (PCIe 5.0 x16), a host window of 4 layers and 6 slots on the device.
+    pub fn new(model: &Model, resident: Resident) -> Self {
+        Self {
+            layers: model.layers as u32,
+            layer_bytes: model.layer_elements() / model.layers * model.dtype_bytes,
+            disk_bytes_s: 3e9,
+            link_bytes_s: 64e9,
+            resident,
+            host_window: 4,
+            device_slots: 6,
+        }
+    }
+
+    fn check(&self) -> Result<(), StreamingError> {
+        let resident = u64::from(self.resident.device) + u64::from(self.resident.host);
+        if resident > u64::from(self.layers) {
+            return Err(StreamingError::TooManyResident { resident, layers: self.layers });
+        }
+        for (name, value, least) in [
+            ("layers", f64::from(self.layers), 0.0),
+            ("disk_bytes_s", self.disk_bytes_s, 0.0),
+            ("link_bytes_s", self.link_bytes_s, 0.0),
+            ("host_window", f64::from(self.host_window), 0.0),
+            ("device_slots", f64::from(self.device_slots), f64::from(self.resident.device)),
+        ] {
+            if value.is_nan() || value <= least {
+                return Err(StreamingError::TooSmall { name, value, least });
+            }
+        }
+        Ok(())
+    }
+
+    fn places(&self) -> Vec<Place> {
+        let (layers, device) = (self.layers as usize, self.resident.device as usize);
+        let resident = device + self.resident.host as usize;
+        let mut places = vec![Place::Disk; layers];
+        for j in 0..resident {
+            let at = match self.resident.order {
+                Order::Interleaved if resident > 1 => {
+                    (j as f64 * (layers - 1) as f64 / (resident - 1) as f64).round() as usize
+                }
+                _ => j,
+            };
+            places[at] = if j + device >= resident { Place::Device } else { Place::Host };
+        }
+        places
+    }
+
+    /// The time of a pass of a full pipeline if a layer computes for `compute_s`, seconds.
+    pub fn pass_s(&self, compute_s: f64) -> f64 {
+        self.play(&self.places(), compute_s)
+    }
+
+    fn play(&self, places: &[Place], compute_s: f64) -> f64 {
+        let layers = places.len();
+        let bytes = self.layer_bytes as f64;
+        let (read_s, copy_s) = (bytes / self.disk_bytes_s, bytes / self.link_bytes_s);
+        let host_window = self.host_window as usize;
+        let device_window = (self.device_slots - self.resident.device) as usize;
+        // When layer `i` had left the host, and when it was done with. Nothing came before the first.
+        let (mut copied, mut computed) = (vec![0.0; layers * PASSES], vec![0.0; layers * PASSES]);
+        let before = |times: &[f64], i: usize, window: usize| if i < window { 0.0 } else { times[i - window] };
+        let (mut last_read, mut last_copied, mut last_computed) = (0.0f64, 0.0f64, 0.0f64);
+        for i in 0..layers * PASSES {
+            let place = places[i % layers];
+            let mut there = 0.0;
+            if place == Place::Disk {
+                last_read = last_read.max(before(&copied, i, host_window)) + read_s;
+                there = last_read;
+            }
+            if place != Place::Device {
+                last_copied = last_copied.max(there).max(before(&computed, i, device_window)) + copy_s;
+                there = last_copied;
+            }
+            last_computed = last_computed.max(there) + compute_s;
+            copied[i] = if place == Place::Device { last_computed } else { there };
+            computed[i] = last_computed;
+        }
+        let end = |pass: usize| computed[pass * layers - 1];
+        (end(PASSES) - end(PASSES - MEASURED)) / MEASURED as f64
+    }
+
+    /// The bound no schedule can beat: all bytes through the disk, all through the link, all computing.
+    pub fn bound_s(&self, compute_s: f64) -> f64 {
+        let Resident { device, host, .. } = self.resident;
+        let bytes = |layers: u32| f64::from(layers) * self.layer_bytes as f64;
+        (bytes(self.layers - device - host) / self.disk_bytes_s)
+            .max(bytes(self.layers - device) / self.link_bytes_s)
+            .max(f64::from(self.layers) * compute_s)
+    }
+}
+
+/// Times of computing a layer for which a pass is played in advance: 1 us to 134 s, eight for each factor of two, so that the times
+/// between are within 0.1 %.
+const GRID: usize = 27 * 8 + 1;
+
+/// Another model's steps, with weights that stream.
+pub struct Streaming {
+    plan: StreamingPlan,
+    compute: Box<dyn CostModel>,
+    /// Time of computing a layer and of a pass, seconds.
+    passes: Vec<(f64, f64)>,
+    name: String,
+}
+
+impl Streaming {
+    /// Steps that compute as `compute` says, with weights that move as `plan` says.
+    pub fn new(plan: StreamingPlan, compute: Box<dyn CostModel>) -> Result<Self, StreamingError> {
+        plan.check()?;
+        let places = plan.places();
+        let at = |i: usize| {
+            let compute_s = 1e-6 * 2f64.powf(i as f64 / 8.0);
+            (compute_s, plan.play(&places, compute_s))
+        };
+        let name = format!("streamed weights, {}", compute.name());
+        Ok(Self { plan, compute, passes: (0..GRID).map(at).collect(), name })
+    }
+
+    /// A pass is a convex function of the time of computing a layer, of slope `layers` at last.
+    fn pass_s(&self, compute_s: f64) -> f64 {
+        match self.passes.partition_point(|(at, _)| *at <= compute_s) {
+            0 => self.passes[0].1,
+            GRID => self.passes[GRID - 1].1 + f64::from(self.plan.layers) * (compute_s - self.passes[GRID - 1].0),
+            right => {
+                let ((x0, y0), (x1, y1)) = (self.passes[right - 1], self.passes[right]);
+                y0 + (y1 - y0) * (compute_s - x0) / (x1 - x0)
+            }
+        }
+    }
+}
+
+impl CostModel for Streaming {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        let compute_ns = self.compute.step_ns(shape);
+        let pass_s = self.pass_s(compute_ns as f64 / 1e9 / f64::from(self.plan.layers));
+        nanoseconds(pass_s).max(compute_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model;
+
+    /// Llama-3.1-70B in 16 bits: 80 layers of 1,632 MiB.
+    fn plan(device: u32, host: u32, order: Order) -> StreamingPlan {
+        let llama = model::by_name("llama-3.1-70b").unwrap();
+        StreamingPlan::new(llama, Resident { device, host, order })
+    }
+
+    #[test]
+    fn a_system_with_layers_on_a_disk_takes_as_long_as_its_recurrences_say() {
+        let llama_compute_s = 0.00178; // 1.71 GB at 960 GB/s.
+        let pinned = |host, order| plan(0, host, order);
+        let fast = |plan: StreamingPlan| StreamingPlan { disk_bytes_s: 12e9, link_bytes_s: 52e9, ..plan };
+        let sata = |plan: StreamingPlan| StreamingPlan { disk_bytes_s: 0.5e9, ..plan };
+        // A ring that holds 50 layers holds none that is needed.
+        let ring = StreamingPlan { host_window: 50, ..pinned(0, Order::First) };
+        for (what, plan, compute_s, seconds, bound_s, rounding) in [
+            ("ring of 50", ring, 0.1, 45.63, 45.63, 0.005),
+            ("50 pinned", pinned(50, Order::First), 0.1, 21.37, 17.11, 0.005),
+            ("50 pinned, interleaved", pinned(50, Order::Interleaved), 0.1, 17.11, 17.11, 0.005),
+            ("66 pinned", pinned(66, Order::First), 0.1, 13.84, 8.00, 0.005),
+            ("66 pinned, interleaved", pinned(66, Order::Interleaved), 0.1, 9.00, 8.00, 0.005),
+            ("50 and 4", plan(4, 50, Order::Interleaved), llama_compute_s, 14.86, 14.83, 0.005),
+            ("50 and 4, fast", fast(plan(4, 50, Order::Interleaved)), llama_compute_s, 3.74, 3.71, 0.005),
+            ("all in memory", pinned(80, Order::First), llama_compute_s, 2.14, 2.14, 0.005),
+            ("all in memory, 4 on the device", fast(plan(4, 76, Order::First)), llama_compute_s, 2.51, 2.50, 0.005),
+            ("30 pinned", pinned(30, Order::First), 0.1, 30.8, 28.5, 0.05),
+            ("70 pinned, SATA", sata(pinned(70, Order::First)), 0.1, 40.5, 34.2, 0.05),
+        ] {
+            let (found, found_bound) = (plan.pass_s(compute_s), plan.bound_s(compute_s));
+            assert!((found - seconds).abs() <= rounding, "{what}: {found}");
+            assert!((found_bound - bound_s).abs() <= rounding, "{what}: bound {found_bound}");
+            assert!(found >= found_bound - 1e-9, "{what}");
+        }
+        // A batch of 32 costs as much as a batch of one: 2.2 tokens/s, or 12 to 13 with all layers in memory.
+        assert!((32.0 / plan(4, 50, Order::Interleaved).pass_s(llama_compute_s) - 2.2).abs() < 0.05);
+        assert!((12.0..13.0).contains(&(32.0 / fast(plan(4, 76, Order::First)).pass_s(llama_compute_s))));
+    }
+
+    struct Constant(u64);
+
+    impl CostModel for Constant {
+        fn name(&self) -> &str {
+            "constant"
+        }
+
+        fn step_ns(&self, _: &StepShape) -> u64 {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_step_is_a_pass() {
+        let plan = plan(0, 66, Order::Interleaved);
+        for step_ns in [0, 1_000, 142_400_000, 8_000_000_000, 8_123_456_789, 20_000_000_000_000] {
+            let cost = Streaming::new(plan, Box::new(Constant(step_ns))).unwrap();
+            let exact_s = plan.pass_s(step_ns as f64 / 80e9);
+            let found_s = cost.step_ns(&StepShape::default()) as f64 / 1e9;
+            assert!((found_s / exact_s - 1.0).abs() < 2e-3, "{step_ns}: {found_s} {exact_s}");
+        }
+    }
+
+    #[test]
+    fn plans_that_cannot_be_are_refused() {
+        let error = |plan| Streaming::new(plan, Box::new(Constant(1))).err().unwrap().to_string();
+        assert_eq!(error(plan(4, 77, Order::First)), "81 layers are to stay in memory, the model has 80");
+        assert_eq!(error(plan(6, 1, Order::First)), "device_slots is 6; it must be above 6");
+        let slow = StreamingPlan { disk_bytes_s: 0.0, ..plan(0, 1, Order::First) };
+        assert_eq!(error(slow), "disk_bytes_s is 0; it must be above 0");
+    }
+}

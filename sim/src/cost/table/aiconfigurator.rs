@@ -1,0 +1,234 @@
+//! aiconfigurator's tables of kernels, each converted from Parquet to a CSV file of the same name and columns: a folder with
+//!
+//! | file | columns used | of |
+//! |---|---|---|
+//! | `gemm_perf.csv` | `gemm_dtype,m,n,k,latency` | a product of an `m x k` and a `k x n` matrix |
+//! | `context_attention_perf.csv` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | of prefills |
+//! | `generation_attention_perf.csv` | the same and `step` | of decodes after `step` tokens |
+//! | `custom_allreduce_perf.csv` | `num_gpus,message_size,latency,backend` | an all-reduce; only if there are several devices |
+//!
+//! Latencies are in milliseconds. A matrix of a shape that was not measured is as efficient as the one nearest to it in shape that was,
+//! at the same number of rows. Prefills after computed tokens were not measured; they are taken to be as long as one without of as many
+//! pairs of tokens. What is no matrix product and no attention (norms, activation, rotation) is counted as the bytes it moves.
+//! Dense models only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::{
+    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, csv, describe,
+    head_work, linear_work,
+};
+use crate::hardware::Hardware;
+use crate::model::Model;
+
+/// Rows of the matrices that steps are looked up at.
+const TOKENS_MAX: u64 = 8192;
+/// Matrices with fewer measured numbers of rows say too little.
+const ROWS_MIN: usize = 8;
+const BF16_BYTES: f64 = 2.0;
+
+/// Attention of prefills and of decodes, added up.
+#[derive(Clone, Debug)]
+pub(super) struct Apart {
+    /// By tokens of a chunk.
+    prefill: Grid<1>,
+    /// By decodes and context.
+    decode: Grid<2>,
+    device: Device,
+}
+
+impl Apart {
+    pub fn layer_s(&self, shape: &StepShape) -> f64 {
+        let mut sum = 0.0;
+        if shape.prefills > 0 {
+            // The chunk at the beginning of a sequence that has as many pairs as these.
+            let chunk = (2.0 * shape.prefill_pairs as f64).sqrt();
+            let alone = |[chunk]: [f64; 1]| self.device.attention_s([chunk, 0.0, 0.0, 0.0]);
+            sum += self.prefill.extended([chunk], alone);
+        }
+        if shape.decodes > 0 {
+            let context = shape.decode_kv_tokens as f64 / shape.decodes as f64;
+            let ideal = |[n, context]: [f64; 2]| self.device.attention_s([0.0, 0.0, n, context]);
+            sum += self.decode.extended([shape.decodes as f64, context], ideal);
+        }
+        sum
+    }
+}
+
+impl Table {
+    /// The table in folder `path` put together for `model` on `tensor` devices of kind `hardware`, which it was measured on.
+    pub fn from_aiconfigurator(
+        path: &Path,
+        hardware: &Hardware,
+        model: &Model,
+        tensor: u32,
+    ) -> Result<Self, TableError> {
+        if model.experts.is_some() || model.latent.is_some() {
+            return Err(TableError { path: path.into(), line: 0, fault: TableFault::NotDense(model.name) });
+        }
+        let device = Device::new(hardware, model, tensor);
+        let parallel = Parallel { tensor, pipeline: 1 };
+        let products = Products::read(&path.join("gemm_perf.csv"), device)?;
+        let layers = model.layers as f64;
+        let mut linear = products.linear(model, tensor);
+        if tensor > 1 {
+            let all_reduce = all_reduce(&path.join("custom_allreduce_perf.csv"), tensor, model)?;
+            linear
+                .iter_mut()
+                .for_each(|(tokens, time_s)| *time_s += 2.0 * all_reduce.at(all_reduce.clamp([*tokens as f64])));
+        }
+        linear.iter_mut().for_each(|(_, time_s)| *time_s *= layers);
+        let (n, k) = (model.vocab.div_ceil(u64::from(tensor)), model.hidden);
+        let head: Vec<_> = tokens().map(|m| (m, products.time_s(m, n, k))).collect();
+        Ok(Self {
+            name: describe("aiconfigurator", hardware, model, parallel),
+            limit: Some(Limit::new(hardware, model, parallel)),
+            layers,
+            linear: Series::new(&linear, linear_work(model, tensor), &device),
+            head: Some(Series::new(&head, head_work(model, tensor), &device)),
+            attention: Attention::Apart(apart(path, model, tensor, device)?),
+            tokens_step: 1,
+            step_overhead_s: 0.0,
+            sequence_overhead_s: 0.0,
+        })
+    }
+}
+
+/// Counts that times are computed for: all small ones, then sixteen for each factor of two.
+fn tokens() -> impl Iterator<Item = u64> {
+    (1..=TOKENS_MAX).filter(|n| n.is_multiple_of((n.next_power_of_two() / 32).max(1)))
+}
+
+/// Measured products: by columns and depth, the times by rows. Seconds.
+struct Products {
+    shapes: Vec<((u64, u64), Grid<1>)>,
+    device: Device,
+}
+
+impl Products {
+    fn read(path: &Path, device: Device) -> Result<Self, TableError> {
+        let mut shapes: BTreeMap<(u64, u64), BTreeMap<u64, f64>> = BTreeMap::new();
+        csv::read(path, ["gemm_dtype", "m", "n", "k", "latency"], |row| {
+            if row.text(0)? == "bfloat16" {
+                let rows = shapes.entry((row.count(2)?, row.count(3)?)).or_default();
+                rows.insert(row.count(1)?, row.number(4)? / 1e3);
+            }
+            Ok(())
+        })?;
+        let grid = |rows: BTreeMap<u64, f64>| {
+            let axis = rows.keys().map(|m| *m as f64).collect();
+            let mut times = rows.into_values();
+            Grid::new([axis], |_| times.next()).expect("a time for each number of rows")
+        };
+        let shapes: Vec<_> = shapes
+            .into_iter()
+            .filter(|(_, rows)| rows.len() >= ROWS_MIN)
+            .map(|(shape, rows)| (shape, grid(rows)))
+            .collect();
+        match shapes.is_empty() {
+            true => Err(TableError { path: path.into(), line: 0, fault: TableFault::Empty("bfloat16".into()) }),
+            false => Ok(Self { shapes, device }),
+        }
+    }
+
+    fn ideal_s(&self, m: f64, n: u64, k: u64) -> f64 {
+        let (n, k) = (n as f64, k as f64);
+        (2.0 * m * n * k / self.device.flops_s).max(BF16_BYTES * (n * k + m * (n + k)) / self.device.bytes_s)
+    }
+
+    /// The time of a product of `m` rows, `n` columns and depth `k`.
+    fn time_s(&self, m: u64, n: u64, k: u64) -> f64 {
+        let distance = |(a, b): (u64, u64)| {
+            let part = |measured: u64, asked: u64| (measured as f64 / asked as f64).ln().abs();
+            part(a, n) + part(b, k)
+        };
+        let nearest = self.shapes.iter().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0)));
+        let ((near_n, near_k), grid) = nearest.expect("at least one shape was read");
+        let time_s = grid.extended([m as f64], |[m]| self.ideal_s(m, *near_n, *near_k));
+        time_s * self.ideal_s(m as f64, n, k) / self.ideal_s(m as f64, *near_n, *near_k)
+    }
+
+    /// All that depends on the tokens in a layer, seconds by tokens.
+    fn linear(&self, model: &Model, tensor: u32) -> Vec<(u64, f64)> {
+        let share = |n: u64| n.div_ceil(u64::from(tensor));
+        let (hidden, query) = (model.hidden, share(model.heads * model.head_dim));
+        let (key_value, inner) = (share(2 * model.kv_heads * model.head_dim), share(model.intermediate));
+        let matrices = [(query + key_value, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)];
+        // Two norms that read and write two streams, queries and keys in place, the gate.
+        let bytes = BF16_BYTES * (8 * hidden + 2 * (query + key_value) + 3 * inner) as f64;
+        let of = |m: u64| {
+            let products: f64 = matrices.iter().map(|(n, k)| self.time_s(m, *n, *k)).sum();
+            products + m as f64 * bytes / self.device.bytes_s
+        };
+        tokens().map(|m| (m, of(m))).collect()
+    }
+}
+
+/// All-reduces of a step's residual stream, seconds by tokens.
+fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableError> {
+    let mut sizes = BTreeMap::new();
+    csv::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {
+        if row.count(0)? == u64::from(tensor) && row.text(3)? == "vllm_graph" {
+            sizes.insert(row.count(1)?, row.number(2)? / 1e3);
+        }
+        Ok(())
+    })?;
+    let axis: Vec<f64> = sizes.keys().map(|bytes| *bytes as f64 / (BF16_BYTES * model.hidden as f64)).collect();
+    let mut times = sizes.into_values();
+    if axis.is_empty() {
+        let fault = TableFault::Empty(format!("{tensor} devices"));
+        return Err(TableError { path: path.into(), line: 0, fault });
+    }
+    Ok(Grid::new([axis], |_| times.next()).expect("a time for each size"))
+}
+
+const ATTENTION: [&str; 8] =
+    ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "latency"];
+
+fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Apart, TableError> {
+    let share = |n: u64| (n / u64::from(tensor)).max(1);
+    let (heads, kv_heads) = (share(model.heads), share(model.kv_heads));
+    let read = |name: &str, column: usize, offset: u64| {
+        let path = path.join(name);
+        let mut times: BTreeMap<(u64, u64), f64> = BTreeMap::new();
+        csv::read(&path, ATTENTION, |row| {
+            let matches = row.count(2)? == heads && row.count(3)? == kv_heads && row.count(4)? == model.head_dim;
+            if matches && row.text(5)? == "bfloat16" {
+                let time_s = row.number(7)? / 1e3;
+                // Sliding windows are in the same file and are faster.
+                let slowest = times.entry((row.count(0)?, row.count(column)? + offset)).or_insert(time_s);
+                *slowest = slowest.max(time_s);
+            }
+            Ok(())
+        })?;
+        if times.keys().any(|(batch, _)| *batch == 1) {
+            return Ok(times);
+        }
+        let what = format!("batch_size 1, {heads} query and {kv_heads} key heads of {}", model.head_dim);
+        Err(TableError { path, line: 0, fault: TableFault::Empty(what) })
+    };
+    let prefills = read("context_attention_perf.csv", 1, 0)?;
+    let prefills: Vec<_> = prefills.into_iter().filter(|((batch, _), _)| *batch == 1).collect();
+    let mut times = prefills.iter().map(|(_, time_s)| *time_s);
+    let axis = prefills.iter().map(|((_, chunk), _)| *chunk as f64).collect();
+    let prefill = Grid::new([axis], |_| times.next()).expect("a time for each chunk");
+
+    let decodes = read("generation_attention_perf.csv", 6, 1)?;
+    let batches: BTreeSet<u64> = decodes.keys().map(|(batch, _)| *batch).collect();
+    let contexts: BTreeSet<u64> = decodes.keys().map(|(_, context)| *context).collect();
+    let axis = |values: &BTreeSet<u64>| values.iter().map(|n| *n as f64).collect::<Vec<_>>();
+    let ideal_s = |n: u64, context: u64| device.attention_s([0.0, 0.0, n as f64, context as f64]);
+    let decode = Grid::new([axis(&batches), axis(&contexts)], |[n, context]| {
+        let (n, context) = (n as u64, context as u64);
+        // Batches whose KV does not fit were not measured; they go on from the largest that was.
+        let (m, time_s) = batches.range(..=n).rev().find_map(|m| Some((*m, *decodes.get(&(*m, context))?)))?;
+        Some(time_s * ideal_s(n, context) / ideal_s(m, context))
+    });
+    let decode = decode.map_err(|[n, context]| TableError {
+        path: path.join("generation_attention_perf.csv"),
+        line: 0,
+        fault: TableFault::Hole(format!("batch_size {n}, step {}", context - 1.0)),
+    })?;
+    Ok(Apart { prefill, decode, device })
+}

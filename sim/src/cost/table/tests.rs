@@ -1,0 +1,205 @@
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::{hardware, model};
+
+fn write(folder: &Path, name: &str, text: &str) {
+    fs::write(folder.join(name), text).unwrap();
+}
+
+fn a100() -> (&'static Hardware, &'static Model) {
+    (hardware::by_name("a100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap())
+}
+
+/// Made-up times: linear in everything, and far above the limit.
+fn attention_us(chunk: u64, computed: u64, n: u64, context: u64) -> f64 {
+    (10 + chunk + 2 * computed + 3 * n + n * context) as f64
+}
+
+fn llmservingsim(folder: &Path) {
+    let mut dense = String::from("layer,tokens,time_us\n");
+    for operation in ["layernorm", "qkv_proj", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj"] {
+        for tokens in [1, 512, 1024] {
+            dense += &format!("{operation},{tokens},{}\n", 1000 + tokens);
+        }
+    }
+    dense += "embedding,1,7\nembedding,512,7\nembedding,1024,7\nsomething_else,1,1e9\n";
+    write(folder, "dense.csv", &dense);
+    write(
+        folder,
+        "per_sequence.csv",
+        "layer,sequences,time_us\nlm_head,1,100\nlm_head,64,100\nsampler,1,11\nsampler,64,74\n",
+    );
+    let mut attention = String::from("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n");
+    for chunk in [0, 16, 1024] {
+        for computed in [0, 16, 4096] {
+            for n in [0, 1, 64] {
+                for context in [0, 16, 4096] {
+                    let measured = (chunk > 0 || computed == 0) && (n > 0) == (context > 0) && chunk + n > 0;
+                    if measured && (chunk < 1024 || n < 64) {
+                        let time = attention_us(chunk, computed, n, context);
+                        attention += &format!("{chunk},{computed},{n},{context},{time}\n");
+                    }
+                }
+            }
+        }
+    }
+    write(folder, "attention.csv", &attention);
+    write(folder, "skew_fit.csv", "pc,alpha,n_samples\n0,0.1,3\n0,-0.1,1\n16,0.3,4\n");
+}
+
+#[test]
+fn a_mixed_table_adds_up_its_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    llmservingsim(folder.path());
+    let (hardware, model) = a100();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
+    let expected_us = |tokens: u64, sampled: u64, attention_us: f64| {
+        32.0 * (8 * (1000 + tokens)) as f64 + 7.0 + 100.0 + (10 + sampled) as f64 + 32.0 * attention_us
+    };
+    let near = |shape: StepShape, expected_us: f64| {
+        let found_us = table.step_s(&shape) * 1e6;
+        assert!((found_us / expected_us - 1.0).abs() < 1e-9, "{shape:?}: {found_us} {expected_us}");
+    };
+    near(StepShape::decodes(1, 16), expected_us(1, 1, attention_us(0, 0, 1, 16)));
+    near(StepShape::decodes(32, 1000), expected_us(32, 32, attention_us(0, 0, 32, 1000)));
+    near(StepShape::prefill(500, 700), expected_us(500, 1, attention_us(500, 700, 0, 0)));
+    let mixed = StepShape::prefill(16, 700).and(StepShape::decodes(40, 300));
+    near(mixed, expected_us(56, 41, attention_us(16, 700, 40, 300)));
+    near(StepShape::prefill(8, 16), expected_us(8, 1, attention_us(16, 16, 0, 0)));
+    // Unequal contexts make no difference without skew; with it they do, in the share that was asked for.
+    let uneven = StepShape { decode_kv_max: 900, ..StepShape::decodes(10, 100) };
+    near(uneven, expected_us(10, 10, attention_us(0, 0, 10, 100)));
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Fitted).unwrap();
+    let found_us = table.step_s(&uneven) * 1e6;
+    let skewed = expected_us(10, 10, attention_us(0, 0, 10, 100) + 0.175 * 10.0 * 800.0);
+    assert!((found_us / skewed - 1.0).abs() < 1e-9, "{found_us} {skewed}");
+    assert_eq!(table.name(), "table of LLMServingSim (llama-3.1-8b on a100-80g)");
+}
+
+#[test]
+fn beyond_a_table_the_share_of_the_peak_is_held() {
+    let folder = tempfile::tempdir().unwrap();
+    llmservingsim(folder.path());
+    let (hardware, model) = a100();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
+    let s = |shape| table.step_s(&shape);
+    assert!(s(StepShape::prefill(4096, 0)) > 2.0 * s(StepShape::prefill(1024, 0)));
+    assert!(s(StepShape::decodes(64, 40_960)) > 5.0 * s(StepShape::decodes(64, 4_096)));
+    let overheads = table.clone().with_overhead(0.5, 0.25);
+    assert!((overheads.step_s(&StepShape::decodes(2, 16)) - s(StepShape::decodes(2, 16)) - 1.0).abs() < 1e-9);
+    // Whatever the numbers are, physics holds: a table of nothing but zeros takes as long as the limit.
+    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,0\nqkv_proj,2,0\n");
+    let zeros = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
+    let shape = StepShape::prefill(8192, 0);
+    let limit = Limit::new(hardware, model, Parallel::ONE);
+    assert!(zeros.step_ns(&shape) as f64 >= limit.step_s(&shape) * 1e9);
+}
+
+#[test]
+fn faults_name_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    let read = || {
+        let fault = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Fitted).unwrap_err();
+        fault.to_string().replace(&format!("{}/", folder.path().display()), "")
+    };
+    assert_eq!(read(), "dense.csv: no such file; check the path");
+    llmservingsim(folder.path());
+    write(folder.path(), "dense.csv", "layer,tokens\nqkv_proj,1\n");
+    assert_eq!(read(), "dense.csv, line 1: the header has no column 'time_us'");
+    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,2\n\nqkv_proj,1\n");
+    assert_eq!(read(), "dense.csv, line 4: the row has no column 'time_us'");
+    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1.5,2\n");
+    assert_eq!(read(), "dense.csv, line 2: tokens is '1.5'; it must be a number of at least 0");
+    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,-2\n");
+    assert_eq!(read(), "dense.csv, line 2: time_us is '-2'; it must be a number of at least 0");
+    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,2\no_proj,2,2\n");
+    assert_eq!(read(), "dense.csv: the grid has no row for some count of qkv_proj or of o_proj");
+    write(folder.path(), "dense.csv", "layer,tokens,time_us\n");
+    assert_eq!(read(), "dense.csv: holds no row for any operation");
+    llmservingsim(folder.path());
+    let holed =
+        fs::read_to_string(folder.path().join("attention.csv")).unwrap().replace("\n16,16,1,16,", "\n16,16,1,4096,");
+    write(folder.path(), "attention.csv", &holed);
+    assert_eq!(
+        read(),
+        "attention.csv: the grid has no row for prefill_chunk 16, kv_prefill 16, n_decode 1, kv_decode 16"
+    );
+}
+
+#[test]
+fn vidurs_tables_are_put_together_as_vidur_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let operations = "add,attn_kv_cache_save,attn_post_proj,attn_pre_proj,attn_rope,input_layernorm,mlp_act,mlp_down_proj,\
+                      mlp_up_proj,post_attention_layernorm,all_reduce,send_recv";
+    let mut linear = format!("num_tokens,{operations}\n");
+    for n in 1..=64 {
+        linear += &format!("{n},1,1,1,1,1,1,1,1,1,1,{n},1000\n");
+    }
+    write(folder.path(), "linear_ops_ms.csv", &linear);
+    let (mut prefill, mut decode) = (
+        String::from("kv_cache_size,prefill_chunk_size,ms_per_layer\n"),
+        String::from("batch_size,kv_cache_size,ms_per_layer\n"),
+    );
+    for context in [0, 64, 128] {
+        for n in 1..=64 {
+            prefill += &format!("{context},{n},{}\n", context + n);
+            decode += &format!("{n},{context},{}\n", context * n);
+        }
+    }
+    write(folder.path(), "attn_prefill.csv", &prefill);
+    write(folder.path(), "attn_decode.csv", &decode);
+    let (hardware, model) = a100();
+    let table = |tensor| Table::from_vidur(folder.path(), hardware, model, tensor).unwrap();
+    let near = |tensor, shape: StepShape, layer_ms: f64| {
+        let found_ms = table(tensor).step_s(&shape) * 1e3;
+        assert!((found_ms / 32.0 / layer_ms - 1.0).abs() < 1e-9, "{shape:?}: {found_ms}");
+    };
+    near(1, StepShape::decodes(1, 1), 10.0 + 64.0);
+    near(1, StepShape::decodes(3, 65), 10.0 + 1.1 * 3.0 * 128.0);
+    near(1, StepShape::prefill(30, 60), 10.0 + 64.0 + 30.0);
+    near(1, StepShape::prefill(3, 0).and(StepShape::prefill(4, 0)), 10.0 + 1.1 * 5.0);
+    near(2, StepShape::prefill(30, 60), 10.0 + 64.0 + 30.0 + 2.0 * (32.0 + 0.02));
+}
+
+#[test]
+fn kernels_are_put_together_for_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    // Every product at half the peak of the A100, of one shape only.
+    let (n, k) = (4096u64, 4096u64);
+    let mut gemm = String::from("framework,gemm_dtype,m,n,k,latency\nx,fp8,1,1,1,1\n");
+    let ideal_s = |m: f64, n: f64, k: f64| (2.0 * m * n * k / 312e12).max(2.0 * (n * k + m * (n + k)) / 2039e9);
+    for m in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192] {
+        let latency = 2e3 * ideal_s(f64::from(m), n as f64, k as f64);
+        gemm += &format!("x,bfloat16,{m},{n},{k},{latency}\n");
+    }
+    write(folder.path(), "gemm_perf.csv", &gemm);
+    let header = "batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,step,latency\n";
+    write(
+        folder.path(),
+        "context_attention_perf.csv",
+        &format!("{header}1,1,32,8,128,bfloat16,0,1\n1,101,32,8,128,bfloat16,0,2\n"),
+    );
+    let generation = format!(
+        "{header}1,1,32,8,128,bfloat16,0,1\n4,1,32,8,128,bfloat16,0,4\n1,1,32,8,128,bfloat16,1023,2\n9,1,64,8,128,bfloat16,0,9\n"
+    );
+    write(folder.path(), "generation_attention_perf.csv", &generation);
+    let (hardware, model) = a100();
+    let table = Table::from_aiconfigurator(folder.path(), hardware, model, 1).unwrap();
+    // At half the peak throughout: 1,024 tokens of 7.5 GFLOP each per layer pair, and 1 % of bytes for what is no product.
+    let half_s = 2.0 * 1024.0 * 2.0 * model.layer_elements() as f64 / 312e12;
+    let found_s = table.linear.at(1024);
+    assert!((0.99..1.08).contains(&(found_s / half_s)), "{found_s} {half_s}");
+    let Attention::Apart(apart) = &table.attention else { panic!("kernels apart") };
+    let ms = |shape: StepShape| apart.layer_s(&shape) * 1e3;
+    assert!((ms(StepShape::prefill(51, 0)) - 1.5).abs() < 0.01);
+    assert!((ms(StepShape::decodes(1, 1)) - 1.0).abs() < 1e-9);
+    assert!((ms(StepShape::decodes(4, 1024)) - 8.0).abs() < 1e-9, "goes on from the batch of one");
+    let missing = Table::from_aiconfigurator(folder.path(), hardware, model, 2).unwrap_err().to_string();
+    assert!(missing.ends_with("custom_allreduce_perf.csv: no such file; check the path"), "{missing}");
+    let experts = model::by_name("mixtral-8x7b").unwrap();
+    let dense_only = Table::from_aiconfigurator(folder.path(), hardware, experts, 1).unwrap_err().to_string();
+    assert!(dense_only.ends_with("grouped-query attention only, which mixtral-8x7b is not"), "{dense_only}");
+}

@@ -1,0 +1,156 @@
+//! The tables that Vidur's predictor steps through: a folder with
+//!
+//! | file | columns | of |
+//! |---|---|---|
+//! | `linear_ops_ms.csv` | `num_tokens`, then one column per operation | each operation of a layer; `all_reduce` and `send_recv` too |
+//! | `attn_prefill.csv` | `kv_cache_size,prefill_chunk_size,ms_per_layer` | prefill attention |
+//! | `attn_decode.csv` | `batch_size,kv_cache_size,ms_per_layer` | decode attention |
+//!
+//! Vidur puts them together like this, and so does this module, that its results can be compared with Vidur's:
+//!
+//! ```text
+//! layer   = sum of operations(n8) + prefill + decode + 2 * (all_reduce(n8) + 0.02 ms) if there is more than one device
+//! prefill = table(sum of k64, root of the sum of c * c), a tenth more if there are several
+//! decode  = table(B, k64 of the mean), a tenth more if there are several
+//! ```
+//!
+//! where `n8` is rounded up to a multiple of 8, `k64` to one of 64, and the tenth applies to models with fewer key than query heads.
+//! Embedding, output matrix and sampling are left out, as are stages.
+
+use std::path::Path;
+
+use super::{
+    Attention, Device, Grid, Parallel, Series, StepShape, Table, TableError, TableFault, csv, describe, linear_work,
+};
+use crate::hardware::Hardware;
+use crate::model::Model;
+
+/// Tokens that contexts are rounded up to.
+const CONTEXT_STEP: u64 = 64;
+/// Tokens that steps are rounded up to.
+const TOKENS_STEP: u64 = 8;
+/// What several sequences in a call of grouped-query attention add.
+const BATCHING: f64 = 1.1;
+/// Launching an all-reduce, seconds.
+const ALL_REDUCE_LAUNCH_S: f64 = 0.02e-3;
+
+const OPERATIONS: [&str; 11] = [
+    "num_tokens",
+    "add",
+    "attn_kv_cache_save",
+    "attn_post_proj",
+    "attn_pre_proj",
+    "attn_rope",
+    "input_layernorm",
+    "mlp_act",
+    "mlp_down_proj",
+    "mlp_up_proj",
+    "post_attention_layernorm",
+];
+
+/// Attention of prefills and of decodes, looked up at rounded points.
+#[derive(Clone, Debug)]
+pub(super) struct Rounded {
+    prefill: Grid<2>,
+    decode: Grid<2>,
+    device: Device,
+    batching: f64,
+}
+
+impl Rounded {
+    pub fn layer_s(&self, shape: &StepShape) -> f64 {
+        let more = |n: u64| if n > 1 { self.batching } else { 1.0 };
+        let mut sum = 0.0;
+        if shape.prefills > 0 {
+            let computed = shape.prefill_computed().next_multiple_of(CONTEXT_STEP) as f64;
+            let chunk = (shape.prefill_squares as f64).sqrt().round();
+            let ideal = |[computed, chunk]: [f64; 2]| self.device.attention_s([chunk, computed, 0.0, 0.0]);
+            sum += more(shape.prefills) * self.prefill.extended([computed, chunk], ideal);
+        }
+        if let Some(mean) = shape.decode_kv_tokens.checked_div(shape.decodes) {
+            let context = mean.next_multiple_of(CONTEXT_STEP) as f64;
+            let ideal = |[n, context]: [f64; 2]| self.device.attention_s([0.0, 0.0, n, context]);
+            sum += more(shape.decodes) * self.decode.extended([shape.decodes as f64, context], ideal);
+        }
+        sum
+    }
+}
+
+impl Table {
+    /// The table in folder `path`, which was measured for `model` on `tensor` devices of kind `hardware`.
+    pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, tensor: u32) -> Result<Self, TableError> {
+        let device = Device::new(hardware, model, tensor);
+        let layers = model.layers as f64;
+        let linear = linear(&path.join("linear_ops_ms.csv"), layers, tensor)?;
+        let parallel = Parallel { tensor, pipeline: 1 };
+        Ok(Self {
+            name: describe("Vidur", hardware, model, parallel),
+            limit: Some(super::Limit::new(hardware, model, parallel)),
+            layers,
+            linear: Series::new(&linear, linear_work(model, tensor), &device),
+            head: None,
+            attention: Attention::Rounded(Rounded {
+                prefill: pairs(
+                    &path.join("attn_prefill.csv"),
+                    ["kv_cache_size", "prefill_chunk_size", "ms_per_layer"],
+                )?,
+                decode: pairs(&path.join("attn_decode.csv"), ["batch_size", "kv_cache_size", "ms_per_layer"])?,
+                device,
+                batching: if model.kv_heads < model.heads { BATCHING } else { 1.0 },
+            }),
+            tokens_step: TOKENS_STEP,
+            step_overhead_s: 0.0,
+            sequence_overhead_s: 0.0,
+        })
+    }
+}
+
+/// All operations of all layers, seconds by tokens.
+fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, TableError> {
+    let mut points = Vec::new();
+    csv::read(path, OPERATIONS, |row| {
+        let operations = (1..OPERATIONS.len()).map(|i| row.number(i)).sum::<Result<f64, _>>()?;
+        points.push((row.count(0)?, layers * operations / 1e3));
+        Ok(())
+    })?;
+    if tensor > 1 {
+        let mut all = points.iter_mut();
+        csv::read(path, ["all_reduce"], |row| {
+            if let Some((_, time_s)) = all.next() {
+                *time_s += layers * 2.0 * (row.number(0)? / 1e3 + ALL_REDUCE_LAUNCH_S);
+            }
+            Ok(())
+        })?;
+    }
+    points.sort_unstable_by_key(|(tokens, _)| *tokens);
+    points.dedup_by_key(|(tokens, _)| *tokens);
+    match points.is_empty() {
+        true => Err(TableError { path: path.into(), line: 0, fault: TableFault::Empty("any number of tokens".into()) }),
+        false => Ok(points),
+    }
+}
+
+/// A grid of two axes from a file with a row for each of its points; seconds.
+fn pairs(path: &Path, columns: [&'static str; 3]) -> Result<Grid<2>, TableError> {
+    let mut rows = Vec::new();
+    csv::read(path, columns, |row| {
+        rows.push((row.count(0)?, row.count(1)?, row.number(2)? / 1e3));
+        Ok(())
+    })?;
+    rows.sort_unstable_by_key(|(x, y, _)| (*x, *y));
+    rows.dedup_by_key(|(x, y, _)| (*x, *y));
+    let axis = |of: fn(&(u64, u64, f64)) -> u64| {
+        let mut values: Vec<_> = rows.iter().map(of).collect();
+        values.sort_unstable();
+        values.dedup();
+        values.into_iter().map(|n| n as f64).collect::<Vec<_>>()
+    };
+    let axes = [axis(|row| row.0), axis(|row| row.1)];
+    let fail = |fault| TableError { path: path.into(), line: 0, fault };
+    if rows.is_empty() {
+        return Err(fail(TableFault::Empty(columns[0].into())));
+    }
+    let mut rows = rows.into_iter().peekable();
+    let grid = Grid::new(axes, |[x, y]| rows.next_if(|row| (row.0, row.1) == (x as u64, y as u64)).map(|row| row.2));
+    grid.map_err(|[x, y]| fail(TableFault::Hole(format!("{} {x}, {} {y}", columns[0], columns[1]))))
+}

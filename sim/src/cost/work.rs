@@ -1,0 +1,95 @@
+//! What a step asks of the devices: FLOPs and bytes.
+
+use super::StepShape;
+use crate::model::Model;
+
+/// FLOPs and bytes of one part of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Work {
+    pub flops: f64,
+    pub bytes: f64,
+}
+
+impl Work {
+    /// The time it takes at `flops_s` and `bytes_s`, whichever is the bottleneck.
+    pub fn time_s(self, flops_s: f64, bytes_s: f64) -> f64 {
+        (self.flops / flops_s).max(self.bytes / bytes_s)
+    }
+
+    /// The time that kernels take near the point where neither is the bottleneck alone: the fourth root of the sum of fourth powers, which
+    /// fits measured matrix products (where the best power is 3.6) and is quick to compute.
+    pub fn blended_s(self, flops_s: f64, bytes_s: f64) -> f64 {
+        let (a, b) = (self.flops / flops_s, self.bytes / bytes_s);
+        (a * a * a * a + b * b * b * b).sqrt().sqrt()
+    }
+
+    pub fn plus(self, other: Self) -> Self {
+        Self { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+    }
+
+    pub fn times(self, share: f64) -> Self {
+        Self { flops: self.flops * share, bytes: self.bytes * share }
+    }
+}
+
+/// The parts of a step, over all devices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    /// The matrices of the layers, and writing the KV.
+    pub layers: Work,
+    /// The output matrix.
+    pub head: Work,
+    /// Attention of prefill chunks.
+    pub prefill: Work,
+    /// Attention of decodes.
+    pub decode: Work,
+}
+
+impl Parts {
+    pub fn total(&self) -> Work {
+        self.layers.plus(self.head).plus(self.prefill).plus(self.decode)
+    }
+}
+
+/// How a model's work follows from a step's shape.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    model: Model,
+    active_flops: f64,
+    head_elements: f64,
+    pair_flops: f64,
+    kv_token_bytes: f64,
+    /// Of a dense model, which reads them all in every step.
+    layer_bytes: Option<f64>,
+}
+
+impl Demand {
+    pub fn new(model: &Model) -> Self {
+        let dense = model.experts.is_none();
+        Self {
+            model: *model,
+            active_flops: 2.0 * model.active_elements() as f64,
+            head_elements: model.head_elements() as f64,
+            pair_flops: model.pair_flops() as f64,
+            kv_token_bytes: model.kv_bytes_per_token() as f64,
+            layer_bytes: dense.then(|| (model.layer_elements() * model.dtype_bytes) as f64),
+        }
+    }
+
+    pub fn parts(&self, shape: &StepShape) -> Parts {
+        let tokens = shape.tokens as f64;
+        let dtype_bytes = self.model.dtype_bytes as f64;
+        let layer_bytes = self.layer_bytes.unwrap_or_else(|| self.model.read_elements(shape.tokens) * dtype_bytes);
+        let head_bytes = if shape.sampled > 0 { self.head_elements * dtype_bytes } else { 0.0 };
+        let attention = |pairs: u64, kv_tokens: u64| Work {
+            flops: self.pair_flops * pairs as f64,
+            bytes: self.kv_token_bytes * kv_tokens as f64,
+        };
+        Parts {
+            layers: Work { flops: self.active_flops * tokens, bytes: layer_bytes + self.kv_token_bytes * tokens },
+            head: Work { flops: 2.0 * self.head_elements * shape.sampled as f64, bytes: head_bytes },
+            prefill: attention(shape.prefill_pairs, shape.prefill_kv_tokens),
+            decode: attention(shape.decode_pairs, shape.decode_kv_tokens),
+        }
+    }
+}

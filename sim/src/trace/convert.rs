@@ -1,0 +1,107 @@
+//! From one format to another, and what is lost on the way.
+
+use std::fs;
+use std::path::Path;
+
+use super::{FileSource, Format, ReaderOptions, Selection, Source, TraceError, TraceRequest, TraceWriter, WriteError};
+
+/// Requests between two calls of a progress function.
+pub(super) const PROGRESS_EVERY: u64 = 1024;
+
+/// Why a trace could not be converted.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// It could not be read.
+    #[error(transparent)]
+    Read(#[from] TraceError),
+    /// It could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// It would be read and written at once.
+    #[error("{0} is both what is read and what is written; name another file to write")]
+    SameFile(String),
+}
+
+/// What was converted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// Requests written.
+    pub requests: u64,
+    /// Requests that were logged as failed, and left out.
+    pub failed_requests: u64,
+    /// What the new file no longer says, a sentence each.
+    pub losses: Vec<&'static str>,
+}
+
+/// Writes `requests`, which were read as `from`, to a file. `progress` is told now and then how many were written.
+pub fn convert(
+    requests: impl Iterator<Item = Result<TraceRequest, TraceError>>,
+    from: Format,
+    path: &Path,
+    to: Format,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Conversion, ConvertError> {
+    let mut writer = TraceWriter::create(path, to)?;
+    let mut n_requests = 0u64;
+    for request in requests {
+        writer.write(&request?)?;
+        n_requests += 1;
+        if n_requests.is_multiple_of(PROGRESS_EVERY) {
+            progress(n_requests);
+        }
+    }
+    writer.finish()?;
+    Ok(Conversion { requests: n_requests, failed_requests: 0, losses: losses(from, to) })
+}
+
+/// Writes what is selected of one file to another.
+pub fn convert_file(
+    read: &Path,
+    options: ReaderOptions,
+    selection: &Selection,
+    path: &Path,
+    to: Format,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Conversion, ConvertError> {
+    let mut source = FileSource::open(read, options, selection)?;
+    if let (Ok(a), Ok(b)) = (fs::canonicalize(read), fs::canonicalize(path))
+        && a == b
+    {
+        return Err(ConvertError::SameFile(path.display().to_string()));
+    }
+    let from = source.format();
+    let conversion = convert(source.by_ref(), from, path, to, progress)?;
+    Ok(Conversion { failed_requests: source.failed_requests(), ..conversion })
+}
+
+/// What a trace of one format says that one of the other cannot.
+pub fn losses(from: Format, to: Format) -> Vec<&'static str> {
+    let mut losses = Vec::new();
+    if from != Format::Synthetic {
+        losses.push("times count from the first request, not from what the file counted from");
+    }
+    let shares = !matches!(from, Format::Azure | Format::BurstGpt | Format::Vidur);
+    losses.extend(match from {
+        Format::BurstGpt => Some("requests that failed, models, log types and sessions are left out"),
+        Format::Bailian => Some("chats, turns and types are left out"),
+        Format::Synthetic => Some(
+            "the loop is cut: answers take as long as the workload assumes, and prompts hold other answers than a replay gives",
+        ),
+        Format::Tokens => Some("tokens that were generated are left out, only their number is kept"),
+        _ => None,
+    });
+    losses.extend(match to {
+        Format::Vidur if shares => Some("what prompts share is left out: no prompt is like any other"),
+        Format::Mooncake if from == Format::Tokens => {
+            Some("tokens become ids of blocks of 512; what prompts share of less than a block is left out")
+        }
+        Format::Mooncake if shares && from != Format::Mooncake => {
+            Some("contents become ids of blocks of 512 tokens; what prompts share of less than a block is left out")
+        }
+        Format::Tokens if from != Format::Tokens => {
+            Some("token ids are made up: equal content has equal tokens, but they are no text")
+        }
+        _ => None,
+    });
+    losses
+}

@@ -1,0 +1,186 @@
+//! Lines of CSV traces: a header, fields without quotes, and columns found by name.
+
+use super::reader::{Row, RowContent, length};
+use super::{Format, TraceFault, azure};
+
+/// What a format calls its columns.
+struct Dialect {
+    format: Format,
+    time: &'static str,
+    input: &'static str,
+    output: &'static str,
+    time_ns: fn(&str) -> Option<u64>,
+    /// What a timestamp looks like.
+    expected: &'static str,
+    /// Whether requests that failed are logged, with no output.
+    failures: bool,
+}
+
+const AZURE: Dialect = Dialect {
+    format: Format::Azure,
+    time: "TIMESTAMP",
+    input: "ContextTokens",
+    output: "GeneratedTokens",
+    time_ns: azure::timestamp_ns,
+    expected: "like 2023-11-16 18:15:46.6805900",
+    failures: false,
+};
+
+const SECONDS: &str = "seconds, not negative, below 10^9";
+
+const BURSTGPT: Dialect = Dialect {
+    format: Format::BurstGpt,
+    time: "Timestamp",
+    input: "Request tokens",
+    output: "Response tokens",
+    time_ns: seconds_ns,
+    expected: SECONDS,
+    failures: true,
+};
+
+const VIDUR: Dialect = Dialect {
+    format: Format::Vidur,
+    time: "arrived_at",
+    input: "num_prefill_tokens",
+    output: "num_decode_tokens",
+    time_ns: seconds_ns,
+    expected: SECONDS,
+    failures: false,
+};
+
+/// Where the columns are. There may be others between them.
+pub(super) struct Columns {
+    dialect: &'static Dialect,
+    time: usize,
+    input: usize,
+    output: usize,
+    n_columns: usize,
+}
+
+/// The format whose header this is, or misses a column of.
+pub(super) fn detect(header: &[u8]) -> Option<Format> {
+    let header = std::str::from_utf8(header).ok()?;
+    let has_any =
+        |dialect: &&&Dialect| fields(header).any(|name| [dialect.time, dialect.input, dialect.output].contains(&name));
+    [&AZURE, &BURSTGPT, &VIDUR].iter().find(has_any).map(|dialect| dialect.format)
+}
+
+fn fields(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').map(str::trim)
+}
+
+impl Columns {
+    /// Finds the columns of `format`, one of CSV.
+    pub(super) fn of_header(format: Format, line: &[u8]) -> Result<Self, TraceFault> {
+        let dialect = match format {
+            Format::BurstGpt => &BURSTGPT,
+            Format::Vidur => &VIDUR,
+            _ => &AZURE,
+        };
+        let header = std::str::from_utf8(line)
+            .map_err(|_| TraceFault::Malformed { format, why: "the header is not text".into() })?;
+        let find = |column: &'static str| {
+            fields(header)
+                .position(|name| name == column)
+                .ok_or_else(|| TraceFault::MissingColumn { column, header: header.chars().take(200).collect() })
+        };
+        Ok(Self {
+            dialect,
+            time: find(dialect.time)?,
+            input: find(dialect.input)?,
+            output: find(dialect.output)?,
+            n_columns: fields(header).count(),
+        })
+    }
+
+    pub(super) fn format(&self) -> Format {
+        self.dialect.format
+    }
+
+    fn malformed(&self, why: impl Into<String>) -> TraceFault {
+        TraceFault::Malformed { format: self.dialect.format, why: why.into() }
+    }
+
+    /// What a line says; nothing if it logs a failure.
+    pub(super) fn parse(&self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+        let line = std::str::from_utf8(line).map_err(|_| self.malformed("not text"))?;
+        let (mut time, mut input, mut output) = ("", "", "");
+        let mut n_columns = 0;
+        for (i, field) in fields(line).enumerate() {
+            n_columns = i + 1;
+            if i == self.time {
+                time = field;
+            } else if i == self.input {
+                input = field;
+            } else if i == self.output {
+                output = field;
+            }
+        }
+        if n_columns != self.n_columns {
+            return Err(self.malformed(format!("{n_columns} fields where the header has {}", self.n_columns)));
+        }
+        let dialect = self.dialect;
+        let at_ns = (dialect.time_ns)(time).ok_or_else(|| TraceFault::BadTimestamp {
+            field: dialect.time,
+            value: if time.is_empty() { "empty".into() } else { time.into() },
+            expected: dialect.expected,
+        })?;
+        if dialect.failures && output == "0" {
+            return Ok(None);
+        }
+        Ok(Some(Row {
+            at_ns,
+            input_tokens: length(dialect.input, input)?,
+            output_tokens: length(dialect.output, output)?,
+            content: RowContent::None,
+        }))
+    }
+}
+
+/// The first moment that is too late, seconds: 31 years, far from where the clock of a replay would wrap.
+const SECONDS_MAX: u64 = 1_000_000_000;
+
+/// Seconds as a decimal number: digits exactly, to the nanosecond, and numbers with an exponent to the nearest one.
+pub(super) fn seconds_ns(text: &str) -> Option<u64> {
+    exact_ns(text).or_else(|| rounded_ns(text)).filter(|ns| *ns < SECONDS_MAX * 1_000_000_000)
+}
+
+fn exact_ns(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) || whole.is_empty() || fraction.len() > 9 {
+        return None;
+    }
+    let whole_ns = whole.parse::<u64>().ok()?.checked_mul(1_000_000_000)?;
+    let fraction_ns = if fraction.is_empty() { 0 } else { fraction.parse::<u64>().ok()? };
+    whole_ns.checked_add(fraction_ns * 10u64.pow(9 - fraction.len() as u32))
+}
+
+fn rounded_ns(text: &str) -> Option<u64> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..SECONDS_MAX as f64).contains(seconds))?;
+    Some((seconds * 1e9).round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_exact() {
+        for (text, ns) in [
+            ("0", 0),
+            ("5", 5_000_000_000),
+            ("19440110.0", 19_440_110_000_000_000),
+            ("3554.123456789", 3_554_123_456_789),
+            ("0.1", 100_000_000),
+            ("4.999999999e-05", 50_000),
+            ("1.0000000004", 1_000_000_000),
+            ("999999999.999999999", 999_999_999_999_999_999),
+        ] {
+            assert_eq!(seconds_ns(text), Some(ns), "{text}");
+        }
+        for text in ["", ".", "-1", "nan", "inf", "1e9", "1000000000", "1.2.3", "0x10", "5 s"] {
+            assert_eq!(seconds_ns(text), None, "{text}");
+        }
+    }
+}

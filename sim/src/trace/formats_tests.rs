@@ -1,0 +1,388 @@
+//! Formats beside Mooncake and Azure, sources, and what becomes of traces that are converted.
+
+use std::io::Write;
+use std::path::Path;
+
+use proptest::prelude::*;
+use tempfile::NamedTempFile;
+
+use super::*;
+
+fn file(text: impl AsRef<[u8]>) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(text.as_ref()).unwrap();
+    file
+}
+
+fn load(text: impl AsRef<[u8]>) -> Trace {
+    Trace::load(file(text).path(), None, None).unwrap()
+}
+
+/// The fault without the file's name, as `line: message`.
+fn fault(text: impl AsRef<[u8]>) -> String {
+    let file = file(text);
+    let message = Trace::load(file.path(), None, None).unwrap_err().to_string();
+    assert!(!message.contains('\n'), "one line: {message}");
+    message.strip_prefix(&file.path().display().to_string()).expect("begins with the file").to_string()
+}
+
+/// Arrival in milliseconds, and lengths.
+fn shape(trace: &Trace) -> Vec<(u64, u32, u32)> {
+    trace.requests.iter().map(|it| (it.arrival_ns / 1_000_000, it.input_tokens, it.output_tokens)).collect()
+}
+
+const BURSTGPT: &str = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
+const VIDUR: &str = "arrived_at,num_prefill_tokens,num_decode_tokens\n";
+
+#[test]
+fn burstgpt_of_two_releases() {
+    let first = load(format!("{BURSTGPT}5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n"));
+    assert_eq!(first.format, Format::BurstGpt);
+    assert_eq!(shape(&first), [(0, 472, 18), (40_000, 1087, 230)]);
+    let later = load(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+         19440110.0,1722ac82-0a46,43,GPT-4,906,446,1352,Conversation log\n\
+         19440110.5,,2,ChatGPT,36,29,65,API log\n",
+    );
+    assert_eq!(shape(&later), [(0, 906, 446), (500, 36, 29)]);
+}
+
+#[test]
+fn requests_that_failed_are_left_out_and_counted() {
+    let text = format!("{BURSTGPT}5,a,472,18,490,x\n6,a,0,0,0,x\n7,a,300,0,300,x\n8,a,1,1,2,x\n");
+    let file = file(text);
+    let mut reader = TraceReader::open(file.path(), None).unwrap();
+    assert_eq!(reader.by_ref().map(|request| request.unwrap().input_tokens).collect::<Vec<_>>(), [472, 1]);
+    assert_eq!(reader.failed_requests(), 2);
+    assert_eq!(fault(format!("{BURSTGPT}6,a,0,0,0,x\n")), ": holds no request; a trace has at least one");
+}
+
+#[test]
+fn faults_in_burstgpt_lines_are_named() {
+    let row = |row: &str| fault(format!("{BURSTGPT}5,a,472,18,490,x\n{row}\n"));
+    let at_most = "it must be a whole number from 1 to 16777216";
+    assert_eq!(row("6,a,0,3,3,x"), format!(", line 3: Request tokens is 0; {at_most}"));
+    assert_eq!(row("6,a,3,-3,0,x"), format!(", line 3: Response tokens is -3; {at_most}"));
+    assert_eq!(row("noon,a,3,3,6,x"), ", line 3: Timestamp is noon; it must be seconds, not negative, below 10^9");
+    assert_eq!(row("4,a,3,3,6,x"), ", line 3: the timestamp goes back by 1 s; sort the lines by their timestamps");
+    assert_eq!(
+        row("6,a,3,3"),
+        ", line 3: not a line of the burstgpt format (4 fields where the header has 6); mend or remove it"
+    );
+    assert_eq!(
+        fault("Timestamp,Model,Request tokens\n"),
+        ", line 1: the header has no column 'Response tokens', only: Timestamp,Model,Request tokens; add it"
+    );
+}
+
+#[test]
+fn azure_of_2024() {
+    let trace = load(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n\
+         2024-05-10 00:00:00.017335+00:00,2399,6\n",
+    );
+    assert_eq!(trace.format, Format::Azure);
+    assert_eq!((trace.requests[1].arrival_ns, trace.requests[1].input_tokens), (7_405_000, 2399));
+}
+
+#[test]
+fn vidur_lines() {
+    let trace = load(format!("{VIDUR}0.25,100,7\n1.5e0,200,8\n"));
+    assert_eq!((trace.format, shape(&trace)), (Format::Vidur, vec![(0, 100, 7), (1250, 200, 8)]));
+    let at_most = "it must be a whole number from 1 to 16777216";
+    assert_eq!(fault(format!("{VIDUR}0,1,0\n")), format!(", line 2: num_decode_tokens is 0; {at_most}"));
+    assert_eq!(
+        fault(format!("{VIDUR}-0.5,1,1\n")),
+        ", line 2: arrived_at is -0.5; it must be seconds, not negative, below 10^9"
+    );
+}
+
+fn bailian(timestamp: &str, input: u32, ids: &[u32]) -> String {
+    format!(
+        r#"{{"chat_id": 159, "parent_chat_id": 55, "timestamp": {timestamp}, "input_length": {input}, "output_length": 13, "type": "text", "turn": 2, "hash_ids": {ids:?}}}"#
+    ) + "\n"
+}
+
+#[test]
+fn bailian_ids_stand_for_sixteen_tokens() {
+    let trace = load(bailian("61.114", 40, &[7, 8, 9]) + &bailian("62", 48, &[7, 8, 10]));
+    assert_eq!((trace.format, shape(&trace)), (Format::Bailian, vec![(0, 40, 13), (886, 48, 13)]));
+    let [a, b] = &trace.requests[..] else { panic!("two requests") };
+    assert_eq!(a.prompt()[..32], b.prompt()[..32]);
+    assert!(a.prompt()[32..].iter().zip(&b.prompt()[32..]).all(|(a, b)| a != b));
+    assert_eq!(
+        fault(bailian("1", 50, &[7, 8, 9])),
+        ", line 1: 3 hash_ids for input_length 50; there must be 4, one for every 16 tokens or part thereof"
+    );
+    assert_eq!(
+        fault(bailian("\"1\"", 16, &[7])),
+        ", line 1: timestamp is \"1\"; it must be seconds, not negative, below 10^9"
+    );
+    assert_eq!(
+        fault(bailian("1", 16, &[7]).replace("output_length", "length")),
+        ", line 1: field 'output_length' is missing; a request has timestamp, input_length, output_length and hash_ids"
+    );
+}
+
+const TOKENS: &str = r#"{"input_toks": 3, "output_toks": 531, "arrival_time_ns": 46926808, "input_tok_ids": [5971, 2927, 220], "output_tok_ids": [40914]}"#;
+
+#[test]
+fn token_ids_are_the_prompt() {
+    let trace = load(format!("{TOKENS}\n{}\n", TOKENS.replace("46926808", "47000000")));
+    assert_eq!(trace.format, Format::Tokens);
+    let [a, b] = &trace.requests[..] else { panic!("two requests") };
+    assert_eq!((a.prompt(), a.output_tokens), (vec![5971, 2927, 220], 531));
+    assert_eq!((b.arrival_ns, b.content == a.content), (73_192, true));
+    let with = |from: &str, to: &str| fault(TOKENS.replace(from, to));
+    assert_eq!(
+        with("\"input_toks\": 3", "\"input_toks\": 4"),
+        ", line 1: 3 token ids where input_toks is 4; mend or remove the line"
+    );
+    assert_eq!(
+        with("46926808", "0.5"),
+        ", line 1: arrival_time_ns is 0.5; it must be whole nanoseconds, not negative, below 10^18"
+    );
+    assert_eq!(
+        with("\"output_toks\"", "\"out\""),
+        ", line 1: field 'output_toks' is missing; a request has arrival_time_ns, input_tok_ids and output_toks"
+    );
+    assert_eq!(
+        fault(TOKENS.replace("\"input_toks\": 3, ", "").replace("[5971, 2927, 220]", "[]")),
+        ", line 1: the number of input_tok_ids is 0; it must be a whole number from 1 to 16777216"
+    );
+    assert!(with("220", "-220").starts_with(", line 1: not a line of the tokens format (invalid value"));
+}
+
+#[test]
+fn a_real_workload_with_token_ids() {
+    let name = "llmservingsim/workload_sharegpt300.jsonl.gz";
+    let Some(folder) = std::env::var_os("TRUNKLINE_DATA") else {
+        // Not eprintln, which the test harness hides when a test passes.
+        let _ = writeln!(std::io::stderr(), "skipped: set TRUNKLINE_DATA to a folder that has profiles/{name}");
+        return;
+    };
+    let trace = Trace::load(&Path::new(&folder).join("profiles").join(name), None, None).unwrap();
+    assert_eq!((trace.format, trace.requests.len()), (Format::Tokens, 300));
+    let first = &trace.requests[0];
+    assert_eq!((first.input_tokens, first.output_tokens, &first.prompt()[..2]), (2358, 531, &[5971, 2927][..]));
+}
+
+#[test]
+fn a_bounded_disorder_is_put_in_order_if_asked_for() {
+    let text = format!("{VIDUR}1,1,1\n3,3,1\n2,2,1\n0.5,9,1\n4,4,1\n");
+    let file = file(text);
+    let read = |reorder_requests| {
+        let options = ReaderOptions { reorder_requests, ..ReaderOptions::default() };
+        TraceReader::open_with(file.path(), options).unwrap().collect::<Result<Vec<_>, _>>()
+    };
+    let message = |reorder| {
+        let message = read(reorder).unwrap_err().to_string();
+        message.strip_prefix(&file.path().display().to_string()).unwrap().to_string()
+    };
+    assert_eq!(message(0), ", line 4: the timestamp goes back by 1 s; sort the lines by their timestamps");
+    assert_eq!(
+        message(1),
+        ", line 5: the timestamp goes back by 1.5 s, past the 1 requests that are put in order; sort the lines by their timestamps"
+    );
+    let requests = read(3).unwrap();
+    assert_eq!(requests.iter().map(|it| it.input_tokens).collect::<Vec<_>>(), [9, 1, 2, 3, 4]);
+    assert_eq!((requests[0].arrival_ns, requests[1].arrival_ns), (0, 500_000_000));
+    assert_eq!(read(1 << 20).unwrap(), requests);
+}
+
+/// All that a source gives, each when its time has come.
+fn drain(source: &mut dyn Source) -> Result<Vec<TraceRequest>, TraceError> {
+    let mut all = Vec::new();
+    while let Some(at_ns) = source.next_arrival_ns()? {
+        let request = source.next_request()?.expect("it was announced");
+        assert_eq!(request.arrival_ns, at_ns);
+        source.ended(all.len() as u64, at_ns, Outcome::Completed);
+        all.push(request);
+    }
+    assert_eq!(source.next_request()?, None);
+    Ok(all)
+}
+
+#[test]
+fn a_file_and_a_loaded_trace_are_the_same_source() {
+    let file = file(format!("{VIDUR}1,1,1\n2,2,1\n3,3,1\n4,4,1\n"));
+    let trace = Trace::load(file.path(), None, None).unwrap();
+    assert_eq!(drain(&mut trace.source()).unwrap(), trace.requests);
+    let open = |selection| FileSource::open(file.path(), ReaderOptions::default(), &selection);
+    let mut whole = open(Selection::default()).unwrap();
+    assert_eq!((Source::format(&whole), whole.requests_hint()), (Format::Vidur, None));
+    assert_eq!(drain(&mut whole).unwrap(), trace.requests);
+    let middle = Selection { slice: "1..3".parse().unwrap(), limit: 1, speed: 2.0 };
+    let requests = drain(&mut open(middle).unwrap()).unwrap();
+    assert_eq!((requests.len(), requests[0].input_tokens, requests[0].arrival_ns), (1, 2, 0));
+    assert_eq!(trace.select(&middle).requests, requests);
+    let beyond = open(Selection { slice: "9..".parse().unwrap(), ..Selection::default() }).err().unwrap();
+    assert!(beyond.to_string().ends_with(": holds no request in the slice 9..; the trace ends before it"), "{beyond}");
+}
+
+#[test]
+fn a_source_stops_at_a_fault() {
+    let file = file(format!("{VIDUR}1,1,1\n2,2,0\n3,3,1\n"));
+    let mut source = FileSource::open(file.path(), ReaderOptions::default(), &Selection::default()).unwrap();
+    let error = drain(&mut source).unwrap_err();
+    assert_eq!(error.line, 3);
+    assert_eq!(source.next_arrival_ns().unwrap(), None);
+}
+
+/// A trace as `from` would have it.
+fn any_request(from: Format) -> impl Strategy<Value = TraceRequest> {
+    let pieces = prop::collection::vec(0u32..5, 1..6);
+    (0u64..5_000_000_000, 1u32..1500, 1u32..900, 0u32..4, pieces).prop_map(
+        move |(arrival_ns, input, output, id, pieces)| {
+            let content = match from {
+                Format::Mooncake => Content::Blocks((0..input.div_ceil(HASH_ID_TOKENS)).map(|i| id + i * 7).collect()),
+                Format::Bailian => {
+                    Content::Pieces(pieces.iter().map(|content| Piece { content: *content, tokens: 16 }).collect())
+                }
+                Format::Tokens => Content::Tokens(pieces.iter().flat_map(|id| [*id; 300]).collect()),
+                _ => Content::Unique(0),
+            };
+            let input_tokens = match &content {
+                Content::Pieces(pieces) => pieces.len() as u32 * 16,
+                Content::Tokens(tokens) => tokens.len() as u32,
+                _ => input,
+            };
+            TraceRequest { arrival_ns, input_tokens, output_tokens: output, content }
+        },
+    )
+}
+
+fn any_trace() -> impl Strategy<Value = Trace> {
+    let formats = prop::sample::select(vec![Format::Mooncake, Format::Bailian, Format::Tokens, Format::Vidur]);
+    formats.prop_flat_map(|format| {
+        prop::collection::vec(any_request(format), 1..20).prop_map(move |mut requests| {
+            requests.sort_by_key(|request| request.arrival_ns);
+            let first_ns = requests[0].arrival_ns;
+            for (number, request) in (0..).zip(&mut requests) {
+                request.arrival_ns -= first_ns;
+                if let Content::Unique(unique) = &mut request.content {
+                    *unique = number;
+                }
+            }
+            Trace { format, requests }
+        })
+    })
+}
+
+/// Writes a trace and reads it again.
+fn through(trace: &Trace, to: Format, name: &str) -> Trace {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    let conversion = convert(trace.requests.iter().cloned().map(Ok), trace.format, &path, to, &mut |_| {}).unwrap();
+    assert_eq!(conversion.requests, trace.requests.len() as u64);
+    let read = Trace::load(&path, None, None).unwrap();
+    assert_eq!((read.format, std::fs::read_dir(folder.path()).unwrap().count()), (to, 1));
+    read
+}
+
+/// For each request, how many leading blocks of `block_tokens` tokens each other request shares with it.
+fn shared(trace: &Trace, block_tokens: usize) -> Vec<usize> {
+    let prompts: Vec<_> = trace.requests.iter().map(TraceRequest::prompt).collect();
+    let of = |a: &[Token], b: &[Token]| {
+        a.chunks(block_tokens).zip(b.chunks(block_tokens)).take_while(|(a, b)| a == b).count()
+    };
+    prompts.iter().flat_map(|a| prompts.iter().map(|b| of(a, b))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn conversion_keeps_what_the_format_can_say(trace in any_trace()) {
+        let times_and_lengths = |trace: &Trace| {
+            trace.requests.iter().map(|it| (it.arrival_ns, it.input_tokens, it.output_tokens)).collect::<Vec<_>>()
+        };
+        let vidur = through(&trace, Format::Vidur, "a.csv.gz");
+        prop_assert_eq!(times_and_lengths(&vidur), times_and_lengths(&trace));
+        let tokens = through(&trace, Format::Tokens, "a.jsonl.zst");
+        prop_assert_eq!(times_and_lengths(&tokens), times_and_lengths(&trace));
+        for (a, b) in tokens.requests.iter().zip(&trace.requests) {
+            prop_assert_eq!(a.prompt(), b.prompt());
+        }
+        let mooncake = through(&trace, Format::Mooncake, "a.jsonl");
+        prop_assert_eq!(times_and_lengths(&mooncake), times_and_lengths(&trace));
+        prop_assert_eq!(shared(&mooncake, 512), shared(&trace, 512));
+        // What went through once comes through again unchanged.
+        prop_assert_eq!(&through(&mooncake, Format::Mooncake, "b.jsonl.gz"), &mooncake);
+        prop_assert_eq!(&through(&tokens, Format::Tokens, "b.jsonl"), &tokens);
+        prop_assert_eq!(&through(&vidur, Format::Vidur, "b.csv"), &vidur);
+    }
+}
+
+#[test]
+fn losses_are_said() {
+    let said = |from, to| losses(from, to).join("; ");
+    assert!(said(Format::Mooncake, Format::Vidur).contains("what prompts share is left out"));
+    assert!(!said(Format::Azure, Format::Vidur).contains("share"));
+    assert!(said(Format::Tokens, Format::Mooncake).contains("tokens become ids of blocks of 512"));
+    assert!(said(Format::Bailian, Format::Mooncake).contains("chats, turns and types are left out"));
+    assert!(said(Format::BurstGpt, Format::Mooncake).contains("requests that failed"));
+    assert!(said(Format::Mooncake, Format::Tokens).contains("token ids are made up"));
+}
+
+#[test]
+fn what_cannot_be_written_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    std::fs::write(&path, format!("{TOKENS}\n")).unwrap();
+    let all = Selection::default();
+    let onto_itself =
+        convert_file(&path, ReaderOptions::default(), &all, &path, Format::Mooncake, &mut |_| {}).unwrap_err();
+    assert!(onto_itself.to_string().ends_with("is both what is read and what is written; name another file to write"));
+    let azure = TraceWriter::create(&path, Format::Azure).err().unwrap().to_string();
+    assert!(azure.ends_with(": a trace of the azure format cannot be written; choose mooncake, vidur or tokens"));
+    let nowhere = TraceWriter::create(&folder.path().join("no/a.csv"), Format::Vidur).err().unwrap().to_string();
+    assert!(nowhere.contains("cannot be written: "), "{nowhere}");
+
+    let broken = folder.path().join("broken.jsonl");
+    std::fs::write(&broken, format!("{TOKENS}\n{{\n")).unwrap();
+    let to = folder.path().join("b.jsonl");
+    let error = convert_file(&broken, ReaderOptions::default(), &all, &to, Format::Mooncake, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains(", line 2: "), "{error}");
+    let mut names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.jsonl", "broken.jsonl"]);
+}
+
+#[test]
+fn damaged_bytes_are_an_error_or_another_trace_but_never_a_panic() {
+    let texts = [
+        format!("{BURSTGPT}5,a,472,18,490,x\n6.5,b,1,1,2,y\n"),
+        format!("{VIDUR}0.25,100,7\n1.5e0,200,8\n"),
+        bailian("61.114", 40, &[7, 8, 9]) + &bailian("62", 48, &[7, 8, 10]),
+        format!("{TOKENS}\n{TOKENS}\n"),
+    ];
+    let mut state = 1u64;
+    let mut below = |n: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    };
+    for text in texts {
+        let packed = zstd::encode_all(text.as_bytes(), 3).unwrap();
+        for whole in [text.into_bytes(), packed] {
+            for _ in 0..200 {
+                let mut bytes = whole.clone();
+                for _ in 0..1 + below(3) {
+                    let at = below(bytes.len());
+                    match below(3) {
+                        0 => bytes[at] = below(256) as u8,
+                        1 => bytes[at] = b"0123456789-+.,:eE{}[]\"\n "[below(24)],
+                        _ => bytes.truncate(at.max(1)),
+                    }
+                }
+                let file = file(&bytes);
+                for format in [None].into_iter().chain(Format::ALL.map(Some)) {
+                    if let Ok(trace) = Trace::load(file.path(), format, None) {
+                        assert!(trace.requests.is_sorted_by_key(|request| request.arrival_ns));
+                        assert!(trace.requests.iter().all(|it| it.prompt().len() == it.input_tokens as usize));
+                    }
+                }
+            }
+        }
+    }
+}

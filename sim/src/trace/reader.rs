@@ -1,0 +1,290 @@
+//! Reads a trace line by line, puts its requests in order, and counts their times from the first one's.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use trunkline_core::Token;
+
+use super::{
+    Content, Format, LENGTH_TOKENS_MAX, Piece, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv,
+    mooncake, tokens,
+};
+use crate::lines::Lines;
+
+/// The most requests that are put in order by reading ahead.
+pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
+
+/// What a line says, before it is seen next to the others.
+pub(super) struct Row {
+    /// Nanoseconds since a moment that is the same for all lines.
+    pub at_ns: u64,
+    pub input_tokens: u32,
+    pub output_tokens: u32,
+    pub content: RowContent,
+}
+
+/// What a line says of the content.
+pub(super) enum RowContent {
+    None,
+    Blocks(Box<[u32]>),
+    Pieces(Box<[Piece]>),
+    Tokens(Box<[Token]>),
+}
+
+/// A row that waits for earlier ones; rows of one moment keep their order.
+struct Waiting {
+    at_ns: u64,
+    line: u64,
+    row: Row,
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl Waiting {
+    fn key(&self) -> (u64, u64) {
+        (self.at_ns, self.line)
+    }
+}
+
+/// How a trace is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReaderOptions {
+    /// Its format; found from its first line if this says none.
+    pub format: Option<Format>,
+    /// How many requests are read ahead to put them in the order of their timestamps, at most [`REORDER_REQUESTS_MAX`].
+    /// With 0 every step back is an error; with more, a step back past so many requests.
+    pub reorder_requests: usize,
+}
+
+enum Parser {
+    Mooncake,
+    Bailian,
+    Tokens,
+    Csv(csv::Columns),
+}
+
+/// Reads a trace line by line. After an error there is nothing more.
+pub struct TraceReader {
+    path: PathBuf,
+    lines: Lines,
+    parser: Parser,
+    /// The first line, if it was read to find the format and holds a request.
+    pending: Option<Vec<u8>>,
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    reorder_requests: usize,
+    at_end: bool,
+    first_ns: Option<u64>,
+    last_ns: u64,
+    n_requests: u64,
+    n_failed: u64,
+    ended: bool,
+}
+
+impl TraceReader {
+    /// Opens a trace and finds its format from the first line that is not blank, unless `format` says it.
+    pub fn open(path: &Path, format: Option<Format>) -> Result<Self, TraceError> {
+        Self::open_with(path, ReaderOptions { format, ..ReaderOptions::default() })
+    }
+
+    /// Opens a trace.
+    pub fn open_with(path: &Path, options: ReaderOptions) -> Result<Self, TraceError> {
+        let fail = |line, fault| TraceError { path: path.into(), line, fault };
+        let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
+        let first = match first_line(&mut lines) {
+            Ok(Some(first)) => first,
+            Ok(None) => return Err(fail(0, TraceFault::Empty)),
+            Err(fault) => return Err(fail(lines.number(), fault)),
+        };
+        let number = lines.number();
+        let format = options.format.filter(|format| *format != Format::Synthetic).or_else(|| detect(&first));
+        let (parser, pending) = match format.ok_or_else(|| fail(number, TraceFault::UnknownFormat))? {
+            Format::Mooncake => (Parser::Mooncake, Some(first)),
+            Format::Bailian => (Parser::Bailian, Some(first)),
+            Format::Tokens => (Parser::Tokens, Some(first)),
+            format => {
+                let columns = csv::Columns::of_header(format, &first).map_err(|fault| fail(number, fault))?;
+                (Parser::Csv(columns), None)
+            }
+        };
+        Ok(Self {
+            path: path.into(),
+            lines,
+            parser,
+            pending,
+            waiting: BinaryHeap::new(),
+            reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
+            at_end: false,
+            first_ns: None,
+            last_ns: 0,
+            n_requests: 0,
+            n_failed: 0,
+            ended: false,
+        })
+    }
+
+    /// The format of the lines.
+    pub fn format(&self) -> Format {
+        match &self.parser {
+            Parser::Mooncake => Format::Mooncake,
+            Parser::Bailian => Format::Bailian,
+            Parser::Tokens => Format::Tokens,
+            Parser::Csv(columns) => columns.format(),
+        }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Requests that were logged as failed so far, and left out.
+    pub fn failed_requests(&self) -> u64 {
+        self.n_failed
+    }
+
+    /// The next row of the file, in the file's order.
+    fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
+        if let Some(line) = self.pending.take() {
+            return parse(&self.parser, &line);
+        }
+        while let Some(line) = self.lines.next()? {
+            let line = line.trim_ascii();
+            if line.is_empty() {
+                continue;
+            }
+            if let Some(row) = parse(&self.parser, line)? {
+                return Ok(Some(row));
+            }
+            self.n_failed += 1;
+        }
+        Ok(None)
+    }
+
+    /// The next row in the order of time.
+    fn next_row(&mut self) -> Result<Option<Row>, TraceFault> {
+        while !self.at_end && self.waiting.len() <= self.reorder_requests {
+            match self.read_row()? {
+                None => self.at_end = true,
+                Some(row) if row.at_ns < self.last_ns => {
+                    let by_s = (self.last_ns - row.at_ns) as f64 / 1e9;
+                    return Err(TraceFault::TimeGoesBack { by_s, window_requests: self.reorder_requests });
+                }
+                Some(row) => {
+                    self.waiting.push(Reverse(Waiting { at_ns: row.at_ns, line: self.lines.number(), row }));
+                }
+            }
+        }
+        Ok(self.waiting.pop().map(|Reverse(waiting)| waiting.row))
+    }
+
+    fn place(&mut self, row: Row) -> Result<TraceRequest, TraceFault> {
+        let first_ns = *self.first_ns.get_or_insert(row.at_ns);
+        self.last_ns = row.at_ns;
+        if self.n_requests == REQUESTS_MAX {
+            return Err(TraceFault::TooManyRequests);
+        }
+        let content = match row.content {
+            RowContent::None => Content::Unique(self.n_requests as u32),
+            RowContent::Blocks(ids) => Content::Blocks(ids),
+            RowContent::Pieces(pieces) => Content::Pieces(pieces),
+            RowContent::Tokens(tokens) => Content::Tokens(tokens),
+        };
+        self.n_requests += 1;
+        Ok(TraceRequest {
+            arrival_ns: row.at_ns - first_ns,
+            input_tokens: row.input_tokens,
+            output_tokens: row.output_tokens,
+            content,
+        })
+    }
+}
+
+impl Iterator for TraceReader {
+    type Item = Result<TraceRequest, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let row = match self.next_row() {
+            Ok(None) => {
+                self.ended = true;
+                return None;
+            }
+            Ok(Some(row)) => self.place(row),
+            Err(fault) => Err(fault),
+        };
+        Some(row.map_err(|fault| {
+            self.ended = true;
+            TraceError { path: self.path.clone(), line: self.lines.number(), fault }
+        }))
+    }
+}
+
+/// The first line that is not blank, without a byte order mark.
+fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
+    while let Some(line) = lines.next()? {
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
+        if !line.is_empty() {
+            return Ok(Some(line.to_vec()));
+        }
+    }
+    Ok(None)
+}
+
+fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+    match parser {
+        Parser::Mooncake => mooncake::parse(line).map(Some),
+        Parser::Bailian => bailian::parse(line).map(Some),
+        Parser::Tokens => tokens::parse(line).map(Some),
+        Parser::Csv(columns) => columns.parse(line),
+    }
+}
+
+/// Fields that only one format has.
+#[derive(Deserialize)]
+struct Telltale {
+    chat_id: Option<IgnoredAny>,
+    input_tok_ids: Option<IgnoredAny>,
+}
+
+fn detect(first: &[u8]) -> Option<Format> {
+    if !first.starts_with(b"{") {
+        return csv::detect(first);
+    }
+    match serde_json::from_slice(first) {
+        Ok(Telltale { chat_id: Some(_), .. }) => Some(Format::Bailian),
+        Ok(Telltale { input_tok_ids: Some(_), .. }) => Some(Format::Tokens),
+        // What is wrong with a damaged line is for its parser to say.
+        _ => Some(Format::Mooncake),
+    }
+}
+
+/// A count of tokens from 1 to [`LENGTH_TOKENS_MAX`].
+pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
+    match text.parse() {
+        Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
+        _ => Err(TraceFault::BadLength { field, value: text.into() }),
+    }
+}

@@ -1,0 +1,242 @@
+//! A part of a trace: from here to there, so many requests, so fast.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{TraceError, TraceRequest};
+
+/// What is taken of a trace: first the slice, of that the first `limit` requests, and those at `speed`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Selection {
+    /// From where to where.
+    pub slice: Slice,
+    /// How many requests at most.
+    pub limit: u64,
+    /// Times of arrival are divided by this; it is finite and above 0.
+    pub speed: f64,
+}
+
+impl Default for Selection {
+    /// All of it as it is.
+    fn default() -> Self {
+        Self { slice: Slice::default(), limit: u64::MAX, speed: 1.0 }
+    }
+}
+
+/// Time would stand still or go back.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
+pub struct BadSpeed(pub f64);
+
+impl Selection {
+    /// Checks the speed.
+    pub fn checked(self) -> Result<Self, BadSpeed> {
+        if self.speed > 0.0 && self.speed.is_finite() { Ok(self) } else { Err(BadSpeed(self.speed)) }
+    }
+
+    /// Selects from the requests of a trace, which are in the order of arrival. Arrivals are counted from the first
+    /// request that is taken; what comes after the last one is not read.
+    pub fn of<I: Iterator<Item = Result<TraceRequest, TraceError>>>(&self, requests: I) -> Selected<I> {
+        Selected { requests, selection: *self, n_seen: 0, n_given: 0, first_ns: None, ended: false }
+    }
+}
+
+/// Requests that a [`Selection`] takes.
+#[derive(Clone, Debug)]
+pub struct Selected<I> {
+    requests: I,
+    selection: Selection,
+    n_seen: u64,
+    n_given: u64,
+    first_ns: Option<u64>,
+    ended: bool,
+}
+
+impl<I> Selected<I> {
+    /// What is selected from.
+    pub fn inner(&self) -> &I {
+        &self.requests
+    }
+}
+
+impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected<I> {
+    type Item = Result<TraceRequest, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let Selection { slice, limit, speed } = self.selection;
+        while !self.ended && self.n_given < limit && !slice.end.is_at(self.n_seen) {
+            let mut request = match self.requests.next()? {
+                Ok(request) => request,
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(error));
+                }
+            };
+            let number = self.n_seen;
+            self.n_seen += 1;
+            if slice.end.is_reached(number, request.arrival_ns) {
+                self.ended = true;
+                return None;
+            }
+            if slice.begin.is_reached(number, request.arrival_ns) {
+                let first_ns = *self.first_ns.get_or_insert(request.arrival_ns);
+                request.arrival_ns = sped(request.arrival_ns - first_ns, speed);
+                self.n_given += 1;
+                return Some(Ok(request));
+            }
+        }
+        None
+    }
+}
+
+/// When something happens at a time that passes `speed` times as fast, nanoseconds.
+pub(super) fn sped(at_ns: u64, speed: f64) -> u64 {
+    // Exact, where the division might round.
+    if speed == 1.0 { at_ns } else { (at_ns as f64 / speed).round() as u64 }
+}
+
+/// Where a slice begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// At the request with this number, from 0.
+    Request(u64),
+    /// So many nanoseconds after the trace's first arrival.
+    Time(u64),
+    /// Nowhere: that of the trace.
+    Open,
+}
+
+impl Bound {
+    /// Whether a request of this number comes at or after the bound.
+    fn is_reached(self, number: u64, arrival_ns: u64) -> bool {
+        match self {
+            Self::Request(bound) => number >= bound,
+            Self::Time(bound_ns) => arrival_ns >= bound_ns,
+            Self::Open => false,
+        }
+    }
+
+    /// Whether it is the end and known without looking at the next request.
+    fn is_at(self, number: u64) -> bool {
+        matches!(self, Self::Request(bound) if number >= bound)
+    }
+
+    /// A number of a request, or seconds with an `s` behind them.
+    fn parse(text: &str) -> Option<Self> {
+        match text.strip_suffix('s') {
+            _ if text.is_empty() => Some(Self::Open),
+            None => text.parse().ok().map(Self::Request),
+            Some(seconds) => super::csv::seconds_ns(seconds).map(Self::Time),
+        }
+    }
+}
+
+/// A part of a trace: `100..200` is requests 100 to 199, counted from 0; `60s..120s` those that arrive in the second
+/// minute after the first request. Either end may be left out, and the two may be of different kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The first that is taken.
+    pub begin: Bound,
+    /// The first that is not taken any more.
+    pub end: Bound,
+}
+
+impl Default for Slice {
+    /// Everything.
+    fn default() -> Self {
+        Self { begin: Bound::Request(0), end: Bound::Open }
+    }
+}
+
+/// What is no slice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "slice is '{0}'; give BEGIN..END in numbers of requests such as 100..200, or in seconds such as 60s..120s, BEGIN below END"
+)]
+pub struct BadSlice(pub String);
+
+impl FromStr for Slice {
+    type Err = BadSlice;
+
+    fn from_str(text: &str) -> Result<Self, BadSlice> {
+        let bad = || BadSlice(text.into());
+        let (begin, end) = text.split_once("..").ok_or_else(bad)?;
+        let begin = Bound::parse(begin.trim()).ok_or_else(bad)?;
+        let end = Bound::parse(end.trim()).ok_or_else(bad)?;
+        let empty = match (begin, end) {
+            (Bound::Request(begin), Bound::Request(end)) | (Bound::Time(begin), Bound::Time(end)) => begin >= end,
+            (_, end) => matches!(end, Bound::Request(0) | Bound::Time(0)),
+        };
+        let begin = if begin == Bound::Open { Self::default().begin } else { begin };
+        if empty { Err(bad()) } else { Ok(Self { begin, end }) }
+    }
+}
+
+impl fmt::Display for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bound = |bound| match bound {
+            Bound::Request(number) => number.to_string(),
+            Bound::Time(ns) => format!("{}s", ns as f64 / 1e9),
+            Bound::Open => String::new(),
+        };
+        write!(f, "{}..{}", bound(self.begin), bound(self.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Content;
+
+    fn taken(slice: &str, limit: u64, speed: f64) -> Vec<(u32, u64)> {
+        let request = |i: u32| TraceRequest {
+            arrival_ns: u64::from(i) * 1_000_000_000,
+            input_tokens: i + 1,
+            output_tokens: 1,
+            content: Content::Unique(i),
+        };
+        let selection = Selection { slice: slice.parse().unwrap(), limit, speed };
+        let all = selection.of((0..10).map(|i| Ok(request(i)))).map(Result::unwrap);
+        all.map(|request| (request.input_tokens - 1, request.arrival_ns)).collect()
+    }
+
+    #[test]
+    fn slices_are_of_requests_or_of_seconds() {
+        let numbers = |slice| taken(slice, u64::MAX, 1.0).into_iter().map(|(i, _)| i).collect::<Vec<_>>();
+        assert_eq!(numbers(".."), (0..10).collect::<Vec<_>>());
+        assert_eq!(numbers("3..5"), [3, 4]);
+        assert_eq!(numbers("3s..5s"), [3, 4]);
+        assert_eq!(numbers("7.5s.."), [8, 9]);
+        assert_eq!(numbers("..2"), [0, 1]);
+        assert_eq!(numbers("3..6.5s"), [3, 4, 5, 6]);
+        assert_eq!(numbers("100.."), [0; 0]);
+        assert_eq!(taken("3..", 2, 4.0), [(3, 0), (4, 250_000_000)]);
+    }
+
+    #[test]
+    fn what_comes_after_is_not_read() {
+        let selection = Selection { slice: "..2".parse().unwrap(), ..Selection::default() };
+        let request = TraceRequest { arrival_ns: 0, input_tokens: 1, output_tokens: 1, content: Content::Unique(0) };
+        let mut given = 0;
+        let requests = std::iter::from_fn(|| {
+            given += 1;
+            Some(Ok(request.clone()))
+        });
+        assert_eq!(selection.of(requests).count(), 2);
+        assert_eq!(given, 2);
+    }
+
+    #[test]
+    fn what_is_no_slice_is_refused() {
+        for text in ["", "5", "5..5", "6..5", "2s..1s", "..0", "..0s", "a..b", "-1..2", "1..2..3", "1s.2s"] {
+            let message = text.parse::<Slice>().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("slice is '{text}'; give BEGIN..END")), "{message}");
+        }
+        for speed in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(Selection { speed, ..Selection::default() }.checked().is_err());
+        }
+        for text in ["0..", "1..2", "1.5s..2s", "3..9s"] {
+            assert_eq!(text.parse::<Slice>().unwrap().to_string(), text);
+        }
+    }
+}

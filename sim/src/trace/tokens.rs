@@ -1,0 +1,43 @@
+//! A line of a workload with token ids: a JSON object.
+
+use serde::Deserialize;
+use serde_json::Value;
+use trunkline_core::Token;
+
+use super::mooncake::present;
+use super::reader::{Row, RowContent, length};
+use super::{Format, LENGTH_TOKENS_MAX, TraceFault};
+
+const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";
+/// Later than this no trace goes: 31 years, far from where the clock of a replay would wrap.
+const ARRIVAL_NS_MAX: u64 = 1_000_000_000_000_000_000;
+
+#[derive(Deserialize)]
+struct Object {
+    arrival_time_ns: Option<Value>,
+    input_toks: Option<u32>,
+    output_toks: Option<Value>,
+    input_tok_ids: Option<Vec<Token>>,
+}
+
+pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
+    let object: Object = serde_json::from_slice(line)
+        .map_err(|e| TraceFault::Malformed { format: Format::Tokens, why: e.to_string() })?;
+    let arrival = present(FIELDS, "arrival_time_ns", object.arrival_time_ns)?;
+    let at_ns = arrival.as_u64().filter(|ns| *ns < ARRIVAL_NS_MAX).ok_or_else(|| TraceFault::BadTimestamp {
+        field: "arrival_time_ns",
+        value: arrival.to_string(),
+        expected: "whole nanoseconds, not negative, below 10^18",
+    })?;
+    let tokens = present(FIELDS, "input_tok_ids", object.input_tok_ids)?;
+    let output_tokens = length("output_toks", &present(FIELDS, "output_toks", object.output_toks)?.to_string())?;
+    let found = tokens.len();
+    if let Some(expected) = object.input_toks.filter(|expected| *expected as usize != found) {
+        return Err(TraceFault::TokenCount { field: "input_toks", found, expected });
+    }
+    if !(1..=LENGTH_TOKENS_MAX as usize).contains(&found) {
+        return Err(TraceFault::BadLength { field: "the number of input_tok_ids", value: found.to_string() });
+    }
+    let input_tokens = found as u32;
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Tokens(tokens.into()) })
+}

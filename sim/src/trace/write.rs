@@ -1,0 +1,254 @@
+//! Writes traces, plain or compressed by the end of their names.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::blocks::{PrefixTree, blocks_of};
+use super::{Content, Format, HASH_ID_TOKENS, TraceRequest};
+
+const ZSTD_LEVEL: i32 = 3;
+const NS_PER_MS: u64 = 1_000_000;
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// Why a trace could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", path.display())]
+pub struct WriteError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong.
+    pub fault: WriteFault,
+}
+
+/// What can be wrong with writing a trace.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteFault {
+    /// The disk is full, say.
+    #[error("cannot be written: {0}")]
+    Io(#[from] io::Error),
+    /// Nobody writes this one.
+    #[error("a trace of the {0} format cannot be written; choose mooncake, vidur or tokens")]
+    Format(Format),
+    /// There are more contents than ids.
+    #[error(
+        "the prompts have more than {} blocks, more than there are ids for; limit the requests",
+        super::blocks::NODES_MAX
+    )]
+    TooManyBlocks,
+}
+
+enum Sink {
+    Plain(BufWriter<File>),
+    Gzip(GzEncoder<BufWriter<File>>),
+    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+}
+
+impl Sink {
+    fn create(path: &Path, packed_as: &Path) -> io::Result<Self> {
+        let file = BufWriter::with_capacity(1 << 17, File::create(path)?);
+        Ok(match packed_as.extension().and_then(|extension| extension.to_str()) {
+            Some("gz") => Self::Gzip(GzEncoder::new(file, Compression::best())),
+            Some("zst") => Self::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?),
+            _ => Self::Plain(file),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.write_all(bytes),
+            Self::Gzip(encoder) => encoder.write_all(bytes),
+            Self::Zstd(encoder) => encoder.write_all(bytes),
+        }
+    }
+
+    fn finish(self) -> io::Result<()> {
+        let mut file = match self {
+            Self::Plain(file) => file,
+            Self::Gzip(encoder) => encoder.finish()?,
+            Self::Zstd(encoder) => encoder.finish()?,
+        };
+        file.flush()
+    }
+}
+
+/// Writes a trace line by line, under another name until it is whole, so that no half of one is ever taken for a trace.
+pub struct TraceWriter {
+    path: PathBuf,
+    partial: PathBuf,
+    format: Format,
+    sink: Option<Sink>,
+    ids: PrefixTree,
+    line: String,
+}
+
+impl TraceWriter {
+    /// The format that the name of a file asks for: `vidur` for `.csv`, else `mooncake`; what it is packed with is not
+    /// looked at.
+    pub fn format_of(path: &Path) -> Format {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(name);
+        if name.ends_with(".csv") { Format::Vidur } else { Format::Mooncake }
+    }
+
+    /// Begins a trace: `mooncake`, `vidur` or `tokens`; gzip if the name ends in `.gz`, Zstandard if in `.zst`. A file
+    /// that is there is replaced when the trace is whole.
+    pub fn create(path: &Path, format: Format) -> Result<Self, WriteError> {
+        let fail = |fault| WriteError { path: path.into(), fault };
+        if !matches!(format, Format::Mooncake | Format::Vidur | Format::Tokens) {
+            return Err(fail(WriteFault::Format(format)));
+        }
+        let mut partial = OsString::from(path);
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let mut sink = Sink::create(&partial, path).map_err(|e| fail(e.into()))?;
+        if format == Format::Vidur {
+            sink.write(b"arrived_at,num_prefill_tokens,num_decode_tokens\n").map_err(|e| fail(e.into()))?;
+        }
+        let ids = PrefixTree::default();
+        Ok(Self { path: path.into(), partial, format, sink: Some(sink), ids, line: String::new() })
+    }
+
+    /// Writes a request. Requests come in the order of arrival.
+    pub fn write(&mut self, request: &TraceRequest) -> Result<(), WriteError> {
+        self.line.clear();
+        let written = match self.format {
+            Format::Vidur => {
+                self.vidur(request);
+                Ok(())
+            }
+            Format::Tokens => {
+                self.tokens(request);
+                Ok(())
+            }
+            _ => self.mooncake(request),
+        };
+        let sink = self.sink.as_mut().expect("not finished");
+        let written = written.and_then(|()| Ok(sink.write(self.line.as_bytes())?));
+        written.map_err(|fault| WriteError { path: self.path.clone(), fault })
+    }
+
+    /// Ends the trace and gives it its name.
+    pub fn finish(mut self) -> Result<(), WriteError> {
+        let sink = self.sink.take().expect("finished once");
+        let finished = sink.finish().and_then(|()| fs::rename(&self.partial, &self.path));
+        finished.map_err(|e| {
+            // Nothing more can be done if it cannot be removed either.
+            let _ = fs::remove_file(&self.partial);
+            WriteError { path: self.path.clone(), fault: e.into() }
+        })
+    }
+
+    fn vidur(&mut self, request: &TraceRequest) {
+        let at_s = decimal(request.arrival_ns, NS_PER_S);
+        self.line = format!("{at_s},{},{}\n", request.input_tokens, request.output_tokens);
+    }
+
+    fn tokens(&mut self, request: &TraceRequest) {
+        let made;
+        let prompt = match &request.content {
+            Content::Tokens(tokens) => &tokens[..],
+            _ => {
+                made = request.prompt();
+                &made[..]
+            }
+        };
+        let TraceRequest { arrival_ns, input_tokens, output_tokens, .. } = request;
+        self.line = format!(
+            r#"{{"input_toks": {input_tokens}, "output_toks": {output_tokens}, "arrival_time_ns": {arrival_ns}, "input_tok_ids": "#
+        );
+        push_list(&mut self.line, prompt);
+        self.line.push_str("}\n");
+    }
+
+    fn mooncake(&mut self, request: &TraceRequest) -> Result<(), WriteFault> {
+        let at_ms = decimal(request.arrival_ns, NS_PER_MS);
+        let TraceRequest { input_tokens, output_tokens, content, .. } = request;
+        self.line = format!(
+            r#"{{"timestamp": {at_ms}, "input_length": {input_tokens}, "output_length": {output_tokens}, "hash_ids": "#
+        );
+        let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.made_up_ids(request)? };
+        push_list(&mut self.line, &ids);
+        self.line.push_str("}\n");
+        Ok(())
+    }
+
+    /// An id for every 512 tokens, the same for two blocks if all is the same up to their ends.
+    fn made_up_ids(&mut self, request: &TraceRequest) -> Result<Box<[u32]>, WriteFault> {
+        let mut ids = Vec::with_capacity(request.input_tokens.div_ceil(HASH_ID_TOKENS) as usize);
+        let mut full = false;
+        let unshared = matches!(request.content, Content::Unique(_));
+        blocks_of(request, HASH_ID_TOKENS, |content, _| {
+            let id = match unshared {
+                true => self.ids.unshared(),
+                false => self.ids.child(ids.last().copied(), content).map(|(id, _)| id),
+            };
+            full |= id.is_none();
+            ids.extend(id);
+        });
+        if full { Err(WriteFault::TooManyBlocks) } else { Ok(ids.into()) }
+    }
+}
+
+impl Drop for TraceWriter {
+    fn drop(&mut self) {
+        if self.sink.take().is_some() {
+            // The trace was given up; its beginning is of no use.
+            let _ = fs::remove_file(&self.partial);
+        }
+    }
+}
+
+fn push_list(line: &mut String, numbers: &[u32]) {
+    use std::fmt::Write;
+    line.push('[');
+    for (i, number) in numbers.iter().enumerate() {
+        let separator = if i == 0 { "" } else { ", " };
+        write!(line, "{separator}{number}").expect("a string takes all");
+    }
+    line.push(']');
+}
+
+/// `value_ns` in units of `unit_ns`, a power of ten, without rounding and without zeros at the end.
+fn decimal(value_ns: u64, unit_ns: u64) -> String {
+    let (whole, rest) = (value_ns / unit_ns, value_ns % unit_ns);
+    if rest == 0 {
+        return whole.to_string();
+    }
+    let digits = unit_ns.ilog10() as usize;
+    format!("{whole}.{rest:0digits$}").trim_end_matches('0').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_are_exact_and_short() {
+        for (ns, ms, s) in [
+            (0, "0", "0"),
+            (1, "0.000001", "0.000000001"),
+            (1_500_000, "1.5", "0.0015"),
+            (12_000_000_000, "12000", "12"),
+            (12_345_678_901, "12345.678901", "12.345678901"),
+        ] {
+            assert_eq!((decimal(ns, NS_PER_MS).as_str(), decimal(ns, NS_PER_S).as_str()), (ms, s));
+        }
+    }
+
+    #[test]
+    fn names_ask_for_formats() {
+        for (name, format) in [
+            ("a.csv", Format::Vidur),
+            ("a.csv.zst", Format::Vidur),
+            ("a.jsonl.gz", Format::Mooncake),
+            ("csv", Format::Mooncake),
+        ] {
+            assert_eq!(TraceWriter::format_of(Path::new(name)), format, "{name}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! When sessions begin.
+
+use serde::Deserialize;
+
+use super::SECONDS_MAX;
+use super::dice::Dice;
+
+/// Rates are between this and its inverse, in sessions a second.
+const RATE_MIN: f64 = 1e-6;
+const RATE_MAX: f64 = 1e6;
+const CV_MAX: f64 = 100.0;
+/// Mean lengths of periods are at least this: shorter ones would be drawn by the million.
+const PERIOD_S_MIN: f64 = 1e-3;
+
+/// How sessions begin; see [`super`] for the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Raw")]
+pub enum Arrivals {
+    /// All gaps are the same.
+    Constant {
+        /// Sessions a second.
+        sessions_per_s: f64,
+    },
+    /// Gaps are exponential.
+    Poisson {
+        /// Sessions a second, on average.
+        sessions_per_s: f64,
+    },
+    /// Gaps have a gamma distribution.
+    Gamma {
+        /// Sessions a second, on average.
+        sessions_per_s: f64,
+        /// Coefficient of variation of the gaps.
+        cv: f64,
+    },
+    /// Bursts.
+    OnOff {
+        /// Sessions a second, on average, in a burst.
+        sessions_per_s: f64,
+        /// The same between bursts.
+        off_sessions_per_s: f64,
+        /// Mean length of a burst, seconds.
+        on_s: f64,
+        /// Mean time between bursts, seconds.
+        off_s: f64,
+    },
+    /// A rate that follows a sine.
+    Diurnal {
+        /// Sessions a second, on average.
+        sessions_per_s: f64,
+        /// How far the rate goes up and down, as a share of its mean.
+        amplitude: f64,
+        /// From trough to trough, seconds.
+        period_s: f64,
+    },
+}
+
+/// As it is written down.
+#[derive(Deserialize)]
+#[serde(tag = "process", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
+enum Raw {
+    Constant {
+        sessions_per_s: f64,
+    },
+    Poisson {
+        sessions_per_s: f64,
+    },
+    Gamma {
+        sessions_per_s: f64,
+        cv: f64,
+    },
+    OnOff {
+        sessions_per_s: f64,
+        #[serde(default)]
+        off_sessions_per_s: f64,
+        on_s: f64,
+        off_s: f64,
+    },
+    Diurnal {
+        sessions_per_s: f64,
+        amplitude: f64,
+        #[serde(default = "day_s")]
+        period_s: f64,
+    },
+}
+
+fn day_s() -> f64 {
+    86_400.0
+}
+
+impl TryFrom<Raw> for Arrivals {
+    type Error = String;
+
+    fn try_from(raw: Raw) -> Result<Self, String> {
+        let within = |name: &str, value: f64, min: f64, max: f64| {
+            let message = || format!("{name} is {value}; it must be from {min} to {max}");
+            if (min..=max).contains(&value) { Ok(()) } else { Err(message()) }
+        };
+        let rate = |value: f64| within("sessions-per-s", value, RATE_MIN, RATE_MAX);
+        match raw {
+            Raw::Constant { sessions_per_s } => rate(sessions_per_s).map(|()| Self::Constant { sessions_per_s }),
+            Raw::Poisson { sessions_per_s } => rate(sessions_per_s).map(|()| Self::Poisson { sessions_per_s }),
+            Raw::Gamma { sessions_per_s, cv } => {
+                rate(sessions_per_s)?;
+                within("cv", cv, 1.0 / CV_MAX, CV_MAX)?;
+                Ok(Self::Gamma { sessions_per_s, cv })
+            }
+            Raw::OnOff { sessions_per_s, off_sessions_per_s, on_s, off_s } => {
+                rate(sessions_per_s)?;
+                within("off-sessions-per-s", off_sessions_per_s, 0.0, RATE_MAX)?;
+                within("on-s", on_s, PERIOD_S_MIN, SECONDS_MAX)?;
+                within("off-s", off_s, PERIOD_S_MIN, SECONDS_MAX)?;
+                within("sessions-per-s times on-s", sessions_per_s * on_s, 1e-3, f64::MAX)?;
+                Ok(Self::OnOff { sessions_per_s, off_sessions_per_s, on_s, off_s })
+            }
+            Raw::Diurnal { sessions_per_s, amplitude, period_s } => {
+                rate(sessions_per_s)?;
+                within("amplitude", amplitude, 0.0, 1.0)?;
+                within("period-s", period_s, PERIOD_S_MIN, SECONDS_MAX)?;
+                Ok(Self::Diurnal { sessions_per_s, amplitude, period_s })
+            }
+        }
+    }
+}
+
+/// The beginnings of a population's sessions, one after another.
+#[derive(Clone, Debug)]
+pub(super) struct Beginnings {
+    arrivals: Arrivals,
+    dice: Dice,
+    now_s: f64,
+    /// For bursts: whether one is on, and until when the period lasts.
+    on: bool,
+    period_end_s: f64,
+}
+
+impl Beginnings {
+    pub(super) fn new(arrivals: Arrivals, mut dice: Dice) -> Self {
+        let period_end_s = match arrivals {
+            Arrivals::OnOff { on_s, .. } => dice.exponential(on_s),
+            _ => 0.0,
+        };
+        Self { arrivals, dice, now_s: 0.0, on: true, period_end_s }
+    }
+
+    /// When the next session begins, seconds; nothing if that is after [`SECONDS_MAX`].
+    pub(super) fn next_s(&mut self) -> Option<f64> {
+        match self.arrivals {
+            Arrivals::Constant { sessions_per_s } => self.now_s += 1.0 / sessions_per_s,
+            Arrivals::Poisson { sessions_per_s } => self.now_s += self.dice.exponential(1.0 / sessions_per_s),
+            Arrivals::Gamma { sessions_per_s, cv } => self.now_s += self.dice.gamma(1.0 / sessions_per_s, cv),
+            Arrivals::OnOff { sessions_per_s, off_sessions_per_s, on_s, off_s } => {
+                self.next_of_bursts([off_sessions_per_s, sessions_per_s], [off_s, on_s]);
+            }
+            Arrivals::Diurnal { sessions_per_s, amplitude, period_s } => {
+                self.next_of_sine(sessions_per_s, amplitude, period_s);
+            }
+        }
+        (self.now_s < SECONDS_MAX).then_some(self.now_s)
+    }
+
+    /// Rates and mean lengths are those without and within bursts.
+    fn next_of_bursts(&mut self, rates: [f64; 2], means_s: [f64; 2]) {
+        while self.now_s < SECONDS_MAX {
+            let rate = rates[usize::from(self.on)];
+            // A gap that would outlast the period is drawn again in the next one: it has no memory.
+            let next_s = if rate > 0.0 { self.now_s + self.dice.exponential(1.0 / rate) } else { f64::INFINITY };
+            if next_s < self.period_end_s {
+                self.now_s = next_s;
+                return;
+            }
+            self.now_s = self.period_end_s;
+            self.on = !self.on;
+            self.period_end_s += self.dice.exponential(means_s[usize::from(self.on)]);
+        }
+    }
+
+    /// Draws at the highest rate, and keeps each with the share that the rate has of it then.
+    fn next_of_sine(&mut self, mean: f64, amplitude: f64, period_s: f64) {
+        let peak = mean * (1.0 + amplitude);
+        while self.now_s < SECONDS_MAX {
+            self.now_s += self.dice.exponential(1.0 / peak);
+            let phase = std::f64::consts::TAU * (self.now_s / period_s);
+            let rate = mean * (1.0 - amplitude * libm::cos(phase));
+            if self.dice.unit() * peak < rate {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(arrivals: Arrivals, n: usize) -> Vec<f64> {
+        let mut beginnings = Beginnings::new(arrivals, Dice::new(7, 0, 0));
+        (0..n).map(|_| beginnings.next_s().unwrap()).collect()
+    }
+
+    /// Rate, and coefficient of variation of the gaps.
+    fn moments(times: &[f64]) -> (f64, f64) {
+        let gaps: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.iter().all(|gap| *gap >= 0.0));
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        (1.0 / mean, variance.sqrt() / mean)
+    }
+
+    #[test]
+    fn rates_and_burstiness_are_as_asked_for() {
+        let of = |arrivals| moments(&times(arrivals, 100_000));
+        for (arrivals, cv) in [
+            (Arrivals::Constant { sessions_per_s: 4.0 }, 0.0),
+            (Arrivals::Poisson { sessions_per_s: 4.0 }, 1.0),
+            (Arrivals::Gamma { sessions_per_s: 4.0, cv: 2.5 }, 2.5),
+            (Arrivals::Gamma { sessions_per_s: 4.0, cv: 0.3 }, 0.3),
+        ] {
+            let (rate, found) = of(arrivals);
+            assert!((rate / 4.0 - 1.0).abs() < 0.03, "{arrivals:?}: {rate}");
+            assert!((found - cv).abs() < 0.03 * cv + 1e-6, "{arrivals:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn bursts_are_as_long_and_as_far_apart_as_asked_for() {
+        let arrivals = Arrivals::OnOff { sessions_per_s: 20.0, off_sessions_per_s: 1.0, on_s: 10.0, off_s: 30.0 };
+        let (rate, cv) = moments(&times(arrivals, 200_000));
+        let expected = (20.0 * 10.0 + 1.0 * 30.0) / 40.0;
+        assert!((rate / expected - 1.0).abs() < 0.05, "{rate} for {expected}");
+        assert!(cv > 1.5, "{cv}");
+    }
+
+    #[test]
+    fn the_rate_goes_up_and_down_around_its_mean() {
+        let arrivals = Arrivals::Diurnal { sessions_per_s: 10.0, amplitude: 0.8, period_s: 100.0 };
+        let times = times(arrivals, 100_000);
+        assert!((moments(&times).0 / 10.0 - 1.0).abs() < 0.02);
+        let around = |phase: f64| times.iter().filter(|at| ((*at / 100.0).fract() - phase).abs() < 0.05).count() as f64;
+        let ratio = around(0.5) / (around(0.05) + around(0.95));
+        // Nine times at the peak itself; less over a tenth of the period each.
+        assert!((3.0..9.0).contains(&ratio), "{ratio}");
+    }
+}

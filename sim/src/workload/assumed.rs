@@ -1,0 +1,82 @@
+//! A closed loop that is cut: answers take as long as is assumed.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use serde::Deserialize;
+
+use crate::trace::{Outcome, Source, TraceError, TraceRequest};
+
+/// How long an answer takes. An assumption, not a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Assumed {
+    /// To the first token, seconds.
+    pub first_token_s: f64,
+    /// For every other token, seconds.
+    pub per_token_s: f64,
+}
+
+impl Default for Assumed {
+    fn default() -> Self {
+        Self { first_token_s: 0.5, per_token_s: 0.02 }
+    }
+}
+
+impl Assumed {
+    /// The requests of a source, were all answers to take so long.
+    pub fn requests<S: Source>(self, source: S) -> AsIfServed<S> {
+        AsIfServed { source, assumed: self, ends: BinaryHeap::new(), n_given: 0, failed: false }
+    }
+
+    fn service_ns(self, request: &TraceRequest) -> u64 {
+        let seconds = self.first_token_s + self.per_token_s * f64::from(request.output_tokens - 1);
+        (seconds * 1e9).round() as u64
+    }
+}
+
+/// The requests of a source in the order of arrival; see [`Assumed::requests`].
+#[derive(Clone, Debug)]
+pub struct AsIfServed<S> {
+    source: S,
+    assumed: Assumed,
+    /// When requests end, and their numbers.
+    ends: BinaryHeap<Reverse<(u64, u64)>>,
+    n_given: u64,
+    failed: bool,
+}
+
+impl<S: Source> AsIfServed<S> {
+    fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
+        loop {
+            let arrival_ns = self.source.next_arrival_ns()?;
+            match self.ends.peek() {
+                Some(Reverse((end_ns, number))) if arrival_ns.is_none_or(|at_ns| *end_ns <= at_ns) => {
+                    self.source.ended(*number, *end_ns, Outcome::Completed);
+                    self.ends.pop();
+                }
+                _ => break,
+            }
+        }
+        let request = self.source.next_request()?;
+        if let Some(request) = &request {
+            let end_ns = request.arrival_ns.saturating_add(self.assumed.service_ns(request));
+            self.ends.push(Reverse((end_ns, self.n_given)));
+            self.n_given += 1;
+        }
+        Ok(request)
+    }
+}
+
+impl<S: Source> Iterator for AsIfServed<S> {
+    type Item = Result<TraceRequest, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let next = self.next_request();
+        self.failed = next.is_err();
+        next.transpose()
+    }
+}

@@ -1,0 +1,244 @@
+//! Distributions of lengths and times.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::SECONDS_MAX;
+use super::dice::Dice;
+use crate::trace::LENGTH_TOKENS_MAX;
+
+const CV_MAX: f64 = 100.0;
+
+/// A distribution of counts, or of seconds.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Raw")]
+pub enum Distribution {
+    /// Always the same.
+    Constant {
+        /// The value.
+        value: f64,
+    },
+    /// All between two values alike.
+    Uniform {
+        /// The least.
+        min: f64,
+        /// The greatest.
+        max: f64,
+    },
+    /// Without memory.
+    Exponential {
+        /// The mean, before values are cut.
+        mean: f64,
+        /// What higher values are cut to.
+        max: f64,
+    },
+    /// Whose logarithm is normal.
+    Lognormal {
+        /// The mean, before values are cut.
+        mean: f64,
+        /// Standard deviation over mean, before values are cut.
+        cv: f64,
+        /// What higher values are cut to.
+        max: f64,
+    },
+    /// The lengths of a trace.
+    Empirical {
+        /// The trace; counted from the spec's folder if it is relative.
+        trace: PathBuf,
+        /// Which of its lengths.
+        of: Column,
+        /// What higher values are cut to.
+        max: f64,
+    },
+}
+
+/// A length of a trace's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Column {
+    /// Tokens of the prompt.
+    Input,
+    /// Tokens generated.
+    Output,
+}
+
+/// As it is written down.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+enum Raw {
+    Constant { value: f64 },
+    Uniform { min: f64, max: f64 },
+    Exponential { mean: f64, max: Option<f64> },
+    Lognormal { mean: f64, cv: f64, max: Option<f64> },
+    Empirical { trace: PathBuf, of: Column, max: Option<f64> },
+}
+
+impl TryFrom<Raw> for Distribution {
+    type Error = String;
+
+    fn try_from(raw: Raw) -> Result<Self, String> {
+        let checked = |name: &str, value: f64| {
+            let message = || format!("{name} is {value}; it must be from 0 to {SECONDS_MAX}");
+            if (0.0..=SECONDS_MAX).contains(&value) { Ok(value) } else { Err(message()) }
+        };
+        let cut = |max: Option<f64>| checked("max", max.unwrap_or(SECONDS_MAX));
+        Ok(match raw {
+            Raw::Constant { value } => Self::Constant { value: checked("value", value)? },
+            Raw::Uniform { min, max } => {
+                let (min, max) = (checked("min", min)?, checked("max", max)?);
+                if min > max {
+                    return Err(format!("min is {min}, above max, which is {max}; exchange them"));
+                }
+                Self::Uniform { min, max }
+            }
+            Raw::Exponential { mean, max } => Self::Exponential { mean: checked("mean", mean)?, max: cut(max)? },
+            Raw::Lognormal { mean, cv, max } => {
+                if !(0.0..=CV_MAX).contains(&cv) {
+                    return Err(format!("cv is {cv}; it must be from 0 to {CV_MAX}"));
+                }
+                Self::Lognormal { mean: checked("mean", mean)?, cv, max: cut(max)? }
+            }
+            Raw::Empirical { trace, of, max } => Self::Empirical { trace, of, max: cut(max)? },
+        })
+    }
+}
+
+/// Lengths of the requests of a trace.
+#[derive(Clone, Debug)]
+pub(super) struct Samples {
+    /// Input and output tokens of each.
+    pub lengths: Arc<[(u32, u32)]>,
+}
+
+/// A distribution that can be drawn from.
+#[derive(Clone, Debug)]
+pub(super) struct Sampler {
+    distribution: Distribution,
+    /// For an empirical one.
+    samples: Option<Samples>,
+}
+
+impl Sampler {
+    /// `samples` are those of the trace that it names, if it names one.
+    pub(super) fn new(distribution: Distribution, samples: Option<Samples>) -> Self {
+        Self { distribution, samples }
+    }
+
+    /// The trace that it draws from.
+    pub(super) fn trace(&self) -> Option<&PathBuf> {
+        match &self.distribution {
+            Distribution::Empirical { trace, .. } => Some(trace),
+            _ => None,
+        }
+    }
+
+    pub(super) fn draw(&self, dice: &mut Dice) -> f64 {
+        match &self.distribution {
+            Distribution::Constant { value } => *value,
+            Distribution::Uniform { min, max } => min + dice.unit() * (max - min),
+            Distribution::Exponential { mean, max } => dice.exponential(*mean).min(*max),
+            Distribution::Lognormal { mean, cv, max } => dice.lognormal(*mean, *cv).min(*max),
+            Distribution::Empirical { .. } => {
+                let at = dice.unit();
+                self.of_row(at)
+            }
+        }
+    }
+
+    /// For an empirical one: the length of the row at this share of the way through the trace.
+    fn of_row(&self, at: f64) -> f64 {
+        let Distribution::Empirical { of, max, .. } = &self.distribution else { return 0.0 };
+        let Some(samples) = &self.samples else { return 0.0 };
+        let row = (at * samples.lengths.len() as f64) as usize;
+        let (input, output) = samples.lengths[row.min(samples.lengths.len() - 1)];
+        let length = if *of == Column::Input { input } else { output };
+        f64::from(length).min(*max)
+    }
+
+    /// A count of at least 1 and at most `max`. A uniform one has whole numbers, both ends included.
+    pub(super) fn count(&self, dice: &mut Dice, max: u32) -> u32 {
+        let drawn = match &self.distribution {
+            Distribution::Uniform { min, max } => {
+                let (min, max) = (min.round(), max.round());
+                (min + (dice.unit() * (max - min + 1.0)).floor()).min(max)
+            }
+            _ => self.draw(dice).round(),
+        };
+        drawn.clamp(1.0, f64::from(max)) as u32
+    }
+
+    pub(super) fn tokens(&self, dice: &mut Dice) -> u32 {
+        self.count(dice, LENGTH_TOKENS_MAX)
+    }
+
+    /// Nanoseconds.
+    pub(super) fn time_ns(&self, dice: &mut Dice) -> u64 {
+        (self.draw(dice).clamp(0.0, SECONDS_MAX) * 1e9).round() as u64
+    }
+
+    /// Draws from two, of one row if they are of one trace.
+    pub(super) fn pair(input: &Self, output: &Self, dice: &mut Dice) -> (u32, u32) {
+        match (input.trace(), output.trace()) {
+            (Some(a), Some(b)) if a == b => {
+                let at = dice.unit();
+                let tokens = |sampler: &Self| sampler.of_row(at).clamp(1.0, f64::from(LENGTH_TOKENS_MAX)) as u32;
+                (tokens(input), tokens(output))
+            }
+            _ => (input.tokens(dice), output.tokens(dice)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(distribution: Distribution) -> Sampler {
+        Sampler::new(distribution, None)
+    }
+
+    #[test]
+    fn counts_are_whole_and_even() {
+        let uniform = sampler(Distribution::Uniform { min: 1.0, max: 4.0 });
+        let mut dice = Dice::new(3, 0, 0);
+        let mut counts = [0u32; 5];
+        (0..100_000).for_each(|_| counts[uniform.count(&mut dice, 9) as usize] += 1);
+        assert_eq!(counts[0], 0);
+        assert!(counts[1..].iter().all(|n| n.abs_diff(25_000) < 600), "{counts:?}");
+        assert_eq!(sampler(Distribution::Constant { value: 0.0 }).count(&mut dice, 9), 1);
+        assert_eq!(sampler(Distribution::Constant { value: 12.0 }).count(&mut dice, 9), 9);
+    }
+
+    #[test]
+    fn values_are_cut_where_asked_for() {
+        let mut dice = Dice::new(4, 0, 0);
+        let cut = sampler(Distribution::Lognormal { mean: 100.0, cv: 2.0, max: 150.0 });
+        let drawn: Vec<_> = (0..1000).map(|_| cut.tokens(&mut dice)).collect();
+        assert!(drawn.iter().all(|n| *n <= 150) && drawn.contains(&150));
+        assert_eq!(sampler(Distribution::Constant { value: 1.5 }).time_ns(&mut dice), 1_500_000_000);
+    }
+
+    #[test]
+    fn lengths_of_one_trace_are_of_one_request() {
+        let samples = Samples { lengths: (1..=100).map(|n| (n, 1000 + n)).collect() };
+        let of = |of, trace: &str| {
+            let distribution = Distribution::Empirical { trace: trace.into(), of, max: 1e9 };
+            Sampler::new(distribution, Some(samples.clone()))
+        };
+        let mut dice = Dice::new(5, 0, 0);
+        let mut sum = 0;
+        for _ in 0..10_000 {
+            let (input, output) = Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "a"), &mut dice);
+            assert_eq!(input + 1000, output);
+            sum += input;
+        }
+        assert!((f64::from(sum) / 10_000.0 - 50.5).abs() < 1.0, "{sum}");
+        let apart = |dice: &mut Dice| Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "b"), dice);
+        assert!((0..100).any(|_| {
+            let (input, output) = apart(&mut dice);
+            input + 1000 != output
+        }));
+    }
+}

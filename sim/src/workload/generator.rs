@@ -1,0 +1,369 @@
+//! Makes the requests of a workload, one by one.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::path::{Path, PathBuf};
+
+use super::arrivals::Beginnings;
+use super::dice::Dice;
+use super::distribution::{Distribution, Sampler, Samples};
+use super::spec::{PopulationSpec, Spec, WorkloadError, WorkloadFault, label};
+use super::{SAMPLES_MAX, TURNS_MAX};
+use crate::trace::{
+    Content, Format, GENERATED_FROM, Outcome, Piece, Source, TraceError, TraceFault, TraceReader, TraceRequest,
+};
+
+/// What of a population is drawn apart; sessions are numbered from here on.
+const PART_ARRIVALS: u64 = 0;
+const PART_PROMPTS: u64 = 1;
+const PART_SESSIONS: u64 = 2;
+/// A system prompt takes at most this part of the context, and a first answer this part of the rest.
+const SHARE_AT_MOST: u32 = 4;
+
+/// A population, ready to be drawn from.
+struct Population {
+    beginnings: Beginnings,
+    /// When the next session begins, nanoseconds.
+    next_ns: Option<u64>,
+    n_sessions: u64,
+    prompts: Prompts,
+    input: Sampler,
+    output: Sampler,
+    turns: Option<(Sampler, Sampler)>,
+    agent: Option<Agent>,
+}
+
+/// An agent's calls, what they generate, how long tools take and what they say.
+struct Agent {
+    calls: Sampler,
+    call_tokens: Sampler,
+    tool: Sampler,
+    tool_tokens: Sampler,
+}
+
+/// System prompts, most popular first.
+#[derive(Default)]
+struct Prompts {
+    pieces: Vec<Piece>,
+    /// Sums of the weights up to each.
+    weights: Vec<f64>,
+}
+
+impl Prompts {
+    fn draw(&self, dice: &mut Dice) -> Option<Piece> {
+        let at = dice.unit() * self.weights.last()?;
+        let drawn = self.weights.partition_point(|sum| *sum <= at).min(self.pieces.len() - 1);
+        Some(self.pieces[drawn])
+    }
+}
+
+/// A session and what was said in it.
+struct Session {
+    population: usize,
+    dice: Dice,
+    said: Vec<Piece>,
+    said_tokens: u32,
+    /// Turns after this one.
+    turns_left: u32,
+    /// Calls of this turn after this one.
+    calls_left: u32,
+    /// Tokens that are generated next.
+    output_tokens: u32,
+}
+
+/// A session that will ask; the first in order of time, then of scheduling.
+struct Due {
+    at_ns: u64,
+    order: u64,
+    session: Session,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at_ns, self.order) == (other.at_ns, other.order)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at_ns, self.order).cmp(&(other.at_ns, other.order))
+    }
+}
+
+/// A closed source of the requests of a workload. Times count from the first session's beginning.
+pub struct Generator {
+    seed: u64,
+    requests: u64,
+    duration_ns: u64,
+    max_context: u32,
+    first_ns: u64,
+    populations: Vec<Population>,
+    due: BinaryHeap<Reverse<Due>>,
+    order: u64,
+    /// Sessions that wait for an answer, by the number of the request.
+    waiting: HashMap<u64, Session>,
+    n_given: u64,
+    /// The number of the next content that is new.
+    next_content: u32,
+}
+
+impl Generator {
+    /// Prepares a workload; reads the traces that lengths are drawn from.
+    pub fn new(spec: &Spec) -> Result<Self, WorkloadError> {
+        let fail = |fault| WorkloadError { path: spec.folder.clone(), line: 0, fault };
+        spec.check().map_err(fail)?;
+        let mut generator = Self {
+            seed: spec.seed,
+            requests: spec.requests,
+            duration_ns: (spec.duration_s * 1e9) as u64,
+            max_context: spec.max_context_tokens,
+            first_ns: 0,
+            populations: Vec::new(),
+            due: BinaryHeap::new(),
+            order: 0,
+            waiting: HashMap::new(),
+            n_given: 0,
+            next_content: 0,
+        };
+        let mut library = Library { folder: &spec.folder, loaded: HashMap::new() };
+        for (number, population) in spec.population.iter().enumerate() {
+            let prepared = generator.prepare(number, population, &mut library).map_err(|error| {
+                fail(WorkloadFault::Samples { population: label(number, &population.name), error: Box::new(error) })
+            })?;
+            generator.populations.push(prepared);
+        }
+        generator.first_ns = generator.populations.iter().filter_map(|it| it.next_ns).min().unwrap_or(0);
+        Ok(generator)
+    }
+
+    fn prepare(
+        &mut self,
+        number: usize,
+        spec: &PopulationSpec,
+        library: &mut Library<'_>,
+    ) -> Result<Population, TraceError> {
+        let dice = |part| Dice::new(self.seed, number as u64, part);
+        let mut beginnings = Beginnings::new(spec.arrivals, dice(PART_ARRIVALS));
+        let next_ns = next_ns(&mut beginnings, self.duration_ns);
+        let mut prompts = Prompts::default();
+        if let Some(shared) = &spec.system_prompts {
+            let tokens = library.sampler(&shared.tokens)?;
+            let mut dice = dice(PART_PROMPTS);
+            let mut sum = 0.0;
+            for rank in 1..=shared.count {
+                let tokens = tokens.count(&mut dice, self.max_context / SHARE_AT_MOST);
+                prompts.pieces.push(Piece { content: self.next_content, tokens });
+                self.next_content += 1;
+                sum += libm::pow(f64::from(rank), -shared.zipf);
+                prompts.weights.push(sum);
+            }
+        }
+        let turns = match &spec.session {
+            Some(session) => Some((library.sampler(&session.turns)?, library.sampler(&session.think_s)?)),
+            None => None,
+        };
+        let agent = match &spec.agent {
+            Some(agent) => Some(Agent {
+                calls: library.sampler(&agent.calls)?,
+                call_tokens: library.sampler(&agent.call_tokens)?,
+                tool: library.sampler(&agent.tool_s)?,
+                tool_tokens: library.sampler(&agent.tool_output_tokens)?,
+            }),
+            None => None,
+        };
+        let (input, output) = (library.sampler(&spec.input_tokens)?, library.sampler(&spec.output_tokens)?);
+        Ok(Population { beginnings, next_ns, n_sessions: 0, prompts, input, output, turns, agent })
+    }
+
+    /// Sessions that are under way: they will ask, or wait for an answer after which they will.
+    pub fn sessions_under_way(&self) -> usize {
+        self.due.len() + self.waiting.len()
+    }
+
+    /// The population whose next session begins first, and when.
+    fn next_beginning(&self) -> Option<(u64, usize)> {
+        let beginnings = self.populations.iter().enumerate();
+        beginnings.filter_map(|(number, population)| Some((population.next_ns?, number))).min()
+    }
+
+    fn content(&mut self) -> u32 {
+        let content = self.next_content;
+        self.next_content += 1;
+        content
+    }
+
+    /// A new session of a population, with its first question.
+    fn begin(&mut self, number: usize) -> Session {
+        let content = self.content();
+        let population = &mut self.populations[number];
+        let mut dice = Dice::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
+        population.n_sessions += 1;
+        population.next_ns = next_ns(&mut population.beginnings, self.duration_ns);
+
+        let mut said: Vec<_> = population.prompts.draw(&mut dice).into_iter().collect();
+        let system_tokens = said.first().map_or(0, |piece| piece.tokens);
+        let turns = population.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut dice, TURNS_MAX));
+        let (input, output, calls) = population.question(&mut dice);
+        let room = self.max_context - system_tokens;
+        let output_tokens = output.min(room / SHARE_AT_MOST);
+        let input_tokens = input.min(room - output_tokens);
+        said.push(Piece { content, tokens: input_tokens });
+        let said_tokens = system_tokens + input_tokens;
+        Session {
+            population: number,
+            dice,
+            said,
+            said_tokens,
+            turns_left: turns - 1,
+            calls_left: calls - 1,
+            output_tokens,
+        }
+    }
+
+    /// The request with which a session asks; the session waits if it will ask again.
+    fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
+        let number = self.n_given;
+        self.n_given += 1;
+        let request = TraceRequest {
+            arrival_ns: at_ns - self.first_ns,
+            input_tokens: session.said_tokens,
+            output_tokens: session.output_tokens,
+            content: Content::Pieces(session.said.clone().into()),
+        };
+        if session.turns_left + session.calls_left > 0 && self.n_given < self.requests {
+            self.waiting.insert(number, session);
+        }
+        request
+    }
+
+    /// A session has its answer and goes on, if the context leaves room.
+    fn go_on(&mut self, mut session: Session, number: u64, now_ns: u64) {
+        let answer = Piece { content: GENERATED_FROM | number as u32, tokens: session.output_tokens };
+        session.said.push(answer);
+        let population = &self.populations[session.population];
+        let (delay_ns, input_tokens) = population.next_message(&mut session);
+        let said_tokens = u64::from(session.said_tokens) + u64::from(answer.tokens) + u64::from(input_tokens);
+        if said_tokens + u64::from(session.output_tokens) > u64::from(self.max_context) {
+            return;
+        }
+        session.said_tokens = said_tokens as u32;
+        let content = self.content();
+        session.said.push(Piece { content, tokens: input_tokens });
+        self.order += 1;
+        let at_ns = now_ns.saturating_add(delay_ns);
+        self.due.push(Reverse(Due { at_ns, order: self.order, session }));
+    }
+}
+
+impl Population {
+    /// Tokens of a user's question and of the answer to its first call, and the calls of the turn.
+    fn question(&self, dice: &mut Dice) -> (u32, u32, u32) {
+        let (input, output) = Sampler::pair(&self.input, &self.output, dice);
+        let Some(agent) = &self.agent else { return (input, output, 1) };
+        let calls = agent.calls.count(dice, TURNS_MAX);
+        let output = if calls > 1 { agent.call_tokens.tokens(dice) } else { output };
+        (input, output, calls)
+    }
+
+    /// How long after its answer a session asks again, and with how many tokens: a tool's output or a user's next
+    /// question.
+    fn next_message(&self, session: &mut Session) -> (u64, u32) {
+        let dice = &mut session.dice;
+        if session.calls_left > 0
+            && let Some(agent) = &self.agent
+        {
+            session.calls_left -= 1;
+            let last = session.calls_left == 0;
+            session.output_tokens = if last { self.output.tokens(dice) } else { agent.call_tokens.tokens(dice) };
+            return (agent.tool.time_ns(dice), agent.tool_tokens.tokens(dice));
+        }
+        session.turns_left -= 1;
+        let delay_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(dice));
+        let (input, output, calls) = self.question(dice);
+        (session.output_tokens, session.calls_left) = (output, calls - 1);
+        (delay_ns, input)
+    }
+}
+
+/// When a population's next session begins, if it does before the end.
+fn next_ns(beginnings: &mut Beginnings, duration_ns: u64) -> Option<u64> {
+    beginnings.next_s().map(|at_s| (at_s * 1e9) as u64).filter(|at_ns| *at_ns <= duration_ns)
+}
+
+impl Source for Generator {
+    fn format(&self) -> Format {
+        Format::Synthetic
+    }
+
+    fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
+        if self.n_given == self.requests {
+            return Ok(None);
+        }
+        let due_ns = self.due.peek().map(|Reverse(due)| due.at_ns);
+        let begins_ns = self.next_beginning().map(|(at_ns, _)| at_ns);
+        Ok(due_ns.into_iter().chain(begins_ns).min().map(|at_ns| at_ns - self.first_ns))
+    }
+
+    fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
+        if self.n_given == self.requests {
+            return Ok(None);
+        }
+        let beginning = self.next_beginning();
+        let due = self.due.peek().map(|Reverse(due)| due.at_ns);
+        match (due, beginning) {
+            (Some(due_ns), beginning) if beginning.is_none_or(|(at_ns, _)| due_ns <= at_ns) => {
+                let Reverse(Due { at_ns, session, .. }) = self.due.pop().expect("it was seen");
+                Ok(Some(self.ask(at_ns, session)))
+            }
+            (_, Some((at_ns, population))) => {
+                let session = self.begin(population);
+                Ok(Some(self.ask(at_ns, session)))
+            }
+            (_, None) => Ok(None),
+        }
+    }
+
+    fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
+        let Some(session) = self.waiting.remove(&number) else { return };
+        if outcome == Outcome::Completed {
+            self.go_on(session, number, now_ns.saturating_add(self.first_ns));
+        }
+    }
+
+    fn requests_hint(&self) -> Option<u64> {
+        Some(self.requests)
+    }
+}
+
+/// Lengths of the traces that distributions are made of, each read once.
+struct Library<'a> {
+    folder: &'a Path,
+    loaded: HashMap<PathBuf, Samples>,
+}
+
+impl Library<'_> {
+    fn sampler(&mut self, distribution: &Distribution) -> Result<Sampler, TraceError> {
+        let Distribution::Empirical { trace, .. } = distribution else {
+            return Ok(Sampler::new(distribution.clone(), None));
+        };
+        if !self.loaded.contains_key(trace) {
+            let path = self.folder.join(trace);
+            let requests = TraceReader::open(&path, None)?.take(SAMPLES_MAX);
+            let lengths = requests.map(|request| request.map(|request| (request.input_tokens, request.output_tokens)));
+            let lengths: Vec<_> = lengths.collect::<Result<_, _>>()?;
+            if lengths.is_empty() {
+                return Err(TraceError { path, line: 0, fault: TraceFault::Empty });
+            }
+            self.loaded.insert(trace.clone(), Samples { lengths: lengths.into() });
+        }
+        Ok(Sampler::new(distribution.clone(), self.loaded.get(trace).cloned()))
+    }
+}

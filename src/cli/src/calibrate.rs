@@ -1,0 +1,87 @@
+//! `trunkline calibrate`: fit a cost model to a server.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use trunkline_sim::cost::calibrate::{calibrate, from_benchmark, from_recording};
+use trunkline_sim::{hardware, model};
+
+const EXAMPLES: &str = "\
+Examples:
+  From what a server of this program recorded:
+    trunkline calibrate --recorded server.jsonl.gz --hardware h100-80g --model llama-3.1-8b -o mine.toml
+
+  From a benchmark against any server (vLLM: --save-detailed, SGLang: --output-details):
+    trunkline calibrate --benchmark result.json --hardware h100-80g --model llama-3.1-8b -o mine.toml
+
+  Then replay on it:
+    trunkline replay trace.jsonl.gz --hardware mine.toml --model llama-3.1-8b";
+
+/// Fit what steps take to a server's recording, or to a benchmark against it.
+///
+/// Writes a hardware file that `replay --hardware` reads: the device's, with what its steps were found to take for one model.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CalibrateArgs {
+    /// What a server recorded.
+    #[arg(long, value_name = "FILE", required_unless_present = "benchmark", conflicts_with = "benchmark")]
+    recorded: Option<PathBuf>,
+
+    /// The JSON that vLLM's or SGLang's benchmark wrote, with details. Less exact: steps are put together from what clients saw.
+    #[arg(long, value_name = "FILE")]
+    benchmark: Option<PathBuf>,
+
+    /// Tokens the benchmarked server ran in a step at most: vLLM's max_num_batched_tokens, SGLang's chunked_prefill_size.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
+    step_tokens: u64,
+
+    /// The device the server ran on: a preset or a file.
+    #[arg(long, value_name = "NAME")]
+    hardware: String,
+
+    /// The model it served: a preset, or the config.json that comes with the weights.
+    #[arg(long, value_name = "NAME")]
+    model: String,
+
+    /// Where to write the file; `-` is standard output.
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If a file cannot be read or written, a name is unknown, or there are too few steps.
+pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
+    let base = hardware::find(&args.hardware)?;
+    let model = model::find(&args.model)?;
+    let (samples, source) = match (&args.recorded, &args.benchmark) {
+        (Some(path), _) => (from_recording(path)?, path),
+        (None, Some(path)) => (from_benchmark(path, args.step_tokens)?, path),
+        (None, None) => anyhow::bail!("name a recording with --recorded, or a benchmark with --benchmark"),
+    };
+    let found = calibrate(model.name, &samples)?;
+    let against = format!("{} steps of {} in {}", found.samples, model.name, source.display());
+    let name = match args.output.file_stem() {
+        Some(stem) if args.output.as_os_str() != "-" => stem.to_string_lossy().into_owned(),
+        _ => format!("{}-calibrated", base.name),
+    };
+    let text = hardware::file::to_toml(&found.hardware(&base, &name, &against));
+    if args.output.as_os_str() == "-" {
+        io::stdout().write_all(text.as_bytes())?;
+    } else {
+        fs::write(&args.output, text).with_context(|| format!("cannot write {}", args.output.display()))?;
+    }
+    let residuals = found.residuals;
+    writeln!(
+        io::stderr(),
+        "fitted to {against}: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %",
+        100.0 * residuals.median,
+        100.0 * residuals.p95,
+        100.0 * residuals.bias
+    )?;
+    Ok(())
+}

@@ -1,0 +1,398 @@
+//! `trunkline trace`: what a trace is like, the same in another format, and traces that are made up.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use trunkline_sim::Format;
+use trunkline_sim::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
+use trunkline_sim::trace::{Conversion, ReaderOptions, Selection, Slice, TraceWriter, convert, convert_file};
+use trunkline_sim::workload::{Generator, Spec};
+
+const EXAMPLES: &str = "\
+Examples:
+  How much could a prefix cache save, and how large must it be?
+    trunkline trace stats mooncake_conversation.jsonl.gz --block-tokens 512
+
+  The second hour of a long trace, in a format that other simulators read:
+    trunkline trace convert burstgpt.csv.zst hour.csv --slice 3600s..7200s
+
+  Agents and chats that nobody has recorded:
+    trunkline trace generate examples/workloads/chat-and-agents.toml mixed.jsonl.gz";
+
+/// Look at, convert and make up traces.
+///
+/// Read are Mooncake, Bailian and token-id JSON lines and Azure, BurstGPT and Vidur CSV, plain, gzip or Zstandard;
+/// which one it is is seen from the content.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct TraceArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Show lengths, arrivals, and what prefix caches of all sizes would find.
+    Stats(StatsArgs),
+    /// Write a trace in another format: Mooncake, Vidur or token ids; what is lost is said.
+    Convert(ConvertArgs),
+    /// Make up a trace from a workload in TOML; answers take as long as the workload assumes.
+    Generate(GenerateArgs),
+}
+
+/// What is taken of a file.
+#[derive(Clone, Debug, Args)]
+struct ReadArgs {
+    /// Format of the file: mooncake, azure, burstgpt, bailian, vidur or tokens [default: found from its content].
+    #[arg(long, value_name = "NAME")]
+    format: Option<Format>,
+
+    /// Read N requests ahead to put them in the order of their times; without it a step back is an error.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    reorder: usize,
+
+    /// Take a part only: 100..200 in numbers of requests from 0, or 60s..120s in seconds from the first; either end may
+    /// be left out.
+    #[arg(long, value_name = "BEGIN..END", default_value = "..")]
+    slice: Slice,
+
+    /// Take only the first N requests, of the slice if there is one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+
+    /// Divide the times of arrival by X: 2 is twice the load.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    speed: f64,
+}
+
+impl ReadArgs {
+    fn options(&self) -> ReaderOptions {
+        ReaderOptions { format: self.format, reorder_requests: self.reorder }
+    }
+
+    fn selection(&self) -> anyhow::Result<Selection> {
+        let limit = self.limit.unwrap_or(u64::MAX);
+        Ok(Selection { slice: self.slice, limit, speed: self.speed }.checked()?)
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+struct StatsArgs {
+    /// The trace.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    #[command(flatten)]
+    read: ReadArgs,
+
+    /// Tokens of a cache block [default: 512 for mooncake, else 16].
+    #[arg(long, value_name = "TOKENS")]
+    block_tokens: Option<u32>,
+
+    /// Capacities of caches in blocks [default: 1, 2 and 5 thousands and so on, up to all blocks].
+    #[arg(long, value_name = "BLOCKS,…", value_delimiter = ',')]
+    capacities: Vec<u64>,
+
+    /// Write the statistics as JSON to a file, or to standard output if it is `-`, instead of tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+struct ConvertArgs {
+    /// The trace.
+    #[arg(value_name = "IN")]
+    from: PathBuf,
+
+    /// The new file; compressed if it ends in .gz or .zst.
+    #[arg(value_name = "OUT")]
+    to: PathBuf,
+
+    /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, else mooncake].
+    #[arg(long, value_name = "NAME")]
+    to_format: Option<Format>,
+
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+struct GenerateArgs {
+    /// The workload in TOML; examples are in examples/workloads.
+    #[arg(value_name = "SPEC")]
+    spec: PathBuf,
+
+    /// The new file; compressed if it ends in .gz or .zst.
+    #[arg(value_name = "OUT")]
+    to: PathBuf,
+
+    /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, else mooncake].
+    #[arg(long, value_name = "NAME")]
+    to_format: Option<Format>,
+
+    /// Another seed than the workload's.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Other requests than the workload's, at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    requests: Option<u64>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If a file cannot be read or written, or says what it cannot say.
+pub fn run(args: TraceArgs) -> anyhow::Result<()> {
+    match args.command {
+        Command::Stats(args) => run_stats(&args),
+        Command::Convert(args) => run_convert(&args),
+        Command::Generate(args) => run_generate(&args),
+    }
+}
+
+fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
+    let selection = args.read.selection()?;
+    let options = StatsOptions { block_tokens: args.block_tokens, capacities: args.capacities.clone() };
+    let stats =
+        with_spinner(|progress| stats_of_file(&args.file, args.read.options(), &selection, &options, progress))?;
+    match &args.json {
+        None => print(&tables(&stats)),
+        Some(to) if to.as_os_str() == "-" => print(&stats.to_json()),
+        Some(to) => fs::write(to, stats.to_json() + "\n")
+            .with_context(|| format!("cannot write the statistics to {}", to.display())),
+    }
+}
+
+fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
+    let selection = args.read.selection()?;
+    let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
+    let convert = |progress: &mut dyn FnMut(u64)| {
+        convert_file(&args.from, args.read.options(), &selection, &args.to, format, progress)
+    };
+    print(&said(&with_spinner(convert)?, &args.to, format))
+}
+
+fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
+    let mut spec = Spec::load(&args.spec)?;
+    spec.seed = args.seed.unwrap_or(spec.seed);
+    spec.requests = args.requests.unwrap_or(spec.requests);
+    let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
+    let requests = spec.assumed_service.requests(Generator::new(&spec)?);
+    let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, &args.to, format, progress))?;
+    print(&said(&conversion, &args.to, format))
+}
+
+/// Shows how many requests were done while something is at work.
+fn with_spinner<T, E: Into<anyhow::Error>>(
+    work: impl FnOnce(&mut dyn FnMut(u64)) -> Result<T, E>,
+) -> anyhow::Result<T> {
+    let spinner = ProgressBar::new_spinner();
+    spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests")?);
+    let result = work(&mut |n| spinner.set_position(n));
+    spinner.finish_and_clear();
+    result.map_err(Into::into)
+}
+
+/// What a conversion came to.
+fn said(conversion: &Conversion, to: &Path, format: Format) -> String {
+    let mut lines = vec![format!("{}: {} requests as {format}", to.display(), grouped(conversion.requests))];
+    if conversion.failed_requests > 0 {
+        lines.push(format!("left out: {} requests that failed", grouped(conversion.failed_requests)));
+    }
+    lines.extend(conversion.losses.iter().map(|loss| format!("lost: {loss}")));
+    lines.join("\n")
+}
+
+fn tables(stats: &TraceStats) -> String {
+    let mut texts = vec![facts(stats), lengths(stats)];
+    match &stats.prefixes {
+        None => texts.push("The format does not say what prompts share.".into()),
+        Some(prefixes) => texts.extend([shared(prefixes), reuse(prefixes), capacities(prefixes)]),
+    }
+    texts.join("\n\n")
+}
+
+fn facts(stats: &TraceStats) -> String {
+    let arrivals = &stats.arrivals;
+    let mut table = table();
+    table.add_rows([
+        ["format", stats.format.as_str()],
+        ["requests", &grouped(stats.requests)],
+        ["duration", &format!("{:.1} s, {:.3} requests/s", arrivals.duration_s, arrivals.rate_requests_s)],
+        ["gaps between arrivals", &format!("coefficient of variation {:.3}", arrivals.gap_cv)],
+        [
+            "fullest minute",
+            &format!(
+                "number {}, {} requests, {:.3} requests/s",
+                arrivals.peak_minute,
+                grouped(arrivals.peak_minute_requests),
+                arrivals.peak_minute_requests as f64 / 60.0
+            ),
+        ],
+    ]);
+    if stats.failed_requests > 0 {
+        table.add_row(["left out", &format!("{} requests that failed", grouped(stats.failed_requests))]);
+    }
+    table.trim_fmt()
+}
+
+fn lengths(stats: &TraceStats) -> String {
+    let mut table = table();
+    table.set_header(["tokens", "mean", "p50", "p90", "p99", "max", "total"]);
+    for (name, lengths) in [("input", stats.input_tokens), ("output", stats.output_tokens)] {
+        let Lengths { total, mean, p50, p90, p99, max } = lengths;
+        let counts = [p50, p90, p99, max].map(|n| grouped(n.into()));
+        table.add_row([vec![name.into(), format!("{mean:.1}")], counts.to_vec(), vec![grouped(total)]].concat());
+    }
+    right_aligned(table)
+}
+
+fn shared(prefixes: &PrefixStats) -> String {
+    let mut table = table();
+    table.add_rows([
+        [
+            "blocks".into(),
+            format!(
+                "{} of {} tokens, {} of them distinct; a prompt's last one may be shorter and counts",
+                grouped(prefixes.blocks),
+                prefixes.block_tokens,
+                grouped(prefixes.distinct_blocks)
+            ),
+        ],
+        [
+            "hits without limit".into(),
+            format!(
+                "{} of the blocks, {} of the tokens, in {} requests",
+                per_cent(prefixes.hit_ratio_blocks),
+                per_cent(prefixes.hit_ratio_tokens),
+                grouped(prefixes.requests_with_hits)
+            ),
+        ],
+    ]);
+    table.trim_fmt()
+}
+
+fn reuse(prefixes: &PrefixStats) -> String {
+    let mut table = table();
+    let (blocks, time) = (&prefixes.reuse_blocks, &prefixes.reuse_s);
+    table.set_header(["until a block is used again", "p50", "p90", "p99", "max"]);
+    let counts = [blocks.p50, blocks.p90, blocks.p99, blocks.max].map(grouped);
+    table.add_row([vec!["other blocks used".into()], counts.to_vec()].concat());
+    let seconds = [time.p50, time.p90, time.p99, time.max].map(|s| format!("{s:.1}"));
+    table.add_row([vec!["seconds".into()], seconds.to_vec()].concat());
+    right_aligned(table)
+}
+
+fn capacities(prefixes: &PrefixStats) -> String {
+    let mut table = table();
+    table.set_header(["cache blocks", "LRU hits", "of tokens", "Belady hits", "of tokens"]);
+    for it in &prefixes.capacities {
+        let ratios = [it.lru_blocks, it.lru_tokens, it.belady_blocks, it.belady_tokens].map(per_cent);
+        table.add_row([vec![grouped(it.blocks)], ratios.to_vec()].concat());
+    }
+    table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table.trim_fmt()
+}
+
+/// An empty table without lines.
+fn table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+fn right_aligned(mut table: Table) -> String {
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table.trim_fmt()
+}
+
+fn per_cent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+/// Digits in groups of three.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TraceArgs,
+    }
+
+    fn run_words(words: &[&str]) -> anyhow::Result<()> {
+        run(Cli::try_parse_from([&["trace"], words].concat())?.args)
+    }
+
+    fn fault(words: &[&str]) -> String {
+        let message = run_words(words).unwrap_err().to_string();
+        assert!(!message.contains('\n'), "one line: {message}");
+        message
+    }
+
+    const SPEC: &str = "
+requests = 50
+[[population]]
+arrivals = { process = \"poisson\", sessions-per-s = 2.0 }
+input-tokens = { kind = \"constant\", value = 700 }
+output-tokens = { kind = \"constant\", value = 20 }
+system-prompts = { count = 2, zipf = 1.0, tokens = { kind = \"constant\", value = 1024 } }
+";
+
+    #[test]
+    fn what_is_made_up_can_be_converted_and_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+        fs::write(path("spec.toml"), SPEC).unwrap();
+        run_words(&["generate", &path("spec.toml"), &path("made.jsonl.gz")]).unwrap();
+        run_words(&["convert", &path("made.jsonl.gz"), &path("made.csv.zst"), "--slice", "10..20"]).unwrap();
+        run_words(&["stats", &path("made.csv.zst"), "--json", &path("csv.json")]).unwrap();
+        run_words(&["stats", &path("made.jsonl.gz"), "--json", &path("all.json"), "--capacities", "2,9"]).unwrap();
+        run_words(&["stats", &path("made.jsonl.gz")]).unwrap();
+        let csv = fs::read_to_string(path("csv.json")).unwrap();
+        assert!(csv.contains("\"requests\": 10,") && csv.contains("\"prefixes\": null"), "{csv}");
+        let all = fs::read_to_string(path("all.json")).unwrap();
+        assert!(all.contains("\"requests\": 50,") && all.contains("\"block_tokens\": 512"), "{all}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_in_one_line() {
+        assert_eq!(fault(&["stats", "none"]), "none: no such file; check the path");
+        assert_eq!(
+            fault(&["stats", "none", "--speed", "0"]),
+            "speed is 0; it must be above 0, such as 2 for twice the load"
+        );
+        assert_eq!(
+            fault(&["convert", "none", "out", "--to-format", "azure", "--limit", "1"]),
+            "none: no such file; check the path"
+        );
+        for flags in [["--slice", "5..5"], ["--format", "fish"], ["--limit", "0"]] {
+            assert!(Cli::try_parse_from([&["trace", "stats", "f"][..], &flags].concat()).is_err(), "{flags:?}");
+        }
+    }
+}
