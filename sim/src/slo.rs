@@ -9,11 +9,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::latency::Summary;
 use crate::outcome::Outcome;
-use crate::report::{Report, ratio};
+use crate::report::Report;
 
 /// What is measured. See [`crate::latency`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,12 +160,6 @@ impl fmt::Display for Slo {
     }
 }
 
-impl Serialize for Slo {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
 /// All promises.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slos {
@@ -306,11 +300,6 @@ impl<'a> Judge<'a> {
             Figure { name: "goodput".into(), limit, value, met: value >= limit, margin }
         });
         of_all.chain(goodput).collect()
-    }
-
-    /// The share of requests that were good, of all; if no promise is about requests, of those completed.
-    pub fn good(&self) -> f64 {
-        ratio((self.requests - self.bad) as f64, self.requests as f64)
     }
 }
 
