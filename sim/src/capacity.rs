@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::cost::CostModel;
 use crate::fleet::{ReplayError, replay};
-use crate::settings::{Arrivals, Settings};
+use crate::settings::{Arrivals, Routing, Settings};
 use crate::tenants::Shares;
 use crate::trace::Trace;
 
@@ -30,7 +30,8 @@ pub struct Load {
 
 /// Measures the capacity with one replay of the whole trace, and finds the speed at which arrivals are `fraction` of it.
 ///
-/// It is measured under `fcfs` whatever policy the settings name, so that policies compared at one load see the same arrivals.
+/// It is measured under `fcfs`, with requests in turn and all replicas well, whatever policy, router and faults the settings name, so that
+/// those compared at one load see the same arrivals.
 pub fn load(
     trace: &Trace,
     settings: &Settings,
@@ -42,22 +43,33 @@ pub fn load(
         return Err(ReplayError::LoadFraction(fraction));
     }
     let traced_requests_s = arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
+    let capacity_requests_s = capacity_requests_s(trace, settings, cost, progress)?;
+    let arrival_requests_s = fraction * capacity_requests_s;
+    Ok(Load { fraction, capacity_requests_s, arrival_requests_s, speed: arrival_requests_s / traced_requests_s })
+}
+
+/// Requests that the fleet can end in a second.
+pub(crate) fn capacity_requests_s(
+    trace: &Trace,
+    settings: &Settings,
+    cost: &dyn CostModel,
+    progress: &mut dyn FnMut(u64),
+) -> Result<f64, ReplayError> {
     let mut saturated = settings.clone();
     saturated.arrivals = Arrivals::AtOnce;
     saturated.tenants = Shares::default();
+    saturated.routing = Routing::default();
     saturated.core.policy = "fcfs".into();
     let report = replay(trace, &saturated, cost, progress)?;
     if report.completed == 0 {
         return Err(ReplayError::NoCapacity);
     }
     // All arrive at time 0, so the 90th percentile of E2E is when nine tenths have ended. Those refused cost nothing.
-    let capacity_requests_s = MEASURED_SHARE * report.requests as f64 / report.e2e_s.p90;
-    let arrival_requests_s = fraction * capacity_requests_s;
-    Ok(Load { fraction, capacity_requests_s, arrival_requests_s, speed: arrival_requests_s / traced_requests_s })
+    Ok(MEASURED_SHARE * report.requests as f64 / report.e2e_s.p90)
 }
 
 /// The mean rate of a trace's arrivals, if they do not all come at one instant.
-fn arrival_requests_s(trace: &Trace) -> Option<f64> {
+pub(crate) fn arrival_requests_s(trace: &Trace) -> Option<f64> {
     let last_ns = trace.requests.last()?.arrival_ns;
     (last_ns > 0).then(|| (trace.requests.len() - 1) as f64 / (last_ns as f64 / 1e9))
 }

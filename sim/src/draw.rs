@@ -7,6 +7,8 @@ pub(crate) enum Purpose {
     Tenant = 1,
     /// Whether a drafted token is accepted.
     Draft = 2,
+    /// The replicas a request may go to.
+    Route = 16,
 }
 
 /// SplitMix64's finaliser: every bit of the input changes half the bits of the output.
@@ -29,7 +31,7 @@ mod tests {
 
     #[test]
     fn draws_are_even_and_apart_from_each_other() {
-        for purpose in [Purpose::Tenant, Purpose::Draft] {
+        for purpose in [Purpose::Tenant, Purpose::Draft, Purpose::Route] {
             let mut counts = [0u32; 10];
             for request in 0..1_000 {
                 for position in 0..100 {

@@ -1,24 +1,31 @@
 //! The driver: replicas of the core, a queue of what happens next, a worker and a link that only take time.
 //!
-//! A replica is a [`Core`], the step it has in flight, and the link to its host. Requests go to replicas in turn. Time jumps to the
-//! next entry of the queue, `(time, order of scheduling)`; everything that follows from it at that instant is done before the
-//! next is taken.
+//! A replica is a [`Core`], the step it has in flight, and the link to its host. A [`crate::router`] says which of them a request goes to.
+//! Time jumps to the next entry of the queue, `(time, order of scheduling)`; everything that follows from it at that instant is done
+//! before the next is taken. When a replica fails, what it had under way stays on the queue with the number of the life it was
+//! begun in, and is passed over when its time comes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
-use trunkline_core::{BlockHash, Core, FinishReason, Namespace, Request, RequestId, Stats};
+use trunkline_core::{BlockHash, Core, FinishReason, Namespace, Request, Stats};
 
 use crate::cost::{CostModel, StepShape};
 use crate::link::Links;
 use crate::meters::Meters;
+use crate::outcome::Outcome;
 use crate::report::{Report, SettingsReport, TierReport, ratio};
+use crate::router::{self, Load, Router};
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::trace::Trace;
 use crate::worker::Worker;
+
+mod faults;
+mod placing;
 
 /// More requests than a core may leave aside when it looks for one to admit.
 const LOOK_AHEAD: usize = 64;
@@ -48,6 +55,9 @@ pub enum ReplayError {
         /// How many had not ended.
         unfinished: u64,
     },
+    /// Who watched it had seen enough.
+    #[error("the replay was stopped")]
+    Stopped,
 }
 
 /// Replays `trace` to its end. `progress` is told now and then how many requests have ended.
@@ -57,10 +67,31 @@ pub fn replay(
     cost: &dyn CostModel,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report, ReplayError> {
+    let mut ended = 0;
+    let mut watch = |_: &Outcome| {
+        ended += 1;
+        if ended % PROGRESS_EVERY == 0 {
+            progress(ended);
+        }
+        ControlFlow::Continue(())
+    };
+    let result = replay_watched(trace, settings, cost, &mut watch);
+    progress(ended);
+    result
+}
+
+/// Replays `trace`. `watch` is told how each request fared when it ends, in the order in which they do, and can stop the replay, which
+/// is then [`ReplayError::Stopped`].
+pub fn replay_watched(
+    trace: &Trace,
+    settings: &Settings,
+    cost: &dyn CostModel,
+    watch: &mut dyn FnMut(&Outcome) -> ControlFlow<()>,
+) -> Result<Report, ReplayError> {
     let started = Instant::now();
-    let mut fleet = Fleet::new(trace, settings, cost)?;
-    fleet.run(progress)?;
-    let mut report = fleet.report(settings);
+    let mut fleet = Fleet::new(trace, settings, cost, watch)?;
+    fleet.run()?;
+    let mut report = fleet.report();
     report.wall_s = started.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -72,14 +103,43 @@ struct Replica {
     links: Links,
     /// Its next request, if all are there from the beginning.
     next_request: usize,
+    state: State,
+    /// How often it failed: which life it is in.
+    life: u32,
+    /// By what the durations of its steps are multiplied.
+    slowness: f64,
+    step_ends_ns: u64,
+    busy_ns: u64,
 }
+
+/// Whether a replica works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Up,
+    /// It will come back.
+    Down,
+    Gone,
+}
+
+/// Where a request is while it is somewhere.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    /// [`NOWHERE`] before it arrived and after it ended.
+    replica: u32,
+    /// Its part of [`Load::prefill_tokens`] there.
+    prefill_tokens: u32,
+}
+
+const NOWHERE: u32 = u32::MAX;
 
 /// What is done at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Arrival { request: usize },
-    StepEnd { replica: usize },
-    TransferEnd { replica: usize, id: u64 },
+    StepEnd { replica: usize, life: u32 },
+    TransferEnd { replica: usize, life: u32, id: u64 },
+    Fail { failure: usize },
+    Return { replica: usize },
 }
 
 /// An entry of the queue. `order` makes entries of one time come in the order they were scheduled.
@@ -92,11 +152,22 @@ struct Scheduled {
 
 struct Fleet<'a> {
     trace: &'a Trace,
+    settings: &'a Settings,
     cost: &'a dyn CostModel,
+    watch: &'a mut dyn FnMut(&Outcome) -> ControlFlow<()>,
+    stopped: bool,
     arrivals: Arrivals,
     block_size: u32,
     root: BlockHash,
     replicas: Vec<Replica>,
+    router: Box<dyn Router>,
+    /// By replica.
+    loads: Vec<Load>,
+    /// By request.
+    placed: Vec<Placed>,
+    /// Requests taken from replicas that are gone, not yet sent elsewhere.
+    displaced: Vec<usize>,
+    rerouted: u64,
     worker: Worker,
     meters: Meters<'a>,
     next_arrival: usize,
@@ -112,8 +183,14 @@ struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    fn new(trace: &'a Trace, settings: &'a Settings, cost: &'a dyn CostModel) -> Result<Self, ReplayError> {
+    fn new(
+        trace: &'a Trace,
+        settings: &'a Settings,
+        cost: &'a dyn CostModel,
+        watch: &'a mut dyn FnMut(&Outcome) -> ControlFlow<()>,
+    ) -> Result<Self, ReplayError> {
         settings.validate()?;
+        let routing = &settings.routing;
         let mut replicas = Vec::new();
         for number in 0..settings.replicas as usize {
             replicas.push(Replica {
@@ -121,15 +198,32 @@ impl<'a> Fleet<'a> {
                 in_flight: None,
                 links: Links::new(&settings.hardware, &settings.model, settings.core.block_size, &settings.far_links),
                 next_request: number,
+                state: State::Up,
+                life: 0,
+                slowness: routing
+                    .slow
+                    .iter()
+                    .find(|slow| slow.replica as usize == number)
+                    .map_or(1.0, |slow| slow.factor),
+                step_ends_ns: 0,
+                busy_ns: 0,
             });
         }
         Ok(Self {
             trace,
+            settings,
             cost,
+            watch,
+            stopped: false,
             arrivals: settings.arrivals,
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
             meters: Meters::new(trace, &settings.tenants, replicas.len()),
+            router: router::make(&routing.router, settings.site()).map_err(SettingsError::Router)?,
+            loads: vec![Load { open: true, ..Load::default() }; replicas.len()],
+            placed: vec![Placed { replica: NOWHERE, prefill_tokens: 0 }; trace.requests.len()],
+            displaced: Vec::new(),
+            rerouted: 0,
             replicas,
             worker: Worker::new(settings.draft_acceptance),
             next_arrival: 0,
@@ -144,26 +238,29 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    fn run(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), ReplayError> {
+    fn run(&mut self) -> Result<(), ReplayError> {
         for replica in 0..self.replicas.len() {
             self.tell(replica, Event::WorkerJoined);
         }
+        self.schedule_faults();
         self.schedule_first();
-        let mut reported = 0;
         while let Some(Reverse(next)) = self.queue.pop() {
             assert!(next.at_ns >= self.now_ns, "time goes forward");
             self.now_ns = next.at_ns;
             match next.what {
                 What::Arrival { request } => self.arrive(request),
-                What::StepEnd { replica } => self.end_step(replica),
-                What::TransferEnd { replica, id } => self.tell(replica, Event::TransferFinished(id)),
+                What::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
+                What::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
+                    self.tell(replica, Event::TransferFinished(id));
+                }
+                What::StepEnd { .. } | What::TransferEnd { .. } => {}
+                What::Fail { failure } => self.fail(failure),
+                What::Return { replica } => self.come_back(replica),
             }
-            if self.ended >= reported + PROGRESS_EVERY {
-                reported = self.ended;
-                progress(reported);
+            if self.stopped {
+                return Err(ReplayError::Stopped);
             }
         }
-        progress(self.ended);
         match self.trace.requests.len() as u64 - self.ended {
             0 => Ok(()),
             unfinished => Err(ReplayError::Stalled { at_s: self.now_ns as f64 / 1e9, unfinished }),
@@ -211,15 +308,11 @@ impl<'a> Fleet<'a> {
         if matches!(self.arrivals, Arrivals::Traced { .. }) {
             self.schedule_next();
         }
-        let replica = index % self.replicas.len();
+        let request = self.request(index);
+        let pick = self.pick(index, &request);
         let asked_ns = if self.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
-        let tenant = self.meters.submit(self.now_ns, asked_ns, replica, index);
-        let traced = &self.trace.requests[index];
-        let mut request = Request::new(RequestId(index as u64), self.root, traced.prompt(), traced.output_tokens);
-        request.tenant = tenant as u64;
-        request.hashes.reserve_exact(request.prompt.capacity() / self.block_size as usize);
-        request.hash_prompt(self.block_size);
-        self.tell(replica, Event::Submit(Box::new(request)));
+        let tenant = self.meters.submit(self.now_ns, asked_ns, pick.replica, index);
+        self.place(pick, Request { tenant: tenant as u64, ..request });
     }
 
     fn end_step(&mut self, replica: usize) {
@@ -244,21 +337,32 @@ impl<'a> Fleet<'a> {
 
     fn perform(&mut self, replica: usize, action: Action) {
         match action {
-            Action::Token { request, token } => self.meters.token(self.now_ns, request.0, token),
+            Action::Token { request, token } => {
+                self.count_token(replica, request);
+                self.meters.token(self.now_ns, request.0, token);
+            }
             Action::RunStep(step) => self.begin_step(replica, step),
             Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
             Action::Transfer(transfer) => {
                 let end_ns = self.replicas[replica].links.copy(self.now_ns, &transfer);
-                self.schedule(end_ns, What::TransferEnd { replica, id: transfer.id });
+                let life = self.replicas[replica].life;
+                self.schedule(end_ns, What::TransferEnd { replica, life, id: transfer.id });
+            }
+            Action::Finish { request, reason: FinishReason::Length, usage } => {
+                self.leave(replica, request, usage.completion_tokens);
+                let outcome = self.meters.finish(self.now_ns, replica, request.0 as usize, &usage);
+                self.end(replica, &outcome);
             }
             Action::Finish { request, reason, usage } => {
-                assert_eq!(reason, FinishReason::Length, "nothing else ends a traced request");
-                self.meters.finish(self.now_ns, request.0 as usize, &usage);
-                self.end(replica);
+                assert!(self.replicas[replica].life > 0, "{reason:?} ends a traced request only if its replica failed");
+                self.leave(replica, request, usage.completion_tokens);
+                self.meters.take_back(self.now_ns, replica, request.0 as usize);
+                self.displaced.push(request.0 as usize);
             }
             Action::Refuse { request, .. } => {
-                self.meters.refuse(self.now_ns, replica, request.0 as usize);
-                self.end(replica);
+                self.leave(replica, request, 0);
+                let outcome = self.meters.refuse(self.now_ns, replica, request.0 as usize);
+                self.end(replica, &outcome);
             }
             Action::Flushed { .. } | Action::Drained => unreachable!("a replay asks for neither"),
         }
@@ -269,13 +373,22 @@ impl<'a> Fleet<'a> {
         self.seqs_run += step.seqs.len() as u64;
         self.tokens_run += shape.tokens;
         self.meters.step_began(self.now_ns, replica, &step.seqs);
-        let previous = self.replicas[replica].in_flight.replace(step);
+        let mut duration_ns = self.cost.step_ns(&shape);
+        let it = &mut self.replicas[replica];
+        if it.slowness != 1.0 {
+            duration_ns = (duration_ns as f64 * it.slowness).round() as u64;
+        }
+        let previous = it.in_flight.replace(step);
         assert!(previous.is_none(), "one step in flight at a time");
-        self.schedule(self.now_ns + self.cost.step_ns(&shape), What::StepEnd { replica });
+        it.step_ends_ns = self.now_ns + duration_ns;
+        it.busy_ns += duration_ns;
+        let (ends_ns, life) = (it.step_ends_ns, it.life);
+        self.schedule(ends_ns, What::StepEnd { replica, life });
     }
 
     /// A request of this replica left it; some arrivals wait for that.
-    fn end(&mut self, replica: usize) {
+    fn end(&mut self, replica: usize, outcome: &Outcome) {
+        self.stopped |= (self.watch)(outcome).is_break();
         self.ended += 1;
         self.last_end_ns = self.now_ns;
         match self.arrivals {
@@ -285,12 +398,16 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    fn report(self, settings: &Settings) -> Report {
+    fn report(self) -> Report {
+        let settings = self.settings;
         let stats: Vec<_> = self.replicas.iter().map(|replica| replica.core.stats()).collect();
         for stats in &stats {
             let requests = stats.waiting + stats.running + stats.swapped + stats.loading;
             let held = requests + stats.private_blocks;
             assert_eq!(held, 0, "nothing is held when all requests have ended: {stats:?}");
+        }
+        for load in &self.loads {
+            assert_eq!((load.requests, load.tokens, load.prefill_tokens), (0, 0, 0), "no load is left");
         }
         let digest = fold_digests(self.replicas.iter().map(|replica| replica.core.digest()));
         let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
@@ -301,6 +418,7 @@ impl<'a> Fleet<'a> {
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let steps = sum(|stats| stats.steps);
         let duration_s = self.last_end_ns as f64 / 1e9;
+        let busy_s = self.replicas.iter().map(|replica| replica.busy_ns as f64 / 1e9).sum::<f64>();
         let (total, itl_s, fairness) = self.meters.end();
         Report {
             settings: SettingsReport::new(self.trace.format, settings, self.cost.name()),
@@ -325,6 +443,8 @@ impl<'a> Fleet<'a> {
             drafted_tokens: sum(|stats| stats.draft_tokens),
             accepted_drafts: sum(|stats| stats.accepted_draft_tokens),
             evicted_blocks: sum(|stats| stats.evicted_blocks),
+            utilisation: ratio(busy_s, duration_s * self.replicas.len() as f64),
+            rerouted: self.rerouted,
             ttft_s: total.ttft.summary(),
             tpot_s: total.tpot.summary(),
             itl_s,

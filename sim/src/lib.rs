@@ -9,8 +9,8 @@
 //!
 //! 1. [`trace::TraceReader`] reads a request per line: when it arrives, how long it is, what it shares with others.
 //! 2. [`fleet::replay`] makes a core per replica and puts the first arrival on the event queue.
-//! 3. An arrival becomes a request: its tokens are made ([`trace::TraceRequest::prompt`]), hashed and submitted to the next
-//!    replica in turn.
+//! 3. An arrival becomes a request: its tokens are made ([`trace::TraceRequest::prompt`]), hashed and submitted to the replica
+//!    that a [`router`] picks.
 //! 4. The core answers with a step. [`cost::StepShape`] sums it up, the cost model gives its duration, and its end is
 //!    put on the queue.
 //! 5. When it ends, the modelled worker answers with a token for each sequence that samples, and with the drafts that were right.
@@ -18,7 +18,9 @@
 //! 6. Tokens and ends of requests go to the meters of [`latency`], and of [`fairness`] if there are several [`tenants`].
 //! 7. When the queue is empty, [`report::Report`] says what happened.
 //!
-//! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it.
+//! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
+//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. Replicas can be slow or fail ([`faults`]), and
+//! how each request fared can be had one by one ([`outcome`]).
 //!
 //! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
 //!
@@ -49,6 +51,7 @@ pub mod cost;
 mod draw;
 pub mod engines;
 pub mod fairness;
+pub mod faults;
 pub mod fleet;
 pub mod hardware;
 pub mod latency;
@@ -57,17 +60,21 @@ pub mod link;
 pub mod memory;
 mod meters;
 pub mod model;
+pub mod outcome;
+pub mod plan;
 pub mod recorded;
 pub mod report;
+pub mod router;
 pub mod settings;
+pub mod slo;
 pub mod tenants;
 pub mod trace;
 mod worker;
 pub mod workload;
 
-pub use crate::fleet::{ReplayError, replay};
+pub use crate::fleet::{ReplayError, replay, replay_watched};
 pub use crate::report::Report;
-pub use crate::settings::{Arrivals, Settings};
+pub use crate::settings::{Arrivals, Routing, Settings};
 pub use crate::trace::{Format, Trace, TraceError, TraceRequest};
 
 /// A name that no preset has.

@@ -89,6 +89,15 @@ impl Links {
         lane.free_at_ns
     }
 
+    /// The replica is gone at `now_ns`, and with it every copy that has not ended.
+    pub(crate) fn lose(&mut self, now_ns: u64) {
+        for lane in self.0.iter_mut().flat_map(|link| [&mut link.out, &mut link.into]) {
+            // Copies follow each other without gaps, so what is left of them is busy time.
+            lane.busy_ns -= lane.free_at_ns.saturating_sub(now_ns);
+            lane.free_at_ns = lane.free_at_ns.min(now_ns);
+        }
+    }
+
     /// What went out, and in, over the `at`-th link of all replicas; 0 is that to the host.
     pub(crate) fn report<'a>(replicas: impl Iterator<Item = &'a Self>, at: usize) -> [LinkReport; 2] {
         let mut sums = [LinkReport::default(); 2];

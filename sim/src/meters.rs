@@ -4,6 +4,7 @@ use trunkline_core::{StepSeq, Token, Usage};
 
 use crate::fairness::{Contention, OUTPUT_UNITS};
 use crate::latency::{Exact, Histogram, Summary};
+use crate::outcome::Outcome;
 use crate::report::{FairnessReport, TenantReport};
 use crate::tenants::Shares;
 use crate::trace::{Trace, generated_token};
@@ -14,7 +15,10 @@ struct Progress {
     submitted_ns: u64,
     first_token_ns: u64,
     last_token_ns: u64,
+    /// Tokens its client has.
     n_generated: u32,
+    /// Of those, how many the replica has generated where it is now: fewer after it was sent elsewhere.
+    n_here: u32,
     /// Leading prompt tokens that were computed or found at some time.
     prompt_served: u32,
     tenant: u8,
@@ -73,12 +77,46 @@ impl<'a> Meters<'a> {
     }
 
     /// A request was turned away.
-    pub(crate) fn refuse(&mut self, now_ns: u64, replica: usize, request: usize) {
-        let tenant = usize::from(self.requests[request].tenant);
+    pub(crate) fn refuse(&mut self, now_ns: u64, replica: usize, request: usize) -> Outcome {
+        let progress = &self.requests[request];
+        let tenant = usize::from(progress.tenant);
         self.tenants[tenant].refused += 1;
         if let Some(contention) = self.contentions.get_mut(replica) {
             contention.leave(now_ns, tenant);
         }
+        Outcome {
+            request: request as u64,
+            arrival_ns: progress.submitted_ns,
+            replica: replica as u32,
+            tenant: tenant as u32,
+            prompt_tokens: self.trace.requests[request].input_tokens,
+            cached_tokens: 0,
+            output_tokens: 0,
+            ttft_ns: None,
+            tpot_ns: None,
+            e2e_ns: None,
+            preemptions: 0,
+            refused: true,
+        }
+    }
+
+    /// A request was taken from `replica` and is to start over elsewhere.
+    pub(crate) fn take_back(&mut self, now_ns: u64, replica: usize, request: usize) {
+        let progress = &mut self.requests[request];
+        progress.n_here = 0;
+        let began = std::mem::replace(&mut progress.began, false);
+        if let (false, Some(contention)) = (began, self.contentions.get_mut(replica)) {
+            contention.leave(now_ns, usize::from(progress.tenant));
+        }
+    }
+
+    /// A request that was taken back goes to `replica`. Gives its tenant.
+    pub(crate) fn resubmit(&mut self, now_ns: u64, replica: usize, request: usize) -> usize {
+        let tenant = usize::from(self.requests[request].tenant);
+        if let Some(contention) = self.contentions.get_mut(replica) {
+            contention.wait(now_ns, tenant);
+        }
+        tenant
     }
 
     /// A step with these sequences begins.
@@ -114,7 +152,12 @@ impl<'a> Meters<'a> {
     /// A request was given its next token.
     pub(crate) fn token(&mut self, now_ns: u64, request: u64, token: Token) {
         let progress = &mut self.requests[request as usize];
-        assert_eq!(token, generated_token(request, progress.n_generated), "tokens of a request come once and in order");
+        assert_eq!(token, generated_token(request, progress.n_here), "tokens of a request come once and in order");
+        progress.n_here += 1;
+        if progress.n_here <= progress.n_generated {
+            // Its client has it from the replica that failed.
+            return;
+        }
         if progress.n_generated == 0 {
             progress.first_token_ns = now_ns;
             self.tenants[usize::from(progress.tenant)].ttft.record(now_ns - progress.submitted_ns);
@@ -126,19 +169,33 @@ impl<'a> Meters<'a> {
     }
 
     /// A request has all its tokens.
-    pub(crate) fn finish(&mut self, now_ns: u64, request: usize, usage: &Usage) {
+    pub(crate) fn finish(&mut self, now_ns: u64, replica: usize, request: usize, usage: &Usage) -> Outcome {
         let progress = &self.requests[request];
         let asked = self.trace.requests[request].output_tokens;
-        assert_eq!(progress.n_generated, asked, "a request ends when it has its tokens");
+        assert_eq!((progress.n_generated, progress.n_here), (asked, asked), "a request ends when it has its tokens");
         let tenant = &mut self.tenants[usize::from(progress.tenant)];
-        tenant.e2e.record(now_ns - progress.submitted_ns);
-        if asked > 1 {
-            tenant.tpot.record((now_ns - progress.first_token_ns) / u64::from(asked - 1));
-        }
+        let e2e_ns = now_ns - progress.submitted_ns;
+        tenant.e2e.record(e2e_ns);
+        let tpot_ns = (asked > 1).then(|| (now_ns - progress.first_token_ns) / u64::from(asked - 1));
+        tpot_ns.into_iter().for_each(|ns| tenant.tpot.record(ns));
         tenant.completed += 1;
         tenant.prompt_tokens += u64::from(usage.prompt_tokens);
         tenant.cached_tokens += u64::from(usage.cached_tokens);
         tenant.output_tokens += u64::from(usage.completion_tokens);
+        Outcome {
+            request: request as u64,
+            arrival_ns: progress.submitted_ns,
+            replica: replica as u32,
+            tenant: u32::from(progress.tenant),
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            output_tokens: usage.completion_tokens,
+            ttft_ns: Some(progress.first_token_ns - progress.submitted_ns),
+            tpot_ns,
+            e2e_ns: Some(e2e_ns),
+            preemptions: usage.preemptions,
+            refused: false,
+        }
     }
 
     /// What was measured over all tenants, every gap between two tokens, and how the tenants fared if there are several.

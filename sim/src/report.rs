@@ -59,6 +59,10 @@ pub struct Report {
     pub accepted_drafts: u64,
     /// Cached blocks that gave way to others.
     pub evicted_blocks: u64,
+    /// Time in which steps ran, over replicas times duration.
+    pub utilisation: f64,
+    /// Times a request was sent to another replica because its own was gone for good.
+    pub rerouted: u64,
     /// Arrival to first token, seconds.
     pub ttft_s: Summary,
     /// Per request with more than one token: (E2E - TTFT) / (output tokens - 1), seconds.
@@ -196,6 +200,12 @@ pub struct SettingsReport {
     pub model: &'static str,
     /// Replicas.
     pub replicas: u32,
+    /// Which replica each request went to.
+    pub router: String,
+    /// Replicas that failed, as `REPLICA@SECONDS..SECONDS`.
+    pub failures: Vec<String>,
+    /// Replicas that were slow, as `REPLICA:FACTOR`.
+    pub slow: Vec<String>,
     /// Tokens in a block.
     pub block_size: u32,
     /// KV blocks on each device.
@@ -245,6 +255,9 @@ impl SettingsReport {
             hardware: settings.hardware.name,
             model: settings.model.name,
             replicas: settings.replicas,
+            router: settings.routing.router.clone(),
+            failures: settings.routing.failures.iter().map(ToString::to_string).collect(),
+            slow: settings.routing.slow.iter().map(ToString::to_string).collect(),
             block_size: core.block_size,
             device_blocks: core.device_blocks,
             max_batch_tokens: core.max_batch_tokens,

@@ -3,9 +3,11 @@
 use trunkline_core::{Config, ConfigError};
 
 use crate::cost::{CostModel, Parallel, recompute_token_ns};
+use crate::faults::{self, Failure, FaultError, Slow};
 use crate::hardware::Hardware;
 use crate::link::{TierLink, swap_block_ns};
 use crate::model::Model;
+use crate::router::{self, ROUTER_DEFAULT, RouterError, Site};
 use crate::tenants::Shares;
 use crate::trace::{LENGTH_TOKENS_MAX, TraceRequest};
 
@@ -39,6 +41,26 @@ pub struct Settings {
     pub tenants: Shares,
     /// The probability that a drafted token is right.
     pub draft_acceptance: f64,
+    /// Which replica each goes to, and which replicas fail.
+    pub routing: Routing,
+}
+
+/// How requests are spread over replicas, and what is wrong with these.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routing {
+    /// One of [`crate::router::REGISTRY`], perhaps with parameters.
+    pub router: String,
+    /// Replicas that fail.
+    pub failures: Vec<Failure>,
+    /// Replicas that are slow.
+    pub slow: Vec<Slow>,
+}
+
+impl Default for Routing {
+    /// In turn; all replicas are well.
+    fn default() -> Self {
+        Self { router: ROUTER_DEFAULT.into(), failures: Vec::new(), slow: Vec::new() }
+    }
 }
 
 /// When the requests of a trace arrive.
@@ -52,7 +74,8 @@ pub enum Arrivals {
     /// Each when the one before it ended: so the cache alone is measured.
     Serial,
     /// All at the beginning: so the capacity is measured. Latencies count from there. Prompts are made only when their request comes
-    /// near the head of its replica's queue, lest all be in memory at once; under `fcfs` that changes no decision.
+    /// near the head of its replica's queue, lest all be in memory at once; under `fcfs` that changes no decision. They go to replicas
+    /// in turn whatever the router: there are no loads to choose by when all are there.
     AtOnce,
 }
 
@@ -118,7 +141,22 @@ impl Settings {
         if !(0.0..=1.0).contains(&self.draft_acceptance) {
             return Err(SettingsError::DraftAcceptance(self.draft_acceptance));
         }
+        router::make(&self.routing.router, self.site())?;
+        faults::validate(self.replicas, &self.routing.failures, &self.routing.slow)?;
+        if self.arrivals == Arrivals::AtOnce && !self.routing.failures.is_empty() {
+            return Err(FaultError::AtOnce.into());
+        }
         Ok(())
+    }
+
+    /// What a router is made for.
+    pub(crate) fn site(&self) -> Site {
+        let tiers = self.core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
+        Site {
+            replicas: self.replicas as usize,
+            block_size: self.core.block_size,
+            cache_blocks: u64::from(self.core.device_blocks) + tiers,
+        }
     }
 }
 
@@ -153,4 +191,10 @@ pub enum SettingsError {
     /// Not a probability.
     #[error("draft_acceptance is {0}; it must be between 0 and 1")]
     DraftAcceptance(f64),
+    /// No router is of this name and parameters.
+    #[error(transparent)]
+    Router(#[from] RouterError),
+    /// Replicas cannot fail or be slow so.
+    #[error(transparent)]
+    Faults(#[from] FaultError),
 }

@@ -8,11 +8,14 @@ use trunkline_core::Config;
 
 use super::*;
 use crate::cost::{Parallel, Roofline};
+use crate::settings::Routing;
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
 use crate::{hardware, model};
 
 mod arrivals;
+mod failures;
+mod routers;
 mod tenants;
 mod transfers;
 
@@ -41,6 +44,7 @@ fn settings(block_size: u32, device_blocks: u32) -> Settings {
         tenants: Shares::default(),
         draft_acceptance: 0.5,
         far_links: Vec::new(),
+        routing: Routing::default(),
         parallel: Parallel::ONE,
     }
 }

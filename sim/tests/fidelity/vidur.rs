@@ -21,6 +21,7 @@ fn run(requests: usize, block_size: u32) -> Option<Report> {
     }
     let settings = Settings {
         far_links: Vec::new(),
+        routing: trunkline_sim::Routing::default(),
         parallel: Parallel::ONE,
         hardware: *hardware,
         model: *model,

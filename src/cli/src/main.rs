@@ -1,4 +1,4 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `trace`, `calibrate`, `bench`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `trace`, `calibrate`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
@@ -6,6 +6,7 @@ mod bench;
 mod calibrate;
 mod config_file;
 mod generate;
+mod plan;
 mod replay;
 mod serve;
 mod trace;
@@ -25,6 +26,9 @@ Examples:
 
   Replay a trace of real traffic under a virtual clock:
     trunkline replay trace.jsonl.gz
+
+  Find the smallest fleet that gives 99 % of requests their first token within 2 s:
+    trunkline plan trace.jsonl.gz --slo ttft=2s --goodput 0.99
 
   Measure the core on this machine:
     trunkline bench tree
@@ -47,6 +51,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
+    Plan(Box<plan::PlanArgs>),
     Calibrate(calibrate::CalibrateArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
@@ -61,6 +66,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Plan(args) => plan::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),

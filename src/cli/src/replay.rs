@@ -1,12 +1,13 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
 mod compare;
-mod render;
-mod settings;
-mod tiers;
+pub(crate) mod render;
+pub(crate) mod settings;
+pub(crate) mod tiers;
 
 use std::fs;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -14,8 +15,9 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost;
+use trunkline_sim::outcome::OutcomeWriter;
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Format, Settings, Trace};
+use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
 
 use self::settings::{SettingsArgs, runs};
 use self::tiers::TierArgs;
@@ -34,6 +36,9 @@ Examples:
   Is it worth swapping to 64 GB of host memory when blocks run out?
     trunkline replay trace.csv --device-blocks 2000 --host-memory-gb 64 --preemption swap --preemption recompute
 
+  Is it worth sending requests where their prefixes are, and what if a replica fails after ten minutes?
+    trunkline replay trace.jsonl.gz --replicas 4 --router round_robin --router prefix_affinity --fail 2@600..660
+
   What does a tenant that sends nine tenths of the requests do to the other?
     trunkline replay trace.csv --load 1.2 --tenants 0.9,0.1
 
@@ -45,8 +50,8 @@ Latencies come from a roofline fitted to measured kernels; the report states its
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
 /// A trace is Mooncake JSON lines or Azure CSV, plain or gzip. The scheduler and the cache are the server's own; only the
-/// clock, the worker and the link to host memory are modelled. Several policies, eviction policies or preemptions are
-/// compared in one table.
+/// clock, the worker and the link to host memory are modelled. Several policies, eviction policies, preemptions or
+/// routers are compared in one table.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReplayArgs {
@@ -71,6 +76,10 @@ pub struct ReplayArgs {
     /// several are compared.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Write how each request fared to a file, a line of CSV each in the order in which they end; gzip if its name ends in .gz.
+    #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
+    requests: Option<PathBuf>,
 }
 
 /// What is taken of a trace, and how fast.
@@ -120,6 +129,9 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
     let mut runs = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
+    if args.requests.is_some() && runs.len() > 1 {
+        bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
+    }
     let format = args.of_trace.format.as_deref().map(str::parse::<Format>).transpose()?;
     let limit = args.of_trace.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let trace = Trace::load(path, format, Some(limit))?;
@@ -131,7 +143,10 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         Some(fraction) => Some(at_load(&trace, &mut runs, fraction, &bar)?),
         None => None,
     };
-    let result = compare::replay_all(&trace, &runs, &bar);
+    let result = match &args.requests {
+        Some(to) => replay_to(to, &trace, &runs[0], &bar).map(|report| vec![report]),
+        None => compare::replay_all(&trace, &runs, &bar).map_err(Into::into),
+    };
     bar.finish_and_clear();
 
     let mut reports = result?;
@@ -145,6 +160,19 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         (None, [report]) => print(&render::report(report)),
         (None, reports) => print(&compare::table(reports)),
     }
+}
+
+/// Replays with a line of each request written to a file.
+fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar) -> anyhow::Result<Report> {
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    let mut writer = OutcomeWriter::create(path)?;
+    let report = replay_watched(trace, settings, &*cost, &mut |outcome| {
+        writer.write(outcome);
+        bar.inc(1);
+        ControlFlow::Continue(())
+    })?;
+    writer.finish()?;
+    Ok(report)
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
@@ -182,14 +210,14 @@ fn run_recorded(path: &Path, json: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-fn write_json(to: &Path, json: &str) -> anyhow::Result<()> {
+pub(crate) fn write_json(to: &Path, json: &str) -> anyhow::Result<()> {
     if to.as_os_str() == "-" {
         return print(json);
     }
     fs::write(to, format!("{json}\n")).with_context(|| format!("cannot write the report to {}", to.display()))
 }
 
-fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")
 }
 

@@ -51,6 +51,7 @@ struct Differing {
     policy: bool,
     eviction: bool,
     preemption: bool,
+    router: bool,
 }
 
 impl Differing {
@@ -59,13 +60,20 @@ impl Differing {
         let any = |differs: fn(&Report, &Report) -> bool| reports.iter().any(|report| differs(report, &reports[0]));
         let eviction = any(|a, b| a.settings.eviction != b.settings.eviction);
         let preemption = any(|a, b| a.settings.preemption != b.settings.preemption);
+        let router = any(|a, b| a.settings.router != b.settings.router);
         // A row needs a name, also if the same policy was given twice.
-        let policy = reports.iter().any(|report| report.settings.policy != first.policy) || !(eviction || preemption);
-        Self { policy, eviction, preemption }
+        let policy =
+            reports.iter().any(|report| report.settings.policy != first.policy) || !(eviction || preemption || router);
+        Self { policy, eviction, preemption, router }
     }
 
     fn names(&self) -> Vec<&'static str> {
-        let all = [("policy", self.policy), ("eviction", self.eviction), ("preemption", self.preemption)];
+        let all = [
+            ("policy", self.policy),
+            ("eviction", self.eviction),
+            ("preemption", self.preemption),
+            ("router", self.router),
+        ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
 
@@ -75,6 +83,7 @@ impl Differing {
             (settings.policy.clone(), self.policy),
             (settings.eviction.clone(), self.eviction),
             (render::preemption(settings.preemption).to_string(), self.preemption),
+            (settings.router.clone(), self.router),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(value, _)| value).collect()
     }

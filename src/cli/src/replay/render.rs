@@ -46,6 +46,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
             &format!("{} tokens, {} sequences", grouped(settings.max_batch_tokens.into()), settings.max_batch_size),
         ],
         ["arrivals", &arrivals(report)],
+        ["router", &settings.router],
         ["policy", &settings.policy],
         ["eviction", &settings.eviction],
         ["preemption", &preempted(settings)],
@@ -55,6 +56,11 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     .map(|row| row.map(String::from))
     .filter(|[name, _]| !differing.contains(&name.as_str()))
     .collect::<Vec<_>>();
+    for (name, faults) in [("failures", &settings.failures), ("slow", &settings.slow)] {
+        if !faults.is_empty() {
+            rows.push([name.into(), faults.join(", ")]);
+        }
+    }
     if settings.max_drafts > 0 {
         let drafts = format!("up to {}, right with probability {}", settings.max_drafts, settings.draft_acceptance);
         rows.push(["drafts".into(), drafts]);
@@ -119,8 +125,12 @@ fn results(facts: &mut Table, report: &Report) {
                 report.mean_step_tokens
             ),
         ],
+        ["utilisation", &per_cent(report.utilisation)],
         ["preemptions", &grouped(report.preemptions)],
     ]);
+    if report.rerouted > 0 {
+        facts.add_row(["rerouted", &format!("{} times", grouped(report.rerouted))]);
+    }
     let links = [("swapped out", report.swap_outs, report.link_out), ("swapped in", report.swap_ins, report.link_in)];
     for (name, swaps, link) in links.into_iter().filter(|_| report.settings.host_blocks > 0) {
         let (blocks, copies) = (grouped(link.blocks), grouped(link.transfers));
@@ -202,29 +212,29 @@ pub(super) fn recorded(replayed: &Replayed) -> String {
 }
 
 /// An empty table without lines.
-pub(super) fn table() -> Table {
+pub(crate) fn table() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table
 }
 
 /// Aligns all columns but the first `skip` to the right.
-pub(super) fn align_right(table: &mut Table, skip: usize) {
+pub(crate) fn align_right(table: &mut Table, skip: usize) {
     table.column_iter_mut().skip(skip).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
 }
 
 /// Seconds to a tenth of a millisecond.
-pub(super) fn seconds(s: f64) -> String {
+pub(crate) fn seconds(s: f64) -> String {
     format!("{s:.4}")
 }
 
 /// A share in per cent.
-pub(super) fn per_cent(share: f64) -> String {
+pub(crate) fn per_cent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }
 
 /// Digits in groups of three.
-pub(super) fn grouped(n: u64) -> String {
+pub(crate) fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, digit) in digits.chars().enumerate() {

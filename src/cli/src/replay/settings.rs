@@ -7,8 +7,9 @@ use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
 use trunkline_sim::cost::{self, Parallel};
 use trunkline_sim::memory::{host_blocks, parallel_device_blocks};
+use trunkline_sim::router::ROUTER_DEFAULT;
 use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
-use trunkline_sim::{Arrivals, Settings, hardware, model};
+use trunkline_sim::{Arrivals, Routing, Settings, hardware, model};
 
 /// The longest step that can be aimed at, milliseconds: an hour.
 const TARGET_STEP_MS_MAX: f64 = 3.6e6;
@@ -17,11 +18,11 @@ const HOST_MEMORY_GB_MAX: f64 = 1e6;
 
 /// Fleet, limits and policies.
 #[derive(Clone, Debug, Args)]
-pub(super) struct SettingsArgs {
+pub(crate) struct SettingsArgs {
     /// The devices of each replica: a preset, of which an unknown name lists all, or a TOML file, such as `trunkline calibrate`
     /// writes.
     #[arg(long, value_name = "NAME", default_value = "h100-80g")]
-    hardware: String,
+    pub(crate) hardware: String,
 
     /// The model they serve: a preset, of which an unknown name lists all, or a config.json of Hugging Face.
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
@@ -31,9 +32,9 @@ pub(super) struct SettingsArgs {
     #[arg(long, value_name = "SHAPE", default_value = "tp1")]
     parallel: Parallel,
 
-    /// Replicas; requests go to them in turn.
+    /// Replicas.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    replicas: u32,
+    pub(crate) replicas: u32,
 
     /// Tokens in a KV block.
     #[arg(long, value_name = "TOKENS", default_value_t = trunkline_core::config::BLOCK_SIZE_DEFAULT)]
@@ -101,6 +102,20 @@ pub(super) struct SettingsArgs {
     #[arg(long, value_name = "NAME", default_values_t = ["cost".to_string()])]
     preemption: Vec<String>,
 
+    /// Which replica a request goes to: round_robin, least_loaded, random2 or prefix_affinity, perhaps with parameters as in
+    /// prefix_affinity:stale_ms=500. Give it more than once to compare.
+    #[arg(long, value_name = "SPEC", default_values_t = [ROUTER_DEFAULT.to_string()])]
+    router: Vec<String>,
+
+    /// A replica, from 0, is lost at a time and perhaps back at a later one. Its requests wait for it, or start over elsewhere if it
+    /// does not come back. May be given more than once.
+    #[arg(long, value_name = "REPLICA@SECONDS[..SECONDS]")]
+    fail: Vec<String>,
+
+    /// A replica, from 0, takes so many times as long for every step. May be given more than once.
+    #[arg(long, value_name = "REPLICA:FACTOR")]
+    slow: Vec<String>,
+
     /// What copying a block to or from the host is estimated to cost, for `--preemption cost` [default: what the hardware's
     /// link takes].
     #[arg(long, value_name = "NS")]
@@ -111,8 +126,8 @@ pub(super) struct SettingsArgs {
     recompute_token_ns: Option<u64>,
 }
 
-/// The settings of every run: each policy with each eviction policy and each preemption, all of them checked.
-pub(super) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
+/// The settings of every run: each policy with each eviction policy, each preemption and each router, all of them checked.
+pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
     let base = base(args, tiers, arrivals)?;
     let mut runs = Vec::new();
     for policy in &args.policy {
@@ -122,11 +137,14 @@ pub(super) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) ->
                 settings.core.policy.clone_from(policy);
                 settings.core.eviction.clone_from(eviction);
                 settings.core.preemption = preemption.parse()?;
-                settings.validate()?;
                 if settings.core.preemption == Preemption::Swap && settings.core.host_blocks == 0 {
                     bail!("preemption is swap, but there is no host memory; give --host-memory-gb or --host-blocks");
                 }
-                runs.push(settings);
+                for router in &args.router {
+                    settings.routing.router.clone_from(router);
+                    settings.validate()?;
+                    runs.push(settings.clone());
+                }
             }
         }
     }
@@ -162,6 +180,11 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
         tenants: args.tenants.parse()?,
         draft_acceptance: args.draft_acceptance,
         far_links: Vec::new(),
+        routing: Routing {
+            router: ROUTER_DEFAULT.into(),
+            failures: args.fail.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
+            slow: args.slow.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
+        },
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
     settings.validate()?;

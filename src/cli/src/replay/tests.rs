@@ -128,7 +128,7 @@ fn flags_become_settings() {
     assert_eq!(settings.tenants.as_slice(), [0.75, 0.25]);
     // 2 MiB at 55 GB/s.
     assert_eq!(core.swap_block_ns, 38_131);
-    assert!((22_000..28_000).contains(&core.recompute_token_ns), "{}", core.recompute_token_ns);
+    assert!((20_000..28_000).contains(&core.recompute_token_ns), "{}", core.recompute_token_ns);
 }
 
 #[test]
@@ -145,6 +145,32 @@ fn every_policy_meets_every_eviction_and_preemption() {
     let names: Vec<_> = runs.iter().map(|run| (&run.core.policy[..], &run.core.eviction[..])).collect();
     assert_eq!(names.len(), 8);
     assert_eq!((names[0], names[2], names[4]), (("fcfs", "lru"), ("fcfs", "lfu"), ("edf", "lru")));
+}
+
+#[test]
+fn every_router_is_a_run_and_faults_are_in_each() {
+    let words = "t --replicas 3 --router round_robin --router random2:seed=3 --fail 1@30..60 --fail 2@5 --slow 0:1.5";
+    let runs = settings(&words.split(' ').collect::<Vec<_>>()).unwrap();
+    assert_eq!(runs.iter().map(|run| &run.routing.router[..]).collect::<Vec<_>>(), ["round_robin", "random2:seed=3"]);
+    for run in runs {
+        assert_eq!(run.routing.failures.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1@30..60", "2@5"]);
+        assert_eq!(run.routing.slow[0].to_string(), "0:1.5");
+    }
+    assert!(fault(&["none", "--router", "magic"]).starts_with("unknown router 'magic'; there are: round_robin, "));
+    assert!(fault(&["none", "--fail", "1"]).starts_with("failure is '1'; give REPLICA@SECONDS"));
+    assert_eq!(fault(&["none", "--slow", "1:2"]), "replica 1 is to be slow, but there are 1, numbered from 0");
+}
+
+#[test]
+fn requests_are_written_of_one_replay() {
+    let (trace, out) = (small_trace(), tempfile::NamedTempFile::new().unwrap());
+    let paths = [trace.path().to_str().unwrap(), "--requests", out.path().to_str().unwrap(), "--json", "/dev/null"];
+    run(parse(&paths).unwrap()).unwrap();
+    let text = fs::read_to_string(out.path()).unwrap();
+    assert_eq!(text.lines().count(), 41);
+    assert!(text.starts_with("id,arrival_s,replica,tenant,"));
+    let several = fault(&["none", "--requests", "x", "--policy", "fcfs", "--policy", "edf"]);
+    assert_eq!(several, "requests are written of one replay, but 2 are compared; compare nothing");
 }
 
 #[test]
@@ -189,6 +215,8 @@ fn tables_say_what_was_asked_for() {
     // A row of each, and one for each of its tenants; what they have in common stands above, once.
     assert_eq!((starts("fcfs"), starts("edf"), starts("eviction")), (3, 3, 1), "{two}");
     assert!(two.contains("service gap"), "{two}");
+    let routers = compare::table(&reports(&["--replicas", "2", "--router", "random2", "--router", "least_loaded"]));
+    assert!(routers.lines().any(|line| line.trim_start().starts_with("least_loaded")), "{routers}");
     let evictions = compare::table(&reports(&["--eviction", "lru", "--eviction", "lfu"]));
     assert!(evictions.lines().any(|line| line.trim_start().starts_with("lfu")), "{evictions}");
 }

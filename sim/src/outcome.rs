@@ -1,0 +1,183 @@
+//! How single requests fared, and a file of that: a line each, written as they end.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+/// The first line of the file.
+pub const CSV_HEADER: &str =
+    "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,ttft_s,tpot_s,e2e_s,preemptions,refused";
+
+/// How a request fared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Its number in the trace, from 0.
+    pub request: u64,
+    /// When it arrived, nanoseconds after the first arrival.
+    pub arrival_ns: u64,
+    /// The replica where it ended.
+    pub replica: u32,
+    /// Its tenant.
+    pub tenant: u32,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// Those found in the cache; 0 if it was refused.
+    pub cached_tokens: u32,
+    /// Tokens generated; 0 if it was refused.
+    pub output_tokens: u32,
+    /// Arrival to first token, nanoseconds; none if it was refused.
+    pub ttft_ns: Option<u64>,
+    /// (E2E - TTFT) / (output tokens - 1), nanoseconds, if it had more than one.
+    pub tpot_ns: Option<u64>,
+    /// Arrival to end, nanoseconds; none if it was refused.
+    pub e2e_ns: Option<u64>,
+    /// Times it was put back to waiting, where it ended.
+    pub preemptions: u32,
+    /// Whether it was turned away at the door.
+    pub refused: bool,
+}
+
+/// A file of outcomes that cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the requests to {}: {fault}", path.display())]
+pub struct OutcomeError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub fault: io::Error,
+}
+
+/// Writes outcomes as CSV, in the order in which requests end; gzip if the file's name ends in `.gz`. Seconds have nine decimals; what a
+/// request does not have is empty.
+pub struct OutcomeWriter {
+    path: PathBuf,
+    to: Box<dyn Finish>,
+    /// The first fault; after it nothing more is written.
+    fault: Option<io::Error>,
+}
+
+/// Something that is written to and then ended.
+trait Finish: Write {
+    fn finish(self: Box<Self>) -> io::Result<()>;
+}
+
+impl Finish for BufWriter<File> {
+    fn finish(mut self: Box<Self>) -> io::Result<()> {
+        self.flush()
+    }
+}
+
+impl Finish for GzEncoder<BufWriter<File>> {
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        (*self).finish()?.flush()
+    }
+}
+
+impl OutcomeWriter {
+    /// Creates the file, or empties it, and writes the header.
+    pub fn create(path: &Path) -> Result<Self, OutcomeError> {
+        let fail = |fault| OutcomeError { path: path.into(), fault };
+        let file = BufWriter::new(File::create(path).map_err(fail)?);
+        let gzip = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
+        let mut to: Box<dyn Finish> =
+            if gzip { Box::new(GzEncoder::new(file, Compression::fast())) } else { Box::new(file) };
+        writeln!(to, "{CSV_HEADER}").map_err(fail)?;
+        Ok(Self { path: path.into(), to, fault: None })
+    }
+
+    /// Writes a line. If that fails, [`Self::finish`] tells.
+    pub fn write(&mut self, outcome: &Outcome) {
+        if self.fault.is_none() {
+            self.fault = self.try_write(outcome).err();
+        }
+    }
+
+    fn try_write(&mut self, outcome: &Outcome) -> io::Result<()> {
+        let Outcome { request, replica, tenant, prompt_tokens, cached_tokens, output_tokens, .. } = outcome;
+        let seconds = |ns: Option<u64>| {
+            ns.map_or_else(String::new, |ns| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000))
+        };
+        let arrival = seconds(Some(outcome.arrival_ns));
+        let [ttft, tpot, e2e] = [outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns].map(seconds);
+        let (preemptions, refused) = (outcome.preemptions, u8::from(outcome.refused));
+        writeln!(
+            self.to,
+            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{ttft},{tpot},{e2e},{preemptions},{refused}"
+        )
+    }
+
+    /// Ends the file. Tells the first fault there was.
+    pub fn finish(self) -> Result<(), OutcomeError> {
+        let result = self.fault.map_or_else(|| self.to.finish(), Err);
+        result.map_err(|fault| OutcomeError { path: self.path, fault })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use flate2::read::GzDecoder;
+
+    use super::*;
+
+    const DONE: Outcome = Outcome {
+        request: 3,
+        arrival_ns: 1_500_000_000,
+        replica: 1,
+        tenant: 0,
+        prompt_tokens: 100,
+        cached_tokens: 32,
+        output_tokens: 5,
+        ttft_ns: Some(2_000_000),
+        tpot_ns: Some(1_000_001),
+        e2e_ns: Some(6_000_004),
+        preemptions: 2,
+        refused: false,
+    };
+
+    #[test]
+    fn a_line_each_plain_or_gzip() {
+        let refused = Outcome {
+            request: 4,
+            cached_tokens: 0,
+            output_tokens: 0,
+            ttft_ns: None,
+            tpot_ns: None,
+            e2e_ns: None,
+            preemptions: 0,
+            refused: true,
+            ..DONE
+        };
+        let expected = format!(
+            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.002000000,0.001000001,0.006000004,2,0\n4,1.500000000,1,0,100,0,0,,,,0,1\n"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.csv", "a.csv.gz"] {
+            let path = folder.path().join(name);
+            let mut writer = OutcomeWriter::create(&path).unwrap();
+            writer.write(&DONE);
+            writer.write(&refused);
+            writer.finish().unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            let mut text = String::new();
+            match name.ends_with("gz") {
+                true => GzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap(),
+                false => (&bytes[..]).read_to_string(&mut text).unwrap(),
+            };
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_is_told_in_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("none").join("a.csv");
+        let message = OutcomeWriter::create(&path).err().unwrap().to_string();
+        assert!(message.starts_with(&format!("cannot write the requests to {}: ", path.display())), "{message}");
+        assert!(!message.contains('\n'));
+    }
+}

@@ -1,0 +1,307 @@
+//! `trunkline plan`: how many replicas, or how much traffic, a set of promises about latency allows.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use trunkline_sim::cost;
+use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
+use trunkline_sim::slo::{Slo, Slos};
+use trunkline_sim::{Arrivals, Format, Settings, Trace};
+
+use crate::replay::render::{align_right, grouped, per_cent, table};
+use crate::replay::settings::{SettingsArgs, runs};
+use crate::replay::tiers::TierArgs;
+use crate::replay::{print, write_json};
+
+const EXAMPLES: &str = "\
+Examples:
+  How many H100s, or how many A100s, serve this traffic, and which is cheaper?
+    trunkline plan trace.jsonl.gz --slo ttft_p99=2s --slo tpot_p95=50ms --hardware h100-80g,a100-80g \\
+      --price h100-80g=2.5 --price a100-80g=1.3
+
+  How many give 99 % of requests their first token within 2 s and each further one within 50 ms?
+    trunkline plan trace.jsonl.gz --slo ttft=2s --slo tpot=50ms --goodput 0.99
+
+  How much more traffic do four take?
+    trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
+
+Every answer stands on a cost model, whose error `replay` names: leave a margin, and calibrate before you buy.";
+
+/// Find the least number of replicas that meets SLOs on a trace, or the highest rate at which a fleet does.
+///
+/// Every probe replays the same trace with the same arrivals. An SLO is METRIC_STATISTIC=DURATION: metrics ttft, tpot, itl and e2e;
+/// statistics mean, p50, p90, p95, p99 and max; durations in s, ms or us. METRIC=DURATION is about each request, for --goodput.
+/// A probe stops as soon as an SLO can no longer be met.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct PlanArgs {
+    /// The trace.
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+
+    /// What is to be met, such as ttft_p99=2s. May be given more than once.
+    #[arg(long, value_name = "SLO", required = true)]
+    slo: Vec<String>,
+
+    /// The share of requests that is to meet every SLO on TTFT, TPOT and E2E of its own.
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    goodput: Option<f64>,
+
+    /// The most replicas to try.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_replicas: u32,
+
+    /// Find the highest speed that `--replicas` take instead.
+    #[arg(long, conflicts_with = "max_replicas")]
+    find_rate: bool,
+
+    /// What a replica of a kind costs in an hour, such as h100-80g=2.5. May be given more than once.
+    #[arg(long, value_name = "HARDWARE=PRICE")]
+    price: Vec<String>,
+
+    /// Run every probe to its end, so that those that fail have figures too.
+    #[arg(long)]
+    complete: bool,
+
+    /// Format of the trace [default: found from its content].
+    #[arg(long, value_name = "NAME")]
+    format: Option<String>,
+
+    /// Use only the first N requests.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+
+    /// Divide the times of arrival by X: 2 is twice the load.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "find_rate")]
+    speed: f64,
+
+    /// The fleet. `--hardware` may name several kinds, separated by commas; `--replicas` counts only for `--find-rate`.
+    #[command(flatten)]
+    settings: SettingsArgs,
+
+    #[command(flatten)]
+    tiers: TierArgs,
+
+    /// Write the answers as JSON to a file, or to standard output if it is `-`, instead of tables.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If an SLO or a setting makes no sense, the trace cannot be read, or an answer cannot be written.
+pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+    let slos = args.slo.iter().map(|spec| spec.parse::<Slo>()).collect::<Result<Vec<_>, _>>()?;
+    let slos = Slos::new(&slos, args.goodput)?;
+    let fleets = fleets(&args)?;
+    let prices = prices(&args, &fleets)?;
+    let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
+    let limit = args.limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let trace = Trace::load(&args.trace, format, limit)?;
+
+    let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
+    let search = Search { slos: &slos, goal, complete: args.complete };
+    let spinner = ProgressBar::new_spinner();
+    spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
+    let answers = fleets.into_iter().zip(prices).map(|(settings, price_hour)| {
+        let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
+        let candidate = Candidate { settings, cost: &cost, price_hour };
+        plan(&trace, &candidate, &search, &|| spinner.inc(1))
+    });
+    let answers = answers.collect::<Result<Vec<_>, _>>();
+    spinner.finish_and_clear();
+
+    let answers = answers?;
+    match &args.json {
+        Some(to) => write_json(to, &serde_json::to_string_pretty(&answers)?),
+        None => print(&answers.iter().map(|answer| render(answer, goal)).collect::<Vec<_>>().join("\n\n")),
+    }
+}
+
+/// The settings for each kind of hardware.
+fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Settings>> {
+    let mut fleets = Vec::new();
+    for hardware in args.settings.hardware.split(',') {
+        let mut of_one = args.settings.clone();
+        of_one.hardware = hardware.trim().into();
+        if !args.find_rate {
+            of_one.replicas = args.max_replicas;
+        }
+        let mut runs = runs(&of_one, &args.tiers, Arrivals::Traced { speed: args.speed })?;
+        match runs.pop() {
+            Some(settings) if runs.is_empty() => fleets.push(settings),
+            _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
+        }
+    }
+    Ok(fleets)
+}
+
+/// The price of each of `fleets`, if it was given.
+fn prices(args: &PlanArgs, fleets: &[Settings]) -> anyhow::Result<Vec<Option<f64>>> {
+    let mut prices = vec![None; fleets.len()];
+    for spec in &args.price {
+        let parsed = spec.split_once('=').and_then(|(name, price)| Some((name, price.parse::<f64>().ok()?)));
+        let (name, price) =
+            parsed.with_context(|| format!("price is '{spec}'; give HARDWARE=PRICE, such as h100-80g=2.5"))?;
+        let at = fleets.iter().position(|fleet| fleet.hardware.name == name);
+        let at = at.with_context(|| format!("price of '{name}', which is not planned with; name it in --hardware"))?;
+        prices[at] = Some(price);
+    }
+    Ok(prices)
+}
+
+/// The probes and the answer.
+fn render(answer: &Answer, goal: Goal) -> String {
+    let mut probes = table();
+    let names: Vec<&str> = answer
+        .probes
+        .iter()
+        .find(|probe| !probe.figures.is_empty())
+        .map(|probe| probe.figures.iter().map(|figure| figure.name.as_str()).collect())
+        .unwrap_or_default();
+    let header = ["replicas", "speed", "requests/s"].into_iter().chain(names.iter().copied()).chain(["busy", "met"]);
+    probes.set_header(header.collect::<Vec<_>>());
+    for probe in &answer.probes {
+        let mut cells = vec![probe.replicas.to_string(), format!("{:.3}", probe.speed), rate(probe)];
+        let figure = |at: usize| probe.figures.get(at).map_or("-".into(), |figure| value(&figure.name, figure.value));
+        cells.extend((0..names.len()).map(figure));
+        cells.push(probe.utilisation.map_or("-".into(), per_cent));
+        cells.push(match &probe.stopped_by {
+            Some(name) => format!("no: {name}, stopped"),
+            None if probe.met => "yes".into(),
+            None => "no".into(),
+        });
+        probes.add_row(cells);
+    }
+    align_right(&mut probes, 0);
+    format!("{}\n\n{}\n\n{}", answer.hardware, probes.trim_fmt(), conclusion(answer, goal).join("\n"))
+}
+
+fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
+    let Some(best) = &answer.best else {
+        let tried = answer.probes.last().map_or(0, |probe| probe.replicas);
+        return vec![match goal {
+            Goal::Replicas { .. } => format!("not met by up to {tried} replicas; give more, or promise less"),
+            Goal::Rate => "not met at any rate, so that single requests take too long; promise less".into(),
+        }];
+    };
+    let mut lines = vec![match goal {
+        Goal::Replicas { .. } => format!("met by {} replicas", best.replicas),
+        Goal::Rate if answer.at_end => format!("met at {} times the rate of the trace and perhaps more", best.speed),
+        Goal::Rate => format!("met up to {} requests/s, {:.3} times the rate of the trace", rate(best), best.speed),
+    }];
+    for figure in &best.figures {
+        let (name, limit) = (&figure.name, value(&figure.name, figure.limit));
+        lines.push(format!(
+            "{name} is {} of {limit}, a margin of {}",
+            value(name, figure.value),
+            per_cent(figure.margin)
+        ));
+    }
+    if best.refused > 0 {
+        lines.push(format!("{} requests are refused as too large for the device", grouped(best.refused)));
+    }
+    if let Some(load) = answer.load {
+        lines.push(format!("load is {} of what the fleet can take", per_cent(load)));
+    }
+    if answer.is_saturated() {
+        let most = per_cent(LOAD_RELIABLE_MAX);
+        lines.push(format!(
+            "warning: above a load of {most} tails are unreliable: small errors of step times make them large"
+        ));
+    }
+    if !answer.monotone {
+        lines.push("warning: a larger or less loaded fleet was probed that does not meet them; see the probes".into());
+    }
+    if let (Some(all), Some(output)) = (best.price_million_tokens, best.price_million_output_tokens) {
+        lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones"));
+    }
+    lines
+}
+
+fn rate(probe: &Probe) -> String {
+    probe.arrival_requests_s.map_or("-".into(), |rate| format!("{rate:.3}"))
+}
+
+/// A share, or seconds.
+fn value(name: &str, value: f64) -> String {
+    if name == "goodput" { per_cent(value) } else { format!("{value:.4} s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: PlanArgs,
+    }
+
+    fn parse(words: &str) -> PlanArgs {
+        Cli::try_parse_from(["plan"].into_iter().chain(words.split(' '))).unwrap().args
+    }
+
+    fn fault(words: &str) -> String {
+        let message = run(parse(words)).unwrap_err().to_string();
+        assert!(!message.contains('\n'), "one line: {message}");
+        message
+    }
+
+    #[test]
+    fn faults_are_told_before_the_trace_is_read() {
+        assert_eq!(fault("none --slo ttft"), "SLO is 'ttft'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s");
+        let slo = "none --slo ttft_p99=2s";
+        assert_eq!(fault(&format!("{slo} --price x")), "price is 'x'; give HARDWARE=PRICE, such as h100-80g=2.5");
+        assert_eq!(
+            fault(&format!("{slo} --price a100-80g=1")),
+            "price of 'a100-80g', which is not planned with; name it in --hardware"
+        );
+        assert!(fault(&format!("{slo} --hardware h100-80g,tpu")).starts_with("unknown hardware 'tpu'; there are: "));
+        assert_eq!(
+            fault(&format!("{slo} --policy fcfs --policy edf")),
+            "a plan is for one policy, eviction policy, preemption and router; compare them with replay"
+        );
+        assert_eq!(fault(slo), "none: no such file; check the path");
+    }
+
+    #[test]
+    fn answers_come_by_hardware_as_tables_or_json() {
+        let mut trace = tempfile::NamedTempFile::new().unwrap();
+        for i in 0..60 {
+            let at_ms = i * 10;
+            writeln!(trace, r#"{{"timestamp": {at_ms}, "input_length": 512, "output_length": 20, "hash_ids": [{i}]}}"#)
+                .unwrap();
+        }
+        let out = tempfile::NamedTempFile::new().unwrap();
+        let (trace, out) = (trace.path().display().to_string(), out.path().display().to_string());
+        let words = "--slo ttft_p99=100ms --slo e2e=2s --goodput 0.9 --hardware h100-80g,a100-80g --price a100-80g=1.5";
+        run(parse(&format!("{trace} {words} --max-replicas 8 --json {out}"))).unwrap();
+        let answers: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
+        let replicas = |at: usize| answers[at]["best"]["replicas"].as_u64().unwrap();
+        assert_eq!((&answers[0]["hardware"], &answers[1]["hardware"]), (&"h100-80g".into(), &"a100-80g".into()));
+        assert!(replicas(0) <= replicas(1), "{answers}");
+        assert!(answers[0]["best"]["price_million_tokens"].is_null());
+        assert!(answers[1]["best"]["price_million_tokens"].as_f64().unwrap() > 0.0);
+
+        let trace = Trace::load(trace.as_ref(), None, None).unwrap();
+        let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
+        for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
+            let settings = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
+            let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
+            let candidate = Candidate { settings, cost: &cost, price_hour: Some(2.0) };
+            let search = Search { slos: &slos, goal, complete: false };
+            let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
+            for part in ["h100-80g", "ttft_p99 is 0.", "a margin of", "load is", "for a million tokens", "busy"] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
+    }
+}
