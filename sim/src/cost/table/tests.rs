@@ -1,3 +1,5 @@
+//! Tables by hand, tables from files, and how they are read in between.
+
 use std::fs;
 use std::path::Path;
 
