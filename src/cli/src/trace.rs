@@ -13,6 +13,8 @@ use trunkline_sim::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats
 use trunkline_sim::trace::{Conversion, ReaderOptions, Selection, Slice, TraceWriter, convert, convert_file};
 use trunkline_sim::workload::{Generator, Spec};
 
+use crate::replay::render::grouped;
+
 const EXAMPLES: &str = "\
 Examples:
   How much could a prefix cache save, and how large must it be?
@@ -314,19 +316,6 @@ fn right_aligned(mut table: Table) -> String {
 
 fn per_cent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
-}
-
-/// Digits in groups of three.
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

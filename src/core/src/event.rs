@@ -21,8 +21,8 @@ pub enum Event {
     Fail(RequestId),
     /// The worker is ready to run steps; its KV blocks hold nothing.
     WorkerJoined,
-    /// The worker is gone and with it all KV, on the device and on the host. A step and transfers in flight will not be
-    /// answered.
+    /// The worker is gone and with it all KV, on the device and on the host; what tiers hold stays. A step and transfers in
+    /// flight will not be answered, and write nothing more.
     WorkerLost,
     /// The step in flight ended.
     StepFinished(StepResult),
