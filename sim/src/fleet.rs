@@ -17,6 +17,7 @@ use trunkline_core::{BlockHash, Core, FinishReason, Namespace, Request, Stats};
 use crate::cost::{CostModel, StepShape};
 use crate::link::Links;
 use crate::meters::Meters;
+use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use crate::report::{Report, SettingsReport, TierReport, ratio};
 use crate::router::{self, Load, Router};
@@ -80,16 +81,15 @@ pub fn replay(
     result
 }
 
-/// Replays `trace`. `watch` is told how each request fared when it ends, in the order in which they do, and can stop the replay, which
-/// is then [`ReplayError::Stopped`].
+/// Replays `trace`, watched by `observer`.
 pub fn replay_watched(
     trace: &Trace,
     settings: &Settings,
     cost: &dyn CostModel,
-    watch: &mut dyn FnMut(&Outcome) -> ControlFlow<()>,
+    observer: &mut dyn Observer,
 ) -> Result<Report, ReplayError> {
     let started = Instant::now();
-    let mut fleet = Fleet::new(trace, settings, cost, watch)?;
+    let mut fleet = Fleet::new(trace, settings, cost, observer)?;
     fleet.run()?;
     let mut report = fleet.report();
     report.wall_s = started.elapsed().as_secs_f64();
@@ -154,7 +154,9 @@ struct Fleet<'a> {
     trace: &'a Trace,
     settings: &'a Settings,
     cost: &'a dyn CostModel,
-    watch: &'a mut dyn FnMut(&Outcome) -> ControlFlow<()>,
+    observer: &'a mut dyn Observer,
+    /// Whether it is shown every step.
+    shows_steps: bool,
     stopped: bool,
     arrivals: Arrivals,
     block_size: u32,
@@ -187,7 +189,7 @@ impl<'a> Fleet<'a> {
         trace: &'a Trace,
         settings: &'a Settings,
         cost: &'a dyn CostModel,
-        watch: &'a mut dyn FnMut(&Outcome) -> ControlFlow<()>,
+        observer: &'a mut dyn Observer,
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let routing = &settings.routing;
@@ -213,7 +215,8 @@ impl<'a> Fleet<'a> {
             trace,
             settings,
             cost,
-            watch,
+            shows_steps: observer.wants_steps(),
+            observer,
             stopped: false,
             arrivals: settings.arrivals,
             block_size: settings.core.block_size,
@@ -344,9 +347,18 @@ impl<'a> Fleet<'a> {
             Action::RunStep(step) => self.begin_step(replica, step),
             Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
             Action::Transfer(transfer) => {
-                let end_ns = self.replicas[replica].links.copy(self.now_ns, &transfer);
+                let copy = self.replicas[replica].links.copy(self.now_ns, &transfer);
+                self.observer.transfer(&TransferSeen {
+                    replica: replica as u32,
+                    asked_ns: self.now_ns,
+                    end_ns: copy.end_ns,
+                    duration_ns: copy.duration_ns,
+                    from: transfer.from,
+                    to: transfer.to,
+                    blocks: transfer.pairs.len() as u32,
+                });
                 let life = self.replicas[replica].life;
-                self.schedule(end_ns, What::TransferEnd { replica, life, id: transfer.id });
+                self.schedule(copy.end_ns, What::TransferEnd { replica, life, id: transfer.id });
             }
             Action::Finish { request, reason: FinishReason::Length, usage } => {
                 self.leave(replica, request, usage.completion_tokens);
@@ -383,12 +395,17 @@ impl<'a> Fleet<'a> {
         it.step_ends_ns = self.now_ns + duration_ns;
         it.busy_ns += duration_ns;
         let (ends_ns, life) = (it.step_ends_ns, it.life);
+        if self.shows_steps {
+            let (begin_ns, replica) = (self.now_ns, replica as u32);
+            let stats = &it.core.stats();
+            self.observer.step(&StepSeen { replica, begin_ns, end_ns: ends_ns, shape, stats });
+        }
         self.schedule(ends_ns, What::StepEnd { replica, life });
     }
 
     /// A request of this replica left it; some arrivals wait for that.
     fn end(&mut self, replica: usize, outcome: &Outcome) {
-        self.stopped |= (self.watch)(outcome).is_break();
+        self.stopped |= self.observer.ended(outcome).is_break();
         self.ended += 1;
         self.last_end_ns = self.now_ns;
         match self.arrivals {

@@ -60,6 +60,7 @@ pub mod link;
 pub mod memory;
 mod meters;
 pub mod model;
+pub mod observer;
 pub mod outcome;
 pub mod plan;
 pub mod recorded;
@@ -73,6 +74,7 @@ mod worker;
 pub mod workload;
 
 pub use crate::fleet::{ReplayError, replay, replay_watched};
+pub use crate::observer::{Observer, Observers};
 pub use crate::report::Report;
 pub use crate::settings::{Arrivals, Routing, Settings};
 pub use crate::trace::{Format, Trace, TraceError, TraceRequest};

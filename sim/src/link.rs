@@ -45,6 +45,13 @@ struct Lane {
     blocks: u64,
 }
 
+/// When a copy will have been made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Copied {
+    pub end_ns: u64,
+    pub duration_ns: u64,
+}
+
 /// What was copied in one direction over one link, over all replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LinkReport {
@@ -75,8 +82,8 @@ impl Links {
         Self(links)
     }
 
-    /// Queues a copy at `now_ns`; gives the time at which it ends.
-    pub(crate) fn copy(&mut self, now_ns: u64, transfer: &Transfer) -> u64 {
+    /// Queues a copy at `now_ns`.
+    pub(crate) fn copy(&mut self, now_ns: u64, transfer: &Transfer) -> Copied {
         let (from, to) = (distance(transfer.from), distance(transfer.to));
         let link = &mut self.0[from.max(to) - 1];
         let blocks = transfer.pairs.len() as u64;
@@ -86,7 +93,7 @@ impl Links {
         lane.busy_ns += duration_ns;
         lane.copies += 1;
         lane.blocks += blocks;
-        lane.free_at_ns
+        Copied { end_ns: lane.free_at_ns, duration_ns }
     }
 
     /// The replica is gone at `now_ns`, and with it every copy that has not ended.
@@ -152,20 +159,24 @@ mod tests {
 
     #[test]
     fn a_copy_takes_latency_and_bytes_of_the_farther_link() {
-        assert_eq!(links().copy(0, &transfer(OUT, 1)), 110_000);
-        assert_eq!(links().copy(5_000, &transfer(IN, 10)), 5_000 + 1_010_000);
-        assert_eq!(links().copy(0, &transfer((Place::Tier(0), Place::Tier(1)), 2)), 3_000_000);
-        assert_eq!(links().copy(0, &transfer((Place::Tier(1), Place::Device), 2)), 3_000_000);
+        assert_eq!(links().copy(0, &transfer(OUT, 1)).end_ns, 110_000);
+        assert_eq!(links().copy(5_000, &transfer(IN, 10)).end_ns, 5_000 + 1_010_000);
+        assert_eq!(links().copy(0, &transfer((Place::Tier(0), Place::Tier(1)), 2)).end_ns, 3_000_000);
+        assert_eq!(links().copy(0, &transfer((Place::Tier(1), Place::Device), 2)).end_ns, 3_000_000);
     }
 
     #[test]
     fn copies_of_one_direction_queue_and_the_other_does_not_wait() {
         let mut links = links();
-        assert_eq!(links.copy(0, &transfer(OUT, 3)), 310_000);
-        assert_eq!(links.copy(100_000, &transfer(OUT, 1)), 420_000, "waits for the first");
-        assert_eq!(links.copy(100_000, &transfer(IN, 1)), 210_000, "goes the other way at once");
-        assert_eq!(links.copy(100_000, &transfer((Place::Tier(0), Place::Tier(1)), 1)), 2_100_000, "another link");
-        assert_eq!(links.copy(1_000_000, &transfer(OUT, 1)), 1_110_000, "finds the link idle");
+        assert_eq!(links.copy(0, &transfer(OUT, 3)).end_ns, 310_000);
+        assert_eq!(links.copy(100_000, &transfer(OUT, 1)).end_ns, 420_000, "waits for the first");
+        assert_eq!(links.copy(100_000, &transfer(IN, 1)).end_ns, 210_000, "goes the other way at once");
+        assert_eq!(
+            links.copy(100_000, &transfer((Place::Tier(0), Place::Tier(1)), 1)).end_ns,
+            2_100_000,
+            "another link"
+        );
+        assert_eq!(links.copy(1_000_000, &transfer(OUT, 1)).end_ns, 1_110_000, "finds the link idle");
         let other = self::links();
         let [out, into] = Links::report([&links, &other].into_iter(), 0);
         assert_eq!((out.transfers, out.blocks), (3, 5));

@@ -13,6 +13,8 @@ use crate::trace::{Trace, generated_token};
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     submitted_ns: u64,
+    /// When a step first ran it.
+    began_ns: u64,
     first_token_ns: u64,
     last_token_ns: u64,
     /// Tokens its client has.
@@ -22,7 +24,7 @@ struct Progress {
     /// Leading prompt tokens that were computed or found at some time.
     prompt_served: u32,
     tenant: u8,
-    /// Whether a step ran it.
+    /// Whether a step ran it where it is now.
     began: bool,
 }
 
@@ -92,6 +94,7 @@ impl<'a> Meters<'a> {
             prompt_tokens: self.trace.requests[request].input_tokens,
             cached_tokens: 0,
             output_tokens: 0,
+            queue_ns: None,
             ttft_ns: None,
             tpot_ns: None,
             e2e_ns: None,
@@ -121,10 +124,15 @@ impl<'a> Meters<'a> {
 
     /// A step with these sequences begins.
     pub(crate) fn step_began(&mut self, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
-        let Some(contention) = self.contentions.get_mut(replica) else { return };
         for seq in seqs.iter().filter(|seq| seq.start) {
             let progress = &mut self.requests[seq.request.0 as usize];
-            if !std::mem::replace(&mut progress.began, true) {
+            if std::mem::replace(&mut progress.began, true) {
+                continue;
+            }
+            if progress.n_generated == 0 {
+                progress.began_ns = now_ns;
+            }
+            if let Some(contention) = self.contentions.get_mut(replica) {
                 contention.leave(now_ns, usize::from(progress.tenant));
             }
         }
@@ -190,6 +198,7 @@ impl<'a> Meters<'a> {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
             output_tokens: usage.completion_tokens,
+            queue_ns: Some(progress.began_ns - progress.submitted_ns),
             ttft_ns: Some(progress.first_token_ns - progress.submitted_ns),
             tpot_ns,
             e2e_ns: Some(e2e_ns),

@@ -8,8 +8,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 /// The first line of the file.
-pub const CSV_HEADER: &str =
-    "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,ttft_s,tpot_s,e2e_s,preemptions,refused";
+pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused";
 
 /// How a request fared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +27,9 @@ pub struct Outcome {
     pub cached_tokens: u32,
     /// Tokens generated; 0 if it was refused.
     pub output_tokens: u32,
+    /// Arrival to the first step that ran it, nanoseconds; none if it was refused. If its replica failed before its first token, to the
+    /// first step where it was sent next.
+    pub queue_ns: Option<u64>,
     /// Arrival to first token, nanoseconds; none if it was refused.
     pub ttft_ns: Option<u64>,
     /// (E2E - TTFT) / (output tokens - 1), nanoseconds, if it had more than one.
@@ -101,11 +103,12 @@ impl OutcomeWriter {
             ns.map_or_else(String::new, |ns| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000))
         };
         let arrival = seconds(Some(outcome.arrival_ns));
-        let [ttft, tpot, e2e] = [outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns].map(seconds);
+        let [queue, ttft, tpot, e2e] =
+            [outcome.queue_ns, outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns].map(seconds);
         let (preemptions, refused) = (outcome.preemptions, u8::from(outcome.refused));
         writeln!(
             self.to,
-            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{ttft},{tpot},{e2e},{preemptions},{refused}"
+            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused}"
         )
     }
 
@@ -132,6 +135,7 @@ mod tests {
         prompt_tokens: 100,
         cached_tokens: 32,
         output_tokens: 5,
+        queue_ns: Some(1_000_000),
         ttft_ns: Some(2_000_000),
         tpot_ns: Some(1_000_001),
         e2e_ns: Some(6_000_004),
@@ -145,6 +149,7 @@ mod tests {
             request: 4,
             cached_tokens: 0,
             output_tokens: 0,
+            queue_ns: None,
             ttft_ns: None,
             tpot_ns: None,
             e2e_ns: None,
@@ -153,7 +158,7 @@ mod tests {
             ..DONE
         };
         let expected = format!(
-            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.002000000,0.001000001,0.006000004,2,0\n4,1.500000000,1,0,100,0,0,,,,0,1\n"
+            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0\n4,1.500000000,1,0,100,0,0,,,,,0,1\n"
         );
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.csv", "a.csv.gz"] {

@@ -380,6 +380,7 @@ mod tests {
             prompt_tokens: 1,
             cached_tokens: 0,
             output_tokens: 1,
+            queue_ns: Some(0),
             ttft_ns: Some((ttft_s * 1e9) as u64),
             tpot_ns: None,
             e2e_ns: Some((e2e_s * 1e9) as u64),

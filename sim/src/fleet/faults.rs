@@ -27,6 +27,7 @@ impl Fleet<'_> {
         }
         replica.links.lose(self.now_ns);
         self.router.lost(at);
+        self.observer.replica(self.now_ns, failure.replica, false);
         self.open_doors();
         self.tell(at, Event::WorkerLost);
         if failure.back_ns.is_none() {
@@ -41,6 +42,7 @@ impl Fleet<'_> {
 
     pub(super) fn come_back(&mut self, replica: usize) {
         self.replicas[replica].state = State::Up;
+        self.observer.replica(self.now_ns, replica as u32, true);
         self.open_doors();
         self.tell(replica, Event::WorkerJoined);
     }

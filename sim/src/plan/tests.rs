@@ -3,6 +3,7 @@
 use super::*;
 use crate::cost::{Parallel, StepShape};
 use crate::fleet::replay;
+use crate::outcome::Outcome;
 use crate::slo::Slo;
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, TraceRequest};
@@ -74,7 +75,7 @@ fn the_least_number_of_replicas_is_that_of_trying_all() {
             .map(|replicas| {
                 let mut judge = Judge::new(&slos, 400);
                 let settings = settings(replicas, 2_000);
-                let report = replay_watched(&trace, &settings, &Linear, &mut |outcome| {
+                let report = replay_watched(&trace, &settings, &Linear, &mut |outcome: &Outcome| {
                     judge.see(outcome);
                     ControlFlow::Continue(())
                 });

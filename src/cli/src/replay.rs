@@ -15,7 +15,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost;
-use trunkline_sim::outcome::OutcomeWriter;
+use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
 use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
 
@@ -166,7 +166,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
 fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar) -> anyhow::Result<Report> {
     let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
     let mut writer = OutcomeWriter::create(path)?;
-    let report = replay_watched(trace, settings, &*cost, &mut |outcome| {
+    let report = replay_watched(trace, settings, &*cost, &mut |outcome: &Outcome| {
         writer.write(outcome);
         bar.inc(1);
         ControlFlow::Continue(())

@@ -17,7 +17,7 @@ fn routed(router: &str, replicas: u32, device_blocks: u32) -> Settings {
 fn shares(trace: &Trace, settings: &Settings) -> (Report, Vec<(u64, u64)>) {
     let mut shares = vec![(0, 0); settings.replicas as usize];
     let mut ended = HashSet::new();
-    let report = replay_watched(trace, settings, &OneMs, &mut |outcome| {
+    let report = replay_watched(trace, settings, &OneMs, &mut |outcome: &Outcome| {
         assert!(ended.insert(outcome.request), "every request ends once");
         let share = &mut shares[outcome.replica as usize];
         share.0 += 1;
