@@ -102,12 +102,12 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds a value.
+    /// Adds a value `times` times.
     #[inline]
-    pub fn record(&mut self, value_ns: u64) {
-        self.counts[bucket(value_ns)] += 1;
-        self.n += 1;
-        self.sum_ns += u128::from(value_ns);
+    pub fn record(&mut self, value_ns: u64, times: u64) {
+        self.counts[bucket(value_ns)] += times;
+        self.n += times;
+        self.sum_ns += u128::from(value_ns) * u128::from(times);
         self.min_ns = self.min_ns.min(value_ns);
         self.max_ns = self.max_ns.max(value_ns);
     }
@@ -167,7 +167,7 @@ mod tests {
 
     fn counted(values: &[u64]) -> Summary {
         let mut meter = Histogram::default();
-        values.iter().for_each(|v| meter.record(*v));
+        values.iter().for_each(|v| meter.record(*v, 1));
         meter.summary()
     }
 

@@ -53,6 +53,7 @@ pub mod engines;
 pub mod fairness;
 pub mod faults;
 pub mod fleet;
+mod flights;
 pub mod hardware;
 pub mod latency;
 mod lines;
@@ -73,7 +74,7 @@ pub mod trace;
 mod worker;
 pub mod workload;
 
-pub use crate::fleet::{ReplayError, replay, replay_watched};
+pub use crate::fleet::{ReplayError, replay, replay_source, replay_watched};
 pub use crate::observer::{Observer, Observers};
 pub use crate::report::Report;
 pub use crate::settings::{Arrivals, Routing, Settings};

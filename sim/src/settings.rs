@@ -9,7 +9,7 @@ use crate::link::{TierLink, swap_block_ns};
 use crate::model::Model;
 use crate::router::{self, ROUTER_DEFAULT, RouterError, Site};
 use crate::tenants::Shares;
-use crate::trace::{LENGTH_TOKENS_MAX, TraceRequest};
+use crate::trace::LENGTH_TOKENS_MAX;
 
 /// A queue no trace fills: a replay measures how long requests wait, so none is turned away for waiting.
 pub const MAX_QUEUE: u32 = 1 << 24;
@@ -82,16 +82,6 @@ pub enum Arrivals {
 impl Arrivals {
     /// As in the trace.
     pub const TRACED: Self = Self::Traced { speed: 1.0 };
-
-    /// When a request arrives that does not wait for the end of another, nanoseconds.
-    pub(crate) fn at_ns(self, request: &TraceRequest) -> u64 {
-        match self {
-            // Exact, where the division might round.
-            Self::Traced { speed: 1.0 } => request.arrival_ns,
-            Self::Traced { speed } => (request.arrival_ns as f64 / speed).round() as u64,
-            Self::Serial | Self::AtOnce => 0,
-        }
-    }
 }
 
 impl Settings {

@@ -31,10 +31,8 @@ impl Fleet<'_> {
         self.open_doors();
         self.tell(at, Event::WorkerLost);
         if failure.back_ns.is_none() {
-            let here = |request: &usize| self.placed[*request].replica == failure.replica;
-            let left: Vec<usize> = (0..self.placed.len()).filter(here).collect();
-            for request in left {
-                self.tell(at, Event::Abort(RequestId(request as u64)));
+            for request in self.flights.at(failure.replica) {
+                self.tell(at, Event::Abort(RequestId(request)));
             }
         }
         self.place_displaced();
@@ -58,12 +56,14 @@ impl Fleet<'_> {
 
     /// Sends requests elsewhere that the core of a failed replica gave up, or was told to.
     fn place_displaced(&mut self) {
-        for index in std::mem::take(&mut self.displaced) {
+        for number in std::mem::take(&mut self.displaced) {
             self.rerouted += 1;
-            let request = self.request(index);
-            let pick = self.pick(index, &request);
-            let tenant = self.meters.resubmit(self.now_ns, pick.replica, index);
-            self.place(pick, Request { tenant: tenant as u64, ..request });
+            let request = self.request(number);
+            let pick = self.pick(number, &request);
+            let flight = self.flights.get(number);
+            self.meters.resubmit(flight, self.now_ns, pick.replica);
+            let tenant = u64::from(flight.tenant);
+            self.place(pick, Request { tenant, ..request });
         }
     }
 }

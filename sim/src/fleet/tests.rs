@@ -15,6 +15,7 @@ use crate::{hardware, model};
 
 mod arrivals;
 mod failures;
+mod leaps;
 mod routers;
 mod tenants;
 mod transfers;

@@ -32,6 +32,11 @@ pub trait Source {
         let _ = (number, now_ns, outcome);
     }
 
+    /// Whether an end may bring an arrival about, or bring one forward.
+    fn waits_for_ends(&self) -> bool {
+        false
+    }
+
     /// How many requests there are in all, if that is known; for showing progress only.
     fn requests_hint(&self) -> Option<u64> {
         None
@@ -53,6 +58,10 @@ impl<S: Source + ?Sized> Source for &mut S {
 
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         (**self).ended(number, now_ns, outcome);
+    }
+
+    fn waits_for_ends(&self) -> bool {
+        (**self).waits_for_ends()
     }
 
     fn requests_hint(&self) -> Option<u64> {
@@ -105,6 +114,10 @@ impl<S: Source> Source for Sped<S> {
         // Rounded up, so that nothing that follows from it comes before it.
         let inner_ns = if self.speed == 1.0 { now_ns } else { (now_ns as f64 * self.speed).ceil() as u64 };
         self.source.ended(number, inner_ns, outcome);
+    }
+
+    fn waits_for_ends(&self) -> bool {
+        self.source.waits_for_ends()
     }
 
     fn requests_hint(&self) -> Option<u64> {

@@ -350,7 +350,7 @@ impl Prefixes {
             if seen {
                 hits += 1;
                 self.hit_tokens += u64::from(n_tokens);
-                self.reuse_ns.record(request.arrival_ns.saturating_sub(self.used_ns[node as usize]));
+                self.reuse_ns.record(request.arrival_ns.saturating_sub(self.used_ns[node as usize]), 1);
                 self.used_ns[node as usize] = request.arrival_ns;
             } else {
                 self.used_ns.push(request.arrival_ns);

@@ -338,6 +338,10 @@ impl Source for Generator {
         }
     }
 
+    fn waits_for_ends(&self) -> bool {
+        self.populations.iter().any(|population| population.turns.is_some() || population.agent.is_some())
+    }
+
     fn requests_hint(&self) -> Option<u64> {
         Some(self.requests)
     }

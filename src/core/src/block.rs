@@ -114,19 +114,40 @@ impl BlockPool {
         self.generations.get(handle.index as usize) == Some(&handle.generation)
     }
 
-    /// A free block made private, or `None` if there is none.
-    pub fn allocate(&mut self) -> Option<u32> {
-        let index = match self.freed.pop() {
-            Some(index) => index,
-            None if self.opened() < self.capacity => {
-                self.states.push(BlockState::Free);
-                self.generations.push(0);
-                self.opened() - 1
-            }
-            None => return None,
-        };
-        self.set(index, BlockState::Private);
-        Some(index)
+    /// Makes `n` free blocks private and appends their handles to `out`. Returns `false`, and changes nothing, if fewer are free.
+    #[must_use]
+    pub fn allocate(&mut self, n: u32, out: &mut Vec<BlockHandle>) -> bool {
+        if n > self.count(BlockState::Free) {
+            return false;
+        }
+        let again = (n as usize).min(self.freed.len());
+        for index in self.freed.drain(self.freed.len() - again..).rev() {
+            let state = &mut self.states[index as usize];
+            assert_eq!(*state, BlockState::Free, "block {index} is on the free stack");
+            *state = BlockState::Private;
+            out.push(BlockHandle { index, generation: self.generations[index as usize] });
+        }
+        let (first, len) = (self.opened(), n as usize - again);
+        self.states.resize(first as usize + len, BlockState::Private);
+        self.generations.resize(first as usize + len, 0);
+        out.extend((first..).take(len).map(|index| BlockHandle { index, generation: 0 }));
+        self.counts[BlockState::Free as usize] -= n;
+        self.counts[BlockState::Private as usize] += n;
+        true
+    }
+
+    /// Frees idle blocks.
+    pub fn evict(&mut self, blocks: &[u32]) {
+        for index in blocks {
+            let state = &mut self.states[*index as usize];
+            assert_eq!(*state, BlockState::Idle, "block {index} is evicted");
+            *state = BlockState::Free;
+            let generation = &mut self.generations[*index as usize];
+            *generation = generation.wrapping_add(1);
+        }
+        self.freed.extend_from_slice(blocks);
+        self.counts[BlockState::Idle as usize] -= blocks.len() as u32;
+        self.counts[BlockState::Free as usize] += blocks.len() as u32;
     }
 
     /// Moves a block to another state. Freeing it ends its generation: no handle to it is current any more.
@@ -202,12 +223,15 @@ mod tests {
     #[test]
     fn capacity_is_handed_out_once_and_comes_back_with_a_new_generation() {
         let mut pool = BlockPool::new(3);
-        let all: Vec<u32> = std::iter::from_fn(|| pool.allocate()).collect();
-        assert_eq!(all, [0, 1, 2]);
+        let mut all = Vec::new();
+        assert!(pool.allocate(2, &mut all) && pool.allocate(1, &mut all));
+        assert!(!pool.allocate(1, &mut all));
+        assert_eq!(all, [0, 1, 2].map(|index| pool.handle(index)));
         let old = pool.handle(1);
         pool.set(1, BlockState::Free);
         assert!(!pool.is_current(old));
-        assert_eq!(pool.allocate(), Some(1));
+        assert!(pool.allocate(1, &mut all));
+        assert_eq!((all[3], all[3].index), (pool.handle(1), 1));
         assert!(!pool.is_current(old), "the slot is the same, the block is not");
         assert!(pool.is_current(pool.handle(1)));
         pool.check();
@@ -216,9 +240,7 @@ mod tests {
     #[test]
     fn a_run_changes_like_its_blocks_one_by_one() {
         let mut pool = BlockPool::new(6);
-        for at in 0..5 {
-            assert_eq!(pool.allocate(), Some(at));
-        }
+        assert!(pool.allocate(5, &mut Vec::new()));
         pool.set(4, BlockState::Held);
         pool.set_run(1, 3, BlockState::Private, BlockState::Held);
         pool.set_run(2, 3, BlockState::Held, BlockState::Idle);
@@ -232,12 +254,27 @@ mod tests {
     }
 
     #[test]
+    fn evicted_blocks_are_free_and_the_last_is_taken_first() {
+        let mut pool = BlockPool::new(4);
+        let mut taken = Vec::new();
+        assert!(pool.allocate(3, &mut taken));
+        pool.set_run(0, 3, BlockState::Private, BlockState::Held);
+        pool.set_run(0, 3, BlockState::Held, BlockState::Idle);
+        pool.evict(&[2, 1]);
+        pool.check();
+        assert!(pool.is_current(taken[0]) && !pool.is_current(taken[1]) && !pool.is_current(taken[2]));
+        let mut again = Vec::new();
+        assert!(pool.allocate(3, &mut again));
+        assert_eq!(again.iter().map(|block| block.index).collect::<Vec<_>>(), [1, 2, 3]);
+        pool.check();
+    }
+
+    #[test]
     #[should_panic(expected = "some of 2 blocks from 0 on are not Held")]
     fn a_run_of_different_states_cannot_change() {
         let mut pool = BlockPool::new(2);
-        let block = pool.allocate().unwrap();
-        pool.allocate();
-        pool.set(block, BlockState::Held);
+        assert!(pool.allocate(2, &mut Vec::new()));
+        pool.set(0, BlockState::Held);
         pool.set_run(0, 2, BlockState::Held, BlockState::Idle);
     }
 
@@ -245,8 +282,8 @@ mod tests {
     #[should_panic(expected = "cannot go from Held to Free")]
     fn a_block_that_is_read_cannot_be_freed() {
         let mut pool = BlockPool::new(1);
-        let block = pool.allocate().unwrap();
-        pool.set(block, BlockState::Held);
-        pool.set(block, BlockState::Free);
+        assert!(pool.allocate(1, &mut Vec::new()));
+        pool.set(0, BlockState::Held);
+        pool.set(0, BlockState::Free);
     }
 }

@@ -8,6 +8,7 @@ use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
 use crate::host::HostState;
 use crate::ids::{BlockHandle, RequestId};
+use crate::leap::Decode;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::{Scheduler, decision};
 use crate::sequence::{Sequence, SequenceState};
@@ -26,20 +27,22 @@ const SPARE_STEPS_MAX: usize = 4;
 /// was given.
 pub struct Core {
     config: Config,
-    sched: Scheduler,
+    pub(crate) sched: Scheduler,
     /// Never iterated.
     by_id: HashMap<RequestId, usize, ahash::RandomState>,
     /// (deadline, arrival, id); entries of requests that ended meanwhile are skipped when they come up.
     deadlines: BinaryHeap<Reverse<(u64, u64, RequestId)>>,
     worker_joined: bool,
     /// The step the worker runs, if it runs one, its sequences in order, and when it began.
-    in_flight: Option<u64>,
-    in_flight_seqs: Vec<(usize, StepSeq)>,
+    pub(crate) in_flight: Option<u64>,
+    pub(crate) in_flight_seqs: Vec<(usize, StepSeq)>,
     step_begun_ns: u64,
     #[expect(clippy::vec_box, reason = "the boxes themselves are used again")]
     spare_steps: Vec<Box<Step>>,
     next_arrival: u64,
-    now_ns: u64,
+    pub(crate) now_ns: u64,
+    /// The decodes of a leap; empty between leaps but for their memory.
+    pub(crate) leaping: Vec<Decode>,
     draining: bool,
     drained: bool,
     #[cfg(debug_assertions)]
@@ -65,6 +68,7 @@ impl Core {
             spare_steps: Vec::new(),
             next_arrival: 0,
             now_ns: 0,
+            leaping: Vec::new(),
             draining: false,
             drained: false,
             #[cfg(debug_assertions)]
@@ -300,7 +304,7 @@ impl Core {
         actions.push(Action::Flushed { blocks });
     }
 
-    fn begin_step(&mut self, actions: &mut Vec<Action>) {
+    pub(crate) fn begin_step(&mut self, actions: &mut Vec<Action>) {
         if self.in_flight.is_some() || !self.worker_joined || self.sched.sequences.is_empty() {
             return;
         }
@@ -330,7 +334,7 @@ impl Core {
         actions.push(Action::RunStep(step));
     }
 
-    fn send_copies(&mut self, actions: &mut Vec<Action>) {
+    pub(crate) fn send_copies(&mut self, actions: &mut Vec<Action>) {
         actions.extend(self.sched.swap.outbox.drain(..).map(|transfer| Action::Transfer(Box::new(transfer))));
     }
 
@@ -536,7 +540,7 @@ impl Core {
     }
 
     #[cfg(debug_assertions)]
-    fn check_sometimes(&mut self) {
+    pub(crate) fn check_sometimes(&mut self) {
         self.events_seen += 1;
         let every = if self.config.device_blocks <= 1024 { 1 } else { 256 };
         if self.events_seen.is_multiple_of(every) {

@@ -41,9 +41,16 @@ pub trait Eviction: Send + std::fmt::Debug {
     /// Takes out the leaf that is to be evicted. MUST return a leaf if there is one; there is one if any block is idle.
     fn pop(&mut self, blocks: &Nodes) -> Option<u32>;
 
-    /// A block was published that had no twin: its contents were computed, perhaps again. Its slot may have stood for other
-    /// contents before.
-    fn published(&mut self, _block: u32, _blocks: &Nodes) {}
+    /// Takes out the leaf that is to be evicted, and perhaps its ancestors if they would be next, `n` blocks at most, into `out`. For
+    /// policies that can do so cheaper than one by one; they are told of no leaves in between.
+    fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
+        debug_assert!(n > 0);
+        out.extend(self.pop(blocks));
+    }
+
+    /// Blocks were published that had no twins, first to last: their contents were computed, perhaps again. Their slots may have
+    /// stood for other contents before.
+    fn published(&mut self, _chain: &[BlockHandle], _blocks: &Nodes) {}
 }
 
 /// Blocks of a cache of `capacity` for which to make room at once. Memory that is never touched costs nothing.

@@ -31,8 +31,6 @@ use crate::waiting::Waiting;
 
 /// Waiting requests that one pass looks at and leaves for later because another computes their prefix.
 const LATER_MAX: usize = 16;
-/// Blocks that are looked up in the tree at one go when they are published.
-const READ_AHEAD: usize = 16;
 /// Decodes from which on none is drafted for: the batch keeps the device busy without.
 const DRAFTS_BELOW: u32 = 16;
 
@@ -422,11 +420,11 @@ impl Scheduler {
             if seq.unpublishable {
                 return;
             }
-            if (at - from).is_multiple_of(READ_AHEAD) && to > from + 1 {
-                self.tree.prefetch(&seq.hashes[at..to.min(at + READ_AHEAD)]);
+            let parent = at.checked_sub(1).map(|before| seq.table[before]);
+            if to > at + 1 && !self.tree.is_continued(parent) {
+                return self.publish_rest(slot, to);
             }
             let hash = seq.hash_of_block(at, size);
-            let parent = at.checked_sub(1).map(|before| seq.table[before]);
             let tokens = &seq.tokens[at * size as usize..][..size as usize];
             match self.tree.publish(seq.table[at], parent, hash, tokens) {
                 Published::New => {
@@ -451,6 +449,25 @@ impl Scheduler {
             }
             seq.published += 1;
         }
+    }
+
+    /// Publishes the blocks of a sequence up to the `to`-th, none of which can have a twin, because no block continues the one before them.
+    fn publish_rest(&mut self, slot: usize, to: usize) {
+        let size = self.block_size as usize;
+        let seq = &mut self.sequences[slot];
+        let at = seq.published as usize;
+        let parent = at.checked_sub(1).map(|before| seq.table[before]);
+        let (chain, hashes, tokens) = (&seq.table[at..to], &seq.hashes[at..to], &seq.tokens[at * size..to * size]);
+        self.tree.publish_chain(chain, parent, hashes, tokens);
+        if self.tiering.is_on() {
+            let mut parent = parent.map(|parent| parent.index);
+            for ((block, hash), tokens) in chain.iter().zip(hashes).zip(tokens.chunks_exact(size)) {
+                self.tiering.published(seq.root, block.index, parent, *hash, tokens);
+                parent = Some(block.index);
+            }
+        }
+        self.stats.published_blocks += (to - at) as u64;
+        seq.published = to as u32;
     }
 
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.

@@ -131,7 +131,7 @@ impl Tier {
         self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
         let nodes = &self.nodes;
         self.index.insert(contents.hash, slot, |slot| nodes.hash(slot));
-        self.eviction.published(slot, &self.nodes);
+        self.eviction.published(&[handle(slot)], &self.nodes);
         Some(slot)
     }
 

@@ -104,6 +104,11 @@ impl Tiering {
         !self.copies.is_empty()
     }
 
+    /// Whether blocks are copied before they must be evicted, whenever that comes near.
+    pub fn writes_back(&self) -> bool {
+        self.writes.contains(&Write::Back)
+    }
+
     /// Device blocks that will be usable when copies end.
     pub fn future_free(&self) -> u32 {
         self.copies.iter().map(|copy| copy.frees).sum()

@@ -29,8 +29,8 @@ pub use nodes::Nodes;
 const ROOM_TOKENS_MAX: usize = 1 << 26;
 /// Tokens compared at one go.
 const COMPARED_TOKENS: usize = 2048;
-/// Blocks evicted at one go.
-const EVICTED_AT_ONCE: usize = 16;
+/// Blocks that the index takes in or gives up at one go.
+const INDEXED_AT_ONCE: usize = 16;
 
 /// What became of a block that was to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub struct PrefixTree {
     nodes: Nodes,
     /// `block_size` tokens per opened slot.
     tokens: Vec<Token>,
+    /// Blocks that are being evicted; empty between calls but for its memory.
+    leaving: Vec<u32>,
     evicted: u64,
     collisions: u64,
 }
@@ -69,6 +71,7 @@ impl PrefixTree {
             index: Index::new(capacity),
             nodes: Nodes::with_room(room),
             tokens: Vec::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
+            leaving: Vec::new(),
             evicted: 0,
             collisions: 0,
         }
@@ -235,11 +238,9 @@ impl PrefixTree {
             return false;
         }
         self.evict(n.saturating_sub(self.pool.count(BlockState::Free)));
-        for _ in 0..n {
-            let index = self.pool.allocate().expect("as many are free as were counted");
-            self.open(index);
-            table.push(self.pool.handle(index));
-        }
+        let allocated = self.pool.allocate(n, table);
+        assert!(allocated, "as many are free as were counted");
+        self.open(self.pool.opened());
         true
     }
 
@@ -256,7 +257,10 @@ impl PrefixTree {
         debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
         debug_assert_eq!(tokens.len(), self.block_size);
         let parent = parent.map_or(ROOT, |parent| parent.index);
-        if let Some(twin) = self.lookup(hash) {
+        // A twin would continue the same block. Where nothing does, at most another prefix has this hash, and verifying tells them
+        // apart when it is found.
+        let twin = if self.nodes.is_continued(parent) { self.lookup(hash) } else { None };
+        if let Some(twin) = twin {
             if self.nodes.parents[twin as usize] != parent || self.tokens_of(twin) != tokens {
                 self.collisions += 1;
                 return Published::Collided;
@@ -266,19 +270,51 @@ impl PrefixTree {
             self.pool.set(block.index, BlockState::Free);
             return Published::Merged(twin);
         }
-        self.nodes.publish(block.index, parent, hash);
-        let at = block.index as usize;
-        self.tokens[at * self.block_size..][..self.block_size].copy_from_slice(tokens);
-        self.index.insert(name(hash), block.index, |index| self.nodes.hash(index));
-        self.pool.set(block.index, BlockState::Held);
-        self.eviction.published(block.index, &self.nodes);
+        self.add_chain(&[block], parent, &[hash], tokens);
         Published::New
     }
 
-    /// Reads ahead where [`Self::publish`] will look for these hashes: a call for some ten blocks that are published next
-    /// spares each of them its own wait for the memory. Changes nothing.
-    pub fn prefetch(&self, hashes: &[BlockHash]) {
-        self.index.touch(hashes.iter().map(|hash| name(*hash)));
+    /// Whether a published block may continue this one. If none does, [`Self::publish_chain`] is the quicker way to publish what follows.
+    pub fn is_continued(&self, block: Option<BlockHandle>) -> bool {
+        self.nodes.is_continued(block.map_or(ROOT, |block| block.index))
+    }
+
+    /// Publishes private blocks that follow a block that no other continues, so that none of them can have a twin. Else as
+    /// [`Self::publish`] for each.
+    pub fn publish_chain(
+        &mut self,
+        chain: &[BlockHandle],
+        parent: Option<BlockHandle>,
+        hashes: &[BlockHash],
+        tokens: &[Token],
+    ) {
+        assert!(!self.is_continued(parent), "the first may have a twin");
+        debug_assert!(chain.iter().all(|block| self.pool.is_current(*block)));
+        debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
+        debug_assert_eq!((hashes.len(), tokens.len()), (chain.len(), chain.len() * self.block_size));
+        self.add_chain(chain, parent.map_or(ROOT, |parent| parent.index), hashes, tokens);
+    }
+
+    fn add_chain(&mut self, chain: &[BlockHandle], mut parent: u32, hashes: &[BlockHash], tokens: &[Token]) {
+        let mut at = 0;
+        for_runs(chain, |first, len| {
+            self.nodes.publish(first, parent, &hashes[at..at + len]);
+            let from = &tokens[at * self.block_size..(at + len) * self.block_size];
+            self.tokens[first as usize * self.block_size..][..from.len()].copy_from_slice(from);
+            self.pool.set_run(first, len, BlockState::Private, BlockState::Held);
+            parent = first + len as u32 - 1;
+            at += len;
+        });
+        for (blocks, hashes) in chain.chunks(INDEXED_AT_ONCE).zip(hashes.chunks(INDEXED_AT_ONCE)) {
+            // Where the index has room for them is all over the memory: bring it here at once.
+            if blocks.len() > 1 {
+                self.index.touch(hashes.iter().map(|hash| name(*hash)));
+            }
+            for (block, hash) in blocks.iter().zip(hashes) {
+                self.index.insert(name(*hash), block.index, |index| self.nodes.hash(index));
+            }
+        }
+        self.eviction.published(chain, &self.nodes);
     }
 
     /// Takes back a whole block table, of which the first `n_published` blocks were found or published and the rest are
@@ -313,18 +349,25 @@ impl PrefixTree {
     /// Evicts `n` blocks, which are there.
     fn evict(&mut self, n: u32) {
         self.evicted += u64::from(n);
-        let mut left = n as usize;
-        while left > 0 {
-            let mut room = [0; EVICTED_AT_ONCE];
-            let leaving = &mut room[..left.min(EVICTED_AT_ONCE)];
-            leaving.fill_with(|| self.evict_one());
+        let mut leaving = std::mem::take(&mut self.leaving);
+        while leaving.len() < n as usize {
+            let at = leaving.len();
+            self.eviction.pop_chain(n as usize - at, &self.nodes, &mut leaving);
+            assert!((at + 1..=n as usize).contains(&leaving.len()), "some block is idle, so some leaf is");
+            if let Some(parent) = self.nodes.remove_chain(&leaving[at..]) {
+                self.eviction.leaf(parent, &self.nodes);
+            }
+        }
+        self.pool.evict(&leaving);
+        for blocks in leaving.chunks(INDEXED_AT_ONCE) {
             // Where the index has them is all over the memory: bring it here at once, then strike them out.
-            self.index.touch(leaving.iter().map(|block| self.nodes.hash(*block)));
-            for block in &*leaving {
+            self.index.touch(blocks.iter().map(|block| self.nodes.hash(*block)));
+            for block in blocks {
                 self.index.remove(self.nodes.hash(*block), *block);
             }
-            left -= leaving.len();
         }
+        leaving.clear();
+        self.leaving = leaving;
     }
 
     /// Takes the idle leaf that the policy names out of the tree, to be copied elsewhere and then freed with
@@ -333,7 +376,10 @@ impl PrefixTree {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }
-        let block = self.take_victim();
+        let block = self.eviction.pop(&self.nodes).expect("some block is idle, so some leaf is");
+        if let Some(parent) = self.nodes.remove_chain(&[block]) {
+            self.eviction.leaf(parent, &self.nodes);
+        }
         self.index.remove(self.nodes.hash(block), block);
         self.pool.set(block, BlockState::Moving);
         self.evicted += 1;
@@ -356,24 +402,6 @@ impl PrefixTree {
         name(hash)
     }
 
-    /// Evicts the block that the policy names, from everything but the index.
-    fn evict_one(&mut self) -> u32 {
-        let block = self.take_victim();
-        self.pool.set(block, BlockState::Free);
-        block
-    }
-
-    /// Takes the block that the policy names out of everything but the index and the pool.
-    fn take_victim(&mut self) -> u32 {
-        let block = self.eviction.pop(&self.nodes).expect("some block is idle, so some leaf is");
-        let idle_leaf = self.nodes.is_leaf(block) && self.nodes.readers[block as usize] == 0;
-        assert!(idle_leaf, "the policy evicts block {block}, which is no idle leaf");
-        if let Some(parent) = self.nodes.remove(block) {
-            self.eviction.leaf(parent, &self.nodes);
-        }
-        block
-    }
-
     fn add_reader(&mut self, block: BlockHandle) {
         let readers = &mut self.nodes.readers[block.index as usize];
         *readers += 1;
@@ -390,9 +418,9 @@ impl PrefixTree {
         &self.tokens[index as usize * self.block_size..][..self.block_size]
     }
 
-    /// Makes room in the arrays for a slot that is used for the first time.
-    fn open(&mut self, index: u32) {
-        let len = index as usize + 1;
+    /// Makes room in the arrays for slots that are used for the first time.
+    fn open(&mut self, slots: u32) {
+        let len = slots as usize;
         if self.nodes.len() < len {
             self.nodes.open(len);
             self.tokens.resize(len * self.block_size, 0);
@@ -417,11 +445,9 @@ impl PrefixTree {
             }
             published += 1;
             assert_ne!(nodes.parents[at], UNPUBLISHED, "block {index} is published without a parent");
-            assert_eq!(
-                self.index.find(nodes.hash(index), |index| nodes.hash(index)),
-                Some(index),
-                "block {index} is lost"
-            );
+            let found = self.index.find(nodes.hash(index), |index| nodes.hash(index));
+            let same = found.is_some_and(|found| found == index || nodes.parents[found as usize] != nodes.parents[at]);
+            assert!(same, "block {index} is lost: its hash finds {found:?}");
             if let Some(parent) = nodes.parent(index) {
                 children[parent as usize] += 1;
                 assert_ne!(nodes.parents[parent as usize], UNPUBLISHED, "block {index} outlived its parent");
@@ -666,9 +692,17 @@ mod tests {
         tree.find(&[forged], &other, &mut found);
         assert!(found.is_empty(), "the hash is there, the tokens are not");
         assert_eq!(tree.publish(table[1], None, forged, &other), Published::Collided);
-        assert_eq!(tree.publish(table[1], Some(table[0]), forged, &tokens), Published::Collided, "other parent");
-        assert_eq!(tree.collisions(), 3);
-        tree.release(&mut table, 1);
+        assert_eq!(tree.collisions(), 2);
+        // Behind a block that nothing continues no twin is looked for; there the second of one hash is found or not, never mistaken.
+        assert_eq!(tree.publish(table[1], Some(table[0]), forged, &tokens), Published::New);
+        tree.find(&[forged, forged], &[&tokens[..], &tokens].concat(), &mut found);
+        assert!(
+            found.is_empty() || found == [table[0].index] || found == [table[0].index, table[1].index],
+            "{found:?}"
+        );
+        tree.check();
+        tree.release(&mut table, 2);
+        assert_eq!(tree.flush(), 2);
         tree.check();
     }
 }

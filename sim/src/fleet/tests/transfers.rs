@@ -12,20 +12,21 @@ fn a_transfer_takes_the_link_and_its_end_is_told() {
     // 2 MiB blocks, one in 100 us after 10 us.
     settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-6;
     let mut watch = |_: &Outcome| ControlFlow::Continue(());
-    let mut fleet = Fleet::new(&trace, &settings, &OneMs, &mut watch).unwrap();
+    let mut source = trace.source();
+    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
     let copy = |id, from, to, n| Action::Transfer(Box::new(Transfer { id, from, to, pairs: vec![(0, 0); n] }));
     let out = |id| copy(id, Place::Device, Place::Host, 2);
     let back = |id, n| copy(id, Place::Host, Place::Device, n);
-    fleet.perform(0, out(1));
-    fleet.perform(0, out(2));
-    fleet.perform(0, back(3, 2));
+    fleet.perform(fleet.now_ns, 0, out(1));
+    fleet.perform(fleet.now_ns, 0, out(2));
+    fleet.perform(fleet.now_ns, 0, back(3, 2));
     let ends: Vec<_> =
         fleet.queue.clone().into_sorted_vec().into_iter().rev().map(|Reverse(it)| (it.at_ns, it.what)).collect();
     let end = |id| What::TransferEnd { replica: 0, life: 0, id };
     assert_eq!(ends, [(210_000, end(1)), (210_000, end(3)), (420_000, end(2))]);
     // The core waits for none of them, so the replay goes on as if there were none, and their ends do not make it longer.
-    fleet.perform(0, back(4, 2));
-    fleet.perform(0, back(5, 100));
+    fleet.perform(fleet.now_ns, 0, back(4, 2));
+    fleet.perform(fleet.now_ns, 0, back(5, 100));
     fleet.run().unwrap();
     assert!(fleet.now_ns > 10 * MS);
     let report = fleet.report();

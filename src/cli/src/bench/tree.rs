@@ -18,8 +18,6 @@ const NOTES: [&str; 4] = [
 ];
 /// Calls timed together where one is about as short as reading the clock.
 const BATCH: usize = 32;
-/// Blocks about to be published for which the tree is asked to read ahead.
-const READ_AHEAD: usize = 16;
 const DOCUMENT_TOKENS: usize = 128 << 10;
 
 pub fn run(quick: bool) -> Report {
@@ -124,10 +122,10 @@ pub fn publish(
     table: &[BlockHandle],
 ) {
     for (at, block) in tokens.chunks_exact(block_size).enumerate().skip(from) {
-        if (at - from).is_multiple_of(READ_AHEAD) {
-            tree.prefetch(&hashes[at..hashes.len().min(at + READ_AHEAD)]);
-        }
         let parent = at.checked_sub(1).map(|before| table[before]);
+        if !tree.is_continued(parent) {
+            return tree.publish_chain(&table[at..], parent, &hashes[at..], &tokens[at * block_size..]);
+        }
         let published = tree.publish(table[at], parent, hashes[at], block);
         debug_assert_eq!(published, Published::New);
     }

@@ -92,4 +92,15 @@ impl Eviction for Lru {
         self.shrink(segment, 1);
         Some(block)
     }
+
+    fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
+        let Some(segment) = self.queue.front(0) else { return };
+        let it = &mut self.segments[segment as usize];
+        let n = (it.len as usize).min(n);
+        for _ in 0..n {
+            out.push(it.tail);
+            it.tail = blocks.parent(it.tail).unwrap_or(it.tail);
+        }
+        self.shrink(segment, n as u32);
+    }
 }

@@ -299,8 +299,8 @@ impl Reuse {
     }
 }
 
-impl Eviction for Reuse {
-    fn published(&mut self, block: u32, blocks: &Nodes) {
+impl Reuse {
+    fn published_one(&mut self, block: u32, blocks: &Nodes) {
         self.life.clock = self.life.clock.wrapping_add(1);
         self.settle_left(blocks);
         let at = block as usize;
@@ -330,6 +330,12 @@ impl Eviction for Reuse {
         }
         self.known[at] =
             Known { segment: NONE, turn, gap, next_gap: 0, settled: false, continues: false, followed: false };
+    }
+}
+
+impl Eviction for Reuse {
+    fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        chain.iter().for_each(|block| self.published_one(block.index, blocks));
     }
 
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {

@@ -42,12 +42,14 @@ impl S3Fifo {
 }
 
 impl Eviction for S3Fifo {
-    fn published(&mut self, block: u32, blocks: &Nodes) {
-        let at = block as usize;
-        if self.proven.len() <= at {
-            self.proven.resize(at + 1, false);
+    fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        for block in chain {
+            let at = block.index as usize;
+            if self.proven.len() <= at {
+                self.proven.resize(at + 1, false);
+            }
+            self.proven[at] = self.ghost.take(blocks.hash(block.index));
         }
-        self.proven[at] = self.ghost.take(blocks.hash(block));
     }
 
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {

@@ -55,25 +55,27 @@ impl Nodes {
         self.hits.resize(len, 0);
     }
 
-    /// Writes down a block just published, with one reader.
-    pub(super) fn publish(&mut self, index: u32, parent: u32, hash: BlockHash) {
-        let at = index as usize;
+    /// Writes down blocks just published, from slot `first` on, each the parent of the next, with one reader.
+    pub(super) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
+        let range = first as usize..first as usize + hashes.len();
         let mut depth = 0;
         if parent != ROOT {
             self.children[parent as usize] += 1;
             depth = self.depths[parent as usize] + 1;
         }
-        self.hashes[at] = name(hash);
-        self.parents[at] = parent;
-        self.children[at] = 0;
-        self.readers[at] = 1;
-        self.depths[at] = depth;
-        self.hits[at] = 0;
+        self.hashes[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = name(*hash));
+        self.parents[range.start] = parent;
+        self.parents[range.start + 1..range.end].iter_mut().zip(first..).for_each(|(to, before)| *to = before);
+        self.children[range.clone()].fill(1);
+        self.children[range.end - 1] = 0;
+        self.readers[range.clone()].fill(1);
+        self.depths[range.clone()].iter_mut().zip(depth..).for_each(|(to, depth)| *to = depth);
+        self.hits[range].fill(0);
     }
 
     /// Writes down a block without one before it, read by none.
     pub(crate) fn publish_first(&mut self, index: u32, hash: BlockHash) {
-        self.publish(index, ROOT, hash);
+        self.publish(index, ROOT, &[hash]);
         self.readers[index as usize] = 0;
     }
 
@@ -91,6 +93,18 @@ impl Nodes {
         }
         self.children[parent as usize] -= 1;
         (self.children[parent as usize] == 0 && self.readers[parent as usize] == 0).then_some(parent)
+    }
+
+    /// Strikes out a leaf and ancestors of it, each the parent of the one before. Returns the parent of the last if that is an idle
+    /// leaf now.
+    pub(super) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
+        let mut parent = None;
+        for block in chain {
+            assert!(parent.is_none_or(|parent| parent == *block), "block {block} is not the parent of the one before");
+            assert!(self.is_leaf(*block) && self.readers[*block as usize] == 0, "block {block} is no idle leaf");
+            parent = self.remove(*block);
+        }
+        parent
     }
 
     /// Adds a reader to `len` blocks from `first` on, each found once more.
@@ -115,6 +129,11 @@ impl Nodes {
     /// Whether no published block continues it.
     pub fn is_leaf(&self, index: u32) -> bool {
         self.children[index as usize] == 0
+    }
+
+    /// Whether a published block may continue this one, or begin a prefix if this is [`ROOT`].
+    pub(super) fn is_continued(&self, parent: u32) -> bool {
+        parent == ROOT || self.children[parent as usize] > 0
     }
 
     /// Blocks before it in its prefix.
