@@ -116,7 +116,10 @@ pub fn replay_source(
 /// One replica's core and what it waits for.
 struct Replica {
     core: Core,
+    /// Nothing while no step is in flight, and in a leap.
     in_flight: Option<Box<Step>>,
+    /// When the first step of the leap ended that is under way.
+    leap_first_ns: u64,
     links: Links,
     state: State,
     /// How often it failed: which life it is in.
@@ -188,7 +191,7 @@ struct Fleet<'a> {
     freed: Vec<usize>,
     seqs_run: u64,
     tokens_run: u64,
-    /// Steps that were leapt over.
+    /// Steps begun in leaps.
     leapt: u64,
 }
 
@@ -206,6 +209,7 @@ impl<'a> Fleet<'a> {
             replicas.push(Replica {
                 core: Core::new(settings.core.clone()).map_err(SettingsError::Config)?,
                 in_flight: None,
+                leap_first_ns: 0,
                 links: Links::new(&settings.hardware, &settings.model, settings.core.block_size, &settings.far_links),
                 state: State::Up,
                 life: 0,
@@ -304,11 +308,10 @@ impl<'a> Fleet<'a> {
     }
 
     fn end_step(&mut self, replica: usize) {
-        let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
         if self.leaps && self.leap(replica) {
-            self.replicas[replica].core.recycle(step);
             return;
         }
+        let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
         let result = self.worker.answer(&step);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
         self.replicas[replica].core.recycle(step);

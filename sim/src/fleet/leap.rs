@@ -4,9 +4,9 @@
 //! If arrivals depend on ends, the next end anywhere can bring one. Failures can come at any time, tenants are compared at every
 //! step, and an observer may want to see them: then nothing is leapt over.
 
-use trunkline_core::{Leaper, RequestId, SteadyBatch, Token};
+use trunkline_core::{Leaper, Leapt, RequestId, SteadyBatch, SteadyStep, Token};
 
-use super::{Fleet, Replica};
+use super::{Fleet, Replica, What};
 use crate::cost::{CostModel, StepShape};
 use crate::flights::Flights;
 use crate::meters::Meters;
@@ -20,7 +20,7 @@ struct Leap<'a, 'b> {
     slowness: f64,
     /// A step that ends then or later is not leapt over.
     until_ns: u64,
-    /// The end of the step in flight when the leap began.
+    /// The end of the first step of the leap, and of the last so far.
     first_ns: u64,
     last_ns: u64,
     flights: &'a mut Flights,
@@ -32,7 +32,7 @@ struct Leap<'a, 'b> {
 }
 
 impl Leaper for Leap<'_, '_> {
-    fn end_of(&mut self, begin_ns: u64, batch: &SteadyBatch) -> Option<u64> {
+    fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
         let n = u64::from(batch.seqs);
         let kv_tokens = batch.computed + n;
         let shape = StepShape {
@@ -46,15 +46,19 @@ impl Leaper for Leap<'_, '_> {
         };
         let duration_ns = Replica::slowed(self.cost.step_ns(&shape), self.slowness);
         let end_ns = begin_ns + duration_ns;
-        if end_ns >= self.until_ns {
-            return None;
-        }
+        let leap_over = end_ns < self.until_ns;
         self.meters.gaps(duration_ns, n);
         self.busy_ns += duration_ns;
         self.steps += 1;
         self.seqs_run += n;
-        self.last_ns = end_ns;
-        Some(end_ns)
+        if leap_over {
+            self.last_ns = end_ns;
+        }
+        SteadyStep { end_ns, leap_over }
+    }
+
+    fn ended(&mut self, requests: u32) {
+        self.load.tokens += u64::from(requests);
     }
 
     fn token(&mut self, request: RequestId, n: u32) -> Token {
@@ -62,21 +66,23 @@ impl Leaper for Leap<'_, '_> {
     }
 
     fn gave(&mut self, request: RequestId, tokens: u32) {
-        self.load.tokens += u64::from(tokens);
         self.meters.leapt(self.flights.get(request.0), self.first_ns, self.last_ns, tokens);
     }
 }
 
 impl Fleet<'_> {
-    /// Ends the step that was in flight, and those after it as far as they are like it. Returns whether it did.
+    /// Ends the step in flight, and begins and ends those after it as far as they are like it and undisturbed. Returns whether it did.
     pub(super) fn leap(&mut self, replica: usize) -> bool {
         let until_ns = self.undisturbed_until_ns();
         let it = &mut self.replicas[replica];
+        if it.in_flight.is_some() {
+            it.leap_first_ns = self.now_ns;
+        }
         let mut leap = Leap {
             cost: self.cost,
             slowness: it.slowness,
             until_ns,
-            first_ns: self.now_ns,
+            first_ns: it.leap_first_ns,
             last_ns: self.now_ns,
             flights: &mut self.flights,
             meters: &mut self.meters,
@@ -85,13 +91,26 @@ impl Fleet<'_> {
             seqs_run: 0,
             busy_ns: 0,
         };
-        let Some(began_ns) = it.core.leap(self.now_ns, &mut leap, &mut self.actions) else { return false };
+        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.actions);
+        if leapt == Leapt::Nowhere {
+            return false;
+        }
         it.busy_ns += leap.busy_ns;
         self.leapt += leap.steps;
         self.seqs_run += leap.seqs_run;
         self.tokens_run += leap.seqs_run;
-        let actions = std::mem::take(&mut self.actions);
-        self.perform_all(began_ns, replica, actions);
+        if let Some(step) = it.in_flight.take() {
+            it.core.recycle(step);
+        }
+        let life = it.life;
+        match leapt {
+            Leapt::Nowhere => unreachable!("it was seen"),
+            Leapt::Steady { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
+            Leapt::Landed { begin_ns } => {
+                let actions = std::mem::take(&mut self.actions);
+                self.perform_all(begin_ns, replica, actions);
+            }
+        }
         true
     }
 

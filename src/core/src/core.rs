@@ -8,7 +8,7 @@ use crate::config::{Config, ConfigError};
 use crate::event::{Action, Event};
 use crate::host::HostState;
 use crate::ids::{BlockHandle, RequestId};
-use crate::leap::Decode;
+use crate::leap::Course;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::{Scheduler, decision};
 use crate::sequence::{Sequence, SequenceState};
@@ -41,8 +41,8 @@ pub struct Core {
     spare_steps: Vec<Box<Step>>,
     next_arrival: u64,
     pub(crate) now_ns: u64,
-    /// The decodes of a leap; empty between leaps but for their memory.
-    pub(crate) leaping: Vec<Decode>,
+    /// The leap that is under way, if one is.
+    pub(crate) leaping: Course,
     draining: bool,
     drained: bool,
     #[cfg(debug_assertions)]
@@ -68,7 +68,7 @@ impl Core {
             spare_steps: Vec::new(),
             next_arrival: 0,
             now_ns: 0,
-            leaping: Vec::new(),
+            leaping: Course::default(),
             draining: false,
             drained: false,
             #[cfg(debug_assertions)]
@@ -80,6 +80,7 @@ impl Core {
     ///
     /// Times MUST NOT go back; one that does is taken as the latest time seen.
     pub fn handle(&mut self, now_ns: u64, event: Event, actions: &mut Vec<Action>) {
+        assert!(!self.leaping.is_on() || matches!(event, Event::Submit(_)), "a leap is under way: {event:?}");
         self.now_ns = self.now_ns.max(now_ns);
         match event {
             Event::Submit(request) => self.submit(*request, actions),

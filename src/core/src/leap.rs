@@ -4,7 +4,8 @@
 //! token further: now and then one publishes a block and takes another. A driver that needs neither the steps nor their tokens one by one,
 //! because its worker computes nothing, lets the core go through them at once with [`Core::leap`].
 //!
-//! **A leap is exactly the steps that it leaps over**: the same decisions at the same times, the same digest. It ends where a step
+//! **A leap is exactly the steps that it leaps over**: the same decisions at the same times, the same digest. It pauses where something
+//! may happen before a step ends: that step is in flight then, and the leap goes on from there. It ends where a step
 //! would not be like the one before it: where a request gets its last token, a block is missing, a request can be admitted. What is not
 //! worth the care is not leapt over at all: drafts, deadlines, copies under way, tiers that are written back to, tenants that take
 //! turns.
@@ -27,17 +28,46 @@ pub struct SteadyBatch {
     pub computed_max: u32,
 }
 
+/// When a step ends that is like the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SteadyStep {
+    /// When, nanoseconds.
+    pub end_ns: u64,
+    /// Whether to leap over it: nothing happens before it ends that the core is to be told of.
+    pub leap_over: bool,
+}
+
 /// A driver whose worker gives each decode a token when it is time.
 pub trait Leaper {
-    /// When the step ends that would begin at `begin_ns`, or `None` if it is not to be leapt over. A step that is given an end will have
-    /// been run when the leap ends.
-    fn end_of(&mut self, begin_ns: u64, batch: &SteadyBatch) -> Option<u64>;
+    /// A step of the same decodes begins at `begin_ns`. It will be run to its end.
+    fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep;
+
+    /// The step that was in flight, or the one begun last, ended with a token for each of so many requests.
+    fn ended(&mut self, requests: u32);
 
     /// The `n`-th token, from 0, that a request generates.
     fn token(&mut self, request: RequestId, n: u32) -> Token;
 
-    /// A request got so many tokens: one at the end of the step that was in flight, and of each that was leapt over.
+    /// A request got so many tokens since the batch became steady: one at the end of each of as many steps.
     fn gave(&mut self, request: RequestId, tokens: u32);
+}
+
+/// How far [`Core::leap`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leapt {
+    /// The batch is not steady: nothing was done.
+    Nowhere,
+    /// To a step that is like the one before it and is in flight now. No action tells of it. When it ends, the core MUST be told by
+    /// another [`Core::leap`], and before that of nothing but requests that are submitted.
+    Steady {
+        /// When it ends.
+        end_ns: u64,
+    },
+    /// To a step like any other, which is in the actions.
+    Landed {
+        /// When it began.
+        begin_ns: u64,
+    },
 }
 
 /// A decode during a leap. Its [`crate::sequence::Sequence`] lags behind and is brought up to date when it matters.
@@ -56,66 +86,112 @@ pub(crate) struct Decode {
     news: bool,
 }
 
-impl Core {
-    /// The step in flight ended at `now_ns` with a token for each sequence: the same as [`crate::Event::StepFinished`], but if the
-    /// batch is steady the following steps are leapt over as far as `leaper` allows. Returns when the step began that is in flight
-    /// then, and appends that to `actions`; there are no [`Action::Token`]s. Returns `None`, and does nothing, if the batch is not steady.
-    ///
-    /// A worker that is shown no step MUST NOT need any: block tables go on in the leap.
-    pub fn leap(&mut self, now_ns: u64, leaper: &mut dyn Leaper, actions: &mut Vec<Action>) -> Option<u64> {
-        let now_ns = self.now_ns.max(now_ns);
-        let mut batch = std::mem::take(&mut self.leaping);
-        batch.clear();
-        let steady = self.in_flight.is_some() && self.next_deadline_ns().is_none();
-        let left = if steady { self.sched.steady_batch(&self.in_flight_seqs, &mut batch) } else { 0 };
-        if left > 0 {
-            self.now_ns = now_ns;
-            self.run_on(left, &mut batch, leaper);
-            self.land(&mut batch, leaper, actions);
-        }
-        let began = (!batch.is_empty()).then_some(self.now_ns);
-        self.leaping = batch;
-        began
+/// A batch on its leap.
+#[derive(Debug, Default)]
+pub(crate) struct Course {
+    /// Empty if there is no leap.
+    batch: Vec<Decode>,
+    /// Steps that none of them ends with, the one in flight included.
+    left: u32,
+    /// Tokens until the first of them has filled its block.
+    to_boundary: u32,
+    computed: u64,
+    computed_max: u32,
+}
+
+impl Course {
+    /// Whether the step in flight is one that no action told of.
+    pub fn is_on(&self) -> bool {
+        !self.batch.is_empty()
     }
 
-    /// Ends the step in flight, and begins and ends others while each is like the one before it: `left` in all at most.
-    fn run_on(&mut self, mut left: u32, batch: &mut [Decode], leaper: &mut dyn Leaper) {
-        let mut shape = SteadyBatch {
-            seqs: batch.len() as u32,
-            computed: batch.iter().map(|decode| u64::from(decode.computed)).sum(),
-            computed_max: batch.iter().map(|decode| decode.computed).max().unwrap_or(0),
+    fn set_out(&mut self, left: u32) {
+        self.left = left;
+        self.computed = self.batch.iter().map(|decode| u64::from(decode.computed)).sum();
+        self.computed_max = self.batch.iter().map(|decode| decode.computed).max().unwrap_or(0);
+        self.find_boundary();
+    }
+
+    fn find_boundary(&mut self) {
+        self.to_boundary = self.batch.iter().map(|decode| decode.room).min().unwrap_or(u32::MAX);
+    }
+
+    /// The step in flight ended: all are a token further.
+    fn go_on(&mut self) {
+        self.left -= 1;
+        self.to_boundary -= 1;
+        self.computed += self.batch.len() as u64;
+        self.computed_max += 1;
+        for decode in &mut self.batch {
+            decode.computed += 1;
+            decode.given += 1;
+            decode.behind += 1;
+            decode.room -= 1;
+        }
+    }
+
+    fn shape(&self) -> SteadyBatch {
+        SteadyBatch { seqs: self.batch.len() as u32, computed: self.computed, computed_max: self.computed_max }
+    }
+}
+
+impl Core {
+    /// The step in flight ended at `now_ns` with a token for each sequence. If the batch is steady, that is the same as
+    /// [`crate::Event::StepFinished`] but for [`crate::Action::Token`]s, and the following steps are leapt over as far as `leaper`
+    /// allows. A worker that is shown no step MUST NOT need any: block tables go on in the leap.
+    pub fn leap(&mut self, now_ns: u64, leaper: &mut dyn Leaper, actions: &mut Vec<Action>) -> Leapt {
+        let mut course = std::mem::take(&mut self.leaping);
+        if !course.is_on() {
+            let steady = self.in_flight.is_some() && self.next_deadline_ns().is_none();
+            let left = if steady { self.sched.steady_batch(&self.in_flight_seqs, &mut course.batch) } else { 0 };
+            if left == 0 {
+                self.leaping = course;
+                return Leapt::Nowhere;
+            }
+            course.set_out(left);
+        }
+        self.now_ns = self.now_ns.max(now_ns);
+        let end_ns = self.run_on(&mut course, leaper);
+        let leapt = match end_ns {
+            Some(end_ns) => Leapt::Steady { end_ns },
+            None => {
+                self.land(&mut course.batch, leaper, actions);
+                Leapt::Landed { begin_ns: self.now_ns }
+            }
         };
-        let mut to_boundary = first_boundary(batch);
+        self.leaping = course;
+        leapt
+    }
+
+    /// Ends the step in flight, and begins and ends others while each is like the one before it. Returns when the step ends that is
+    /// begun and not leapt over, or `None` if the next one is not like the one before it.
+    fn run_on(&mut self, course: &mut Course, leaper: &mut dyn Leaper) -> Option<u64> {
         loop {
-            left -= 1;
-            to_boundary -= 1;
-            shape.computed += u64::from(shape.seqs);
-            shape.computed_max += 1;
-            for decode in &mut *batch {
-                decode.computed += 1;
-                decode.given += 1;
-                decode.behind += 1;
-                decode.room -= 1;
-            }
-            if to_boundary == 0 {
-                if !self.sched.turn_blocks(batch, leaper) {
-                    return;
+            course.go_on();
+            leaper.ended(course.batch.len() as u32);
+            if course.to_boundary == 0 {
+                if !self.sched.turn_blocks(&mut course.batch, leaper) {
+                    return None;
                 }
-                to_boundary = first_boundary(batch);
+                course.find_boundary();
             }
-            if left == 0 || self.sched.may_admit() {
-                return;
+            if course.left == 0 || self.sched.may_admit() {
+                return None;
             }
-            let Some(end_ns) = leaper.end_of(self.now_ns, &shape) else { return };
-            self.sched.run_again(batch);
-            self.now_ns = end_ns;
+            let step = leaper.begin(self.now_ns, &course.shape());
+            self.sched.run_again(&mut course.batch);
+            self.in_flight = Some(self.sched.stats.steps);
+            if !step.leap_over {
+                return Some(step.end_ns);
+            }
+            self.now_ns = step.end_ns;
         }
     }
 
     /// The end of a leap: brings all sequences up to date and begins the next step.
-    fn land(&mut self, batch: &mut [Decode], leaper: &mut dyn Leaper, actions: &mut Vec<Action>) {
-        for decode in &mut *batch {
-            self.sched.catch_up(decode, leaper);
+    fn land(&mut self, batch: &mut Vec<Decode>, leaper: &mut dyn Leaper, actions: &mut Vec<Action>) {
+        for mut decode in batch.drain(..) {
+            self.sched.catch_up(&mut decode, leaper);
             self.sched.sequences[decode.slot].in_step = false;
             leaper.gave(decode.request, decode.given);
         }
@@ -125,11 +201,6 @@ impl Core {
         #[cfg(debug_assertions)]
         self.check_sometimes();
     }
-}
-
-/// Tokens until the first of the decodes has filled its block.
-fn first_boundary(batch: &[Decode]) -> u32 {
-    batch.iter().map(|decode| decode.room).min().unwrap_or(u32::MAX)
 }
 
 impl Scheduler {

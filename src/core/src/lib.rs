@@ -61,7 +61,7 @@ pub use crate::core::{Core, WORKER_FAILURES_MAX};
 pub use crate::event::{Action, Event};
 pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
-pub use crate::leap::{Leaper, SteadyBatch};
+pub use crate::leap::{Leaper, Leapt, SteadyBatch, SteadyStep};
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
 pub use crate::stats::{Stats, TierStats};
 pub use crate::step::{Step, StepResult, StepSeq};
