@@ -7,6 +7,8 @@
 //! | [`Roofline`] | peaks of the device, shapes of the model, shares of the peaks | anything else |
 //! | [`Streaming`] | rates of a disk and a link, and a model of the computing | weights are larger than the memory |
 //!
+//! [`CostChoice`] names one of them, and [`Weights`] says where weights lie; [`crate::Settings::cost_model`] makes what was named.
+//!
 //! **None gives a step less time than the hardware needs**: each has a [`Limit`] of its own and holds every step to it.
 //!
 //! A sequence that drafts runs its drafts as further rows of the same step: they pass through all matrices, are sampled, and attend to
@@ -41,6 +43,7 @@ use crate::hardware::Hardware;
 use crate::model::Model;
 
 pub mod calibrate;
+pub mod choice;
 mod fitted;
 mod grid;
 mod guard;
@@ -48,14 +51,17 @@ mod parallel;
 mod roofline;
 mod streaming;
 pub mod table;
+pub mod weights;
 mod work;
 
+pub use choice::{CostChoice, CostChoiceError, CostError};
 pub use fitted::{Fitted, StepTime};
 pub use guard::Limit;
 pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
 pub use table::Table;
+pub use weights::{Weights, WeightsError};
 
 /// What of a step decides its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,6 +181,9 @@ pub trait CostModel {
     fn step_ns(&self, shape: &StepShape) -> u64;
 }
 
+/// A cost model that several threads may ask at once: making one can take as long as reading a table does, asking it takes no memory.
+pub type BoxedCost = Box<dyn CostModel + Send + Sync>;
+
 /// Tokens of a typical prefill chunk.
 const TYPICAL_CHUNK_TOKENS: u64 = 2048;
 
@@ -188,12 +197,10 @@ pub fn recompute_token_ns(cost: &dyn CostModel) -> u64 {
 
 /// The best model there is of steps of `model` on `hardware`: what was measured on it, if that was this model on one device, else a
 /// roofline.
-pub fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> Box<dyn CostModel> {
-    match hardware.step_time {
-        Some(time) if time.model == model.name && parallel == Parallel::ONE => {
-            Box::new(Fitted::new(time, Limit::new(hardware, model, parallel), hardware.fit))
-        }
-        _ => Box::new(Roofline::parallel(hardware, model, parallel)),
+pub fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> BoxedCost {
+    match choice::fitted(hardware, model, parallel) {
+        Some(fitted) => Box::new(fitted),
+        None => Box::new(Roofline::parallel(hardware, model, parallel)),
     }
 }
 

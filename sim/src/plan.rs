@@ -49,8 +49,8 @@ pub enum Goal {
 pub struct Candidate<'a> {
     /// What is replayed on. Its replicas are what is looked for, or its speed.
     pub settings: Settings,
-    /// How long its steps take: makes the model anew for each probe, because probes run beside each other.
-    pub cost: &'a (dyn Fn(&Settings) -> Box<dyn CostModel> + Sync),
+    /// How long its steps take. Probes run beside each other and share it.
+    pub cost: &'a (dyn CostModel + Sync),
     /// What a replica costs in an hour, in any currency.
     pub price_hour: Option<f64>,
 }
@@ -211,7 +211,7 @@ pub fn plan(
 fn load_of(trace: &Trace, candidate: &Candidate<'_>, probe: &Probe) -> Result<Option<f64>, ReplayError> {
     let Some(arrival_requests_s) = probe.arrival_requests_s else { return Ok(None) };
     let settings = Settings { replicas: probe.replicas, ..candidate.settings.clone() };
-    let capacity_requests_s = capacity_requests_s(trace, &settings, &*(candidate.cost)(&settings), &mut |_| {})?;
+    let capacity_requests_s = capacity_requests_s(trace, &settings, candidate.cost, &mut |_| {})?;
     Ok(Some(arrival_requests_s / capacity_requests_s))
 }
 
@@ -318,7 +318,7 @@ impl Prober<'_> {
         let mut judge = Judge::new(self.search.slos, requests);
         let (mut stopped_by, mut refused) = (None, 0);
         let result =
-            replay_watched(self.trace, &settings, &*(self.candidate.cost)(&settings), &mut |outcome: &Outcome| {
+            replay_watched(self.trace, &settings, self.candidate.cost, &mut |outcome: &Outcome| {
                 (self.progress)();
                 refused += u64::from(outcome.refused);
                 let lost = judge.see(outcome);

@@ -2,10 +2,11 @@
 
 use trunkline_core::{Config, ConfigError};
 
-use crate::cost::{CostModel, Parallel, recompute_token_ns};
+use crate::cost::{BoxedCost, CostChoice, CostError, CostModel, Parallel, Weights, recompute_token_ns};
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::hardware::Hardware;
 use crate::link::{TierLink, swap_block_ns};
+use crate::memory::{DoesNotFit, device_blocks_beside};
 use crate::model::Model;
 use crate::router::{self, ROUTER_DEFAULT, RouterError, Site};
 use crate::tenants::Shares;
@@ -29,6 +30,10 @@ pub struct Settings {
     pub model: Model,
     /// How one replica spreads the model over devices.
     pub parallel: Parallel,
+    /// How long its steps take.
+    pub cost: CostChoice,
+    /// Where its weights lie.
+    pub weights: Weights,
     /// Replicas, at least one.
     pub replicas: u32,
     /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.
@@ -103,6 +108,16 @@ impl Settings {
             max_context: MAX_CONTEXT,
             ..Config::default()
         }
+    }
+
+    /// Makes the cost model. That can mean reading a table: once is enough for settings that differ in nothing it depends on.
+    pub fn cost_model(&self) -> Result<BoxedCost, CostError> {
+        self.cost.make(&self.hardware, &self.model, self.parallel, self.weights)
+    }
+
+    /// KV blocks that a device has room for beside the weights on it.
+    pub fn fitting_device_blocks(&self) -> Result<u32, DoesNotFit> {
+        device_blocks_beside(self.weights, &self.hardware, &self.model, self.parallel, self.core.block_size)
     }
 
     /// Tells the core what copying a block and computing a token cost on this hardware with this model, so that it can choose

@@ -1,7 +1,7 @@
 //! Vidur's own run of Sarathi-Serve (8B on an A100, Azure's conversations at two thirds of their rate), replayed from Vidur's own tables.
 
 use trunkline_core::Config;
-use trunkline_sim::cost::{CostModel, Parallel, Roofline, StepShape, Table};
+use trunkline_sim::cost::{CostChoice, CostModel, Parallel, Roofline, StepShape, Table, Weights};
 use trunkline_sim::latency::Summary;
 use trunkline_sim::{Arrivals, Report, Settings, Trace, engines, hardware, model, replay};
 
@@ -23,6 +23,8 @@ fn run(requests: usize, block_size: u32) -> Option<Report> {
         far_links: Vec::new(),
         routing: trunkline_sim::Routing::default(),
         parallel: Parallel::ONE,
+        cost: CostChoice::Auto,
+        weights: Weights::Resident,
         hardware: *hardware,
         model: *model,
         replicas: 1,

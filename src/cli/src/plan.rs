@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::cost;
+use trunkline_sim::cost::BoxedCost;
 use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
 use trunkline_sim::slo::{Slo, Slos};
 use trunkline_sim::{Arrivals, Format, Settings, Trace};
 
 use crate::replay::render::{align_right, grouped, per_cent, table};
-use crate::replay::settings::{SettingsArgs, runs};
+use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::tiers::TierArgs;
 use crate::replay::{print, write_json};
 
@@ -106,9 +106,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let search = Search { slos: &slos, goal, complete: args.complete };
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
-    let answers = fleets.into_iter().zip(prices).map(|(settings, price_hour)| {
-        let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
-        let candidate = Candidate { settings, cost: &cost, price_hour };
+    let answers = fleets.into_iter().zip(prices).map(|((settings, cost), price_hour)| {
+        let candidate = Candidate { settings, cost: &*cost, price_hour };
         plan(&trace, &candidate, &search, &|| spinner.inc(1))
     });
     let answers = answers.collect::<Result<Vec<_>, _>>();
@@ -121,8 +120,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The settings for each kind of hardware.
-fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Settings>> {
+/// The settings and the cost model for each kind of hardware.
+fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
     let mut fleets = Vec::new();
     for hardware in args.settings.hardware.split(',') {
         let mut of_one = args.settings.clone();
@@ -130,9 +129,9 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Settings>> {
         if !args.find_rate {
             of_one.replicas = args.max_replicas;
         }
-        let mut runs = runs(&of_one, &args.tiers, Arrivals::Traced { speed: args.speed })?;
+        let Runs { settings: mut runs, cost } = runs(&of_one, &args.tiers, Arrivals::Traced { speed: args.speed })?;
         match runs.pop() {
-            Some(settings) if runs.is_empty() => fleets.push(settings),
+            Some(settings) if runs.is_empty() => fleets.push((settings, cost)),
             _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
         }
     }
@@ -140,13 +139,13 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Settings>> {
 }
 
 /// The price of each of `fleets`, if it was given.
-fn prices(args: &PlanArgs, fleets: &[Settings]) -> anyhow::Result<Vec<Option<f64>>> {
+fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<Vec<Option<f64>>> {
     let mut prices = vec![None; fleets.len()];
     for spec in &args.price {
         let parsed = spec.split_once('=').and_then(|(name, price)| Some((name, price.parse::<f64>().ok()?)));
         let (name, price) =
             parsed.with_context(|| format!("price is '{spec}'; give HARDWARE=PRICE, such as h100-80g=2.5"))?;
-        let at = fleets.iter().position(|fleet| fleet.hardware.name == name);
+        let at = fleets.iter().position(|(fleet, _)| fleet.hardware.name == name);
         let at = at.with_context(|| format!("price of '{name}', which is not planned with; name it in --hardware"))?;
         prices[at] = Some(price);
     }
@@ -294,9 +293,8 @@ mod tests {
         let trace = Trace::load(trace.as_ref(), None, None).unwrap();
         let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
         for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
-            let settings = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
-            let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
-            let candidate = Candidate { settings, cost: &cost, price_hour: Some(2.0) };
+            let (settings, cost) = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
+            let candidate = Candidate { settings, cost: &*cost, price_hour: Some(2.0) };
             let search = Search { slos: &slos, goal, complete: false };
             let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
             for part in ["h100-80g", "ttft_p99 is 0.", "a margin of", "load is", "for a million tokens", "busy"] {

@@ -14,12 +14,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
-use trunkline_sim::cost;
+use trunkline_sim::cost::CostModel;
 use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
 use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
 
-use self::settings::{SettingsArgs, runs};
+use self::settings::{Runs, SettingsArgs, runs};
 use self::tiers::TierArgs;
 
 const EXAMPLES: &str = "\
@@ -128,7 +128,7 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
-    let mut runs = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
+    let Runs { settings: mut runs, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
@@ -140,12 +140,12 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     let bar = ProgressBar::new((trace.requests.len() * n_replays) as u64);
     bar.set_style(ProgressStyle::with_template("{elapsed:>4} {wide_bar} {pos} of {len} requests")?);
     let load = match args.of_trace.load {
-        Some(fraction) => Some(at_load(&trace, &mut runs, fraction, &bar)?),
+        Some(fraction) => Some(at_load(&trace, &mut runs, &*cost, fraction, &bar)?),
         None => None,
     };
     let result = match &args.requests {
-        Some(to) => replay_to(to, &trace, &runs[0], &bar).map(|report| vec![report]),
-        None => compare::replay_all(&trace, &runs, &bar).map_err(Into::into),
+        Some(to) => replay_to(to, &trace, &runs[0], &*cost, &bar).map(|report| vec![report]),
+        None => compare::replay_all(&trace, &runs, &*cost, &bar).map_err(Into::into),
     };
     bar.finish_and_clear();
 
@@ -163,10 +163,15 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
 }
 
 /// Replays with a line of each request written to a file.
-fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar) -> anyhow::Result<Report> {
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+fn replay_to(
+    path: &Path,
+    trace: &Trace,
+    settings: &Settings,
+    cost: &dyn CostModel,
+    bar: &ProgressBar,
+) -> anyhow::Result<Report> {
     let mut writer = OutcomeWriter::create(path)?;
-    let report = replay_watched(trace, settings, &*cost, &mut |outcome: &Outcome| {
+    let report = replay_watched(trace, settings, cost, &mut |outcome: &Outcome| {
         writer.write(outcome);
         bar.inc(1);
         ControlFlow::Continue(())
@@ -176,10 +181,14 @@ fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar)
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
-fn at_load(trace: &Trace, runs: &mut [Settings], fraction: f64, bar: &ProgressBar) -> anyhow::Result<Load> {
-    let settings = &runs[0];
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
-    let load = load(trace, settings, &*cost, fraction, &mut |ended| bar.set_position(ended))?;
+fn at_load(
+    trace: &Trace,
+    runs: &mut [Settings],
+    cost: &dyn CostModel,
+    fraction: f64,
+    bar: &ProgressBar,
+) -> anyhow::Result<Load> {
+    let load = load(trace, &runs[0], cost, fraction, &mut |ended| bar.set_position(ended))?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };
     }

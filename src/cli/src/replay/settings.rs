@@ -5,8 +5,8 @@ use clap::Args;
 
 use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
-use trunkline_sim::cost::{self, Parallel};
-use trunkline_sim::memory::{host_blocks, parallel_device_blocks};
+use trunkline_sim::cost::{BoxedCost, CostChoice, Parallel, Weights};
+use trunkline_sim::memory::host_blocks;
 use trunkline_sim::router::ROUTER_DEFAULT;
 use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
 use trunkline_sim::{Arrivals, Routing, Settings, hardware, model};
@@ -31,6 +31,17 @@ pub(crate) struct SettingsArgs {
     /// How one replica spreads the model over devices: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both.
     #[arg(long, value_name = "SHAPE", default_value = "tp1")]
     parallel: Parallel,
+
+    /// How long steps take: auto (what the hardware's file says of this model, else its roofline), roofline, fitted, or table:FOLDER with
+    /// measured times as LLMServingSim, Vidur or aiconfigurator have them.
+    #[arg(long, value_name = "SPEC", default_value_t = CostChoice::Auto)]
+    cost: CostChoice,
+
+    /// Where weights lie: resident on the device, or stream, from the disk through the host's memory, for a model that does not fit;
+    /// stream_first if the first layers stay and not some evenly between the others. Parameters as in
+    /// stream:device_layers=4,host_layers=50,disk_mb_s=3000; an unknown one lists all.
+    #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
+    weights: Weights,
 
     /// Replicas.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -126,9 +137,15 @@ pub(crate) struct SettingsArgs {
     recompute_token_ns: Option<u64>,
 }
 
+/// What is to be replayed, and how long its steps take: the cost model is the same for all and made once.
+pub(crate) struct Runs {
+    pub(crate) settings: Vec<Settings>,
+    pub(crate) cost: BoxedCost,
+}
+
 /// The settings of every run: each policy with each eviction policy, each preemption and each router, all of them checked.
-pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
-    let base = base(args, tiers, arrivals)?;
+pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Runs> {
+    let (base, cost) = base(args, tiers, arrivals)?;
     let mut runs = Vec::new();
     for policy in &args.policy {
         for eviction in &args.eviction {
@@ -148,11 +165,11 @@ pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) ->
             }
         }
     }
-    Ok(runs)
+    Ok(Runs { settings: runs, cost })
 }
 
 /// Everything but policies.
-fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
+fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, BoxedCost)> {
     ensure!(
         (0.0..=TARGET_STEP_MS_MAX).contains(&args.target_step_ms),
         "target-step-ms is {}; it must be between 0 and {TARGET_STEP_MS_MAX}",
@@ -174,6 +191,8 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
         hardware: hardware::find(&args.hardware)?,
         model: model::find(&args.model)?,
         parallel: args.parallel,
+        cost: args.cost.clone(),
+        weights: args.weights,
         replicas: args.replicas,
         core,
         arrivals,
@@ -188,17 +207,17 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
     settings.validate()?;
-    size(&mut settings, args, tiers)?;
+    let cost = size(&mut settings, args, tiers)?;
     settings.validate()?;
-    Ok(settings)
+    Ok((settings, cost))
 }
 
 /// Fills in what follows from hardware and model, unless it was given.
-fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyhow::Result<()> {
+fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyhow::Result<BoxedCost> {
     let block_size = settings.core.block_size;
     settings.core.device_blocks = match args.device_blocks {
         Some(blocks) => blocks,
-        None => parallel_device_blocks(&settings.hardware, &settings.model, settings.parallel, block_size)?,
+        None => settings.fitting_device_blocks()?,
     };
     if let Some(gb) = args.host_memory_gb {
         ensure!(
@@ -208,10 +227,10 @@ fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyho
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
     (settings.core.tiers, settings.far_links) = tiers.tiers(&settings.model, block_size)?;
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    let cost = settings.cost_model()?;
     settings.estimate_costs(&*cost);
     let core = &mut settings.core;
     core.swap_block_ns = args.swap_block_ns.unwrap_or(core.swap_block_ns);
     core.recompute_token_ns = args.recompute_token_ns.unwrap_or(core.recompute_token_ns);
-    Ok(())
+    Ok(cost)
 }

@@ -18,7 +18,7 @@ fn parse(words: &[&str]) -> Result<ReplayArgs, clap::Error> {
 
 fn settings(words: &[&str]) -> anyhow::Result<Vec<Settings>> {
     let args = parse(words)?;
-    runs(&args.settings, &args.tiers, args.of_trace.arrivals())
+    Ok(runs(&args.settings, &args.tiers, args.of_trace.arrivals())?.settings)
 }
 
 fn fault(words: &[&str]) -> String {
@@ -201,9 +201,10 @@ fn a_load_sets_the_speed_of_every_run() {
 #[test]
 fn tables_say_what_was_asked_for() {
     let reports = |words: &[&str]| {
-        let runs = settings(&[&["t"], words].concat()).unwrap();
+        let args = parse(&[&["t"], words].concat()).unwrap();
+        let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
         let trace = Trace::load(small_trace().path(), None, None).unwrap();
-        compare::replay_all(&trace, &runs, &ProgressBar::hidden()).unwrap()
+        compare::replay_all(&trace, &settings, &*cost, &ProgressBar::hidden()).unwrap()
     };
     let one = render::report(&reports(&["--tenants", "0.9,0.1", "--host-blocks", "8", "--speed", "2"])[0]);
     for part in ["2 times as fast as in the trace", "cost, 8 blocks of host memory", "swapped out", "TTFT of tenant 1"]
