@@ -317,17 +317,16 @@ impl Prober<'_> {
         let requests = self.trace.requests.len() as u64;
         let mut judge = Judge::new(self.search.slos, requests);
         let (mut stopped_by, mut refused) = (None, 0);
-        let result =
-            replay_watched(self.trace, &settings, self.candidate.cost, &mut |outcome: &Outcome| {
-                (self.progress)();
-                refused += u64::from(outcome.refused);
-                let lost = judge.see(outcome);
-                if lost.is_some() && !complete {
-                    stopped_by = lost;
-                    return ControlFlow::Break(());
-                }
-                ControlFlow::Continue(())
-            });
+        let result = replay_watched(self.trace, &settings, self.candidate.cost, &mut |outcome: &Outcome| {
+            (self.progress)();
+            refused += u64::from(outcome.refused);
+            let lost = judge.see(outcome);
+            if lost.is_some() && !complete {
+                stopped_by = lost;
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        });
         let allowed = self.search.slos.goodput().map(|goodput| (1.0 - goodput) * requests as f64);
         if allowed.is_some_and(|allowed| refused as f64 > allowed) {
             return Err(PlanError::TooLarge { hardware: settings.hardware.name, refused, requests });

@@ -18,7 +18,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::table::{Skew, TableError};
-use super::{BoxedCost, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights};
+use super::{
+    BoxedCost, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
+};
 use crate::UnknownName;
 use crate::hardware::Hardware;
 use crate::model::{self, Model};
@@ -233,11 +235,9 @@ fn check_meta(path: &Path, model: &Model) -> Result<(), CostError> {
     let named = text.lines().find_map(|line| line.strip_prefix("model:")).map(str::trim).unwrap_or_default();
     let name = named.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
     match model::by_name(&name) {
-        Ok(measured) if Model { name: model.name, ..*measured } != *model => Err(CostError::OtherModel {
-            path: path.into(),
-            measured: named.into(),
-            model: model.name,
-        }),
+        Ok(measured) if Model { name: model.name, ..*measured } != *model => {
+            Err(CostError::OtherModel { path: path.into(), measured: named.into(), model: model.name })
+        }
         _ => Ok(()),
     }
 }

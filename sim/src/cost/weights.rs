@@ -48,13 +48,7 @@ pub const PARAMS: [Param; 6] = [
         min: 1,
         max: ALL_OTHERS,
     },
-    Param {
-        key: "host_window",
-        about: "layers that the disk may read ahead",
-        default: 4,
-        min: 1,
-        max: ALL_OTHERS,
-    },
+    Param { key: "host_window", about: "layers that the disk may read ahead", default: 4, min: 1, max: ALL_OTHERS },
 ];
 
 /// Where weights lie.

@@ -8,12 +8,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::cost::BoxedCost;
 use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
 use trunkline_sim::slo::{Slo, Slos};
-use trunkline_sim::{Arrivals, Format, Settings, Trace};
+use trunkline_sim::{Arrivals, Settings, Trace};
 
 use crate::replay::render::{align_right, grouped, per_cent, table};
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::tiers::TierArgs;
 use crate::replay::{print, write_json};
+use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,13 +66,8 @@ pub struct PlanArgs {
     #[arg(long)]
     complete: bool,
 
-    /// Format of the trace [default: found from its content].
-    #[arg(long, value_name = "NAME")]
-    format: Option<String>,
-
-    /// Use only the first N requests.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
+    #[command(flatten)]
+    part: SelectionArgs,
 
     /// Divide the times of arrival by X: 2 is twice the load.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "find_rate")]
@@ -98,9 +94,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let slos = Slos::new(&slos, args.goodput)?;
     let fleets = fleets(&args)?;
     let prices = prices(&args, &fleets)?;
-    let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
-    let limit = args.limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let trace = Trace::load(&args.trace, format, limit)?;
+    let trace = Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?;
 
     let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
     let search = Search { slos: &slos, goal, complete: args.complete };

@@ -17,10 +17,11 @@ use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost::CostModel;
 use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
+use trunkline_sim::{Arrivals, Report, Settings, Trace, replay_watched};
 
 use self::settings::{Runs, SettingsArgs, runs};
 use self::tiers::TierArgs;
+use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,7 +50,7 @@ Latencies come from a roofline fitted to measured kernels; the report states its
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
-/// A trace is Mooncake JSON lines or Azure CSV, plain or gzip. The scheduler and the cache are the server's own; only the
+/// A trace is Mooncake, Bailian or token-id JSON lines or Azure, BurstGPT or Vidur CSV, plain, gzip or Zstandard. The scheduler and the cache are the server's own; only the
 /// clock, the worker and the link to host memory are modelled. Several policies, eviction policies, preemptions or
 /// routers are compared in one table.
 #[derive(Clone, Debug, Args)]
@@ -60,8 +61,11 @@ pub struct ReplayArgs {
     trace: Option<PathBuf>,
 
     /// Replay a server's recording and compare the decisions; fails if they differ.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SettingsArgs", "TierArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SelectionArgs", "SettingsArgs", "TierArgs"])]
     recorded: Option<PathBuf>,
+
+    #[command(flatten)]
+    part: SelectionArgs,
 
     #[command(flatten)]
     of_trace: TraceArgs,
@@ -82,17 +86,9 @@ pub struct ReplayArgs {
     requests: Option<PathBuf>,
 }
 
-/// What is taken of a trace, and how fast.
+/// When the requests of a trace arrive.
 #[derive(Clone, Debug, Args)]
 struct TraceArgs {
-    /// Format of the trace, mooncake or azure [default: found from its content].
-    #[arg(long, value_name = "NAME")]
-    format: Option<String>,
-
-    /// Replay only the first N requests.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
-
     /// One request after another, whatever the times in the trace: measures the cache alone.
     #[arg(long, conflicts_with_all = ["speed", "load"])]
     serial: bool,
@@ -132,9 +128,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
-    let format = args.of_trace.format.as_deref().map(str::parse::<Format>).transpose()?;
-    let limit = args.of_trace.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let trace = Trace::load(path, format, Some(limit))?;
+    let trace = Trace::load_selected(path, args.part.options(), &args.part.selection())?;
 
     let n_replays = runs.len() + usize::from(args.of_trace.load.is_some());
     let bar = ProgressBar::new((trace.requests.len() * n_replays) as u64);

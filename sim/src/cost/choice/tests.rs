@@ -66,7 +66,8 @@ fn a_roofline_can_be_had_where_steps_were_measured() {
     assert_eq!(made("auto", "tp1"), made("fitted", "tp1"));
     assert!(made("roofline", "tp1").unwrap().starts_with("roofline (error not measured"));
     assert!(made("auto", "tp2").unwrap().starts_with("roofline tp2"));
-    let none = "rtx4090-24g has no measured step times of llama-3.1-8b on one device; make a file that has, with calibrate";
+    let none =
+        "rtx4090-24g has no measured step times of llama-3.1-8b on one device; make a file that has, with calibrate";
     assert_eq!(made("fitted", "tp2").unwrap_err(), none);
     assert_eq!(make("fitted", device("rtx4090-24g"), llama(), "tp1", "resident").unwrap_err(), none);
 }
@@ -108,7 +109,10 @@ fn a_table_of_something_else_is_refused() {
         error.replace(&format!("{}", folder.path().display()), "it")
     };
     let other = error("h100-80g", "llama-3.1-8b", "tp1");
-    assert!(other.starts_with("it: a prefill of 2048 tokens takes 19") && other.contains("on h100-80g tp1pp1; it is of an"), "{other}");
+    assert!(
+        other.starts_with("it: a prefill of 2048 tokens takes 19") && other.contains("on h100-80g tp1pp1; it is of an"),
+        "{other}"
+    );
     assert!(error("rtx4090-24g", "llama-3.2-1b", "tp1").contains("the roofline of llama-3.2-1b"));
     assert!(error("rtx4090-24g", "llama-3.1-70b", "tp1").contains("the roofline of llama-3.1-70b"));
     let two = error("rtx4090-24g", "llama-3.1-8b", "tp2");
