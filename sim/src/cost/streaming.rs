@@ -217,7 +217,9 @@ impl Streaming {
             let compute_s = 1e-6 * 2f64.powf(i as f64 / 8.0);
             (compute_s, plan.play(&places, compute_s))
         };
-        let name = format!("streamed weights, {}", compute.name());
+        let Resident { device, host, .. } = plan.resident;
+        let disk = plan.layers - device - host;
+        let name = format!("{disk} layers streamed from disk, {host} from the host, {}", compute.name());
         Ok(Self { plan, compute, passes: (0..GRID).map(at).collect(), name })
     }
 

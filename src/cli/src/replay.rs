@@ -43,10 +43,13 @@ Examples:
   What does a tenant that sends nine tenths of the requests do to the other?
     trunkline replay trace.csv --load 1.2 --tenants 0.9,0.1
 
+  How slow is a model that does not fit, with most of its layers in the host's memory?
+    trunkline replay trace.jsonl.gz --model llama-3.1-70b --hardware rtx4090-24g --weights stream:device_layers=8
+
   Does this version decide as the server did?
     trunkline replay --recorded server.jsonl.gz
 
-Latencies come from a roofline fitted to measured kernels; the report states its error.";
+Latencies come from a cost model, a roofline unless --cost says otherwise; the report states its error.";
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///

@@ -142,8 +142,12 @@ fn weights_stream_with_any_of_them() {
     let spec = format!("table:{}", folder.path().display());
     let made = |spec: &str, parallel, weights| make(spec, device("rtx4090-24g"), llama(), parallel, weights);
     let name = made(&spec, "tp1", "stream").unwrap();
-    assert_eq!(name, "streamed weights, table of LLMServingSim (llama-3.1-8b on rtx4090-24g)");
-    assert!(made("roofline", "tp1", "stream:host_layers=3").unwrap().starts_with("streamed weights, roofline (median"));
+    assert_eq!(
+        name,
+        "0 layers streamed from disk, 32 from the host, table of LLMServingSim (llama-3.1-8b on rtx4090-24g)"
+    );
+    let name = made("roofline", "tp1", "stream:host_layers=3,device_layers=2").unwrap();
+    assert!(name.starts_with("27 layers streamed from disk, 3 from the host, roofline (median error"), "{name}");
     assert_eq!(made("auto", "tp2", "stream").unwrap_err(), "weights stream to one device only, but parallel is tp2pp1");
     let many = made("auto", "tp1", "stream:device_layers=30,host_layers=9").unwrap_err();
     assert_eq!(many, "39 layers are to stay in memory, the model has 32");

@@ -164,7 +164,8 @@ fn how_steps_are_timed_is_a_choice() {
     let name = |words: &str| json(&words.split(' ').collect::<Vec<_>>())["settings"]["cost_model"].clone();
     assert!(name("--cost roofline").as_str().unwrap().starts_with("roofline (median error"));
     let streamed = name("--model llama-3.1-70b --weights stream --hardware rtx4090-24g --limit 2");
-    assert!(streamed.as_str().unwrap().starts_with("streamed weights, roofline (median error"), "{streamed}");
+    let expected = "0 layers streamed from disk, 80 from the host, roofline (median error";
+    assert!(streamed.as_str().unwrap().starts_with(expected), "{streamed}");
     assert_eq!(fault(&["none", "--cost", "table:no/such"]), "no/such: no such folder; check the path");
     let not_fitted = fault(&["none", "--cost", "fitted"]);
     assert!(not_fitted.starts_with("h100-80g has no measured step times of llama-3.1-8b"), "{not_fitted}");
