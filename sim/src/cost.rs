@@ -47,6 +47,7 @@ pub mod choice;
 mod fitted;
 mod grid;
 mod guard;
+mod mixed;
 mod parallel;
 mod roofline;
 mod streaming;
@@ -57,6 +58,7 @@ mod work;
 pub use choice::{CostChoice, CostChoiceError, CostError};
 pub use fitted::{Fitted, StepTime};
 pub use guard::Limit;
+pub use mixed::Mixed;
 pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
@@ -179,6 +181,12 @@ pub trait CostModel {
 
     /// The duration of a step, nanoseconds.
     fn step_ns(&self, shape: &StepShape) -> u64;
+
+    /// The duration of a step of one replica of a fleet, nanoseconds; all take the same unless they are of several kinds.
+    fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
+        let _ = replica;
+        self.step_ns(shape)
+    }
 }
 
 /// A cost model that several threads may ask at once: making one can take as long as reading a table does, asking it takes no memory.
@@ -190,9 +198,14 @@ const TYPICAL_CHUNK_TOKENS: u64 = 2048;
 /// What computing the KV of a token costs in a prefill, for [`trunkline_core::Config::recompute_token_ns`]: its share of a chunk of
 /// 2,048 tokens that begins a sequence. In chunks far into a long sequence attention makes it more.
 pub fn recompute_token_ns(cost: &dyn CostModel) -> u64 {
+    replica_recompute_token_ns(cost, 0)
+}
+
+/// The same on one replica of a fleet.
+pub fn replica_recompute_token_ns(cost: &dyn CostModel, replica: usize) -> u64 {
     let chunk = TYPICAL_CHUNK_TOKENS;
     let shape = StepShape { sampled: 0, ..StepShape::prefill(chunk, 0) };
-    cost.step_ns(&shape).div_ceil(chunk)
+    cost.replica_step_ns(replica, &shape).div_ceil(chunk)
 }
 
 /// The best model there is of steps of `model` on `hardware`: what was measured on it, if that was this model on one device, else a

@@ -54,6 +54,7 @@ pub mod engines;
 pub mod fairness;
 pub mod faults;
 pub mod fleet;
+pub mod group;
 pub mod hardware;
 pub mod latency;
 mod lines;

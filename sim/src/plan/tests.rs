@@ -48,6 +48,7 @@ fn settings(replicas: u32, device_blocks: u32) -> Settings {
         parallel: Parallel::ONE,
         cost: CostChoice::Auto,
         weights: Weights::Resident,
+        others: Vec::new(),
     }
 }
 

@@ -22,6 +22,7 @@ fn run(requests: u64, block_size: u32) -> Option<Report> {
         parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: profile },
         weights: Weights::Resident,
+        others: Vec::new(),
         hardware: *hardware::by_name("a100-80g").unwrap(),
         model: *model::by_name("llama-3.1-8b").unwrap(),
         replicas: 1,

@@ -176,6 +176,7 @@ fn a_replay_of_the_workload_is_near() {
         parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: data("profiles/llmservingsim/RTX4090").unwrap() },
         weights: Weights::Resident,
+        others: Vec::new(),
         replicas: 1,
         core: engines::by_name("vllm-v1").unwrap().core(BLOCKS),
         far_links: Vec::new(),

@@ -7,6 +7,7 @@ use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
 use trunkline_sim::cost::{BoxedCost, CostChoice, Parallel, Weights};
 use trunkline_sim::engines::Engine;
+use trunkline_sim::group::{FleetSpec, GroupSpec};
 use trunkline_sim::memory::host_blocks;
 use trunkline_sim::router::ROUTER_DEFAULT;
 use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
@@ -53,6 +54,10 @@ pub(crate) struct SettingsArgs {
     /// Replicas.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) replicas: u32,
+
+    /// Replicas of several kinds, each as HARDWARE[:SHAPE][*REPLICAS], such as h100-80g*2,a100-80g:tp2*4; they are numbered in this order.
+    #[arg(long, value_name = "GROUPS", conflicts_with_all = ["hardware", "parallel", "replicas"])]
+    pub(crate) fleet: Option<FleetSpec>,
 
     /// Tokens in a KV block [default: 16, or the engine's].
     #[arg(long, value_name = "TOKENS")]
@@ -190,13 +195,19 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
         "target-step-ms is {}; it must be between 0 and {TARGET_STEP_MS_MAX}",
         args.target_step_ms
     );
+    let one = GroupSpec { hardware: args.hardware.clone(), parallel: args.parallel, replicas: args.replicas };
+    let (first, others) = match &args.fleet {
+        Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
+        None => (&one, &[][..]),
+    };
     let mut settings = Settings {
-        hardware: hardware::find(&args.hardware)?,
+        hardware: hardware::find(&first.hardware)?,
         model: model::find(&args.model)?,
-        parallel: args.parallel,
+        parallel: first.parallel,
         cost: args.cost.clone(),
         weights: args.weights,
-        replicas: args.replicas,
+        replicas: first.replicas,
+        others: Vec::new(),
         core: limits(args),
         arrivals,
         tenants: args.tenants.parse()?,
@@ -209,8 +220,8 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
         },
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
-    settings.validate()?;
-    let cost = size(&mut settings, args, tiers)?;
+    settings.core.validate()?;
+    let cost = size(&mut settings, others, args, tiers)?;
     settings.validate()?;
     Ok((settings, cost))
 }
@@ -237,13 +248,21 @@ fn limits(args: &SettingsArgs) -> Config {
     }
 }
 
-/// Fills in what follows from hardware and model, unless it was given.
-fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyhow::Result<BoxedCost> {
+/// Adds the other kinds of replicas, and fills in what follows from hardware and model, unless it was given.
+fn size(
+    settings: &mut Settings,
+    others: &[GroupSpec],
+    args: &SettingsArgs,
+    tiers: &TierArgs,
+) -> anyhow::Result<BoxedCost> {
     let block_size = settings.core.block_size;
     settings.core.device_blocks = match args.device_blocks {
         Some(blocks) => blocks,
         None => settings.fitting_device_blocks()?,
     };
+    for GroupSpec { hardware, parallel, replicas } in others {
+        settings.add_group(hardware::find(hardware)?, *parallel, *replicas, args.device_blocks)?;
+    }
     if let Some(gb) = args.host_memory_gb {
         ensure!(
             (0.0..=HOST_MEMORY_GB_MAX).contains(&gb),
@@ -255,7 +274,11 @@ fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyho
     let cost = settings.cost_model()?;
     settings.estimate_costs(&*cost);
     let core = &mut settings.core;
-    core.swap_block_ns = args.swap_block_ns.unwrap_or(core.swap_block_ns);
-    core.recompute_token_ns = args.recompute_token_ns.unwrap_or(core.recompute_token_ns);
+    let first = (&mut core.swap_block_ns, &mut core.recompute_token_ns);
+    let others = settings.others.iter_mut().map(|group| (&mut group.swap_block_ns, &mut group.recompute_token_ns));
+    for (swap_block_ns, recompute_token_ns) in std::iter::once(first).chain(others) {
+        *swap_block_ns = args.swap_block_ns.unwrap_or(*swap_block_ns);
+        *recompute_token_ns = args.recompute_token_ns.unwrap_or(*recompute_token_ns);
+    }
     Ok(cost)
 }

@@ -46,6 +46,19 @@ fn json(words: &[&str]) -> serde_json::Value {
     serde_json::from_str(&fs::read_to_string(out.path()).unwrap()).unwrap()
 }
 
+/// The settings of one run.
+fn settings_of(words: &str) -> Settings {
+    settings(&words.split(' ').collect::<Vec<_>>()).unwrap().remove(0)
+}
+
+/// The reports of replays of the small trace.
+fn replayed(words: &[&str]) -> Vec<Report> {
+    let args = parse(&[&["t"], words].concat()).unwrap();
+    let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
+    let trace = Trace::load(small_trace().path(), None, None).unwrap();
+    compare::replay_all(&trace, &settings, &*cost, &ProgressBar::hidden()).unwrap()
+}
+
 #[test]
 fn digits_are_grouped() {
     assert_eq!([0, 999, 1_000, 144_793_823].map(render::grouped), ["0", "999", "1,000", "144,793,823"]);
@@ -139,8 +152,42 @@ fn flags_become_settings() {
 }
 
 #[test]
+fn a_fleet_may_be_of_several_kinds() {
+    let report = json(&["--fleet", "h100-80g,a100-80g:tp2*2", "--router", "least_loaded", "--fail", "2@1..2"]);
+    let settings = &report["settings"];
+    assert_eq!(
+        (&report["completed"], &settings["replicas"], &settings["hardware"]),
+        (&40.into(), &3.into(), &"h100-80g".into())
+    );
+    let group = &settings["groups"][1];
+    assert_eq!((&group["hardware"], &group["parallel"]), (&"a100-80g".into(), &"tp2pp1".into()));
+    assert!(group["device_blocks"].as_u64() > settings["groups"][0]["device_blocks"].as_u64());
+    // What is given is given to all.
+    let words = "t --fleet h100-80g,l4-24g*2 --device-blocks 900 --swap-block-ns 5 --recompute-token-ns 6 --policy edf";
+    let given = settings_of(words);
+    for replica in 0..3 {
+        let core = given.core_of(replica);
+        assert_eq!(
+            (core.device_blocks, core.swap_block_ns, core.recompute_token_ns, &core.policy[..]),
+            (900, 5, 6, "edf")
+        );
+    }
+    for flags in [["--hardware", "l4-24g"], ["--replicas", "2"], ["--parallel", "tp2"]] {
+        let error = parse(&[&["t", "--fleet", "h100-80g"], &flags[..]].concat()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flags:?}");
+    }
+    let bad = parse(&["t", "--fleet", "h100-80g*x"]).unwrap_err().to_string();
+    assert!(bad.contains("fleet is 'h100-80g*x'; give HARDWARE[:SHAPE][*REPLICAS]"), "{bad}");
+    assert!(fault(&["none", "--fleet", "h100-80g,tpu"]).starts_with("unknown hardware 'tpu'; there are: "));
+    let heads = fault(&["none", "--fleet", "h100-80g,a100-80g:tp3"]);
+    assert_eq!(heads, "tp3 does not divide the 32 query heads of llama-3.1-8b");
+    let table = render::report(&replayed(&["--fleet", "h100-80g,a100-80g:tp2*2"])[0]);
+    assert!(table.contains("1 x h100-80g, 2 x a100-80g tp2pp1, llama-3.1-8b"), "{table}");
+}
+
+#[test]
 fn an_engine_sets_what_is_not_given() {
-    let core = |words: &str| settings(&words.split(' ').collect::<Vec<_>>()).unwrap().remove(0).core;
+    let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
     let vllm = core("t --engine vllm-v1");
     assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (2048, 256, 16));
     assert_eq!((vllm.launch_watermark, vllm.swap_in_watermark, vllm.align_chunks), (0.0, 0.0, false));
@@ -271,12 +318,7 @@ fn a_load_sets_the_speed_of_every_run() {
 
 #[test]
 fn tables_say_what_was_asked_for() {
-    let reports = |words: &[&str]| {
-        let args = parse(&[&["t"], words].concat()).unwrap();
-        let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
-        let trace = Trace::load(small_trace().path(), None, None).unwrap();
-        compare::replay_all(&trace, &settings, &*cost, &ProgressBar::hidden()).unwrap()
-    };
+    let reports = replayed;
     let one = render::report(&reports(&["--tenants", "0.9,0.1", "--host-blocks", "8", "--speed", "2"])[0]);
     for part in ["2 times as fast as in the trace", "cost, 8 blocks of host memory", "swapped out", "TTFT of tenant 1"]
     {
