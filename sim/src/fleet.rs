@@ -194,11 +194,16 @@ impl<'a> Fleet<'a> {
         settings.validate()?;
         let routing = &settings.routing;
         let mut replicas = Vec::new();
-        for number in 0..settings.replicas as usize {
+        for number in 0..settings.n_replicas() as usize {
             replicas.push(Replica {
-                core: Core::new(settings.core.clone()).map_err(SettingsError::Config)?,
+                core: Core::new(settings.core_of(number)).map_err(SettingsError::Config)?,
                 in_flight: None,
-                links: Links::new(&settings.hardware, &settings.model, settings.core.block_size, &settings.far_links),
+                links: Links::new(
+                    settings.hardware_of(number),
+                    &settings.model,
+                    settings.core.block_size,
+                    &settings.far_links,
+                ),
                 next_request: number,
                 state: State::Up,
                 life: 0,
@@ -385,7 +390,7 @@ impl<'a> Fleet<'a> {
         self.seqs_run += step.seqs.len() as u64;
         self.tokens_run += shape.tokens;
         self.meters.step_began(self.now_ns, replica, &step.seqs);
-        let mut duration_ns = self.cost.step_ns(&shape);
+        let mut duration_ns = self.cost.replica_step_ns(replica, &shape);
         let it = &mut self.replicas[replica];
         if it.slowness != 1.0 {
             duration_ns = (duration_ns as f64 * it.slowness).round() as u64;

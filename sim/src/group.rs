@@ -188,3 +188,6 @@ impl fmt::Display for FleetSpec {
         f.write_str(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
     }
 }
+
+#[cfg(test)]
+mod tests;
