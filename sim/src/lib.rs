@@ -19,7 +19,7 @@
 //! 7. When the queue is empty, [`report::Report`] says what happened.
 //!
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
-//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. Replicas can be slow or fail ([`faults`]), and
+//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]). Replicas can be slow or fail ([`faults`]), and
 //! how each request fared can be had one by one ([`outcome`]).
 //!
 //! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
