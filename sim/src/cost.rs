@@ -7,6 +7,8 @@
 //! | [`Roofline`] | peaks of the device, shapes of the model, shares of the peaks | anything else |
 //! | [`Streaming`] | rates of a disk and a link, and a model of the computing | weights are larger than the memory |
 //!
+//! [`CostChoice`] names one of them, and [`Weights`] says where weights lie; [`crate::Settings::cost_model`] makes what was named.
+//!
 //! **None gives a step less time than the hardware needs**: each has a [`Limit`] of its own and holds every step to it.
 //!
 //! A sequence that drafts runs its drafts as further rows of the same step: they pass through all matrices, are sampled, and attend to
@@ -41,21 +43,27 @@ use crate::hardware::Hardware;
 use crate::model::Model;
 
 pub mod calibrate;
+pub mod choice;
 mod fitted;
 mod grid;
 mod guard;
+mod mixed;
 mod parallel;
 mod roofline;
 mod streaming;
 pub mod table;
+pub mod weights;
 mod work;
 
+pub use choice::{CostChoice, CostChoiceError, CostError};
 pub use fitted::{Fitted, StepTime};
 pub use guard::Limit;
+pub use mixed::Mixed;
 pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
 pub use table::Table;
+pub use weights::{Weights, WeightsError};
 
 /// What of a step decides its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -173,7 +181,16 @@ pub trait CostModel {
 
     /// The duration of a step, nanoseconds.
     fn step_ns(&self, shape: &StepShape) -> u64;
+
+    /// The duration of a step of one replica of a fleet, nanoseconds; all take the same unless they are of several kinds.
+    fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
+        let _ = replica;
+        self.step_ns(shape)
+    }
 }
+
+/// A cost model that several threads may ask at once: making one can take as long as reading a table does, asking it takes no memory.
+pub type BoxedCost = Box<dyn CostModel + Send + Sync>;
 
 /// Tokens of a typical prefill chunk.
 const TYPICAL_CHUNK_TOKENS: u64 = 2048;
@@ -181,19 +198,22 @@ const TYPICAL_CHUNK_TOKENS: u64 = 2048;
 /// What computing the KV of a token costs in a prefill, for [`trunkline_core::Config::recompute_token_ns`]: its share of a chunk of
 /// 2,048 tokens that begins a sequence. In chunks far into a long sequence attention makes it more.
 pub fn recompute_token_ns(cost: &dyn CostModel) -> u64 {
+    replica_recompute_token_ns(cost, 0)
+}
+
+/// The same on one replica of a fleet.
+pub fn replica_recompute_token_ns(cost: &dyn CostModel, replica: usize) -> u64 {
     let chunk = TYPICAL_CHUNK_TOKENS;
     let shape = StepShape { sampled: 0, ..StepShape::prefill(chunk, 0) };
-    cost.step_ns(&shape).div_ceil(chunk)
+    cost.replica_step_ns(replica, &shape).div_ceil(chunk)
 }
 
 /// The best model there is of steps of `model` on `hardware`: what was measured on it, if that was this model on one device, else a
 /// roofline.
-pub fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> Box<dyn CostModel> {
-    match hardware.step_time {
-        Some(time) if time.model == model.name && parallel == Parallel::ONE => {
-            Box::new(Fitted::new(time, Limit::new(hardware, model, parallel), hardware.fit))
-        }
-        _ => Box::new(Roofline::parallel(hardware, model, parallel)),
+pub fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> BoxedCost {
+    match choice::fitted(hardware, model, parallel) {
+        Some(fitted) => Box::new(fitted),
+        None => Box::new(Roofline::parallel(hardware, model, parallel)),
     }
 }
 

@@ -205,12 +205,17 @@ impl<'a> Fleet<'a> {
         settings.validate()?;
         let routing = &settings.routing;
         let mut replicas = Vec::new();
-        for number in 0..settings.replicas as usize {
+        for number in 0..settings.n_replicas() as usize {
             replicas.push(Replica {
-                core: Core::new(settings.core.clone()).map_err(SettingsError::Config)?,
+                core: Core::new(settings.core_of(number)).map_err(SettingsError::Config)?,
                 in_flight: None,
                 leap_first_ns: 0,
-                links: Links::new(&settings.hardware, &settings.model, settings.core.block_size, &settings.far_links),
+                links: Links::new(
+                    settings.hardware_of(number),
+                    &settings.model,
+                    settings.core.block_size,
+                    &settings.far_links,
+                ),
                 state: State::Up,
                 life: 0,
                 slowness: routing
@@ -385,7 +390,7 @@ impl<'a> Fleet<'a> {
         self.seqs_run += shape.sequences();
         self.tokens_run += shape.tokens;
         let it = &mut self.replicas[replica];
-        let duration_ns = Replica::slowed(self.cost.step_ns(&shape), it.slowness);
+        let duration_ns = Replica::slowed(self.cost.replica_step_ns(replica, &shape), it.slowness);
         let previous = it.in_flight.replace(step);
         assert!(previous.is_none(), "one step in flight at a time");
         it.step_ends_ns = at_ns + duration_ns;

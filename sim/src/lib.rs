@@ -19,7 +19,7 @@
 //! 7. When the queue is empty, [`report::Report`] says what happened.
 //!
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
-//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. Replicas can be slow or fail ([`faults`]), and
+//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]). Replicas can be slow or fail ([`faults`]), and
 //! how each request fared can be had one by one ([`outcome`]).
 //!
 //! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
@@ -39,7 +39,8 @@
 //!
 //! # How near it comes
 //!
-//! Every report names its cost model and what that was compared with; [`cost`] says which ones there are. With the measured table of a
+//! Every report names its cost model and what that was compared with; [`cost`] says which ones there are, [`Settings::cost_model`] makes
+//! the one that was chosen. With the measured table of a
 //! device and the limits of [`engines`], a real run of vLLM 0.19 (300 requests, 195 preemptions) comes out with means and percentiles of
 //! TTFT, TPOT and E2E within 1.2 %; with the roofline of that device within 3.5 %. That is one model on one device: elsewhere compare
 //! policies with it, and calibrate ([`cost::calibrate`]) before buying hardware by it.
@@ -54,6 +55,7 @@ pub mod fairness;
 pub mod faults;
 pub mod fleet;
 mod flights;
+pub mod group;
 pub mod hardware;
 pub mod latency;
 mod lines;

@@ -1,6 +1,6 @@
 //! How many KV blocks a device has room for beside the weights, and a host in the memory it is given.
 
-use crate::cost::Parallel;
+use crate::cost::{Parallel, Weights};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
@@ -13,7 +13,7 @@ const BLOCKS_MAX: u64 = 1 << 30;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
     "{model} does not fit on {hardware}: weights and one KV block need {:.2} GB, {USABLE_PERCENT} % of the memory is {:.2} GB, \
-     {:.2} GB are missing; choose larger hardware or a smaller model, or set the number of device blocks by hand",
+     {:.2} GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand",
     *needed_bytes as f64 / 1e9, *usable_bytes as f64 / 1e9, (needed_bytes - usable_bytes) as f64 / 1e9
 )]
 pub struct DoesNotFit {
@@ -40,10 +40,34 @@ pub fn parallel_device_blocks(
     parallel: Parallel,
     block_size: u32,
 ) -> Result<u32, DoesNotFit> {
+    blocks_beside(parallel.weight_bytes(model), hardware, model, parallel, block_size)
+}
+
+/// Blocks of `block_size` tokens that fit beside those weights that lie on the device. `block_size` MUST be at least 1.
+pub fn device_blocks_beside(
+    weights: Weights,
+    hardware: &Hardware,
+    model: &Model,
+    parallel: Parallel,
+    block_size: u32,
+) -> Result<u32, DoesNotFit> {
+    let weight_bytes = match weights {
+        Weights::Resident => parallel.weight_bytes(model),
+        Weights::Streamed(streamed) => streamed.device_bytes(model),
+    };
+    blocks_beside(weight_bytes, hardware, model, parallel, block_size)
+}
+
+fn blocks_beside(
+    weight_bytes: u64,
+    hardware: &Hardware,
+    model: &Model,
+    parallel: Parallel,
+    block_size: u32,
+) -> Result<u32, DoesNotFit> {
     assert!(block_size > 0, "block size is at least one token");
     let usable_bytes = hardware.memory_bytes / 100 * USABLE_PERCENT;
     let block_bytes = parallel.kv_bytes_per_token(model) * u64::from(block_size);
-    let weight_bytes = parallel.weight_bytes(model);
     let needed_bytes = weight_bytes + block_bytes;
     if needed_bytes > usable_bytes {
         return Err(DoesNotFit { model: model.name, hardware: hardware.name, needed_bytes, usable_bytes });
@@ -84,6 +108,20 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_stream_leave_room() {
+        let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        let blocks = |text: &str| device_blocks_beside(text.parse().unwrap(), rtx, llama, Parallel::ONE, 16);
+        assert!(blocks("resident").is_err());
+        // Of 23.2 GB a window of two layers takes 3.4, embedding and output matrix 4.2; a block takes 5.2 MB.
+        let all_move = blocks("stream").unwrap();
+        assert!((2_900..3_000).contains(&all_move), "{all_move}");
+        // Each layer that stays takes 326 blocks.
+        let four_stay = blocks("stream:device_layers=4").unwrap();
+        assert!((1_300..1_310).contains(&(all_move - four_stay)), "{four_stay}");
+        assert!(blocks("stream:device_layers=12").is_err());
+    }
+
+    #[test]
     fn a_host_holds_as_many_blocks_as_fit() {
         let llama = model::by_name("llama-3.1-8b").unwrap();
         let blocks = |bytes| host_blocks(bytes, llama, 16);
@@ -98,7 +136,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "llama-3.1-70b does not fit on l4-24g: weights and one KV block need 141.11 GB, 90 % of the memory is 21.74 GB, \
-             119.37 GB are missing; choose larger hardware or a smaller model, or set the number of device blocks by hand"
+             119.37 GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand"
         );
     }
 }

@@ -49,17 +49,17 @@ pub enum Goal {
 pub struct Candidate<'a> {
     /// What is replayed on. Its replicas are what is looked for, or its speed.
     pub settings: Settings,
-    /// How long its steps take: makes the model anew for each probe, because probes run beside each other.
-    pub cost: &'a (dyn Fn(&Settings) -> Box<dyn CostModel> + Sync),
-    /// What a replica costs in an hour, in any currency.
+    /// How long its steps take. Probes run beside each other and share it.
+    pub cost: &'a (dyn CostModel + Sync),
+    /// What a replica costs in an hour, in any currency; if there are several kinds, on average.
     pub price_hour: Option<f64>,
 }
 
 /// What was found for a candidate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
-    /// The device of each replica.
-    pub hardware: &'static str,
+    /// The device of each replica; if there are several kinds, how many of which.
+    pub hardware: String,
     /// The probe that is the answer, if any met the promises.
     pub best: Option<Probe>,
     /// Rate of arrivals over capacity ([`crate::capacity`]) of the answer, if the trace has a rate. Utilisation does not tell how
@@ -131,6 +131,9 @@ pub enum PlanError {
     /// No fleet has none.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,
+    /// How many of each kind would have to be said.
+    #[error("a fleet of several kinds has its replicas; look for the rate")]
+    Mixed,
     /// Not a price.
     #[error("price of {hardware} is {price}; it must be a number above 0")]
     Price {
@@ -167,6 +170,9 @@ pub fn plan(
     if search.goal != Goal::Rate && !(routing.failures.is_empty() && routing.slow.is_empty()) {
         return Err(PlanError::Faults);
     }
+    if search.goal != Goal::Rate && !candidate.settings.others.is_empty() {
+        return Err(PlanError::Mixed);
+    }
     // Probes are numbered so that a greater number is easier to meet.
     let (first, last) = match search.goal {
         Goal::Replicas { max: 0 } => return Err(PlanError::NoReplicas),
@@ -198,7 +204,7 @@ pub fn plan(
     let best =
         found.and_then(|found| probes.iter().find(|(number, _)| *number == found)).map(|(_, probe)| probe.clone());
     Ok(Answer {
-        hardware,
+        hardware: candidate.settings.devices(),
         monotone: found.is_none_or(|found| easiest_missed.is_none_or(|missed| missed < found)),
         at_end: found == Some(first),
         load: best.as_ref().map_or(Ok(None), |best| load_of(trace, candidate, best))?,
@@ -210,8 +216,11 @@ pub fn plan(
 /// What share of what a probe's fleet could take it was given.
 fn load_of(trace: &Trace, candidate: &Candidate<'_>, probe: &Probe) -> Result<Option<f64>, ReplayError> {
     let Some(arrival_requests_s) = probe.arrival_requests_s else { return Ok(None) };
-    let settings = Settings { replicas: probe.replicas, ..candidate.settings.clone() };
-    let capacity_requests_s = capacity_requests_s(trace, &settings, &*(candidate.cost)(&settings), &mut |_| {})?;
+    let mut settings = candidate.settings.clone();
+    if settings.others.is_empty() {
+        settings.replicas = probe.replicas;
+    }
+    let capacity_requests_s = capacity_requests_s(trace, &settings, candidate.cost, &mut |_| {})?;
     Ok(Some(arrival_requests_s / capacity_requests_s))
 }
 
@@ -317,23 +326,22 @@ impl Prober<'_> {
         let requests = self.trace.requests.len() as u64;
         let mut judge = Judge::new(self.search.slos, requests);
         let (mut stopped_by, mut refused) = (None, 0);
-        let result =
-            replay_watched(self.trace, &settings, &*(self.candidate.cost)(&settings), &mut |outcome: &Outcome| {
-                (self.progress)();
-                refused += u64::from(outcome.refused);
-                let lost = judge.see(outcome);
-                if lost.is_some() && !complete {
-                    stopped_by = lost;
-                    return ControlFlow::Break(());
-                }
-                ControlFlow::Continue(())
-            });
+        let result = replay_watched(self.trace, &settings, self.candidate.cost, &mut |outcome: &Outcome| {
+            (self.progress)();
+            refused += u64::from(outcome.refused);
+            let lost = judge.see(outcome);
+            if lost.is_some() && !complete {
+                stopped_by = lost;
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        });
         let allowed = self.search.slos.goodput().map(|goodput| (1.0 - goodput) * requests as f64);
         if allowed.is_some_and(|allowed| refused as f64 > allowed) {
             return Err(PlanError::TooLarge { hardware: settings.hardware.name, refused, requests });
         }
         let mut probe = Probe {
-            replicas: settings.replicas,
+            replicas: settings.n_replicas(),
             speed,
             arrival_requests_s: arrival_requests_s(self.trace).map(|rate| rate * speed),
             figures: Vec::new(),
@@ -353,7 +361,7 @@ impl Prober<'_> {
         probe.met = report.completed > 0 && probe.figures.iter().all(|figure| figure.met);
         probe.utilisation = Some(report.utilisation);
         if let Some(price_hour) = self.candidate.price_hour {
-            let price = price_hour * f64::from(settings.replicas) * report.duration_s / 3600.0;
+            let price = price_hour * f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
             let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
             probe.price_million_tokens = million(report.prompt_tokens + report.output_tokens);
             probe.price_million_output_tokens = million(report.output_tokens);

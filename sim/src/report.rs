@@ -4,6 +4,8 @@ use serde::Serialize;
 use trunkline_core::{Preemption, TierStats};
 
 use crate::capacity::Load;
+use crate::cost::Parallel;
+use crate::hardware::Hardware;
 use crate::latency::Summary;
 use crate::link::LinkReport;
 use crate::meters::TenantMeters;
@@ -187,6 +189,25 @@ pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }
 
+/// Replicas of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GroupReport {
+    /// The devices of each.
+    pub hardware: &'static str,
+    /// How each spreads the model over devices, as `tp2pp1`.
+    pub parallel: String,
+    /// Replicas.
+    pub replicas: u32,
+    /// KV blocks on each device.
+    pub device_blocks: u32,
+}
+
+impl GroupReport {
+    fn new((replicas, hardware, parallel, device_blocks): (u32, &Hardware, Parallel, u32)) -> Self {
+        Self { hardware: hardware.name, parallel: parallel.to_string(), replicas, device_blocks }
+    }
+}
+
 /// The settings of a replay, as far as they decide its result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SettingsReport {
@@ -194,12 +215,14 @@ pub struct SettingsReport {
     pub trace: String,
     /// Its format.
     pub format: &'static str,
-    /// The device of each replica.
+    /// The device of each replica, of the first kind if there are several.
     pub hardware: &'static str,
     /// The model.
     pub model: &'static str,
-    /// Replicas.
+    /// Replicas of all kinds.
     pub replicas: u32,
+    /// Each kind of replica, in the order in which they are numbered.
+    pub groups: Vec<GroupReport>,
     /// Which replica each request went to.
     pub router: String,
     /// Replicas that failed, as `REPLICA@SECONDS..SECONDS`.
@@ -208,7 +231,7 @@ pub struct SettingsReport {
     pub slow: Vec<String>,
     /// Tokens in a block.
     pub block_size: u32,
-    /// KV blocks on each device.
+    /// KV blocks on each device, of the first kind.
     pub device_blocks: u32,
     /// Tokens in one step at most.
     pub max_batch_tokens: u32,
@@ -254,7 +277,8 @@ impl SettingsReport {
             format: format.as_str(),
             hardware: settings.hardware.name,
             model: settings.model.name,
-            replicas: settings.replicas,
+            replicas: settings.n_replicas(),
+            groups: settings.kinds().map(GroupReport::new).collect(),
             router: settings.routing.router.clone(),
             failures: settings.routing.failures.iter().map(ToString::to_string).collect(),
             slow: settings.routing.slow.iter().map(ToString::to_string).collect(),

@@ -2,10 +2,14 @@
 
 use trunkline_core::{Config, ConfigError};
 
-use crate::cost::{CostModel, Parallel, recompute_token_ns};
+use crate::cost::{
+    CostChoice, CostModel, Parallel, ParallelError, Weights, recompute_token_ns, replica_recompute_token_ns,
+};
 use crate::faults::{self, Failure, FaultError, Slow};
+use crate::group::Group;
 use crate::hardware::Hardware;
 use crate::link::{TierLink, swap_block_ns};
+use crate::memory::{DoesNotFit, device_blocks_beside};
 use crate::model::Model;
 use crate::router::{self, ROUTER_DEFAULT, RouterError, Site};
 use crate::tenants::Shares;
@@ -29,8 +33,14 @@ pub struct Settings {
     pub model: Model,
     /// How one replica spreads the model over devices.
     pub parallel: Parallel,
-    /// Replicas, at least one.
+    /// How long its steps take.
+    pub cost: CostChoice,
+    /// Where its weights lie.
+    pub weights: Weights,
+    /// Replicas of this kind, at least one.
     pub replicas: u32,
+    /// Replicas of other kinds, numbered after those.
+    pub others: Vec<Group>,
     /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.
     pub core: Config,
     /// What joins the tiers of the prefix cache behind the first to the host; as many as [`Config::tiers`] less one.
@@ -95,17 +105,34 @@ impl Settings {
         }
     }
 
-    /// Tells the core what copying a block and computing a token cost on this hardware with this model, so that it can choose
+    /// KV blocks that a device has room for beside the weights on it.
+    pub fn fitting_device_blocks(&self) -> Result<u32, DoesNotFit> {
+        device_blocks_beside(self.weights, &self.hardware, &self.model, self.parallel, self.core.block_size)
+    }
+
+    /// Tells the cores what copying a block and computing a token cost on this hardware with this model, so that they can choose
     /// between the two.
     pub fn estimate_costs(&mut self, cost: &dyn CostModel) {
-        self.core.swap_block_ns = swap_block_ns(&self.hardware, &self.model, self.core.block_size);
+        let (model, block_size) = (self.model, self.core.block_size);
+        self.core.swap_block_ns = swap_block_ns(&self.hardware, &model, block_size);
         self.core.recompute_token_ns = recompute_token_ns(cost);
+        let mut first = self.replicas as usize;
+        for group in &mut self.others {
+            group.swap_block_ns = swap_block_ns(&group.hardware, &model, block_size);
+            group.recompute_token_ns = replica_recompute_token_ns(cost, first);
+            first += group.replicas as usize;
+        }
     }
 
     /// Checks everything, the core's limits too.
     pub fn validate(&self) -> Result<(), SettingsError> {
         self.core.validate()?;
-        if self.replicas == 0 {
+        self.parallel.check(&self.model)?;
+        for group in &self.others {
+            group.parallel.check(&self.model)?;
+            self.core_in(group).validate()?;
+        }
+        if self.replicas == 0 || self.others.iter().any(|group| group.replicas == 0) {
             return Err(SettingsError::NoReplicas);
         }
         let (links, tiers) = (self.far_links.len(), self.core.tiers.len().saturating_sub(1));
@@ -132,7 +159,7 @@ impl Settings {
             return Err(SettingsError::DraftAcceptance(self.draft_acceptance));
         }
         router::make(&self.routing.router, self.site())?;
-        faults::validate(self.replicas, &self.routing.failures, &self.routing.slow)?;
+        faults::validate(self.n_replicas(), &self.routing.failures, &self.routing.slow)?;
         if self.arrivals == Arrivals::AtOnce && !self.routing.failures.is_empty() {
             return Err(FaultError::AtOnce.into());
         }
@@ -142,10 +169,12 @@ impl Settings {
     /// What a router is made for.
     pub(crate) fn site(&self) -> Site {
         let tiers = self.core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
+        // What the smallest replica does not hold is taken to be gone.
+        let device_blocks = self.kinds().map(|(_, _, _, blocks)| blocks).min().unwrap_or(0);
         Site {
-            replicas: self.replicas as usize,
+            replicas: self.n_replicas() as usize,
             block_size: self.core.block_size,
-            cache_blocks: u64::from(self.core.device_blocks) + tiers,
+            cache_blocks: u64::from(device_blocks) + tiers,
         }
     }
 }
@@ -156,6 +185,9 @@ pub enum SettingsError {
     /// The core cannot work under the limits.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The model cannot be spread so.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
     /// There is nothing to replay on.
     #[error("replicas is 0; it must be at least 1")]
     NoReplicas,

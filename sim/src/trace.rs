@@ -198,6 +198,32 @@ impl TraceRequest {
         assert_eq!(prompt.len(), self.input_tokens as usize, "content covers the prompt");
         prompt
     }
+
+    /// Cuts the prompt so that it has no more than `max_context` tokens together with its answer. If the answer alone has as many, it is cut
+    /// too, and one token is left of the prompt. `max_context` MUST be at least 2.
+    pub fn cut_to(&mut self, max_context: u32) {
+        assert!(max_context >= 2, "a token of the prompt and one of the answer");
+        self.output_tokens = self.output_tokens.min(max_context - 1);
+        let tokens = max_context - self.output_tokens;
+        if self.input_tokens <= tokens {
+            return;
+        }
+        self.input_tokens = tokens;
+        match &mut self.content {
+            Content::Unique(_) => {}
+            Content::Tokens(ids) => *ids = ids[..tokens as usize].into(),
+            Content::Blocks(ids) => *ids = ids[..tokens.div_ceil(HASH_ID_TOKENS) as usize].into(),
+            Content::Pieces(pieces) => {
+                let mut left = tokens;
+                let cut = pieces.iter().map_while(|piece| {
+                    let kept = piece.tokens.min(left);
+                    left -= kept;
+                    (kept > 0).then_some(Piece { tokens: kept, ..*piece })
+                });
+                *pieces = cut.collect();
+            }
+        }
+    }
 }
 
 /// The first `n` tokens of prompt content number `content`.
@@ -223,13 +249,15 @@ pub struct Trace {
 impl Trace {
     /// Reads a whole trace, or its first `limit` requests; what comes after them is not looked at.
     pub fn load(path: &Path, format: Option<Format>, limit: Option<usize>) -> Result<Self, TraceError> {
-        let reader = TraceReader::open(path, format)?;
-        let format = reader.format();
-        let requests = reader.take(limit.unwrap_or(usize::MAX)).collect::<Result<Vec<_>, _>>()?;
-        if requests.is_empty() {
-            return Err(TraceError { path: path.into(), line: 0, fault: TraceFault::Empty });
-        }
-        Ok(Self { format, requests })
+        let limit = limit.map_or(u64::MAX, |limit| limit as u64);
+        let options = ReaderOptions { format, ..ReaderOptions::default() };
+        Self::load_selected(path, options, &Selection { limit, ..Selection::default() })
+    }
+
+    /// Reads what is selected of a trace.
+    pub fn load_selected(path: &Path, options: ReaderOptions, selection: &Selection) -> Result<Self, TraceError> {
+        let source = FileSource::open(path, options, selection)?;
+        Ok(Self { format: source.format(), requests: source.collect::<Result<_, _>>()? })
     }
 
     /// A part of it. What requests of a made-up workload have of each other's answers is not renumbered, so they no

@@ -69,11 +69,7 @@ impl Roofline {
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
             token_bytes: RESIDUAL_BYTES * model.hidden as f64,
-            // If steps of one model were measured, it is they that the fit is of.
-            name: format!(
-                "roofline{spread} ({})",
-                Fit::describe(hardware.fit.filter(|_| hardware.step_time.is_none()))
-            ),
+            name: format!("roofline{spread} ({})", trust(hardware)),
         }
     }
 
@@ -134,6 +130,16 @@ impl Roofline {
         let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
         let head_s = head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
         stages_s + head_s + step_overhead_s
+    }
+}
+
+/// How far a roofline of a device is to be trusted.
+fn trust(hardware: &Hardware) -> String {
+    match (hardware.fit, hardware.step_time) {
+        (Some(fit), None) => Fit::describe(Some(fit)),
+        // If steps of one model were measured, it is they that the fit is of.
+        (_, Some(_)) => Fit::describe(None),
+        (None, None) => format!("shares of the peaks assumed, {}", Fit::describe(None)),
     }
 }
 
@@ -236,6 +242,6 @@ mod tests {
     #[test]
     fn the_name_says_how_far_it_is_to_be_trusted() {
         let name = roofline("l4-24g", "llama-3.1-8b").name().to_owned();
-        assert_eq!(name, "roofline (error not measured)");
+        assert_eq!(name, "roofline (shares of the peaks assumed, error not measured)");
     }
 }

@@ -19,7 +19,7 @@
 //! A cache of any size that drops what it used least recently is of no use here: layers come round in a circle, and the one needed
 //! next is the one dropped. Layers that stay are as good as any policy can be, and best evenly between those that stream.
 
-use super::{CostModel, StepShape, nanoseconds};
+use super::{BoxedCost, CostModel, StepShape, nanoseconds};
 use crate::model::Model;
 
 /// Layers that stay in memory.
@@ -202,7 +202,7 @@ const GRID: usize = 27 * 8 + 1;
 /// Another model's steps, with weights that stream.
 pub struct Streaming {
     plan: StreamingPlan,
-    compute: Box<dyn CostModel>,
+    compute: BoxedCost,
     /// Time of computing a layer and of a pass, seconds.
     passes: Vec<(f64, f64)>,
     name: String,
@@ -210,14 +210,16 @@ pub struct Streaming {
 
 impl Streaming {
     /// Steps that compute as `compute` says, with weights that move as `plan` says.
-    pub fn new(plan: StreamingPlan, compute: Box<dyn CostModel>) -> Result<Self, StreamingError> {
+    pub fn new(plan: StreamingPlan, compute: BoxedCost) -> Result<Self, StreamingError> {
         plan.check()?;
         let places = plan.places();
         let at = |i: usize| {
             let compute_s = 1e-6 * 2f64.powf(i as f64 / 8.0);
             (compute_s, plan.play(&places, compute_s))
         };
-        let name = format!("streamed weights, {}", compute.name());
+        let Resident { device, host, .. } = plan.resident;
+        let disk = plan.layers - device - host;
+        let name = format!("{disk} layers streamed from disk, {host} from the host, {}", compute.name());
         Ok(Self { plan, compute, passes: (0..GRID).map(at).collect(), name })
     }
 

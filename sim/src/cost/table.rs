@@ -15,6 +15,8 @@
 //! Inside its grid a table is linear between the points measured. Outside it kernels are taken to reach the same share of the peak as
 //! at its edge. Sums of a prefill's and a decode's time come out a third too low for calls that do both where tables measured both
 //! ways can be compared, so a table of such calls is to be preferred.
+//!
+//! [`super::CostChoice`] finds out which of the three a folder holds, and refuses what is of another model.
 
 use std::path::PathBuf;
 
@@ -185,7 +187,7 @@ impl Table {
     }
 
     /// The time of a step before it is held to the limit, seconds.
-    fn step_s(&self, shape: &StepShape) -> f64 {
+    pub(super) fn step_s(&self, shape: &StepShape) -> f64 {
         let attention_s = match &self.attention {
             Attention::Mixed(mixed) => mixed.layer_s(shape),
             Attention::Rounded(rounded) => rounded.layer_s(shape),

@@ -17,6 +17,7 @@ use crate::trace::{Source, generated_token};
 /// What a leap of one replica touches.
 struct Leap<'a, 'b> {
     cost: &'a dyn CostModel,
+    replica: usize,
     slowness: f64,
     /// A step that ends then or later is not leapt over.
     until_ns: u64,
@@ -44,7 +45,7 @@ impl Leaper for Leap<'_, '_> {
             decode_kv_max: u64::from(batch.computed_max) + 1,
             ..StepShape::default()
         };
-        let duration_ns = Replica::slowed(self.cost.step_ns(&shape), self.slowness);
+        let duration_ns = Replica::slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
         let end_ns = begin_ns + duration_ns;
         let leap_over = end_ns < self.until_ns;
         self.meters.gaps(duration_ns, n);
@@ -80,6 +81,7 @@ impl Fleet<'_> {
         }
         let mut leap = Leap {
             cost: self.cost,
+            replica,
             slowness: it.slowness,
             until_ns,
             first_ns: it.leap_first_ns,

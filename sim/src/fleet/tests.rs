@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use trunkline_core::Config;
 
 use super::*;
-use crate::cost::{Parallel, Roofline};
+use crate::cost::{CostChoice, Parallel, Roofline, Weights};
 use crate::settings::Routing;
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
@@ -47,6 +47,9 @@ fn settings(block_size: u32, device_blocks: u32) -> Settings {
         far_links: Vec::new(),
         routing: Routing::default(),
         parallel: Parallel::ONE,
+        cost: CostChoice::Auto,
+        weights: Weights::Resident,
+        others: Vec::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Answers against those of trying everything.
 
 use super::*;
-use crate::cost::{Parallel, StepShape};
+use crate::cost::{CostChoice, Parallel, StepShape, Weights};
 use crate::fleet::replay;
 use crate::outcome::Outcome;
 use crate::slo::Slo;
@@ -46,6 +46,9 @@ fn settings(replicas: u32, device_blocks: u32) -> Settings {
         far_links: Vec::new(),
         routing: Routing::default(),
         parallel: Parallel::ONE,
+        cost: CostChoice::Auto,
+        weights: Weights::Resident,
+        others: Vec::new(),
     }
 }
 
@@ -54,7 +57,7 @@ fn slos(specs: &[&str], goodput: Option<f64>) -> Slos {
 }
 
 fn answer(trace: &Trace, settings: Settings, slos: &Slos, goal: Goal, complete: bool) -> Result<Answer, PlanError> {
-    let candidate = Candidate { settings, cost: &|_| Box::new(Linear), price_hour: Some(2.0) };
+    let candidate = Candidate { settings, cost: &Linear, price_hour: Some(2.0) };
     plan(trace, &candidate, &Search { slos, goal, complete }, &|| {})
 }
 
@@ -168,7 +171,7 @@ fn what_no_fleet_can_do_is_told() {
         told(faulty, Goal::Replicas { max: 2 }),
         "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
     );
-    let candidate = Candidate { settings: settings(1, 1_000), cost: &|_| Box::new(Linear), price_hour: Some(-1.0) };
+    let candidate = Candidate { settings: settings(1, 1_000), cost: &Linear, price_hour: Some(-1.0) };
     let search = Search { slos: &slos, goal: Goal::Rate, complete: false };
     let price = plan(&trace, &candidate, &search, &|| {}).unwrap_err().to_string();
     assert_eq!(price, "price of h100-80g is -1; it must be a number above 0");

@@ -212,7 +212,7 @@ fn a_file_and_a_loaded_trace_are_the_same_source() {
     let mut whole = open(Selection::default()).unwrap();
     assert_eq!((Source::format(&whole), whole.requests_hint()), (Format::Vidur, None));
     assert_eq!(drain(&mut whole).unwrap(), trace.requests);
-    let middle = Selection { slice: "1..3".parse().unwrap(), limit: 1, speed: 2.0 };
+    let middle = Selection { slice: "1..3".parse().unwrap(), limit: 1, speed: 2.0, max_context: None };
     let requests = drain(&mut open(middle).unwrap()).unwrap();
     assert_eq!((requests.len(), requests[0].input_tokens, requests[0].arrival_ns), (1, 2, 0));
     assert_eq!(trace.select(&middle).requests, requests);

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{TraceError, TraceRequest};
 
-/// What is taken of a trace: first the slice, of that the first `limit` requests, and those at `speed`.
+/// What is taken of a trace: first the slice, of that the first `limit` requests, and those at `speed` and cut to `max_context`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Selection {
     /// From where to where.
@@ -14,12 +14,14 @@ pub struct Selection {
     pub limit: u64,
     /// Times of arrival are divided by this; it is finite and above 0.
     pub speed: f64,
+    /// Prompts are cut so that none has more tokens together with its answer; at least 2.
+    pub max_context: Option<u32>,
 }
 
 impl Default for Selection {
     /// All of it as it is.
     fn default() -> Self {
-        Self { slice: Slice::default(), limit: u64::MAX, speed: 1.0 }
+        Self { slice: Slice::default(), limit: u64::MAX, speed: 1.0, max_context: None }
     }
 }
 
@@ -63,7 +65,7 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
     type Item = Result<TraceRequest, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let Selection { slice, limit, speed } = self.selection;
+        let Selection { slice, limit, speed, max_context } = self.selection;
         while !self.ended && self.n_given < limit && !slice.end.is_at(self.n_seen) {
             let mut request = match self.requests.next()? {
                 Ok(request) => request,
@@ -81,6 +83,9 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
             if slice.begin.is_reached(number, request.arrival_ns) {
                 let first_ns = *self.first_ns.get_or_insert(request.arrival_ns);
                 request.arrival_ns = sped(request.arrival_ns - first_ns, speed);
+                if let Some(tokens) = max_context {
+                    request.cut_to(tokens);
+                }
                 self.n_given += 1;
                 return Some(Ok(request));
             }
@@ -186,7 +191,7 @@ impl fmt::Display for Slice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Content;
+    use crate::trace::{Content, Piece};
 
     fn taken(slice: &str, limit: u64, speed: f64) -> Vec<(u32, u64)> {
         let request = |i: u32| TraceRequest {
@@ -195,7 +200,7 @@ mod tests {
             output_tokens: 1,
             content: Content::Unique(i),
         };
-        let selection = Selection { slice: slice.parse().unwrap(), limit, speed };
+        let selection = Selection { slice: slice.parse().unwrap(), limit, speed, max_context: None };
         let all = selection.of((0..10).map(|i| Ok(request(i)))).map(Result::unwrap);
         all.map(|request| (request.input_tokens - 1, request.arrival_ns)).collect()
     }
@@ -211,6 +216,33 @@ mod tests {
         assert_eq!(numbers("3..6.5s"), [3, 4, 5, 6]);
         assert_eq!(numbers("100.."), [0; 0]);
         assert_eq!(taken("3..", 2, 4.0), [(3, 0), (4, 250_000_000)]);
+    }
+
+    #[test]
+    fn prompts_are_cut_to_what_their_answers_leave() {
+        let long = |content| TraceRequest { arrival_ns: 0, input_tokens: 1200, output_tokens: 100, content };
+        let cut = |max_context, content| {
+            let selection = Selection { max_context: Some(max_context), ..Selection::default() };
+            selection.of([Ok(long(content))].into_iter()).next().unwrap().unwrap()
+        };
+        let piece = |content, tokens| Piece { content, tokens };
+        for content in [
+            Content::Unique(3),
+            Content::Blocks([1, 2, 3].into()),
+            Content::Pieces([piece(4, 512), piece(5, 600), piece(6, 88)].into()),
+            Content::Tokens((0..1200).collect()),
+        ] {
+            let whole = long(content.clone());
+            assert_eq!(cut(1300, content.clone()), whole);
+            for (max_context, input) in [(1299, 1199), (1124, 1024), (612, 512), (611, 511), (101, 1)] {
+                let found = cut(max_context, content.clone());
+                assert_eq!((found.input_tokens, found.output_tokens), (input, 100));
+                assert_eq!(found.prompt(), whole.prompt()[..input as usize]);
+            }
+            // An answer that is too long for itself leaves one token to the prompt.
+            let found = cut(40, content);
+            assert_eq!((found.input_tokens, found.output_tokens, found.prompt().len()), (1, 39, 1));
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Vidur's own run of Sarathi-Serve (8B on an A100, Azure's conversations at two thirds of their rate), replayed from Vidur's own tables.
 
 use trunkline_core::Config;
-use trunkline_sim::cost::{CostModel, Parallel, Roofline, StepShape, Table};
+use trunkline_sim::cost::{CostChoice, CostModel, Parallel, Roofline, StepShape, Table, Weights};
 use trunkline_sim::latency::Summary;
+use trunkline_sim::trace::{ReaderOptions, Selection};
 use trunkline_sim::{Arrivals, Report, Settings, Trace, engines, hardware, model, replay};
 
 use crate::{data, errors, line};
@@ -11,27 +12,27 @@ use crate::{data, errors, line};
 const BLOCKS: u32 = 30_208;
 const CONTEXT_MAX: u32 = 4096;
 
-fn run(requests: usize, block_size: u32) -> Option<Report> {
+fn run(requests: u64, block_size: u32) -> Option<Report> {
     let (profile, trace) = (data("profiles/vidur/llama3_8b_tp1")?, data("traces/azure_conv_2023.csv.gz")?);
-    let (hardware, model) = (hardware::by_name("a100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-    let cost = Table::from_vidur(&profile, hardware, model, 1).unwrap();
-    let mut trace = Trace::load(&trace, None, Some(requests)).unwrap();
-    for request in &mut trace.requests {
-        request.input_tokens = request.input_tokens.min(CONTEXT_MAX - request.output_tokens);
-    }
+    let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
+    let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
         far_links: Vec::new(),
         routing: trunkline_sim::Routing::default(),
         parallel: Parallel::ONE,
-        hardware: *hardware,
-        model: *model,
+        cost: CostChoice::Table { layout: None, path: profile },
+        weights: Weights::Resident,
+        others: Vec::new(),
+        hardware: *hardware::by_name("a100-80g").unwrap(),
+        model: *model::by_name("llama-3.1-8b").unwrap(),
         replicas: 1,
         core: Config { block_size, ..engines::by_name("sarathi").unwrap().core(BLOCKS * 16 / block_size) },
         arrivals: Arrivals::Traced { speed: 1.0 / 1.5 },
         tenants: "1".parse().unwrap(),
         draft_acceptance: 0.0,
     };
-    Some(replay(&trace, &settings, &cost, &mut |_| {}).unwrap())
+    let cost = settings.cost_model().unwrap();
+    Some(replay(&trace, &settings, &*cost, &mut |_| {}).unwrap())
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn the_whole_run_has_its_percentiles() {
     let tpot =
         Summary { mean: 0.0187916, p50: 0.0167053, p90: 0.0270990, p95: 0.0326410, p99: 0.0444755, max: 0.0479892 };
     let e2e = Summary { mean: 3.950100, p50: 2.682937, p90: 7.979438, p95: 9.253648, p99: 12.831547, max: 28.641607 };
-    let Some(report) = run(usize::MAX, 16) else { return };
+    let Some(report) = run(u64::MAX, 16) else { return };
     println!("{} steps, wall {} s", report.steps, report.wall_s);
     println!("       mean    p50    p90    p95    p99    max");
     for (what, found, expected) in

@@ -12,9 +12,10 @@ use trunkline_core::step::{Step, StepResult};
 use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 use trunkline_sim::cost::calibrate::{Sample, calibrate, from_benchmark};
 use trunkline_sim::cost::table::Skew;
-use trunkline_sim::cost::{CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Table};
+use trunkline_sim::cost::{CostChoice, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Table, Weights};
 use trunkline_sim::latency::{Exact, Summary};
-use trunkline_sim::{engines, hardware, model};
+use trunkline_sim::tenants::Shares;
+use trunkline_sim::{Arrivals, Routing, Settings, Trace, engines, hardware, model, replay};
 
 use super::engine::{Engine, Job};
 use crate::{data, errors, line};
@@ -160,6 +161,36 @@ fn with_the_cores_schedule_latencies_are_near() {
         let (jobs, steps, preemptions) = drive(&run.jobs, config, &run.table);
         let title = format!("launch watermark {watermark}: {steps} steps, {preemptions} preemptions");
         let worst = compare(&title, &summaries(&jobs), &run.expected);
+        assert!(worst < most, "{worst}");
+    }
+}
+
+#[test]
+fn a_replay_of_the_workload_is_near() {
+    let Some(run) = load(Skew::Share(0.0)) else { return };
+    let trace = data("profiles/llmservingsim/workload_sharegpt300.jsonl.gz").unwrap();
+    let trace = Trace::load(&trace, None, None).unwrap();
+    let mut settings = Settings {
+        hardware: *hardware::by_name("rtx4090-24g").unwrap(),
+        model: *model::by_name("llama-3.1-8b").unwrap(),
+        parallel: Parallel::ONE,
+        cost: CostChoice::Table { layout: None, path: data("profiles/llmservingsim/RTX4090").unwrap() },
+        weights: Weights::Resident,
+        others: Vec::new(),
+        replicas: 1,
+        core: engines::by_name("vllm-v1").unwrap().core(BLOCKS),
+        far_links: Vec::new(),
+        arrivals: Arrivals::TRACED,
+        tenants: Shares::default(),
+        draft_acceptance: 0.0,
+        routing: Routing::default(),
+    };
+    for (cost, most) in [(settings.cost.clone(), 0.015), (CostChoice::Auto, 0.05)] {
+        settings.cost = cost;
+        let cost = settings.cost_model().unwrap();
+        let report = replay(&trace, &settings, &*cost, &mut |_| {}).unwrap();
+        let title = format!("{}: {} steps, {} preemptions", cost.name(), report.steps, report.preemptions);
+        let worst = compare(&title, &[report.ttft_s, report.tpot_s, report.e2e_s], &run.expected);
         assert!(worst < most, "{worst}");
     }
 }

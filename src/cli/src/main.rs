@@ -8,6 +8,7 @@ mod config_file;
 mod generate;
 mod plan;
 mod replay;
+mod selection;
 mod serve;
 mod trace;
 

@@ -2,18 +2,19 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::cost;
+use trunkline_sim::cost::BoxedCost;
 use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
 use trunkline_sim::slo::{Slo, Slos};
-use trunkline_sim::{Arrivals, Format, Settings, Trace};
+use trunkline_sim::{Arrivals, Settings, Trace};
 
 use crate::replay::render::{align_right, grouped, per_cent, table};
-use crate::replay::settings::{SettingsArgs, runs};
+use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::tiers::TierArgs;
 use crate::replay::{print, write_json};
+use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,19 +66,14 @@ pub struct PlanArgs {
     #[arg(long)]
     complete: bool,
 
-    /// Format of the trace [default: found from its content].
-    #[arg(long, value_name = "NAME")]
-    format: Option<String>,
-
-    /// Use only the first N requests.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
+    #[command(flatten)]
+    part: SelectionArgs,
 
     /// Divide the times of arrival by X: 2 is twice the load.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "find_rate")]
     speed: f64,
 
-    /// The fleet. `--hardware` may name several kinds, separated by commas; `--replicas` counts only for `--find-rate`.
+    /// The fleet. `--hardware` may name several kinds, separated by commas; `--replicas` and `--fleet` count only for `--find-rate`.
     #[command(flatten)]
     settings: SettingsArgs,
 
@@ -98,17 +94,14 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let slos = Slos::new(&slos, args.goodput)?;
     let fleets = fleets(&args)?;
     let prices = prices(&args, &fleets)?;
-    let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
-    let limit = args.limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let trace = Trace::load(&args.trace, format, limit)?;
+    let trace = Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?;
 
     let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
     let search = Search { slos: &slos, goal, complete: args.complete };
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
-    let answers = fleets.into_iter().zip(prices).map(|(settings, price_hour)| {
-        let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
-        let candidate = Candidate { settings, cost: &cost, price_hour };
+    let answers = fleets.into_iter().zip(prices).map(|((settings, cost), price_hour)| {
+        let candidate = Candidate { settings, cost: &*cost, price_hour };
         plan(&trace, &candidate, &search, &|| spinner.inc(1))
     });
     let answers = answers.collect::<Result<Vec<_>, _>>();
@@ -121,36 +114,65 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The settings for each kind of hardware.
-fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Settings>> {
-    let mut fleets = Vec::new();
-    for hardware in args.settings.hardware.split(',') {
+/// The settings and the cost model for each kind of hardware, or for the one fleet that was described.
+fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
+    if args.settings.fleet.is_some() {
+        ensure!(args.find_rate, "the replicas of --fleet are given; look for the rate they take with --find-rate");
+        return Ok(vec![fleet(&args.settings, args)?]);
+    }
+    let of_hardware = |hardware: &str| {
         let mut of_one = args.settings.clone();
         of_one.hardware = hardware.trim().into();
         if !args.find_rate {
             of_one.replicas = args.max_replicas;
         }
-        let mut runs = runs(&of_one, &args.tiers, Arrivals::Traced { speed: args.speed })?;
-        match runs.pop() {
-            Some(settings) if runs.is_empty() => fleets.push(settings),
-            _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
-        }
-    }
-    Ok(fleets)
+        fleet(&of_one, args)
+    };
+    args.settings.hardware.split(',').map(of_hardware).collect()
 }
 
-/// The price of each of `fleets`, if it was given.
-fn prices(args: &PlanArgs, fleets: &[Settings]) -> anyhow::Result<Vec<Option<f64>>> {
-    let mut prices = vec![None; fleets.len()];
+fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<(Settings, BoxedCost)> {
+    let Runs { settings: mut runs, cost } = runs(settings, &args.tiers, Arrivals::Traced { speed: args.speed })?;
+    match runs.pop() {
+        Some(settings) if runs.is_empty() => Ok((settings, cost)),
+        _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
+    }
+}
+
+/// What a replica of each of `fleets` costs, on average if they are of several kinds, if it was given.
+fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<Vec<Option<f64>>> {
+    let mut prices = Vec::new();
     for spec in &args.price {
         let parsed = spec.split_once('=').and_then(|(name, price)| Some((name, price.parse::<f64>().ok()?)));
         let (name, price) =
             parsed.with_context(|| format!("price is '{spec}'; give HARDWARE=PRICE, such as h100-80g=2.5"))?;
-        let at = fleets.iter().position(|fleet| fleet.hardware.name == name);
-        let at = at.with_context(|| format!("price of '{name}', which is not planned with; name it in --hardware"))?;
-        prices[at] = Some(price);
+        let planned = fleets.iter().any(|(fleet, _)| kinds(fleet).any(|(hardware, _)| hardware == name));
+        ensure!(planned, "price of '{name}', which is not planned with; name it in --hardware");
+        prices.push((name, price));
     }
-    Ok(prices)
+    let price_of = |name: &str| prices.iter().rev().find(|(known, _)| *known == name).map(|(_, price)| *price);
+    let mean = |(fleet, _): &(Settings, BoxedCost)| {
+        if fleet.others.is_empty() {
+            return Ok(price_of(fleet.hardware.name));
+        }
+        if kinds(fleet).all(|(name, _)| price_of(name).is_none()) {
+            return Ok(None);
+        }
+        let mut sum = 0.0;
+        for (name, replicas) in kinds(fleet) {
+            let price =
+                price_of(name).with_context(|| format!("price of '{name}' is missing; the fleet has it too"))?;
+            sum += price * f64::from(replicas);
+        }
+        Ok(Some(sum / f64::from(fleet.n_replicas())))
+    };
+    fleets.iter().map(mean).collect()
+}
+
+/// The hardware and the replicas of each kind.
+fn kinds(fleet: &Settings) -> impl Iterator<Item = (&'static str, u32)> {
+    let others = fleet.others.iter().map(|group| (group.hardware.name, group.replicas));
+    std::iter::once((fleet.hardware.name, fleet.replicas)).chain(others)
 }
 
 /// The probes and the answer.
@@ -269,7 +291,24 @@ mod tests {
             fault(&format!("{slo} --policy fcfs --policy edf")),
             "a plan is for one policy, eviction policy, preemption and router; compare them with replay"
         );
+        let mixed = format!("{slo} --fleet h100-80g,a100-80g*2");
+        let given = "the replicas of --fleet are given; look for the rate they take with --find-rate";
+        assert_eq!(fault(&mixed), given);
+        assert_eq!(
+            fault(&format!("{mixed} --find-rate --price a100-80g=1")),
+            "price of 'h100-80g' is missing; the fleet has it too"
+        );
         assert_eq!(fault(slo), "none: no such file; check the path");
+    }
+
+    #[test]
+    fn what_a_replica_costs_is_a_mean_over_kinds() {
+        let words =
+            "t --slo ttft_p99=2s --find-rate --fleet h100-80g,a100-80g:tp2*2 --price h100-80g=4 --price a100-80g=1";
+        let args = parse(words);
+        let fleets = fleets(&args).unwrap();
+        assert_eq!(prices(&args, &fleets).unwrap(), [Some(2.0)]);
+        assert_eq!(fleets[0].0.devices(), "1 x h100-80g, 2 x a100-80g tp2pp1");
     }
 
     #[test]
@@ -294,9 +333,8 @@ mod tests {
         let trace = Trace::load(trace.as_ref(), None, None).unwrap();
         let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
         for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
-            let settings = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
-            let cost = |settings: &Settings| cost::of(&settings.hardware, &settings.model, settings.parallel);
-            let candidate = Candidate { settings, cost: &cost, price_hour: Some(2.0) };
+            let (settings, cost) = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
+            let candidate = Candidate { settings, cost: &*cost, price_hour: Some(2.0) };
             let search = Search { slos: &slos, goal, complete: false };
             let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
             for part in ["h100-80g", "ttft_p99 is 0.", "a margin of", "load is", "for a million tokens", "busy"] {

@@ -14,13 +14,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
-use trunkline_sim::cost;
+use trunkline_sim::cost::CostModel;
 use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
+use trunkline_sim::{Arrivals, Report, Settings, Trace, replay_watched};
 
-use self::settings::{SettingsArgs, runs};
+use self::settings::{Runs, SettingsArgs, runs};
 use self::tiers::TierArgs;
+use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,14 +43,17 @@ Examples:
   What does a tenant that sends nine tenths of the requests do to the other?
     trunkline replay trace.csv --load 1.2 --tenants 0.9,0.1
 
+  How slow is a model that does not fit, with most of its layers in the host's memory?
+    trunkline replay trace.jsonl.gz --model llama-3.1-70b --hardware rtx4090-24g --weights stream:device_layers=8
+
   Does this version decide as the server did?
     trunkline replay --recorded server.jsonl.gz
 
-Latencies come from a roofline fitted to measured kernels; the report states its error.";
+Latencies come from a cost model, a roofline unless --cost says otherwise; the report states its error.";
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
-/// A trace is Mooncake JSON lines or Azure CSV, plain or gzip. The scheduler and the cache are the server's own; only the
+/// A trace is Mooncake, Bailian or token-id JSON lines or Azure, BurstGPT or Vidur CSV, plain, gzip or Zstandard. The scheduler and the cache are the server's own; only the
 /// clock, the worker and the link to host memory are modelled. Several policies, eviction policies, preemptions or
 /// routers are compared in one table.
 #[derive(Clone, Debug, Args)]
@@ -60,8 +64,11 @@ pub struct ReplayArgs {
     trace: Option<PathBuf>,
 
     /// Replay a server's recording and compare the decisions; fails if they differ.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SettingsArgs", "TierArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SelectionArgs", "SettingsArgs", "TierArgs"])]
     recorded: Option<PathBuf>,
+
+    #[command(flatten)]
+    part: SelectionArgs,
 
     #[command(flatten)]
     of_trace: TraceArgs,
@@ -82,17 +89,9 @@ pub struct ReplayArgs {
     requests: Option<PathBuf>,
 }
 
-/// What is taken of a trace, and how fast.
+/// When the requests of a trace arrive.
 #[derive(Clone, Debug, Args)]
 struct TraceArgs {
-    /// Format of the trace, mooncake or azure [default: found from its content].
-    #[arg(long, value_name = "NAME")]
-    format: Option<String>,
-
-    /// Replay only the first N requests.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
-
     /// One request after another, whatever the times in the trace: measures the cache alone.
     #[arg(long, conflicts_with_all = ["speed", "load"])]
     serial: bool,
@@ -128,24 +127,22 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
-    let mut runs = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
+    let Runs { settings: mut runs, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
-    let format = args.of_trace.format.as_deref().map(str::parse::<Format>).transpose()?;
-    let limit = args.of_trace.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let trace = Trace::load(path, format, Some(limit))?;
+    let trace = Trace::load_selected(path, args.part.options(), &args.part.selection())?;
 
     let n_replays = runs.len() + usize::from(args.of_trace.load.is_some());
     let bar = ProgressBar::new((trace.requests.len() * n_replays) as u64);
     bar.set_style(ProgressStyle::with_template("{elapsed:>4} {wide_bar} {pos} of {len} requests")?);
     let load = match args.of_trace.load {
-        Some(fraction) => Some(at_load(&trace, &mut runs, fraction, &bar)?),
+        Some(fraction) => Some(at_load(&trace, &mut runs, &*cost, fraction, &bar)?),
         None => None,
     };
     let result = match &args.requests {
-        Some(to) => replay_to(to, &trace, &runs[0], &bar).map(|report| vec![report]),
-        None => compare::replay_all(&trace, &runs, &bar).map_err(Into::into),
+        Some(to) => replay_to(to, &trace, &runs[0], &*cost, &bar).map(|report| vec![report]),
+        None => compare::replay_all(&trace, &runs, &*cost, &bar).map_err(Into::into),
     };
     bar.finish_and_clear();
 
@@ -163,10 +160,15 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
 }
 
 /// Replays with a line of each request written to a file.
-fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar) -> anyhow::Result<Report> {
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+fn replay_to(
+    path: &Path,
+    trace: &Trace,
+    settings: &Settings,
+    cost: &dyn CostModel,
+    bar: &ProgressBar,
+) -> anyhow::Result<Report> {
     let mut writer = OutcomeWriter::create(path)?;
-    let report = replay_watched(trace, settings, &*cost, &mut |outcome: &Outcome| {
+    let report = replay_watched(trace, settings, cost, &mut |outcome: &Outcome| {
         writer.write(outcome);
         bar.inc(1);
         ControlFlow::Continue(())
@@ -176,10 +178,14 @@ fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar)
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
-fn at_load(trace: &Trace, runs: &mut [Settings], fraction: f64, bar: &ProgressBar) -> anyhow::Result<Load> {
-    let settings = &runs[0];
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
-    let load = load(trace, settings, &*cost, fraction, &mut |ended| bar.set_position(ended))?;
+fn at_load(
+    trace: &Trace,
+    runs: &mut [Settings],
+    cost: &dyn CostModel,
+    fraction: f64,
+    bar: &ProgressBar,
+) -> anyhow::Result<Load> {
+    let load = load(trace, &runs[0], cost, fraction, &mut |ended| bar.set_position(ended))?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };
     }

@@ -10,10 +10,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::Format;
 use trunkline_sim::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
-use trunkline_sim::trace::{Conversion, ReaderOptions, Selection, Slice, TraceWriter, convert, convert_file};
+use trunkline_sim::trace::{Conversion, ReaderOptions, Selection, TraceWriter, convert, convert_file};
 use trunkline_sim::workload::{Generator, Spec};
 
 use crate::replay::render::grouped;
+use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,25 +48,11 @@ enum Command {
     Generate(GenerateArgs),
 }
 
-/// What is taken of a file.
+/// What is taken of a file, and how fast.
 #[derive(Clone, Debug, Args)]
 struct ReadArgs {
-    /// Format of the file: mooncake, azure, burstgpt, bailian, vidur or tokens [default: found from its content].
-    #[arg(long, value_name = "NAME")]
-    format: Option<Format>,
-
-    /// Read N requests ahead to put them in the order of their times; without it a step back is an error.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    reorder: usize,
-
-    /// Take a part only: 100..200 in numbers of requests from 0, or 60s..120s in seconds from the first; either end may
-    /// be left out.
-    #[arg(long, value_name = "BEGIN..END", default_value = "..")]
-    slice: Slice,
-
-    /// Take only the first N requests, of the slice if there is one.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
+    #[command(flatten)]
+    part: SelectionArgs,
 
     /// Divide the times of arrival by X: 2 is twice the load.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
@@ -74,12 +61,11 @@ struct ReadArgs {
 
 impl ReadArgs {
     fn options(&self) -> ReaderOptions {
-        ReaderOptions { format: self.format, reorder_requests: self.reorder }
+        self.part.options()
     }
 
     fn selection(&self) -> anyhow::Result<Selection> {
-        let limit = self.limit.unwrap_or(u64::MAX);
-        Ok(Selection { slice: self.slice, limit, speed: self.speed }.checked()?)
+        Ok(Selection { speed: self.speed, ..self.part.selection() }.checked()?)
     }
 }
 

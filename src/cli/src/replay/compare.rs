@@ -6,19 +6,24 @@ use std::thread;
 
 use comfy_table::Table;
 use indicatif::ProgressBar;
-use trunkline_sim::cost;
+use trunkline_sim::cost::CostModel;
 use trunkline_sim::{ReplayError, Report, Settings, Trace, replay};
 
 use super::render;
 
-/// Replays `trace` under each of the settings, as many at a time as there are cores; each on one thread, so that none depends on the
+/// Replays `trace` under each of the settings with one cost model, as many at a time as there are cores; each on one thread, so that none depends on the
 /// others. Reports come in the order of the settings.
-pub(super) fn replay_all(trace: &Trace, runs: &[Settings], bar: &ProgressBar) -> Result<Vec<Report>, ReplayError> {
+pub(super) fn replay_all(
+    trace: &Trace,
+    runs: &[Settings],
+    cost: &(dyn CostModel + Sync),
+    bar: &ProgressBar,
+) -> Result<Vec<Report>, ReplayError> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         while let Some((at, settings)) = take(&next, runs) {
-            done.push((at, replay_one(trace, settings, bar)));
+            done.push((at, replay_one(trace, settings, cost, bar)));
         }
         done
     };
@@ -37,10 +42,14 @@ fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Sett
     runs.get(at).map(|settings| (at, settings))
 }
 
-fn replay_one(trace: &Trace, settings: &Settings, bar: &ProgressBar) -> Result<Report, ReplayError> {
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+fn replay_one(
+    trace: &Trace,
+    settings: &Settings,
+    cost: &dyn CostModel,
+    bar: &ProgressBar,
+) -> Result<Report, ReplayError> {
     let mut shown = 0;
-    replay(trace, settings, &*cost, &mut |ended| {
+    replay(trace, settings, cost, &mut |ended| {
         bar.inc(ended - shown);
         shown = ended;
     })

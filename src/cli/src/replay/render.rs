@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 use trunkline_core::Preemption;
 use trunkline_sim::Report;
+use trunkline_sim::cost::Parallel;
 use trunkline_sim::latency::Summary;
 use trunkline_sim::recorded::Replayed;
 use trunkline_sim::report::{FairnessReport, SettingsReport};
@@ -33,14 +34,10 @@ pub(super) fn report(report: &Report) -> String {
 pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let report = &reports[0];
     let settings = &report.settings;
-    let replicas = if settings.replicas == 1 { "" } else { " each" };
     let mut rows = vec![
         ["trace", &format!("{} ({})", settings.trace, settings.format)],
-        ["replicas", &format!("{} x {}, {}", settings.replicas, settings.hardware, settings.model)],
-        [
-            "KV blocks",
-            &format!("{} of {} tokens{replicas}", grouped(settings.device_blocks.into()), settings.block_size),
-        ],
+        ["replicas", &format!("{}, {}", devices(settings), settings.model)],
+        ["KV blocks", &blocks(settings)],
         [
             "batch",
             &format!("{} tokens, {} sequences", grouped(settings.max_batch_tokens.into()), settings.max_batch_size),
@@ -75,6 +72,24 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let mut facts = table();
     facts.add_rows(rows);
     facts
+}
+
+/// How many replicas of which kind.
+fn devices(settings: &SettingsReport) -> String {
+    let one_device = Parallel::ONE.to_string();
+    let kinds = settings.groups.iter().map(|group| {
+        let shape = if group.parallel == one_device { String::new() } else { format!(" {}", group.parallel) };
+        format!("{} x {}{shape}", group.replicas, group.hardware)
+    });
+    kinds.collect::<Vec<_>>().join(", ")
+}
+
+/// What each replica has of KV blocks, of each kind if they differ.
+fn blocks(settings: &SettingsReport) -> String {
+    let each = if settings.replicas == 1 { "" } else { " each" };
+    let mut blocks: Vec<_> = settings.groups.iter().map(|group| grouped(group.device_blocks.into())).collect();
+    blocks.dedup();
+    format!("{} of {} tokens{each}", blocks.join(" or "), settings.block_size)
 }
 
 fn arrivals(report: &Report) -> String {

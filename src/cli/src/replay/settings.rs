@@ -5,12 +5,16 @@ use clap::Args;
 
 use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
-use trunkline_sim::cost::{self, Parallel};
-use trunkline_sim::memory::{host_blocks, parallel_device_blocks};
+use trunkline_sim::cost::{BoxedCost, CostChoice, Parallel, Weights};
+use trunkline_sim::engines::Engine;
+use trunkline_sim::group::{FleetSpec, GroupSpec};
+use trunkline_sim::memory::host_blocks;
 use trunkline_sim::router::ROUTER_DEFAULT;
 use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
-use trunkline_sim::{Arrivals, Routing, Settings, hardware, model};
+use trunkline_sim::{Arrivals, Routing, Settings, engines, hardware, model};
 
+/// Tokens in a step of a GPU that is to be used well.
+const MAX_BATCH_TOKENS: u32 = 8192;
 /// The longest step that can be aimed at, milliseconds: an hour.
 const TARGET_STEP_MS_MAX: f64 = 3.6e6;
 /// The most memory of a host, GB: none has a petabyte.
@@ -32,33 +36,56 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "SHAPE", default_value = "tp1")]
     parallel: Parallel,
 
+    /// How long steps take: auto (what the hardware's file says of this model, else its roofline), roofline, fitted, or table:FOLDER with
+    /// measured times as LLMServingSim, Vidur or aiconfigurator have them.
+    #[arg(long, value_name = "SPEC", default_value_t = CostChoice::Auto)]
+    cost: CostChoice,
+
+    /// Where weights lie: resident on the device, or stream, from the disk through the host's memory, for a model that does not fit;
+    /// stream_first if the first layers stay and not some evenly between the others. Parameters as in
+    /// stream:device_layers=4,host_layers=50,disk_mb_s=3000; an unknown one lists all.
+    #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
+    weights: Weights,
+
+    /// Schedule as near as can be to an engine: vllm-v1 or sarathi. Sets what is said of it below, unless that is given as well.
+    #[arg(long, value_name = "NAME", value_parser = engines::by_name)]
+    engine: Option<&'static Engine>,
+
     /// Replicas.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) replicas: u32,
 
-    /// Tokens in a KV block.
-    #[arg(long, value_name = "TOKENS", default_value_t = trunkline_core::config::BLOCK_SIZE_DEFAULT)]
-    block_size: u32,
+    /// Replicas of several kinds, each as HARDWARE[:SHAPE][*REPLICAS], such as h100-80g*2,a100-80g:tp2*4; they are numbered in this order.
+    #[arg(long, value_name = "GROUPS", conflicts_with_all = ["hardware", "parallel", "replicas"])]
+    pub(crate) fleet: Option<FleetSpec>,
+
+    /// Tokens in a KV block [default: 16, or the engine's].
+    #[arg(long, value_name = "TOKENS")]
+    block_size: Option<u32>,
 
     /// KV blocks on each device [default: what the model leaves of its memory].
     #[arg(long, value_name = "N")]
     device_blocks: Option<u32>,
 
-    /// KV blocks in each replica's host memory, for requests that are swapped out.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    host_blocks: u32,
+    /// KV blocks in each replica's host memory, for requests that are swapped out [default: 0].
+    #[arg(long, value_name = "N")]
+    host_blocks: Option<u32>,
 
     /// The same in GB (10^9 bytes).
     #[arg(long, value_name = "X", conflicts_with = "host_blocks", allow_negative_numbers = true)]
     host_memory_gb: Option<f64>,
 
-    /// Tokens run in one step at most.
-    #[arg(long, value_name = "N", default_value_t = 8192)]
-    max_batch_tokens: u32,
+    /// Tokens run in one step at most [default: 8192, or the engine's].
+    #[arg(long, value_name = "N")]
+    max_batch_tokens: Option<u32>,
 
-    /// Sequences in one step at most.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    max_batch_size: u32,
+    /// Sequences in one step at most [default: 256, or the engine's].
+    #[arg(long, value_name = "N")]
+    max_batch_size: Option<u32>,
+
+    /// Let prefill chunks end at whole blocks [default: true, or the engine's].
+    #[arg(long, value_name = "BOOL")]
+    align_chunks: Option<bool>,
 
     /// Positions sampled from in one step at most, drafts included.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_step_logits)]
@@ -68,13 +95,13 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "MS", default_value_t = 0.0, allow_negative_numbers = true)]
     target_step_ms: f64,
 
-    /// Blocks that stay usable for each running request when another is admitted.
-    #[arg(long, value_name = "BLOCKS", default_value_t = Config::default().launch_watermark, allow_negative_numbers = true)]
-    launch_watermark: f64,
+    /// Blocks that stay usable for each running request when another is admitted [default: 1, or the engine's].
+    #[arg(long, value_name = "BLOCKS", allow_negative_numbers = true)]
+    launch_watermark: Option<f64>,
 
-    /// Blocks that stay usable for each running request when one is swapped in.
-    #[arg(long, value_name = "BLOCKS", default_value_t = Config::default().swap_in_watermark, allow_negative_numbers = true)]
-    swap_in_watermark: f64,
+    /// Blocks that stay usable for each running request when one is swapped in [default: 1, or the engine's].
+    #[arg(long, value_name = "BLOCKS", allow_negative_numbers = true)]
+    swap_in_watermark: Option<f64>,
 
     /// Tokens a decode drafts at most; 0 is off.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -98,8 +125,8 @@ pub(crate) struct SettingsArgs {
     eviction: Vec<String>,
 
     /// What becomes of a running request whose blocks are needed: swap, recompute, or cost for whichever is estimated to
-    /// cost less. Give it more than once to compare.
-    #[arg(long, value_name = "NAME", default_values_t = ["cost".to_string()])]
+    /// cost less [default: cost, or the engine's]. Give it more than once to compare.
+    #[arg(long, value_name = "NAME")]
     preemption: Vec<String>,
 
     /// Which replica a request goes to: round_robin, least_loaded, random2 or prefix_affinity, perhaps with parameters as in
@@ -126,17 +153,27 @@ pub(crate) struct SettingsArgs {
     recompute_token_ns: Option<u64>,
 }
 
+/// What is to be replayed, and how long its steps take: the cost model is the same for all and made once.
+pub(crate) struct Runs {
+    pub(crate) settings: Vec<Settings>,
+    pub(crate) cost: BoxedCost,
+}
+
 /// The settings of every run: each policy with each eviction policy, each preemption and each router, all of them checked.
-pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Vec<Settings>> {
-    let base = base(args, tiers, arrivals)?;
+pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Runs> {
+    let (base, cost) = base(args, tiers, arrivals)?;
+    let preemptions: Vec<Preemption> = match &args.preemption[..] {
+        [] => vec![base.core.preemption],
+        given => given.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
+    };
     let mut runs = Vec::new();
     for policy in &args.policy {
         for eviction in &args.eviction {
-            for preemption in &args.preemption {
+            for preemption in &preemptions {
                 let mut settings = base.clone();
                 settings.core.policy.clone_from(policy);
                 settings.core.eviction.clone_from(eviction);
-                settings.core.preemption = preemption.parse()?;
+                settings.core.preemption = *preemption;
                 if settings.core.preemption == Preemption::Swap && settings.core.host_blocks == 0 {
                     bail!("preemption is swap, but there is no host memory; give --host-memory-gb or --host-blocks");
                 }
@@ -148,34 +185,30 @@ pub(crate) fn runs(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) ->
             }
         }
     }
-    Ok(runs)
+    Ok(Runs { settings: runs, cost })
 }
 
 /// Everything but policies.
-fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<Settings> {
+fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, BoxedCost)> {
     ensure!(
         (0.0..=TARGET_STEP_MS_MAX).contains(&args.target_step_ms),
         "target-step-ms is {}; it must be between 0 and {TARGET_STEP_MS_MAX}",
         args.target_step_ms
     );
-    let core = Config {
-        block_size: args.block_size,
-        max_batch_tokens: args.max_batch_tokens,
-        max_batch_size: args.max_batch_size,
-        max_step_logits: args.max_step_logits,
-        max_drafts: args.max_drafts,
-        target_step_ns: (args.target_step_ms * 1e6).round() as u64,
-        launch_watermark: args.launch_watermark,
-        swap_in_watermark: args.swap_in_watermark,
-        host_blocks: args.host_blocks,
-        ..Settings::core()
+    let one = GroupSpec { hardware: args.hardware.clone(), parallel: args.parallel, replicas: args.replicas };
+    let (first, others) = match &args.fleet {
+        Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
+        None => (&one, &[][..]),
     };
     let mut settings = Settings {
-        hardware: hardware::find(&args.hardware)?,
+        hardware: hardware::find(&first.hardware)?,
         model: model::find(&args.model)?,
-        parallel: args.parallel,
-        replicas: args.replicas,
-        core,
+        parallel: first.parallel,
+        cost: args.cost.clone(),
+        weights: args.weights,
+        replicas: first.replicas,
+        others: Vec::new(),
+        core: limits(args),
         arrivals,
         tenants: args.tenants.parse()?,
         draft_acceptance: args.draft_acceptance,
@@ -187,19 +220,49 @@ fn base(args: &SettingsArgs, tiers: &TierArgs, arrivals: Arrivals) -> anyhow::Re
         },
     };
     // Numbers of blocks, and what they cost, can be had only for a block size that is possible.
+    settings.core.validate()?;
+    let cost = size(&mut settings, others, args, tiers)?;
     settings.validate()?;
-    size(&mut settings, args, tiers)?;
-    settings.validate()?;
-    Ok(settings)
+    Ok((settings, cost))
 }
 
-/// Fills in what follows from hardware and model, unless it was given.
-fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyhow::Result<()> {
+/// The engine's limits, or those of a replay on a GPU, and what was given instead.
+fn limits(args: &SettingsArgs) -> Config {
+    let base = match args.engine {
+        // The number of blocks follows when hardware and model are known.
+        Some(engine) => engine.core(Config::default().device_blocks),
+        None => Config { max_batch_tokens: MAX_BATCH_TOKENS, ..Settings::core() },
+    };
+    Config {
+        block_size: args.block_size.unwrap_or(base.block_size),
+        max_batch_tokens: args.max_batch_tokens.unwrap_or(base.max_batch_tokens),
+        max_batch_size: args.max_batch_size.unwrap_or(base.max_batch_size),
+        align_chunks: args.align_chunks.unwrap_or(base.align_chunks),
+        launch_watermark: args.launch_watermark.unwrap_or(base.launch_watermark),
+        swap_in_watermark: args.swap_in_watermark.unwrap_or(base.swap_in_watermark),
+        host_blocks: args.host_blocks.unwrap_or(base.host_blocks),
+        max_step_logits: args.max_step_logits,
+        max_drafts: args.max_drafts,
+        target_step_ns: (args.target_step_ms * 1e6).round() as u64,
+        ..base
+    }
+}
+
+/// Adds the other kinds of replicas, and fills in what follows from hardware and model, unless it was given.
+fn size(
+    settings: &mut Settings,
+    others: &[GroupSpec],
+    args: &SettingsArgs,
+    tiers: &TierArgs,
+) -> anyhow::Result<BoxedCost> {
     let block_size = settings.core.block_size;
     settings.core.device_blocks = match args.device_blocks {
         Some(blocks) => blocks,
-        None => parallel_device_blocks(&settings.hardware, &settings.model, settings.parallel, block_size)?,
+        None => settings.fitting_device_blocks()?,
     };
+    for GroupSpec { hardware, parallel, replicas } in others {
+        settings.add_group(hardware::find(hardware)?, *parallel, *replicas, args.device_blocks)?;
+    }
     if let Some(gb) = args.host_memory_gb {
         ensure!(
             (0.0..=HOST_MEMORY_GB_MAX).contains(&gb),
@@ -208,10 +271,14 @@ fn size(settings: &mut Settings, args: &SettingsArgs, tiers: &TierArgs) -> anyho
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
     (settings.core.tiers, settings.far_links) = tiers.tiers(&settings.model, block_size)?;
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    let cost = settings.cost_model()?;
     settings.estimate_costs(&*cost);
     let core = &mut settings.core;
-    core.swap_block_ns = args.swap_block_ns.unwrap_or(core.swap_block_ns);
-    core.recompute_token_ns = args.recompute_token_ns.unwrap_or(core.recompute_token_ns);
-    Ok(())
+    let first = (&mut core.swap_block_ns, &mut core.recompute_token_ns);
+    let others = settings.others.iter_mut().map(|group| (&mut group.swap_block_ns, &mut group.recompute_token_ns));
+    for (swap_block_ns, recompute_token_ns) in std::iter::once(first).chain(others) {
+        *swap_block_ns = args.swap_block_ns.unwrap_or(*swap_block_ns);
+        *recompute_token_ns = args.recompute_token_ns.unwrap_or(*recompute_token_ns);
+    }
+    Ok(cost)
 }

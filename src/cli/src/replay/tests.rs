@@ -18,7 +18,7 @@ fn parse(words: &[&str]) -> Result<ReplayArgs, clap::Error> {
 
 fn settings(words: &[&str]) -> anyhow::Result<Vec<Settings>> {
     let args = parse(words)?;
-    runs(&args.settings, &args.tiers, args.of_trace.arrivals())
+    Ok(runs(&args.settings, &args.tiers, args.of_trace.arrivals())?.settings)
 }
 
 fn fault(words: &[&str]) -> String {
@@ -46,6 +46,19 @@ fn json(words: &[&str]) -> serde_json::Value {
     serde_json::from_str(&fs::read_to_string(out.path()).unwrap()).unwrap()
 }
 
+/// The settings of one run.
+fn settings_of(words: &str) -> Settings {
+    settings(&words.split(' ').collect::<Vec<_>>()).unwrap().remove(0)
+}
+
+/// The reports of replays of the small trace.
+fn replayed(words: &[&str]) -> Vec<Report> {
+    let args = parse(&[&["t"], words].concat()).unwrap();
+    let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
+    let trace = Trace::load(small_trace().path(), None, None).unwrap();
+    compare::replay_all(&trace, &settings, &*cost, &ProgressBar::hidden()).unwrap()
+}
+
 #[test]
 fn digits_are_grouped() {
     assert_eq!([0, 999, 1_000, 144_793_823].map(render::grouped), ["0", "999", "1,000", "144,793,823"]);
@@ -55,7 +68,15 @@ fn digits_are_grouped() {
 fn a_trace_or_a_recording_but_not_both() {
     assert!(parse(&[]).is_err());
     assert!(parse(&["trace", "--recorded", "file"]).is_err());
-    for flags in [["--replicas", "2"], ["--limit", "2"], ["--policy", "fcfs"], ["--tenants", "1"], ["--load", "0.8"]] {
+    for flags in [
+        ["--replicas", "2"],
+        ["--limit", "2"],
+        ["--slice", "1.."],
+        ["--speed", "2"],
+        ["--policy", "fcfs"],
+        ["--tenants", "1"],
+        ["--load", "0.8"],
+    ] {
         let error = parse(&[&["--recorded", "file"], &flags[..]].concat()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flags:?}");
     }
@@ -83,10 +104,9 @@ fn impossible_settings_are_told_before_the_trace_is_read() {
     assert!(fault(&["none", "--eviction", "magic"]).starts_with("unknown eviction policy 'magic'; there are: lru"));
     let preemption = fault(&["none", "--preemption", "magic"]);
     assert_eq!(preemption, "unknown preemption 'magic'; there are: swap, recompute, cost");
-    assert_eq!(
-        fault(&["none", "--format", "x"]),
-        "unknown trace format 'x'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens"
-    );
+    let format = parse(&["none", "--format", "x"]).unwrap_err().to_string();
+    let known = "unknown trace format 'x'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens";
+    assert!(format.contains(known), "{format}");
     assert!(fault(&["none", "--model", "llama-3.1-70b"]).starts_with("llama-3.1-70b does not fit on h100-80g"));
     assert!(fault(&["none", "--max-batch-tokens", "8"]).starts_with("max_batch_tokens is 8"));
     assert_eq!(fault(&["none"]), "none: no such file; check the path");
@@ -129,6 +149,104 @@ fn flags_become_settings() {
     // 2 MiB at 55 GB/s.
     assert_eq!(core.swap_block_ns, 38_131);
     assert!((20_000..28_000).contains(&core.recompute_token_ns), "{}", core.recompute_token_ns);
+}
+
+#[test]
+fn a_fleet_may_be_of_several_kinds() {
+    let report = json(&["--fleet", "h100-80g,a100-80g:tp2*2", "--router", "least_loaded", "--fail", "2@1..2"]);
+    let settings = &report["settings"];
+    assert_eq!(
+        (&report["completed"], &settings["replicas"], &settings["hardware"]),
+        (&40.into(), &3.into(), &"h100-80g".into())
+    );
+    let group = &settings["groups"][1];
+    assert_eq!((&group["hardware"], &group["parallel"]), (&"a100-80g".into(), &"tp2pp1".into()));
+    assert!(group["device_blocks"].as_u64() > settings["groups"][0]["device_blocks"].as_u64());
+    // What is given is given to all.
+    let words = "t --fleet h100-80g,l4-24g*2 --device-blocks 900 --swap-block-ns 5 --recompute-token-ns 6 --policy edf";
+    let given = settings_of(words);
+    for replica in 0..3 {
+        let core = given.core_of(replica);
+        assert_eq!(
+            (core.device_blocks, core.swap_block_ns, core.recompute_token_ns, &core.policy[..]),
+            (900, 5, 6, "edf")
+        );
+    }
+    for flags in [["--hardware", "l4-24g"], ["--replicas", "2"], ["--parallel", "tp2"]] {
+        let error = parse(&[&["t", "--fleet", "h100-80g"], &flags[..]].concat()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flags:?}");
+    }
+    let bad = parse(&["t", "--fleet", "h100-80g*x"]).unwrap_err().to_string();
+    assert!(bad.contains("fleet is 'h100-80g*x'; give HARDWARE[:SHAPE][*REPLICAS]"), "{bad}");
+    assert!(fault(&["none", "--fleet", "h100-80g,tpu"]).starts_with("unknown hardware 'tpu'; there are: "));
+    let heads = fault(&["none", "--fleet", "h100-80g,a100-80g:tp3"]);
+    assert_eq!(heads, "tp3 does not divide the 32 query heads of llama-3.1-8b");
+    let table = render::report(&replayed(&["--fleet", "h100-80g,a100-80g:tp2*2"])[0]);
+    assert!(table.contains("1 x h100-80g, 2 x a100-80g tp2pp1, llama-3.1-8b"), "{table}");
+}
+
+#[test]
+fn an_engine_sets_what_is_not_given() {
+    let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
+    let vllm = core("t --engine vllm-v1");
+    assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (2048, 256, 16));
+    assert_eq!((vllm.launch_watermark, vllm.swap_in_watermark, vllm.align_chunks), (0.0, 0.0, false));
+    assert_eq!((vllm.preemption, vllm.host_blocks), (Preemption::Recompute, 0));
+    let words = "t --engine vllm-v1 --block-size 32 --max-batch-tokens 4096 --max-batch-size 8 --launch-watermark 1 \
+                 --swap-in-watermark 0.5 --align-chunks true --host-blocks 7 --preemption swap";
+    let given = core(words);
+    assert_eq!((given.max_batch_tokens, given.max_batch_size, given.block_size), (4096, 8, 32));
+    assert_eq!((given.launch_watermark, given.swap_in_watermark, given.align_chunks), (1.0, 0.5, true));
+    assert_eq!((given.preemption, given.host_blocks), (Preemption::Swap, 7));
+    assert!(given.device_blocks <= vllm.device_blocks / 2);
+    let plain = core("t");
+    assert_eq!((plain.max_batch_tokens, plain.launch_watermark, plain.align_chunks), (8192, 1.0, true));
+    assert_eq!((plain.preemption, plain.device_blocks), (Preemption::Cost, vllm.device_blocks));
+    let unknown = parse(&["t", "--engine", "orca"]).unwrap_err().to_string();
+    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, sarathi"), "{unknown}");
+}
+
+#[test]
+fn how_steps_are_timed_is_a_choice() {
+    let name = |words: &str| json(&words.split(' ').collect::<Vec<_>>())["settings"]["cost_model"].clone();
+    assert!(name("--cost roofline").as_str().unwrap().starts_with("roofline (median error"));
+    let streamed = name("--model llama-3.1-70b --weights stream --hardware rtx4090-24g --limit 2");
+    let expected = "0 layers streamed from disk, 80 from the host, roofline (median error";
+    assert!(streamed.as_str().unwrap().starts_with(expected), "{streamed}");
+    assert_eq!(fault(&["none", "--cost", "table:no/such"]), "no/such: no such folder; check the path");
+    let not_fitted = fault(&["none", "--cost", "fitted"]);
+    assert!(not_fitted.starts_with("h100-80g has no measured step times of llama-3.1-8b"), "{not_fitted}");
+    let spread = fault(&["none", "--weights", "stream", "--parallel", "tp2"]);
+    assert_eq!(spread, "weights stream to one device only, but parallel is tp2pp1");
+    let layers = fault(&["none", "--weights", "stream:device_layers=33"]);
+    assert_eq!(layers, "33 layers are to stay in memory, the model has 32");
+    for (flag, value, part) in [
+        ("--cost", "magic", "unknown cost model 'magic'; there are: auto, roofline, fitted, table:PATH"),
+        ("--cost", "table", "cost model 'table' needs a folder, as in table:PATH"),
+        (
+            "--weights",
+            "stream:disk=1",
+            "'stream' has no parameter 'disk'; it has: device_layers, host_layers, disk_mb_s",
+        ),
+    ] {
+        let error = parse(&["t", flag, value]).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_part_of_a_trace_can_be_replayed() {
+    let figures = |words: &str| {
+        let report = json(&words.split(' ').collect::<Vec<_>>());
+        (report["requests"].as_u64().unwrap(), report["prompt_tokens"].as_u64().unwrap())
+    };
+    assert_eq!(figures("--slice 5..9"), (4, 4 * 512));
+    assert_eq!(figures("--slice 1s..2s --limit 3"), (3, 3 * 512));
+    assert_eq!(figures("--max-context 120"), (40, 40 * 100));
+    assert_eq!(figures("--reorder 4 --limit 7"), (7, 7 * 512));
+    let trace = small_trace();
+    let beyond = fault(&[trace.path().to_str().unwrap(), "--slice", "99.."]);
+    assert!(beyond.contains("99.."), "{beyond}");
 }
 
 #[test]
@@ -200,11 +318,7 @@ fn a_load_sets_the_speed_of_every_run() {
 
 #[test]
 fn tables_say_what_was_asked_for() {
-    let reports = |words: &[&str]| {
-        let runs = settings(&[&["t"], words].concat()).unwrap();
-        let trace = Trace::load(small_trace().path(), None, None).unwrap();
-        compare::replay_all(&trace, &runs, &ProgressBar::hidden()).unwrap()
-    };
+    let reports = replayed;
     let one = render::report(&reports(&["--tenants", "0.9,0.1", "--host-blocks", "8", "--speed", "2"])[0]);
     for part in ["2 times as fast as in the trace", "cost, 8 blocks of host memory", "swapped out", "TTFT of tenant 1"]
     {

@@ -1,0 +1,44 @@
+//! The cost model of a fleet of several kinds of replicas.
+
+use super::{BoxedCost, CostModel, StepShape};
+
+/// A cost model for each kind, and which replicas are of it.
+pub struct Mixed {
+    name: String,
+    kinds: Vec<BoxedCost>,
+    /// By replica.
+    kind_of: Vec<usize>,
+}
+
+impl Mixed {
+    /// The model of kinds in the order in which their replicas are numbered: how many, what reports say of them, and how long their steps
+    /// take. There MUST be at least one.
+    pub fn new(kinds: Vec<(u32, String, BoxedCost)>) -> Self {
+        assert!(!kinds.is_empty(), "a fleet has at least one kind of replica");
+        let mut mixed = Self { name: String::new(), kinds: Vec::new(), kind_of: Vec::new() };
+        let mut names = Vec::new();
+        for (kind, (replicas, name, cost)) in kinds.into_iter().enumerate() {
+            mixed.kind_of.extend((0..replicas).map(|_| kind));
+            mixed.kinds.push(cost);
+            names.push(name);
+        }
+        mixed.name = names.join("; ");
+        mixed
+    }
+}
+
+impl CostModel for Mixed {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// That of the first kind.
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        self.kinds[0].step_ns(shape)
+    }
+
+    fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].step_ns(shape)
+    }
+}
