@@ -1,13 +1,13 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
 mod compare;
+mod outputs;
 pub(crate) mod render;
 pub(crate) mod settings;
 pub(crate) mod tiers;
 
 use std::fs;
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -15,10 +15,10 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost;
-use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
+use trunkline_sim::{Arrivals, Format, Settings, Trace};
 
+use self::outputs::OutputArgs;
 use self::settings::{SettingsArgs, runs};
 use self::tiers::TierArgs;
 
@@ -41,6 +41,9 @@ Examples:
 
   What does a tenant that sends nine tenths of the requests do to the other?
     trunkline replay trace.csv --load 1.2 --tenants 0.9,0.1
+
+  What did that look like?
+    trunkline replay trace.jsonl.gz --replicas 4 --html report.html --timeline timeline.json.gz
 
   Does this version decide as the server did?
     trunkline replay --recorded server.jsonl.gz
@@ -80,6 +83,9 @@ pub struct ReplayArgs {
     /// Write how each request fared to a file, a line of CSV each in the order in which they end; gzip if its name ends in .gz.
     #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
     requests: Option<PathBuf>,
+
+    #[command(flatten)]
+    outputs: OutputArgs,
 }
 
 /// What is taken of a trace, and how fast.
@@ -132,6 +138,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
+    args.outputs.check(runs.len())?;
     let format = args.of_trace.format.as_deref().map(str::parse::<Format>).transpose()?;
     let limit = args.of_trace.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let trace = Trace::load(path, format, Some(limit))?;
@@ -143,36 +150,21 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         Some(fraction) => Some(at_load(&trace, &mut runs, fraction, &bar)?),
         None => None,
     };
-    let result = match &args.requests {
-        Some(to) => replay_to(to, &trace, &runs[0], &bar).map(|report| vec![report]),
-        None => compare::replay_all(&trace, &runs, &bar).map_err(Into::into),
-    };
+    let result = args.outputs.replay(args.requests.as_deref(), &trace, &runs, &bar);
     bar.finish_and_clear();
 
-    let mut reports = result?;
+    let (mut reports, series): (Vec<_>, Vec<_>) = result?.into_iter().unzip();
     for report in &mut reports {
         report.settings.trace = path.display().to_string();
         report.load = load;
     }
+    args.outputs.write_page(&reports, &series)?;
     match (&args.json, &reports[..]) {
         (Some(to), [report]) => write_json(to, &report.to_json()),
         (Some(to), reports) => write_json(to, &serde_json::to_string_pretty(reports)?),
         (None, [report]) => print(&render::report(report)),
         (None, reports) => print(&compare::table(reports)),
     }
-}
-
-/// Replays with a line of each request written to a file.
-fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar) -> anyhow::Result<Report> {
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
-    let mut writer = OutcomeWriter::create(path)?;
-    let report = replay_watched(trace, settings, &*cost, &mut |outcome: &Outcome| {
-        writer.write(outcome);
-        bar.inc(1);
-        ControlFlow::Continue(())
-    })?;
-    writer.finish()?;
-    Ok(report)
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.

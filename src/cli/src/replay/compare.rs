@@ -6,19 +6,24 @@ use std::thread;
 
 use comfy_table::Table;
 use indicatif::ProgressBar;
-use trunkline_sim::cost;
-use trunkline_sim::{ReplayError, Report, Settings, Trace, replay};
+use trunkline_sim::{ReplayError, Report, Settings, Trace};
 
+use super::outputs::{self, Watched};
 use super::render;
 
 /// Replays `trace` under each of the settings, as many at a time as there are cores; each on one thread, so that none depends on the
-/// others. Reports come in the order of the settings.
-pub(super) fn replay_all(trace: &Trace, runs: &[Settings], bar: &ProgressBar) -> Result<Vec<Report>, ReplayError> {
+/// others. Reports come in the order of the settings; with what each was like over time if they are `sampled`.
+pub(super) fn replay_all(
+    trace: &Trace,
+    runs: &[Settings],
+    sampled: bool,
+    bar: &ProgressBar,
+) -> Result<Vec<Watched>, ReplayError> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         while let Some((at, settings)) = take(&next, runs) {
-            done.push((at, replay_one(trace, settings, bar)));
+            done.push((at, outputs::watched(trace, settings, sampled, bar, Vec::new())));
         }
         done
     };
@@ -37,13 +42,11 @@ fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Sett
     runs.get(at).map(|settings| (at, settings))
 }
 
-fn replay_one(trace: &Trace, settings: &Settings, bar: &ProgressBar) -> Result<Report, ReplayError> {
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
-    let mut shown = 0;
-    replay(trace, settings, &*cost, &mut |ended| {
-        bar.inc(ended - shown);
-        shown = ended;
-    })
+/// What to call each of the reports: the values of the settings that differ between them.
+pub(super) fn labels(reports: &[Report]) -> Vec<String> {
+    let Some(_) = reports.first() else { return Vec::new() };
+    let differing = Differing::of(reports);
+    reports.iter().map(|report| differing.values(report).join(", ")).collect()
 }
 
 /// What differs between reports: the names of those settings, and their values in a report.

@@ -174,6 +174,36 @@ fn requests_are_written_of_one_replay() {
 }
 
 #[test]
+fn a_page_shows_all_runs_and_a_timeline_one() {
+    let (trace, folder) = (small_trace(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (page, timeline) = (path("a.html"), path("a.json"));
+    let trace = trace.path().to_str().unwrap();
+    let start = [trace, "--json", "/dev/null", "--html", &page];
+    run(parse(&[&start[..], &["--timeline", &timeline, "--timeline-window", "0.5..2"]].concat()).unwrap()).unwrap();
+    let one = fs::read_to_string(&page).unwrap();
+    assert!(one.contains("class=\"cards\"") && one.contains("40 requests on one replica"));
+    let events: serde_json::Value = serde_json::from_str(&fs::read_to_string(&timeline).unwrap()).unwrap();
+    let events = events["traceEvents"].as_array().unwrap();
+    // The latest begin of a request within the window.
+    let begin = |event: &&serde_json::Value| event["ph"] == "b" && event["name"] == "request";
+    assert_eq!(events.iter().filter(begin).last().unwrap()["ts"].as_f64().unwrap(), 1.9e6);
+    run(parse(&[&start[..], &["--policy", "fcfs", "--policy", "sjf"]].concat()).unwrap()).unwrap();
+    let two = fs::read_to_string(&page).unwrap();
+    assert!(two.contains("2 runs of 40 requests") && two.contains("\"label\":\"sjf\""));
+
+    let several = fault(&["none", "--timeline", "x", "--policy", "fcfs", "--policy", "edf"]);
+    assert_eq!(several, "a timeline is written of one replay, but 2 are compared; compare nothing");
+    assert!(fault(&[trace, "--html", &path("none/a.html")]).starts_with("cannot write the page to "));
+    for window in ["1", "2..1", "x..3", "-1..2"] {
+        let flag = format!("--timeline-window={window}");
+        let message = parse(&["none", "--timeline", "x", &flag]).unwrap_err().to_string();
+        assert!(message.contains("give START..END in seconds, such as 60..120"), "{message}");
+    }
+    assert!(parse(&["none", "--timeline-window", "1..2"]).is_err(), "of no timeline");
+}
+
+#[test]
 fn one_run_is_a_report_and_several_are_a_list_in_their_order() {
     let one = json(&[]);
     assert_eq!(one["completed"], 40);
@@ -203,7 +233,8 @@ fn tables_say_what_was_asked_for() {
     let reports = |words: &[&str]| {
         let runs = settings(&[&["t"], words].concat()).unwrap();
         let trace = Trace::load(small_trace().path(), None, None).unwrap();
-        compare::replay_all(&trace, &runs, &ProgressBar::hidden()).unwrap()
+        let replayed = compare::replay_all(&trace, &runs, false, &ProgressBar::hidden()).unwrap();
+        replayed.into_iter().map(|(report, _)| report).collect::<Vec<_>>()
     };
     let one = render::report(&reports(&["--tenants", "0.9,0.1", "--host-blocks", "8", "--speed", "2"])[0]);
     for part in ["2 times as fast as in the trace", "cost, 8 blocks of host memory", "swapped out", "TTFT of tenant 1"]
