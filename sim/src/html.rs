@@ -49,6 +49,7 @@ pub fn page(runs: &[Run<'_>]) -> String {
     fill(
         PAGE,
         &[
+            ("count", if several { "several" } else { "one" }.into()),
             ("title", format!("{heading} - Trunkline replay")),
             ("style", STYLE.into()),
             ("heading", heading),
@@ -74,8 +75,8 @@ pub fn page(runs: &[Run<'_>]) -> String {
 const REPLICAS: &str = r#"<section id="replicas">
   <h2>Replicas</h2>
   <div class="charts">
-    <figure data-chart="busy"><h3>Utilisation</h3><figcaption>Time in which each replica ran steps (%), of the whole replay.</figcaption></figure>
-    <figure data-chart="shares"><h3>Requests</h3><figcaption>Requests that ended at each replica.</figcaption></figure>
+    <figure data-chart="busy" class="stack"><h3>Utilisation</h3><figcaption>Time in which each replica ran steps (%), of the whole replay.</figcaption></figure>
+    <figure data-chart="shares" class="stack"><h3>Requests</h3><figcaption>Requests that ended at each replica.</figcaption></figure>
   </div>
 </section>"#;
 
@@ -92,7 +93,7 @@ fn lede(runs: &[Run<'_>]) -> String {
         n => format!("{n} runs of "),
     };
     escape(&format!(
-        "{runs}{} requests on {replicas} of {} serving {}, under a virtual clock: {}.",
+        "{runs}{} requests on {replicas} of {} serving {}, under a virtual clock; {}.",
         figures::grouped(report.requests),
         settings.hardware,
         settings.model,
@@ -103,7 +104,7 @@ fn lede(runs: &[Run<'_>]) -> String {
 fn buckets(runs: &[Run<'_>]) -> String {
     let mut widths: Vec<f64> = runs.iter().map(|run| run.series.bucket_s).collect();
     widths.dedup();
-    let widths: Vec<String> = widths.into_iter().map(figures::seconds).collect();
+    let widths: Vec<String> = widths.into_iter().map(figures::short_seconds).collect();
     format!(
         "Charts over time have a value for every {}. Steps and copies are counted evenly over the time they take.",
         widths.join(" or ")

@@ -1,6 +1,6 @@
 //! What a replay was like over time, and how its latencies are distributed: the figures behind the charts of a report.
 //!
-//! [`Series`] is an observer. It sums up what it is shown in at most 400 buckets of time, all as wide; when they are used up it merges pairs
+//! [`Series`] is an observer. It sums up what it is shown in at most 240 buckets of time, all as wide; when they are used up it merges pairs
 //! of them and goes on with twice the width, so its memory does not grow with the length of a replay (but for 32 bytes a request, for
 //! the latencies). Everything is over all replicas.
 //!

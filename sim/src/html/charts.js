@@ -25,12 +25,8 @@
     for (const [size, unit] of [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"]]) if (v >= size) return trim(v / size) + " " + unit;
     return trim(v) + " B/s";
   };
-  const perCent = v => trim(v) + " %";
-  const FORMATS = {
-    "tokens/s": count, "requests/s": count, requests: count, sequences: count, tokens: count, "preemptions/s": count,
-    "%": v => trim(v), time: seconds, "bytes/s": bytes,
-  };
-  const tell = (unit, v) => (unit === "time" || unit === "bytes/s") ? FORMATS[unit](v) : unit === "%" ? perCent(v) : `${count(v)} ${unit}`;
+  const perCent = v => String(Number(v < 10 ? v.toFixed(2) : v.toPrecision(3))) + " %";
+  const tell = (unit, v) => unit === "time" ? seconds(v) : unit === "bytes/s" ? bytes(v) : unit === "%" ? perCent(v) : `${count(v)} ${unit}`;
 
   // ---- Axes.
   const ticks = (hi, n) => {
@@ -77,7 +73,7 @@
     return mark;
   };
   const legend = (figure, items, area) => {
-    if (items.length < 2) return;
+    if (items.length < 2 && !items[0].named) return;
     const list = html("ul", "legend", figure);
     for (const item of items) {
       const li = html("li", "", list);
@@ -141,7 +137,7 @@
       const zoom = root.clientWidth / width || 1, px = at * zoom, room = panel.clientWidth;
       const beside = px + 14 + tip.offsetWidth <= room ? px + 14 : px - 14 - tip.offsetWidth;
       tip.style.left = Math.max(0, Math.min(beside, room - tip.offsetWidth)) + "px";
-      tip.style.top = (root.offsetTop + TOP) + "px";
+      tip.style.top = (root.getBoundingClientRect().top - panel.getBoundingClientRect().top + TOP) + "px";
     };
     const hide = () => { tip.hidden = true; marks.setAttribute("visibility", "hidden"); };
     let share = 0.5;
@@ -161,9 +157,28 @@
     });
   };
 
+  // Ticks of one axis are in one unit.
+  const onAxis = (hi, unit) => {
+    if (unit === "%" ) return v => trim(v);
+    const named = unit === "time" ? [[1, " s"], [1e-3, " ms"], [1e-6, " µs"], [1e-9, " ns"]]
+      : unit === "bytes/s" ? [[1e12, " TB/s"], [1e9, " GB/s"], [1e6, " MB/s"], [1e3, " kB/s"], [1, " B/s"]]
+      : [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"], [0, ""]];
+    const [from, name] = named.find(([size]) => hi >= size) || named[named.length - 1];
+    const size = name === "k" ? 1e3 : from || 1;
+    return v => v === 0 ? "0" : (v / size >= 1000 ? (v / size).toLocaleString("en") : trim(v / size)) + name;
+  };
+  // A panel for each run, all there before any is drawn into: their number decides how wide they are.
+  const panelsOf = figure => {
+    const panels = html("div", "panels", figure);
+    return runs.map(run => {
+      const panel = html("div", "panel", panels);
+      if (several) html("h4", "", panel, run.label).title = run.label;
+      return panel;
+    });
+  };
   const upTo = (hi, unit) => {
-    const at = ticks(hi, 4);
-    return { hi: at[at.length - 1], ticks: at, format: FORMATS[unit], title: unit === "time" ? "time" : unit };
+    const at = ticks(hi, 4), top = at[at.length - 1];
+    return { hi: top, ticks: at, format: onAxis(top, unit), title: unit === "time" || unit === "bytes/s" ? "" : unit };
   };
   const PER_CENT = { hi: 100, ticks: [0, 25, 50, 75, 100], format: v => trim(v), title: "%" };
 
@@ -186,16 +201,10 @@
     const [size, name] = timeUnit(s.end_s);
     return `${trim(s.begin_s[i] / size, 4)} to ${trim(end / size, 4)} ${name}`;
   };
-  // Gaps stay gaps; a value between two gaps is a dot.
+  // Stretches in which there was nothing to measure are passed over; one value alone is a dot.
   const path = (xs, ys, X, Y) => {
-    let d = "", pen = false;
-    ys.forEach((v, i) => {
-      if (v === null) { pen = false; return; }
-      const lone = !pen && (i + 1 >= ys.length || ys[i + 1] === null);
-      d += (pen ? "L" : "M") + X(xs[i]) + " " + Y(v) + (lone ? "h.01" : "");
-      pen = true;
-    });
-    return d;
+    const points = xs.map((x, i) => [x, ys[i]]).filter(([, v]) => v !== null).map(([x, v]) => X(x) + " " + Y(v));
+    return points.length ? "M" + points.join("L") + (points.length === 1 ? "h.01" : "") : "";
   };
   const greatest = lists => Math.max(0, ...lists.map(list => list.reduce((a, b) => Math.max(a, b ?? 0), 0)));
 
@@ -231,13 +240,12 @@
     const hi = greatest(sums);
     if (!(hi > 0)) return html("p", "empty", figure, empty);
     legend(figure, all[0].parts, true);
-    const panels = html("div", "panels", figure);
+    const panels = panelsOf(figure);
     const end = Math.max(...runs.map(run => run.series.end_s));
-    const height = several ? Math.max(130, 200 - 12 * runs.length) : HEIGHT;
-    for (const { run, parts } of all) {
-      const panel = html("div", "panel", panels), s = run.series, xs = middles(s);
-      if (several) html("h4", "", panel, run.label).title = run.label;
-      plot(panel, {
+    const height = several ? 190 : HEIGHT;
+    for (const [r, { run, parts }] of all.entries()) {
+      const s = run.series, xs = middles(s);
+      plot(panels[r], {
         height, label: `${several ? run.label + ": " : ""}${figure.querySelector("figcaption").textContent}`, x: timeAxis(end), y: fixed || upTo(hi, unit),
         draw: (g, X, Y) => {
           let below = xs.map(() => 0);
@@ -291,13 +299,12 @@
   // ---- Bars: one for each replica.
   const bars = (figure, unit, value, more, fixed) => {
     const all = runs.map(run => run.series.replicas.map(replica => value(replica, run)));
-    const hi = greatest(all), panels = html("div", "panels", figure);
+    const hi = greatest(all), panels = panelsOf(figure);
     for (const [r, run] of runs.entries()) {
-      const panel = html("div", "panel", panels), values = all[r], n = values.length;
-      if (several) html("h4", "", panel, run.label).title = run.label;
-      const item = { name: unit === "%" ? "busy" : unit, colour: colour(r) };
-      plot(panel, {
-        height: several ? 150 : 200, label: figure.querySelector("figcaption").textContent, y: fixed || upTo(hi, unit),
+      const values = all[r], n = values.length;
+      const item = { name: unit === "%" ? "busy" : "ended", colour: colour(r) };
+      plot(panels[r], {
+        height: several ? 170 : 200, label: figure.querySelector("figcaption").textContent, y: fixed || upTo(hi, unit),
         x: { lo: 0, hi: n, format: v => String(v - 0.5), title: "replica", ticks: w => { const by = Math.ceil(n / Math.max(1, w / 34)); return values.map((_, i) => i).filter(i => i % by === 0).map(i => i + 0.5); } },
         draw: (g, X, Y) => values.forEach((v, i) => {
           const wide = X(1) - X(0), gap = Math.min(wide * 0.2, 24);
@@ -337,7 +344,16 @@
   const part = (name, c, values) => ({ name, colour: c, values });
   const ofDevice = (run, column) => run.series[column].map(v => 100 * v / (run.series.device_blocks || 1));
   const named = (run, name) => several ? `${run.label}: ${name}` : name;
-  const byName = list => runs.flatMap((run, r) => list(run).map((it, i) => ({ ...it, name: named(run, it.name), colour: colour(several ? r : i), dash: several && i % 2 === 1, faint: several && i > 1, series: run.series })));
+  const byName = list => runs.flatMap((run, r) => list(run).map((it, i) => ({ ...it, name: named(run, it.name), colour: colour(several ? r : i), dash: several && i % 2 === 1, faint: several && i > 1, named: true, series: run.series })));
+  // Found over all, from a fortieth of the replay before each stretch to a fortieth after: alone a stretch may have one request or none.
+  const hits = s => {
+    const around = Math.max(1, Math.round(s.begin_s.length / 40));
+    return s.begin_s.map((_, i) => {
+      let found = 0, all = 0;
+      for (let j = Math.max(0, i - around); j <= i + around && j < s.begin_s.length; j++) { found += s.cached_tokens_s[j]; all += s.cached_tokens_s[j] + s.uncached_tokens_s[j]; }
+      return all > 0 ? 100 * found / all : null;
+    });
+  };
   const latency = (name, at) => run => run.report[name][at];
 
   const CHARTS = {
@@ -349,7 +365,7 @@
     output: f => lines(f, "tokens/s", each("output_tokens_s"), "No token was generated."),
     requests: f => lines(f, "requests/s", several ? each("completed_s") : [
       { name: "completed", colour: colour(0), series: runs[0].series, values: runs[0].series.completed_s },
-      { name: "arrived", colour: colour(4), dash: true, series: runs[0].series, values: runs[0].series.arrived_s },
+      { name: "arrived", colour: colour(4), faint: true, series: runs[0].series, values: runs[0].series.arrived_s },
     ], "No request was completed."),
     prompt: f => stacks(f, "tokens/s", run => [part("computed", colour(4), run.series.uncached_tokens_s), part("found in the cache", colour(2), run.series.cached_tokens_s)], "No request was admitted."),
     utilisation: f => lines(f, "%", each("utilisation").map(i => ({ ...i, values: percent(i.values) })), "No step ran.", PER_CENT),
@@ -361,8 +377,8 @@
     preemptions: f => lines(f, "preemptions/s", each("preemptions_s"), "No request was preempted: blocks sufficed for all that ran."),
     aside: f => lines(f, "requests", byName(run => [{ name: "loading", values: run.series.loading }, { name: "swapped", values: run.series.swapped }].filter(i => i.values.some(v => v))),
       "No request waited for a tier, and none was swapped out."),
-    device: f => stacks(f, "%", run => [part("in use", colour(0), ofDevice(run, "blocks_in_use")), part("cached", colour(5), ofDevice(run, "blocks_cached")), part("empty", "var(--none)", ofDevice(run, "blocks_free"))], "No step ran.", PER_CENT),
-    hits: f => lines(f, "%", each("hit_ratio").map(i => ({ ...i, values: percent(i.values) })), "No prompt token was found in the cache."),
+    device: f => stacks(f, "%", run => [part("in use", colour(0), ofDevice(run, "blocks_in_use")), part("cached", colour(2), ofDevice(run, "blocks_cached")), part("empty", "var(--none)", ofDevice(run, "blocks_free"))], "No step ran.", PER_CENT),
+    hits: f => lines(f, "%", each("hit_ratio").map(i => ({ ...i, values: hits(i.series) })), "No prompt token was found in the cache."),
     tiers: f => lines(f, "%", byName(run => run.series.tiers.map(t => ({ name: t.name, values: t.blocks.map(b => 100 * b / (t.capacity_blocks || 1)) }))), runs.some(run => run.series.tiers.length) ? "The tiers stayed empty." : "There is no tier behind the devices.", PER_CENT),
     links: f => lines(f, "bytes/s", byName(run => run.series.links.map(l => ({ name: l.name, values: l.bytes_s }))), "Nothing was copied: there is no tier behind the devices, and no request was swapped out."),
     busy: f => bars(f, "%", (replica, run) => run.series.end_s ? 100 * replica.busy_ns / 1e9 / run.series.end_s : 0, r => [["requests", count(r.completed)], ["output tokens", count(r.output_tokens)]], PER_CENT),

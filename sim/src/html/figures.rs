@@ -27,25 +27,36 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
+/// The same without zeros at its end.
+pub(super) fn short(value: f64) -> String {
+    let text = number(value);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
+}
+
 /// A time in the unit that suits it.
 pub(super) fn seconds(s: f64) -> String {
-    let scaled = |by: f64, unit: &str| {
-        let text = number(s * by);
-        let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-        format!("{text} {unit}")
+    scaled(s, number)
+}
+
+/// The same without zeros at the end of the number: a time that was set, not measured.
+pub(super) fn short_seconds(s: f64) -> String {
+    scaled(s, short)
+}
+
+fn scaled(s: f64, show: fn(f64) -> String) -> String {
+    let (by, unit) = match s.abs() {
+        0.0 => (1.0, "s"),
+        v if v < 0.9995e-6 => (1e9, "ns"),
+        v if v < 0.9995e-3 => (1e6, "µs"),
+        v if v < 0.9995 => (1e3, "ms"),
+        _ => (1.0, "s"),
     };
-    match s.abs() {
-        0.0 => "0 s".into(),
-        v if v < 0.9995e-6 => scaled(1e9, "ns"),
-        v if v < 0.9995e-3 => scaled(1e6, "µs"),
-        v if v < 0.9995 => scaled(1e3, "ms"),
-        _ => scaled(1.0, "s"),
-    }
+    format!("{} {unit}", show(s * by))
 }
 
 /// A share in per cent.
 pub(super) fn per_cent(share: f64) -> String {
-    format!("{} %", format_args!("{:.2}", share * 100.0))
+    format!("{:.2} %", share * 100.0)
 }
 
 #[cfg(test)]
@@ -57,7 +68,11 @@ mod tests {
         let values = [0.0, 0.001234, 0.1234, 1.234, 12.34, 123.4, 1234.5, 1_234_567.0];
         assert_eq!(values.map(number), ["0", "0.0012", "0.123", "1.23", "12.3", "123", "1,235", "1,234,567"]);
         let times = [0.0, 5e-9, 1.5e-6, 0.0123, 0.25, 1.0, 62.5, 3600.0];
-        assert_eq!(times.map(seconds), ["0 s", "5 ns", "1.5 µs", "12.3 ms", "250 ms", "1 s", "62.5 s", "3,600 s"]);
+        assert_eq!(
+            times.map(short_seconds),
+            ["0 s", "5 ns", "1.5 µs", "12.3 ms", "250 ms", "1 s", "62.5 s", "3,600 s"]
+        );
+        assert_eq!(times.map(seconds)[1..6], ["5.00 ns", "1.50 µs", "12.3 ms", "250 ms", "1.00 s"]);
         assert_eq!(per_cent(0.12345), "12.35 %");
     }
 }

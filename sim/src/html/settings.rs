@@ -2,7 +2,7 @@
 
 use trunkline_core::Preemption;
 
-use super::figures::{grouped, number, per_cent, seconds};
+use super::figures::{grouped, number, per_cent, short, short_seconds};
 use super::{Run, escape};
 use crate::report::{Report, SettingsReport};
 
@@ -27,8 +27,8 @@ const ROWS: [(&str, fn(&Report) -> String); 23] = [
     ("Positions sampled in a step, most", |it| grouped(it.settings.max_step_logits.into())),
     ("Target time of a step", |it| target(&it.settings)),
     ("Drafts", |it| drafts(&it.settings)),
-    ("Estimate: copying a block", |it| seconds(it.settings.swap_block_ns as f64 / 1e9)),
-    ("Estimate: computing a token", |it| seconds(it.settings.recompute_token_ns as f64 / 1e9)),
+    ("Estimate: copying a block", |it| short_seconds(it.settings.swap_block_ns as f64 / 1e9)),
+    ("Estimate: computing a token", |it| short_seconds(it.settings.recompute_token_ns as f64 / 1e9)),
     ("Watermark for admission", |it| format!("{} blocks for each running request", it.settings.launch_watermark)),
     ("Watermark for swapping in", |it| format!("{} blocks for each running request", it.settings.swap_in_watermark)),
 ];
@@ -44,7 +44,7 @@ fn preemption(preemption: Preemption) -> &'static str {
 fn target(settings: &SettingsReport) -> String {
     match settings.target_step_ns {
         0 => "none".into(),
-        ns => seconds(ns as f64 / 1e9),
+        ns => short_seconds(ns as f64 / 1e9),
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn arrivals(report: &Report) -> String {
             number(load.capacity_requests_s)
         ),
         (None, Some(1.0)) => "they arrive as in the trace".into(),
-        (None, Some(speed)) => format!("they arrive {} times as fast as in the trace", number(speed)),
+        (None, Some(speed)) => format!("they arrive {} times as fast as in the trace", short(speed)),
         (None, None) => "one arrives after another".into(),
     }
 }

@@ -1,7 +1,7 @@
 //! Sums by time in a bounded number of buckets, which widen as time goes on.
 
 /// Buckets at most. When they are used up, pairs are merged and the width doubles.
-pub(super) const BUCKETS_MAX: usize = 400;
+pub(super) const BUCKETS_MAX: usize = 240;
 /// The width to begin with, nanoseconds: 1/512 s, so that widths come to be 1, 2, 4 s and so on.
 pub(super) const FIRST_WIDTH_NS: u64 = 1_953_125;
 
@@ -236,11 +236,11 @@ mod tests {
             buckets.add(Sum::OutputTokens, i * W, 1.0);
             assert!(buckets.buckets.len() <= BUCKETS_MAX);
         }
-        assert_eq!(buckets.width_ns, 32 * W, "10000 / 400 is 25");
+        assert_eq!(buckets.width_ns, 64 * W, "10000 / 240 is 42");
         let counts = outputs(&buckets);
-        assert_eq!(counts.len(), 313);
-        assert!(counts[..312].iter().all(|count| *count == 32.0));
-        assert_eq!(counts[312], 16.0);
+        assert_eq!(counts.len(), 157);
+        assert!(counts[..156].iter().all(|count| *count == 64.0));
+        assert_eq!(counts[156], 16.0);
         let mut far = Buckets::default();
         far.add(Sum::OutputTokens, 0, 3.0);
         far.add(Sum::OutputTokens, u64::MAX / 4, 4.0);
