@@ -85,7 +85,7 @@
   // ---- One plot: a frame with axes, a drawing in it, and what the pointer reads.
   // x: {lo, hi, log, ticks, format, title}, y: {hi, ticks, format, title}, draw(g, X, Y), read(x) -> {x, title, rows: [[item, text, y]]}
   const plot = (panel, spec) => {
-    const width = Math.max(240, panel.clientWidth || 560), height = spec.height || HEIGHT;
+    const width = Math.max(180, panel.clientWidth || 560), height = spec.height || HEIGHT;
     const labels = spec.y.ticks.map(spec.y.format);
     const left = Math.max(30, Math.max(...labels.map(l => l.length)) * CHAR + 10);
     const w = width - left - RIGHT, h = height - TOP - BOTTOM, { x, y } = spec;
@@ -401,6 +401,10 @@
     draw(figure);
   });
   redraw();
+  // Paper has a width of its own, and charts are drawn for a width.
+  const onPaper = on => { document.body.classList.toggle("paper", on); redraw(); };
+  addEventListener("beforeprint", () => onPaper(true));
+  addEventListener("afterprint", () => onPaper(false));
   let waiting = 0;
   addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); });
 })();

@@ -7,7 +7,9 @@ use super::{Run, escape};
 use crate::report::{Report, SettingsReport};
 
 /// What is set, and how it reads.
-const ROWS: [(&str, fn(&Report) -> String); 23] = [
+type Row = (&'static str, fn(&Report) -> String);
+
+const ROWS: [Row; 23] = [
     ("Trace", |it| format!("{} ({})", it.settings.trace, it.settings.format)),
     ("Arrivals", arrivals),
     ("Hardware", |it| it.settings.hardware.into()),

@@ -201,6 +201,9 @@ const CONTESTS: &str = r#"<div class="charts">
   </div>
 "#;
 
+/// A latency's name, and where it is.
+type Latency = (&'static str, fn(&Run<'_>) -> Summary);
+
 /// Latencies of all runs.
 pub(super) fn percentiles(runs: &[Run<'_>]) -> String {
     let mut out = String::from("<div class=\"scroll\"><table><thead><tr><th></th>");
@@ -208,7 +211,7 @@ pub(super) fn percentiles(runs: &[Run<'_>]) -> String {
         let _ = write!(out, "<th scope=\"col\">{name}</th>");
     }
     out.push_str("</tr></thead>\n");
-    let latencies: [(&str, fn(&Run<'_>) -> Summary); 5] = [
+    let latencies: [Latency; 5] = [
         ("TTFT", |it| it.report.ttft_s),
         ("TPOT", |it| it.report.tpot_s),
         ("ITL", |it| it.report.itl_s),

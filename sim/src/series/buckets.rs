@@ -47,7 +47,7 @@ pub(super) enum Gauge {
 }
 
 /// Gauges of a bucket.
-pub(super) const GAUGES: usize = Gauge::Tier as usize + trunkline_core::TIERS_MAX;
+const GAUGES: usize = Gauge::Tier as usize + trunkline_core::TIERS_MAX;
 /// A value of each gauge.
 pub(super) type Values = [u64; GAUGES];
 

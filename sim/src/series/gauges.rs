@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use trunkline_core::Stats;
 
-use super::buckets::{Buckets, GAUGES, Gauge, Values};
+use super::buckets::{Buckets, Gauge, Values};
 
 /// The sum of the gauges of all replicas, and when it will change by itself: when a step ends and none follows.
 #[derive(Clone, Debug)]
@@ -84,8 +84,8 @@ impl Gauges {
 
     fn set(&mut self, replica: u32, values: Values) -> u64 {
         let replica = &mut self.replicas[replica as usize];
-        for i in 0..GAUGES {
-            self.total[i] = self.total[i] - replica.values[i] + values[i];
+        for ((total, old), new) in self.total.iter_mut().zip(replica.values).zip(values) {
+            *total = *total - old + new;
         }
         replica.values = values;
         replica.number += 1;

@@ -187,7 +187,7 @@ fn a_page_shows_all_runs_and_a_timeline_one() {
     let events = events["traceEvents"].as_array().unwrap();
     // The latest begin of a request within the window.
     let begin = |event: &&serde_json::Value| event["ph"] == "b" && event["name"] == "request";
-    assert_eq!(events.iter().filter(begin).last().unwrap()["ts"].as_f64().unwrap(), 1.9e6);
+    assert_eq!(events.iter().rfind(begin).unwrap()["ts"].as_f64().unwrap(), 1.9e6);
     run(parse(&[&start[..], &["--policy", "fcfs", "--policy", "sjf"]].concat()).unwrap()).unwrap();
     let two = fs::read_to_string(&page).unwrap();
     assert!(two.contains("2 runs of 40 requests") && two.contains("\"label\":\"sjf\""));
