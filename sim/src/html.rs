@@ -88,12 +88,13 @@ fn lede(runs: &[Run<'_>]) -> String {
         1 => "one replica".to_string(),
         n => format!("{} replicas", figures::grouped(n.into())),
     };
+    let requests = if report.requests == 1 { "request" } else { "requests" };
     let runs = match runs.len() {
         1 => String::new(),
         n => format!("{n} runs of "),
     };
     escape(&format!(
-        "{runs}{} requests on {replicas} of {} serving {}, under a virtual clock; {}.",
+        "{runs}{} {requests} on {replicas} of {} serving {}, under a virtual clock; {}.",
         figures::grouped(report.requests),
         settings.hardware,
         settings.model,

@@ -47,7 +47,8 @@
       if (p % skip) continue;
       for (const d of digits) { const v = Number(`${d}e${p}`); if (v >= lo * 0.999 && v <= hi * 1.001) out.push(v); }
     }
-    return out;
+    // Within a few tens of per cent there may be no such number.
+    return out.length > 2 ? out : [0.1, 0.37, 0.63, 0.9].map(share => Number((lo * (hi / lo) ** share).toPrecision(3)));
   };
 
   // ---- Elements.
@@ -360,7 +361,7 @@
     ttft: f => cdf(f, "ttft", "No request was completed."),
     tpot: f => cdf(f, "tpot", "No request had two tokens or more."),
     e2e: f => cdf(f, "e2e", "No request was completed."),
-    queue: f => cdf(f, "queue", "No request waited: each began to run when it arrived."),
+    queue: f => cdf(f, "queue", runs.some(run => run.series.queue.n) ? "No request waited: each began to run when it arrived." : "No request was completed."),
     "ttft-time": f => lines(f, "time", each("ttft_mean_s"), "No request was completed."),
     output: f => lines(f, "tokens/s", each("output_tokens_s"), "No token was generated."),
     requests: f => lines(f, "requests/s", several ? each("completed_s") : [

@@ -5,35 +5,50 @@ use trunkline_core::Preemption;
 use super::figures::{grouped, number, per_cent, short, short_seconds};
 use super::{Run, escape};
 use crate::report::{Report, SettingsReport};
+use crate::series::TierSeries;
 
 /// What is set, and how it reads.
-type Row = (&'static str, fn(&Report) -> String);
+type Row = (&'static str, fn(&Run<'_>) -> String);
 
-const ROWS: [Row; 23] = [
-    ("Trace", |it| format!("{} ({})", it.settings.trace, it.settings.format)),
-    ("Arrivals", arrivals),
-    ("Hardware", |it| it.settings.hardware.into()),
-    ("Model", |it| it.settings.model.into()),
-    ("Replicas", |it| grouped(it.settings.replicas.into())),
-    ("Router", |it| it.settings.router.clone()),
-    ("Failures", |it| list(&it.settings.failures)),
-    ("Slow replicas", |it| list(&it.settings.slow)),
-    ("Policy", |it| it.settings.policy.clone()),
-    ("Eviction", |it| it.settings.eviction.clone()),
-    ("Preemption", |it| preemption(it.settings.preemption).into()),
-    ("KV blocks on each device", |it| grouped(it.settings.device_blocks.into())),
-    ("KV blocks on each host, for swaps", |it| grouped(it.settings.host_blocks.into())),
-    ("Tokens in a block", |it| grouped(it.settings.block_size.into())),
-    ("Tokens in a step, most", |it| grouped(it.settings.max_batch_tokens.into())),
-    ("Sequences in a step, most", |it| grouped(it.settings.max_batch_size.into())),
-    ("Positions sampled in a step, most", |it| grouped(it.settings.max_step_logits.into())),
-    ("Target time of a step", |it| target(&it.settings)),
-    ("Drafts", |it| drafts(&it.settings)),
-    ("Estimate: copying a block", |it| short_seconds(it.settings.swap_block_ns as f64 / 1e9)),
-    ("Estimate: computing a token", |it| short_seconds(it.settings.recompute_token_ns as f64 / 1e9)),
-    ("Watermark for admission", |it| format!("{} blocks for each running request", it.settings.launch_watermark)),
-    ("Watermark for swapping in", |it| format!("{} blocks for each running request", it.settings.swap_in_watermark)),
+const ROWS: [Row; 24] = [
+    ("Trace", |it| format!("{} ({})", it.report.settings.trace, it.report.settings.format)),
+    ("Arrivals", |it| arrivals(it.report)),
+    ("Hardware", |it| it.report.settings.hardware.into()),
+    ("Model", |it| it.report.settings.model.into()),
+    ("Replicas", |it| grouped(it.report.settings.replicas.into())),
+    ("Router", |it| it.report.settings.router.clone()),
+    ("Failures", |it| list(&it.report.settings.failures)),
+    ("Slow replicas", |it| list(&it.report.settings.slow)),
+    ("Policy", |it| it.report.settings.policy.clone()),
+    ("Eviction", |it| it.report.settings.eviction.clone()),
+    ("Preemption", |it| preemption(it.report.settings.preemption).into()),
+    ("KV blocks on each device", |it| grouped(it.report.settings.device_blocks.into())),
+    ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.host_blocks.into())),
+    ("Tiers", tiers),
+    ("Tokens in a block", |it| grouped(it.report.settings.block_size.into())),
+    ("Tokens in a step, most", |it| grouped(it.report.settings.max_batch_tokens.into())),
+    ("Sequences in a step, most", |it| grouped(it.report.settings.max_batch_size.into())),
+    ("Positions sampled in a step, most", |it| grouped(it.report.settings.max_step_logits.into())),
+    ("Target time of a step", |it| target(&it.report.settings)),
+    ("Drafts", |it| drafts(&it.report.settings)),
+    ("Estimate: copying a block", |it| short_seconds(it.report.settings.swap_block_ns as f64 / 1e9)),
+    ("Estimate: computing a token", |it| short_seconds(it.report.settings.recompute_token_ns as f64 / 1e9)),
+    ("Watermark for admission", |it| {
+        format!("{} blocks for each running request", it.report.settings.launch_watermark)
+    }),
+    ("Watermark for swapping in", |it| {
+        format!("{} blocks for each running request", it.report.settings.swap_in_watermark)
+    }),
 ];
+
+fn tiers(run: &Run<'_>) -> String {
+    let tier = |tier: &TierSeries| format!("{} of {} blocks", tier.name, grouped(tier.capacity_blocks));
+    let over = if run.report.settings.replicas == 1 { "" } else { ", over all replicas" };
+    match &run.series.tiers[..] {
+        [] => "none".into(),
+        tiers => tiers.iter().map(tier).collect::<Vec<_>>().join(", ") + over,
+    }
+}
 
 fn list(items: &[String]) -> String {
     if items.is_empty() { "none".into() } else { items.join(", ") }
@@ -74,7 +89,7 @@ pub(super) fn arrivals(report: &Report) -> String {
 
 /// What all runs have in common, and what differs between them.
 pub(super) fn tables(runs: &[Run<'_>]) -> String {
-    let values = |row: &fn(&Report) -> String| runs.iter().map(|run| row(run.report)).collect::<Vec<_>>();
+    let values = |row: &fn(&Run<'_>) -> String| runs.iter().map(row).collect::<Vec<_>>();
     let (mut same, mut differing) = (String::new(), String::new());
     for (name, row) in &ROWS {
         let values = values(row);
