@@ -19,8 +19,9 @@
 //! 7. When the queue is empty, [`report::Report`] says what happened.
 //!
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
-//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]). Replicas can be slow or fail ([`faults`]), and
-//! how each request fared can be had one by one ([`outcome`]).
+//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]).
+//! Replicas can be slow or fail ([`faults`]), and how each request fared can be had one by one ([`outcome`]). What a replay was like over
+//! time is sampled by [`series`] and drawn by [`html`]; [`timeline`] has every step.
 //!
 //! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
 //!
@@ -57,6 +58,7 @@ pub mod fleet;
 mod flights;
 pub mod group;
 pub mod hardware;
+pub mod html;
 pub mod latency;
 mod lines;
 pub mod link;
@@ -69,9 +71,12 @@ pub mod plan;
 pub mod recorded;
 pub mod report;
 pub mod router;
+pub mod series;
 pub mod settings;
+mod settled;
 pub mod slo;
 pub mod tenants;
+pub mod timeline;
 pub mod trace;
 mod worker;
 pub mod workload;

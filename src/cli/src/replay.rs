@@ -1,13 +1,13 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
 mod compare;
+mod outputs;
 pub(crate) mod render;
 pub(crate) mod settings;
 pub(crate) mod tiers;
 
 use std::fs;
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -15,10 +15,10 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost::CostModel;
-use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Report, Settings, Trace, replay_watched};
+use trunkline_sim::{Arrivals, Settings, Trace};
 
+use self::outputs::{OutputArgs, Stage};
 use self::settings::{Runs, SettingsArgs, runs};
 use self::tiers::TierArgs;
 use crate::selection::SelectionArgs;
@@ -45,6 +45,9 @@ Examples:
 
   How slow is a model that does not fit, with most of its layers in the host's memory?
     trunkline replay trace.jsonl.gz --model llama-3.1-70b --hardware rtx4090-24g --weights stream:device_layers=8
+
+  What did that look like?
+    trunkline replay trace.jsonl.gz --replicas 4 --html report.html --timeline timeline.json.gz
 
   Does this version decide as the server did?
     trunkline replay --recorded server.jsonl.gz
@@ -87,6 +90,9 @@ pub struct ReplayArgs {
     /// Write how each request fared to a file, a line of CSV each in the order in which they end; gzip if its name ends in .gz.
     #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
     requests: Option<PathBuf>,
+
+    #[command(flatten)]
+    outputs: OutputArgs,
 }
 
 /// When the requests of a trace arrive.
@@ -131,6 +137,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
+    args.outputs.check(runs.len())?;
     let trace = Trace::load_selected(path, args.part.options(), &args.part.selection())?;
 
     let n_replays = runs.len() + usize::from(args.of_trace.load.is_some());
@@ -140,41 +147,22 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         Some(fraction) => Some(at_load(&trace, &mut runs, &*cost, fraction, &bar)?),
         None => None,
     };
-    let result = match &args.requests {
-        Some(to) => replay_to(to, &trace, &runs[0], &*cost, &bar).map(|report| vec![report]),
-        None => compare::replay_all(&trace, &runs, &*cost, &bar).map_err(Into::into),
-    };
+    let stage = Stage { trace: &trace, cost: &*cost, bar: &bar };
+    let result = args.outputs.replay(args.requests.as_deref(), &stage, &runs);
     bar.finish_and_clear();
 
-    let mut reports = result?;
+    let (mut reports, series): (Vec<_>, Vec<_>) = result?.into_iter().unzip();
     for report in &mut reports {
         report.settings.trace = path.display().to_string();
         report.load = load;
     }
+    args.outputs.write_page(&reports, &series)?;
     match (&args.json, &reports[..]) {
         (Some(to), [report]) => write_json(to, &report.to_json()),
         (Some(to), reports) => write_json(to, &serde_json::to_string_pretty(reports)?),
         (None, [report]) => print(&render::report(report)),
         (None, reports) => print(&compare::table(reports)),
     }
-}
-
-/// Replays with a line of each request written to a file.
-fn replay_to(
-    path: &Path,
-    trace: &Trace,
-    settings: &Settings,
-    cost: &dyn CostModel,
-    bar: &ProgressBar,
-) -> anyhow::Result<Report> {
-    let mut writer = OutcomeWriter::create(path)?;
-    let report = replay_watched(trace, settings, cost, &mut |outcome: &Outcome| {
-        writer.write(outcome);
-        bar.inc(1);
-        ControlFlow::Continue(())
-    })?;
-    writer.finish()?;
-    Ok(report)
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.

@@ -5,25 +5,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use comfy_table::Table;
-use indicatif::ProgressBar;
-use trunkline_sim::cost::CostModel;
-use trunkline_sim::{ReplayError, Report, Settings, Trace, replay};
+use trunkline_sim::{ReplayError, Report, Settings};
 
+use super::outputs::{self, Stage, Watched};
 use super::render;
 
-/// Replays `trace` under each of the settings with one cost model, as many at a time as there are cores; each on one thread, so that none depends on the
-/// others. Reports come in the order of the settings.
-pub(super) fn replay_all(
-    trace: &Trace,
-    runs: &[Settings],
-    cost: &(dyn CostModel + Sync),
-    bar: &ProgressBar,
-) -> Result<Vec<Report>, ReplayError> {
+/// Replays under each of the settings, as many at a time as there are cores; each on one thread, so that none depends on the others.
+/// Reports come in the order of the settings; with what each was like over time if they are `sampled`.
+pub(super) fn replay_all(stage: &Stage<'_>, runs: &[Settings], sampled: bool) -> Result<Vec<Watched>, ReplayError> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         while let Some((at, settings)) = take(&next, runs) {
-            done.push((at, replay_one(trace, settings, cost, bar)));
+            done.push((at, outputs::watched(stage, settings, sampled, Vec::new())));
         }
         done
     };
@@ -42,17 +36,11 @@ fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Sett
     runs.get(at).map(|settings| (at, settings))
 }
 
-fn replay_one(
-    trace: &Trace,
-    settings: &Settings,
-    cost: &dyn CostModel,
-    bar: &ProgressBar,
-) -> Result<Report, ReplayError> {
-    let mut shown = 0;
-    replay(trace, settings, cost, &mut |ended| {
-        bar.inc(ended - shown);
-        shown = ended;
-    })
+/// What to call each of the reports: the values of the settings that differ between them.
+pub(super) fn labels(reports: &[Report]) -> Vec<String> {
+    let Some(_) = reports.first() else { return Vec::new() };
+    let differing = Differing::of(reports);
+    reports.iter().map(|report| differing.values(report).join(", ")).collect()
 }
 
 /// What differs between reports: the names of those settings, and their values in a report.

@@ -52,11 +52,12 @@ fn settings_of(words: &str) -> Settings {
 }
 
 /// The reports of replays of the small trace.
-fn replayed(words: &[&str]) -> Vec<Report> {
+fn replayed(words: &[&str]) -> Vec<trunkline_sim::Report> {
     let args = parse(&[&["t"], words].concat()).unwrap();
     let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
     let trace = Trace::load(small_trace().path(), None, None).unwrap();
-    compare::replay_all(&trace, &settings, &*cost, &ProgressBar::hidden()).unwrap()
+    let stage = Stage { trace: &trace, cost: &*cost, bar: &ProgressBar::hidden() };
+    compare::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
 }
 
 #[test]
@@ -289,6 +290,36 @@ fn requests_are_written_of_one_replay() {
     assert!(text.starts_with("id,arrival_s,replica,tenant,"));
     let several = fault(&["none", "--requests", "x", "--policy", "fcfs", "--policy", "edf"]);
     assert_eq!(several, "requests are written of one replay, but 2 are compared; compare nothing");
+}
+
+#[test]
+fn a_page_shows_all_runs_and_a_timeline_one() {
+    let (trace, folder) = (small_trace(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (page, timeline) = (path("a.html"), path("a.json"));
+    let trace = trace.path().to_str().unwrap();
+    let start = [trace, "--json", "/dev/null", "--html", &page];
+    run(parse(&[&start[..], &["--timeline", &timeline, "--timeline-window", "0.5..2"]].concat()).unwrap()).unwrap();
+    let one = fs::read_to_string(&page).unwrap();
+    assert!(one.contains("class=\"cards\"") && one.contains("40 requests on one replica"));
+    let events: serde_json::Value = serde_json::from_str(&fs::read_to_string(&timeline).unwrap()).unwrap();
+    let events = events["traceEvents"].as_array().unwrap();
+    // The latest begin of a request within the window.
+    let begin = |event: &&serde_json::Value| event["ph"] == "b" && event["name"] == "request";
+    assert_eq!(events.iter().rfind(begin).unwrap()["ts"].as_f64().unwrap(), 1.9e6);
+    run(parse(&[&start[..], &["--policy", "fcfs", "--policy", "sjf"]].concat()).unwrap()).unwrap();
+    let two = fs::read_to_string(&page).unwrap();
+    assert!(two.contains("2 runs of 40 requests") && two.contains("\"label\":\"sjf\""));
+
+    let several = fault(&["none", "--timeline", "x", "--policy", "fcfs", "--policy", "edf"]);
+    assert_eq!(several, "a timeline is written of one replay, but 2 are compared; compare nothing");
+    assert!(fault(&[trace, "--html", &path("none/a.html")]).starts_with("cannot write the page to "));
+    for window in ["1", "2..1", "x..3", "-1..2"] {
+        let flag = format!("--timeline-window={window}");
+        let message = parse(&["none", "--timeline", "x", &flag]).unwrap_err().to_string();
+        assert!(message.contains("give START..END in seconds, such as 60..120"), "{message}");
+    }
+    assert!(parse(&["none", "--timeline-window", "1..2"]).is_err(), "of no timeline");
 }
 
 #[test]

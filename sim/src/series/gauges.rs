@@ -1,0 +1,110 @@
+//! The gauges of a fleet, in the order of time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use trunkline_core::Stats;
+
+use super::buckets::{Buckets, Gauge, Values};
+
+/// The sum of the gauges of all replicas, and when it will change by itself: when a step ends and none follows.
+#[derive(Clone, Debug)]
+pub(super) struct Gauges {
+    replicas: Vec<Replica>,
+    total: Values,
+    now_ns: u64,
+    /// (end, replica, number of the step).
+    ends: BinaryHeap<Reverse<(u64, u32, u64)>>,
+}
+
+#[derive(Clone, Debug)]
+struct Replica {
+    values: Values,
+    /// Steps and failures so far: which of them the values are of.
+    number: u64,
+}
+
+impl Gauges {
+    /// Replicas with nothing in them.
+    pub(super) fn new(replicas: u32, device_blocks: u32) -> Self {
+        let mut values = Values::default();
+        values[Gauge::BlocksFree as usize] = device_blocks.into();
+        let total = values.map(|value| value * u64::from(replicas));
+        let replicas = vec![Replica { values, number: 0 }; replicas as usize];
+        Self { replicas, total, now_ns: 0, ends: BinaryHeap::new() }
+    }
+
+    /// A step begins, with these gauges while it runs.
+    pub(super) fn step(&mut self, begin_ns: u64, end_ns: u64, replica: u32, stats: &Stats, buckets: &mut Buckets) {
+        self.pass(begin_ns, buckets);
+        let number = self.set(replica, values(stats));
+        self.ends.push(Reverse((end_ns, replica, number)));
+    }
+
+    /// A replica fails. Its requests wait there if it `returns`.
+    pub(super) fn fail(&mut self, now_ns: u64, replica: u32, returns: bool, buckets: &mut Buckets) {
+        self.pass(now_ns, buckets);
+        let mut values = self.replicas[replica as usize].values;
+        let requests = [Gauge::Waiting, Gauge::Loading, Gauge::Running, Gauge::Swapped];
+        let here = requests.iter().map(|gauge| std::mem::take(&mut values[*gauge as usize])).sum();
+        values[Gauge::Waiting as usize] = if returns { here } else { 0 };
+        let blocks = [Gauge::BlocksInUse, Gauge::BlocksCached, Gauge::BlocksFree];
+        let all = blocks.iter().map(|gauge| std::mem::take(&mut values[*gauge as usize])).sum();
+        values[Gauge::BlocksFree as usize] = all;
+        self.set(replica, values);
+    }
+
+    /// Time goes on to `to_ns`.
+    pub(super) fn pass(&mut self, to_ns: u64, buckets: &mut Buckets) {
+        while let Some(Reverse((end_ns, replica, number))) = self.ends.peek().copied()
+            && end_ns < to_ns
+        {
+            self.ends.pop();
+            if self.replicas[replica as usize].number == number {
+                self.hold(end_ns, buckets);
+                self.idle(replica);
+            }
+        }
+        self.hold(to_ns, buckets);
+    }
+
+    fn hold(&mut self, to_ns: u64, buckets: &mut Buckets) {
+        buckets.hold(self.now_ns, to_ns, &self.total);
+        self.now_ns = self.now_ns.max(to_ns);
+    }
+
+    /// No step followed the last: none of its requests is left in the batch, and what they held is cached. Whoever waits still waits, for
+    /// a copy, or a step would have begun.
+    fn idle(&mut self, replica: u32) {
+        let mut values = self.replicas[replica as usize].values;
+        values[Gauge::Running as usize] = 0;
+        values[Gauge::BlocksCached as usize] += std::mem::take(&mut values[Gauge::BlocksInUse as usize]);
+        self.set(replica, values);
+    }
+
+    fn set(&mut self, replica: u32, values: Values) -> u64 {
+        let replica = &mut self.replicas[replica as usize];
+        for ((total, old), new) in self.total.iter_mut().zip(replica.values).zip(values) {
+            *total = *total - old + new;
+        }
+        replica.values = values;
+        replica.number += 1;
+        replica.number
+    }
+}
+
+fn values(stats: &Stats) -> Values {
+    let mut values = Values::default();
+    let mut set = |gauge: Gauge, value: u32| values[gauge as usize] = value.into();
+    set(Gauge::Waiting, stats.waiting);
+    set(Gauge::Loading, stats.loading);
+    set(Gauge::Running, stats.running);
+    set(Gauge::Swapped, stats.swapped);
+    set(Gauge::BlocksInUse, stats.held_blocks + stats.private_blocks + stats.moving_blocks);
+    set(Gauge::BlocksCached, stats.idle_blocks);
+    set(Gauge::BlocksFree, stats.free_blocks);
+    for (at, tier) in stats.tiers.iter().enumerate() {
+        values[Gauge::Tier as usize + at] = tier.blocks.into();
+    }
+    values
+}

@@ -1,0 +1,159 @@
+//! Timelines read back: what a viewer would be shown agrees with the report.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use serde_json::Value;
+use trunkline_core::{TierConfig, Write};
+
+use super::*;
+use crate::fleet::replay_watched;
+use crate::report::Report;
+use crate::series::tests::{OneMs, settings, trace};
+
+/// Replays 200 requests with the timeline written to a file of this name; gives its events.
+fn events(name: &str, settings: &Settings, window: Window) -> (Report, Vec<Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    let mut writer = TimelineWriter::create(&path, settings, window).unwrap();
+    let report = replay_watched(&trace(200), settings, &OneMs, &mut writer).unwrap();
+    writer.finish().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    if name.ends_with(".gz") {
+        let packed = std::mem::take(&mut bytes);
+        GzDecoder::new(&packed[..]).read_to_end(&mut bytes).unwrap();
+    }
+    let mut timeline: Value = serde_json::from_slice(&bytes).unwrap();
+    let events = timeline["traceEvents"].take().as_array().unwrap().clone();
+    (report, events)
+}
+
+/// Replicas with a tier, of which one fails for a while and one for good.
+fn eventful() -> Settings {
+    let mut settings = settings(3);
+    settings.core.device_blocks = 130;
+    settings.core.tiers =
+        vec![TierConfig { name: "ho\"st".into(), blocks: 400, write: Write::Through, eviction: "lru".into() }];
+    settings.routing.failures = vec!["1@1.9105..5".parse().unwrap(), "2@2.0055".parse().unwrap()];
+    settings
+}
+
+fn of<'a>(events: &'a [Value], phase: &'a str) -> impl Iterator<Item = &'a Value> {
+    events.iter().filter(move |event| event["ph"] == phase)
+}
+
+/// Microseconds in the file as nanoseconds.
+fn ns(value: &Value) -> u64 {
+    (value.as_f64().unwrap() * 1000.0).round() as u64
+}
+
+#[test]
+fn slices_of_a_thread_do_not_overlap_and_steps_sum_up_to_the_busy_time() {
+    let (report, events) = events("a.json.gz", &eventful(), Window::ALL);
+    let mut threads: BTreeMap<(u64, u64), Vec<(u64, u64)>> = BTreeMap::new();
+    let mut busy_ns = 0;
+    let mut cut = 0;
+    for slice in of(&events, "X") {
+        let thread = (slice["pid"].as_u64().unwrap(), slice["tid"].as_u64().unwrap());
+        let (begin_ns, duration_ns) = (ns(&slice["ts"]), ns(&slice["dur"]));
+        threads.entry(thread).or_default().push((begin_ns, begin_ns + duration_ns));
+        if thread.1 == STEPS_THREAD as u64 {
+            busy_ns += duration_ns;
+            cut += u64::from(slice["args"]["cut by failure"] == true);
+        }
+    }
+    for (thread, slices) in &mut threads {
+        slices.sort_unstable();
+        assert!(slices.is_sorted_by(|a, b| a.1 <= b.0), "slices of {thread:?} overlap");
+    }
+    assert!(threads.keys().any(|(_, thread)| *thread > STEPS_THREAD as u64), "something was copied");
+    assert_eq!(cut, 2, "both failures come in the middle of a step");
+    assert_eq!(of(&events, "X").filter(|slice| slice["tid"] == STEPS_THREAD).count() as u64, report.steps);
+    let busy_s = report.utilisation * report.duration_s * 3.0;
+    assert!((busy_ns as f64 / 1e9 - busy_s).abs() < 1e-9, "{busy_ns} {busy_s}");
+}
+
+#[test]
+fn every_request_begins_and_ends_and_its_phases_are_inside() {
+    let (report, events) = events("a.json", &eventful(), Window::ALL);
+    let mut open: HashMap<&str, Vec<(&str, u64)>> = HashMap::new();
+    let mut whole = 0;
+    for event in events.iter().filter(|event| event["ph"] == "b" || event["ph"] == "e") {
+        let (id, name, at_ns) = (event["id"].as_str().unwrap(), event["name"].as_str().unwrap(), ns(&event["ts"]));
+        let stack = open.entry(id).or_default();
+        if event["ph"] == "b" {
+            assert_eq!(name == "request", stack.is_empty());
+            stack.push((name, at_ns));
+            continue;
+        }
+        let (begun, begin_ns) = stack.pop().expect("begun before it ends");
+        assert!(begun == name && begin_ns <= at_ns);
+        whole += u64::from(name == "request");
+    }
+    assert!(open.values().all(Vec::is_empty));
+    assert_eq!((whole, open.len() as u64), (200, report.completed));
+    let e2e: Vec<u64> = of(&events, "b")
+        .filter(|event| event["name"] == "request")
+        .map(|event| {
+            of(&events, "e")
+                .find(|end| end["name"] == "request" && end["id"] == event["id"])
+                .map(|end| ns(&end["ts"]) - ns(&event["ts"]))
+                .unwrap()
+        })
+        .collect();
+    assert!((*e2e.iter().max().unwrap() as f64 / 1e9 - report.e2e_s.max).abs() < 1e-9);
+}
+
+#[test]
+fn processes_threads_and_failures_are_named() {
+    let (_, events) = events("a.json", &eventful(), Window::ALL);
+    let names = |name: &str| -> Vec<&str> {
+        of(&events, "M").filter(|it| it["name"] == name).map(|it| it["args"]["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!(names("process_name"), ["replica 0", "replica 1", "replica 2"]);
+    assert_eq!(names("thread_name")[..4], ["steps", "to ho\"st", "from ho\"st", "steps"]);
+    let instants: Vec<_> = of(&events, "i").map(|it| (it["name"].as_str().unwrap(), ns(&it["ts"]))).collect();
+    assert_eq!(instants, [("failed", 1_910_500_000), ("failed", 2_005_500_000), ("back", 5_000_000_000)]);
+    let blocks = of(&events, "C").filter(|it| it["name"] == "KV blocks" && it["args"]["free"] != 0);
+    for counter in blocks {
+        let sum: u64 = counter["args"].as_object().unwrap().values().map(|it| it.as_u64().unwrap()).sum();
+        assert_eq!(sum, 130);
+    }
+}
+
+#[test]
+fn a_window_shows_what_overlaps_with_it() {
+    let window = Window { from_ns: 4_000_000_000, to_ns: 6_000_000_000 };
+    let (_, all) = events("a.json", &eventful(), Window::ALL);
+    let (_, some) = events("a.json", &eventful(), window);
+    let inside = |slice: &&Value| {
+        let begin_ns = ns(&slice["ts"]);
+        begin_ns < window.to_ns && begin_ns + ns(&slice["dur"]) >= window.from_ns
+    };
+    let expected: Vec<_> = of(&all, "X").filter(inside).collect();
+    assert!(!expected.is_empty() && expected.len() < of(&all, "X").count());
+    assert_eq!(of(&some, "X").collect::<Vec<_>>(), expected);
+    assert_eq!(of(&some, "b").count(), of(&some, "e").count());
+}
+
+#[test]
+fn steps_are_named_for_what_is_in_them() {
+    let name = |shape| {
+        let step = PastStep { replica: 0, begin_ns: 0, end_ns: 1, cut: false, shape, blocks_in_use: 0 };
+        step_name(&step)
+    };
+    let (prefill, decode) = (crate::cost::StepShape::prefill(4096, 0), crate::cost::StepShape::decodes(31, 9));
+    assert_eq!(name(decode), "decode 31");
+    assert_eq!(name(prefill), "prefill 1 (4096 tokens)");
+    assert_eq!(name(crate::cost::StepShape { decodes: 31, ..prefill }), "prefill 1 (4096 tokens) + decode 31");
+}
+
+#[test]
+fn a_file_that_cannot_be_is_told_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("none").join("a.json");
+    let message = TimelineWriter::create(&path, &settings(1), Window::ALL).err().unwrap().to_string();
+    assert!(message.starts_with(&format!("cannot write the timeline to {}: ", path.display())), "{message}");
+    assert!(!message.contains('\n'));
+}
