@@ -47,6 +47,7 @@
 use std::fmt;
 
 pub mod capacity;
+pub mod columns;
 pub mod cost;
 mod draw;
 pub mod engines;
