@@ -53,6 +53,7 @@ mod draw;
 pub mod engines;
 pub mod fairness;
 pub mod faults;
+pub mod figures;
 pub mod fleet;
 pub mod hardware;
 pub mod latency;

@@ -1,6 +1,6 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
-mod compare;
+pub(crate) mod compare;
 pub(crate) mod render;
 pub(crate) mod settings;
 pub(crate) mod tiers;
@@ -17,7 +17,7 @@ use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost;
 use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Format, Report, Settings, Trace, replay_watched};
+use trunkline_sim::{Arrivals, Format, ReplayError, Report, Settings, Trace, replay_watched};
 
 use self::settings::{SettingsArgs, runs};
 use self::tiers::TierArgs;
@@ -77,7 +77,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Write how each request fared to a file, a line of CSV each in the order in which they end; gzip if its name ends in .gz.
+    /// Write how each request fared to a file, a row each in the order in which they end: Parquet if its name ends in .parquet, else
+    /// CSV, gzip if it ends in .gz.
     #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
     requests: Option<PathBuf>,
 }
@@ -111,6 +112,45 @@ impl TraceArgs {
     fn arrivals(&self) -> Arrivals {
         if self.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.speed } }
     }
+
+    fn part(&self) -> anyhow::Result<Part> {
+        let format = self.format.as_deref().map(str::parse).transpose()?;
+        let limit = self.limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(Part { format, limit })
+    }
+}
+
+/// What is taken of a trace. Equal parts of one file are the same requests.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Part {
+    format: Option<Format>,
+    limit: Option<usize>,
+}
+
+impl Part {
+    pub(crate) fn load(&self, path: &Path) -> anyhow::Result<Trace> {
+        Ok(Trace::load(path, self.format, self.limit)?)
+    }
+}
+
+/// What flags ask for, checked as far as it can be without the trace.
+pub(crate) struct Asked {
+    /// The settings of each run; several if some are compared.
+    pub(crate) runs: Vec<Settings>,
+    pub(crate) part: Part,
+    /// The load as a share of the capacity.
+    pub(crate) load: Option<f64>,
+}
+
+impl ReplayArgs {
+    pub(crate) fn asked(&self) -> anyhow::Result<Asked> {
+        let runs = runs(&self.settings, &self.tiers, self.of_trace.arrivals())?;
+        let load = self.of_trace.load;
+        if let Some(fraction) = load.filter(|fraction| !(*fraction > 0.0 && fraction.is_finite())) {
+            return Err(ReplayError::LoadFraction(fraction).into());
+        }
+        Ok(Asked { runs, part: self.of_trace.part()?, load })
+    }
 }
 
 /// Runs the command.
@@ -128,19 +168,17 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
-    let mut runs = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
+    let Asked { mut runs, part, load } = args.asked()?;
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
-    let format = args.of_trace.format.as_deref().map(str::parse::<Format>).transpose()?;
-    let limit = args.of_trace.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let trace = Trace::load(path, format, Some(limit))?;
+    let trace = part.load(path)?;
 
-    let n_replays = runs.len() + usize::from(args.of_trace.load.is_some());
+    let n_replays = runs.len() + usize::from(load.is_some());
     let bar = ProgressBar::new((trace.requests.len() * n_replays) as u64);
     bar.set_style(ProgressStyle::with_template("{elapsed:>4} {wide_bar} {pos} of {len} requests")?);
-    let load = match args.of_trace.load {
-        Some(fraction) => Some(at_load(&trace, &mut runs, fraction, &bar)?),
+    let load = match load {
+        Some(fraction) => Some(at_load(&trace, &mut runs, fraction, &mut |ended| bar.set_position(ended))?),
         None => None,
     };
     let result = match &args.requests {
@@ -176,10 +214,15 @@ fn replay_to(path: &Path, trace: &Trace, settings: &Settings, bar: &ProgressBar)
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
-fn at_load(trace: &Trace, runs: &mut [Settings], fraction: f64, bar: &ProgressBar) -> anyhow::Result<Load> {
+pub(crate) fn at_load(
+    trace: &Trace,
+    runs: &mut [Settings],
+    fraction: f64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Load, ReplayError> {
     let settings = &runs[0];
     let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
-    let load = load(trace, settings, &*cost, fraction, &mut |ended| bar.set_position(ended))?;
+    let load = load(trace, settings, &*cost, fraction, progress)?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };
     }

@@ -38,12 +38,21 @@ fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Sett
 }
 
 fn replay_one(trace: &Trace, settings: &Settings, bar: &ProgressBar) -> Result<Report, ReplayError> {
-    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
     let mut shown = 0;
-    replay(trace, settings, &*cost, &mut |ended| {
+    replay_alone(trace, settings, &mut |ended| {
         bar.inc(ended - shown);
         shown = ended;
     })
+}
+
+/// One replay under its own cost model; `progress` is told how many requests have ended.
+pub(crate) fn replay_alone(
+    trace: &Trace,
+    settings: &Settings,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Report, ReplayError> {
+    let cost = cost::of(&settings.hardware, &settings.model, settings.parallel);
+    replay(trace, settings, &*cost, progress)
 }
 
 /// What differs between reports: the names of those settings, and their values in a report.
