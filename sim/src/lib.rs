@@ -20,7 +20,7 @@
 //!
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
 //! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. Replicas can be slow or fail ([`faults`]), and
-//! how each request fared can be had one by one ([`outcome`]).
+//! how each request fared can be had one by one ([`outcome`]). [`figures`] makes a report a row of [`columns`], for joining many.
 //!
 //! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
 //!

@@ -8,7 +8,8 @@ mod report;
 mod run;
 mod spec;
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::thread;
@@ -19,6 +20,7 @@ use clap::{Args, Subcommand};
 use self::cells::Cell;
 use self::folder::Plan;
 use self::report::ReportArgs;
+use self::run::Tally;
 use self::spec::Spec;
 use crate::replay::print;
 use crate::replay::render::table;
@@ -119,19 +121,43 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<ExitCode> {
     }
     let folder = args.out.as_deref().context("name a folder with --out")?;
     Plan::of(&spec, &cells).save(folder)?;
-    let mut to_run: Vec<&Cell> = mine.iter().copied().filter(|cell| !folder::has(folder, cell)).collect();
-    let found = mine.len() - to_run.len();
-    to_run.truncate(args.limit_cells.unwrap_or(usize::MAX));
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let tally = run::run(&to_run, folder, args.threads.map_or(cores, |n| n as usize))?;
+    let threads = args.threads.map_or(cores, |n| n as usize);
+    let done = sweep(&mine, folder, args.limit_cells.unwrap_or(usize::MAX), threads)?;
 
-    let left = mine.len() - found - to_run.len();
     let of = if args.shard.of == 1 { String::new() } else { format!(" of {} in all", cells.len()) };
-    let parts = [(tally.ok, "run"), (found, "found from before"), (tally.failed, "failed"), (left, "left for later")];
-    let parts: Vec<String> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    print(&format!("{} cells{of}: {}", mine.len(), parts.join(", ")))?;
+    print(&format!("{} cells{of}: {done}", mine.len()))?;
     print(&format!("results in {0}; to see them: trunkline sweep report {0}", folder.display()))?;
-    Ok(if tally.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if done.tally.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What became of the cells of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Done {
+    tally: Tally,
+    /// Those whose figures were there before.
+    found: usize,
+    /// Those that were more than was to be run.
+    left: usize,
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tally, found, left } = *self;
+        let parts =
+            [(tally.ok, "run"), (found, "found from before"), (tally.failed, "failed"), (left, "left for later")];
+        let parts: Vec<String> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        f.write_str(&parts.join(", "))
+    }
+}
+
+/// Runs those of `cells` whose figures are not in `folder` yet, `limit` of them at most.
+fn sweep(cells: &[&Cell], folder: &Path, limit: usize, threads: usize) -> anyhow::Result<Done> {
+    let mut to_run: Vec<&Cell> = cells.iter().copied().filter(|cell| !folder::has(folder, cell)).collect();
+    let found = cells.len() - to_run.len();
+    to_run.truncate(limit);
+    let tally = run::run(&to_run, folder, threads)?;
+    Ok(Done { tally, found, left: cells.len() - found - to_run.len() })
 }
 
 /// The cells and their knobs, and why those cannot be run that cannot.

@@ -22,9 +22,9 @@ const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
 /// `replay`, as its flags are parsed.
 #[derive(Parser)]
 #[command(name = "replay")]
-struct Words {
+pub(super) struct Words {
     #[command(flatten)]
-    args: ReplayArgs,
+    pub args: ReplayArgs,
 }
 
 /// One replay of a sweep.

@@ -9,8 +9,8 @@
 //! folder.
 
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::process;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -93,8 +93,8 @@ impl Plan {
 /// Writes a file under another name and gives it its own when it is whole.
 fn replace(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
-    // Another process may be writing the same file into the same folder.
-    unfinished.push(format!(".{}.tmp", process::id()));
+    // Another process may be writing the same file into the same folder, and in containers all have one number: so it is drawn.
+    unfinished.push(format!(".{:016x}.tmp", RandomState::new().build_hasher().finish()));
     let unfinished = PathBuf::from(unfinished);
     let result = write(&unfinished).and_then(|()| Ok(fs::rename(&unfinished, path)?));
     if result.is_err() {
