@@ -13,7 +13,7 @@ use parquet::basic::{Compression, LogicalType, Repetition, Type as Physical, Zst
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::Type;
 
@@ -189,10 +189,28 @@ pub struct ColumnWriter {
 impl ColumnWriter {
     /// Creates the file, or empties it. `about` are names and values that say what the rows are; they stand in the file's footer.
     pub fn create(path: &Path, columns: Vec<Column>, about: &[(&str, &str)]) -> Result<Self, ColumnError> {
+        Self::with(path, columns, about, WriterProperties::builder())
+    }
+
+    /// The same for a handful of rows: without what helps to find rows among many, which would be most of the file.
+    pub fn create_small(path: &Path, columns: Vec<Column>, about: &[(&str, &str)]) -> Result<Self, ColumnError> {
+        let properties = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_statistics_enabled(EnabledStatistics::None)
+            .set_offset_index_disabled(true);
+        Self::with(path, columns, about, properties)
+    }
+
+    fn with(
+        path: &Path,
+        columns: Vec<Column>,
+        about: &[(&str, &str)],
+        properties: WriterPropertiesBuilder,
+    ) -> Result<Self, ColumnError> {
         let fail = |fault| ColumnError { path: path.into(), fault };
         let file = BufWriter::new(File::create(path).map_err(|fault| fail(fault.into()))?);
         let about = about.iter().map(|(name, value)| KeyValue::new(name.to_string(), value.to_string())).collect();
-        let properties = WriterProperties::builder()
+        let properties = properties
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_created_by(concat!("trunkline ", env!("CARGO_PKG_VERSION")).into())
             .set_key_value_metadata(Some(about))

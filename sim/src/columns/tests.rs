@@ -40,6 +40,21 @@ fn rows_come_back_over_several_groups() {
 }
 
 #[test]
+fn a_small_file_reads_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let [whole, small] = ["a.parquet", "b.parquet"].map(|name| folder.path().join(name));
+    let write = |mut writer: ColumnWriter| {
+        (0..3).for_each(|n| writer.push(row(n)).unwrap());
+        writer.finish().unwrap();
+    };
+    write(ColumnWriter::create(&whole, some_columns(), &[]).unwrap());
+    write(ColumnWriter::create_small(&small, some_columns(), &[]).unwrap());
+    assert_eq!(read(&small).unwrap(), read(&whole).unwrap());
+    let bytes = |path: &Path| std::fs::metadata(path).unwrap().len();
+    assert!(bytes(&small) < bytes(&whole));
+}
+
+#[test]
 fn faults_are_told_with_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");

@@ -26,6 +26,8 @@ pub(super) const KNOB: &str = "knob.";
 pub(super) const OK: &str = "ok";
 /// A cell that could not be run.
 pub(super) const FAILED: &str = "failed";
+/// What the rows are, in the footers of files.
+const ABOUT: [(&str, &str); 1] = [("trunkline.rows", "a cell of a sweep each; times in seconds")];
 /// Columns of every row before the knobs.
 const BEFORE: [(&str, bool); 5] =
     [("cell", false), ("status", false), ("error", true), ("version", false), ("trace_digest", false)];
@@ -132,14 +134,16 @@ pub(super) fn write(folder: &Path, cell: &Cell, result: &Result<Report, String>)
         Ok(report) => row.extend(figures::row(report)),
         Err(_) => row.resize(row.len() + figures::columns().len(), Value::None),
     }
-    let write = |to: &Path| write_rows(to, &knobs, [row]);
+    let write = |to: &Path| push(ColumnWriter::create_small(to, schema(&knobs), &ABOUT)?, [row]);
     replace(&path, write).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes rows whose knobs are these.
 pub(super) fn write_rows(to: &Path, knobs: &[&str], rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
-    let about = [("trunkline.rows", "a cell of a sweep each; times in seconds")];
-    let mut writer = ColumnWriter::create(to, schema(knobs), &about)?;
+    push(ColumnWriter::create(to, schema(knobs), &ABOUT)?, rows)
+}
+
+fn push(mut writer: ColumnWriter, rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
     for row in rows {
         writer.push(row)?;
     }

@@ -158,14 +158,15 @@ fn join(plans: &[Plan], planned_rows: Vec<Loose>, other_rows: Vec<Loose>) -> Joi
     // Files of results say nothing of the order of their cells.
     others.sort_by(|a, b| order(&a.values, &b.values).then_with(|| a.id.cmp(&b.id)));
     joined.rows.extend(others);
-    joined.axes = axes(plans, &knobs, &joined.rows);
+    let cells = joined.rows.iter().map(|row| &row.values).chain(&joined.missing);
+    joined.axes = axes(plans, &knobs, &cells.collect::<Vec<_>>());
     joined.knobs = knobs;
     joined
 }
 
-/// The knobs that vary among `rows`, together as in the plans.
-fn axes(plans: &[Plan], knobs: &[String], rows: &[Row]) -> Vec<Vec<usize>> {
-    let varies = |knob: &usize| rows.iter().any(|row| row.values[*knob] != rows[0].values[*knob]);
+/// The knobs that vary among `cells`, together as in the plans.
+fn axes(plans: &[Plan], knobs: &[String], cells: &[&Vec<Option<String>>]) -> Vec<Vec<usize>> {
+    let varies = |knob: &usize| cells.iter().any(|values| values[*knob] != cells[0][*knob]);
     let mut left: Vec<usize> = (0..knobs.len()).filter(varies).collect();
     let mut axes = Vec::new();
     while let Some(knob) = left.first().copied() {

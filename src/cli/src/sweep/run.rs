@@ -37,7 +37,7 @@ pub(super) fn run(cells: &[&Cell], folder: &Path, threads: usize) -> anyhow::Res
     let mut order: Vec<&Cell> = cells.to_vec();
     let trace = |cell: &&Cell| cell.ready.as_ref().ok().map(|ready| ready.trace.clone());
     order.sort_by_cached_key(trace);
-    let (traces, progress, next) = (Traces::of(&order), Progress::new(order.len()), AtomicUsize::new(0));
+    let (traces, progress, next) = (Traces::of(&order), Progress::new(&order), AtomicUsize::new(0));
     let work = || -> anyhow::Result<Tally> {
         let mut tally = Tally::default();
         while let Some(cell) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -140,17 +140,22 @@ struct Progress {
     lines: bool,
     cells: usize,
     ended: AtomicUsize,
+    /// Which knobs differ between cells, by which people know them.
+    varied: Vec<bool>,
 }
 
 impl Progress {
-    fn new(cells: usize) -> Self {
+    fn new(all: &[&Cell]) -> Self {
+        let cells = all.len();
+        let knobs = all.first().map_or(0, |cell| cell.knobs.len());
+        let varies = |knob: usize| all.iter().any(|cell| cell.knobs[knob].1 != all[0].knobs[knob].1);
         let lines = !stderr().is_terminal();
         let target = if lines { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(cells as u64 * PARTS), target);
         let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg}, {eta} left");
         bar.set_style(style.expect("the template is right"));
         bar.set_message(format!("0 of {cells} cells"));
-        Self { bar, lines, cells, ended: AtomicUsize::new(0) }
+        Self { bar, lines, cells, ended: AtomicUsize::new(0), varied: (0..knobs).map(varies).collect() }
     }
 
     fn ended(&self, cell: &Cell, result: &Result<Report, String>) {
@@ -160,19 +165,17 @@ impl Progress {
             Ok(report) => format!("{:.1} s", report.wall_s),
             Err(message) => format!("failed: {message}"),
         };
-        let name = name(cell);
+        let named = cell.knobs.iter().zip(&self.varied).filter(|(_, varied)| **varied);
+        let name = named.map(|((knob, value), _)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ");
         if self.lines {
             let left = self.bar.elapsed().mul_f64((self.cells - ended) as f64 / ended as f64);
-            eprintln!("{ended} of {} cells, about {} left: {name}: {told}", self.cells, HumanDuration(left));
+            let left =
+                if ended == self.cells { String::new() } else { format!(", about {} left", HumanDuration(left)) };
+            eprintln!("{ended} of {} cells{left}: {name}: {told}", self.cells);
         } else if result.is_err() {
             self.bar.println(format!("{name}: {told}"));
         }
     }
-}
-
-/// A cell as people know it.
-pub(super) fn name(cell: &Cell) -> String {
-    cell.knobs.iter().map(|(knob, value)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ")
 }
 
 /// How far one cell is. When it is dropped, the cell is all shown.
