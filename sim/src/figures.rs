@@ -21,6 +21,8 @@ pub enum Better {
 /// The names of tiers, nearest first.
 pub const TIERS: [&str; 3] = ["host", "disk", "remote"];
 
+type Metric = (&'static str, fn(&Report) -> Summary);
+type Statistic = (&'static str, fn(Summary) -> f64);
 type Figure<T> = (&'static str, Kind, Better, fn(&T) -> Cell);
 
 /// Figures of a whole report.
@@ -78,10 +80,10 @@ const OF_TIER: &[Figure<TierReport>] = &[
     ("in_busy_s", Kind::Real, Better::Neither, |it| Cell::Real(it.link_in.busy_s)),
 ];
 
-const LATENCIES: [(&str, fn(&Report) -> Summary); 4] =
+const LATENCIES: [Metric; 4] =
     [("ttft", |it| it.ttft_s), ("tpot", |it| it.tpot_s), ("itl", |it| it.itl_s), ("e2e", |it| it.e2e_s)];
 
-const OF_LATENCY: [(&str, fn(Summary) -> f64); 6] = [
+const OF_LATENCY: [Statistic; 6] = [
     ("mean", |it| it.mean),
     ("p50", |it| it.p50),
     ("p90", |it| it.p90),

@@ -447,7 +447,7 @@ fn tables_mark_the_best_and_keep_the_order_asked_for() {
     assert_eq!(front[3..6], ["sjf 16 * 1.0000 60.00 %", "sjf 64 5.0000 * 70.00 %", ""]);
     // A figure that is 0 has no share to differ by.
     let evicted = Metric::find("evicted_blocks").unwrap();
-    let told = report::text(&four, &[evicted.clone()], None, &[], &[]).unwrap();
+    let told = report::text(&four, std::slice::from_ref(&evicted), None, &[], &[]).unwrap();
     assert!(told.contains("+0.0000"), "{told}");
     let neither = report::text(&four, &both, None, &[], &[ttft, evicted]).unwrap_err().to_string();
     assert_eq!(neither, "no value of evicted_blocks is better than another, so it has no Pareto front");
