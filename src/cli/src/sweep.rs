@@ -78,7 +78,8 @@ enum SweepCommand {
     Report(ReportArgs),
 }
 
-/// A part of the cells: every `of`-th, beginning with number `index`, from 1.
+/// A part of the cells: in the order of their ids every `of`-th, beginning with number `index`, from 1. Ids are hashes; in the order of the
+/// grid, one value of an axis, and so the cells that take longest, could all fall into one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shard {
     index: usize,
@@ -86,9 +87,13 @@ struct Shard {
 }
 
 impl Shard {
-    /// Whether it has the cell of this number, from 0.
-    fn has(self, cell: usize) -> bool {
-        cell % self.of + 1 == self.index
+    /// Its cells, in the order of the grid.
+    fn part(self, cells: &[Cell]) -> Vec<&Cell> {
+        let mut order: Vec<usize> = (0..cells.len()).collect();
+        order.sort_by_key(|at| (&cells[*at].id, *at));
+        let mut part: Vec<usize> = order.into_iter().skip(self.index - 1).step_by(self.of).collect();
+        part.sort_unstable();
+        part.into_iter().map(|at| &cells[at]).collect()
     }
 }
 
@@ -114,8 +119,7 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<ExitCode> {
     }
     let spec = Spec::load(args.spec.as_deref().context("name a spec")?)?;
     let cells = cells::cells(&spec)?;
-    let mine: Vec<&Cell> =
-        cells.iter().enumerate().filter(|(at, _)| args.shard.has(*at)).map(|(_, cell)| cell).collect();
+    let mine = args.shard.part(&cells);
     if args.dry_run {
         return list(&mine).map(|()| ExitCode::SUCCESS);
     }

@@ -51,7 +51,7 @@ fn run_shard(place: &TempDir, text: &str, out: &str, shard: &str, limit: usize, 
     let cells = cells::cells(&spec).unwrap();
     Plan::of(&spec, &cells).save(&out).unwrap();
     let shard: Shard = shard.parse().unwrap();
-    let mine: Vec<&Cell> = cells.iter().enumerate().filter(|(at, _)| shard.has(*at)).map(|(_, cell)| cell).collect();
+    let mine = shard.part(&cells);
     sweep(&mine, &out, limit, threads).unwrap()
 }
 
