@@ -21,7 +21,7 @@
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
 //! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]).
 //! Replicas can be slow or fail ([`faults`]), and how each request fared can be had one by one ([`outcome`]). What a replay was like over
-//! time is sampled by [`series`] and drawn by [`html`]; [`timeline`] has every step.
+//! time is sampled by [`series`] and drawn by [`html`]; [`timeline`] has every step. [`figures`] makes a report a row of [`columns`], for joining many.
 //!
 //! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
 //!
@@ -49,11 +49,13 @@
 use std::fmt;
 
 pub mod capacity;
+pub mod columns;
 pub mod cost;
 mod draw;
 pub mod engines;
 pub mod fairness;
 pub mod faults;
+pub mod figures;
 pub mod fleet;
 mod flights;
 pub mod group;

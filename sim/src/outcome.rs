@@ -1,4 +1,11 @@
-//! How single requests fared, and a file of that: a line each, written as they end.
+//! How single requests fared, and a file of that: a row each, written as they end.
+//!
+//! | file | rows |
+//! |---|---|
+//! | `.csv`, `.csv.gz`, any other name | lines of [`CSV_HEADER`] |
+//! | `.parquet` | the same columns: whole numbers as `INT64`, times as `DOUBLE` seconds, `refused` as `BOOLEAN` |
+//!
+//! A double of seconds names every nanosecond of the first hundred days.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -6,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+
+mod parquet;
 
 /// The first line of the file.
 pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused";
@@ -52,14 +61,23 @@ pub struct OutcomeError {
     pub fault: io::Error,
 }
 
-/// Writes outcomes as CSV, in the order in which requests end; gzip if the file's name ends in `.gz`. Seconds have nine decimals; what a
-/// request does not have is empty.
+/// Writes outcomes in the order in which requests end: Parquet if the file's name ends in `.parquet`, else CSV, as gzip if it ends in
+/// `.gz`. Seconds of CSV have nine decimals. What a request does not have is empty.
 pub struct OutcomeWriter {
     path: PathBuf,
-    to: Box<dyn Finish>,
+    to: Box<dyn Sink>,
     /// The first fault; after it nothing more is written.
     fault: Option<io::Error>,
 }
+
+/// Where outcomes go.
+trait Sink {
+    fn write(&mut self, outcome: &Outcome) -> io::Result<()>;
+    fn finish(self: Box<Self>) -> io::Result<()>;
+}
+
+/// Lines of CSV.
+struct Lines(Box<dyn Finish>);
 
 /// Something that is written to and then ended.
 trait Finish: Write {
@@ -78,26 +96,18 @@ impl Finish for GzEncoder<BufWriter<File>> {
     }
 }
 
-impl OutcomeWriter {
-    /// Creates the file, or empties it, and writes the header.
-    pub fn create(path: &Path) -> Result<Self, OutcomeError> {
-        let fail = |fault| OutcomeError { path: path.into(), fault };
-        let file = BufWriter::new(File::create(path).map_err(fail)?);
-        let gzip = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
+impl Lines {
+    fn create(path: &Path, gzip: bool) -> io::Result<Self> {
+        let file = BufWriter::new(File::create(path)?);
         let mut to: Box<dyn Finish> =
             if gzip { Box::new(GzEncoder::new(file, Compression::fast())) } else { Box::new(file) };
-        writeln!(to, "{CSV_HEADER}").map_err(fail)?;
-        Ok(Self { path: path.into(), to, fault: None })
+        writeln!(to, "{CSV_HEADER}")?;
+        Ok(Self(to))
     }
+}
 
-    /// Writes a line. If that fails, [`Self::finish`] tells.
-    pub fn write(&mut self, outcome: &Outcome) {
-        if self.fault.is_none() {
-            self.fault = self.try_write(outcome).err();
-        }
-    }
-
-    fn try_write(&mut self, outcome: &Outcome) -> io::Result<()> {
+impl Sink for Lines {
+    fn write(&mut self, outcome: &Outcome) -> io::Result<()> {
         let Outcome { request, replica, tenant, prompt_tokens, cached_tokens, output_tokens, .. } = outcome;
         let seconds = |ns: Option<u64>| {
             ns.map_or_else(String::new, |ns| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000))
@@ -107,9 +117,33 @@ impl OutcomeWriter {
             [outcome.queue_ns, outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns].map(seconds);
         let (preemptions, refused) = (outcome.preemptions, u8::from(outcome.refused));
         writeln!(
-            self.to,
+            self.0,
             "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused}"
         )
+    }
+
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        self.0.finish()
+    }
+}
+
+impl OutcomeWriter {
+    /// Creates the file, or empties it, and writes what comes before the first row.
+    pub fn create(path: &Path) -> Result<Self, OutcomeError> {
+        let ends_in = |end: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end));
+        let to: io::Result<Box<dyn Sink>> = match ends_in("parquet") {
+            true => parquet::Rows::create(path).map(|rows| Box::new(rows) as Box<dyn Sink>),
+            false => Lines::create(path, ends_in("gz")).map(|lines| Box::new(lines) as Box<dyn Sink>),
+        };
+        let to = to.map_err(|fault| OutcomeError { path: path.into(), fault })?;
+        Ok(Self { path: path.into(), to, fault: None })
+    }
+
+    /// Writes a row. If that fails, [`Self::finish`] tells.
+    pub fn write(&mut self, outcome: &Outcome) {
+        if self.fault.is_none() {
+            self.fault = self.to.write(outcome).err();
+        }
     }
 
     /// Ends the file. Tells the first fault there was.
@@ -126,6 +160,7 @@ mod tests {
     use flate2::read::GzDecoder;
 
     use super::*;
+    use crate::columns;
 
     const DONE: Outcome = Outcome {
         request: 3,
@@ -143,20 +178,21 @@ mod tests {
         refused: false,
     };
 
+    const REFUSED: Outcome = Outcome {
+        request: 4,
+        cached_tokens: 0,
+        output_tokens: 0,
+        queue_ns: None,
+        ttft_ns: None,
+        tpot_ns: None,
+        e2e_ns: None,
+        preemptions: 0,
+        refused: true,
+        ..DONE
+    };
+
     #[test]
     fn a_line_each_plain_or_gzip() {
-        let refused = Outcome {
-            request: 4,
-            cached_tokens: 0,
-            output_tokens: 0,
-            queue_ns: None,
-            ttft_ns: None,
-            tpot_ns: None,
-            e2e_ns: None,
-            preemptions: 0,
-            refused: true,
-            ..DONE
-        };
         let expected = format!(
             "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0\n4,1.500000000,1,0,100,0,0,,,,,0,1\n"
         );
@@ -165,7 +201,7 @@ mod tests {
             let path = folder.path().join(name);
             let mut writer = OutcomeWriter::create(&path).unwrap();
             writer.write(&DONE);
-            writer.write(&refused);
+            writer.write(&REFUSED);
             writer.finish().unwrap();
             let bytes = std::fs::read(&path).unwrap();
             let mut text = String::new();
@@ -180,9 +216,28 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_is_told_in_one_line() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("none").join("a.csv");
-        let message = OutcomeWriter::create(&path).err().unwrap().to_string();
-        assert!(message.starts_with(&format!("cannot write the requests to {}: ", path.display())), "{message}");
-        assert!(!message.contains('\n'));
+        for name in ["a.csv", "a.parquet"] {
+            let path = folder.path().join("none").join(name);
+            let message = OutcomeWriter::create(&path).err().unwrap().to_string();
+            let begin = format!("cannot write the requests to {}: No such file", path.display());
+            assert!(message.starts_with(&begin), "{message}");
+            assert!(!message.contains('\n'));
+        }
+    }
+
+    #[test]
+    fn parquet_has_the_columns_of_csv() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        let mut writer = OutcomeWriter::create(&path).unwrap();
+        writer.write(&DONE);
+        writer.write(&REFUSED);
+        writer.finish().unwrap();
+        let found = columns::read(&path).unwrap();
+        assert_eq!(found.names.join(","), CSV_HEADER);
+        let row = |at: usize| found.cells.iter().map(|column| column[at].to_text()).collect::<Vec<_>>().join(",");
+        assert_eq!(row(0), "3,1.5,1,0,100,32,5,0.001,0.002,0.001000001,0.006000004,2,false");
+        assert_eq!(row(1), "4,1.5,1,0,100,0,0,,,,,0,true");
+        assert_eq!(found.about[0].0, "trunkline.rows");
     }
 }

@@ -4,7 +4,9 @@
 //! |---|---|---|
 //! | LLMServingSim (MIT) | [`Table::from_llmservingsim`] | calls of prefills and decodes together |
 //! | Vidur (MIT) | [`Table::from_vidur`] | prefills and decodes apart, added up |
-//! | aiconfigurator (Apache-2.0), as CSV | [`Table::from_aiconfigurator`] | prefills and decodes apart, added up |
+//! | aiconfigurator (Apache-2.0) | [`Table::from_aiconfigurator`] | prefills and decodes apart, added up |
+//!
+//! A table is CSV, plain or gzip, or Parquet of the same name and columns.
 //!
 //! With `n` tokens in a step, of which prefill chunks are `P` after `K` computed ones and `B` decodes read `k` each on average:
 //!
@@ -23,14 +25,15 @@ use std::path::PathBuf;
 use super::grid::Grid;
 use super::work::{Demand, Work};
 use super::{CostModel, Limit, Parallel, StepShape, nanoseconds};
+use crate::columns::ColumnFault;
 use crate::hardware::Hardware;
 use crate::lines::LineFault;
 use crate::model::Model;
 use crate::trace::LineNumber;
 
 mod aiconfigurator;
-mod csv;
 mod llmservingsim;
+mod rows;
 mod vidur;
 
 pub use llmservingsim::Skew;
@@ -53,6 +56,12 @@ pub enum TableFault {
     /// The file could not be read as lines.
     #[error(transparent)]
     Line(#[from] LineFault),
+    /// The file could not be read as Parquet.
+    #[error(transparent)]
+    Columns(#[from] ColumnFault),
+    /// A row of Parquet is wrong.
+    #[error("row {0}: {1}")]
+    InRow(u64, Box<TableFault>),
     /// The header lacks a column.
     #[error("the header has no column '{0}'")]
     MissingColumn(&'static str),

@@ -68,7 +68,7 @@ impl Waiting {
 }
 
 /// How a trace is read.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReaderOptions {
     /// Its format; found from its first line if this says none.
     pub format: Option<Format>,

@@ -1,4 +1,4 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `trace`, `calibrate`, `bench`.
+//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `sweep`, `trace`, `calibrate`, `bench`.
 //!
 //! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
 
@@ -10,6 +10,7 @@ mod plan;
 mod replay;
 mod selection;
 mod serve;
+mod sweep;
 mod trace;
 
 use std::io::{self, Write};
@@ -53,6 +54,7 @@ enum Command {
     Generate(Box<generate::GenerateArgs>),
     Replay(Box<replay::ReplayArgs>),
     Plan(Box<plan::PlanArgs>),
+    Sweep(sweep::SweepArgs),
     Calibrate(calibrate::CalibrateArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(*args),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Plan(args) => plan::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Sweep(args) => sweep::run(&args),
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),

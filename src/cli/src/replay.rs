@@ -1,6 +1,7 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
-mod compare;
+pub(crate) mod compare;
+pub(crate) mod input;
 mod outputs;
 pub(crate) mod render;
 pub(crate) mod settings;
@@ -16,8 +17,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim::capacity::{Load, load};
 use trunkline_sim::cost::CostModel;
 use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, Settings, Trace};
+use trunkline_sim::{Arrivals, ReplayError, Settings};
 
+use self::input::{Input, Part};
 use self::outputs::{OutputArgs, Stage};
 use self::settings::{Runs, SettingsArgs, runs};
 use self::tiers::TierArgs;
@@ -87,7 +89,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Write how each request fared to a file, a line of CSV each in the order in which they end; gzip if its name ends in .gz.
+    /// Write how each request fared to a file, a row each in the order in which they end: Parquet if its name ends in .parquet, else
+    /// CSV, gzip if it ends in .gz.
     #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
     requests: Option<PathBuf>,
 
@@ -110,11 +113,38 @@ struct TraceArgs {
     /// more replay, with all requests there from the beginning.
     #[arg(long, value_name = "SHARE", conflicts_with = "speed", allow_negative_numbers = true)]
     load: Option<f64>,
+
+    /// Read the trace while it is replayed: for one that is larger than the memory. A line that cannot be read is found only then.
+    #[arg(long, conflicts_with = "load")]
+    stream: bool,
 }
 
 impl TraceArgs {
     fn arrivals(&self) -> Arrivals {
         if self.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.speed } }
+    }
+}
+
+/// What flags ask for, checked as far as it can be without the trace.
+pub(crate) struct Asked {
+    /// The settings of each run; several if some are compared.
+    pub(crate) runs: Vec<Settings>,
+    /// Of all runs.
+    pub(crate) cost: Box<dyn CostModel + Send + Sync>,
+    pub(crate) part: Part,
+    /// The load as a share of the capacity.
+    pub(crate) load: Option<f64>,
+}
+
+impl ReplayArgs {
+    pub(crate) fn asked(&self) -> anyhow::Result<Asked> {
+        let Runs { settings: runs, cost } = runs(&self.settings, &self.tiers, self.of_trace.arrivals())?;
+        let load = self.of_trace.load;
+        if let Some(fraction) = load.filter(|fraction| !(*fraction > 0.0 && fraction.is_finite())) {
+            return Err(ReplayError::LoadFraction(fraction).into());
+        }
+        let (options, selection) = (self.part.options(), self.part.selection());
+        Ok(Asked { runs, cost, part: Part { options, selection, stream: self.of_trace.stream }, load })
     }
 }
 
@@ -133,21 +163,21 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
-    let Runs { settings: mut runs, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals())?;
+    let Asked { mut runs, cost, part, load } = args.asked()?;
     if args.requests.is_some() && runs.len() > 1 {
         bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
     }
     args.outputs.check(runs.len())?;
-    let trace = Trace::load_selected(path, args.part.options(), &args.part.selection())?;
+    let input = part.open(path)?;
 
-    let n_replays = runs.len() + usize::from(args.of_trace.load.is_some());
-    let bar = ProgressBar::new((trace.requests.len() * n_replays) as u64);
+    let n_replays = runs.len() as u64 + u64::from(load.is_some());
+    let bar = input.requests().map_or_else(ProgressBar::no_length, |requests| ProgressBar::new(requests * n_replays));
     bar.set_style(ProgressStyle::with_template("{elapsed:>4} {wide_bar} {pos} of {len} requests")?);
-    let load = match args.of_trace.load {
-        Some(fraction) => Some(at_load(&trace, &mut runs, &*cost, fraction, &bar)?),
+    let load = match load {
+        Some(fraction) => Some(at_load(&input, &mut runs, &*cost, fraction, &mut |ended| bar.set_position(ended))?),
         None => None,
     };
-    let stage = Stage { trace: &trace, cost: &*cost, bar: &bar };
+    let stage = Stage { input: &input, cost: &*cost, bar: &bar };
     let result = args.outputs.replay(args.requests.as_deref(), &stage, &runs);
     bar.finish_and_clear();
 
@@ -166,14 +196,14 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
-fn at_load(
-    trace: &Trace,
+pub(crate) fn at_load(
+    input: &Input,
     runs: &mut [Settings],
     cost: &dyn CostModel,
     fraction: f64,
-    bar: &ProgressBar,
+    progress: &mut dyn FnMut(u64),
 ) -> anyhow::Result<Load> {
-    let load = load(trace, &runs[0], cost, fraction, &mut |ended| bar.set_position(ended))?;
+    let load = load(input.trace()?, &runs[0], cost, fraction, progress)?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };
     }

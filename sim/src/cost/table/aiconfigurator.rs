@@ -1,11 +1,11 @@
-//! aiconfigurator's tables of kernels, each converted from Parquet to a CSV file of the same name and columns: a folder with
+//! aiconfigurator's tables of kernels: a folder with these files, as Parquet as they are published or as CSV of the same columns
 //!
 //! | file | columns used | of |
 //! |---|---|---|
-//! | `gemm_perf.csv` | `gemm_dtype,m,n,k,latency` | a product of an `m x k` and a `k x n` matrix |
-//! | `context_attention_perf.csv` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | of prefills |
-//! | `generation_attention_perf.csv` | the same and `step` | of decodes after `step` tokens |
-//! | `custom_allreduce_perf.csv` | `num_gpus,message_size,latency,backend` | an all-reduce; only if there are several devices |
+//! | `gemm_perf.parquet` | `gemm_dtype,m,n,k,latency` | a product of an `m x k` and a `k x n` matrix |
+//! | `context_attention_perf.parquet` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | of prefills |
+//! | `generation_attention_perf.parquet` | the same and `step` | of decodes after `step` tokens |
+//! | `custom_allreduce_perf.parquet` | `num_gpus,message_size,latency,backend` | an all-reduce; only if there are several devices |
 //!
 //! Latencies are in milliseconds. A matrix of a shape that was not measured is as efficient as the one nearest to it in shape that was,
 //! at the same number of rows. Prefills after computed tokens were not measured; they are taken to be as long as one without of as many
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, csv, describe,
-    head_work, linear_work,
+    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, describe, head_work,
+    linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -109,7 +109,7 @@ struct Products {
 impl Products {
     fn read(path: &Path, device: Device) -> Result<Self, TableError> {
         let mut shapes: BTreeMap<(u64, u64), BTreeMap<u64, f64>> = BTreeMap::new();
-        csv::read(path, ["gemm_dtype", "m", "n", "k", "latency"], |row| {
+        rows::read(path, ["gemm_dtype", "m", "n", "k", "latency"], |row| {
             if row.text(0)? == "bfloat16" {
                 let rows = shapes.entry((row.count(2)?, row.count(3)?)).or_default();
                 rows.insert(row.count(1)?, row.number(4)? / 1e3);
@@ -168,7 +168,7 @@ impl Products {
 /// All-reduces of a step's residual stream, seconds by tokens.
 fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableError> {
     let mut sizes = BTreeMap::new();
-    csv::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {
+    rows::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {
         if row.count(0)? == u64::from(tensor) && row.text(3)? == "vllm_graph" {
             sizes.insert(row.count(1)?, row.number(2)? / 1e3);
         }
@@ -192,7 +192,7 @@ fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Apar
     let read = |name: &str, column: usize, offset: u64| {
         let path = path.join(name);
         let mut times: BTreeMap<(u64, u64), f64> = BTreeMap::new();
-        csv::read(&path, ATTENTION, |row| {
+        rows::read(&path, ATTENTION, |row| {
             let matches = row.count(2)? == heads && row.count(3)? == kv_heads && row.count(4)? == model.head_dim;
             if matches && row.text(5)? == "bfloat16" {
                 let time_s = row.number(7)? / 1e3;

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, csv, describe,
-    head_work, linear_work,
+    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, describe, head_work,
+    linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -111,7 +111,7 @@ fn sum(
     times: impl Fn(&str) -> Option<f64>,
 ) -> Result<Vec<(u64, f64)>, TableError> {
     let mut operations: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
-    csv::read(path, columns, |row| {
+    rows::read(path, columns, |row| {
         let operation = row.text(0)?;
         if let Some(times) = times(operation) {
             let points = operations.entry(operation.to_owned()).or_default();
@@ -138,7 +138,7 @@ fn sum(
 fn mixed(path: &Path, device: Device, skew: f64) -> Result<Mixed, TableError> {
     let mut measured: HashMap<[u64; 4], f64> = HashMap::new();
     let columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"];
-    csv::read(path, columns, |row| {
+    rows::read(path, columns, |row| {
         let point = [row.count(0)?, row.count(1)?, row.count(2)?, row.count(3)?];
         measured.insert(point, row.number(4)? / 1e6);
         Ok(())
@@ -188,7 +188,7 @@ fn lookup(measured: &HashMap<[u64; 4], f64>, point: [u64; 4], decodes: &[u64], d
 
 fn fitted_skew(path: &Path) -> Result<f64, TableError> {
     let (mut sum, mut samples) = (0.0, 0.0);
-    csv::read(path, ["alpha", "n_samples"], |row| {
+    rows::read(path, ["alpha", "n_samples"], |row| {
         // Some shares are below 0: noise, which the mean is there to cancel.
         let text = row.text(0)?;
         let share = text.parse::<f64>().ok().filter(|share| share.is_finite());

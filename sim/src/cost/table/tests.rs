@@ -4,10 +4,34 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
+use crate::columns::{Cell, Column, ColumnWriter, Kind};
 use crate::{hardware, model};
 
 fn write(folder: &Path, name: &str, text: &str) {
     fs::write(folder.join(name), text).unwrap();
+}
+
+/// Converts CSV with a header. A column of which every row is a whole number has the type of those, and so on.
+fn as_parquet(csv: &Path, to: &Path) {
+    let text = fs::read_to_string(csv).unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    let all = |at: usize, test: fn(&str) -> bool| rows[1..].iter().all(|row| test(row[at]));
+    let kind = |at: usize| match () {
+        () if all(at, |field| field.parse::<i64>().is_ok()) => Kind::Int,
+        () if all(at, |field| field.parse::<f64>().is_ok()) => Kind::Real,
+        () => Kind::Text,
+    };
+    let columns: Vec<Column> = rows[0].iter().enumerate().map(|(at, name)| Column::optional(*name, kind(at))).collect();
+    let mut writer = ColumnWriter::create(to, columns.clone(), &[]).unwrap();
+    for row in &rows[1..] {
+        let cell = |(field, column): (&&str, &Column)| match column.kind {
+            Kind::Int => Cell::Int(field.parse().unwrap()),
+            Kind::Real => Cell::Real(field.parse().unwrap()),
+            Kind::Text | Kind::Flag => Cell::Text(field.to_string()),
+        };
+        writer.push(row.iter().zip(&columns).map(cell)).unwrap();
+    }
+    writer.finish().unwrap();
 }
 
 fn a100() -> (&'static Hardware, &'static Model) {
@@ -132,6 +156,25 @@ fn faults_name_file_and_line() {
 }
 
 #[test]
+fn faults_of_parquet_name_file_and_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    let read = |text: &str| {
+        llmservingsim(folder.path());
+        write(folder.path(), "dense.csv", text);
+        as_parquet(&folder.path().join("dense.csv"), &folder.path().join("dense.parquet"));
+        fs::remove_file(folder.path().join("dense.csv")).unwrap();
+        let fault = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Fitted).unwrap_err();
+        fault.to_string().replace(&format!("{}/", folder.path().display()), "")
+    };
+    assert_eq!(read("layer,tokens\nqkv_proj,1\n"), "dense.parquet: there is no column 'time_us'");
+    assert_eq!(
+        read("layer,tokens,time_us\nqkv_proj,1,2\nqkv_proj,2,-2\n"),
+        "dense.parquet: row 2: time_us is '-2'; it must be a number of at least 0"
+    );
+}
+
+#[test]
 fn vidurs_tables_are_put_together_as_vidur_does() {
     let folder = tempfile::tempdir().unwrap();
     let operations = "add,attn_kv_cache_save,attn_post_proj,attn_pre_proj,attn_rope,input_layernorm,mlp_act,mlp_down_proj,\
@@ -199,6 +242,15 @@ fn kernels_are_put_together_for_a_model() {
     assert!((ms(StepShape::prefill(51, 0)) - 1.5).abs() < 0.01);
     assert!((ms(StepShape::decodes(1, 1)) - 1.0).abs() < 1e-9);
     assert!((ms(StepShape::decodes(4, 1024)) - 8.0).abs() < 1e-9, "goes on from the batch of one");
+    // The same numbers as Parquet, which is how they are published, take as long to the nanosecond.
+    let published = tempfile::tempdir().unwrap();
+    for name in ["gemm_perf", "context_attention_perf", "generation_attention_perf"] {
+        as_parquet(&folder.path().join(format!("{name}.csv")), &published.path().join(format!("{name}.parquet")));
+    }
+    let same = Table::from_aiconfigurator(published.path(), hardware, model, 1).unwrap();
+    for shape in [StepShape::prefill(300, 0), StepShape::decodes(3, 700), StepShape::prefill(64, 512)] {
+        assert_eq!(same.step_ns(&shape), table.step_ns(&shape), "{shape:?}");
+    }
     let missing = Table::from_aiconfigurator(folder.path(), hardware, model, 2).unwrap_err().to_string();
     assert!(missing.ends_with("custom_allreduce_perf.csv: no such file; check the path"), "{missing}");
     let experts = model::by_name("mixtral-8x7b").unwrap();

@@ -20,7 +20,7 @@
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Parallel, Series, StepShape, Table, TableError, TableFault, csv, describe, linear_work,
+    Attention, Device, Grid, Parallel, Series, StepShape, Table, TableError, TableFault, describe, linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -108,14 +108,14 @@ impl Table {
 /// All operations of all layers, seconds by tokens.
 fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, TableError> {
     let mut points = Vec::new();
-    csv::read(path, OPERATIONS, |row| {
+    rows::read(path, OPERATIONS, |row| {
         let operations = (1..OPERATIONS.len()).map(|i| row.number(i)).sum::<Result<f64, _>>()?;
         points.push((row.count(0)?, layers * operations / 1e3));
         Ok(())
     })?;
     if tensor > 1 {
         let mut all = points.iter_mut();
-        csv::read(path, ["all_reduce"], |row| {
+        rows::read(path, ["all_reduce"], |row| {
             if let Some((_, time_s)) = all.next() {
                 *time_s += layers * 2.0 * (row.number(0)? / 1e3 + ALL_REDUCE_LAUNCH_S);
             }
@@ -133,7 +133,7 @@ fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, Tabl
 /// A grid of two axes from a file with a row for each of its points; seconds.
 fn pairs(path: &Path, columns: [&'static str; 3]) -> Result<Grid<2>, TableError> {
     let mut rows = Vec::new();
-    csv::read(path, columns, |row| {
+    rows::read(path, columns, |row| {
         rows.push((row.count(0)?, row.count(1)?, row.number(2)? / 1e3));
         Ok(())
     })?;

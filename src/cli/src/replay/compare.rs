@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use comfy_table::Table;
-use trunkline_sim::{ReplayError, Report, Settings};
+use trunkline_sim::{Report, Settings};
 
 use super::outputs::{self, Stage, Watched};
 use super::render;
 
 /// Replays under each of the settings, as many at a time as there are cores; each on one thread, so that none depends on the others.
 /// Reports come in the order of the settings; with what each was like over time if they are `sampled`.
-pub(super) fn replay_all(stage: &Stage<'_>, runs: &[Settings], sampled: bool) -> Result<Vec<Watched>, ReplayError> {
+pub(super) fn replay_all(stage: &Stage<'_>, runs: &[Settings], sampled: bool) -> anyhow::Result<Vec<Watched>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();

@@ -11,9 +11,10 @@ use trunkline_sim::html::{self, Run};
 use trunkline_sim::outcome::{Outcome, OutcomeWriter};
 use trunkline_sim::series::{Series, SeriesReport};
 use trunkline_sim::timeline::{TimelineWriter, Window};
-use trunkline_sim::{Observer, Observers, ReplayError, Report, Settings, Trace, replay_watched};
+use trunkline_sim::{Observer, Observers, Report, Settings, replay_source};
 
 use super::compare;
+use super::input::Input;
 
 /// The latest second a window can end at: 30 years, far from where the clock would wrap.
 const WINDOW_S_MAX: f64 = 1e9;
@@ -37,7 +38,7 @@ pub(super) struct OutputArgs {
 
 /// What all replays of a command have in common.
 pub(super) struct Stage<'a> {
-    pub(super) trace: &'a Trace,
+    pub(super) input: &'a Input,
     pub(super) cost: &'a (dyn CostModel + Sync),
     /// Counts the requests that ended.
     pub(super) bar: &'a ProgressBar,
@@ -64,7 +65,7 @@ impl OutputArgs {
     ) -> anyhow::Result<Vec<Watched>> {
         match runs {
             [settings] => Ok(vec![self.replay_one(requests, stage, settings)?]),
-            _ => Ok(compare::replay_all(stage, runs, self.html.is_some())?),
+            _ => compare::replay_all(stage, runs, self.html.is_some()),
         }
     }
 
@@ -85,7 +86,7 @@ impl OutputArgs {
         // A timeline that cannot be written stops the replay; then its fault is what there is to tell.
         timeline.map_or(Ok(()), TimelineWriter::finish)?;
         outcomes.map_or(Ok(()), OutcomeWriter::finish)?;
-        Ok(result?)
+        result
     }
 
     /// Writes the page, now that the replays have ended.
@@ -105,7 +106,7 @@ pub(super) fn watched<'a>(
     settings: &Settings,
     sampled: bool,
     others: Vec<&'a mut dyn Observer>,
-) -> Result<Watched, ReplayError> {
+) -> anyhow::Result<Watched> {
     let mut series = sampled.then(|| Series::new(settings));
     let mut progress = |_: &Outcome| {
         stage.bar.inc(1);
@@ -114,7 +115,7 @@ pub(super) fn watched<'a>(
     let mut all: Vec<&mut dyn Observer> = vec![&mut progress];
     all.extend(series.as_mut().map(|series| series as &mut dyn Observer));
     all.extend(others.into_iter().map(|other| other as &mut dyn Observer));
-    let report = replay_watched(stage.trace, settings, stage.cost, &mut Observers(all))?;
+    let report = replay_source(&mut *stage.input.source()?, settings, stage.cost, &mut Observers(all))?;
     let series = series.map(|series| series.finish(&report));
     Ok((report, series))
 }

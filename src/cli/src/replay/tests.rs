@@ -55,8 +55,8 @@ fn settings_of(words: &str) -> Settings {
 fn replayed(words: &[&str]) -> Vec<trunkline_sim::Report> {
     let args = parse(&[&["t"], words].concat()).unwrap();
     let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
-    let trace = Trace::load(small_trace().path(), None, None).unwrap();
-    let stage = Stage { trace: &trace, cost: &*cost, bar: &ProgressBar::hidden() };
+    let trace = trunkline_sim::Trace::load(small_trace().path(), None, None).unwrap();
+    let stage = Stage { input: &Input::Loaded(trace), cost: &*cost, bar: &ProgressBar::hidden() };
     compare::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
 }
 

@@ -1,0 +1,82 @@
+//! What is replayed: a trace in memory, a trace that is read on the way, or a workload that is made up on the way.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use trunkline_sim::Trace;
+use trunkline_sim::trace::{FileSource, ReaderOptions, Selection, Source};
+use trunkline_sim::workload::{Generator, Spec};
+
+/// What is taken of a file. Equal parts of one file are the same requests.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Part {
+    pub(crate) options: ReaderOptions,
+    pub(crate) selection: Selection,
+    /// Whether it is read while it is replayed.
+    pub(crate) stream: bool,
+}
+
+/// Requests that can be replayed, more than once.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A trace in memory.
+    Loaded(Trace),
+    /// A file that is read anew for each replay.
+    Streamed(PathBuf, Part),
+    /// What a TOML file says of populations, made up anew for each replay: their questions wait for its answers.
+    Workload(Box<Spec>),
+}
+
+impl Part {
+    /// Opens a trace, or a workload if the name ends in `.toml`.
+    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Input> {
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml")) {
+            return self.workload(path);
+        }
+        if self.stream {
+            return Ok(Input::Streamed(path.into(), self.clone()));
+        }
+        Ok(Input::Loaded(Trace::load_selected(path, self.options, &self.selection)?))
+    }
+
+    fn workload(&self, path: &Path) -> anyhow::Result<Input> {
+        let all = Selection { limit: self.selection.limit, ..Selection::default() };
+        if self.selection != all || self.options != ReaderOptions::default() {
+            bail!("{} is a workload: of the flags about traces only --limit is for it", path.display());
+        }
+        let mut spec = Spec::load(path)?;
+        spec.requests = spec.requests.min(self.selection.limit);
+        Ok(Input::Workload(Box::new(spec)))
+    }
+}
+
+impl Input {
+    /// The requests from the first on.
+    pub(crate) fn source(&self) -> anyhow::Result<Box<dyn Source + '_>> {
+        Ok(match self {
+            Self::Loaded(trace) => Box::new(trace.source()),
+            Self::Streamed(path, part) => Box::new(FileSource::open(path, part.options, &part.selection)?),
+            Self::Workload(spec) => Box::new(Generator::new(spec)?),
+        })
+    }
+
+    /// How many there are at most, if that is known.
+    pub(crate) fn requests(&self) -> Option<u64> {
+        match self {
+            Self::Loaded(trace) => Some(trace.requests.len() as u64),
+            Self::Streamed(_, part) => Some(part.selection.limit).filter(|limit| *limit < u64::MAX),
+            Self::Workload(spec) => Some(spec.requests),
+        }
+    }
+
+    /// The trace, if it is in memory.
+    pub(crate) fn trace(&self) -> anyhow::Result<&Trace> {
+        match self {
+            Self::Loaded(trace) => Ok(trace),
+            Self::Streamed(..) => bail!("a load needs the whole trace in memory; leave out --stream"),
+            Self::Workload(_) => {
+                bail!("a load needs a trace; write the workload's down with `trunkline trace generate`")
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! From points of a grid to replays: each knob is a flag of `replay`, so what it means and which values it takes is said there.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{ArgAction, Args, Command, Parser};
+use trunkline_sim::Settings;
+use trunkline_sim::memory::DoesNotFit;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::spec::{Point, Setting, Spec, TRACE};
+use crate::replay::input::Part;
+use crate::replay::{Asked, ReplayArgs};
+
+/// Flags that write files or read something else than a trace.
+const NO_KNOBS: [&str; 5] = ["json", "requests", "html", "timeline", "recorded"];
+/// Endings of names of files that a knob may have as its value.
+const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
+
+/// `replay`, as its flags are parsed.
+#[derive(Parser)]
+#[command(name = "replay")]
+pub(super) struct Words {
+    #[command(flatten)]
+    pub args: ReplayArgs,
+}
+
+/// One replay of a sweep.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    /// A hash of all that decides its result.
+    pub id: String,
+    /// Each knob and its value, as they stand in results, in the order of the file.
+    pub knobs: Vec<(String, String)>,
+    /// A hash of the trace's bytes.
+    pub trace_digest: String,
+    /// What to replay, or why that cannot be.
+    pub ready: Result<Ready, String>,
+}
+
+/// What to replay.
+#[derive(Clone, Debug)]
+pub(super) struct Ready {
+    pub trace: PathBuf,
+    pub part: Part,
+    pub settings: Settings,
+    pub load: Option<f64>,
+}
+
+/// Why a cell cannot be run.
+#[derive(Clone)]
+struct Fault {
+    message: String,
+    /// Whether the values are all right, and only too large for each other.
+    no_room: bool,
+}
+
+/// All cells in the order of the spec.
+///
+/// # Errors
+/// If there is no such knob, or a value is wrong by itself. What cannot be run only because of how values meet is a cell that fails.
+pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
+    let file = spec.path.display();
+    check_knobs(spec).with_context(|| format!("sweep {file}"))?;
+    let folder = spec.path.parent().unwrap_or(Path::new(""));
+    let mut digests = HashMap::new();
+    let mut cells = Vec::new();
+    let mut faults = Vec::new();
+    for at in 0..spec.cells() {
+        let point = spec.point(at);
+        let trace = trace_of(&point).with_context(|| format!("sweep {file}"))?;
+        let trace = folder.join(trace);
+        let digest = match digests.get(&trace) {
+            Some(digest) => String::clone(digest),
+            None => digests.entry(trace.clone()).or_insert(digest(&trace)?).clone(),
+        };
+        let ready = ready(&point, &trace, folder);
+        let knobs = point.iter().map(|(knob, setting)| (knob.to_string(), setting.label())).collect();
+        let id = identity(&point, &digest, ready.as_ref().ok());
+        faults.push(ready.as_ref().err().cloned());
+        cells.push(Cell { id, knobs, trace_digest: digest, ready: ready.map_err(|fault| fault.message) });
+    }
+    blame(spec, folder, &faults).with_context(|| format!("sweep {file}"))?;
+    Ok(cells)
+}
+
+/// Whether every knob is a flag that decides what a replay is, and each setting of the form that it takes.
+fn check_knobs(spec: &Spec) -> anyhow::Result<()> {
+    let replay = ReplayArgs::augment_args(Command::new("replay"));
+    let flags: HashMap<&str, bool> = replay
+        .get_arguments()
+        .filter_map(|flag| Some((flag.get_long()?, matches!(flag.get_action(), ArgAction::SetTrue))))
+        .collect();
+    for (section, knob) in spec.knobs() {
+        if NO_KNOBS.contains(&knob) {
+            bail!("{section}.{knob} is no knob: --{knob} decides what a replay writes or reads, not how it runs");
+        }
+        if knob != TRACE && !flags.contains_key(knob) {
+            let mut known: Vec<&str> = flags.keys().copied().filter(|flag| !NO_KNOBS.contains(flag)).collect();
+            known.sort_unstable();
+            bail!("unknown knob {section}.{knob}; there are: {TRACE}, {}", known.join(", "));
+        }
+    }
+    for axis in &spec.axes {
+        for (knob, setting) in axis.steps.iter().flat_map(|step| axis.knobs.iter().zip(step)) {
+            let place = format!("{}.{knob}", axis.section);
+            match (flags.get(knob.as_str()), setting) {
+                (_, Setting::Off) | (Some(true), Setting::On) | (Some(false) | None, Setting::Values(_)) => {}
+                (Some(true), Setting::Values(_)) => bail!("{place} is '{}'; give true or false", setting.label()),
+                (Some(false) | None, Setting::On) => {
+                    bail!("{place} is true, but takes a value; `replay --help` says which")
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
+    match point.iter().find(|(knob, _)| *knob == TRACE) {
+        Some((_, Setting::Values(values))) if values.len() == 1 => Ok(&values[0]),
+        _ => bail!("trace must be one file, or a list of files"),
+    }
+}
+
+/// The words of a command line that asks for this.
+fn words(point: &Point<'_>, trace: &Path, folder: &Path) -> Vec<String> {
+    let mut words = vec!["replay".to_string()];
+    for (knob, setting) in point.iter().filter(|(knob, _)| *knob != TRACE) {
+        match setting {
+            Setting::Off => {}
+            Setting::On => words.push(format!("--{knob}")),
+            Setting::Values(values) => {
+                words.extend(values.iter().map(|value| format!("--{knob}={}", in_folder(value, folder))));
+            }
+        }
+    }
+    words.extend(["--".into(), trace.display().to_string()]);
+    words
+}
+
+/// `value`, or the path of that file if there is one beside the spec.
+fn in_folder(value: &str, folder: &Path) -> String {
+    let path = folder.join(value);
+    let names_a_file = value.contains('/') || FILES.iter().any(|end| value.ends_with(end));
+    if names_a_file && path.exists() { path.display().to_string() } else { value.into() }
+}
+
+fn ready(point: &Point<'_>, trace: &Path, folder: &Path) -> Result<Ready, Fault> {
+    let args = Words::try_parse_from(words(point, trace, folder))
+        .map_err(|error| Fault { message: one_line(&error.to_string()), no_room: false })?;
+    let asked = args.args.asked().map_err(|error| Fault {
+        message: format!("{error:#}"),
+        no_room: error.downcast_ref::<DoesNotFit>().is_some(),
+    })?;
+    let Asked { runs, part, load, .. } = asked;
+    match <[Settings; 1]>::try_from(runs) {
+        Ok([settings]) => Ok(Ready { trace: trace.into(), part, settings, load }),
+        Err(runs) => Err(Fault {
+            message: format!("a cell is one replay, but this compares {}; put the values into [grid]", runs.len()),
+            no_room: false,
+        }),
+    }
+}
+
+/// A message of the command line's parser without its hints.
+fn one_line(message: &str) -> String {
+    let lines = message.lines().take_while(|line| !line.trim().is_empty()).map(str::trim);
+    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").into()
+}
+
+/// Says which value is wrong, if one is wrong by itself: no cell that has it can be run, and nor can it alone, for the same reason.
+fn blame(spec: &Spec, folder: &Path, faults: &[Option<Fault>]) -> anyhow::Result<()> {
+    if faults.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let mut stride = faults.len();
+    for axis in &spec.axes {
+        stride /= axis.steps.len();
+        for (step, (at, knob)) in
+            (0..axis.steps.len()).flat_map(|step| axis.knobs.iter().enumerate().map(move |it| (step, it)))
+        {
+            let setting = &axis.steps[step][at];
+            let with_it = |cell: usize| axis.steps[cell / stride % axis.steps.len()][at] == *setting;
+            let of = faults.iter().enumerate().filter(|(cell, _)| with_it(*cell)).map(|(_, fault)| fault);
+            let Some(message) = shared(of).filter(|_| knob != TRACE && *setting != Setting::Off) else {
+                continue;
+            };
+            let alone = ready(&vec![(knob.as_str(), setting)], Path::new(TRACE), folder);
+            if alone.is_err_and(|fault| fault.message == message) {
+                bail!("{}.{knob} = '{}': {message}", axis.section, setting.label());
+            }
+        }
+    }
+    // No single value is to blame, yet nothing can be run: what is fixed does not go together.
+    match shared(faults.iter()) {
+        Some(message) => bail!("no cell can be run: {message}"),
+        None => Ok(()),
+    }
+}
+
+/// What stands in the way of all of these cells, if it is one thing and not a lack of room.
+fn shared<'a>(mut of: impl Iterator<Item = &'a Option<Fault>>) -> Option<&'a str> {
+    let first = of.next()?.as_ref().filter(|fault| !fault.no_room)?;
+    of.all(|fault| fault.as_ref().is_some_and(|fault| fault.message == first.message)).then_some(first.message.as_str())
+}
+
+/// A hash of all that decides a result: the trace's bytes, the flags in any order, what they came to (so that a hardware file counts by what
+/// it says), and the version of this program.
+fn identity(point: &Point<'_>, trace_digest: &str, ready: Option<&Ready>) -> String {
+    let mut flags: Vec<_> =
+        point.iter().filter(|(knob, setting)| *knob != TRACE && **setting != Setting::Off).collect();
+    flags.sort_by_key(|(knob, _)| *knob);
+    let settings = ready.map(|ready| format!("{:?}", ready.settings));
+    let whole = format!("{}\n{trace_digest}\n{flags:?}\n{settings:?}", env!("CARGO_PKG_VERSION"));
+    let mut hash = Xxh3::new();
+    hash.update(whole.as_bytes());
+    format!("{:032x}", hash.digest128())
+}
+
+/// A hash of a file's bytes.
+fn digest(path: &Path) -> anyhow::Result<String> {
+    let mut file = File::open(path).with_context(|| format!("cannot read the trace {}", path.display()))?;
+    let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut buffer).with_context(|| format!("cannot read the trace {}", path.display()))? {
+            0 => return Ok(format!("{:032x}", hash.digest128())),
+            n => hash.update(&buffer[..n]),
+        }
+    }
+}

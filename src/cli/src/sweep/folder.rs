@@ -1,0 +1,169 @@
+//! A sweep's folder: the plan, and a small file for each cell that has ended.
+//!
+//! | file | what |
+//! |---|---|
+//! | `sweep.json` | the plan: the spec, its axes, and the cells there are to be |
+//! | `cells/ID.parquet` | one row: a cell's knobs, and its figures or why it failed |
+//!
+//! Both are written under another name first and then renamed, so that whoever reads sees all of a file or none, and shards may share a
+//! folder.
+
+use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use trunkline_sim::columns::{self, Column, ColumnWriter, Columns, Kind};
+use trunkline_sim::{Report, columns::Cell as Value, figures};
+
+use super::cells::Cell;
+use super::spec::Spec;
+
+/// Before the name of a knob in a column's.
+pub(super) const KNOB: &str = "knob.";
+/// A cell that has figures.
+pub(super) const OK: &str = "ok";
+/// A cell that could not be run.
+pub(super) const FAILED: &str = "failed";
+/// What the rows are, in the footers of files.
+const ABOUT: [(&str, &str); 1] = [("trunkline.rows", "a cell of a sweep each; times in seconds")];
+/// Columns of every row before the knobs.
+const BEFORE: [(&str, bool); 5] =
+    [("cell", false), ("status", false), ("error", true), ("version", false), ("trace_digest", false)];
+
+/// What there is to be in a folder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    /// Of the program.
+    pub version: String,
+    /// The spec's text.
+    pub spec: String,
+    /// The knobs of each axis that has more than one step.
+    pub axes: Vec<Vec<String>>,
+    /// All knobs, in the order of the spec.
+    pub knobs: Vec<String>,
+    pub cells: Vec<Planned>,
+}
+
+/// A cell of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Planned {
+    pub id: String,
+    /// A value for each of [`Plan::knobs`].
+    pub values: Vec<String>,
+}
+
+impl Plan {
+    pub fn of(spec: &Spec, cells: &[Cell]) -> Self {
+        let planned = |cell: &Cell| Planned {
+            id: cell.id.clone(),
+            values: cell.knobs.iter().map(|(_, value)| value.clone()).collect(),
+        };
+        let varied = spec.axes.iter().filter(|axis| axis.steps.len() > 1);
+        Self {
+            version: env!("CARGO_PKG_VERSION").into(),
+            spec: spec.text.clone(),
+            axes: varied.map(|axis| axis.knobs.clone()).collect(),
+            knobs: spec.knobs().map(|(_, knob)| knob.to_string()).collect(),
+            cells: cells.iter().map(planned).collect(),
+        }
+    }
+
+    /// The plan in `folder`, if there is one.
+    pub fn load(folder: &Path) -> anyhow::Result<Option<Self>> {
+        let path = folder.join("sweep.json");
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let plan = serde_json::from_str(&text).with_context(|| format!("{} is not a plan", path.display()))?;
+        Ok(Some(plan))
+    }
+
+    /// Makes the folder and writes the plan into it.
+    pub fn save(&self, folder: &Path) -> anyhow::Result<()> {
+        let cells = folder.join("cells");
+        fs::create_dir_all(&cells).with_context(|| format!("cannot make the folder {}", cells.display()))?;
+        let path = folder.join("sweep.json");
+        let json = serde_json::to_string_pretty(self)?;
+        let write = |to: &Path| fs::write(to, json).map_err(Into::into);
+        replace(&path, write).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Writes a file under another name and gives it its own when it is whole.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    // Another process may be writing the same file into the same folder, and in containers all have one number: so it is drawn.
+    unfinished.push(format!(".{:016x}.tmp", RandomState::new().build_hasher().finish()));
+    let unfinished = PathBuf::from(unfinished);
+    let result = write(&unfinished).and_then(|()| Ok(fs::rename(&unfinished, path)?));
+    if result.is_err() {
+        // Nobody would read it; that it cannot be removed either is no news.
+        let _ = fs::remove_file(&unfinished);
+    }
+    result
+}
+
+/// Where the row of a cell is.
+pub(super) fn path(folder: &Path, id: &str) -> PathBuf {
+    folder.join("cells").join(format!("{id}.parquet"))
+}
+
+/// Whether the figures of a cell are there. What failed is tried again.
+pub(super) fn has(folder: &Path, cell: &Cell) -> bool {
+    let row = columns::read_some(&path(folder, &cell.id), &["cell", "status"]);
+    row.is_ok_and(|row| {
+        row.rows() == 1 && row.cells[0][0].text() == Some(cell.id.as_str()) && row.cells[1][0].text() == Some(OK)
+    })
+}
+
+/// Writes the row of a cell.
+pub(super) fn write(folder: &Path, cell: &Cell, result: &Result<Report, String>) -> anyhow::Result<()> {
+    let path = path(folder, &cell.id);
+    let knobs: Vec<&str> = cell.knobs.iter().map(|(knob, _)| knob.as_str()).collect();
+    let text = |text: &str| Value::Text(text.into());
+    let (status, error) = match result {
+        Ok(_) => (OK, Value::None),
+        Err(message) => (FAILED, text(message)),
+    };
+    let mut row = vec![text(&cell.id), text(status), error, text(env!("CARGO_PKG_VERSION")), text(&cell.trace_digest)];
+    row.extend(cell.knobs.iter().map(|(_, value)| text(value)));
+    match result {
+        Ok(report) => row.extend(figures::row(report)),
+        Err(_) => row.resize(row.len() + figures::columns().len(), Value::None),
+    }
+    let write = |to: &Path| push(ColumnWriter::create_small(to, schema(&knobs), &ABOUT)?, [row]);
+    replace(&path, write).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Writes rows whose knobs are these.
+pub(super) fn write_rows(to: &Path, knobs: &[&str], rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
+    push(ColumnWriter::create(to, schema(knobs), &ABOUT)?, rows)
+}
+
+fn push(mut writer: ColumnWriter, rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
+    for row in rows {
+        writer.push(row)?;
+    }
+    Ok(writer.finish()?)
+}
+
+/// The columns of rows whose knobs are these. A knob may be empty where rows of several sweeps are joined.
+pub(super) fn schema(knobs: &[&str]) -> Vec<Column> {
+    let before = BEFORE.iter().map(|(name, optional)| Column { optional: *optional, ..Column::new(*name, Kind::Text) });
+    let knobs = knobs.iter().map(|knob| Column::optional(format!("{KNOB}{knob}"), Kind::Text));
+    before.chain(knobs).chain(figures::columns().into_iter().map(|(column, _)| column)).collect()
+}
+
+/// All rows of a file.
+pub(super) fn read(path: &Path) -> anyhow::Result<Columns> {
+    let columns = columns::read(path)?;
+    for (name, _) in BEFORE {
+        columns
+            .column(name)
+            .with_context(|| format!("{}: no result of a sweep: it has no '{name}'", path.display()))?;
+    }
+    Ok(columns)
+}

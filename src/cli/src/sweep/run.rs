@@ -1,0 +1,214 @@
+//! Running cells: as many at a time as there are threads, each on one of them.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal, stderr};
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::ops::ControlFlow;
+
+use trunkline_sim::outcome::Outcome;
+use trunkline_sim::{Report, replay_source};
+
+use super::cells::{Cell, Ready};
+use super::folder;
+use crate::replay::at_load;
+use crate::replay::input::{Input, Part};
+
+/// Parts of a cell that progress is shown in.
+const PARTS: u64 = 1000;
+
+/// How cells fared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// Those that were run.
+    pub ok: usize,
+    /// Those that could not be.
+    pub failed: usize,
+}
+
+/// Runs `cells` and writes the row of each into `folder` as soon as it has ended.
+///
+/// # Errors
+/// If a row cannot be written. What is wrong with a cell stands in its row.
+pub(super) fn run(cells: &[&Cell], folder: &Path, threads: usize) -> anyhow::Result<Tally> {
+    // Cells of one trace after another, so that no more traces are in memory than there are threads.
+    let mut order: Vec<&Cell> = cells.to_vec();
+    let trace = |cell: &&Cell| cell.ready.as_ref().ok().map(|ready| ready.trace.clone());
+    order.sort_by_cached_key(trace);
+    let (traces, progress, next) = (Traces::of(&order), Progress::new(&order), AtomicUsize::new(0));
+    let work = || -> anyhow::Result<Tally> {
+        let mut tally = Tally::default();
+        while let Some(cell) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let result = run_one(cell, &traces, &progress);
+            folder::write(folder, cell, &result)?;
+            match result.is_ok() {
+                true => tally.ok += 1,
+                false => tally.failed += 1,
+            }
+            progress.ended(cell, &result);
+        }
+        Ok(tally)
+    };
+    let tallies: anyhow::Result<Vec<Tally>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads.clamp(1, order.len().max(1))).map(|_| scope.spawn(work)).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        threads.into_iter().map(join).collect()
+    });
+    progress.bar.finish_and_clear();
+    let sum = |a: Tally, b: Tally| Tally { ok: a.ok + b.ok, failed: a.failed + b.failed };
+    Ok(tallies?.into_iter().fold(Tally::default(), sum))
+}
+
+fn run_one(cell: &Cell, traces: &Traces, progress: &Progress) -> Result<Report, String> {
+    let mut share = Share { progress, of_cell: 1, shown: 0 };
+    let ready = cell.ready.as_ref().map_err(String::clone)?;
+    let result =
+        traces.get(ready).and_then(|input| replay(&input, ready, &mut share).map_err(|error| format!("{error:#}")));
+    traces.done(ready);
+    result
+}
+
+fn replay(input: &Input, ready: &Ready, share: &mut Share<'_>) -> anyhow::Result<Report> {
+    let cost = ready.settings.cost_model()?;
+    // At least one, so that shares of it are numbers.
+    let requests = input.requests().unwrap_or(u64::MAX).max(1);
+    let mut runs = [ready.settings.clone()];
+    let mut before = 0;
+    let load = match ready.load {
+        Some(fraction) => {
+            share.of_cell = requests.saturating_mul(2);
+            before = requests;
+            Some(at_load(input, &mut runs, &*cost, fraction, &mut |ended| share.at(ended))?)
+        }
+        None => {
+            share.of_cell = requests;
+            None
+        }
+    };
+    let mut ended = before;
+    let mut progress = |_: &Outcome| {
+        ended += 1;
+        share.at(ended);
+        ControlFlow::Continue(())
+    };
+    let mut report = replay_source(&mut *input.source()?, &runs[0], &*cost, &mut progress)?;
+    report.load = load;
+    Ok(report)
+}
+
+/// The traces that cells need, each loaded when the first of them begins and dropped when the last has ended.
+struct Traces(HashMap<PathBuf, Vec<Shared>>);
+
+struct Shared {
+    part: Part,
+    input: Mutex<Option<Result<Arc<Input>, String>>>,
+    cells_left: AtomicUsize,
+}
+
+impl Traces {
+    fn of(cells: &[&Cell]) -> Self {
+        let mut traces: HashMap<PathBuf, Vec<Shared>> = HashMap::new();
+        for ready in cells.iter().filter_map(|cell| cell.ready.as_ref().ok()) {
+            let parts = traces.entry(ready.trace.clone()).or_default();
+            match parts.iter_mut().find(|shared| shared.part == ready.part) {
+                Some(shared) => *shared.cells_left.get_mut() += 1,
+                None => parts.push(Shared {
+                    part: ready.part.clone(),
+                    input: Mutex::new(None),
+                    cells_left: AtomicUsize::new(1),
+                }),
+            }
+        }
+        Self(traces)
+    }
+
+    fn shared(&self, ready: &Ready) -> &Shared {
+        let found = self.0[&ready.trace].iter().find(|shared| shared.part == ready.part);
+        found.expect("every cell that can be run was counted")
+    }
+
+    /// The trace of a cell. Others that want it meanwhile wait.
+    fn get(&self, ready: &Ready) -> Result<Arc<Input>, String> {
+        let mut held = self.shared(ready).input.lock().unwrap_or_else(PoisonError::into_inner);
+        let load = || ready.part.open(&ready.trace).map(Arc::new).map_err(|error| format!("{error:#}"));
+        held.get_or_insert_with(load).clone()
+    }
+
+    fn done(&self, ready: &Ready) {
+        let shared = self.shared(ready);
+        if shared.cells_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *shared.input.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+/// What is shown while cells run: a bar on a terminal, else a line for each cell.
+struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+    cells: usize,
+    ended: AtomicUsize,
+    /// Which knobs differ between cells, by which people know them.
+    varied: Vec<bool>,
+}
+
+impl Progress {
+    fn new(all: &[&Cell]) -> Self {
+        let cells = all.len();
+        let knobs = all.first().map_or(0, |cell| cell.knobs.len());
+        let varies = |knob: usize| all.iter().any(|cell| cell.knobs[knob].1 != all[0].knobs[knob].1);
+        let lines = !stderr().is_terminal();
+        let target = if lines { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(Some(cells as u64 * PARTS), target);
+        let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg}, {eta} left");
+        bar.set_style(style.expect("the template is right"));
+        bar.set_message(format!("0 of {cells} cells"));
+        Self { bar, lines, cells, ended: AtomicUsize::new(0), varied: (0..knobs).map(varies).collect() }
+    }
+
+    fn ended(&self, cell: &Cell, result: &Result<Report, String>) {
+        let ended = self.ended.fetch_add(1, Ordering::Relaxed) + 1;
+        self.bar.set_message(format!("{ended} of {} cells", self.cells));
+        let told = match result {
+            Ok(report) => format!("{:.1} s", report.wall_s),
+            Err(message) => format!("failed: {message}"),
+        };
+        let named = cell.knobs.iter().zip(&self.varied).filter(|(_, varied)| **varied);
+        let name = named.map(|((knob, value), _)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ");
+        if self.lines {
+            let left = self.bar.elapsed().mul_f64((self.cells - ended) as f64 / ended as f64);
+            let left =
+                if ended == self.cells { String::new() } else { format!(", about {} left", HumanDuration(left)) };
+            eprintln!("{ended} of {} cells{left}: {name}: {told}", self.cells);
+        } else if result.is_err() {
+            self.bar.println(format!("{name}: {told}"));
+        }
+    }
+}
+
+/// How far one cell is. When it is dropped, the cell is all shown.
+struct Share<'a> {
+    progress: &'a Progress,
+    of_cell: u64,
+    shown: u64,
+}
+
+impl Share<'_> {
+    fn at(&mut self, ended: u64) {
+        let parts = (u128::from(ended) * u128::from(PARTS) / u128::from(self.of_cell.max(1))) as u64;
+        let parts = parts.min(PARTS);
+        self.progress.bar.inc(parts.saturating_sub(self.shown));
+        self.shown = self.shown.max(parts);
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.at(self.of_cell);
+    }
+}

@@ -1,0 +1,215 @@
+//! What is swept: a TOML file of knobs, as fixed values and as axes of a grid.
+//!
+//! A knob is a flag of `replay` by its long name, or `trace`. This module knows which knobs a value is for, not what they mean.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use toml::{Table, Value};
+
+/// More cells than anyone waits for: a mistake.
+const CELLS_MAX: usize = 100_000;
+/// Written for a flag that is not given.
+const NONE: &str = "none";
+/// The knob that is no flag.
+pub(super) const TRACE: &str = "trace";
+
+/// A grid of cells.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    /// The file it was read from.
+    pub path: PathBuf,
+    /// What that says.
+    pub text: String,
+    /// What varies, the last fastest. What is fixed are axes of one step at the beginning.
+    pub axes: Vec<Axis>,
+}
+
+/// Knobs that vary together.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Axis {
+    /// Where it stands in the file, for faults: `fixed`, `grid` or `zip`.
+    pub section: &'static str,
+    pub knobs: Vec<String>,
+    /// A value for each knob at each step.
+    pub steps: Vec<Vec<Setting>>,
+}
+
+/// What a knob is set to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Setting {
+    /// The flag is not given.
+    Off,
+    /// The flag is given without a value.
+    On,
+    /// The flag is given with each of these.
+    Values(Vec<String>),
+}
+
+impl Setting {
+    /// As it stands in results.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Off => NONE.into(),
+            Self::On => "true".into(),
+            Self::Values(values) => values.join(" "),
+        }
+    }
+
+    /// From a value of the file; an array is a flag that is given several times.
+    fn parse(value: &Value) -> anyhow::Result<Self> {
+        Ok(match value {
+            Value::Boolean(false) => Self::Off,
+            Value::Boolean(true) => Self::On,
+            Value::String(text) if text == NONE => Self::Off,
+            Value::Array(values) if values.is_empty() => Self::Off,
+            Value::Array(values) => Self::Values(values.iter().map(scalar).collect::<Result<_, _>>()?),
+            value => Self::Values(vec![scalar(value)?]),
+        })
+    }
+}
+
+fn scalar(value: &Value) -> anyhow::Result<String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(n) => Ok(n.to_string()),
+        Value::Float(x) => Ok(x.to_string()),
+        other => bail!("it holds {}; give text, a number, true or false", kind(other)),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Table(_) => "a table",
+        Value::Array(_) => "a list",
+        Value::Boolean(_) => "true or false within a list",
+        Value::Datetime(_) => "a date",
+        Value::String(_) | Value::Integer(_) | Value::Float(_) => "a value",
+    }
+}
+
+/// The knobs of one cell, in the order of the file.
+pub(super) type Point<'a> = Vec<(&'a str, &'a Setting)>;
+
+impl Spec {
+    pub fn load(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display();
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read the sweep {name}"))?;
+        let axes = parse(&text).with_context(|| format!("sweep {name}"))?;
+        Ok(Self { path: path.into(), text, axes })
+    }
+
+    /// How many cells there are.
+    pub fn cells(&self) -> usize {
+        self.axes.iter().map(|axis| axis.steps.len()).product()
+    }
+
+    /// Cell number `at`, from 0; the last axis changes fastest.
+    pub fn point(&self, at: usize) -> Point<'_> {
+        let mut left = at;
+        let mut parts = Vec::new();
+        for axis in self.axes.iter().rev() {
+            parts.push(axis.knobs.iter().map(String::as_str).zip(&axis.steps[left % axis.steps.len()]));
+            left /= axis.steps.len();
+        }
+        parts.into_iter().rev().flatten().collect()
+    }
+
+    /// All knobs, in the order of the file.
+    pub fn knobs(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.axes.iter().flat_map(|axis| axis.knobs.iter().map(|knob| (axis.section, knob.as_str())))
+    }
+}
+
+fn parse(text: &str) -> anyhow::Result<Vec<Axis>> {
+    let table: Table = toml::from_str(text).map_err(|err| {
+        let before = err.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        anyhow::anyhow!("line {}: {}", before.matches('\n').count() + 1, err.message().replace('\n', " "))
+    })?;
+    let mut fixed = Vec::new();
+    let mut varied = Vec::new();
+    for (key, value) in &table {
+        match (key.as_str(), value) {
+            // Several traces are an axis of their own, the slowest: so they stand first.
+            (TRACE, Value::Array(_)) => varied.insert(0, axis("grid", TRACE, value)?),
+            (TRACE, _) => fixed.push(single(TRACE, value)?),
+            ("fixed", Value::Table(knobs)) => {
+                for (knob, value) in knobs {
+                    fixed.push(single(knob, value)?);
+                }
+            }
+            ("grid", Value::Table(knobs)) => {
+                for (knob, value) in knobs {
+                    varied.push(axis("grid", knob, value)?);
+                }
+            }
+            ("zip", Value::Array(zips)) => {
+                for knobs in zips {
+                    varied.push(zipped(knobs)?);
+                }
+            }
+            ("fixed" | "grid" | "zip", _) => bail!("write {key} as [fixed], [grid] or [[zip]]"),
+            _ => bail!("unknown key '{key}'; there are: trace, [fixed], [grid], [[zip]]; knobs stand in one of those"),
+        }
+    }
+    let axes = [fixed, varied].concat();
+    check(&axes)?;
+    Ok(axes)
+}
+
+fn single(knob: &str, value: &Value) -> anyhow::Result<Axis> {
+    let setting = Setting::parse(value).with_context(|| format!("fixed.{knob}"))?;
+    Ok(Axis { section: "fixed", knobs: vec![knob.into()], steps: vec![vec![setting]] })
+}
+
+fn axis(section: &'static str, knob: &str, value: &Value) -> anyhow::Result<Axis> {
+    let Value::Array(values) = value else {
+        bail!("{section}.{knob} is not a list; write [grid] values in brackets, or put a single one into [fixed]");
+    };
+    ensure!(!values.is_empty(), "{section}.{knob} is empty; give at least one value");
+    let mut steps: Vec<Vec<Setting>> = Vec::new();
+    for value in values {
+        let step = vec![Setting::parse(value).with_context(|| format!("{section}.{knob}"))?];
+        ensure!(!steps.contains(&step), "{section}.{knob} has '{}' twice", step[0].label());
+        steps.push(step);
+    }
+    Ok(Axis { section, knobs: vec![knob.into()], steps })
+}
+
+fn zipped(knobs: &Value) -> anyhow::Result<Axis> {
+    let Value::Table(knobs) = knobs else { bail!("write zip as [[zip]]") };
+    let mut columns = Vec::new();
+    for (knob, value) in knobs {
+        let Value::Array(values) = value else { bail!("zip.{knob} is not a list; write its values in brackets") };
+        let settings = values.iter().map(Setting::parse).collect::<anyhow::Result<Vec<_>>>();
+        columns.push((knob.clone(), settings.with_context(|| format!("zip.{knob}"))?));
+    }
+    let Some((first, settings)) = columns.first() else { bail!("a [[zip]] is empty; give knobs that vary together") };
+    let n = settings.len();
+    ensure!(n > 0, "zip.{first} is empty; give at least one value");
+    for (knob, settings) in &columns {
+        ensure!(settings.len() == n, "zip.{knob} has {} values and zip.{first} has {n}", settings.len());
+    }
+    let steps: Vec<Vec<Setting>> =
+        (0..n).map(|at| columns.iter().map(|(_, settings)| settings[at].clone()).collect()).collect();
+    for (at, step) in steps.iter().enumerate() {
+        ensure!(!steps[..at].contains(step), "zip.{first} has the same values twice");
+    }
+    Ok(Axis { section: "zip", knobs: columns.into_iter().map(|(knob, _)| knob).collect(), steps })
+}
+
+fn check(axes: &[Axis]) -> anyhow::Result<()> {
+    let mut seen = BTreeSet::new();
+    for axis in axes {
+        for knob in &axis.knobs {
+            ensure!(seen.insert(knob), "{}.{knob} is set elsewhere too; set each knob once", axis.section);
+        }
+    }
+    ensure!(seen.iter().any(|knob| *knob == TRACE), "there is no trace; write trace = \"FILE\"");
+    let cells = axes.iter().try_fold(1usize, |n, axis| n.checked_mul(axis.steps.len()));
+    let fits = cells.is_some_and(|n| n <= CELLS_MAX);
+    ensure!(fits, "there are more than {CELLS_MAX} cells; sweep less at once");
+    Ok(())
+}
