@@ -16,7 +16,7 @@ use crate::replay::input::Part;
 use crate::replay::{Asked, ReplayArgs};
 
 /// Flags that write files or read something else than a trace.
-const NO_KNOBS: [&str; 5] = ["json", "requests", "html", "timeline", "recorded"];
+const NO_KNOBS: [&str; 6] = ["json", "requests", "html", "timeline", "timeline-window", "recorded"];
 /// Endings of names of files that a knob may have as its value.
 const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
 
