@@ -97,8 +97,8 @@ pub fn replay_watched(
     replay_source(&mut trace.source(), settings, cost, observer)
 }
 
-/// Replays what `source` gives, watched by `observer`. Memory does not grow with the number of requests, but for 24 bytes each of
-/// measured latencies.
+/// Replays what `source` gives, watched by `observer`. Memory grows with the requests that are under way, and by 24 bytes for each of the
+/// first million, whose latencies are kept.
 pub fn replay_source(
     source: &mut dyn Source,
     settings: &Settings,

@@ -4,7 +4,7 @@ use trunkline_core::{StepSeq, Token, Usage};
 
 use crate::fairness::{Contention, OUTPUT_UNITS};
 use crate::flights::{Flight, Flights};
-use crate::latency::{Exact, Histogram, Summary};
+use crate::latency::{Histogram, Kept, Summary};
 use crate::outcome::Outcome;
 use crate::report::{FairnessReport, TenantReport};
 use crate::tenants::Shares;
@@ -19,9 +19,9 @@ pub(crate) struct TenantMeters {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
-    pub ttft: Exact,
-    pub tpot: Exact,
-    pub e2e: Exact,
+    pub ttft: Kept,
+    pub tpot: Kept,
+    pub e2e: Kept,
 }
 
 /// All meters of a replay.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::latency::{Exact, Summary};
+use crate::latency::{Kept, Summary};
 
 /// Points at even shares, 1/200 apart.
 const EVEN: u64 = 200;
@@ -36,7 +36,7 @@ impl Distribution {
                 points.push(point);
             }
         }
-        let mut meter = Exact::default();
+        let mut meter = Kept::default();
         values_ns.iter().for_each(|ns| meter.record(*ns));
         Self { n, summary: meter.summary(), points }
     }

@@ -139,7 +139,10 @@ fn a_spec_that_makes_no_sense_is_told_in_one_line() {
 fn a_knob_that_is_wrong_is_named_with_what_is_possible() {
     let told = |rest: &str| fault(&format!("trace = 't.jsonl'\n{rest}"));
     let unknown = told("[grid]\npolcy = ['fcfs']\n");
-    assert!(unknown.starts_with("sweep s.toml: unknown knob grid.polcy; there are: trace, align-chunks, "), "{unknown}");
+    assert!(
+        unknown.starts_with("sweep s.toml: unknown knob grid.polcy; there are: trace, align-chunks, "),
+        "{unknown}"
+    );
     assert!(!unknown.contains("requests"), "{unknown}");
     for output in ["json", "requests", "recorded"] {
         let refused = told(&format!("[fixed]\n{output} = 'x'\n"));
