@@ -13,7 +13,7 @@ use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 use trunkline_sim::cost::calibrate::{Sample, calibrate, from_benchmark};
 use trunkline_sim::cost::table::Skew;
 use trunkline_sim::cost::{CostChoice, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Table, Weights};
-use trunkline_sim::latency::{Exact, Summary};
+use trunkline_sim::latency::{Kept, Summary};
 use trunkline_sim::tenants::Shares;
 use trunkline_sim::{Arrivals, Routing, Settings, Trace, engines, hardware, model, replay};
 
@@ -68,7 +68,7 @@ fn load(skew: Skew) -> Option<Run> {
 }
 
 fn summaries(jobs: &[Job]) -> [Summary; 3] {
-    let mut meters = [Exact::default(), Exact::default(), Exact::default()];
+    let mut meters = [Kept::default(), Kept::default(), Kept::default()];
     for job in jobs {
         meters[0].record(job.first_ns - job.arrival_ns);
         if job.output > 1 {
@@ -76,7 +76,7 @@ fn summaries(jobs: &[Job]) -> [Summary; 3] {
         }
         meters[2].record(job.end_ns - job.arrival_ns);
     }
-    meters.map(Exact::summary)
+    meters.map(Kept::summary)
 }
 
 /// The greatest relative error of mean and percentiles.
