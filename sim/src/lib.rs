@@ -7,16 +7,18 @@
 //!
 //! # A replay in seven steps
 //!
-//! 1. [`trace::TraceReader`] reads a request per line: when it arrives, how long it is, what it shares with others.
-//! 2. [`fleet::replay`] makes a core per replica and puts the first arrival on the event queue.
+//! 1. A [`trace::Source`] gives requests one by one: when each arrives, how long it is, what it shares with others. It is a trace in
+//!    memory, a file that is read on the way, or a [`workload`] whose users ask when they have been answered.
+//! 2. [`fleet::replay_source`] makes a core per replica and goes from one thing that happens to the next.
 //! 3. An arrival becomes a request: its tokens are made ([`trace::TraceRequest::prompt`]), hashed and submitted to the replica
 //!    that a [`router`] picks.
 //! 4. The core answers with a step. [`cost::StepShape`] sums it up, the cost model gives its duration, and its end is
 //!    put on the queue.
 //! 5. When it ends, the modelled worker answers with a token for each sequence that samples, and with the drafts that were right.
-//!    Copies of blocks that the core asks for go to the replica's [`link`], and their ends on the queue.
+//!    Copies of blocks that the core asks for go to the replica's [`link`], and their ends on the queue. Steps that are like the one
+//!    before them are leapt over ([`trunkline_core::Core::leap`]), unless an [`observer`] wants to see them.
 //! 6. Tokens and ends of requests go to the meters of [`latency`], and of [`fairness`] if there are several [`tenants`].
-//! 7. When the queue is empty, [`report::Report`] says what happened.
+//! 7. When nothing is left to happen, [`report::Report`] says what happened.
 //!
 //! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
 //! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]).
@@ -29,13 +31,13 @@
 //!
 //! # Invariants
 //!
-//! * **The same input gives the same digest and the same report** (but for `wall_s`): one thread, one clock, ties on the
-//!   queue broken by the order of scheduling, nothing random: what is drawn is a hash of what it is drawn for.
+//! * **The same input gives the same digest and the same report** (but for `wall_s`): one thread, one clock, what happens at one instant
+//!   in a fixed order, nothing random: what is drawn is a hash of what it is drawn for.
 //! * **No step is faster than the hardware can be**: every cost model holds every step to [`cost::Limit`], peak FLOP/s and peak
 //!   bandwidth.
 //! * **Every request of a trace ends or is refused**; a core that falls silent before is an error, not a short report.
-//! * Prompts exist only while a request is in a core, so memory grows with the requests in flight and with the lines of the
-//!   trace, not with its tokens.
+//! * Prompts exist only while a request is in a core, so memory grows with the requests in flight, and with the lines of the trace if
+//!   that is in memory, not with its tokens.
 //! * The simulator knows neither the server nor a real worker.
 //!
 //! # How near it comes
