@@ -251,6 +251,57 @@ fn a_part_of_a_trace_can_be_replayed() {
 }
 
 #[test]
+fn a_trace_read_on_the_way_is_replayed_like_one_in_memory() {
+    let same = |words: &[&str]| {
+        let (mut read_before, mut read_on_the_way) = (json(words), json(&[words, &["--stream"]].concat()));
+        for report in [&mut read_before, &mut read_on_the_way] {
+            report["settings"]["trace"].take();
+            report["wall_s"].take();
+        }
+        assert_eq!(read_before, read_on_the_way);
+        read_before["requests"].as_u64().unwrap()
+    };
+    assert_eq!(same(&["--replicas", "3", "--speed", "3"]), 40);
+    assert_eq!(same(&["--slice", "5..30", "--serial"]), 25);
+    let bad = tempfile::NamedTempFile::new().unwrap();
+    fs::write(bad.path(), fs::read_to_string(small_trace().path()).unwrap() + "{}\n").unwrap();
+    let path = bad.path().to_str().unwrap();
+    let (before, on_the_way) = (fault(&[path]), fault(&[path, "--stream"]));
+    assert!(before.contains("line 41") && before == on_the_way, "{before} / {on_the_way}");
+}
+
+#[test]
+fn a_workload_is_made_up_on_the_way() {
+    let workload = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    let spec = r#"
+        seed = 1
+        requests = 50
+        [[population]]
+        name = "chat"
+        arrivals = { process = "poisson", sessions-per-s = 2 }
+        input-tokens = { kind = "constant", value = 300 }
+        output-tokens = { kind = "uniform", min = 5, max = 90 }
+        session = { turns = { kind = "constant", value = 3 }, think-s = { kind = "exponential", mean = 1 } }
+    "#;
+    fs::write(workload.path(), spec).unwrap();
+    let path = workload.path().to_str().unwrap();
+    let report = |words: &[&str]| -> serde_json::Value {
+        let out = tempfile::NamedTempFile::new().unwrap();
+        run(parse(&[&[path, "--json", out.path().to_str().unwrap()], words].concat()).unwrap()).unwrap();
+        serde_json::from_str(&fs::read_to_string(out.path()).unwrap()).unwrap()
+    };
+    let (one, again, few) = (report(&[]), report(&[]), report(&["--limit", "20"]));
+    assert_eq!((&one["completed"], &one["digest"]), (&50.into(), &again["digest"]));
+    assert_eq!(few["completed"], 20);
+    assert!(one["prefix_hit_tokens"].as_u64() > Some(0), "turns have those before them in the cache");
+    // Users wait for answers: a slower replica is asked later.
+    let slow = report(&["--slow", "0:40"]);
+    assert!(slow["duration_s"].as_f64().unwrap() > one["duration_s"].as_f64().unwrap() + 1.0);
+    assert!(fault(&[path, "--slice", "2.."]).ends_with("of the flags about traces only --limit is for it"));
+    assert!(fault(&[path, "--load", "0.5"]).contains("trunkline trace generate"));
+}
+
+#[test]
 fn costs_that_are_given_are_believed() {
     let given = settings(&["t", "--swap-block-ns", "5", "--recompute-token-ns", "6"]).unwrap();
     assert_eq!((given[0].core.swap_block_ns, given[0].core.recompute_token_ns), (5, 6));
