@@ -206,8 +206,10 @@ impl<'a> Fleet<'a> {
         let routing = &settings.routing;
         let mut replicas = Vec::new();
         for number in 0..settings.n_replicas() as usize {
+            let mut core = Core::new(settings.core_of(number)).map_err(SettingsError::Config)?;
+            core.omit_tokens();
             replicas.push(Replica {
-                core: Core::new(settings.core_of(number)).map_err(SettingsError::Config)?,
+                core,
                 in_flight: None,
                 leap_first_ns: 0,
                 links: Links::new(
@@ -317,7 +319,8 @@ impl<'a> Fleet<'a> {
             return;
         }
         let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
-        let result = self.worker.answer(&step);
+        let spare = self.replicas[replica].core.spare_result();
+        let result = self.worker.answer(&step, spare);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
         self.replicas[replica].core.recycle(step);
         self.tell(replica, Event::StepFinished(result));

@@ -21,10 +21,10 @@ impl Worker {
         Self { acceptance }
     }
 
-    /// What it answers to a step.
-    pub(crate) fn answer(&self, step: &Step) -> StepResult {
-        let n = step.seqs.len();
-        let mut result = StepResult { step: step.id, tokens: Vec::with_capacity(n), ends: Vec::with_capacity(n) };
+    /// What it answers to a step, in the memory of an empty answer.
+    pub(crate) fn answer(&self, step: &Step, mut result: StepResult) -> StepResult {
+        debug_assert!(result.tokens.is_empty() && result.ends.is_empty());
+        result.step = step.id;
         for seq in &step.seqs {
             if seq.sample {
                 let request = seq.request.0;
@@ -75,7 +75,7 @@ mod tests {
         let worker = Worker::new(1.0);
         let step =
             Step { id: 7, seqs: vec![seq(3, 5, true, 0), seq(4, 0, false, 0), seq(5, 0, true, 2)], ..Step::default() };
-        let result = worker.answer(&step);
+        let result = worker.answer(&step, StepResult::default());
         assert_eq!((result.step, result.ends.as_slice()), (7, &[1, 1, 4][..]));
         assert_eq!(result.of(0), [generated_token(3, 5)]);
         assert_eq!(result.of(2), [0, 1, 2].map(|n| generated_token(5, n)));
@@ -92,7 +92,7 @@ mod tests {
             while tokens.len() < 200 {
                 steps += 1;
                 let step = Step { seqs: vec![seq(request, tokens.len() as u32, true, 4)], ..Step::default() };
-                tokens.extend(worker.answer(&step).tokens);
+                tokens.extend(worker.answer(&step, StepResult::default()).tokens);
             }
             assert!((0..).zip(&tokens).all(|(n, token)| *token == generated_token(request, n)));
         }
@@ -101,6 +101,6 @@ mod tests {
         assert!((mean / 2.3056 - 1.0).abs() < 0.02, "{mean}");
         let never = Worker::new(0.0);
         let step = Step { seqs: vec![seq(0, 0, true, 9)], ..Step::default() };
-        assert_eq!(never.answer(&step).tokens.len(), 1);
+        assert_eq!(never.answer(&step, StepResult::default()).tokens.len(), 1);
     }
 }

@@ -39,6 +39,7 @@ pub struct Core {
     step_begun_ns: u64,
     #[expect(clippy::vec_box, reason = "the boxes themselves are used again")]
     spare_steps: Vec<Box<Step>>,
+    spare_result: StepResult,
     next_arrival: u64,
     pub(crate) now_ns: u64,
     /// The leap that is under way, if one is.
@@ -66,6 +67,7 @@ impl Core {
             in_flight_seqs: Vec::new(),
             step_begun_ns: 0,
             spare_steps: Vec::new(),
+            spare_result: StepResult::default(),
             next_arrival: 0,
             now_ns: 0,
             leaping: Course::default(),
@@ -92,7 +94,10 @@ impl Core {
                 self.worker_joined = false;
                 self.lose_kv(actions);
             }
-            Event::StepFinished(result) => self.step_finished(&result, actions),
+            Event::StepFinished(result) => {
+                self.step_finished(&result, actions);
+                self.spare_result = result;
+            }
             Event::TransferFinished(id) => self.end_transfer(id, true, actions),
             Event::TransferFailed(id) => self.end_transfer(id, false, actions),
             Event::Tick => {}
@@ -109,6 +114,19 @@ impl Core {
         }
         #[cfg(debug_assertions)]
         self.check_sometimes();
+    }
+
+    /// Leaves the tokens of prefills out of [`Step::tokens`] from now on, for a worker that computes nothing. Decisions do not change.
+    pub fn omit_tokens(&mut self) {
+        self.sched.sends_tokens = false;
+    }
+
+    /// The memory of the last step's answer, empty, for the next one.
+    pub fn spare_result(&mut self) -> StepResult {
+        let mut result = std::mem::take(&mut self.spare_result);
+        result.tokens.clear();
+        result.ends.clear();
+        result
     }
 
     /// Gives the memory of a step back, so that the next one needs no allocation.

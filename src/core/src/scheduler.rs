@@ -82,6 +82,8 @@ pub(crate) struct Scheduler {
     /// The sequences of the step being made, in its order.
     pub picked: Vec<usize>,
     align_chunks: bool,
+    /// Whether steps carry the tokens of prefills.
+    pub sends_tokens: bool,
     /// Prefill chunks never end elsewhere. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
@@ -127,6 +129,7 @@ impl Scheduler {
             running: Vec::new(),
             picked: Vec::new(),
             align_chunks: config.align_chunks,
+            sends_tokens: true,
             aligned: config.align_chunks
                 && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
             free_worker_slots: Vec::new(),
@@ -485,7 +488,7 @@ impl Scheduler {
         if n_history == 0 && n_tokens == 1 && seq.remaining() == 1 {
             // All decodes: spares the look into their long vectors.
             step.tokens.push(seq.last_token);
-        } else {
+        } else if self.sends_tokens {
             let range = (seq.computed - n_history) as usize..(seq.computed + n_tokens) as usize;
             step.tokens.extend_from_slice(&seq.tokens[range]);
         }
