@@ -250,6 +250,7 @@ impl<'a> Judge<'a> {
 
     /// A request ended. Gives the promise that can no longer be kept whatever comes, if there is one.
     pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
+        let mut lost = None;
         for (slo, (above, sum_ns)) in self.slos.of_all.iter().zip(&mut self.counts) {
             let value_ns = match slo.metric {
                 Metric::Ttft => outcome.ttft_ns,
@@ -260,7 +261,7 @@ impl<'a> Judge<'a> {
             let Some(value_ns) = value_ns else { continue };
             *sum_ns += u128::from(value_ns);
             *above += u64::from(value_ns as f64 / 1e9 > slo.limit_s);
-            let lost = match slo.statistic {
+            let is_lost = match slo.statistic {
                 // The greatest number of values above a nearest-rank percentile, if every request to come completes.
                 Statistic::Percentile(per_cent) => *above > self.requests * (100 - per_cent) / 100,
                 Statistic::Max => *above > 0,
@@ -268,13 +269,14 @@ impl<'a> Judge<'a> {
                 Statistic::Mean => *sum_ns as f64 / 1e9 / self.requests as f64 > slo.limit_s,
                 Statistic::Each => false,
             };
-            if lost {
-                return Some(slo.to_string());
+            // All are counted on: whoever replays to the end wants the figures of all.
+            if is_lost && lost.is_none() {
+                lost = Some(slo);
             }
         }
         self.bad += u64::from(!self.slos.keeps_each(outcome));
-        let lost = self.slos.goodput.is_some_and(|goodput| self.best() < goodput);
-        lost.then(|| "goodput".into())
+        let too_few = || self.slos.goodput.is_some_and(|goodput| self.best() < goodput).then(|| "goodput".into());
+        lost.map(ToString::to_string).or_else(too_few)
     }
 
     /// The goodput if all requests to come are good.
@@ -369,6 +371,15 @@ mod tests {
             "ttft is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99"
         );
         assert_eq!(told(&["itl_p99=2s"], Some(0.9)), "a goodput needs a promise about requests: ttft, tpot or e2e");
+    }
+
+    #[test]
+    fn goodput_is_counted_on_after_another_promise_is_lost() {
+        let both = slos(&["ttft_max=1s", "ttft=1s"], Some(0.1)).unwrap();
+        let mut judge = Judge::new(&both, 4);
+        assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_max".into()));
+        assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_max".into()));
+        assert_eq!(judge.best(), 0.5);
     }
 
     fn outcome(ttft_s: f64, e2e_s: f64) -> Outcome {
