@@ -10,6 +10,7 @@ use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Sea
 use trunkline_sim::slo::{Slo, Slos};
 use trunkline_sim::{Arrivals, Settings, Trace};
 
+use crate::replay::input::is_workload;
 use crate::replay::render::{align_right, grouped, per_cent, table};
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::tiers::TierArgs;
@@ -94,6 +95,11 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let slos = Slos::new(&slos, args.goodput)?;
     let fleets = fleets(&args)?;
     let prices = prices(&args, &fleets)?;
+    let path = args.trace.display();
+    ensure!(
+        !is_workload(&args.trace),
+        "{path} is a workload, and a plan needs a trace; write it down with `trunkline trace generate`"
+    );
     let trace = Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?;
 
     let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
@@ -279,6 +285,10 @@ mod tests {
 
     #[test]
     fn faults_are_told_before_the_trace_is_read() {
+        assert_eq!(
+            fault("chat.toml --slo ttft_p99=2s"),
+            "chat.toml is a workload, and a plan needs a trace; write it down with `trunkline trace generate`"
+        );
         assert_eq!(fault("none --slo ttft"), "SLO is 'ttft'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s");
         let slo = "none --slo ttft_p99=2s";
         assert_eq!(fault(&format!("{slo} --price x")), "price is 'x'; give HARDWARE=PRICE, such as h100-80g=2.5");

@@ -58,7 +58,7 @@ pub enum Leapt {
     /// The batch is not steady: nothing was done.
     Nowhere,
     /// To a step that is like the one before it and is in flight now. No action tells of it. When it ends, the core MUST be told by
-    /// another [`Core::leap`], and before that of nothing but requests that are submitted.
+    /// another [`Core::leap`], and before that of nothing but requests that are submitted and deadlines of theirs that pass.
     Steady {
         /// When it ends.
         end_ns: u64,
@@ -175,7 +175,7 @@ impl Core {
                 }
                 course.find_boundary();
             }
-            if course.left == 0 || self.sched.may_admit() {
+            if course.left == 0 || self.sched.may_admit() || self.next_deadline_ns().is_some() {
                 return None;
             }
             let step = leaper.begin(self.now_ns, &course.shape());
@@ -196,6 +196,7 @@ impl Core {
             leaper.gave(decode.request, decode.given);
         }
         self.in_flight = None;
+        self.expire(actions);
         self.begin_step(actions);
         self.send_copies(actions);
         #[cfg(debug_assertions)]
@@ -292,3 +293,6 @@ impl Scheduler {
         self.digest.decide(decision::STEP, self.stats.steps, self.tree.evicted());
     }
 }
+
+#[cfg(test)]
+mod tests;

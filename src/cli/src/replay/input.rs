@@ -27,10 +27,15 @@ pub(crate) enum Input {
     Workload(Box<Spec>),
 }
 
+/// Whether a file says what to make up, and is no trace: by its name.
+pub(crate) fn is_workload(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"))
+}
+
 impl Part {
     /// Opens a trace, or a workload if the name ends in `.toml`.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Input> {
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml")) {
+        if is_workload(path) {
             return self.workload(path);
         }
         if self.stream {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, stderr};
+use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::ops::ControlFlow;
-
 use trunkline_sim::outcome::Outcome;
 use trunkline_sim::{Report, replay_source};
 
@@ -178,16 +177,22 @@ impl Progress {
             Ok(report) => format!("{:.1} s", report.wall_s),
             Err(message) => format!("failed: {message}"),
         };
-        let named = cell.knobs.iter().zip(&self.varied).filter(|(_, varied)| **varied);
-        let name = named.map(|((knob, value), _)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ");
+        let told = format!("{}: {told}", self.name(cell));
         if self.lines {
             let left = self.bar.elapsed().mul_f64((self.cells - ended) as f64 / ended as f64);
             let left =
                 if ended == self.cells { String::new() } else { format!(", about {} left", HumanDuration(left)) };
-            eprintln!("{ended} of {} cells{left}: {name}: {told}", self.cells);
+            eprintln!("{ended} of {} cells{left}: {told}", self.cells);
         } else if result.is_err() {
-            self.bar.println(format!("{name}: {told}"));
+            self.bar.println(told);
         }
+    }
+
+    /// What tells a cell from the others that are run.
+    fn name(&self, cell: &Cell) -> String {
+        let named = cell.knobs.iter().zip(&self.varied).filter(|(_, varied)| **varied);
+        let name = named.map(|((knob, value), _)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ");
+        if name.is_empty() { cell.id.clone() } else { name }
     }
 }
 
@@ -210,5 +215,23 @@ impl Share<'_> {
 impl Drop for Share<'_> {
     fn drop(&mut self) {
         self.at(self.of_cell);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_has_a_name_even_if_it_is_the_only_one() {
+        let cell = |id: &str, replicas: &str| Cell {
+            id: id.into(),
+            knobs: vec![("limit".into(), "50".into()), ("replicas".into(), replicas.into())],
+            trace_digest: String::new(),
+            ready: Err("not to be run".into()),
+        };
+        let (one, two) = (cell("ab", "1"), cell("cd", "2"));
+        assert_eq!(Progress::new(&[&one, &two]).name(&two), "replicas=2");
+        assert_eq!(Progress::new(&[&two]).name(&two), "cd");
     }
 }

@@ -15,7 +15,7 @@ const LOAD: usize = 12;
 /// Blocks an entry can tell apart and still have bits left for a tag.
 const BLOCKS_MAX: u32 = 1 << 30;
 
-/// Indices of blocks by hash. Equal hashes MUST NOT be in it twice.
+/// Indices of blocks by hash. Of blocks whose hashes are equal, which hardly ever happens, one is found and the others are not.
 #[derive(Debug)]
 pub(crate) struct Index {
     words: Vec<u32>,
@@ -42,7 +42,7 @@ impl Index {
         self.len
     }
 
-    /// The block of this hash. `hash_of` tells the hash of a block that is in the index.
+    /// A block of this hash. `hash_of` tells the hash of a block that is in the index.
     #[inline]
     pub fn find(&self, hash: u64, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
         let tag = self.tag(hash);
@@ -66,7 +66,7 @@ impl Index {
         None
     }
 
-    /// Adds a block, whose hash is not there.
+    /// Adds a block, which is not there.
     pub fn insert(&mut self, hash: u64, index: u32, hash_of: impl Fn(u32) -> u64) {
         if self.len == self.buckets * LOAD {
             self.grow(hash_of);

@@ -1,0 +1,110 @@
+//! Leaps that are paused, and what may come then. Leaping against stepping over whole replays is tested with the simulator.
+
+use super::*;
+use crate::config::Config;
+use crate::event::Event;
+use crate::hash::Namespace;
+use crate::request::{FinishReason, Request};
+use crate::step::StepResult;
+
+const STEP_NS: u64 = 10;
+const TOKEN: Token = 7;
+
+/// Gives tokens, and leaps over steps that end before the next request comes.
+struct Patient {
+    until_ns: u64,
+    leapt: u64,
+}
+
+impl Leaper for Patient {
+    fn begin(&mut self, begin_ns: u64, _: &SteadyBatch) -> SteadyStep {
+        let end_ns = begin_ns + STEP_NS;
+        self.leapt += 1;
+        SteadyStep { end_ns, leap_over: end_ns < self.until_ns }
+    }
+
+    fn ended(&mut self, _: u32) {}
+
+    fn token(&mut self, _: RequestId, _: u32) -> Token {
+        TOKEN
+    }
+
+    fn gave(&mut self, _: RequestId, _: u32) {}
+}
+
+/// Runs requests that come at given times, leaping or stepping, with ticks at deadlines. Returns what ended when and why, the digest,
+/// and how many steps were leapt over.
+fn run(config: Config, requests: &[(u64, Request)], leaps: bool) -> (Vec<(u64, u64, FinishReason)>, u64, u64) {
+    let block_size = config.block_size;
+    let mut core = Core::new(config).unwrap();
+    let (mut actions, mut ends, mut rest) = (Vec::new(), Vec::new(), requests);
+    let (mut now_ns, mut step_end_ns, mut step, mut leapt) = (0, None, None, 0);
+    core.handle(0, Event::WorkerJoined, &mut actions);
+    loop {
+        for action in actions.drain(..) {
+            match action {
+                Action::RunStep(begun) => (step_end_ns, step) = (Some(now_ns + STEP_NS), Some(begun)),
+                Action::Finish { request, reason, .. } => ends.push((now_ns, request.0, reason)),
+                Action::Token { .. } => {}
+                other => panic!("{other:?} was not to be expected"),
+            }
+        }
+        let comes_ns = rest.first().map(|(at_ns, _)| *at_ns);
+        let times = [comes_ns, core.next_deadline_ns(), step_end_ns];
+        let Some(next_ns) = times.into_iter().flatten().min() else { break };
+        now_ns = next_ns;
+        if comes_ns == Some(now_ns) {
+            let mut request = rest[0].1.clone();
+            request.hash_prompt(block_size);
+            rest = &rest[1..];
+            core.handle(now_ns, Event::Submit(Box::new(request)), &mut actions);
+        } else if times[1] == Some(now_ns) {
+            core.handle(now_ns, Event::Tick, &mut actions);
+        } else {
+            step_end_ns = None;
+            let mut leaper = Patient { until_ns: comes_ns.unwrap_or(u64::MAX), leapt: 0 };
+            let far = if leaps { core.leap(now_ns, &mut leaper, &mut actions) } else { Leapt::Nowhere };
+            leapt += leaper.leapt;
+            match far {
+                Leapt::Steady { end_ns } => step_end_ns = Some(end_ns),
+                Leapt::Landed { begin_ns } => now_ns = begin_ns,
+                Leapt::Nowhere => {
+                    let step = step.take().expect("a step in flight ends");
+                    let tokens: Vec<_> = step.seqs.iter().filter(|seq| seq.sample).map(|_| TOKEN).collect();
+                    let ends = step.seqs.iter().scan(0, |end, seq| {
+                        *end += u32::from(seq.sample);
+                        Some(*end)
+                    });
+                    let result = StepResult { step: step.id, ends: ends.collect(), tokens };
+                    core.handle(now_ns, Event::StepFinished(result), &mut actions);
+                }
+            }
+        }
+    }
+    core.check();
+    (ends, core.digest(), leapt)
+}
+
+fn request(id: u64, deadline_ns: Option<u64>) -> Request {
+    let prompt = (0..10).map(|at| id as u32 * 100 + at).collect();
+    Request { deadline_ns, ..Request::new(RequestId(id), Namespace::default().root(), prompt, 60) }
+}
+
+#[test]
+fn deadlines_of_requests_that_come_in_a_leap_pass_on_time() {
+    let config = Config { max_batch_size: 1, block_size: 4, ..Config::default() };
+    // The first runs alone. One waits in vain over several steps, one within a step, one until a step ends; the last has the time.
+    let requests = [
+        (0, request(0, None)),
+        (35, request(1, Some(72))),
+        (205, request(2, Some(208))),
+        (305, request(3, Some(310))),
+        (405, request(4, Some(10_000))),
+    ];
+    let (ends, digest, leapt) = run(config.clone(), &requests, true);
+    let timeouts = [(72, 1), (208, 2), (310, 3)].map(|(at_ns, id)| (at_ns, id, FinishReason::Timeout));
+    assert_eq!(ends[..3], timeouts);
+    assert_eq!(ends[3..], [(600, 0, FinishReason::Length), (1200, 4, FinishReason::Length)]);
+    assert!(leapt > 10, "{leapt} steps were leapt over");
+    assert_eq!(run(config, &requests, false), (ends, digest, 0));
+}
