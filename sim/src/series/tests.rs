@@ -142,9 +142,9 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     let seen = Stats { swapped: 1, ..stats(3, 2, 10, 20, 0) };
     series.step(&StepSeen { replica: 0, begin_ns: 0, end_ns: 10_000_000, shape, stats: &seen });
     let (from, to) = (Place::Device, Place::Host);
-    let (asked_ns, duration_ns) = (0, 2_000_000);
-    for end_ns in [2_000_000, 4_000_000, 6_000_000] {
-        series.transfer(&TransferSeen { replica: 0, asked_ns, end_ns, duration_ns, from, to, blocks: 5 });
+    let (asked_ns, begin_ns) = (0, 1_000);
+    for (end_ns, cut) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
+        series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, cut, from, to, blocks: 5 });
     }
     series.replica(5_000_000, 0, false);
     series.replica(8_000_000, 0, true);
