@@ -109,7 +109,7 @@ fn every_request_begins_and_ends_and_its_phases_are_inside() {
 fn copies_are_inside_their_time_on_the_way_and_overlap_as_they_share_the_link() {
     let mut settings = eventful();
     // A prompt's blocks take longer than it is to the next prompt now and then, and are under way when replicas fail.
-    settings.hardware.host_link_bytes_s = 0.5e9;
+    settings.hardware.host_link_bytes_s = 0.2e9;
     let (report, events) = events("a.json", &settings, Window::ALL);
     let mut copies: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
     for event in events.iter().filter(|event| event["cat"] == "copy") {

@@ -1,5 +1,7 @@
 //! Leaping over steps against going through them one by one: the same decisions at the same times.
 
+use trunkline_core::TierConfig;
+
 use super::*;
 use crate::fleet::replay_source;
 use crate::observer::{Observer, StepSeen};
@@ -102,6 +104,26 @@ fn whatever_the_policies_and_the_arrivals() {
             settings.arrivals = arrivals;
             same(&trace, &settings);
         }
+    }
+}
+
+#[test]
+fn whatever_is_copied_between() {
+    let trace = conversations(150, 4);
+    for write in [trunkline_core::Write::Through, trunkline_core::Write::SecondUse] {
+        let mut settings = settings(16, 1200);
+        settings.replicas = 2;
+        (settings.core.host_blocks, settings.core.preemption) = (500, trunkline_core::Preemption::Swap);
+        settings.core.tiers = vec![TierConfig { name: "host".into(), blocks: 3000, write, eviction: "lru".into() }];
+        // So slow that copies share the link.
+        settings.hardware.host_link_bytes_s = 8e9;
+        same(&trace, &settings);
+        let mut watch = |_: &Outcome| ControlFlow::Continue(());
+        let mut source = trace.source();
+        let mut fleet = Fleet::new(&mut source, &settings, &Linear, &mut watch).unwrap();
+        fleet.run().unwrap();
+        assert!(fleet.leapt > 0, "there is time between copies");
+        assert!(fleet.report().link_in.blocks > 0);
     }
 }
 
