@@ -2,7 +2,7 @@
 //!
 //! One link joins the device to its host's memory, where swapped requests and the first tier of the prefix cache lie; one
 //! more joins the host to each tier behind that. A copy goes over the link of the farther of its two ends. A link carries
-//! both directions at once, each at its full rate: each is a [`Lane`]. A copy takes the link's latency, in which it needs nothing of
+//! both directions at once, each at its full rate: each is a lane (`link/lane.rs`). A copy takes the link's latency, in which it needs nothing of
 //! its rate, and then moves its bytes. Copies that move in one direction share the rate equally. Copies do not slow down steps, nor steps
 //! copies: a link takes a few per cent of the device's memory bandwidth.
 //!

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a process | a replica |
 //! | its thread `steps` | a slice for each step, named for what is in it |
-//! | async slices for each direction of a link, `to host` | a copy from when it was asked for to its end, and in it the time in which its bytes moved; copies share the link, so they overlap |
+//! | async slices for each direction of a link, `to host` | a copy from asking to end, and in it the time in which its bytes moved; copies overlap |
 //! | async slices `request` | a request from arrival to end, and in it `queue`, `prefill` and `decode`, at the replica where it ended |
 //! | counters `requests`, `KV blocks` | gauges while each step runs |
 //! | instants `failed`, `back`, `refused` | what they say |
