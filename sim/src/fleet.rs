@@ -2,9 +2,10 @@
 //!
 //! A replica is a [`Core`], the step it has in flight, and the links to its host and tiers. A [`crate::router`] says which of them a
 //! request goes to. Time jumps to whatever comes next, an entry of the queue or an arrival of the [`Source`]; everything that follows
-//! from it at that instant is done before the next is taken. What comes at one instant comes in the order of [`What`], arrivals last:
+//! from it at that instant is done before the next is taken. What comes at one instant comes in the order of `What`, arrivals last:
 //! no matter when it was scheduled, so that steps may be leapt over (`fleet/leap.rs`). When a replica fails, what it had under way
-//! stays on the queue with the number of the life it was begun in, and is passed over when its time comes.
+//! stays on the queue with the number of the life it was begun in, and is passed over when its time comes; so is a turn of a link if what
+//! is under way there has changed (`fleet/copying.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,9 +18,9 @@ use trunkline_core::{BlockHash, Core, FinishReason, Namespace};
 
 use crate::cost::{CostModel, StepShape};
 use crate::flights::Flights;
-use crate::link::Links;
+use crate::link::{Copy, Links};
 use crate::meters::Meters;
-use crate::observer::{Observer, StepSeen, TransferSeen};
+use crate::observer::{Observer, StepSeen};
 use crate::outcome::Outcome;
 use crate::report::Report;
 use crate::router::{self, Load, Router};
@@ -28,6 +29,7 @@ use crate::trace::{self, Source, Sped, Trace, TraceError};
 use crate::worker::Worker;
 
 mod arriving;
+mod copying;
 mod faults;
 mod leap;
 mod placing;
@@ -142,10 +144,27 @@ enum State {
 /// What is done at a time. What is done at the same time is done in this order, by replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    Fail { failure: usize },
-    Return { replica: usize },
-    TransferEnd { replica: usize, life: u32, id: u64 },
-    StepEnd { replica: usize, life: u32 },
+    Fail {
+        failure: usize,
+    },
+    Return {
+        replica: usize,
+    },
+    /// Something happens in one direction of a link, unless what is under way there has changed since this was said.
+    LinkTurn {
+        replica: usize,
+        lane: usize,
+        version: u64,
+    },
+    TransferEnd {
+        replica: usize,
+        life: u32,
+        id: u64,
+    },
+    StepEnd {
+        replica: usize,
+        life: u32,
+    },
 }
 
 /// An entry of the queue.
@@ -183,6 +202,8 @@ struct Fleet<'a> {
     now_ns: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
     actions: Vec<Action>,
+    /// Copies that end at one turn of a link, emptied after each use.
+    ended_copies: Vec<Copy>,
     /// Requests taken from the source, those that ended or were refused, and when the last of them did.
     taken: u64,
     ended: u64,
@@ -257,6 +278,7 @@ impl<'a> Fleet<'a> {
             now_ns: 0,
             queue: BinaryHeap::new(),
             actions: Vec::new(),
+            ended_copies: Vec::new(),
             taken: 0,
             ended: 0,
             last_end_ns: 0,
@@ -305,6 +327,7 @@ impl<'a> Fleet<'a> {
                 self.tell(replica, Event::TransferFinished(id));
             }
             What::StepEnd { .. } | What::TransferEnd { .. } => {}
+            What::LinkTurn { replica, lane, version } => self.turn_link(replica, lane, version),
             What::Fail { failure } => self.fail(failure),
             What::Return { replica } => self.come_back(replica),
         }
@@ -351,20 +374,7 @@ impl<'a> Fleet<'a> {
             }
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
             Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
-            Action::Transfer(transfer) => {
-                let copy = self.replicas[replica].links.copy(at_ns, &transfer);
-                self.observer.transfer(&TransferSeen {
-                    replica: replica as u32,
-                    asked_ns: at_ns,
-                    end_ns: copy.end_ns,
-                    duration_ns: copy.duration_ns,
-                    from: transfer.from,
-                    to: transfer.to,
-                    blocks: transfer.pairs.len() as u32,
-                });
-                let life = self.replicas[replica].life;
-                self.schedule(copy.end_ns, What::TransferEnd { replica, life, id: transfer.id });
-            }
+            Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
             Action::Finish { request, reason: FinishReason::Length, usage } => {
                 self.leave(replica, request, usage.completion_tokens);
                 let flight = self.flights.remove(request.0);

@@ -26,7 +26,7 @@ pub trait Observer {
         let _ = step;
     }
 
-    /// Copies of blocks were asked for.
+    /// A copy of blocks ended, or its replica failed before it did.
     fn transfer(&mut self, transfer: &TransferSeen) {
         let _ = transfer;
     }
@@ -58,17 +58,20 @@ pub struct StepSeen<'a> {
     pub stats: &'a Stats,
 }
 
-/// A copy of blocks from place to place.
+/// A copy of blocks from place to place, when it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferSeen {
     /// Whose.
     pub replica: u32,
     /// When it was asked for, nanoseconds.
     pub asked_ns: u64,
-    /// When it will have ended, unless the replica fails before.
+    /// When the latency of its link was over and its bytes began to move, which they shared with the other copies of that direction. The
+    /// time of its end if the replica failed before.
+    pub begin_ns: u64,
+    /// When it ended, or the replica failed.
     pub end_ns: u64,
-    /// What it takes of its link's time, nanoseconds: the last of the time to its end.
-    pub duration_ns: u64,
+    /// Whether the replica failed before its end, so that nothing came of it.
+    pub cut: bool,
     /// From where.
     pub from: Place,
     /// To where.

@@ -6,7 +6,8 @@
 //!
 //! | what | how it comes into buckets |
 //! |---|---|
-//! | tokens, time and sequences of a step; blocks of a copy | evenly over the step or the copy; a step that a failure cut gives no token |
+//! | tokens, time and sequences of a step | evenly over the step; one that a failure cut gives no token |
+//! | blocks of a copy | evenly over the time in which its bytes moved; one that a failure cut is not counted |
 //! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the next begin of a step |
 //! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over the replicas that lasted |
 //!
@@ -18,11 +19,12 @@ use std::ops::ControlFlow;
 use trunkline_core::{Stats, TIERS_MAX};
 
 use crate::faults::Failure;
+use crate::link::lane;
 use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use crate::report::Report;
 use crate::settings::Settings;
-use crate::settled::{PastCopy, PastStep, Settling};
+use crate::settled::{PastStep, Settling};
 
 mod buckets;
 mod distribution;
@@ -41,8 +43,6 @@ pub struct Series {
     buckets: Buckets,
     gauges: Gauges,
     settling: Settling,
-    /// Copies that are over, emptied after each use.
-    over: Vec<PastCopy>,
     /// By replica.
     counted: Vec<Counted>,
     replicas: Vec<ReplicaTotals>,
@@ -78,19 +78,20 @@ impl Series {
     /// Nothing seen yet of a replay under `settings`.
     pub fn new(settings: &Settings) -> Self {
         let core = &settings.core;
-        let n = settings.replicas;
+        let n = settings.n_replicas();
         let tiers = core.tiers.iter().take(TIERS_MAX);
+        let device_blocks: Vec<u64> =
+            (0..n as usize).map(|replica| settings.core_of(replica).device_blocks.into()).collect();
         Self {
             buckets: Buckets::default(),
-            gauges: Gauges::new(n, core.device_blocks),
+            gauges: Gauges::new(&device_blocks),
             settling: Settling::new(n),
-            over: Vec::new(),
             counted: vec![Counted::default(); n as usize],
             replicas: vec![ReplicaTotals::default(); n as usize],
             failed: Vec::new(),
             failures: settings.routing.failures.clone(),
             block_bytes: settings.model.kv_bytes_per_token() * u64::from(core.block_size),
-            device_blocks: u64::from(core.device_blocks) * u64::from(n),
+            device_blocks: device_blocks.iter().sum(),
             tiers: tiers.map(|tier| (tier.name.clone(), u64::from(tier.blocks) * u64::from(n))).collect(),
             latencies_ns: Latencies::default(),
         }
@@ -101,12 +102,11 @@ impl Series {
         let duration_ns = (report.duration_s * 1e9).round() as u64;
         self.failed.retain(|(at_ns, _)| *at_ns < duration_ns);
         self.count_failures();
-        for step in self.settling.end(&mut self.over) {
+        for step in self.settling.end() {
             // No core says what came of its last step. A sequence that samples gives a token at least; drafts come on top.
             let tokens = step.shape.sampled.min(step.shape.decodes + step.shape.prefills);
             self.count_step(&step, tokens);
         }
-        self.count_copies();
         self.gauges.pass(duration_ns, &mut self.buckets);
         told::told(self, report, duration_ns)
     }
@@ -117,11 +117,10 @@ impl Series {
             let gone = |it: &&Failure| (it.at_ns, it.replica, it.back_ns) == (at_ns, replica, None);
             let returns = self.failures.iter().find(gone).is_none();
             self.gauges.fail(at_ns, replica, returns, &mut self.buckets);
-            if let Some(step) = self.settling.fail(at_ns, replica, &mut self.over) {
+            if let Some(step) = self.settling.fail(at_ns, replica) {
                 // One that ended in the instant of the failure was answered if that came later; its tokens are counted with the next step.
                 self.count_step(&step, 0);
             }
-            self.count_copies();
         }
     }
 
@@ -139,14 +138,6 @@ impl Series {
             (Sum::PrefillTokens, shape.prefill_tokens),
         ];
         self.buckets.spread(step.begin_ns, step.end_ns, &sums.map(|(sum, n)| (sum, n as f64)));
-    }
-
-    fn count_copies(&mut self) {
-        for copy in self.over.drain(..) {
-            // Of a copy that was cut, what had passed is not known; it did not arrive.
-            let blocks = if copy.cut { 0 } else { copy.blocks };
-            self.buckets.spread_copy(copy.begin_ns, copy.end_ns, copy.lane, blocks.into());
-        }
     }
 
     /// Counts what a core's counters went up by. Gives the tokens it generated since its last step began.
@@ -212,9 +203,10 @@ impl Observer for Series {
     }
 
     fn transfer(&mut self, seen: &TransferSeen) {
-        self.count_failures();
-        self.settling.transfer(seen, &mut self.over);
-        self.count_copies();
+        // Of a copy that was cut, what had passed is not known; it did not arrive.
+        if !seen.cut {
+            self.buckets.spread_copy(seen.begin_ns, seen.end_ns, lane(seen.from, seen.to), seen.blocks.into());
+        }
     }
 
     fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {

@@ -140,7 +140,8 @@ impl Settings {
             return Err(SettingsError::FarLinks { links, tiers });
         }
         for link in &self.far_links {
-            for (name, value) in [("bandwidth", link.bytes_s), ("ratio", link.ratio)] {
+            let codec = link.codec_bytes_s.map(|bytes_s| ("compression speed", bytes_s));
+            for (name, value) in [("bandwidth", link.bytes_s), ("ratio", link.ratio)].into_iter().chain(codec) {
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(SettingsError::TierLink { name, value });
                 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a process | a replica |
 //! | its thread `steps` | a slice for each step, named for what is in it |
-//! | a thread for each direction of a link, `to host` | a slice for each copy, while it has the link |
+//! | async slices for each direction of a link, `to host` | a copy from asking to end, and in it the time in which its bytes moved; copies overlap |
 //! | async slices `request` | a request from arrival to end, and in it `queue`, `prefill` and `decode`, at the replica where it ended |
 //! | counters `requests`, `KV blocks` | gauges while each step runs |
 //! | instants `failed`, `back`, `refused` | what they say |
@@ -23,12 +23,13 @@ use serde_json::json;
 use trunkline_core::Stats;
 use trunkline_core::transfer::Place;
 
+use crate::link::{lane, lane_name};
 use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use crate::settings::Settings;
-use crate::settled::{LANES, PastCopy, PastStep, Settling, lane_name};
+use crate::settled::{PastStep, Settling};
 
-/// The thread of the steps; those of the lanes follow.
+/// The thread of the steps.
 const STEPS_THREAD: usize = 1;
 
 /// What of a replay a timeline shows: everything that overlaps with it.
@@ -69,8 +70,8 @@ pub struct TimelineWriter {
     /// The first fault; after it nothing more is written.
     fault: Option<io::Error>,
     settling: Settling,
-    /// Copies that are over, emptied after each use.
-    over: Vec<PastCopy>,
+    /// Copies written: each has a number of its own, by which a viewer joins its begin and its end.
+    copies: u64,
     /// By replica.
     gauges: Vec<Gauges>,
     tiers: Vec<String>,
@@ -172,18 +173,14 @@ impl TimelineWriter {
             window,
             any: false,
             fault: None,
-            settling: Settling::new(settings.replicas),
-            over: Vec::new(),
-            gauges: vec![Gauges::default(); settings.replicas as usize],
+            settling: Settling::new(settings.n_replicas()),
+            copies: 0,
+            gauges: vec![Gauges::default(); settings.n_replicas() as usize],
             tiers: settings.core.tiers.iter().map(|tier| tier.name.clone()).collect(),
         };
         writer.put(r#"{"displayTimeUnit":"ms","traceEvents":["#);
-        let links = match (settings.core.tiers.len(), settings.core.host_blocks) {
-            (0, 0) => 0,
-            (tiers, _) => tiers.max(1),
-        };
-        for replica in 0..settings.replicas {
-            writer.name_process(replica, links);
+        for replica in 0..settings.n_replicas() {
+            writer.name_process(replica);
         }
         match writer.fault.take() {
             Some(fault) => Err(fail(fault)),
@@ -191,20 +188,13 @@ impl TimelineWriter {
         }
     }
 
-    fn name_process(&mut self, replica: u32, links: usize) {
+    fn name_process(&mut self, replica: u32) {
         let pid = pid(replica);
         let name = format!("replica {replica}");
         self.event(json!({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}));
         self.event(json!({"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": replica}}));
-        self.name_thread(pid, STEPS_THREAD, "steps");
-        for lane in 0..LANES.min(2 * links) {
-            let name = lane_name(lane, self.tiers.iter().map(String::as_str));
-            self.name_thread(pid, STEPS_THREAD + 1 + lane, &name);
-        }
-    }
-
-    fn name_thread(&mut self, pid: u64, tid: usize, name: &str) {
-        self.event(json!({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}));
+        let tid = STEPS_THREAD;
+        self.event(json!({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": "steps"}}));
         self.event(
             json!({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}),
         );
@@ -212,11 +202,10 @@ impl TimelineWriter {
 
     /// Ends the file. Tells the first fault there was.
     pub fn finish(mut self) -> Result<(), TimelineError> {
-        for step in self.settling.end(&mut self.over) {
+        for step in self.settling.end() {
             self.write_step(&step);
             self.write_idle(&step);
         }
-        self.write_copies();
         self.put("\n]}\n");
         let result = self.fault.map_or_else(|| self.to.finish(), Err);
         result.map_err(|fault| TimelineError { path: self.path, fault })
@@ -273,18 +262,25 @@ impl TimelineWriter {
         self.write_gauges(step.end_ns, step.replica, idle);
     }
 
-    fn write_copies(&mut self) {
-        for copy in std::mem::take(&mut self.over) {
-            if !self.window.overlaps(copy.begin_ns, copy.end_ns) {
-                continue;
-            }
-            let (from, to) = (place_name(copy.from, &self.tiers), place_name(copy.to, &self.tiers));
-            let blocks = if copy.blocks == 1 { "block" } else { "blocks" };
-            let name = format!("{} {blocks} {from} to {to}", copy.blocks);
-            let dur = us(copy.end_ns - copy.begin_ns);
-            let rest = format!(r#","dur":{dur},"args":{{"blocks":{},"cut by failure":{}}}"#, copy.blocks, copy.cut);
-            self.timed('X', copy.begin_ns, copy.replica, STEPS_THREAD + 1 + copy.lane, &name, &rest);
+    /// The slices of a copy, that in which its bytes moved inside that from asking to end. The outer one is named for its lane, so that a
+    /// viewer shows the copies of a lane together.
+    fn write_copy(&mut self, copy: &TransferSeen) {
+        if !self.window.overlaps(copy.asked_ns, copy.end_ns) {
+            return;
         }
+        let lane = lane_name(lane(copy.from, copy.to), self.tiers.iter().map(String::as_str));
+        let (from, to) = (place_name(copy.from, &self.tiers), place_name(copy.to, &self.tiers));
+        let blocks = if copy.blocks == 1 { "block" } else { "blocks" };
+        let name = format!("{} {blocks} {from} to {to}", copy.blocks);
+        let id = format!(r#","cat":"copy","id":"{}""#, self.copies);
+        self.copies += 1;
+        let args = format!(r#"{id},"args":{{"blocks":{},"cut by failure":{}}}"#, copy.blocks, copy.cut);
+        self.timed('b', copy.asked_ns, copy.replica, 0, &lane, &args);
+        if copy.begin_ns < copy.end_ns {
+            self.timed('b', copy.begin_ns, copy.replica, 0, &name, &id);
+            self.timed('e', copy.end_ns, copy.replica, 0, &name, &id);
+        }
+        self.timed('e', copy.end_ns, copy.replica, 0, &lane, &id);
     }
 
     /// Counters, if they changed.
@@ -358,19 +354,17 @@ impl Observer for TimelineWriter {
     }
 
     fn transfer(&mut self, seen: &TransferSeen) {
-        self.settling.transfer(seen, &mut self.over);
-        self.write_copies();
+        self.write_copy(seen);
     }
 
     fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
         if !up {
-            if let Some(step) = self.settling.fail(now_ns, replica, &mut self.over) {
+            if let Some(step) = self.settling.fail(now_ns, replica) {
                 self.write_step(&step);
                 if step.end_ns < now_ns {
                     self.write_idle(&step);
                 }
             }
-            self.write_copies();
             self.write_gauges(now_ns, replica, Gauges::default());
         }
         self.write_instant(now_ns, replica, if up { "back" } else { "failed" }, "");

@@ -25,7 +25,7 @@ impl Fleet<'_> {
             replica.busy_ns -= replica.step_ends_ns - self.now_ns;
             replica.core.recycle(step);
         }
-        replica.links.lose(self.now_ns);
+        self.lose_copies(at);
         self.router.lost(at);
         self.observer.replica(self.now_ns, failure.replica, false);
         self.open_doors();

@@ -4,7 +4,7 @@ use trunkline_core::Preemption;
 
 use super::figures::{grouped, number, per_cent, short, short_seconds};
 use super::{Run, escape};
-use crate::report::{Report, SettingsReport};
+use crate::report::{GroupReport, Report, SettingsReport};
 use crate::series::TierSeries;
 
 /// What is set, and how it reads.
@@ -13,7 +13,7 @@ type Row = (&'static str, fn(&Run<'_>) -> String);
 const ROWS: [Row; 24] = [
     ("Trace", |it| format!("{} ({})", it.report.settings.trace, it.report.settings.format)),
     ("Arrivals", |it| arrivals(it.report)),
-    ("Hardware", |it| it.report.settings.hardware.into()),
+    ("Hardware", |it| hardware(&it.report.settings)),
     ("Model", |it| it.report.settings.model.into()),
     ("Replicas", |it| grouped(it.report.settings.replicas.into())),
     ("Router", |it| it.report.settings.router.clone()),
@@ -22,7 +22,7 @@ const ROWS: [Row; 24] = [
     ("Policy", |it| it.report.settings.policy.clone()),
     ("Eviction", |it| it.report.settings.eviction.clone()),
     ("Preemption", |it| preemption(it.report.settings.preemption).into()),
-    ("KV blocks on each device", |it| grouped(it.report.settings.device_blocks.into())),
+    ("KV blocks on each device", |it| device_blocks(&it.report.settings)),
     ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.host_blocks.into())),
     ("Tiers", tiers),
     ("Tokens in a block", |it| grouped(it.report.settings.block_size.into())),
@@ -40,6 +40,22 @@ const ROWS: [Row; 24] = [
         format!("{} blocks for each running request", it.report.settings.swap_in_watermark)
     }),
 ];
+
+/// Each kind of replica.
+fn hardware(settings: &SettingsReport) -> String {
+    let shape = |parallel: &str| if parallel == "tp1pp1" { String::new() } else { format!(" {parallel}") };
+    match &settings.groups[..] {
+        [one] => format!("{}{}", one.hardware, shape(&one.parallel)),
+        groups => {
+            let group = |it: &GroupReport| format!("{} of {}{}", it.replicas, it.hardware, shape(&it.parallel));
+            groups.iter().map(group).collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+fn device_blocks(settings: &SettingsReport) -> String {
+    settings.groups.iter().map(|it| grouped(it.device_blocks.into())).collect::<Vec<_>>().join("; ")
+}
 
 fn tiers(run: &Run<'_>) -> String {
     let tier = |tier: &TierSeries| format!("{} of {} blocks", tier.name, grouped(tier.capacity_blocks));

@@ -30,7 +30,7 @@ pub(super) enum Sum {
 }
 
 /// Sums of a bucket; [`Sum::Lane`] is the first of as many as there are lanes.
-const SUMS: usize = Sum::Lane as usize + crate::settled::LANES;
+const SUMS: usize = Sum::Lane as usize + crate::link::LANES;
 
 /// What is integrated over time in a bucket, for the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

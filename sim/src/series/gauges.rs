@@ -25,13 +25,15 @@ struct Replica {
 }
 
 impl Gauges {
-    /// Replicas with nothing in them.
-    pub(super) fn new(replicas: u32, device_blocks: u32) -> Self {
-        let mut values = Values::default();
-        values[Gauge::BlocksFree as usize] = device_blocks.into();
-        let total = values.map(|value| value * u64::from(replicas));
-        let replicas = vec![Replica { values, number: 0 }; replicas as usize];
-        Self { replicas, total, now_ns: 0, ends: BinaryHeap::new() }
+    /// Replicas with nothing in them and so many blocks on the device of each.
+    pub(super) fn new(device_blocks: &[u64]) -> Self {
+        let free = |blocks: u64| {
+            let mut values = Values::default();
+            values[Gauge::BlocksFree as usize] = blocks;
+            values
+        };
+        let replicas = device_blocks.iter().map(|blocks| Replica { values: free(*blocks), number: 0 }).collect();
+        Self { replicas, total: free(device_blocks.iter().sum()), now_ns: 0, ends: BinaryHeap::new() }
     }
 
     /// A step begins, with these gauges while it runs.

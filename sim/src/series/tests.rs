@@ -6,6 +6,7 @@ use trunkline_core::{Config, TierConfig, Write};
 use super::*;
 use crate::cost::{CostChoice, CostModel, Parallel, StepShape, Weights};
 use crate::fleet::replay_watched;
+use crate::group::Group;
 use crate::settings::{Arrivals, Routing};
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, Trace, TraceRequest};
@@ -142,9 +143,9 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     let seen = Stats { swapped: 1, ..stats(3, 2, 10, 20, 0) };
     series.step(&StepSeen { replica: 0, begin_ns: 0, end_ns: 10_000_000, shape, stats: &seen });
     let (from, to) = (Place::Device, Place::Host);
-    let (asked_ns, duration_ns) = (0, 2_000_000);
-    for end_ns in [2_000_000, 4_000_000, 6_000_000] {
-        series.transfer(&TransferSeen { replica: 0, asked_ns, end_ns, duration_ns, from, to, blocks: 5 });
+    let (asked_ns, begin_ns) = (0, 1_000);
+    for (end_ns, cut) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
+        series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, cut, from, to, blocks: 5 });
     }
     series.replica(5_000_000, 0, false);
     series.replica(8_000_000, 0, true);
@@ -162,6 +163,21 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     assert!(near(total(&told, &link.bytes_s), 10.0 * block_bytes), "the third copy did not arrive");
 }
 
+/// One replica, and two of another kind.
+pub(crate) fn mixed() -> Settings {
+    let mut settings = settings(1);
+    settings.core.device_blocks = 900;
+    settings.others = vec![Group {
+        hardware: *hardware::by_name("a100-80g").unwrap(),
+        parallel: Parallel::ONE,
+        replicas: 2,
+        device_blocks: 1100,
+        swap_block_ns: 0,
+        recompute_token_ns: 0,
+    }];
+    settings
+}
+
 #[test]
 fn buckets_sum_up_to_the_report() {
     let mut plain = settings(2);
@@ -171,7 +187,7 @@ fn buckets_sum_up_to_the_report() {
     tight.core.tiers =
         vec![TierConfig { name: "host".into(), blocks: 2000, write: Write::Through, eviction: "lru".into() }];
     let trace = trace(200);
-    for settings in [plain, tight] {
+    for settings in [plain, tight, mixed()] {
         let (report, told) = replayed(&settings, &trace);
         assert!(report.prefix_hit_tokens > 0 && report.completed == 200);
         assert!(near(total(&told, &told.output_tokens_s), report.output_tokens as f64));

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
+use crate::link::{LANES, lane_name};
 use crate::report::{Report, ratio};
-use crate::settled::{LANES, lane_name};
 
 use super::Series;
 use super::buckets::{Bucket, Gauge, Sum};

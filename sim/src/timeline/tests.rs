@@ -10,7 +10,7 @@ use trunkline_core::{TierConfig, Write};
 use super::*;
 use crate::fleet::replay_watched;
 use crate::report::Report;
-use crate::series::tests::{OneMs, settings, trace};
+use crate::series::tests::{OneMs, mixed, settings, trace};
 
 /// Replays 200 requests with the timeline written to a file of this name; gives its events.
 fn events(name: &str, settings: &Settings, window: Window) -> (Report, Vec<Value>) {
@@ -67,7 +67,7 @@ fn slices_of_a_thread_do_not_overlap_and_steps_sum_up_to_the_busy_time() {
         slices.sort_unstable();
         assert!(slices.is_sorted_by(|a, b| a.1 <= b.0), "slices of {thread:?} overlap");
     }
-    assert!(threads.keys().any(|(_, thread)| *thread > STEPS_THREAD as u64), "something was copied");
+    assert_eq!(threads.len(), 3, "the steps of each replica");
     assert_eq!(cut, 2, "both failures come in the middle of a step");
     assert_eq!(of(&events, "X").filter(|slice| slice["tid"] == STEPS_THREAD).count() as u64, report.steps);
     let busy_s = report.utilisation * report.duration_s * 3.0;
@@ -79,7 +79,7 @@ fn every_request_begins_and_ends_and_its_phases_are_inside() {
     let (report, events) = events("a.json", &eventful(), Window::ALL);
     let mut open: HashMap<&str, Vec<(&str, u64)>> = HashMap::new();
     let mut whole = 0;
-    for event in events.iter().filter(|event| event["ph"] == "b" || event["ph"] == "e") {
+    for event in events.iter().filter(|event| event["cat"] == "request") {
         let (id, name, at_ns) = (event["id"].as_str().unwrap(), event["name"].as_str().unwrap(), ns(&event["ts"]));
         let stack = open.entry(id).or_default();
         if event["ph"] == "b" {
@@ -106,13 +106,58 @@ fn every_request_begins_and_ends_and_its_phases_are_inside() {
 }
 
 #[test]
+fn copies_are_inside_their_time_on_the_way_and_overlap_as_they_share_the_link() {
+    let mut settings = eventful();
+    // A prompt's blocks take longer than it is to the next prompt now and then, and are under way when replicas fail.
+    settings.hardware.host_link_bytes_s = 0.2e9;
+    let (report, events) = events("a.json", &settings, Window::ALL);
+    let mut copies: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
+    for event in events.iter().filter(|event| event["cat"] == "copy") {
+        copies.entry(event["id"].as_str().unwrap()).or_default().push(event);
+    }
+    // By replica and lane: when bytes moved.
+    let mut moved: BTreeMap<(u64, &str), Vec<(u64, u64)>> = BTreeMap::new();
+    let mut cut = 0;
+    for slices in copies.values() {
+        let [outer, .., last] = slices[..] else { panic!("a copy begins and ends: {slices:?}") };
+        assert_eq!((&outer["ph"], &last["ph"], &outer["name"]), (&"b".into(), &"e".into(), &last["name"]));
+        assert!(slices.iter().all(|slice| slice["pid"] == outer["pid"]));
+        assert!(slices.is_sorted_by_key(|slice| ns(&slice["ts"])));
+        cut += u64::from(outer["args"]["cut by failure"] == true);
+        if let [_, begin, end, _] = slices[..] {
+            assert_eq!((&begin["ph"], &end["ph"], &begin["name"]), (&"b".into(), &"e".into(), &end["name"]));
+            assert!(begin["name"].as_str().unwrap().starts_with(&format!("{} block", outer["args"]["blocks"])));
+            let lane = (outer["pid"].as_u64().unwrap(), outer["name"].as_str().unwrap());
+            moved.entry(lane).or_default().push((ns(&begin["ts"]), ns(&end["ts"])));
+        }
+    }
+    let mut together = 0;
+    let mut busy_ns: BTreeMap<&str, u64> = BTreeMap::new();
+    for ((_, lane), spans) in &mut moved {
+        spans.sort_unstable();
+        let mut until_ns = 0;
+        for (begin_ns, end_ns) in spans {
+            together += u32::from(*begin_ns < until_ns);
+            *busy_ns.entry(*lane).or_default() += *end_ns - until_ns.clamp(*begin_ns, *end_ns);
+            until_ns = until_ns.max(*end_ns);
+        }
+    }
+    let [link_out, link_in] = [report.tiers[0].link_out, report.tiers[0].link_in];
+    assert_eq!(copies.len() as u64, link_out.transfers + link_in.transfers);
+    assert!(together > 0 && cut > 0, "{together} overlap, {cut} are cut");
+    let busy_s = |lane: &str| busy_ns[lane] as f64 / 1e9;
+    assert!((busy_s("to ho\"st") - link_out.busy_s).abs() < 1e-9, "{busy_ns:?} {}", link_out.busy_s);
+    assert!((busy_s("from ho\"st") - link_in.busy_s).abs() < 1e-9, "{busy_ns:?} {}", link_in.busy_s);
+}
+
+#[test]
 fn processes_threads_and_failures_are_named() {
     let (_, events) = events("a.json", &eventful(), Window::ALL);
     let names = |name: &str| -> Vec<&str> {
         of(&events, "M").filter(|it| it["name"] == name).map(|it| it["args"]["name"].as_str().unwrap()).collect()
     };
     assert_eq!(names("process_name"), ["replica 0", "replica 1", "replica 2"]);
-    assert_eq!(names("thread_name")[..4], ["steps", "to ho\"st", "from ho\"st", "steps"]);
+    assert_eq!(names("thread_name"), ["steps"; 3]);
     let instants: Vec<_> = of(&events, "i").map(|it| (it["name"].as_str().unwrap(), ns(&it["ts"]))).collect();
     assert_eq!(instants, [("failed", 1_910_500_000), ("failed", 2_005_500_000), ("back", 5_000_000_000)]);
     let blocks = of(&events, "C").filter(|it| it["name"] == "KV blocks" && it["args"]["free"] != 0);
@@ -120,6 +165,16 @@ fn processes_threads_and_failures_are_named() {
         let sum: u64 = counter["args"].as_object().unwrap().values().map(|it| it.as_u64().unwrap()).sum();
         assert_eq!(sum, 130);
     }
+}
+
+#[test]
+fn replicas_of_every_kind_have_a_process() {
+    let (report, events) = events("a.json", &mixed(), Window::ALL);
+    let steps = |pid: u64| of(&events, "X").filter(|it| it["pid"] == pid).count();
+    let processes = of(&events, "M").filter(|it| it["name"] == "process_name").count();
+    assert_eq!(processes, 3);
+    let all: Vec<_> = of(&events, "M").filter(|it| it["name"] == "process_name").map(|it| it["pid"].as_u64()).collect();
+    assert_eq!(all.iter().map(|pid| steps(pid.unwrap()) as u64).sum::<u64>(), report.steps);
 }
 
 #[test]

@@ -125,6 +125,26 @@ fn whatever_the_policies_and_the_arrivals() {
 }
 
 #[test]
+fn whatever_is_copied_between() {
+    let trace = conversations(150, 4);
+    for write in [Write::Through, Write::SecondUse] {
+        let mut settings = settings(16, 1200);
+        settings.replicas = 2;
+        (settings.core.host_blocks, settings.core.preemption) = (500, Preemption::Swap);
+        settings.core.tiers = vec![TierConfig { name: "host".into(), blocks: 3000, write, eviction: "lru".into() }];
+        // So slow that copies share the link.
+        settings.hardware.host_link_bytes_s = 8e9;
+        same(&trace, &settings, &Linear);
+        let mut watch = |_: &Outcome| ControlFlow::Continue(());
+        let mut source = trace.source();
+        let mut fleet = Fleet::new(&mut source, &settings, &Linear, &mut watch).unwrap();
+        fleet.run().unwrap();
+        assert!(fleet.leapt > 0, "there is time between copies");
+        assert!(fleet.report().link_in.blocks > 0);
+    }
+}
+
+#[test]
 fn a_closed_source_too() {
     let spec = r#"
         seed = 3
@@ -198,7 +218,12 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
             eviction: ["lru", "s3fifo"][pick(2)].into(),
         });
         if at > 0 {
-            settings.far_links.push(TierLink { bytes_s: [1e9, 20e9][pick(2)], latency_s: 1e-4, ratio: 1.0 });
+            settings.far_links.push(TierLink {
+                bytes_s: [1e9, 20e9][pick(2)],
+                latency_s: 1e-4,
+                ratio: 1.0,
+                codec_bytes_s: None,
+            });
         }
     }
     if pick(3) == 0 {

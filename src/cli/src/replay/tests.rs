@@ -3,6 +3,7 @@
 use clap::Parser;
 use clap::error::ErrorKind;
 use trunkline_core::Preemption;
+use trunkline_sim::link::TierLink;
 
 use super::*;
 
@@ -113,6 +114,25 @@ fn impossible_settings_are_told_before_the_trace_is_read() {
     assert_eq!(fault(&["none"]), "none: no such file; check the path");
     // Set by hand, the number of blocks is believed.
     assert!(settings(&["t", "--model", "llama-3.1-70b", "--device-blocks", "10000000"]).is_ok());
+}
+
+#[test]
+fn compression_has_a_ratio_and_a_speed() {
+    let link = |words: &[&str]| {
+        let given = ["t", "--host-mem", "8GB", "--disk-size", "80GB", "--disk-gb-s", "6"];
+        settings(&[&given[..], words].concat()).unwrap()[0].far_links[0]
+    };
+    let plain = TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 1.0, codec_bytes_s: None };
+    assert_eq!(link(&[]), plain);
+    let compressed = link(&["--compression", "0.5", "--compression-gb-s", "8"]);
+    assert_eq!(compressed, TierLink { ratio: 0.5, codec_bytes_s: Some(8e9), ..plain });
+    for speed in ["0", "-1", "nan", "inf"] {
+        let flag = format!("--compression-gb-s={speed}");
+        let words = ["none", "--host-mem", "8GB", "--disk-size", "80GB", "--compression", "0.5", &flag];
+        let told = fault(&words);
+        assert!(told.starts_with("compression speed of a tier's link is ") && told.ends_with("above 0"), "{told}");
+    }
+    assert!(parse(&["t", "--compression-gb-s", "8"]).is_err(), "of no compression");
 }
 
 #[test]

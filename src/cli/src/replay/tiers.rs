@@ -56,6 +56,11 @@ pub(crate) struct TierArgs {
     #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
     compression: f64,
 
+    /// How fast each replica compresses blocks for the disk or the remote storage, and as fast decompresses them: GB/s as they are on the
+    /// device, for each of the two by itself [default: not a limit].
+    #[arg(long, value_name = "GB/S", requires = "compression")]
+    compression_gb_s: Option<f64>,
+
     /// When tiers take a block: through (when its request ends), second_use (when it was found again) or back (before it is
     /// evicted). One for all tiers, or one for each, separated by commas.
     #[arg(long, value_name = "WHEN", default_value = "through")]
@@ -83,17 +88,22 @@ impl TierArgs {
             let write: Write = writes[at].parse()?;
             tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into() });
             match name {
-                "disk" => links.push(link(self.disk_gb_s, self.disk_latency_us, ratio)),
-                "remote" => links.push(link(self.remote_gb_s, self.remote_latency_us, ratio)),
+                "disk" => links.push(self.link(self.disk_gb_s, self.disk_latency_us)),
+                "remote" => links.push(self.link(self.remote_gb_s, self.remote_latency_us)),
                 _ => {}
             }
         }
         Ok((tiers, links))
     }
-}
 
-fn link(gb_s: f64, latency_us: f64, ratio: f64) -> TierLink {
-    TierLink { bytes_s: gb_s * 1e9, latency_s: latency_us / 1e6, ratio }
+    fn link(&self, gb_s: f64, latency_us: f64) -> TierLink {
+        TierLink {
+            bytes_s: gb_s * 1e9,
+            latency_s: latency_us / 1e6,
+            ratio: self.compression,
+            codec_bytes_s: self.compression_gb_s.map(|gb_s| gb_s * 1e9),
+        }
+    }
 }
 
 /// One word for each of `n`, from one for all or a list.
