@@ -164,10 +164,7 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a wrong one should not wait for a long trace to be read.
     let Asked { mut runs, cost, part, load } = args.asked()?;
-    if args.requests.is_some() && runs.len() > 1 {
-        bail!("requests are written of one replay, but {} are compared; compare nothing", runs.len());
-    }
-    args.outputs.check(runs.len())?;
+    args.outputs.check(runs.len(), args.json.as_deref(), args.requests.as_deref())?;
     let input = part.open(path)?;
 
     let n_replays = runs.len() as u64 + u64::from(load.is_some());

@@ -1,5 +1,6 @@
 //! What a replay writes beside its report: a line of each request, an HTML page, a timeline.
 
+use std::fs::OpenOptions;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -48,10 +49,33 @@ pub(super) struct Stage<'a> {
 pub(super) type Watched = (Report, Option<SeriesReport>);
 
 impl OutputArgs {
-    /// Refuses outputs of one run if there are several.
-    pub(super) fn check(&self, runs: usize) -> anyhow::Result<()> {
+    /// Refuses outputs of one run if there are several, two outputs in one file, and those that cannot be written: before the replay,
+    /// not after it.
+    pub(super) fn check(&self, runs: usize, json: Option<&Path>, requests: Option<&Path>) -> anyhow::Result<()> {
         if self.timeline.is_some() && runs > 1 {
             bail!("a timeline is written of one replay, but {runs} are compared; compare nothing");
+        }
+        if requests.is_some() && runs > 1 {
+            bail!("requests are written of one replay, but {runs} are compared; compare nothing");
+        }
+        let all = [
+            ("json", json),
+            ("requests", requests),
+            ("html", self.html.as_deref()),
+            ("timeline", self.timeline.as_deref()),
+        ];
+        let files: Vec<(&str, &Path)> = all.into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect();
+        for (at, (flag, path)) in files.iter().enumerate() {
+            if let Some((other, _)) = files[..at].iter().find(|(_, other)| other == path) {
+                bail!("--{other} and --{flag} both write {}; give each a file of its own", path.display());
+            }
+        }
+        for (flag, path) in &files {
+            let written_at_the_end = matches!(*flag, "json" | "html") && *path != Path::new("-");
+            if written_at_the_end {
+                let file = OpenOptions::new().create(true).append(true).open(path);
+                file.with_context(|| format!("cannot write --{flag} to {}", path.display()))?;
+            }
         }
         Ok(())
     }

@@ -291,6 +291,18 @@ fn a_trace_read_on_the_way_is_replayed_like_one_in_memory() {
 }
 
 #[test]
+fn what_cannot_be_written_is_told_before_the_replay() {
+    // The trace is not there: whoever looked at it first would say so.
+    let told = fault(&["no-trace.csv", "--html", "no-folder/x.html"]);
+    assert!(told.starts_with("cannot write --html to no-folder/x.html"), "{told}");
+    let told = fault(&["no-trace.csv", "--json", "no-folder/x.json"]);
+    assert!(told.starts_with("cannot write --json to no-folder/x.json"), "{told}");
+    let told = fault(&["no-trace.csv", "--json", "x", "--requests", "x"]);
+    assert_eq!(told, "--json and --requests both write x; give each a file of its own");
+    assert!(!Path::new("x").exists());
+}
+
+#[test]
 fn a_workload_is_made_up_on_the_way() {
     let workload = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     let spec = r#"
