@@ -396,7 +396,7 @@ fn a_page_shows_all_runs_and_a_timeline_one() {
 
     let several = fault(&["none", "--timeline", "x", "--policy", "fcfs", "--policy", "edf"]);
     assert_eq!(several, "a timeline is written of one replay, but 2 are compared; compare nothing");
-    assert!(fault(&[trace, "--html", &path("none/a.html")]).starts_with("cannot write the page to "));
+    assert!(fault(&[trace, "--html", &path("none/a.html")]).starts_with("cannot write --html to "));
     for window in ["1", "2..1", "x..3", "-1..2"] {
         let flag = format!("--timeline-window={window}");
         let message = parse(&["none", "--timeline", "x", &flag]).unwrap_err().to_string();
