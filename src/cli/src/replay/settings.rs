@@ -55,7 +55,7 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) replicas: u32,
 
-    /// Replicas of several kinds, each as HARDWARE[:SHAPE][*REPLICAS], such as h100-80g*2,a100-80g:tp2*4; they are numbered in this order.
+    /// Replicas of several kinds, each as `HARDWARE[:SHAPE][*REPLICAS]`, such as h100-80g*2,a100-80g:tp2*4; they are numbered in this order.
     #[arg(long, value_name = "GROUPS", conflicts_with_all = ["hardware", "parallel", "replicas"])]
     pub(crate) fleet: Option<FleetSpec>,
 
