@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use crate::report::Report;
+use crate::report::{Report, grouped};
 use crate::series::SeriesReport;
 
 mod figures;
@@ -84,9 +84,10 @@ const REPLICAS: &str = r#"<section id="replicas">
 fn lede(runs: &[Run<'_>]) -> String {
     let report = runs[0].report;
     let settings = &report.settings;
-    let replicas = match settings.replicas {
-        1 => "one replica".to_string(),
-        n => format!("{} replicas", figures::grouped(n.into())),
+    let replicas = match (settings.replicas, settings.groups.len()) {
+        (1, _) => format!("one replica of {}", settings::hardware(settings)),
+        (n, 1) => format!("{} replicas of {}", grouped(n.into()), settings::hardware(settings)),
+        (n, _) => format!("{} replicas ({})", grouped(n.into()), settings::hardware(settings)),
     };
     let requests = if report.requests == 1 { "request" } else { "requests" };
     let runs = match runs.len() {
@@ -94,9 +95,8 @@ fn lede(runs: &[Run<'_>]) -> String {
         n => format!("{n} runs of "),
     };
     escape(&format!(
-        "{runs}{} {requests} on {replicas} of {} serving {}, under a virtual clock; {}.",
-        figures::grouped(report.requests),
-        settings.hardware,
+        "{runs}{} {requests} on {replicas} serving {}, under a virtual clock; {}.",
+        grouped(report.requests),
         settings.model,
         settings::arrivals(report)
     ))

@@ -1,17 +1,6 @@
 //! Numbers as people read them.
 
-/// Digits in groups of three.
-pub(super) fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
+use crate::report::grouped;
 
 /// Three digits, or all those before the point.
 pub(super) fn number(value: f64) -> String {

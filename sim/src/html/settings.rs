@@ -2,9 +2,9 @@
 
 use trunkline_core::Preemption;
 
-use super::figures::{grouped, number, per_cent, short, short_seconds};
+use super::figures::{number, per_cent, short, short_seconds};
 use super::{Run, escape};
-use crate::report::{GroupReport, Report, SettingsReport};
+use crate::report::{GroupReport, Report, SettingsReport, grouped};
 use crate::series::TierSeries;
 
 /// What is set, and how it reads.
@@ -42,7 +42,7 @@ const ROWS: [Row; 24] = [
 ];
 
 /// Each kind of replica.
-fn hardware(settings: &SettingsReport) -> String {
+pub(super) fn hardware(settings: &SettingsReport) -> String {
     let shape = |parallel: &str| if parallel == "tp1pp1" { String::new() } else { format!(" {parallel}") };
     match &settings.groups[..] {
         [one] => format!("{}{}", one.hardware, shape(&one.parallel)),

@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{grouped, number, per_cent, seconds};
+use super::figures::{number, per_cent, seconds};
 use super::{Run, escape};
 use crate::latency::Summary;
+use crate::report::grouped;
 use crate::report::ratio;
 
 /// Which of two values is better.

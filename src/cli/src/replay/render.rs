@@ -6,6 +6,7 @@ use trunkline_sim::Report;
 use trunkline_sim::cost::Parallel;
 use trunkline_sim::latency::Summary;
 use trunkline_sim::recorded::Replayed;
+pub(crate) use trunkline_sim::report::grouped;
 use trunkline_sim::report::{FairnessReport, SettingsReport};
 
 /// One report in full.
@@ -246,17 +247,4 @@ pub(crate) fn seconds(s: f64) -> String {
 /// A share in per cent.
 pub(crate) fn per_cent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
-}
-
-/// Digits in groups of three.
-pub(crate) fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
