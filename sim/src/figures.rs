@@ -125,23 +125,13 @@ mod tests {
     use trunkline_core::TierConfig;
 
     use super::*;
-    use crate::{Settings, Trace, cost, hardware, model, replay};
+    use crate::{Settings, Trace, hardware, model, replay};
 
     fn report() -> Report {
         let mut settings = Settings {
-            hardware: *hardware::by_name("h100-80g").unwrap(),
-            model: *model::by_name("llama-3.1-8b").unwrap(),
-            parallel: cost::Parallel::ONE,
-            replicas: 1,
-            core: Settings::core(),
-            far_links: Vec::new(),
             arrivals: crate::Arrivals::Serial,
-            tenants: crate::tenants::Shares::default(),
             draft_acceptance: 0.5,
-            routing: crate::Routing::default(),
-            cost: cost::CostChoice::Auto,
-            weights: cost::Weights::Resident,
-            others: Vec::new(),
+            ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
         };
         settings.core.device_blocks = 64;
         let (write, eviction) = ("through".parse().unwrap(), "lru".into());

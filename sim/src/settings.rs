@@ -95,6 +95,25 @@ impl Arrivals {
 }
 
 impl Settings {
+    /// One replica of one device that serves `model` to requests that arrive as in their trace; everything else is the default.
+    pub fn new(hardware: Hardware, model: Model) -> Self {
+        Self {
+            hardware,
+            model,
+            parallel: Parallel::ONE,
+            replicas: 1,
+            core: Self::core(),
+            far_links: Vec::new(),
+            arrivals: Arrivals::TRACED,
+            tenants: Shares::default(),
+            draft_acceptance: DRAFT_ACCEPTANCE_DEFAULT,
+            routing: Routing::default(),
+            cost: CostChoice::Auto,
+            weights: Weights::Resident,
+            others: Vec::new(),
+        }
+    }
+
     /// Limits with a queue and a context that nothing exceeds, and else the core's defaults.
     pub fn core() -> Config {
         Config {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use trunkline_core::Config;
 
 use super::*;
-use crate::cost::{CostChoice, Parallel, Roofline, Weights};
+use crate::cost::{Parallel, Roofline};
 use crate::settings::Routing;
 use crate::tenants::Shares;
 use crate::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
@@ -37,19 +37,9 @@ impl CostModel for OneMs {
 
 fn settings(block_size: u32, device_blocks: u32) -> Settings {
     Settings {
-        hardware: *hardware::by_name("h100-80g").unwrap(),
-        model: *model::by_name("llama-3.1-8b").unwrap(),
-        replicas: 1,
         core: Config { block_size, device_blocks, ..Settings::core() },
-        arrivals: Arrivals::TRACED,
-        tenants: Shares::default(),
         draft_acceptance: 0.5,
-        far_links: Vec::new(),
-        routing: Routing::default(),
-        parallel: Parallel::ONE,
-        cost: CostChoice::Auto,
-        weights: Weights::Resident,
-        others: Vec::new(),
+        ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
     }
 }
 

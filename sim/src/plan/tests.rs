@@ -1,13 +1,12 @@
 //! Answers against those of trying everything.
 
 use super::*;
-use crate::cost::{CostChoice, Parallel, StepShape, Weights};
+use crate::cost::StepShape;
 use crate::fleet::replay;
 use crate::outcome::Outcome;
 use crate::slo::Slo;
-use crate::tenants::Shares;
 use crate::trace::{Content, Format, TraceRequest};
-use crate::{Routing, hardware, model};
+use crate::{hardware, model};
 
 const MS: u64 = 1_000_000;
 
@@ -36,19 +35,10 @@ fn steady(n: u32, gap_ms: u64) -> Trace {
 
 fn settings(replicas: u32, device_blocks: u32) -> Settings {
     Settings {
-        hardware: *hardware::by_name("h100-80g").unwrap(),
-        model: *model::by_name("llama-3.1-8b").unwrap(),
         replicas,
         core: trunkline_core::Config { device_blocks, ..Settings::core() },
-        arrivals: Arrivals::TRACED,
-        tenants: Shares::default(),
         draft_acceptance: 0.5,
-        far_links: Vec::new(),
-        routing: Routing::default(),
-        parallel: Parallel::ONE,
-        cost: CostChoice::Auto,
-        weights: Weights::Resident,
-        others: Vec::new(),
+        ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
     }
 }
 

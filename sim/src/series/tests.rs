@@ -4,11 +4,9 @@ use trunkline_core::transfer::Place;
 use trunkline_core::{Config, TierConfig, Write};
 
 use super::*;
-use crate::cost::{CostChoice, CostModel, Parallel, StepShape, Weights};
+use crate::cost::{CostModel, Parallel, StepShape};
 use crate::fleet::replay_watched;
 use crate::group::Group;
-use crate::settings::{Arrivals, Routing};
-use crate::tenants::Shares;
 use crate::trace::{Content, Format, Trace, TraceRequest};
 use crate::{hardware, model};
 
@@ -30,19 +28,10 @@ impl CostModel for OneMs {
 
 pub(crate) fn settings(replicas: u32) -> Settings {
     Settings {
-        hardware: *hardware::by_name("h100-80g").unwrap(),
-        model: *model::by_name("llama-3.1-8b").unwrap(),
         replicas,
         core: Config { block_size: 16, device_blocks: 100, ..Settings::core() },
-        arrivals: Arrivals::TRACED,
-        tenants: Shares::default(),
         draft_acceptance: 0.5,
-        far_links: Vec::new(),
-        routing: Routing::default(),
-        parallel: Parallel::ONE,
-        cost: CostChoice::Auto,
-        weights: Weights::Resident,
-        others: Vec::new(),
+        ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
     }
 }
 
