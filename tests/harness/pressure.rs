@@ -191,8 +191,8 @@ fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
 fn limits(rng: &mut Pcg64Mcg) -> Config {
     let block_size = pick(rng, &[1, 2, 4, 5, 16]);
     let max_batch_size = rng.random_range(1..12);
-    let policies: Vec<_> = policy::names().collect();
-    let evictions: Vec<_> = eviction::names().collect();
+    let policies: Vec<_> = policy::REGISTRY.names().collect();
+    let evictions: Vec<_> = eviction::REGISTRY.names().collect();
     let config = Config {
         block_size,
         device_blocks: rng.random_range(100 / block_size..280 / block_size + 2).max(2),
@@ -208,7 +208,7 @@ fn limits(rng: &mut Pcg64Mcg) -> Config {
 }
 
 fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
-    let evictions: Vec<_> = eviction::names().collect();
+    let evictions: Vec<_> = eviction::REGISTRY.names().collect();
     TierConfig {
         name: "tier".into(),
         blocks: rng.random_range(1..3 * device_blocks + 2),

@@ -328,7 +328,7 @@ fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
 
 #[test]
 fn under_every_policy_all_end_once_through_preemptions_aborts_and_lost_workers() {
-    for name in policy::names() {
+    for name in policy::REGISTRY.names() {
         let limits = Config { device_blocks: 10, max_queue: 100, policy: name.into(), ..config() };
         let mut bench = Bench::new(limits);
         for round in 0..20 {
