@@ -17,6 +17,9 @@ pub struct Request {
     /// them. Empty for a new request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generated: Vec<Token>,
+    /// Steps of this request that workers failed to finish before this submission, in the same way.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub worker_failures: u32,
     /// The hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
     pub root: BlockHash,
     /// Chained hashes of the prompt's full blocks, made off the core's thread by [`Request::hash_prompt`].
@@ -40,6 +43,10 @@ pub struct Request {
     pub sampling: Sampling,
 }
 
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
 impl Request {
     /// A greedy request with no stop tokens, priority 0 and no deadline, unhashed.
     pub fn new(id: RequestId, root: BlockHash, prompt: Vec<Token>, max_tokens: u32) -> Self {
@@ -47,6 +54,7 @@ impl Request {
             id,
             prompt,
             generated: Vec::new(),
+            worker_failures: 0,
             root,
             hashes: Vec::new(),
             max_tokens,
@@ -191,6 +199,9 @@ pub enum Refusal {
     /// The core is draining.
     #[error("the server is draining and takes no new requests")]
     Draining,
+    /// Every engine of the cluster is out of service.
+    #[error("no engine is in service; try again later")]
+    NoEngine,
     /// The id names a request that has not ended.
     #[error("a request with this id is still active")]
     DuplicateId,

@@ -198,7 +198,7 @@ impl Sequence {
             generated_at_entry: 0,
             left_shared: 0,
             left_cached: 0,
-            worker_failures: 0,
+            worker_failures: request.worker_failures,
         }
     }
 
@@ -285,6 +285,7 @@ impl Sequence {
             id: self.id,
             prompt: self.tokens,
             generated,
+            worker_failures: self.worker_failures,
             root: self.root,
             hashes: self.hashes,
             max_tokens: self.max_tokens,

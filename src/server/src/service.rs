@@ -142,7 +142,7 @@ fn refused(refusal: Refusal) -> Status {
             Status::invalid_argument(message)
         }
         Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Status::resource_exhausted(message),
-        Refusal::Draining => Status::unavailable(message),
+        Refusal::Draining | Refusal::NoEngine => Status::unavailable(message),
         Refusal::DuplicateId => Status::already_exists(message),
     }
 }
@@ -447,6 +447,7 @@ mod tests {
             (Refusal::NeverFits { prompt_tokens, max_tokens, needed: 2, capacity: 1 }, Code::InvalidArgument),
             (Refusal::QueueFull { limit: 1 }, Code::ResourceExhausted),
             (Refusal::Draining, Code::Unavailable),
+            (Refusal::NoEngine, Code::Unavailable),
             (Refusal::DuplicateId, Code::AlreadyExists),
         ];
         for (refusal, code) in cases {
