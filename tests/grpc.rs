@@ -431,7 +431,7 @@ async fn a_worker_that_fails_or_panics_changes_no_text() {
     let server = TestServer::start(config(64)).await;
     let expected = ask_all(server.client().await).await;
 
-    let wrap = |worker| -> Box<dyn trunkline_server::StepRunner> {
+    let wrap = |worker| -> Box<dyn trunkline_port::StepRunner> {
         Box::new(Faulty { worker, fails_at: vec![3], panics_at: vec![9], panics_at_reset: false })
     };
     let server = TestServer::start_with(config(64), None, wrap).await;
@@ -444,7 +444,7 @@ async fn a_worker_that_fails_every_time_fails_the_request_and_one_that_is_gone_s
     let always: Vec<u64> = (0..100).collect();
     for panics_at_reset in [false, true] {
         let fails_at = always.clone();
-        let wrap = move |worker| -> Box<dyn trunkline_server::StepRunner> {
+        let wrap = move |worker| -> Box<dyn trunkline_port::StepRunner> {
             Box::new(Faulty { worker, fails_at, panics_at: Vec::new(), panics_at_reset })
         };
         let server = TestServer::start_with(config(64), None, wrap).await;

@@ -11,7 +11,8 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 use trunkline_core::{FinishReason, RequestId, Token, Usage};
-use trunkline_worker::{Detokenizer, TokenLogprobs};
+use trunkline_port::TokenLogprobs;
+use trunkline_worker::Detokenizer;
 
 use crate::commands::{Command, DriverHandle, Output};
 use crate::proto;

@@ -21,7 +21,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+//! use trunkline_port::{RequestId, Sampling, Step, StepSeq};
 //! use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
 //!
 //! let config = WorkerConfig { block_size: 16, device_blocks: 8, host_blocks: 0, max_drafts: 0, threads: 1 };
@@ -29,7 +29,7 @@
 //! let tokens = Tokenizer::bytes().encode("hello")?;
 //! let seq = StepSeq {
 //!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: tokens.len() as u32, n_history: 0, tokens_at: 0,
-//!     kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true, n_generated: 0,
+//!     input_from_last: false, kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true, n_generated: 0,
 //!     n_drafts: 0,
 //! };
 //! let step = Step { id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()] };
@@ -63,4 +63,4 @@ pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, 
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
 pub use crate::tokenizer::Tokenizer;
-pub use crate::worker::{StepOutput, TokenLogprobs, Worker, WorkerConfig};
+pub use crate::worker::{Worker, WorkerConfig};

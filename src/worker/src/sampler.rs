@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 
-use trunkline_core::{Sampling, Token};
+use trunkline_port::{Sampling, Token};
 
 use crate::error::SamplingError;
 use crate::kernel::{exp, vectorised};

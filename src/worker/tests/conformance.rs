@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rig::{Rig, Seq};
 use serde::Deserialize;
-use trunkline_core::Sampling;
+use trunkline_port::Sampling;
 use trunkline_worker::{Model, Tokenizer};
 
 const CHECKPOINTS: [&str; 3] = ["mha-tied-f32", "gqa-untied-bf16-sharded", "gqa-llama3-rope-f16"];

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::Sampling;
-use trunkline_worker::{Model, TokenLogprobs, Tokenizer, WorkerConfig};
+use trunkline_port::{Sampling, TokenLogprobs};
+use trunkline_worker::{Model, Tokenizer, WorkerConfig};
 
 const N: usize = 40;
 

@@ -5,7 +5,7 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::Sampling;
+use trunkline_port::Sampling;
 use trunkline_worker::{Model, Tokenizer};
 
 const BLOCKS: u32 = 1024;

@@ -5,7 +5,7 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::{Place, Sampling, Transfer};
+use trunkline_port::{Place, Sampling, Transfer};
 use trunkline_worker::{Model, Tokenizer, TransferFault, WorkerConfig, WorkerError};
 
 const HOST_BLOCKS: u32 = 40;
