@@ -67,7 +67,7 @@ async fn text_and_its_token_ids_are_the_same_prompt() {
     let server = TestServer::start(config(64)).await;
     let mut client = server.client().await;
     let by_text = client.ask(greedy("abc", 8)).await.unwrap();
-    let ids = trunkline_worker::Tokenizer::bytes().encode("abc").unwrap();
+    let ids = trunkline_text::Tokenizer::bytes().encode("abc").unwrap();
     let by_ids = GenerateRequest { prompt: Some(Prompt::TokenIds(TokenIds { ids })), ..greedy("", 8) };
     assert_eq!(client.ask(by_ids).await.unwrap().token_ids, by_text.token_ids);
 }

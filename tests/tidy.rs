@@ -11,7 +11,12 @@ const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 const UNSAFE_FILES: [&str; 1] = ["src/cli/src/bench/allocations.rs"];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 2] = [("src/port/Cargo.toml", &[]), ("src/worker/Cargo.toml", &["trunkline-port"])];
+const LOW_CRATES: [(&str, &[&str]); 3] = [
+    ("src/port/Cargo.toml", &[]),
+    ("src/text/Cargo.toml", &[]),
+    // The second is for tests alone.
+    ("src/worker/Cargo.toml", &["trunkline-port", "trunkline-text"]),
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_path_buf()

@@ -18,7 +18,8 @@ use trunkline_server::proto::{
     Stopping, TokenLogprob, Usage,
 };
 use trunkline_server::{Backend, Options, Outcome, Server, ServerError, ServerHandle, listen};
-use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// Times a condition is asked for before a test gives up: a call each, so about ten seconds and more.
 const ATTEMPTS_MAX: u32 = 50_000;

@@ -10,7 +10,8 @@ use tracing::info;
 use trunkline_core::Config;
 use trunkline_core::config::BLOCK_SIZE_DEFAULT;
 use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
-use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, Worker, WorkerConfig};
 
 use crate::config_file::Settings;
 

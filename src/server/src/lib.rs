@@ -32,7 +32,6 @@ mod server;
 mod service;
 mod sessions;
 mod shutdown;
-mod stop_strings;
 mod stream;
 mod validate;
 mod worker_thread;

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tonic::transport::server::{Router, TcpIncoming};
 use trunkline_core::{Config, ConfigError, Core};
 use trunkline_port::{ModelInfo, StepRunner};
-use trunkline_worker::Tokenizer;
+use trunkline_text::Tokenizer;
 
 use crate::commands::{Command, DriverHandle};
 use crate::driver::{self, Outcome};

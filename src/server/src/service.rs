@@ -10,7 +10,7 @@ use tokio::time;
 use tonic::{Request, Response, Status};
 use trunkline_core::{Config, Namespace, Refusal, RequestId};
 use trunkline_port::ModelInfo;
-use trunkline_worker::Tokenizer;
+use trunkline_text::Tokenizer;
 
 use crate::commands::{Command, DriverHandle, NotTaken};
 use crate::proto;

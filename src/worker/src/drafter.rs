@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_search_finds_what_a_plain_one_finds() {
-        let mut noise = crate::seeded::Noise::new(3);
+        let mut noise = crate::noise::Noise::new(3);
         for _ in 0..500 {
             let len = (noise.unit() * 60.0) as usize;
             let tokens: Vec<Token> = (0..len).map(|_| (noise.unit() * 3.0) as Token).collect();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use trunkline_port::{RequestId, StepError, Token};
 
-/// A model folder cannot be used, or text cannot be turned into tokens.
+/// A model folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -101,20 +101,6 @@ pub enum ModelError {
         name: String,
         /// The weights file.
         path: PathBuf,
-    },
-    /// `tokenizer.json` cannot be used.
-    #[error("{}: {problem}; it must be a Hugging Face fast tokenizer", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// What the tokenizers library said.
-        problem: String,
-    },
-    /// The tokenizer refused a text.
-    #[error("the text cannot be tokenized: {problem}")]
-    Encode {
-        /// What the tokenizers library said.
-        problem: String,
     },
 }
 

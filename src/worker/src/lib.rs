@@ -17,12 +17,13 @@
 //!
 //! **Invariant: equal bits.** The logits of a row depend on its sequence alone, not on its batch, its chunks, its blocks or
 //! the number of threads; `kernel` says how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests'
-//! text, clocks or sockets. Only `weights`, `config` and `tokenizer` read files, and only when a model is loaded.
+//! text, clocks or sockets. Only `weights` and `config` read files, and only when a model is loaded.
 //!
 //! ```
 //! use std::sync::Arc;
 //! use trunkline_port::{RequestId, Sampling, Step, StepSeq};
-//! use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
+//! use trunkline_text::Tokenizer;
+//! use trunkline_worker::{Model, Worker, WorkerConfig};
 //!
 //! let config = WorkerConfig { block_size: 16, device_blocks: 8, host_blocks: 0, max_drafts: 0, threads: 1 };
 //! let mut worker = Worker::new(Arc::new(Model::seeded(1)), config)?;
@@ -41,7 +42,6 @@
 
 mod attention;
 pub mod config;
-mod detokenizer;
 mod drafter;
 pub mod error;
 mod kernel;
@@ -49,18 +49,16 @@ mod kv;
 mod linear;
 mod mirror;
 pub mod model;
+mod noise;
 mod rope;
 mod sampler;
 mod seeded;
 mod threads;
-pub mod tokenizer;
 mod weights;
 pub mod worker;
 
 pub use crate::config::ModelConfig;
-pub use crate::detokenizer::Detokenizer;
 pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
-pub use crate::tokenizer::Tokenizer;
 pub use crate::worker::{Worker, WorkerConfig};

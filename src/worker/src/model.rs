@@ -12,32 +12,10 @@ use crate::kv::KvCache;
 use crate::linear::{Linear, Output};
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
-use crate::weights;
+use crate::weights::{self, Weights};
 
 /// Element type of the KV cache, as it enters the namespace of block hashes.
 const KV_DTYPE: &str = "f32";
-
-/// Weights as they are stored: matrices row by row, one row for each output.
-pub(crate) struct Weights {
-    pub(crate) embedding: Vec<f32>,
-    pub(crate) layers: Vec<LayerWeights>,
-    pub(crate) final_norm: Vec<f32>,
-    /// `None` if the head is the embedding.
-    pub(crate) head: Option<Vec<f32>>,
-}
-
-/// Weights of one layer.
-pub(crate) struct LayerWeights {
-    pub(crate) attention_norm: Vec<f32>,
-    pub(crate) q: Vec<f32>,
-    pub(crate) k: Vec<f32>,
-    pub(crate) v: Vec<f32>,
-    pub(crate) o: Vec<f32>,
-    pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Vec<f32>,
-    pub(crate) up: Vec<f32>,
-    pub(crate) down: Vec<f32>,
-}
 
 /// One layer, its matrices packed; those that read the same input are one.
 struct Layer {

@@ -10,7 +10,7 @@ use trunkline_port::{Sampling, Token};
 
 use crate::error::SamplingError;
 use crate::kernel::{exp, vectorised};
-use crate::seeded::Noise;
+use crate::noise::Noise;
 
 /// Candidates sorted at first when a nucleus is looked for; it grows eightfold until it is large enough.
 const NUCLEUS_GUESS: usize = 256;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rig::{Rig, Seq};
 use serde::Deserialize;
 use trunkline_port::Sampling;
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
 
 const CHECKPOINTS: [&str; 3] = ["mha-tied-f32", "gqa-untied-bf16-sharded", "gqa-llama3-rope-f16"];
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use rig::{Rig, Seq};
 use trunkline_port::{Sampling, TokenLogprobs};
-use trunkline_worker::{Model, Tokenizer, WorkerConfig};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, WorkerConfig};
 
 const N: usize = 40;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use rig::{Rig, Seq};
 use trunkline_port::Sampling;
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
 
 const BLOCKS: u32 = 1024;
 
