@@ -1,6 +1,7 @@
 //! What a client asks for and what it is told at the end.
 
 use serde::{Deserialize, Serialize};
+pub use trunkline_port::Sampling;
 
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{RequestId, Token};
@@ -70,39 +71,6 @@ impl Request {
     /// Fills in the prompt's block hashes for blocks of `block_size` tokens. The driver MUST call this before it submits.
     pub fn hash_prompt(&mut self, block_size: u32) {
         extend_hashes(&mut self.hashes, self.root, block_size, &self.prompt);
-    }
-}
-
-/// Sampling parameters, passed through to the worker unread, except that a worker is sent the whole history of a sequence
-/// only if [`Sampling::needs_history`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set whose probability reaches this; 1 keeps all.
-    pub top_p: f32,
-    /// Drop tokens below this share of the most likely one's probability; 0 drops none.
-    pub min_p: f32,
-    /// Logits of tokens already in the sequence are divided (if positive) or multiplied (if negative) by this; 1 is off.
-    pub repetition_penalty: f32,
-    /// The n-th token of a request is drawn from (seed, n) alone, so neither batching nor preemption changes it.
-    pub seed: u64,
-    /// How many most likely tokens to report with each token; `None` reports no log probabilities at all.
-    pub logprobs: Option<u32>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0, logprobs: None }
-    }
-}
-
-impl Sampling {
-    /// Whether the next token depends on tokens other than through the model.
-    pub fn needs_history(&self) -> bool {
-        self.repetition_penalty != 1.0
     }
 }
 

@@ -516,6 +516,7 @@ impl Scheduler {
             n_tokens,
             n_history,
             tokens_at,
+            input_from_last: false,
             kv_write_from: seq.computed.max(seq.published * self.block_size),
             table_keep: seq.table_sent,
             blocks_at,
