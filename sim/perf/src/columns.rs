@@ -171,6 +171,3 @@ impl Columns {
         Some(&self.cells[at])
     }
 }
-
-#[cfg(all(test, feature = "parquet"))]
-mod tests;

@@ -183,3 +183,6 @@ fn schema(columns: &[Column]) -> Result<Type, ParquetError> {
     let fields = columns.iter().map(field).collect::<Result<_, ParquetError>>()?;
     Type::group_type_builder("schema").with_fields(fields).build()
 }
+
+#[cfg(test)]
+mod tests;

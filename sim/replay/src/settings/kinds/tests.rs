@@ -1,7 +1,7 @@
 //! Fleets of several kinds: how they are written, and what they do.
 
 use super::*;
-use crate::group::{FleetSpec, GroupSpec, REPLICAS_MAX};
+use crate::group::FleetSpec;
 use crate::router::ROUTER_DEFAULT;
 use crate::{Arrivals, Routing, replay};
 use trunkline_sim_perf::cost::{CostChoice, StepShape, Weights};

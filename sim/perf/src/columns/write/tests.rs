@@ -1,6 +1,7 @@
 //! What is written is read back, and what cannot be read is said in one line.
 
 use super::*;
+use crate::columns::{read, read_some};
 
 fn some_columns() -> Vec<Column> {
     vec![
