@@ -19,7 +19,7 @@ use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::{
     AbortRequest, FinishReason, FlushCacheRequest, GenerateRequest, GetModelInfoRequest, Output, Sampling, TokenIds,
 };
-use trunkline_sim::recorded::replay_recorded;
+use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{Client, Faulty, TestServer, collect, gated, greedy};
 
 const TRUNK: &str = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
