@@ -33,6 +33,16 @@ const KEYS: [u64; 2 * LANES] = {
 #[serde(into = "String", try_from = "String")]
 pub struct BlockHash(pub u128);
 
+impl BlockHash {
+    /// Returns the low 64 bits, by which the tree and the tiers find blocks. Equal contents have equal fingerprints; whoever
+    /// finds a block by its fingerprint MUST compare the tokens.
+    #[inline]
+    pub fn fingerprint(self) -> u64 {
+        // The chained hash is mixed well already.
+        self.0 as u64
+    }
+}
+
 impl std::fmt::Debug for BlockHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:032x}", self.0)

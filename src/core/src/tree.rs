@@ -1,7 +1,7 @@
 //! The prefix tree: which published block continues which, who reads it, and which goes first.
 //!
 //! The tree has no allocated nodes. A published block *is* a node, and everything known of it stands in arrays indexed by
-//! the block's slot (`tree/nodes.rs`). One hash table finds a block by its hash (`tree/index.rs`).
+//! the block's slot ([`crate::nodes`]). One hash table finds a block by its hash (`block_index.rs`).
 //!
 //! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Every block that is taken is
 //! verified: same parent, same tokens. Two prefixes of one hash can therefore cost a hit, never contents. Blocks of a chain
@@ -12,18 +12,12 @@
 //! **Readers.** A reader of a block reads all its ancestors, so the ancestors of a held block are held, and the
 //! descendants of an idle block are idle. Eviction takes idle leaves only; an idle block always has its parent in the tree.
 
-pub(crate) mod index;
-mod nodes;
-
 use crate::block::{BlockPool, BlockState, ROOM_MAX};
+use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
-
-use index::Index;
-use nodes::{ROOT, UNPUBLISHED, ascending, name};
-
-pub use nodes::Nodes;
+use crate::nodes::{Nodes, ROOT, UNPUBLISHED, ascending};
 
 /// Tokens for which there is room from the beginning. Memory that is never touched costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
@@ -50,7 +44,7 @@ pub struct PrefixTree {
     pool: BlockPool,
     eviction: Box<dyn Eviction>,
     /// Published blocks by hash.
-    index: Index,
+    index: BlockIndex,
     nodes: Nodes,
     /// `block_size` tokens per opened slot.
     tokens: Vec<Token>,
@@ -68,7 +62,7 @@ impl PrefixTree {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
             eviction,
-            index: Index::new(capacity),
+            index: BlockIndex::new(capacity),
             nodes: Nodes::with_room(room),
             tokens: Vec::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
@@ -212,7 +206,7 @@ impl PrefixTree {
         self.index.touch(
             std::iter::successors(Some(2), |n| Some(n * 2))
                 .map_while(|n: usize| hashes.get(n - 1))
-                .map(|hash| name(*hash)),
+                .map(|hash| hash.fingerprint()),
         );
         let mut low = 1;
         let mut high = 2;
@@ -224,7 +218,7 @@ impl PrefixTree {
         while low + 1 < high {
             let middle = low.midpoint(high);
             let next = [low.midpoint(middle), middle, middle.midpoint(high)];
-            self.index.touch(next.iter().map(|n| name(hashes[n - 1])));
+            self.index.touch(next.iter().map(|n| hashes[n - 1].fingerprint()));
             if has(middle) { low = middle } else { high = middle }
         }
         low as u32
@@ -308,10 +302,10 @@ impl PrefixTree {
         for (blocks, hashes) in chain.chunks(INDEXED_AT_ONCE).zip(hashes.chunks(INDEXED_AT_ONCE)) {
             // Where the index has room for them is all over the memory: bring it here at once.
             if blocks.len() > 1 {
-                self.index.touch(hashes.iter().map(|hash| name(*hash)));
+                self.index.touch(hashes.iter().map(|hash| hash.fingerprint()));
             }
             for (block, hash) in blocks.iter().zip(hashes) {
-                self.index.insert(name(*hash), block.index, |index| self.nodes.hash(index));
+                self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
             }
         }
         self.eviction.published(chain, &self.nodes);
@@ -361,9 +355,9 @@ impl PrefixTree {
         self.pool.evict(&leaving);
         for blocks in leaving.chunks(INDEXED_AT_ONCE) {
             // Where the index has them is all over the memory: bring it here at once, then strike them out.
-            self.index.touch(blocks.iter().map(|block| self.nodes.hash(*block)));
+            self.index.touch(blocks.iter().map(|block| self.nodes.fingerprint(*block)));
             for block in blocks {
-                self.index.remove(self.nodes.hash(*block), *block);
+                self.index.remove(self.nodes.fingerprint(*block), *block);
             }
         }
         leaving.clear();
@@ -380,7 +374,7 @@ impl PrefixTree {
         if let Some(parent) = self.nodes.remove_chain(&[block]) {
             self.eviction.leaf(parent, &self.nodes);
         }
-        self.index.remove(self.nodes.hash(block), block);
+        self.index.remove(self.nodes.fingerprint(block), block);
         self.pool.set(block, BlockState::Moving);
         self.evicted += 1;
         Some(self.pool.handle(block))
@@ -389,17 +383,12 @@ impl PrefixTree {
     /// Part of the hash and the tokens of a block that is published, or was when its demotion began.
     pub fn contents(&self, block: BlockHandle) -> (u64, &[Token]) {
         debug_assert!(self.pool.is_current(block));
-        (self.nodes.hash(block.index), self.tokens_of(block.index))
+        (self.nodes.fingerprint(block.index), self.tokens_of(block.index))
     }
 
     /// Times a published block was found.
     pub fn hits(&self, block: BlockHandle) -> u32 {
         self.nodes.hits(block.index)
-    }
-
-    /// The part of a hash that blocks are found by in tiers.
-    pub fn name(hash: BlockHash) -> u64 {
-        name(hash)
     }
 
     fn add_reader(&mut self, block: BlockHandle) {
@@ -411,7 +400,7 @@ impl PrefixTree {
     }
 
     fn lookup(&self, hash: BlockHash) -> Option<u32> {
-        self.index.find(name(hash), |index| self.nodes.hash(index))
+        self.index.find(hash.fingerprint(), |index| self.nodes.fingerprint(index))
     }
 
     fn tokens_of(&self, index: u32) -> &[Token] {
@@ -445,7 +434,7 @@ impl PrefixTree {
             }
             published += 1;
             assert_ne!(nodes.parents[at], UNPUBLISHED, "block {index} is published without a parent");
-            let found = self.index.find(nodes.hash(index), |index| nodes.hash(index));
+            let found = self.index.find(nodes.fingerprint(index), |index| nodes.fingerprint(index));
             let same = found.is_some_and(|found| found == index || nodes.parents[found as usize] != nodes.parents[at]);
             assert!(same, "block {index} is lost: its hash finds {found:?}");
             if let Some(parent) = nodes.parent(index) {

@@ -6,32 +6,32 @@
 use crate::hash::BlockHash;
 
 /// The parent of a first block.
-pub(super) const ROOT: u32 = u32::MAX;
+pub(crate) const ROOT: u32 = u32::MAX;
 /// The parent of a block that is not published.
-pub(super) const UNPUBLISHED: u32 = u32::MAX - 1;
+pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
 
 /// The blocks of the tree, as the tree and its eviction policy see them.
 #[derive(Debug, Default)]
 pub struct Nodes {
     /// What of its chained hash the tree goes by; tokens decide.
-    pub(super) hashes: Vec<u64>,
+    pub(crate) fingerprints: Vec<u64>,
     /// The block before it, [`ROOT`] or [`UNPUBLISHED`].
-    pub(super) parents: Vec<u32>,
+    pub(crate) parents: Vec<u32>,
     /// Published blocks that continue it.
-    pub(super) children: Vec<u32>,
+    pub(crate) children: Vec<u32>,
     /// Sequences that read it.
-    pub(super) readers: Vec<u32>,
+    pub(crate) readers: Vec<u32>,
     /// Blocks before it in its prefix.
-    pub(super) depths: Vec<u32>,
+    pub(crate) depths: Vec<u32>,
     /// Times it was found since it was published.
-    pub(super) hits: Vec<u16>,
+    pub(crate) hits: Vec<u16>,
 }
 
 impl Nodes {
     /// No block yet, and room for so many.
-    pub(super) fn with_room(blocks: usize) -> Self {
+    pub(crate) fn with_room(blocks: usize) -> Self {
         Self {
-            hashes: Vec::with_capacity(blocks),
+            fingerprints: Vec::with_capacity(blocks),
             parents: Vec::with_capacity(blocks),
             children: Vec::with_capacity(blocks),
             readers: Vec::with_capacity(blocks),
@@ -41,13 +41,13 @@ impl Nodes {
     }
 
     /// Slots there are.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.parents.len()
     }
 
     /// Makes slots up to `len`.
     pub(crate) fn open(&mut self, len: usize) {
-        self.hashes.resize(len, 0);
+        self.fingerprints.resize(len, 0);
         self.parents.resize(len, UNPUBLISHED);
         self.children.resize(len, 0);
         self.readers.resize(len, 0);
@@ -56,14 +56,14 @@ impl Nodes {
     }
 
     /// Writes down blocks just published, from slot `first` on, each the parent of the next, with one reader.
-    pub(super) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
+    pub(crate) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
         let range = first as usize..first as usize + hashes.len();
         let mut depth = 0;
         if parent != ROOT {
             self.children[parent as usize] += 1;
             depth = self.depths[parent as usize] + 1;
         }
-        self.hashes[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = name(*hash));
+        self.fingerprints[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = hash.fingerprint());
         self.parents[range.start] = parent;
         self.parents[range.start + 1..range.end].iter_mut().zip(first..).for_each(|(to, before)| *to = before);
         self.children[range.clone()].fill(1);
@@ -97,7 +97,7 @@ impl Nodes {
 
     /// Strikes out a leaf and ancestors of it, each the parent of the one before. Returns the parent of the last if that is an idle
     /// leaf now.
-    pub(super) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
+    pub(crate) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
         let mut parent = None;
         for block in chain {
             assert!(parent.is_none_or(|parent| parent == *block), "block {block} is not the parent of the one before");
@@ -108,14 +108,14 @@ impl Nodes {
     }
 
     /// Adds a reader to `len` blocks from `first` on, each found once more.
-    pub(super) fn hit(&mut self, first: u32, len: usize) {
+    pub(crate) fn hit(&mut self, first: u32, len: usize) {
         let range = first as usize..first as usize + len;
         self.readers[range.clone()].iter_mut().for_each(|readers| *readers += 1);
         self.hits[range].iter_mut().for_each(|hits| *hits = hits.saturating_add(1));
     }
 
     /// Takes a reader from `len` blocks from `first` on.
-    pub(super) fn leave(&mut self, first: u32, len: usize) {
+    pub(crate) fn leave(&mut self, first: u32, len: usize) {
         self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers -= 1);
     }
 
@@ -132,7 +132,7 @@ impl Nodes {
     }
 
     /// Whether a published block may continue this one, or begin a prefix if this is [`ROOT`].
-    pub(super) fn is_continued(&self, parent: u32) -> bool {
+    pub(crate) fn is_continued(&self, parent: u32) -> bool {
         parent == ROOT || self.children[parent as usize] > 0
     }
 
@@ -142,8 +142,8 @@ impl Nodes {
     }
 
     /// Part of its chained hash: the same contents have the same one, whatever the slot.
-    pub fn hash(&self, index: u32) -> u64 {
-        self.hashes[index as usize]
+    pub fn fingerprint(&self, index: u32) -> u64 {
+        self.fingerprints[index as usize]
     }
 
     /// Times a request found it in the cache since it was published.
@@ -157,14 +157,9 @@ impl Nodes {
     }
 }
 
-/// The part of a block hash that the tree goes by. The chained hash is mixed well already.
-pub(super) fn name(hash: BlockHash) -> u64 {
-    hash.0 as u64
-}
-
 /// How many of the first `n` values count up from `from`, beginning with the first.
 #[inline]
-pub(super) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
+pub(crate) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
     const STRIDE: usize = 32;
     let is = |at: usize| value(at) == from.wrapping_add(at as u32);
     let mut at = 0;

@@ -17,7 +17,7 @@ const BLOCKS_MAX: u32 = 1 << 30;
 
 /// Indices of blocks by hash. Of blocks whose hashes are equal, which hardly ever happens, one is found and the others are not.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct BlockIndex {
     words: Vec<u32>,
     /// Words before the first that begins a cache line.
     skip: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Index {
     index_bits: u32,
 }
 
-impl Index {
+impl BlockIndex {
     /// An empty index of blocks below `capacity`.
     pub fn new(capacity: u32) -> Self {
         assert!(capacity <= BLOCKS_MAX, "{capacity} blocks are more than can be told apart");
@@ -185,7 +185,7 @@ mod tests {
         ) {
             let hash = |index: u32| (u64::from(index) % spread).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(index) >> 3 << 20;
             let hash = |index: u32| hash(index) & !0xff | u64::from(index);
-            let mut index = Index::new(capacity);
+            let mut index = BlockIndex::new(capacity);
             let mut model: HashMap<u64, u32> = HashMap::default();
             for (block, op) in ops {
                 let block = block % capacity;
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn it_grows_past_the_room_it_began_with() {
         let hash = |index: u32| u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut index = Index::new(1 << 20);
+        let mut index = BlockIndex::new(1 << 20);
         index.make_room(1);
         for block in 0..10_000 {
             index.insert(hash(block), block, hash);
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn the_ends_of_the_range_of_capacities_work() {
         for capacity in [1, 2, BLOCKS_MAX] {
-            let mut index = Index::new(capacity);
+            let mut index = BlockIndex::new(capacity);
             index.insert(0, capacity - 1, |_| 0);
             assert_eq!(index.find(0, |_| 0), Some(capacity - 1));
             index.remove(0, capacity - 1);
