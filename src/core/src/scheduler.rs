@@ -269,7 +269,7 @@ impl Scheduler {
                     *budget -= chunk;
                 }
                 Admission::Later => {
-                    self.waiting.set_aside(slot);
+                    self.waiting.defer(slot);
                     later += 1;
                 }
                 Admission::Loads => self.begin_load(slot),

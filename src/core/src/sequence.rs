@@ -133,7 +133,7 @@ pub struct Sequence {
     pub arrival: u64,
     /// What a policy sees of it, when it arrived. [`Self::view`] is up to date.
     pub view: RequestView,
-    /// Where it stands among the swapped: the policy's [`crate::policy::Policy::keep`] when it was swapped out.
+    /// Where it stands among the swapped: the policy's [`crate::policy::Policy::preemption_rank`] when it was swapped out.
     pub keep: i128,
     /// Leading prompt tokens that its tenant was charged for.
     pub charged: u32,
