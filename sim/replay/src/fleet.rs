@@ -12,13 +12,13 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use trunkline_cluster::{Cluster, EngineId, Input, Output};
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
-use trunkline_core::{BlockHash, Core, FinishReason, Namespace};
+use trunkline_core::{BlockHash, FinishReason, Namespace, Request, RequestId};
 
 use crate::flights::Flights;
 use crate::meters::Meters;
-use crate::router::{self, Load, Router};
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
 use trunkline_sim_perf::cost::{CostModel, StepShape};
@@ -26,13 +26,12 @@ use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
-use trunkline_sim_workload::trace::{self, Source, Sped, Trace, TraceError};
+use trunkline_sim_workload::trace::{self, Source, Sped, Trace, TraceError, generated_token};
 
 mod arriving;
 mod copying;
 mod faults;
 mod leap;
-mod placing;
 mod reporting;
 
 /// Ends of requests between two calls of the progress function.
@@ -115,30 +114,19 @@ pub fn replay_source(
     Ok(report)
 }
 
-/// One replica's core and what it waits for.
+/// What one engine of the cluster waits for.
 struct Replica {
-    core: Core,
     /// Nothing while no step is in flight, and in a leap.
     in_flight: Option<Box<Step>>,
     /// When the first step of the leap ended that is under way.
     leap_first_ns: u64,
     links: Links,
-    state: State,
     /// How often it failed: which life it is in.
     life: u32,
     /// By what the durations of its steps are multiplied.
     slowness: f64,
     step_ends_ns: u64,
     busy_ns: u64,
-}
-
-/// Whether a replica works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Up,
-    /// It will come back.
-    Down,
-    Gone,
 }
 
 /// What is done at a time. What is done at the same time is done in this order, by replica.
@@ -189,19 +177,17 @@ struct Fleet<'a> {
     ahead: Vec<VecDeque<u64>>,
     block_size: u32,
     root: BlockHash,
+    cluster: Cluster,
     replicas: Vec<Replica>,
-    router: Box<dyn Router>,
-    /// By replica.
-    loads: Vec<Load>,
     flights: Flights,
-    /// Requests taken from replicas that are gone, not yet sent elsewhere.
-    displaced: Vec<u64>,
     rerouted: u64,
+    /// Requests that a core gave up on, to be submitted again.
+    again: Vec<u64>,
     worker: Worker,
     meters: Meters<'a>,
     now_ns: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
-    actions: Vec<Action>,
+    outputs: Vec<Output>,
     /// Copies that end at one turn of a link, emptied after each use.
     ended_copies: Vec<Copy>,
     /// Requests taken from the source, those that ended or were refused, and when the last of them did.
@@ -227,10 +213,7 @@ impl<'a> Fleet<'a> {
         let routing = &settings.routing;
         let mut replicas = Vec::new();
         for number in 0..settings.n_replicas() as usize {
-            let mut core = Core::new(settings.core_of(number)).map_err(SettingsError::Config)?;
-            core.omit_tokens();
             replicas.push(Replica {
-                core,
                 in_flight: None,
                 leap_first_ns: 0,
                 links: Links::new(
@@ -239,7 +222,6 @@ impl<'a> Fleet<'a> {
                     settings.core.block_size,
                     &settings.far_links,
                 ),
-                state: State::Up,
                 life: 0,
                 slowness: routing
                     .slow
@@ -250,6 +232,8 @@ impl<'a> Fleet<'a> {
                 busy_ns: 0,
             });
         }
+        let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
+        cluster.omit_tokens();
         let speed = match settings.arrivals {
             Arrivals::Traced { speed } => speed,
             Arrivals::Serial | Arrivals::AtOnce => 1.0,
@@ -268,16 +252,15 @@ impl<'a> Fleet<'a> {
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
             meters,
-            router: router::make(&routing.router, settings.site()).map_err(SettingsError::Router)?,
-            loads: vec![Load { open: true, ..Load::default() }; replicas.len()],
+            cluster,
             flights: Flights::default(),
-            displaced: Vec::new(),
             rerouted: 0,
+            again: Vec::new(),
             replicas,
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
             queue: BinaryHeap::new(),
-            actions: Vec::new(),
+            outputs: Vec::new(),
             ended_copies: Vec::new(),
             taken: 0,
             ended: 0,
@@ -342,59 +325,116 @@ impl<'a> Fleet<'a> {
             return;
         }
         let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
-        let spare = self.replicas[replica].core.spare_result();
+        let spare = self.cluster.spare_result(engine(replica));
         let result = self.worker.answer(&step, spare);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
-        self.replicas[replica].core.recycle(step);
+        self.cluster.recycle(engine(replica), step);
         self.tell(replica, Event::StepFinished(result));
     }
 
-    /// Gives a core an event and does what it wants.
+    /// Makes a request that is under way, with the tokens that its client has.
+    fn request(&mut self, number: u64) -> Request {
+        let flight = self.flights.get(number);
+        let traced = &flight.traced;
+        let mut request = Request::new(RequestId(number), self.root, traced.prompt(), traced.output_tokens);
+        request.tenant = u64::from(flight.tenant);
+        request.generated = (0..flight.n_generated).map(|n| generated_token(number, n)).collect();
+        request.hashes.reserve_exact(request.prompt.capacity() / self.block_size as usize);
+        request.hash_prompt(self.block_size);
+        request
+    }
+
+    /// Delivers an event of a replica's worker to the cluster.
     fn tell(&mut self, replica: usize, event: Event) {
-        let mut actions = std::mem::take(&mut self.actions);
-        self.replicas[replica].core.handle(self.now_ns, event, &mut actions);
-        self.perform_all(self.now_ns, replica, actions);
-        let deadline_ns = self.replicas[replica].core.next_deadline_ns();
-        debug_assert_eq!(deadline_ns, None, "traced requests have no deadline, so nothing is to be ticked");
+        self.input(Input::Engine(engine(replica), event));
     }
 
-    /// Does what a core wanted at `at_ns`, which is now unless it leapt ahead.
-    fn perform_all(&mut self, at_ns: u64, replica: usize, mut actions: Vec<Action>) {
-        for action in actions.drain(..) {
-            self.perform(at_ns, replica, action);
+    /// Delivers an input to the cluster and performs its outputs.
+    fn input(&mut self, input: Input) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.cluster.handle(self.now_ns, input, &mut outputs);
+        self.perform_all(self.now_ns, outputs);
+        while let Some(number) = self.again.pop() {
+            self.rerouted += 1;
+            self.arrive(number, None);
         }
-        self.actions = actions;
+        debug_assert_eq!(
+            self.cluster.next_deadline_ns(),
+            None,
+            "traced requests have no deadline, so nothing is to be ticked"
+        );
     }
 
-    fn perform(&mut self, at_ns: u64, replica: usize, action: Action) {
+    /// Performs the outputs of the cluster at `at_ns`, which is now unless decode steps were fast-forwarded.
+    fn perform_all(&mut self, at_ns: u64, mut outputs: Vec<Output>) {
+        for output in outputs.drain(..) {
+            self.perform(at_ns, output);
+        }
+        self.outputs = outputs;
+    }
+
+    fn perform(&mut self, at_ns: u64, output: Output) {
+        match output {
+            Output::Engine(engine, action) => self.perform_action(at_ns, engine.index(), action),
+            Output::Placed { request, engine } => {
+                let flight = self.flights.get(request.0);
+                let is_new = flight.replica == u32::MAX;
+                flight.replica = engine.0;
+                if is_new {
+                    self.meters.submit(flight, self.now_ns, engine.index());
+                } else {
+                    self.meters.resubmit(flight, at_ns, engine.index());
+                }
+            }
+            Output::Moved { request, from, to, .. } => {
+                let flight = self.flights.get(request.0);
+                flight.replica = to.0;
+                self.rerouted += 1;
+                self.meters.take_back(flight, at_ns, from.index());
+                self.meters.resubmit(flight, at_ns, to.index());
+            }
+            Output::Cluster(Action::Refuse { request, .. } | Action::Finish { request, .. }) => {
+                // No replica is left that could run it.
+                let replica = self.flights.get(request.0).replica as usize;
+                self.refuse(at_ns, replica, request);
+            }
+            Output::Cluster(_) | Output::Emptied(_) => unreachable!("a replay neither flushes nor drains"),
+        }
+    }
+
+    fn perform_action(&mut self, at_ns: u64, replica: usize, action: Action) {
         match action {
             Action::Token { request, token } => {
-                self.count_token(replica, request);
                 self.meters.token(self.flights.get(request.0), at_ns, request.0, token);
             }
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
-            Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
-            Action::Finish { request, reason: FinishReason::Length, usage } => {
-                self.leave(replica, request, usage.completion_tokens);
+            Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
+            Action::Finish { request, reason, usage } => {
+                assert_eq!(reason, FinishReason::Length, "traced requests end by length alone");
                 let flight = self.flights.remove(request.0);
                 let outcome = self.meters.finish(&flight, at_ns, replica, request.0, &usage);
                 self.end(replica, &outcome);
             }
-            Action::Finish { request, reason, usage } => {
-                assert!(self.replicas[replica].life > 0, "{reason:?} ends a traced request only if its replica failed");
-                self.leave(replica, request, usage.completion_tokens);
-                self.meters.take_back(self.flights.get(request.0), at_ns, replica);
-                self.displaced.push(request.0);
+            Action::Refuse { request, .. } => self.refuse(at_ns, replica, request),
+            Action::ResetWorker | Action::Flushed { .. } | Action::Drained | Action::Withdrawn(_) => {
+                unreachable!("a modelled worker answers what it was asked, and a replay asks for nothing else")
             }
-            Action::Refuse { request, .. } => {
-                self.leave(replica, request, 0);
-                let flight = self.flights.remove(request.0);
-                let outcome = self.meters.refuse(&flight, at_ns, replica, request.0);
-                self.end(replica, &outcome);
-            }
-            Action::Flushed { .. } | Action::Drained | Action::Withdrawn(_) => unreachable!("a replay asks for none"),
         }
+    }
+
+    /// A core gave up on a request after too many failures of workers. Modelled failures are not the request's fault, so it is
+    /// submitted again with the tokens that it has, as a client that retries would do.
+    fn send_again(&mut self, at_ns: u64, replica: usize, request: RequestId) {
+        let flight = self.flights.get(request.0);
+        self.meters.take_back(flight, at_ns, replica);
+        self.again.push(request.0);
+    }
+
+    fn refuse(&mut self, at_ns: u64, replica: usize, request: RequestId) {
+        let flight = self.flights.remove(request.0);
+        let outcome = self.meters.refuse(&flight, at_ns, replica, request.0);
+        self.end(replica, &outcome);
     }
 
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
@@ -410,7 +450,7 @@ impl<'a> Fleet<'a> {
         it.busy_ns += duration_ns;
         let (end_ns, life) = (it.step_ends_ns, it.life);
         if !self.leaps && self.observer.wants_steps() {
-            let stats = &it.core.stats();
+            let stats = &self.cluster.core(engine(replica)).stats();
             self.observer.step(&StepSeen { replica: replica as u32, begin_ns: at_ns, end_ns, shape, stats });
         }
         self.schedule(end_ns, What::StepEnd { replica, life });
@@ -425,6 +465,11 @@ impl<'a> Fleet<'a> {
         let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
         self.source.ended(outcome.request, self.now_ns, how);
     }
+}
+
+/// Returns the engine of the cluster that a replica is.
+fn engine(replica: usize) -> EngineId {
+    EngineId(replica as u32)
 }
 
 impl Replica {

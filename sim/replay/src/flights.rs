@@ -13,8 +13,6 @@ pub(crate) struct Flight {
     pub traced: TraceRequest,
     /// Where it is.
     pub replica: u32,
-    /// Its part of [`crate::router::Load::prefill_tokens`] there.
-    pub prefill_tokens: u32,
     pub submitted_ns: u64,
     /// When a step first ran it.
     pub began_ns: u64,
@@ -22,8 +20,6 @@ pub(crate) struct Flight {
     pub last_token_ns: u64,
     /// Tokens its client has.
     pub n_generated: u32,
-    /// Of those, how many the replica has generated where it is now: fewer after it was sent elsewhere.
-    pub n_here: u32,
     /// Leading prompt tokens that were computed or found at some time.
     pub prompt_served: u32,
     pub tenant: u8,
@@ -37,13 +33,11 @@ impl Flight {
         Self {
             traced,
             replica: u32::MAX,
-            prefill_tokens: 0,
             submitted_ns,
             began_ns: 0,
             first_token_ns: 0,
             last_token_ns: 0,
             n_generated: 0,
-            n_here: 0,
             prompt_served: 0,
             tenant: tenant as u8,
             began: false,
@@ -82,12 +76,6 @@ impl Flights {
         }
         flight
     }
-
-    /// The numbers of those at a replica, in order.
-    pub(crate) fn at(&self, replica: u32) -> Vec<u64> {
-        let here = |flight: &Option<Flight>| flight.as_ref().is_some_and(|flight| flight.replica == replica);
-        (self.first..).zip(&self.window).filter(|(_, flight)| here(flight)).map(|(number, _)| number).collect()
-    }
 }
 
 #[cfg(test)]
@@ -100,12 +88,10 @@ mod tests {
         let traced = TraceRequest { arrival_ns: 0, input_tokens: 1, output_tokens: 1, content: Content::Unique(0) };
         let mut flights = Flights::default();
         for number in 0..5 {
-            let flight = Flight { replica: number as u32 % 2, ..Flight::new(traced.clone(), number * 10, 0) };
-            assert_eq!(flights.push(flight), number);
+            assert_eq!(flights.push(Flight::new(traced.clone(), number * 10, 0)), number);
         }
-        assert_eq!(flights.at(1), [1, 3]);
         assert_eq!(flights.remove(1).submitted_ns, 10);
-        assert_eq!((flights.window.len(), flights.at(1)), (5, vec![3]));
+        assert_eq!(flights.window.len(), 5);
         assert_eq!(flights.remove(0).submitted_ns, 0);
         assert_eq!((flights.first, flights.window.len()), (2, 3), "those before the oldest are gone");
         assert_eq!(flights.get(4).submitted_ns, 40);

@@ -11,7 +11,7 @@
 //!    memory, a file that is read on the way, or a [`workload`] whose users ask when they have been answered.
 //! 2. [`fleet::replay_source`] makes a core per replica and goes from one thing that happens to the next.
 //! 3. An arrival becomes a request: its tokens are made ([`trace::TraceRequest::prompt`]), hashed and submitted to the replica
-//!    that a [`router`] picks.
+//!    that a router picks ([`trunkline_cluster`]).
 //! 4. The core answers with a step. [`cost::StepShape`] sums it up, the cost model gives its duration, and its end is
 //!    put on the queue.
 //! 5. When it ends, the modelled worker answers with a token for each sequence that samples, and with the drafts that were right.
@@ -58,7 +58,6 @@ pub mod group;
 mod meters;
 pub mod plan;
 pub mod recorded;
-pub mod router;
 pub mod settings;
 mod worker;
 

@@ -233,7 +233,10 @@ impl Cluster {
         match event {
             Event::WorkerJoined => self.change(engine, EngineEvent::Joined, out),
             Event::WorkerLost => self.change(engine, EngineEvent::Lost, out),
-            Event::Submit(request) if self.placements.get(request.id).is_none() => self.place(engine, 0, request, out),
+            Event::Submit(request) if self.placements.get(request.id).is_none() => {
+                out.push(Output::Placed { request: request.id, engine });
+                self.place(engine, 0, request, out);
+            }
             Event::Submit(request) => self.submit(request, out),
             event => self.deliver(engine, event, out),
         }
@@ -274,7 +277,10 @@ impl Cluster {
             return self.refuse(request.id, Refusal::Draining, out);
         }
         match self.pick(&request, Role::Decode) {
-            Some((engine, known_tokens)) => self.place(engine, known_tokens, request, out),
+            Some((engine, known_tokens)) => {
+                out.push(Output::Placed { request: request.id, engine });
+                self.place(engine, known_tokens, request, out);
+            }
             // A core that waits for its worker takes requests; with no engine in service nobody will run them.
             None => self.refuse(request.id, Refusal::NoEngine, out),
         }

@@ -31,6 +31,13 @@ pub enum Output {
     /// An action of the cluster itself: a `Refuse` if no engine is in service, the `Finish` of a request that no engine could
     /// take over, and the joint `Flushed` and `Drained` of all engines.
     Cluster(Action),
+    /// A new request goes to an engine. Comes before anything that the engine's core does about the request.
+    Placed {
+        /// The request.
+        request: RequestId,
+        /// The engine.
+        engine: EngineId,
+    },
     /// A request continues on another engine. Its client sees nothing of that but a pause.
     Moved {
         /// The request.

@@ -37,7 +37,7 @@
 //! let mut request = Request::new(RequestId(7), Namespace::default().root(), vec![1, 2, 3], 5);
 //! request.hash_prompt(config.block_size);
 //! cluster.handle(1_000, Input::Client(Event::Submit(Box::new(request))), &mut out);
-//! assert!(matches!(&out[..], [Output::Engine(EngineId(0), Action::RunStep(_))]));
+//! assert!(matches!(&out[..], [Output::Placed { .. }, Output::Engine(EngineId(0), Action::RunStep(_))]));
 //! # Ok::<(), trunkline_cluster::ClusterError>(())
 //! ```
 

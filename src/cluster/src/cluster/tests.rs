@@ -77,6 +77,7 @@ impl Rig {
                     self.resets.push(engine.0);
                 }
                 Output::Engine(_, action) | Output::Cluster(action) => self.client(action),
+                Output::Placed { .. } => {}
                 Output::Moved { request, from, to, why } => self.moves.push((request.0, from.0, to.0, why)),
                 Output::Emptied(engine) => self.emptied.push(engine.0),
             }
