@@ -1,6 +1,7 @@
 //! Requests: the parameters a client sends, and the outcome it receives.
 
 use serde::{Deserialize, Serialize};
+pub use trunkline_port::Sampling;
 
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{RequestId, Token};
@@ -12,6 +13,13 @@ pub struct Request {
     pub id: RequestId,
     /// Prompt, at least one token.
     pub prompt: Vec<Token>,
+    /// Tokens generated before this submission, on another core that gave the request back ([`crate::Event::Withdraw`]). These count
+    /// against `max_tokens` and are not emitted again; sampling continues after them. Empty for a new request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub generated: Vec<Token>,
+    /// Steps of this request that workers failed to finish before this submission, on other cores.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub worker_failures: u32,
     /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
     pub root: BlockHash,
     /// Chained hashes of the prompt's full blocks, computed off the core's thread by [`Request::hash_prompt`].
@@ -35,12 +43,18 @@ pub struct Request {
     pub sampling: Sampling,
 }
 
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
 impl Request {
     /// Creates a greedy request with no stop tokens, priority 0 and no deadline, unhashed.
     pub fn new(id: RequestId, root: BlockHash, prompt: Vec<Token>, max_tokens: u32) -> Self {
         Self {
             id,
             prompt,
+            generated: Vec::new(),
+            worker_failures: 0,
             root,
             hashes: Vec::new(),
             max_tokens,
@@ -56,40 +70,6 @@ impl Request {
     /// Computes the chained hashes of the prompt's blocks of `block_size` tokens. The driver MUST call this before submitting.
     pub fn hash_prompt(&mut self, block_size: u32) {
         extend_hashes(&mut self.hashes, self.root, block_size, &self.prompt);
-    }
-}
-
-/// Sampling parameters, passed through to the worker unread, except that a worker is sent the whole history of a sequence
-/// only if [`Sampling::needs_history`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// Temperature of the softmax; 0 is greedy.
-    pub temperature: f32,
-    /// Number of most likely tokens to keep; 0 keeps all.
-    pub top_k: u32,
-    /// Probability mass of the smallest set of tokens to keep; 1 keeps all.
-    pub top_p: f32,
-    /// Share of the most likely token's probability below which tokens are dropped; 0 drops none.
-    pub min_p: f32,
-    /// Factor by which logits of tokens already in the sequence are divided (if positive) or multiplied (if negative); 1 is off.
-    pub repetition_penalty: f32,
-    /// Seed of the draws. The n-th token of a request is drawn from (seed, n) alone, so neither batching nor preemption changes
-    /// the output.
-    pub seed: u64,
-    /// Number of most likely tokens to report with each token; `None` reports no log probabilities at all.
-    pub logprobs: Option<u32>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0, logprobs: None }
-    }
-}
-
-impl Sampling {
-    /// Returns `true` if sampling depends on earlier tokens other than through the model.
-    pub fn needs_history(&self) -> bool {
-        self.repetition_penalty != 1.0
     }
 }
 
@@ -186,6 +166,9 @@ pub enum Refusal {
     /// The core is draining and accepts no more requests.
     #[error("the server is draining and takes no new requests")]
     Draining,
+    /// Every engine of the cluster is out of service.
+    #[error("no engine is in service; try again later")]
+    NoEngine,
     /// Another request with this id has not ended.
     #[error("a request with this id is still active")]
     DuplicateId,
