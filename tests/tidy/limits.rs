@@ -28,12 +28,18 @@ pub const GOALS: [f64; 8] = [60.0, 20.0, 0.0, 3.0, 6.0, 16.0, 20.0, 0.0];
 /// Highest numbers of crates that do not meet the goals yet. The row of a folder also holds for crates below the folder.
 #[rustfmt::skip]
 pub const ALLOWED: &[(&str, [f64; 8])] = &[
-    //              fn   fields circles opens short  it    that   old
-    ("src/core",   [60.0, 38.0, 2.0, 10.3, 6.0,  29.8, 27.2,  67.0]),
-    ("src/worker", [60.0, 21.0, 2.0, 14.6, 17.5, 28.7, 31.0,  0.0]),
-    ("src/server", [67.0, 20.0, 0.0, 20.0, 6.5,  42.9, 38.5,  13.0]),
-    ("src/cli",    [60.0, 30.0, 1.0, 21.6, 6.0,  34.3, 42.1,  147.0]),
-    ("sim",        [71.0, 35.0, 4.0, 24.5, 14.2, 39.7, 44.8,  98.0]),
+    //                fn    fields circ. opens short it    that  old
+    ("sim/perf",     [60.0, 21.0, 0.0, 19.5, 16.5, 30.8, 43.3, 1.0]),
+    ("sim/replay",   [71.0, 30.0, 0.0, 27.8, 11.3, 46.1, 45.9, 64.0]),
+    ("sim/report",   [60.0, 35.0, 0.0, 24.5, 13.5, 50.7, 47.3, 8.0]),
+    ("sim/workload", [60.0, 20.0, 1.0, 25.3, 13.7, 34.4, 41.5, 25.0]),
+    ("src/cli",      [60.0, 30.0, 1.0, 21.6, 6.0,  34.3, 42.0, 147.0]),
+    ("src/cluster",  [60.0, 20.0, 0.0, 3.0,  9.8,  36.5, 35.1, 18.0]),
+    ("src/core",     [60.0, 39.0, 2.0, 9.7,  6.0,  30.2, 27.0, 66.0]),
+    ("src/port",     [60.0, 20.0, 0.0, 3.0,  6.0,  23.3, 20.5, 0.0]),
+    ("src/server",   [67.0, 20.0, 0.0, 20.9, 6.5,  44.5, 37.8, 13.0]),
+    ("src/text",     [60.0, 20.0, 0.0, 7.7,  6.0,  19.3, 28.1, 0.0]),
+    ("src/worker",   [60.0, 21.0, 0.0, 13.8, 18.9, 28.9, 29.6, 0.0]),
 ];
 
 /// First words of a doc comment that describe a thing instead of naming it.
