@@ -7,15 +7,15 @@
 
 use crate::block::ROOM_MAX;
 
-/// Words in a bucket, a cache line of 64 bytes. The last word counts the blocks that overflowed.
+/// Words in a bucket, a cache line of 64 bytes. The last word counts overflowed blocks.
 const WORDS: usize = 16;
 const ENTRIES: usize = WORDS - 1;
 /// Blocks per bucket when the table is full: four fifths of its entries.
 const LOAD: usize = 12;
-/// Greatest capacity that leaves bits for a tag in an entry.
+/// Greatest capacity with bits left for a tag in an entry.
 const BLOCKS_MAX: u32 = 1 << 30;
 
-/// Indices of blocks by fingerprint. If blocks have equal fingerprints, which hardly ever happens, only one of them is found.
+/// Indices of blocks by fingerprint. Of several blocks with one fingerprint, a rare event, only one is found.
 #[derive(Debug)]
 pub(crate) struct BlockIndex {
     words: Vec<u32>,
@@ -23,7 +23,7 @@ pub(crate) struct BlockIndex {
     skip: usize,
     buckets: usize,
     len: usize,
-    /// Bits of an entry that hold the index.
+    /// Bits of an entry used for the index.
     index_bits: u32,
 }
 
@@ -109,7 +109,7 @@ impl BlockIndex {
         unreachable!("block {index} is in no bucket");
     }
 
-    /// Prefetches the buckets of some fingerprints, all at once, so that the lookups that follow hit the processor's caches.
+    /// Prefetches the buckets of some fingerprints, all at once, so that the next lookups hit the processor's caches.
     #[inline]
     pub fn touch(&self, hashes: impl Iterator<Item = u64>) {
         let sum = hashes.fold(0u32, |sum, hash| sum ^ self.words[self.skip + self.home(hash) * WORDS]);
@@ -161,7 +161,7 @@ impl BlockIndex {
     }
 }
 
-/// Returns a bit set of the entries of a bucket that are equal to `entry` under `mask`.
+/// Returns a bit set of the entries of a bucket equal to `entry` under `mask`.
 #[inline]
 fn matches(bucket: &[u32; WORDS], entry: u32, mask: u32) -> u32 {
     let mut bits = 0;

@@ -25,7 +25,7 @@ use crate::registry::{Entry, Registry};
 ///
 /// The tree guarantees:
 ///
-/// * A block falls idle before it becomes a leaf. Neither happens twice unless the block was read or popped in between.
+/// * A block falls idle before it becomes a leaf. Neither happens twice without a read or a pop in between.
 /// * A child falls idle before its parent, and a parent is read before its child.
 /// * Only the last block of a chain can be a leaf.
 ///
@@ -33,19 +33,19 @@ use crate::registry::{Entry, Registry};
 /// iteration in hash order. Each call MUST take constant or logarithmic time in the number of blocks in the cache, and at most
 /// linear time in the length of the chain.
 pub trait Eviction: Send + std::fmt::Debug {
-    /// Takes in a chain that no sequence reads any more. Its blocks fell idle last to first. The last one may be a leaf.
+    /// Takes in a chain without readers. The blocks fell idle last to first. The last one may be a leaf.
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes);
 
-    /// Makes an idle block a candidate for [`Self::pop`]: its last child has left the tree.
+    /// Makes an idle block a candidate for [`Self::pop`]: the last child has left the tree.
     fn leaf(&mut self, block: u32, blocks: &Nodes);
 
-    /// Takes out the idle blocks of a chain, first to last, because a request found them. The last one may have been a leaf.
+    /// Takes out the idle blocks of a chain, first to last, found by a request. The last one may have been a leaf.
     fn read(&mut self, chain: &[BlockHandle], blocks: &Nodes);
 
     /// Takes out the leaf to be evicted. MUST return a leaf if there is one; there is one if any block is idle.
     fn pop(&mut self, blocks: &Nodes) -> Option<u32>;
 
-    /// Takes out the leaf to be evicted and, if they would be next, ancestors of it: at most `n` blocks, appended to `out`. For
+    /// Takes out the leaf to be evicted and, if next in order, ancestors of the leaf: at most `n` blocks, appended to `out`. For
     /// policies that do this faster than block by block; [`Self::leaf`] is not called in between.
     fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
         debug_assert!(n > 0);

@@ -7,23 +7,23 @@ use crate::hash::BlockHash;
 
 /// Parent of the first block of a prefix.
 pub(crate) const ROOT: u32 = u32::MAX;
-/// Parent of a block that is not published.
+/// Parent of an unpublished block.
 pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
 
-/// The published blocks of a tree or a tier, as shared with its eviction policy.
+/// The published blocks of a tree or a tier, as shared with the eviction policy.
 #[derive(Debug, Default)]
 pub struct Nodes {
     /// Fingerprints of the chained hashes; tokens decide on equality.
     pub(crate) fingerprints: Vec<u64>,
     /// Parents: the block before in the prefix, [`ROOT`] or [`UNPUBLISHED`].
     pub(crate) parents: Vec<u32>,
-    /// Numbers of published blocks that continue the block.
+    /// Numbers of published child blocks.
     pub(crate) children: Vec<u32>,
-    /// Numbers of sequences that read the block.
+    /// Numbers of sequences reading the block.
     pub(crate) readers: Vec<u32>,
-    /// Numbers of blocks before the block in its prefix.
+    /// Numbers of blocks before the block in the prefix.
     pub(crate) depths: Vec<u32>,
-    /// Times the block was found since it was published; saturates.
+    /// Times the block was found since publication; saturates.
     pub(crate) hits: Vec<u16>,
 }
 
@@ -85,7 +85,7 @@ impl Nodes {
         *hits = hits.saturating_add(1);
     }
 
-    /// Removes a leaf. Returns its parent if the parent is now an idle leaf.
+    /// Removes a leaf. Returns the parent if that is now an idle leaf.
     pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
         if parent == ROOT {
@@ -95,7 +95,7 @@ impl Nodes {
         (self.children[parent as usize] == 0 && self.readers[parent as usize] == 0).then_some(parent)
     }
 
-    /// Removes a leaf and ancestors of it, each the parent of the block before. Returns the parent of the last one if the parent
+    /// Removes a leaf and ancestors, each the parent of the block before. Returns the parent of the last one if the parent
     /// is now an idle leaf.
     pub(crate) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
         let mut parent = None;
@@ -119,7 +119,7 @@ impl Nodes {
         self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers -= 1);
     }
 
-    /// Returns the block before a block in its prefix; `None` for the first.
+    /// Returns the block before a block in the prefix; `None` for the first.
     pub fn parent(&self, index: u32) -> Option<u32> {
         let parent = self.parents[index as usize];
         debug_assert_ne!(parent, UNPUBLISHED);
@@ -136,17 +136,17 @@ impl Nodes {
         parent == ROOT || self.children[parent as usize] > 0
     }
 
-    /// Returns the number of blocks before a block in its prefix.
+    /// Returns the number of blocks before a block in the prefix.
     pub fn depth(&self, index: u32) -> u32 {
         self.depths[index as usize]
     }
 
-    /// Returns the fingerprint of a block: equal contents have equal fingerprints, whatever the slot.
+    /// Returns the fingerprint of a block: equal contents have equal fingerprints, in any slot.
     pub fn fingerprint(&self, index: u32) -> u64 {
         self.fingerprints[index as usize]
     }
 
-    /// Returns the number of times a request found a block since it was published.
+    /// Returns the number of times a request found a block since publication.
     pub fn hits(&self, index: u32) -> u32 {
         u32::from(self.hits[index as usize])
     }

@@ -38,12 +38,12 @@ mod vtc;
 
 use crate::registry::{Entry, Registry};
 
-/// The properties of a request that a policy may use.
+/// The properties of a request available to a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestView {
     /// Position in the order of arrival; unique.
     pub arrival: u64,
-    /// Time at which the request was accepted, nanoseconds.
+    /// Time of acceptance, nanoseconds.
     pub arrival_ns: u64,
     /// Tenant whose share the request counts against.
     pub tenant: u64,
@@ -55,7 +55,7 @@ pub struct RequestView {
     pub prompt_tokens: u32,
     /// Upper bound on generated tokens.
     pub max_tokens: u32,
-    /// Tokens that need KV at admission: the prompt, and the output generated before a preemption.
+    /// Tokens with KV to allocate at admission: the prompt, and the output generated before a preemption.
     pub tokens: u32,
     /// Number of those tokens found in the cache at the last count. Of a running request: the number found if the request were
     /// preempted and came back at once.
@@ -93,7 +93,7 @@ pub trait Policy: Send + std::fmt::Debug {
     }
 
     /// Returns `true` if the policy orders tenants before requests: the tenant of lowest [`Self::standing`] is served first,
-    /// with its request of lowest rank. MUST be constant.
+    /// with the request of lowest rank. MUST be constant.
     fn by_tenant(&self) -> bool {
         false
     }
@@ -107,13 +107,13 @@ pub trait Policy: Send + std::fmt::Debug {
     /// Takes note of an accepted request of a tenant, before [`Self::queued`].
     fn joined(&mut self, _tenant: u64) {}
 
-    /// Takes note of the end of a tenant's request. The request neither waits nor runs, and no more tokens are reported for it.
+    /// Takes note of the end of a tenant's request. The request neither waits nor runs, and no more tokens are reported.
     fn left(&mut self, _tenant: u64) {}
 
-    /// Takes note that a tenant without waiting requests has one now.
+    /// Takes note of the first waiting request of a tenant.
     fn queued(&mut self, _tenant: u64) {}
 
-    /// Takes note that the last waiting request of a tenant was taken out.
+    /// Takes note of the removal of a tenant's last waiting request.
     fn unqueued(&mut self, _tenant: u64) {}
 
     /// Takes note of tokens run for a tenant: prompt tokens computed and output tokens generated. Cached tokens do not count.

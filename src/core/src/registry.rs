@@ -4,8 +4,8 @@
 //! help, the parameters and a constructor. [`Registry::make`] builds one from a text such as `priority:ageing_ms=5000` (see
 //! [`crate::spec`]). Unknown names and bad parameters give the same errors everywhere.
 //!
-//! A constructor receives the values of the parameters, in the order of [`Entry::params`], and a context of type `C`: what
-//! the built value needs to know that no user sets, such as the number of blocks of a cache.
+//! A constructor receives the values of the parameters, in the order of [`Entry::params`], and a context of type `C`: facts
+//! that no user sets, such as the number of blocks of a cache.
 //!
 //! ```
 //! use trunkline_core::registry::{Entry, Registry};
@@ -25,15 +25,15 @@ use std::fmt;
 
 use crate::spec::{Param, Spec, SpecError};
 
-/// Something that can be made by name: a `T`, for a context `C`.
+/// A constructor with a name: makes a `T` for a context `C`.
 pub struct Entry<T: 'static, C: 'static = ()> {
-    /// The name, unique in its registry.
+    /// Name, unique in a registry.
     pub name: &'static str,
     /// Help text of one line.
     pub about: &'static str,
     /// The parameters, written as in `name:key=value,key=value`.
     pub params: &'static [Param],
-    /// Constructor; receives a value for each of `params`, in their order, each within its range.
+    /// Constructor; receives a value for each of `params`, in order, each within the range.
     pub make: fn(&[u64], C) -> T,
 }
 
@@ -43,7 +43,7 @@ impl<T, C> fmt::Debug for Entry<T, C> {
     }
 }
 
-/// All entries of one kind, in the order in which they are listed to users.
+/// All entries of one kind, in the order of listings.
 #[derive(Debug)]
 pub struct Registry<T: 'static, C: 'static = ()> {
     kind: &'static str,
@@ -75,7 +75,7 @@ impl<T, C> Registry<T, C> {
         Self { kind, entries }
     }
 
-    /// Returns all entries, in the order in which they are listed to users.
+    /// Returns all entries, in the order of listings.
     pub fn entries(&self) -> &'static [Entry<T, C>] {
         self.entries
     }
@@ -85,8 +85,8 @@ impl<T, C> Registry<T, C> {
         self.entries.iter().map(|entry| entry.name)
     }
 
-    /// Finds the entry that `spec` names and parses the parameters that follow the name. Parameters that are left out have
-    /// their default values.
+    /// Finds the entry that `spec` names and parses the parameters that follow the name. Parameters left out have
+    /// default values.
     ///
     /// # Errors
     /// Fails if no entry has the name, or a parameter is unknown, repeated or outside its range.
@@ -109,7 +109,7 @@ impl<T, C> Registry<T, C> {
     }
 }
 
-/// Finds a value by its name in a list of plain choices that take no parameters. `kind` names them in the error.
+/// Finds a value by name in a list of choices without parameters. `kind` names the choices in the error.
 ///
 /// # Errors
 /// Fails if no choice has the name.
@@ -122,9 +122,9 @@ pub fn choose<T: Copy>(kind: &'static str, choices: &[(&'static str, T)], name: 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {kind} '{name}'; there are: {}", known.join(", "))]
 pub struct UnknownName {
-    /// Kind of thing that was named, such as `policy` or `router`.
+    /// Kind of the named thing, such as `policy` or `router`.
     pub kind: &'static str,
-    /// Name that was asked for.
+    /// Name asked for, as given.
     pub name: String,
     /// All names there are.
     pub known: Vec<&'static str>,
@@ -139,7 +139,7 @@ pub enum RegistryError {
     /// The name is known, a parameter is not understood.
     #[error("{kind} {error}")]
     Parameter {
-        /// Kind of thing that was named.
+        /// Kind of the named thing.
         kind: &'static str,
         /// Fault of the parameter.
         error: SpecError,

@@ -13,9 +13,9 @@ pub struct Param {
     pub about: &'static str,
     /// Value if the user gives none.
     pub default: u64,
-    /// Lowest value allowed.
+    /// Lowest value allowed, inclusive.
     pub min: u64,
-    /// Highest value allowed.
+    /// Highest value allowed, inclusive.
     pub max: u64,
 }
 
@@ -30,12 +30,12 @@ pub struct Spec<'a> {
 /// A fault in the parameters after a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Unknown key.
+    /// Key that the name does not have.
     #[error("'{name}' has no parameter '{key}'; it has: {known}")]
     UnknownKey {
         /// Name before the colon.
         name: String,
-        /// Unknown key as given.
+        /// Key as the user gave it.
         key: String,
         /// Known keys, separated by commas.
         known: String,
@@ -47,11 +47,11 @@ pub enum SpecError {
         name: String,
         /// Key of the parameter.
         key: &'static str,
-        /// Value as given.
+        /// Value as the user gave it.
         value: String,
-        /// Lowest value allowed.
+        /// Lowest value allowed, inclusive.
         min: u64,
-        /// Highest value allowed.
+        /// Highest value allowed, inclusive.
         max: u64,
     },
     /// Key given more than once.
@@ -62,12 +62,12 @@ pub enum SpecError {
         /// Key of the parameter.
         key: &'static str,
     },
-    /// Part without `=`.
+    /// Part of the list without a `=`.
     #[error("'{name}': '{part}' is not of the form key=value; the keys are: {known}")]
     NoValue {
         /// Name before the colon.
         name: String,
-        /// Part as given.
+        /// Part as the user gave it.
         part: String,
         /// Known keys, separated by commas.
         known: String,

@@ -1,6 +1,6 @@
-//! The prefix tree (a radix tree over KV blocks): links between published blocks, their readers, and eviction.
+//! The prefix tree (a radix tree over KV blocks): links between published blocks, readers, and eviction.
 //!
-//! The tree allocates no nodes. A published block *is* a node, and arrays indexed by the block's slot hold its links and counts
+//! The tree allocates no nodes. A published block *is* a node, and arrays indexed by slot hold the links and counts
 //! ([`crate::nodes`]). One hash table finds a block by its fingerprint (`block_index.rs`).
 //!
 //! **Matching.** A chained hash names a whole prefix, so matching walks no children. Every matched block is verified: same
@@ -44,7 +44,7 @@ use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
 use crate::nodes::{Nodes, ROOT, UNPUBLISHED, ascending};
 
-/// Tokens for which memory is reserved from the beginning, at most. Memory that is never touched costs nothing.
+/// Tokens for which memory is reserved from the beginning, at most. Untouched memory costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
 /// Tokens compared in one stretch.
 const COMPARED_TOKENS: usize = 2048;
@@ -54,11 +54,11 @@ const INDEXED_AT_ONCE: usize = 16;
 /// Outcome of publishing a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// The block is in the tree, and its owner reads it.
+    /// The block is in the tree, and the owner reads the block.
     New,
-    /// A duplicate was in the tree. The owner reads the duplicate now, and the published block was freed.
+    /// A duplicate was in the tree. The owner reads the duplicate now, and the block itself was freed.
     Merged(BlockHandle),
-    /// A different block has this hash. The block stays private, and so MUST all blocks after it.
+    /// A different block has this hash. The block stays private, and so MUST all blocks behind.
     Collided,
 }
 
@@ -73,7 +73,7 @@ pub struct PrefixTree {
     nodes: Nodes,
     /// Tokens of published blocks: `block_size` per opened slot.
     tokens: Vec<Token>,
-    /// Blocks being evicted; empty between calls, kept for its memory.
+    /// Blocks being evicted; empty between calls, kept to reuse the allocation.
     leaving: Vec<u32>,
     evicted: u64,
     collisions: u64,
@@ -162,13 +162,13 @@ impl PrefixTree {
         run
     }
 
-    /// Returns the number of idle blocks among the blocks of a prefix: the decrease of [`Self::usable`] once they are held.
+    /// Returns the number of idle blocks among the blocks of a prefix: the decrease of [`Self::usable`] once held.
     pub fn count_idle(&self, blocks: &[u32]) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
         (blocks.len() - blocks.partition_point(|index| self.nodes.readers[*index as usize] > 0)) as u32
     }
 
-    /// Adds a reader to each block of a prefix just found and appends their handles to `table`.
+    /// Adds a reader to each block of a prefix just found and appends the handles to `table`.
     pub fn hold(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>) {
         let idle = self.count_idle(blocks) as usize;
         table.reserve(blocks.len());
@@ -184,7 +184,7 @@ impl PrefixTree {
         self.wake(&table[begin..]);
     }
 
-    /// Moves idle blocks of one prefix, first to last, to held: they have a reader now.
+    /// Moves idle blocks of one prefix, first to last, to held: the blocks have a reader now.
     fn wake(&mut self, chain: &[BlockHandle]) {
         if chain.is_empty() {
             return;
@@ -199,12 +199,12 @@ impl PrefixTree {
         self.add_reader(block);
     }
 
-    /// Returns the number of sequences that read a published block.
+    /// Returns the number of sequences reading a published block.
     pub fn readers(&self, block: BlockHandle) -> u32 {
         self.nodes.readers[block.index as usize]
     }
 
-    /// Marks a private block as part of a copy: no step may touch it until [`Self::end_move`].
+    /// Marks a private block as part of a copy: no step may touch the block until [`Self::end_move`].
     pub fn begin_move(&mut self, block: BlockHandle) {
         debug_assert!(self.pool.is_current(block));
         self.pool.set(block.index, BlockState::Moving);
@@ -448,7 +448,7 @@ impl PrefixTree {
     /// Checks every count and link against the others. O(blocks).
     ///
     /// # Panics
-    /// Panics if any of them disagree.
+    /// Panics on any contradiction.
     pub fn check(&self) {
         self.pool.check();
         let nodes = &self.nodes;
@@ -493,7 +493,7 @@ fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
     }
 }
 
-/// Returns the number of leading blocks in which two runs of tokens agree.
+/// Returns the number of leading blocks with equal tokens in two runs.
 fn common_blocks(a: &[Token], b: &[Token], block_size: usize) -> usize {
     a.chunks_exact(block_size).zip(b.chunks_exact(block_size)).take_while(|(a, b)| a == b).count()
 }

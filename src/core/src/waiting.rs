@@ -28,19 +28,19 @@ impl Entry {
     }
 }
 
-/// The waiting requests, by slots of the caller's choice, and the policy that orders them.
+/// The waiting requests, by slots of the caller's choice, and the policy for the order.
 #[derive(Debug)]
 pub struct Waiting {
     policy: Box<dyn Policy>,
     /// Waiting requests by slot.
     entries: Vec<Option<Entry>>,
-    /// Requests that are not deferred.
+    /// Requests without the deferred ones.
     order: Order,
     /// Slots deferred since the last restore. A slot may be free by now, or hold a new request.
     deferred: Vec<usize>,
     /// Slots by arrival; `None` unless the policy ranks by the cache.
     by_arrival: Option<BTreeMap<u64, usize>>,
-    /// Arrival at which the next refresh begins.
+    /// First arrival of the next refresh.
     refresh_from: u64,
     /// Slots to refresh; empty between calls.
     to_refresh: Vec<usize>,
@@ -154,7 +154,7 @@ impl Waiting {
         }
     }
 
-    /// Puts all deferred requests back, each into its place in the order.
+    /// Puts all deferred requests back, each into the old place in the order.
     pub fn restore(&mut self) {
         while let Some(slot) = self.deferred.pop() {
             if let Some(entry) = self.entries[slot].as_mut()
@@ -264,11 +264,11 @@ enum Order {
     Tenants(Tenants),
 }
 
-/// Tenants by standing, each with its requests in order.
+/// Tenants by standing, each with ordered requests.
 #[derive(Debug, Default)]
 struct Tenants {
     by_id: BTreeMap<u64, Tenant>,
-    /// (standing, place of the first request) of each tenant with a request that is not deferred.
+    /// (standing, place of the first request) of each tenant with undeferred requests.
     firsts: BTreeSet<(u64, Place)>,
 }
 
@@ -276,7 +276,7 @@ struct Tenants {
 struct Tenant {
     /// Number of waiting requests, deferred ones included.
     waiting: usize,
-    /// Places of the requests that are not deferred.
+    /// Places of the undeferred requests.
     places: BTreeSet<Place>,
     /// Entry of this tenant in `firsts`.
     first: Option<(u64, Place)>,

@@ -6,7 +6,7 @@ use trunkline_core::{
 
 const BLOCK: u32 = 4;
 
-/// A core with a worker that answers 500, 501, ... for every token it samples.
+/// A core, and a worker that samples the tokens 500, 501, ...
 struct Bench {
     core: Core,
     now_ns: u64,
@@ -89,7 +89,7 @@ impl Bench {
         self.event(Event::Submit(Box::new(request)));
     }
 
-    /// What the step in flight runs: (request, computed, tokens, samples).
+    /// Returns the sequences of the step in flight: (request, computed, tokens, samples).
     fn running(&self) -> Vec<(u64, u32, u32, bool)> {
         let seqs = self.step.iter().flat_map(|step| &step.seqs);
         seqs.map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.sample)).collect()
@@ -397,7 +397,7 @@ fn stop_tokens_end_a_request_but_not_before_min_tokens() {
     assert_eq!(bench.ends, [(1, FinishReason::Stop)]);
 }
 
-/// Brings a request into a state and says whether a step runs it.
+/// Brings a request into a state. Returns `true` if a step runs the request.
 fn in_state(state: &str) -> (Bench, bool) {
     let mut bench = Bench::without_worker(Config { max_batch_tokens: 8, ..config() });
     let mut watched = request(1, prompt(12), 10);

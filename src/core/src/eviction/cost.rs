@@ -1,7 +1,7 @@
 //! Least cost of recomputing per byte, weighed by use: GreedyDual-Size-Frequency (Cherkasova, 1998).
 //!
 //! All blocks have the same size. Computing a block costs the matrix products, equal for all blocks, and attention over the
-//! prefix before it, which grows with depth. The worth of a block is its cost times one more than its hits.
+//! prefix before it, which grows with depth. The worth of a block is cost times (1 + hits).
 
 use super::levels::{LEVELS, Levels};
 use super::{Eviction, last};

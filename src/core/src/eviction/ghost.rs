@@ -1,4 +1,4 @@
-//! A bounded memory of evicted blocks: their fingerprints, the oldest forgotten first.
+//! A bounded memory of the fingerprints of evicted blocks; the oldest is forgotten first.
 
 use crate::block_index::BlockIndex;
 
@@ -8,9 +8,9 @@ pub(super) struct Ghost {
     /// Ring of evicted fingerprints.
     ring: Vec<u64>,
     capacity: usize,
-    /// Position in the ring at which the next fingerprint is written.
+    /// Position in the ring of the next write.
     next: usize,
-    /// Positions in the ring by fingerprint, without blocks that were taken back or evicted again.
+    /// Positions in the ring by fingerprint, without blocks taken back or evicted again.
     places: BlockIndex,
 }
 

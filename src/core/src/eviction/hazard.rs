@@ -1,7 +1,7 @@
-//! Hazard tables: the probability that contents are used again, by class and age, learned from the traffic.
+//! Hazard tables: probabilities of reuse by class and age, learned from the traffic.
 //!
 //! The `reuse` policy follows one block of each segment by its fingerprint, cached or not, and reports every return. Per class
-//! and age bucket the table counts the blocks that reached the age (at risk) and the ones that returned before the next age
+//! and age bucket the table counts the blocks reaching the age (at risk) and the blocks returning before the next age
 //! (events): a life table after Kaplan and Meier (1958). [`HazardTable::index`] derives from the hazards the worth of keeping
 //! a segment.
 
@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 pub(super) const KINDS: usize = 4;
 /// Age buckets per doubling of the age.
 const PER_DOUBLING: usize = 3;
-/// Doublings of the age that have buckets, from [`FIRST_AGE`] on.
+/// Doublings of the age with buckets, from [`FIRST_AGE`] on.
 const DOUBLINGS: usize = 10;
 const BUCKETS: usize = PER_DOUBLING * DOUBLINGS;
 /// Least age of the second bucket, as a share of the capacity.
@@ -29,14 +29,14 @@ const LEARN_FIRST: u32 = 32;
 const LEARN_EVERY: u32 = 512;
 /// Weight of a prior, in observations.
 const PRIOR: f32 = 16.0;
-/// Probability of a return on which the prior of all classes rests.
+/// Probability of a return in the prior of all classes.
 const PRIOR_RETURN: f32 = 0.1;
 
 /// A followed segment, cached or not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Followed {
     fingerprint: u64,
-    /// Clock at which the segment fell idle.
+    /// Clock when the segment fell idle.
     pub since: u32,
     pub class: u8,
     pub turn: u8,
@@ -44,14 +44,14 @@ pub(super) struct Followed {
     alive: bool,
 }
 
-/// Life table of a class: by age bucket, the segments that reached the age and the ones that returned before the next.
+/// Life table of a class: by age bucket, the segments reaching the age, and the segments returning before the next age.
 #[derive(Clone, Debug)]
 struct Class {
     events: [f32; BUCKETS],
     at_risk: [f32; BUCKETS],
 }
 
-/// Followed segments, and the life tables and indices learned from them.
+/// Followed segments, and the life tables and indices learned from their returns.
 #[derive(Debug)]
 pub(super) struct HazardTable {
     /// First class without an order. The classes below come in groups of [`KINDS`]; the prior of a group is the group before.
@@ -65,7 +65,7 @@ pub(super) struct HazardTable {
     base: u64,
     /// Numbers of followed segments by fingerprint.
     numbers: HashMap<u64, u64, std::hash::BuildHasherDefault<Identity>>,
-    /// For each bucket, the number of the first followed segment that has not reached the bucket's age.
+    /// For each bucket, the number of the first followed segment below the bucket's age.
     cursors: [u64; BUCKETS],
     followed_max: usize,
     capacity: u32,
@@ -114,7 +114,7 @@ impl HazardTable {
         table
     }
 
-    /// Returns the age bucket of a segment that fell idle at `since`.
+    /// Returns the age bucket of a segment idle since `since`.
     pub fn bucket(&self, since: u32) -> usize {
         let age = self.clock.wrapping_sub(since);
         self.ages.partition_point(|least| *least <= age) - 1
@@ -151,7 +151,7 @@ impl HazardTable {
         }
     }
 
-    /// Counts the segments that reached a further age since the last call.
+    /// Counts the segments in a further age bucket than at the last call.
     fn advance(&mut self) {
         for bucket in 0..BUCKETS {
             while let Some(entry) = self.followed.get((self.cursors[bucket] - self.base) as usize) {
@@ -174,7 +174,8 @@ impl HazardTable {
         }
     }
 
-    /// Counts a return of the segment with this fingerprint and stops following it. Returns `None` if it is not followed.
+    /// Counts a return of the segment with this fingerprint and stops following it. Returns `None` if no followed segment has the
+    /// fingerprint.
     pub fn returned(&mut self, fingerprint: u64) -> Option<Followed> {
         let at = self.numbers.remove(&fingerprint)?;
         self.advance();
@@ -216,7 +217,7 @@ impl HazardTable {
     }
 }
 
-/// Returns, for each age bucket, the probability that a segment of these classes returns. With few counts, mostly the prior.
+/// Returns, for each age bucket, the probability of a return of the given classes. With few counts, mostly the prior.
 fn hazards(classes: &[Class], prior: &[f32; BUCKETS]) -> [f32; BUCKETS] {
     let mut hazards = *prior;
     for (bucket, hazard) in hazards.iter_mut().enumerate() {
@@ -244,7 +245,7 @@ fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
     out
 }
 
-/// Hasher that returns its key: fingerprints of blocks are mixed already.
+/// Identity as a hasher: the bits of fingerprints are well mixed.
 #[derive(Default)]
 struct Identity(u64);
 

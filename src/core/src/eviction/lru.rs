@@ -1,11 +1,11 @@
 //! Least recently used.
 //!
-//! A sequence releases its blocks tail first, and a reader of a block also reads the block's parent. In the order in which
-//! blocks fell idle, a child therefore always stands before its parent, and the first block is always a leaf: least-recently-used
+//! A sequence releases its blocks tail first, and a reader of a block also reads the block's parent. In order of
+//! falling idle, a child therefore always stands before its parent, and the first block is always a leaf: least-recently-used
 //! and leaf-first eviction are the same pop, in O(1), without a scan (vLLM's queue of free blocks uses the same fact).
 //!
 //! Blocks that fell idle together form one segment of a prefix. Readers take the beginning of a segment, evictions the end, so
-//! the queue holds segments, and each block knows only its segment.
+//! the queue holds segments, and each block knows only a segment.
 
 use super::Eviction;
 use super::queue::Queues;
@@ -13,7 +13,7 @@ use super::segments::Segments;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
 
-/// Idle blocks of one prefix that fell idle together.
+/// Blocks of one prefix fallen idle together.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     /// Last block of the segment, the next to be evicted.
@@ -22,7 +22,7 @@ struct Segment {
     len: u32,
 }
 
-/// Segments in the order in which they fell idle.
+/// Segments in order of falling idle.
 #[derive(Debug)]
 pub(super) struct Lru {
     queue: Queues,

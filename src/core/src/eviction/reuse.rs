@@ -1,9 +1,9 @@
 //! Least likely to be used again soon, learned from the traffic.
 //!
 //! **Victims are segments.** A segment is the blocks of one prefix that one request was the last to use. The blocks fall idle
-//! together and will be read together or not at all, so the policy judges a segment as one and evicts it tail first until
-//! nothing is left. Blocks shared by many requests form segments apart from blocks of a single conversation: a block found
-//! more often than its conversation had turns is shared.
+//! together and will be read together or not at all, so the policy judges a segment as one and evicts the blocks tail first.
+//! Blocks shared by many requests form segments apart from blocks of a single conversation: a block found more often than its
+//! conversation had turns is shared.
 //!
 //! **Classes.** Conversations return, the more surely the longer they have lasted; one-off prompts do not. The class of a
 //! segment is the *turn* of its request. First turns are further classed by the length of the prompt, later turns by the time
@@ -13,7 +13,7 @@
 //!
 //! **Learning.** One block of each segment, the one before the last, is followed by its fingerprint, whether it is still
 //! cached or not. Per class and age, a [`HazardTable`] counts the segments that reached the age and the ones that were then
-//! used again (a life table; Kaplan and Meier 1958; segments no longer followed add no bias). Age is counted in blocks
+//! used again (a life table; Kaplan and Meier 1958; unfollowed segments add no bias). Age is counted in blocks
 //! published or read, so that age is proportional to the time a block survives, whatever the load. The prior of a class with
 //! few counts is the turn before, and the prior of all classes a probability of return that falls with age, which is least
 //! recently used.
@@ -31,12 +31,12 @@ use super::segments::Segments;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
 
-/// Turns that have classes of their own; later turns count as the last of them.
+/// Turns with classes of their own; later turns count as the last one.
 const TURNS: usize = 8;
 /// First class of shared segments.
 const SHARED: usize = TURNS * KINDS;
 const SHARED_CLASSES: usize = 4;
-/// Class of the blocks that a request left behind of the segment it continued.
+/// Class of the blocks left behind when a request continued only part of a segment.
 const LEFT_BEHIND: usize = SHARED + SHARED_CLASSES;
 const CLASSES: usize = LEFT_BEHIND + 1;
 /// Weight of one observation in a running mean.
@@ -47,13 +47,13 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Known {
     segment: u32,
-    /// Turn of the request that used the block last.
+    /// Turn of the last request to use the block.
     turn: u8,
-    /// Kind of that turn.
+    /// Kind of `turn`: by length or by gap.
     gap: u8,
-    /// Kind of the turn of a request that continues the block.
+    /// Kind of the next turn, should a request continue the block.
     next_gap: u8,
-    /// `true` if the block has fallen idle since it was published: a request that continues the block now is another one.
+    /// `true` if the block has fallen idle since publication: only another request can continue the block now.
     settled: bool,
     /// `true` if the last reader left next to nothing of the block's segment behind.
     continues: bool,
@@ -93,13 +93,13 @@ pub(super) struct Reuse {
     mean_gap: f32,
     /// Running mean of the length of first turns, in blocks.
     mean_length: f32,
-    /// Block that fell idle last, until another event.
+    /// Last block to fall idle; `None` after another event.
     last_idle: Option<u32>,
-    /// `true` if the parent of `last_idle` is to be followed instead of it.
+    /// `true` if the parent of `last_idle` is to be followed instead.
     follow_parent: bool,
-    /// Segment that is being evicted.
+    /// Segment being evicted, or [`NONE`].
     victim: u32,
-    /// Segment that a request is reading, if blocks are left behind of it.
+    /// Segment being read by a request, if blocks are left behind; else [`NONE`].
     left: u32,
 }
 
@@ -119,7 +119,7 @@ impl Reuse {
         }
     }
 
-    /// Counts a return of the contents with this fingerprint, if they are followed.
+    /// Counts a return of the followed contents with this fingerprint. Returns `None` if none are followed.
     fn returned(&mut self, fingerprint: u64) -> Option<Followed> {
         let entry = self.hazards.returned(fingerprint)?;
         if usize::from(entry.class) < SHARED {
@@ -141,7 +141,7 @@ impl Reuse {
         }
     }
 
-    /// Returns the kind of a first turn, by its length in blocks.
+    /// Returns the kind of a first turn, by length in blocks.
     fn length_class(&mut self, length: u32) -> u8 {
         let length = length as f32;
         self.mean_length += (length - self.mean_length) * STEP;
@@ -178,7 +178,7 @@ impl Reuse {
         least.map(|(_, segment)| segment)
     }
 
-    /// Puts a segment into the queue of its class: at the end if it is the youngest, else at the front.
+    /// Queues a segment by class: at the end if the segment is the youngest, else at the front.
     fn enqueue(&mut self, segment: u32) {
         let Segment { class, idle_at, .. } = self.segments[segment];
         let class = usize::from(class);
@@ -191,7 +191,7 @@ impl Reuse {
         }
     }
 
-    /// Takes one block out of a segment. Returns the segment as it is then.
+    /// Takes one block out of a segment. Returns the shrunk segment.
     fn shrink(&mut self, segment: u32) -> Segment {
         self.segments[segment].len -= 1;
         let shrunk = self.segments[segment];
@@ -208,7 +208,7 @@ impl Reuse {
         shrunk
     }
 
-    /// Gives the rest of the segment that a request continued its own class: the request has read all it found.
+    /// Moves the rest of a continued segment to the class [`LEFT_BEHIND`]: the request has read all blocks of its hit.
     fn settle_left(&mut self, blocks: &Nodes) {
         let segment = std::mem::replace(&mut self.left, NONE);
         if segment == NONE {
@@ -225,8 +225,8 @@ impl Reuse {
         }
     }
 
-    /// Returns the turn of the request that used a block last, and the kind of that turn. `before` is the child that fell idle
-    /// just before the block.
+    /// Returns the turn of the last request to use a block, and the kind of the turn. `before` is the child, if the child fell
+    /// idle just before.
     fn turn(&mut self, block: u32, before: Option<u32>, blocks: &Nodes) -> (u8, u8) {
         let known = self.known[block as usize];
         let (turn, gap) = match before {
@@ -238,7 +238,7 @@ impl Reuse {
         (turn, if first { self.length_class(blocks.depth(block) + 1) } else { gap })
     }
 
-    /// Puts a block that falls idle into a segment, after the blocks of its chain that continue it.
+    /// Puts a block into a segment on falling idle. The descendants in the chain fell idle before.
     fn fall_idle(&mut self, block: u32, blocks: &Nodes) {
         let before = self.last_idle.filter(|before| blocks.parent(*before) == Some(block));
         let (turn, gap) = self.turn(block, before, blocks);
@@ -276,7 +276,7 @@ impl Reuse {
         self.last_idle = Some(block);
     }
 
-    /// Takes an idle block out of its segment because a request reads it, after its parent.
+    /// Takes an idle block out of its segment for a request. The parent was taken out before.
     fn read_one(&mut self, block: u32, blocks: &Nodes) {
         self.hazards.clock = self.hazards.clock.wrapping_add(1);
         let at = block as usize;
@@ -299,7 +299,7 @@ impl Reuse {
         }
     }
 
-    /// Takes note of a newly computed block: its turn follows from its parent, or from its return.
+    /// Takes note of a newly computed block. The turn follows from the parent, or from a return of the contents.
     fn published_one(&mut self, block: u32, blocks: &Nodes) {
         self.hazards.clock = self.hazards.clock.wrapping_add(1);
         self.settle_left(blocks);

@@ -1,8 +1,8 @@
-//! S3-FIFO (Yang et al., SOSP 2023): a small queue for blocks seen once, a main queue for the rest, and a ghost that remembers
+//! S3-FIFO (Yang et al., SOSP 2023): a small queue for blocks seen once, a main queue for the rest, and a ghost for
 //! blocks evicted from the small queue.
 //!
-//! One change for a prefix tree: a block leaves the queues when it is read, because a held block cannot be evicted, and joins
-//! the main queue when it falls idle again. The original leaves the object in its queue and moves it on reaching the front.
+//! One change for a prefix tree: a block leaves the queues when read, because a held block cannot be evicted, and joins the main
+//! queue on falling idle again. The original leaves the object in the queue and moves the object on reaching the front.
 
 use super::ghost::Ghost;
 use super::queue::Queues;
@@ -33,7 +33,7 @@ pub(super) struct S3Fifo {
     unproven_idle: u32,
     /// `true` for blocks that were read or came back from the ghost. Proven blocks go to the main queue.
     proven: Vec<bool>,
-    /// Queue of the last block popped. The parent of that block, a leaf now, has the same age and takes its place.
+    /// Queue of the last block popped. The parent, a leaf now, has the same age and takes the place.
     popped: Option<usize>,
 }
 

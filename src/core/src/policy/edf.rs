@@ -1,12 +1,12 @@
 //! Earliest deadline first (Liu and Layland, 1973).
 //!
-//! If any order meets all deadlines of a single server, this order does. If none can, the policy does not choose well which
-//! requests miss theirs. There is no ageing, because a deadline comes nearer by itself. Requests without a deadline wait as
-//! long as others have one.
+//! If any order meets all deadlines of a single server, this order does. If none can, the choice of requests to miss theirs
+//! is arbitrary. There is no ageing, because a deadline comes nearer by itself. Requests without a deadline wait as long as
+//! others have one.
 
 use super::{Policy, RequestView};
 
-/// Admits the earliest deadline first and preempts it last. Requests without a deadline come last, in order of arrival.
+/// The earliest deadline is admitted first and preempted last. Requests without a deadline come last, in order of arrival.
 #[derive(Debug)]
 pub(super) struct Edf;
 

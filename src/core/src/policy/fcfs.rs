@@ -2,7 +2,7 @@
 
 use super::{Policy, RequestView};
 
-/// Admits requests in the order in which they were accepted, and preempts the youngest first.
+/// Requests are admitted in order of acceptance; the youngest is preempted first.
 #[derive(Debug)]
 pub(super) struct Fcfs;
 

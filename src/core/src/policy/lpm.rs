@@ -1,11 +1,11 @@
 //! Longest prefix match first (Zheng et al., *SGLang: Efficient Execution of Structured Language Model Programs*,
 //! NeurIPS 2024).
 //!
-//! The request with the most cached tokens is admitted first, before its prefix is evicted, and requests that share a prefix
-//! run together. For requests known beforehand this order is a depth-first walk of their prefix tree, which has the best
+//! The request with the most cached tokens is admitted first, before the prefix is evicted, and requests that share a prefix
+//! run together. For requests known beforehand this order is a depth-first walk of the prefix tree, with the best
 //! possible hit rate. Pure longest-prefix-match starves requests without a hit, so here a cached token weighs a fixed amount
 //! of waiting: the rank is `arrival_ns - cached_tokens * ageing_ns_per_token`. A request is overtaken only by requests that
-//! arrive within the weight of their own cached tokens.
+//! arrive within the weight of their cached tokens.
 //!
 //! The default weight is 1 ms per token, as in `sjf`: ten times the time to compute a token at 10,000 tokens/s. A shared
 //! prefix of 2,000 tokens then outweighs 2 s of waiting, about as long as a busy cache keeps an idle prefix.
@@ -23,7 +23,7 @@ pub(super) const PARAMS: [Param; 1] = [Param {
 
 const NS_PER_US: i128 = 1_000;
 
-/// Admits the request with the most cached tokens plus time waited first, and preempts it last.
+/// The request with the most cached tokens plus time waited is admitted first and preempted last.
 #[derive(Debug)]
 pub(super) struct Lpm {
     ageing_ns_per_token: i128,

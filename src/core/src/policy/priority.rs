@@ -2,8 +2,8 @@
 //!
 //! As in vLLM, a lower value is more urgent. Strict priorities starve: a steady stream of urgent requests keeps all others
 //! waiting for ever. Waiting `ageing_ms` is therefore worth one level. The rank is static, `priority * ageing_ns +
-//! arrival_ns`: all requests age at the same rate, and two waiting requests keep their order. A request `n` levels less urgent
-//! is overtaken by requests that arrive up to `n * ageing_ms` after it, and by none that arrive later.
+//! arrival_ns`: all requests age at the same rate, and two waiting requests stay in order. A request `n` levels less urgent
+//! is overtaken by requests that arrive up to `n * ageing_ms` later, and by none after that.
 //!
 //! The default is 30 s per level. An interactive client has disconnected by then, so levels are strict in any queue short
 //! enough to be useful, and a batch request ten levels down still runs after five minutes.
@@ -21,7 +21,7 @@ pub(super) const PARAMS: [Param; 1] = [Param {
 
 const NS_PER_MS: i128 = 1_000_000;
 
-/// Admits the lowest priority value less the time waited first, and preempts it last.
+/// The lowest priority value less the time waited is admitted first and preempted last.
 #[derive(Debug)]
 pub(super) struct Priority {
     ageing_ns: i128,

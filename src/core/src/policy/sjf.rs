@@ -1,15 +1,15 @@
 //! Shortest job first (Smith, 1956), where a job is the prefill of the uncached tokens.
 //!
 //! Shortest job first has the least mean wait, and starves long jobs. Each uncached token therefore weighs a fixed amount of
-//! waiting: the rank is `uncached_tokens * ageing_ns_per_token + arrival_ns`. A request is overtaken only by requests that
-//! arrive within the weight of its own tokens, so its own length bounds its wait, whatever the load.
+//! waiting: the rank is `uncached_tokens * ageing_ns_per_token + arrival_ns`. A request is overtaken only by requests
+//! arriving within the weight of the request's own tokens, so the length of a request bounds the wait, under any load.
 //!
 //! The default weight is 1 ms per token. At 10,000 tokens/s of prefill, also the default of
-//! [`crate::Config::recompute_token_ns`], a token takes 0.1 ms: a request lets others pass that arrive within ten times its own
+//! [`crate::Config::recompute_token_ns`], a token takes 0.1 ms: a request lets others pass for ten times the request's own
 //! prefill time. A weight far below the prefill time is `fcfs`, because no wait in a queue of several requests is outweighed; a
 //! weight far above makes long prompts wait long.
 //!
-//! The length of the output is not known, and `max_tokens` predicts it poorly, so the output does not count.
+//! The length of the output is not known, and `max_tokens` is a poor predictor, so the output does not count.
 
 use super::{Policy, RequestView};
 use crate::spec::Param;
@@ -24,7 +24,7 @@ pub(super) const PARAMS: [Param; 1] = [Param {
 
 const NS_PER_US: i128 = 1_000;
 
-/// Admits the request with the fewest uncached tokens less time waited first, and preempts it last.
+/// The request with the fewest uncached tokens less time waited is admitted first and preempted last.
 #[derive(Debug)]
 pub(super) struct Sjf {
     ageing_ns_per_token: i128,

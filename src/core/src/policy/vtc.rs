@@ -1,24 +1,24 @@
 //! Virtual Token Counter (Sheng et al., *Fairness in Serving Large Language Models*, OSDI 2024).
 //!
-//! Each tenant has a counter of its service: prompt tokens computed, weighted with `prompt_weight`, plus output tokens
-//! generated, weighted with `output_weight`. The tenant with the lowest counter is served first, and of its requests the
-//! oldest. The policy is work-conserving. The default weights, 1 and 2, are the paper's: an output token takes a forward pass
-//! of its own, a prompt token a share of one.
+//! Each tenant has a counter of service: prompt tokens computed, weighted with `prompt_weight`, plus output tokens generated,
+//! weighted with `output_weight`. The tenant with the lowest counter is served first, and within a tenant the oldest request.
+//! The policy is work-conserving. The default weights, 1 and 2, are the paper's: an output token takes a forward pass of its
+//! own, a prompt token a share of one.
 //!
 //! *Lift.* An absent tenant saves up no credit. A tenant that begins to wait is lifted to the lowest counter of the waiting
-//! tenants or, if there are none, to the counter of the last tenant that waited. This number is the `floor`; it never falls.
+//! tenants or, if there are none, to the counter of the last tenant that waited. This number, the `floor`, never falls.
 //!
 //! *Bound* (the paper's theorem for backlogged clients). Of two tenants that always have waiting requests, neither is ever
 //! served more than `2 max(prompt_weight * longest prompt, output_weight * tokens the batch can hold)` more than the other,
 //! over any interval. A tenant that asks for less than its share waits for its own share only, however many requests others
 //! send.
 //!
-//! *Memory.* A tenant without requests and with a counter at or below the floor is forgotten, which is exact: it would be
-//! lifted to the floor anyway. Above the floor, [`GONE_MAX`] such tenants are remembered; beyond that, the tenant nearest to
-//! the floor is forgotten, and with it the service above the floor.
+//! *Memory.* A tenant without requests and with a counter at or below the floor is forgotten, which is exact: the tenant
+//! would be lifted to the floor anyway. Above the floor, [`GONE_MAX`] such tenants are remembered; beyond that, the tenant
+//! nearest to the floor is forgotten, and with it the service above the floor.
 //!
-//! *Victims.* The tenant served most is preempted first, and of its requests the latest. That tenant is also admitted last, so
-//! blocks taken from a tenant do not return to it at once.
+//! *Victims.* The tenant served most is preempted first, and of that tenant's requests the latest. The tenant is also
+//! admitted last, so blocks taken from a tenant do not return at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use crate::spec::Param;
 
 /// At a token per nanosecond and this weight, a counter of 64 bits lasts for half a year; at a real rate for ever.
 const WEIGHT_MAX: u64 = 1_000;
-/// Tenants without requests that are remembered, at most.
+/// Remembered tenants without requests, at most.
 const GONE_MAX: usize = 1 << 16;
 
 pub(super) const PARAMS: [Param; 2] = [
@@ -43,7 +43,7 @@ struct Tenant {
     queued: bool,
 }
 
-/// Admits the tenant served least first, and preempts it last.
+/// The tenant served least is admitted first and preempted last.
 #[derive(Debug)]
 pub(super) struct Vtc {
     prompt_weight: u64,
@@ -53,9 +53,9 @@ pub(super) struct Vtc {
     queued: BTreeSet<(u64, u64)>,
     /// (counter, tenant) of tenants without requests. All counters are above the floor.
     gone: BTreeSet<(u64, u64)>,
-    /// Lowest counter of a tenant that begins to wait.
+    /// Lower bound for the counter of a tenant on beginning to wait.
     floor: u64,
-    /// Last tenant that waited, while none does.
+    /// Last tenant to wait, while none does.
     last_queued: Option<u64>,
 }
 
@@ -72,8 +72,8 @@ impl Vtc {
         }
     }
 
-    /// Raises the floor to the lowest counter of the waiting tenants, or else of the last tenant that waited, and forgets the
-    /// tenants it reaches.
+    /// Raises the floor to the lowest counter of the waiting tenants, or else of the last tenant to wait, and forgets the
+    /// tenants reached.
     fn raise_floor(&mut self) {
         let least = match self.queued.first() {
             Some((counter, _)) => Some(*counter),
