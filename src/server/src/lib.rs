@@ -6,8 +6,8 @@
 //! 2. It puts a command on the **bounded** queue of the core's thread. A full queue is `RESOURCE_EXHAUSTED`, never a wait.
 //! 3. The driver, the one thread that owns [`trunkline_core::Core`], stamps the time, writes the event to the recording
 //!    if there is one, gives it to the core and performs the actions that come out.
-//! 4. Steps, and copies of blocks between device and host, go to the worker's thread, which does them one after another and
-//!    answers through the same queue.
+//! 4. Steps go to the worker's step thread and copies of blocks to its copy thread. Neither waits for the other; both answer
+//!    through the same queue.
 //! 5. Tokens go to the request's own channel. It has room for all the tokens that the request may generate, so a client that
 //!    reads slowly, or not at all, never makes the core wait.
 //! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the

@@ -282,6 +282,19 @@ pub enum SequenceFault {
         /// Tokens known.
         known: usize,
     },
+    /// The token to run is the one sampled last, but it is not at that position, or more than one token is to run.
+    #[error(
+        "it runs {n_tokens} tokens from position {computed}, the first of them sampled by the worker, which last sampled \
+         for position {sampled:?}"
+    )]
+    NotSampled {
+        /// Position of the token to run.
+        computed: u32,
+        /// Tokens to run; must be 1.
+        n_tokens: u32,
+        /// Position of the token sampled last, if one was sampled since the sequence started.
+        sampled: Option<u32>,
+    },
     /// A sampling parameter is out of range.
     #[error("{0}")]
     Sampling(#[from] SamplingError),

@@ -8,7 +8,7 @@ use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kernel::{rms_norm, swiglu};
-use crate::kv::KvCache;
+use crate::kv::{KvCache, LockedBlocks};
 use crate::linear::{Linear, Output};
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
@@ -153,6 +153,10 @@ impl Model {
         let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
         let eps = self.config.rms_norm_eps;
         let plan = Plan::new(batch.sequences, &self.config);
+        let size = kv.block_size();
+        let written = batch.sequences.iter().flat_map(|seq| seq.blocks_written(size)).copied();
+        let read = batch.sequences.iter().flat_map(|seq| seq.blocks_read(size)).copied();
+        let mut kv = kv.lock(written, read);
         self.embed(batch.tokens, &mut scratch.x);
         self.turn(batch.sequences, scratch);
         scratch.normed.resize(rows * hidden, 0.0);
@@ -165,8 +169,8 @@ impl Model {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
             layer.qkv.apply(normed, qkv, Output::Replace, sums, threads);
             self.rotate_rows(qkv, cos, sin, threads);
-            store(batch.sequences, kv, i, qkv, q_width, kv_width);
-            attend(&plan, kv, i, qkv, attention, threads);
+            store(batch.sequences, &mut kv, i, qkv, q_width, kv_width);
+            attend(&plan, &kv, i, qkv, attention, threads);
             layer.o.apply(attention, x, Output::Add, sums, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
             layer.gate_up.apply(normed, gate_up, Output::Replace, sums, threads);
@@ -226,7 +230,14 @@ fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: &Thr
 }
 
 /// Writes the keys and values of every row that does not lie in a shared block.
-fn store(sequences: &[Sequence<'_>], kv: &mut KvCache, layer: usize, qkv: &[f32], q_width: usize, kv_width: usize) {
+fn store(
+    sequences: &[Sequence<'_>],
+    kv: &mut LockedBlocks<'_>,
+    layer: usize,
+    qkv: &[f32],
+    q_width: usize,
+    kv_width: usize,
+) {
     let size = kv.block_size();
     let width = q_width + 2 * kv_width;
     for seq in sequences {
