@@ -15,7 +15,9 @@ use trunkline_core::record::End;
 use trunkline_core::{Action, Core, Event, Refusal, RequestId, Stats};
 use trunkline_port::{StepRunner, TokenLogprobs};
 
-use crate::commands::{Clock, Command, Drafts, DriverHandle, Output, Snapshot, queue};
+use crate::clock::Clock;
+use crate::commands::{Command, Drafts, Output, Snapshot};
+use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
 use crate::worker_thread::{self, WorkerEvent, WorkerHandle, WorkerReport};
 
@@ -25,7 +27,7 @@ const COMMANDS_MAX: usize = 4096;
 /// Number of the only worker.
 const WORKER: u32 = 0;
 
-/// What is known when a server has stopped.
+/// Final state of a server that has stopped.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The digest of all decisions.
@@ -34,7 +36,7 @@ pub struct Outcome {
     pub stats: Stats,
     /// Drafts of all steps that ended.
     pub drafts: Drafts,
-    /// Why the server could not go on, if it stopped by itself.
+    /// Reason for which the server stopped by itself, if it did.
     pub failure: Option<String>,
 }
 
@@ -341,7 +343,7 @@ mod tests {
     use trunkline_port::StepOutput;
 
     use super::*;
-    use crate::commands::NotTaken;
+    use crate::queue::NotTaken;
     use crate::worker_thread::{CopyJob, StepJob, WorkerQueues};
 
     /// A driver that nobody runs, with a queue of one command, and what its worker would be told.

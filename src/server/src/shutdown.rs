@@ -8,7 +8,8 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tracing::{error, info, warn};
 
-use crate::commands::{Command, DriverHandle};
+use crate::commands::Command;
+use crate::queue::DriverHandle;
 
 /// The services whose health is reported; the empty name is the server as a whole.
 const HEALTH_SERVICES: [&str; 2] = ["", "trunkline.v1.Inference"];
@@ -110,7 +111,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::commands::queue;
+    use crate::queue::queue;
 
     #[test]
     fn stopping_needs_neither_tokios_threads_nor_room_in_the_queue() {
