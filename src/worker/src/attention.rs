@@ -20,14 +20,14 @@ const SPAN: usize = 64;
 /// Queries in a tile, if heads are not grouped wider than that: their scores and sums stay in the first-level cache.
 const TILE_QUERIES: usize = 24;
 
-/// One sequence of a batch.
+/// Rows of a sequence in a batch, and its block table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequence<'a> {
-    /// Its block table.
+    /// Block table of the sequence.
     pub(crate) table: &'a [u32],
-    /// Its first row in the batch.
+    /// First row of the sequence in the batch.
     pub(crate) row: usize,
-    /// Its rows.
+    /// Number of rows in the batch.
     pub(crate) n_rows: usize,
     /// Position of the first row.
     pub(crate) position: u32,
@@ -143,7 +143,7 @@ pub(crate) fn attend(
     });
 }
 
-/// What a tile remembers from span to span, one entry for each query.
+/// Running state of a tile from span to span, with one entry for each query.
 #[derive(Default)]
 struct State {
     /// `[query][SPAN]`: scores, then weights.
@@ -202,7 +202,7 @@ impl Queries<'_> {
         &self.qkv[at..at + self.dim]
     }
 
-    /// How many positions of the span from `start` query `i` sees.
+    /// Returns the number of positions of the span from `start` that query `i` sees.
     #[inline(always)]
     fn visible(&self, i: usize, start: usize) -> usize {
         (self.position + i / self.group + 1).saturating_sub(start).min(SPAN)

@@ -14,22 +14,22 @@ use crate::sampler::{TokenSet, check_sampling};
 /// Slots there can be. Slots are small and dense; a number beyond this is a mistake, not a long table.
 const SLOTS_MAX: u32 = 1 << 16;
 
-/// What a worker can serve.
+/// Limits of a worker, against which steps are checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub(crate) block_size: u32,
-    /// Blocks there are.
+    /// Number of blocks on the device.
     pub(crate) n_blocks: u32,
-    /// Tokens in the vocabulary.
+    /// Number of token ids.
     pub(crate) vocab: u32,
-    /// Positions of the model.
+    /// Longest sequence in tokens.
     pub(crate) context: u32,
     /// Tokens to draft for a sequence in one step at most; with 0 no tokens are kept.
     pub(crate) max_drafts: u32,
 }
 
-/// One sequence as the worker knows it.
+/// Mirror of a sequence in the worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slot {
     pub(crate) request: RequestId,
@@ -38,7 +38,7 @@ pub(crate) struct Slot {
     pub(crate) sampling: Sampling,
     /// Tokens of the sequence so far; kept only if sampling needs them.
     pub(crate) seen: TokenSet,
-    /// The same in their order; kept only if drafts are on.
+    /// Tokens of the sequence in their order; kept only with speculative decoding.
     pub(crate) tokens: Vec<Token>,
     /// The token sampled last, and its position.
     last: Option<(u32, Token)>,
@@ -67,7 +67,7 @@ impl Slot {
     }
 }
 
-/// All sequences.
+/// Mirrors of all sequences, by slot.
 pub(crate) struct Mirror {
     limits: Limits,
     slots: Vec<Option<Slot>>,
@@ -240,7 +240,7 @@ impl Mirror {
         }
     }
 
-    /// Whether the worker knows every token before those to run, if it has a use for them.
+    /// Checks that the worker knows every token before the tokens to run, if sampling or drafting needs them.
     fn check_history(&self, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
         let drafts = self.limits.max_drafts > 0;
         let (computed, sent) = (seq.computed, seq.n_history);

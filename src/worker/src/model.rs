@@ -17,7 +17,7 @@ use crate::weights::{self, Weights};
 /// Element type of the KV cache, as it enters the namespace of block hashes.
 const KV_DTYPE: &str = "f32";
 
-/// One layer, its matrices packed; those that read the same input are one.
+/// A layer with packed matrices; matrices that read the same input are packed into one.
 struct Layer {
     attention_norm: Vec<f32>,
     qkv: Linear,
@@ -112,17 +112,17 @@ impl Model {
         model
     }
 
-    /// The model's shape and constants.
+    /// Returns the shape and the constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The folder's name, or "seeded-tiny".
+    /// Returns the name of the model's folder, or "seeded-tiny".
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes that one token occupies in the KV cache: keys and values of all layers, F32.
+    /// Returns the size of one token in the KV cache, in bytes: keys and values of all layers, F32.
     pub fn kv_bytes_per_token(&self) -> u64 {
         2 * 4 * u64::from(self.config.n_layers) * self.config.kv_width() as u64
     }
@@ -199,7 +199,7 @@ impl Model {
         }
     }
 
-    /// Computes the rotary angles of every row; all layers and heads share them.
+    /// Computes the rotary angles of every row, for all layers and heads.
     fn turn(&self, sequences: &[Sequence<'_>], scratch: &mut Scratch) {
         scratch.cos.clear();
         scratch.sin.clear();
@@ -210,7 +210,7 @@ impl Model {
         }
     }
 
-    /// Turns the query and key heads of every row.
+    /// Rotates the query and key heads of every row.
     fn rotate_rows(&self, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
         let dim = self.config.head_dim as usize;
         let turned = self.config.q_width() + self.config.kv_width();

@@ -11,9 +11,9 @@ use crate::weights::{LayerWeights, Weights};
 
 /// The begin token, after the bytes 0 to 255.
 pub(crate) const BOS: u32 = 256;
-/// The end token.
+/// End token of the seeded model, after the begin token.
 pub(crate) const EOS: u32 = 257;
-/// Bytes and the two above.
+/// Number of token ids: 256 bytes, begin and end.
 pub(crate) const VOCAB: u32 = 258;
 
 /// The name that [`Model::name`] gives.
@@ -23,7 +23,7 @@ const NAME: &str = "seeded-tiny";
 /// function of the last token, that is a short circle.
 const ATTENTION_GAIN: f32 = 3.0;
 
-/// How much likelier printable bytes are made: weights of other rows of the head are scaled by this.
+/// Scale of the head's rows for bytes that are not printable, so that printable bytes are likelier.
 const UNPRINTABLE_SCALE: f32 = 0.25;
 
 /// Shape of the seeded model.

@@ -20,14 +20,14 @@ const SAMPLE_COST: usize = 16;
 /// More threads than this are a mistake.
 const THREADS_MAX: usize = 1024;
 
-/// How much memory and how many threads a worker takes.
+/// Memory and threads of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// Tokens in a KV block. Multiples of 16 are fastest.
     pub block_size: u32,
-    /// KV blocks. They are allocated at once, [`Model::kv_bytes_per_token`] times `block_size` bytes each.
+    /// Number of KV blocks of the device, allocated at once: [`Model::kv_bytes_per_token`] times `block_size` bytes each.
     pub device_blocks: u32,
-    /// KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the others, and allocated at once too: what
+    /// Number of KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the others, and allocated at once too: what
     /// the scheduler calls the device is this machine's memory as well.
     pub host_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
@@ -53,15 +53,15 @@ pub struct Worker {
 
 /// A sequence of a step that samples.
 struct Sampled {
-    /// Which entry of [`Step::seqs`].
+    /// Index in [`Step::seqs`].
     index: usize,
     /// The first of its rows in the logits: one for the token after its own, and one for each draft.
     logit_row: usize,
-    /// Guesses of what follows its own tokens, run with them.
+    /// Drafts of the tokens that follow, run in the same pass.
     drafts: Vec<Token>,
 }
 
-/// What was sampled for a sequence: up to and including the first token that differs from its draft.
+/// Tokens sampled for a sequence: up to and including the first token that differs from its draft.
 #[derive(Default)]
 struct Picked {
     tokens: Vec<Token>,
@@ -168,7 +168,7 @@ impl Worker {
         sampled
     }
 
-    /// Row `row` of the logits of the last forward pass.
+    /// Returns row `row` of the logits of the last forward pass.
     fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.model.config().vocab_size as usize;
         &self.scratch.logits[row * vocab..(row + 1) * vocab]
