@@ -1,7 +1,7 @@
 //! The core's thread: the only one that touches the core.
 //!
-//! It waits for commands until the next deadline of the core, stamps the time of each from a monotonic clock, gives it to the
-//! core as an event and performs the actions that come out, in order. It never waits for anything else.
+//! The thread waits for commands until the next deadline of the core, stamps each command with the time of a monotonic clock,
+//! hands it to the core as an event and performs the resulting actions in order. It never waits for anything else.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -59,14 +59,14 @@ pub(crate) fn spawn(
     Ok((handle, outcome))
 }
 
-/// A request that the core was given and has not ended.
+/// Client of a request that the core knows.
 struct Client {
     outputs: mpsc::Sender<Output>,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
 }
 
 impl Client {
-    /// Tells the handler that the core accepted, if it was not told yet. A handler that is gone took its stream with it.
+    /// Notifies the handler once that the core accepted. A handler that is gone has dropped its stream.
     fn accept(&mut self) {
         if let Some(accepted) = self.accepted.take() {
             let _ = accepted.send(Ok(()));
@@ -134,7 +134,7 @@ impl Driver {
         Outcome { digest, stats: self.core.stats(), drafts: self.drafts, failure: self.failure }
     }
 
-    /// Waits for one command, or the next deadline, and deals with it.
+    /// Waits for a command, or the next deadline, and handles it.
     fn turn(&mut self) {
         if self.abort_missed.swap(false, Ordering::Acquire) {
             self.find_unread();

@@ -30,7 +30,7 @@ impl ServerHandle {
         handle
     }
 
-    /// Takes no new requests and stops the server when those it has are done. Health is `NOT_SERVING` from now on.
+    /// Takes no new requests and stops the server when the running requests have ended. Health is `NOT_SERVING` from now on.
     pub async fn drain(&self) {
         self.report(ServingStatus::NotServing).await;
         self.send(Command::Drain).await;
@@ -49,7 +49,7 @@ impl ServerHandle {
         let _ = self.hurry.subscribe().wait_for(|hurry| *hurry).await;
     }
 
-    /// Lets go of those who watch the server's health, who would keep their connections open for ever.
+    /// Ends the watches of the server's health, which would keep their connections open for ever.
     pub(crate) async fn close_health(&self) {
         let mut health = self.health.clone();
         for service in HEALTH_SERVICES {
