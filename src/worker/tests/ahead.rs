@@ -58,3 +58,23 @@ fn a_worker_that_drafts_also_knows_the_token_it_sampled() {
     (rig.ahead, rig.max_drafts) = (true, 0);
     assert!(run(rig, usize::MAX) == plain);
 }
+
+#[test]
+fn a_preempted_sequence_runs_ahead_again_once_it_has_sampled() {
+    let model = Arc::new(Model::seeded(3));
+    for id in 0..4 {
+        let mut plain = seq(id);
+        Rig::new(&model, 16, 512, 1).generate(&mut plain, N, usize::MAX);
+        let mut rig = Rig::new(&model, 16, 512, 1);
+        rig.ahead = true;
+        let mut first = seq(id);
+        rig.generate(&mut first, N / 2, usize::MAX);
+        // Its slot is lost and its full blocks are shared; the tokens that it generated become input.
+        let full = first.computed / 16 * 16;
+        let mut again = Seq::new(9, &first.tokens, first.sampling).share(&first, 16, full);
+        again.prompt_len = first.prompt_len;
+        rig.generate(&mut again, N, usize::MAX);
+        assert_eq!(again.output(), plain.output(), "sequence {id}");
+        assert_eq!(rig.steps_ahead, N as u64 - 2, "every token but the first of each life");
+    }
+}
