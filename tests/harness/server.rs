@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 use trunkline_core::Config;
-use trunkline_port::{CopyError, Step, StepError, StepOutput, StepRunner, Transfer};
+use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -215,8 +215,8 @@ impl StepRunner for Gated {
         StepRunner::run(&mut self.worker, step)
     }
 
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
-        StepRunner::transfer(&mut self.worker, transfer)
+    fn copier(&mut self) -> Box<dyn BlockCopier> {
+        StepRunner::copier(&mut self.worker)
     }
 
     fn reset(&mut self) {
@@ -245,8 +245,8 @@ impl StepRunner for Faulty {
         StepRunner::run(&mut self.worker, step)
     }
 
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
-        StepRunner::transfer(&mut self.worker, transfer)
+    fn copier(&mut self) -> Box<dyn BlockCopier> {
+        StepRunner::copier(&mut self.worker)
     }
 
     fn reset(&mut self) {

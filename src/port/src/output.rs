@@ -8,7 +8,7 @@ use crate::step::StepResult;
 pub struct StepOutput {
     /// The sampled tokens; the only part that the core reads.
     pub result: StepResult,
-    /// One entry for each sampled token of a sequence that asked for log probabilities, in step order.
+    /// Log probabilities of each sampled token of a sequence that asked for log probabilities, in step order.
     pub logprobs: Vec<TokenLogprobs>,
     /// Number of tokens drafted in this step.
     pub drafted: u64,

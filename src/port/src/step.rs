@@ -1,4 +1,4 @@
-//! One step of the model: the batch that a worker runs, and its answer.
+//! A step of the model: the batch that a worker runs, and its answer.
 //!
 //! A step is flat: `seqs` point into shared `tokens` and `blocks` arrays, so a step of a thousand decodes is four
 //! vectors that are used again, not a thousand small ones. The worker keeps a mirror of each sequence's block table and

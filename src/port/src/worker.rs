@@ -15,15 +15,22 @@ pub trait StepRunner: Send {
     /// If the step could not be run. The KV of all blocks counts as lost then, and [`StepRunner::reset`] is called next.
     fn run(&mut self, step: &Step) -> Result<StepOutput, StepError>;
 
-    /// Copies blocks. All of them are copied when the function returns.
+    /// Returns the part of the worker that copies blocks, for use on another thread while steps run. Called once, before the
+    /// first step.
+    fn copier(&mut self) -> Box<dyn BlockCopier>;
+
+    /// Forgets all sequences and all KV. Called after `run` failed or panicked, and when no copy is running.
+    fn reset(&mut self);
+}
+
+/// Copies KV blocks, while steps run on another thread.
+pub trait BlockCopier: Send {
+    /// Copies the blocks of a transfer. All of them are copied when the function returns.
     ///
     /// # Errors
     /// If a block could not be copied. The destinations hold nothing of use then; all other blocks are unchanged. The
     /// caller assumes the same after a panic.
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError>;
-
-    /// Forgets all sequences and all KV. Called after `run` failed or panicked.
-    fn reset(&mut self);
+    fn copy(&mut self, transfer: &Transfer) -> Result<(), CopyError>;
 }
 
 /// A step could not be run.

@@ -14,7 +14,7 @@ pub(crate) const EOS: u32 = 257;
 pub(crate) struct Pieces {
     /// Of token 0, token 1 and so on, without gaps.
     bytes: Vec<u8>,
-    /// Where each token's bytes end.
+    /// End of each token's bytes.
     ends: Vec<usize>,
     special: Vec<bool>,
     /// Spaces to drop at the very beginning of a text.
@@ -48,11 +48,11 @@ pub(crate) struct Codec {
     pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
     /// The bytes of each token; `None` if a token's text depends on its neighbours.
     pub(crate) pieces: Option<Pieces>,
-    /// One more than the largest token id.
+    /// Number of token ids, counted up to the largest.
     pub(crate) vocab_size: u32,
 }
 
-/// How the bytes of a token follow from its name.
+/// Rule by which the bytes of a token follow from its name.
 enum Naming<'a> {
     /// Each character of a name stands for one byte.
     ByteLevel,

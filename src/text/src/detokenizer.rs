@@ -27,7 +27,7 @@ enum State {
     Window {
         /// Tokens from a point on at which text could be given out.
         ids: Vec<u32>,
-        /// How many of them have been given out: they are decoded again, as the context of the rest.
+        /// Number of leading `ids` whose text has been given out; decoded again, as the context of the rest.
         done: usize,
     },
 }
@@ -124,7 +124,7 @@ fn decode(codec: &Codec, ids: &[u32], skip_special: bool) -> String {
     library.decode(ids, skip_special).unwrap_or_default()
 }
 
-/// What `text` has beyond `context`, with which it normally begins.
+/// Returns the part of `text` after `context`, with which `text` normally begins.
 fn after(text: &str, context: &str) -> String {
     text.strip_prefix(context).or_else(|| text.get(context.len()..)).unwrap_or_default().to_owned()
 }

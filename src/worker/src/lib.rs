@@ -13,7 +13,7 @@
 //! 4. `model`: only rows that sample go through the output head.
 //! 5. `sampler`: one token for each of them, and after a draft that was right the next one from the draft's row.
 //!
-//! Between steps [`Worker::transfer`] copies blocks to and from a second cache, the host's.
+//! While steps run, a [`Copier`] copies blocks to and from a second memory, the host's, on another thread.
 //!
 //! **Invariant: equal bits.** The logits of a row depend on its sequence alone, not on its batch, its chunks, its blocks or
 //! the number of threads; `kernel` says how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests'
@@ -42,6 +42,7 @@
 
 mod attention;
 pub mod config;
+mod copier;
 mod drafter;
 pub mod error;
 mod kernel;
@@ -58,6 +59,7 @@ mod weights;
 pub mod worker;
 
 pub use crate::config::ModelConfig;
+pub use crate::copier::Copier;
 pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;

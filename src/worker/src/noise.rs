@@ -1,6 +1,6 @@
 //! Random numbers from a seed, equal on every machine.
 
-/// What the state of a stream grows by: 2^64 divided by the golden ratio.
+/// Increment of a stream's state: 2^64 divided by the golden ratio.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A stream of random numbers: SplitMix64 (Steele, Lea and Flood 2014).
@@ -9,17 +9,17 @@ pub(crate) struct Noise {
 }
 
 impl Noise {
-    /// The stream that belongs to `seed`.
+    /// Starts the stream of `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// Leaves out the next `n` numbers.
+    /// Skips the next `n` numbers.
     pub(crate) fn skip(&mut self, n: u64) {
         self.state = self.state.wrapping_add(n.wrapping_mul(STRIDE));
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub(crate) fn bits(&mut self) -> u64 {
         self.skip(1);
         let mut z = self.state;
@@ -28,14 +28,14 @@ impl Noise {
         z ^ (z >> 31)
     }
 
-    /// The next number, uniform in `-bound .. bound`.
+    /// Returns the next number, uniform in `-bound .. bound`.
     pub(crate) fn uniform(&mut self, bound: f32) -> f32 {
         // 24 bits, so that the conversion is exact.
         let unit = (self.bits() >> 40) as f32 / (1 << 24) as f32;
         (2.0 * unit - 1.0) * bound
     }
 
-    /// The next number, uniform in `0 .. 1`.
+    /// Returns the next number, uniform in `0 .. 1`.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }

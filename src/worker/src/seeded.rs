@@ -11,9 +11,9 @@ use crate::weights::{LayerWeights, Weights};
 
 /// The begin token, after the bytes 0 to 255.
 pub(crate) const BOS: u32 = 256;
-/// The end token.
+/// End token of the seeded model, after the begin token.
 pub(crate) const EOS: u32 = 257;
-/// Bytes and the two above.
+/// Number of token ids: 256 bytes, begin and end.
 pub(crate) const VOCAB: u32 = 258;
 
 /// The name that [`Model::name`] gives.
@@ -23,28 +23,33 @@ const NAME: &str = "seeded-tiny";
 /// function of the last token, that is a short circle.
 const ATTENTION_GAIN: f32 = 3.0;
 
-/// How much likelier printable bytes are made: weights of other rows of the head are scaled by this.
+/// Scale of the head's rows for bytes that are not printable, so that printable bytes are likelier.
 const UNPRINTABLE_SCALE: f32 = 0.25;
+
+/// Shape of the seeded model.
+pub(crate) fn tiny_config() -> ModelConfig {
+    ModelConfig {
+        vocab_size: VOCAB,
+        hidden_size: 64,
+        intermediate_size: 128,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 16,
+        max_context: 32_768,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        tied_head: false,
+        eos_token_ids: Vec::new(),
+    }
+}
 
 impl Model {
     /// A small model with weights drawn from `seed`, made in memory: 2 layers of width 64, 4 query heads on 2 KV heads,
     /// the vocabulary of the byte tokenizer (256 bytes, a begin and an end token), a context of 32,768 tokens, no EOS.
     pub fn seeded(seed: u64) -> Model {
-        let config = ModelConfig {
-            vocab_size: VOCAB,
-            hidden_size: 64,
-            intermediate_size: 128,
-            n_layers: 2,
-            n_heads: 4,
-            n_kv_heads: 2,
-            head_dim: 16,
-            max_context: 32_768,
-            rms_norm_eps: 1e-5,
-            rope_theta: 10_000.0,
-            rope_scaling: None,
-            tied_head: false,
-            eos_token_ids: Vec::new(),
-        };
+        let config = tiny_config();
         let mut noise = Noise::new(seed);
         // With gain 1 a matrix keeps the size of its input.
         let mut matrix = |outputs: usize, inputs: usize, gain: f32| -> Vec<f32> {

@@ -1,14 +1,14 @@
 //! The worker: runs the steps of a scheduler on a model and a KV cache.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use trunkline_port::{CopyError, Place, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs, Transfer};
+use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
 use crate::attention::Sequence;
-use crate::error::{TransferFault, WorkerError};
-use crate::kv::KvCache;
+use crate::copier::Copier;
+use crate::error::WorkerError;
+use crate::kv::{KvCache, KvMemory};
 use crate::mirror::{Limits, Mirror};
 use crate::model::{Batch, Model, Scratch};
 use crate::sampler::{log_probabilities, sample};
@@ -20,14 +20,14 @@ const SAMPLE_COST: usize = 16;
 /// More threads than this are a mistake.
 const THREADS_MAX: usize = 1024;
 
-/// How much memory and how many threads a worker takes.
+/// Memory and threads of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// Tokens in a KV block. Multiples of 16 are fastest.
     pub block_size: u32,
-    /// KV blocks. They are allocated at once, [`Model::kv_bytes_per_token`] times `block_size` bytes each.
+    /// Number of KV blocks of the device, allocated at once: [`Model::kv_bytes_per_token`] times `block_size` bytes each.
     pub device_blocks: u32,
-    /// KV blocks of the host, for [`Worker::transfer`]; 0 is none. As large as the others, and allocated at once too: what
+    /// Number of KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the others, and allocated at once too: what
     /// the scheduler calls the device is this machine's memory as well.
     pub host_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
@@ -46,22 +46,22 @@ pub struct Worker {
     model: Arc<Model>,
     threads: Threads,
     kv: KvCache,
-    host: KvCache,
+    host: Arc<KvMemory>,
     mirror: Mirror,
     scratch: Scratch,
 }
 
 /// A sequence of a step that samples.
 struct Sampled {
-    /// Which entry of [`Step::seqs`].
+    /// Index in [`Step::seqs`].
     index: usize,
     /// The first of its rows in the logits: one for the token after its own, and one for each draft.
     logit_row: usize,
-    /// Guesses of what follows its own tokens, run with them.
+    /// Drafts of the tokens that follow, run in the same pass.
     drafts: Vec<Token>,
 }
 
-/// What was sampled for a sequence: up to and including the first token that differs from its draft.
+/// Tokens sampled for a sequence: up to and including the first token that differs from its draft.
 #[derive(Default)]
 struct Picked {
     tokens: Vec<Token>,
@@ -85,8 +85,8 @@ impl Worker {
             return Err(WorkerError::Config { field: "threads", value, expected: "at most 1024" });
         }
         let threads = Threads::new(config.threads)?;
-        let kv = KvCache::new(model.config(), config.block_size, config.device_blocks)?;
-        let host = KvCache::new(model.config(), config.block_size, config.host_blocks)?;
+        let kv = KvCache::new(Arc::new(KvMemory::new(model.config(), config.block_size, config.device_blocks)?));
+        let host = Arc::new(KvMemory::new(model.config(), config.block_size, config.host_blocks)?);
         let limits = Limits {
             block_size: config.block_size,
             n_blocks: config.device_blocks,
@@ -122,48 +122,14 @@ impl Worker {
         Ok((output, rows))
     }
 
-    /// Copies blocks of all layers between device and host, one pair after another.
-    ///
-    /// # Errors
-    ///
-    /// A block that there is not, or two pairs with one destination, see [`TransferFault`]; nothing was copied.
-    pub fn transfer(&mut self, transfer: &Transfer) -> Result<(), WorkerError> {
-        self.check_transfer(transfer)?;
-        for (from, to) in &transfer.pairs {
-            match transfer.to {
-                Place::Device => self.kv.copy_block(*to, &self.host, *from),
-                _ => self.host.copy_block(*to, &self.kv, *from),
-            }
-        }
-        Ok(())
+    /// Returns a copier of this worker's blocks, which may run on another thread while steps run.
+    pub fn copier(&self) -> Copier {
+        Copier::new(Arc::clone(self.kv.memory()), Arc::clone(&self.host))
     }
 
     /// Forgets every sequence. The next step of each MUST start it.
     pub fn reset(&mut self) {
         self.mirror.clear();
-    }
-
-    fn check_transfer(&self, transfer: &Transfer) -> Result<(), WorkerError> {
-        let (device_blocks, host_blocks) = (self.kv.n_blocks(), self.host.n_blocks());
-        let mut destinations = HashSet::with_capacity(transfer.pairs.len());
-        for (index, (from, to)) in transfer.pairs.iter().copied().enumerate() {
-            let (device, host) = match (transfer.from, transfer.to) {
-                (Place::Device, Place::Host) => (from, to),
-                (Place::Host, Place::Device) => (to, from),
-                _ => return Err(WorkerError::Transfer { transfer: transfer.id, index, fault: TransferFault::NoTier }),
-            };
-            let fault = if device >= device_blocks {
-                TransferFault::DeviceBlock { block: device, limit: device_blocks }
-            } else if host >= host_blocks {
-                TransferFault::HostBlock { block: host, limit: host_blocks }
-            } else if !destinations.insert(to) {
-                TransferFault::DestinationTwice { block: to }
-            } else {
-                continue;
-            };
-            return Err(WorkerError::Transfer { transfer: transfer.id, index, fault });
-        }
-        Ok(())
     }
 
     fn run_step(&mut self, step: &Step) -> Result<(StepOutput, Vec<Sampled>), WorkerError> {
@@ -181,7 +147,7 @@ impl Worker {
         let (mut sampled, mut logit_rows) = (Vec::new(), Vec::new());
         for (index, seq) in step.seqs.iter().enumerate() {
             let row = tokens.len();
-            tokens.extend_from_slice(step.run_tokens(seq));
+            tokens.extend_from_slice(mirror.run_tokens(step, seq));
             if seq.sample {
                 let drafts = mirror.draft(seq);
                 let logit_row = logit_rows.len();
@@ -202,7 +168,7 @@ impl Worker {
         sampled
     }
 
-    /// Row `row` of the logits of the last forward pass.
+    /// Returns row `row` of the logits of the last forward pass.
     fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.model.config().vocab_size as usize;
         &self.scratch.logits[row * vocab..(row + 1) * vocab]
@@ -269,8 +235,8 @@ impl StepRunner for Worker {
         Self::run(self, step).map_err(StepError::from)
     }
 
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
-        Self::transfer(self, transfer).map_err(CopyError::new)
+    fn copier(&mut self) -> Box<dyn BlockCopier> {
+        Box::new(Self::copier(self))
     }
 
     fn reset(&mut self) {
@@ -304,6 +270,11 @@ mod tests {
         assert!(matches!(Worker::new(Arc::clone(&model), huge), Err(WorkerError::KvMemory { blocks: u32::MAX, .. })));
         let mut worker = Worker::new(model, good).unwrap();
         assert_eq!(worker.run(&Step { id: 3, ..Step::default() }).unwrap().result.step, 3);
+    }
+
+    #[test]
+    fn the_seeded_model_has_the_vocabulary_of_the_byte_tokenizer() {
+        assert_eq!(Model::seeded(0).info().vocab_size, trunkline_text::Tokenizer::bytes().vocab_size());
     }
 
     #[test]
