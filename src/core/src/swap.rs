@@ -13,7 +13,6 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::block::BlockState;
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::scheduler::{Scheduler, decision};
@@ -251,7 +250,7 @@ impl Scheduler {
         let seq = &mut self.sequences[slot];
         match (direction, ok) {
             (Direction::Out, true) => seq.host.iter().for_each(|host| self.swap.host.filled(*host)),
-            (Direction::Out, false) => seq.host.drain(..).for_each(|host| self.swap.host.unfilled(host)),
+            (Direction::Out, false) => seq.host.drain(..).for_each(|host| self.swap.host.fill_failed(host)),
             (Direction::In, _) => {
                 let copied = &seq.host[seq.host.len() - seq.copied as usize..];
                 copied.iter().for_each(|host| self.swap.host.end_read(*host));
@@ -319,7 +318,7 @@ impl Scheduler {
         let first = seq.table.len();
         let copied = std::mem::take(&mut seq.copied) as usize;
         for block in &seq.arriving[..copied] {
-            self.tree.end_move(*block, BlockState::Private);
+            self.tree.end_move(*block);
         }
         seq.table.append(&mut seq.arriving);
         let hosts = std::mem::take(&mut seq.host);

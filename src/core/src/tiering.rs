@@ -16,12 +16,10 @@ use crate::scheduler::{Scheduler, decision};
 use crate::sequence::{Sequence, SequenceState};
 use crate::stats::TierStats;
 use crate::swap::fold_pairs;
-use crate::tier::{Contents, Tier, TierState};
+use crate::tier::{Contents, TIERS_MAX, Tier, TierState};
 use crate::transfer::Place;
 use crate::tree::PrefixTree;
 
-/// Tiers there can be.
-pub const TIERS_MAX: usize = 3;
 /// Blocks in one copy that is begun ahead of need.
 const AHEAD_MAX: usize = 1024;
 /// Share of a place that writing back keeps free, one in so many.
@@ -225,7 +223,7 @@ impl Scheduler {
             }
             let (hash, tokens) = self.tree.contents(*block);
             let (identity, before) = self.tiering.identities[block.index as usize];
-            let to = self.tiering.tiers[0].reserve(&Contents { hash, identity, before, tokens });
+            let to = self.tiering.tiers[0].reserve(&Contents { hash, identity, parent_prefix: before, tokens });
             pairs.extend(to.map(|to| (block.index, to)));
         }
         if !pairs.is_empty() {
@@ -263,9 +261,9 @@ impl Scheduler {
             let Some(block) = self.tree.begin_demotion() else { break };
             let (hash, tokens) = self.tree.contents(block);
             let (identity, before) = self.tiering.identities[block.index as usize];
-            match self.tiering.tiers[0].reserve(&Contents { hash, identity, before, tokens }) {
+            match self.tiering.tiers[0].reserve(&Contents { hash, identity, parent_prefix: before, tokens }) {
                 Some(to) => pairs.push((block.index, to)),
-                None => self.tree.end_move(block, BlockState::Free),
+                None => self.tree.end_demotion(block.index),
             }
         }
         if !pairs.is_empty() {
@@ -278,10 +276,10 @@ impl Scheduler {
         let mut pairs = Vec::new();
         let (near, far) = self.tiering.tiers.split_at_mut(at);
         for _ in 0..n.min(AHEAD_MAX) {
-            let Some(block) = near[at - 1].begin_leaving() else { break };
+            let Some(block) = near[at - 1].begin_demotion() else { break };
             match far[0].reserve(&near[at - 1].contents(block)) {
                 Some(to) => pairs.push((block, to)),
-                None => near[at - 1].end_leaving(block),
+                None => near[at - 1].end_demotion(block),
             }
         }
         if !pairs.is_empty() {
@@ -379,10 +377,10 @@ impl Scheduler {
             }
             Work::Demote if from == 0 => {
                 for (block, _) in pairs {
-                    self.tree.end_move(self.tree.pool().handle(*block), BlockState::Free);
+                    self.tree.end_demotion(*block);
                 }
             }
-            Work::Demote => pairs.iter().for_each(|(block, _)| self.tiering.tiers[from - 1].end_leaving(*block)),
+            Work::Demote => pairs.iter().for_each(|(block, _)| self.tiering.tiers[from - 1].end_demotion(*block)),
             Work::Spread | Work::Load(_) => {
                 pairs.iter().for_each(|(block, _)| self.tiering.tiers[from - 1].unpin(*block))
             }
@@ -401,7 +399,7 @@ impl Scheduler {
         let first = seq.published as usize;
         let loaded = std::mem::take(&mut seq.loading);
         for block in &seq.table[first..first + loaded as usize] {
-            self.tree.end_move(*block, BlockState::Private);
+            self.tree.end_move(*block);
         }
         if seq.ending.is_some() {
             return Some(slot);

@@ -15,7 +15,7 @@
 pub(crate) mod index;
 mod nodes;
 
-use crate::block::{BlockPool, BlockState, ROOM_MAX};
+use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
@@ -171,7 +171,7 @@ impl PrefixTree {
             return;
         }
         self.eviction.read(chain, &self.nodes);
-        for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Idle, BlockState::Held));
+        for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::Found));
     }
 
     /// Adds a reader to one published block: the owner of the table that `block` stands in lets another read it too.
@@ -188,13 +188,19 @@ impl PrefixTree {
     /// Marks a private block as part of a copy: no step may touch it until [`Self::end_move`].
     pub fn begin_move(&mut self, block: BlockHandle) {
         debug_assert!(self.pool.is_current(block));
-        self.pool.set(block.index, BlockState::Moving);
+        self.pool.apply(block.index, BlockEvent::CopyBegan);
     }
 
-    /// Ends that: the block is private again, or free.
-    pub fn end_move(&mut self, block: BlockHandle, to: BlockState) {
-        debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Moving);
-        self.pool.set(block.index, to);
+    /// Ends the copy of a moving block: its sequence owns the block again.
+    pub fn end_move(&mut self, block: BlockHandle) {
+        debug_assert!(self.pool.is_current(block));
+        self.pool.apply(block.index, BlockEvent::CopyEnded);
+    }
+
+    /// Frees a block whose demotion ended or was given up.
+    pub fn end_demotion(&mut self, block: u32) {
+        debug_assert_eq!(self.pool.state(block), BlockState::Moving);
+        self.pool.apply(block, BlockEvent::Released);
     }
 
     /// About how many leading blocks of a prompt are published: by their hashes alone, without looking at tokens, in
@@ -267,7 +273,7 @@ impl PrefixTree {
             }
             let twin = self.pool.handle(twin);
             self.add_reader(twin);
-            self.pool.set(block.index, BlockState::Free);
+            self.pool.apply(block.index, BlockEvent::Merged);
             return Published::Merged(twin);
         }
         self.add_chain(&[block], parent, &[hash], tokens);
@@ -301,7 +307,7 @@ impl PrefixTree {
             self.nodes.publish(first, parent, &hashes[at..at + len]);
             let from = &tokens[at * self.block_size..(at + len) * self.block_size];
             self.tokens[first as usize * self.block_size..][..from.len()].copy_from_slice(from);
-            self.pool.set_run(first, len, BlockState::Private, BlockState::Held);
+            self.pool.apply_run(first, len, BlockEvent::Published);
             parent = first + len as u32 - 1;
             at += len;
         });
@@ -326,14 +332,14 @@ impl PrefixTree {
         );
         let (published, private) = table.split_at(n_published.min(table.len()));
         for handle in private.iter().rev() {
-            self.pool.set(handle.index, BlockState::Free);
+            self.pool.apply(handle.index, BlockEvent::Released);
         }
         for_runs(published, |first, len| self.nodes.leave(first, len));
         // Readers of a block read its ancestors: those that nobody reads now are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
         let chain = &published[read..];
         if !chain.is_empty() {
-            for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Held, BlockState::Idle));
+            for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
             self.eviction.idle(chain, &self.nodes);
         }
         table.clear();
@@ -371,7 +377,7 @@ impl PrefixTree {
     }
 
     /// Takes the idle leaf that the policy names out of the tree, to be copied elsewhere and then freed with
-    /// [`Self::end_move`]. `None` if nothing is idle.
+    /// [`Self::end_demotion`]. `None` if nothing is idle.
     pub fn begin_demotion(&mut self) -> Option<BlockHandle> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
@@ -381,7 +387,7 @@ impl PrefixTree {
             self.eviction.leaf(parent, &self.nodes);
         }
         self.index.remove(self.nodes.hash(block), block);
-        self.pool.set(block, BlockState::Moving);
+        self.pool.apply(block, BlockEvent::DemotionBegan);
         self.evicted += 1;
         Some(self.pool.handle(block))
     }
