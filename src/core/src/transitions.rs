@@ -16,6 +16,11 @@ pub(crate) fn next<E: Copy + PartialEq, S: Copy + PartialEq>(
     table.iter().find(|(on, left, _)| *on == event && *left == from).map(|(.., to)| *to)
 }
 
+/// Returns `true` if `table` lists the change. For machines in which the state entered depends on more than the event.
+pub(crate) fn lists<E: Copy + PartialEq, S: Copy + PartialEq>(table: &[Transition<E, S>], change: (E, S, S)) -> bool {
+    table.contains(&change)
+}
+
 /// Renders a table as text, one `event: from -> to` a line, for tests that pin it.
 #[cfg(test)]
 pub(crate) fn text<E: std::fmt::Debug, S: std::fmt::Debug>(table: &[Transition<E, S>]) -> String {
