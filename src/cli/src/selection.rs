@@ -1,8 +1,8 @@
 //! What is taken of a trace's file: flags that every command has that reads one.
 
 use clap::Args;
-use trunkline_sim::Format;
-use trunkline_sim::trace::{ReaderOptions, Selection, Slice};
+use trunkline_sim_workload::Format;
+use trunkline_sim_workload::trace::{ReaderOptions, Selection, Slice};
 
 /// What is taken of a trace.
 #[derive(Clone, Debug, Args)]

@@ -8,10 +8,10 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::Format;
-use trunkline_sim::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
-use trunkline_sim::trace::{Conversion, ReaderOptions, Selection, TraceWriter, convert, convert_file};
-use trunkline_sim::workload::{Generator, Spec};
+use trunkline_sim_workload::Format;
+use trunkline_sim_workload::synthetic::{Generator, Spec};
+use trunkline_sim_workload::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
+use trunkline_sim_workload::trace::{Conversion, ReaderOptions, Selection, TraceWriter, convert, convert_file};
 
 use crate::replay::render::grouped;
 use crate::selection::SelectionArgs;

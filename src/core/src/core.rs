@@ -136,6 +136,11 @@ impl Core {
         self.state.journal.digest.value()
     }
 
+    /// Returns `true` if a request is in the waiting queue, with no block and in no step.
+    pub fn is_waiting(&self, id: RequestId) -> bool {
+        self.by_id.get(&id).is_some_and(|slot| self.state.sequences[*slot].state() == SequenceState::Waiting)
+    }
+
     /// Returns the limits.
     pub fn config(&self) -> &Config {
         &self.state.config

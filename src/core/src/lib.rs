@@ -36,6 +36,7 @@
 mod admission;
 mod batch;
 pub mod block;
+mod block_index;
 mod check;
 pub mod config;
 mod core;
@@ -49,6 +50,7 @@ pub mod ids;
 mod journal;
 mod kv;
 mod loading;
+pub mod nodes;
 pub mod policy;
 mod preemption;
 mod prefill_budget;

@@ -61,7 +61,7 @@ fn victim(state: &State) -> usize {
             Preemption::Cost => loss(state, **slot).level(),
             Preemption::Swap | Preemption::Recompute => 0,
         };
-        let preemption_rank = state.waiting.keep(&seq.view(seq.published * state.config.block_size));
+        let preemption_rank = state.waiting.preemption_rank(&seq.view(seq.published * state.config.block_size));
         (spared, preemption_rank, cost, Reverse(seq.view.arrival))
     };
     *state.batch.running.iter().min_by_key(rank).expect("a sequence that needs a block is running")

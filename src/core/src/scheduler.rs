@@ -135,7 +135,7 @@ impl Scheduler {
                     *budget -= chunk;
                 }
                 Admission::Deferred => {
-                    state.waiting.set_aside(slot);
+                    state.waiting.defer(slot);
                     deferred += 1;
                 }
                 Admission::Loads => loading::begin(state, slot),
@@ -211,6 +211,7 @@ impl Scheduler {
             sample: n_tokens == seq.remaining(),
             n_generated: seq.generated(),
             n_drafts,
+            input_from_last: false,
         });
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.in_step = true;

@@ -156,7 +156,7 @@ impl Sequence {
             sampling: request.sampling,
             root: request.root,
             view,
-            history: History::default(),
+            history: History { worker_failures: request.worker_failures, ..History::default() },
         }
     }
 
@@ -276,6 +276,7 @@ impl Sequence {
             priority: self.view.priority,
             deadline_ns: self.view.deadline_ns,
             sampling: self.sampling,
+            worker_failures: self.history.worker_failures,
         }
     }
 

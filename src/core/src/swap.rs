@@ -232,7 +232,7 @@ fn end_out(state: &mut State, slot: usize) {
     let mut gone = seq.table.split_off(pinned);
     kv.tree.release(&mut gone, (seq.published as usize).saturating_sub(pinned));
     seq.published = pinned as u32;
-    let preemption_rank = waiting.keep(&seq.view(seq.computed));
+    let preemption_rank = waiting.preemption_rank(&seq.view(seq.computed));
     swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.view.arrival, slot));
     seq.transition(SequenceEvent::SwapOutEnded, Phase::Swapped(Box::new(Swapped { hosts, preemption_rank })));
 }

@@ -5,13 +5,13 @@
 //! kept while a copy of that block is in any place. A block in a tier carries its own identity and the identity of the prefix
 //! before it. It continues a prefix with that identity, and it is the next block of a prompt if its tokens are the next ones.
 
+use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
+use crate::nodes::Nodes;
 use crate::slots::{SlotState, Slots};
 use crate::transitions::Transition;
-use crate::tree::Nodes;
-use crate::tree::index::Index;
 
 /// Tiers behind the device, at most.
 pub const TIERS_MAX: usize = 3;
@@ -104,7 +104,7 @@ pub(crate) struct Tier {
     nodes: Nodes,
     tokens: Vec<Token>,
     /// All blocks but free and leaving ones, by hash.
-    index: Index,
+    index: BlockIndex,
     eviction: Box<dyn Eviction>,
     /// Blocks dropped to make room.
     pub evicted: u64,
@@ -120,7 +120,7 @@ impl Tier {
             identities: Vec::new(),
             nodes: Nodes::default(),
             tokens: Vec::new(),
-            index: Index::new(capacity),
+            index: BlockIndex::new(capacity),
             eviction,
             evicted: 0,
         }
@@ -138,7 +138,7 @@ impl Tier {
 
     /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present or being filled.
     fn lookup(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u32> {
-        let slot = self.index.find(hash, |slot| self.nodes.hash(slot))?;
+        let slot = self.index.find(hash, |slot| self.nodes.fingerprint(slot))?;
         (self.identities[slot as usize].1 == parent_prefix && self.tokens_of(slot) == tokens).then_some(slot)
     }
 
@@ -156,13 +156,13 @@ impl Tier {
     /// Returns the contents of a block.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
         let (identity, parent_prefix) = self.identities[slot as usize];
-        Contents { hash: self.nodes.hash(slot), identity, parent_prefix, tokens: self.tokens_of(slot) }
+        Contents { hash: self.nodes.fingerprint(slot), identity, parent_prefix, tokens: self.tokens_of(slot) }
     }
 
     /// Reserves a slot for a block that a transfer will write, evicting another block if the tier is full. Returns `None` if the
     /// block, or another one with its hash, is present or being filled, or if no block can be evicted.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
-        if self.index.find(contents.hash, |slot| self.nodes.hash(slot)).is_some() {
+        if self.index.find(contents.hash, |slot| self.nodes.fingerprint(slot)).is_some() {
             return None;
         }
         if self.count(TierState::Free) == 0 {
@@ -176,7 +176,7 @@ impl Tier {
         self.identities[slot as usize] = (contents.identity, contents.parent_prefix);
         self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
         let nodes = &self.nodes;
-        self.index.insert(contents.hash, slot, |slot| nodes.hash(slot));
+        self.index.insert(contents.hash, slot, |slot| nodes.fingerprint(slot));
         self.eviction.published(&[handle(slot)], &self.nodes);
         Some(slot)
     }
@@ -187,7 +187,7 @@ impl Tier {
             self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         } else {
-            self.index.remove(self.nodes.hash(slot), slot);
+            self.index.remove(self.nodes.fingerprint(slot), slot);
             self.nodes.remove(slot);
             self.slots.apply(slot, TierEvent::FillFailed);
         }
@@ -241,7 +241,7 @@ impl Tier {
         }
         let slot = self.eviction.pop(&self.nodes).expect("some block is idle, and all are leaves");
         assert_eq!(self.slots.state(slot), TierState::Idle, "the policy evicts block {slot} of a tier");
-        self.index.remove(self.nodes.hash(slot), slot);
+        self.index.remove(self.nodes.fingerprint(slot), slot);
         self.nodes.remove(slot);
         Some(slot)
     }

@@ -121,7 +121,7 @@ impl Tiers {
             return;
         }
         let before = parent.map_or_else(|| empty_prefix(root), |parent| self.identities[parent as usize].0);
-        let hash = PrefixTree::name(hash);
+        let hash = hash.fingerprint();
         let identity = self.tiers.iter().find_map(|tier| tier.identity(hash, before, tokens)).unwrap_or_else(|| {
             self.next_identity += 1;
             self.next_identity
@@ -143,7 +143,7 @@ impl Tiers {
     ) {
         let mut before = found.last().map_or_else(|| empty_prefix(root), |last| self.identities[*last as usize].0);
         for (hash, tokens) in rest {
-            let hash = PrefixTree::name(*hash);
+            let hash = hash.fingerprint();
             let hit = |(at, tier): (usize, &Tier)| {
                 tier.find(hash, before, tokens).map(|block| PlannedBlock { tier: at, block })
             };

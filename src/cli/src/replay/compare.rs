@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use comfy_table::Table;
-use trunkline_sim::{Report, Settings};
+use trunkline_sim_replay::Settings;
+use trunkline_sim_report::Report;
 
 use super::outputs::{self, Stage, Watched};
 use super::render;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
-use trunkline_sim::cost::CostModel;
-use trunkline_sim::html::{self, Run};
-use trunkline_sim::outcome::{Outcome, OutcomeWriter};
-use trunkline_sim::series::{Series, SeriesReport};
-use trunkline_sim::timeline::{TimelineWriter, Window};
-use trunkline_sim::{Observer, Observers, Report, Settings, replay_source};
+use trunkline_sim_perf::cost::CostModel;
+use trunkline_sim_replay::{Settings, replay_source};
+use trunkline_sim_report::html::{self, Run};
+use trunkline_sim_report::outcome::{Outcome, OutcomeWriter};
+use trunkline_sim_report::series::{Series, SeriesReport};
+use trunkline_sim_report::timeline::{TimelineWriter, Window};
+use trunkline_sim_report::{Observer, Observers, Report};
 
 use super::compare;
 use super::input::Input;
@@ -96,7 +97,7 @@ impl OutputArgs {
     fn replay_one(&self, requests: Option<&Path>, stage: &Stage<'_>, settings: &Settings) -> anyhow::Result<Watched> {
         let mut outcomes = requests.map(OutcomeWriter::create).transpose()?;
         let window = self.timeline_window.unwrap_or(Window::ALL);
-        let create = |path: &PathBuf| TimelineWriter::create(path, settings, window);
+        let create = |path: &PathBuf| TimelineWriter::create(path, &settings.fleet_shape(), window);
         let mut timeline = self.timeline.as_ref().map(create).transpose()?;
         let mut watch = |outcome: &Outcome| {
             if let Some(writer) = &mut outcomes {
@@ -131,7 +132,7 @@ pub(super) fn watched<'a>(
     sampled: bool,
     others: Vec<&'a mut dyn Observer>,
 ) -> anyhow::Result<Watched> {
-    let mut series = sampled.then(|| Series::new(settings));
+    let mut series = sampled.then(|| Series::new(settings.fleet_shape()));
     let mut progress = |_: &Outcome| {
         stage.bar.inc(1);
         ControlFlow::Continue(())

@@ -2,12 +2,12 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use trunkline_core::Preemption;
-use trunkline_sim::Report;
-use trunkline_sim::cost::Parallel;
-use trunkline_sim::latency::Summary;
-use trunkline_sim::recorded::Replayed;
-pub(crate) use trunkline_sim::report::grouped;
-use trunkline_sim::report::{FairnessReport, SettingsReport};
+use trunkline_sim_perf::cost::Parallel;
+use trunkline_sim_replay::recorded::Replayed;
+use trunkline_sim_report::Report;
+pub(crate) use trunkline_sim_report::numbers::grouped;
+use trunkline_sim_report::report::{FairnessReport, SettingsReport};
+use trunkline_sim_workload::summary::Summary;
 
 /// One report in full.
 pub(super) fn report(report: &Report) -> String {

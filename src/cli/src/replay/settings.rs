@@ -5,13 +5,14 @@ use clap::Args;
 
 use super::tiers::TierArgs;
 use trunkline_core::{Config, Preemption};
-use trunkline_sim::cost::{BoxedCost, CostChoice, Parallel, Weights};
-use trunkline_sim::engines::Engine;
-use trunkline_sim::group::{FleetSpec, GroupSpec};
-use trunkline_sim::memory::host_blocks;
-use trunkline_sim::router::ROUTER_DEFAULT;
-use trunkline_sim::settings::DRAFT_ACCEPTANCE_DEFAULT;
-use trunkline_sim::{Arrivals, Routing, Settings, engines, hardware, model};
+use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, Weights};
+use trunkline_sim_perf::memory::host_blocks;
+use trunkline_sim_perf::{hardware, model};
+use trunkline_sim_replay::engines::Engine;
+use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
+use trunkline_sim_replay::router::ROUTER_DEFAULT;
+use trunkline_sim_replay::settings::DRAFT_ACCEPTANCE_DEFAULT;
+use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
 
 /// Tokens in a step of a GPU that is to be used well.
 const MAX_BATCH_TOKENS: u32 = 8192;
