@@ -16,7 +16,7 @@
 //!    put on the queue.
 //! 5. When it ends, the modelled worker answers with a token for each sequence that samples, and with the drafts that were right.
 //!    Copies of blocks that the core asks for go to the replica's [`link`], and their ends on the queue. Steps that are like the one
-//!    before them are leapt over ([`trunkline_core::Core::leap`]), unless an [`observer`] wants to see them.
+//!    before them are leapt over ([`trunkline_core::Core::fast_forward`]), unless an [`observer`] wants to see them.
 //! 6. Tokens and ends of requests go to the meters of [`latency`], and of [`fairness`] if there are several [`tenants`].
 //! 7. When nothing is left to happen, [`report::Report`] says what happened.
 //!

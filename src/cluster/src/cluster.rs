@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 use trunkline_core::registry::RegistryError;
 use trunkline_core::{
-    Action, ConfigError, Core, Event, FinishReason, Leaper, Leapt, Refusal, Request, RequestId, SteadyBatch,
-    SteadyStep, Step, StepResult, Token, Usage,
+    Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Request, RequestId,
+    SteadyBatch, SteadyStep, Step, StepResult, Token, Usage,
 };
 
 use crate::digest::{ClusterDigest, decision};
@@ -513,16 +513,21 @@ impl Cluster {
         self.engines[engine.index()].core.recycle(step);
     }
 
-    /// Ends the step in flight on an engine and runs through the steps after it as far as nothing is decided anew
-    /// ([`Core::leap`]).
-    pub fn leap(&mut self, now_ns: u64, engine: EngineId, leaper: &mut dyn Leaper, out: &mut Vec<Output>) -> Leapt {
-        let mut counted = CountedTokens { leaper, tokens: 0 };
+    /// Ends the step in flight on an engine and fast-forwards through the decode steps after it ([`Core::fast_forward`]).
+    pub fn fast_forward(
+        &mut self,
+        now_ns: u64,
+        engine: EngineId,
+        driver: &mut dyn FastForwardDriver,
+        out: &mut Vec<Output>,
+    ) -> FastForwardResult {
+        let mut counted = CountedTokens { driver, tokens: 0 };
         let mut actions = std::mem::take(&mut self.actions);
-        let leapt = self.engines[engine.index()].core.leap(now_ns, &mut counted, &mut actions);
+        let result = self.engines[engine.index()].core.fast_forward(now_ns, &mut counted, &mut actions);
         self.placements.count_tokens(engine, counted.tokens);
         self.absorb_all(engine, &mut actions, out);
         self.actions = actions;
-        leapt
+        result
     }
 
     /// Panics unless every core is consistent ([`Core::check`]) and the loads are the sums over the requests.
@@ -534,26 +539,26 @@ impl Cluster {
 
 /// Counts the tokens of fast-forwarded steps on their way to the driver.
 struct CountedTokens<'a> {
-    leaper: &'a mut dyn Leaper,
+    driver: &'a mut dyn FastForwardDriver,
     tokens: u32,
 }
 
-impl Leaper for CountedTokens<'_> {
-    fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
-        self.leaper.begin(begin_ns, batch)
+impl FastForwardDriver for CountedTokens<'_> {
+    fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
+        self.driver.on_step_begin(begin_ns, batch)
     }
 
-    fn ended(&mut self, requests: u32) {
+    fn on_step_end(&mut self, requests: u32) {
         self.tokens += requests;
-        self.leaper.ended(requests);
+        self.driver.on_step_end(requests);
     }
 
     fn token(&mut self, request: RequestId, n: u32) -> Token {
-        self.leaper.token(request, n)
+        self.driver.token(request, n)
     }
 
-    fn gave(&mut self, request: RequestId, tokens: u32) {
-        self.leaper.gave(request, tokens);
+    fn on_tokens(&mut self, request: RequestId, tokens: u32) {
+        self.driver.on_tokens(request, tokens);
     }
 }
 

@@ -1,115 +1,127 @@
-//! Where a block stands, and the pool that knows it for every block.
+//! Device blocks: the state of each, and the pool that owns the states.
 //!
-//! A block is in exactly one place. The place is a [`BlockState`]; [`BlockPool::set`] is the only function that changes it,
-//! and it refuses every change that [`TRANSITIONS`] does not list. The numbers of blocks per state are kept by the same
-//! function, so free + private + held + idle + moving = capacity by construction; [`BlockPool::check`] counts again.
+//! A block is in exactly one state. [`BlockPool::apply`] and its bulk variants are the only functions that change it, along the
+//! table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving blocks add up to the capacity by
+//! construction; [`BlockPool::check`] counts again.
 
 use crate::ids::BlockHandle;
+pub(crate) use crate::slots::ROOM_MAX;
+use crate::slots::{SlotState, Slots};
+use crate::transitions::Transition;
 
-/// Where a block stands.
+/// The state of a device block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlockState {
     /// Holds nothing.
     Free,
-    /// Belongs to one sequence, which may write it.
+    /// Belongs to one sequence, which may write the block.
     Private,
     /// Published and read by at least one sequence. Never written again.
     Held,
-    /// Published and read by none: cached, and first to go.
+    /// Published and read by no sequence: cached, and evicted first.
     Idle,
-    /// A copy under way reads or writes it, and no step may. It is of one sequence alone, or leaves for another tier.
+    /// Read or written by a transfer in flight, and not by any step. Belongs to one sequence, or is being demoted to a tier.
     Moving,
 }
 
-/// Every change of state there is, with the occasion.
-pub const TRANSITIONS: [(BlockState, BlockState, &str); 10] = [
-    (BlockState::Free, BlockState::Private, "allocate"),
-    (BlockState::Private, BlockState::Free, "release, or merge into an equal published block"),
-    (BlockState::Private, BlockState::Held, "publish"),
-    (BlockState::Held, BlockState::Idle, "last reader left"),
-    (BlockState::Idle, BlockState::Held, "prefix hit"),
-    (BlockState::Idle, BlockState::Free, "evict"),
-    (BlockState::Private, BlockState::Moving, "a copy begins"),
-    (BlockState::Idle, BlockState::Moving, "a copy begins that takes it to another tier"),
-    (BlockState::Moving, BlockState::Private, "a copy to the device ended"),
-    (BlockState::Moving, BlockState::Free, "a copy to the host ended, or a copy failed"),
-];
+/// Causes of a change of [`BlockState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockEvent {
+    /// A sequence took the block.
+    Allocated,
+    /// The block is full and computed, and entered the prefix tree.
+    Published,
+    /// An equal block was published already; the sequence reads that one instead.
+    Merged,
+    /// A prefix hit gave the block a reader.
+    Found,
+    /// The last reader left.
+    ReadersLeft,
+    /// The block was dropped from the cache to make room.
+    Evicted,
+    /// A transfer began to read or write the block of one sequence.
+    CopyBegan,
+    /// A transfer began that takes the block out of the cache and into a tier.
+    DemotionBegan,
+    /// The transfer into the block ended, successfully or not; the sequence owns the block again.
+    CopyEnded,
+    /// The owner gave the block back, or the transfer that read the block ended.
+    Released,
+}
 
-impl BlockState {
-    /// Whether [`TRANSITIONS`] has a change from this state to `to`.
-    pub const fn may_become(self, to: Self) -> bool {
-        ALLOWED[self as usize] >> to as u8 & 1 == 1
+/// Every change of [`BlockState`].
+pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 11] = {
+    use BlockEvent::{
+        Allocated, CopyBegan, CopyEnded, DemotionBegan, Evicted, Found, Merged, Published, ReadersLeft, Released,
+    };
+    use BlockState::{Free, Held, Idle, Moving, Private};
+    [
+        (Allocated, Free, Private),
+        (Published, Private, Held),
+        (Found, Idle, Held),
+        (ReadersLeft, Held, Idle),
+        (Evicted, Idle, Free),
+        (Released, Private, Free),
+        (Merged, Private, Free),
+        (CopyBegan, Private, Moving),
+        (DemotionBegan, Idle, Moving),
+        (CopyEnded, Moving, Private),
+        (Released, Moving, Free),
+    ]
+};
+
+impl SlotState for BlockState {
+    type Event = BlockEvent;
+    const NAME: &'static str = "block";
+    const FREE: Self = Self::Free;
+    const TRANSITIONS: &'static [Transition<BlockEvent, Self>] = &TRANSITIONS;
+
+    fn number(self) -> usize {
+        self as usize
     }
 }
 
-/// [`TRANSITIONS`] as bits: by the state left, a bit for each state that may follow.
-const ALLOWED: [u8; 5] = {
-    let mut allowed = [0; 5];
-    let mut i = 0;
-    while i < TRANSITIONS.len() {
-        allowed[TRANSITIONS[i].0 as usize] |= 1 << TRANSITIONS[i].1 as u8;
-        i += 1;
-    }
-    allowed
-};
-
-/// Slots for which there is room from the beginning. Memory that is never touched costs nothing.
-pub(crate) const ROOM_MAX: u32 = 1 << 22;
-
-/// The state and generation of every block, and the stack of free ones.
-///
-/// Slots are opened lazily up to the capacity, so a capacity far above what is used costs nothing.
+/// The state and the generation of every device block.
 #[derive(Debug)]
 pub struct BlockPool {
-    capacity: u32,
-    states: Vec<BlockState>,
+    slots: Slots<BlockState>,
+    /// Times each opened block was freed, modulo 2^32.
     generations: Vec<u32>,
-    /// Freed slots. Blocks of a chain are freed tail first, so they come back head first and in ascending order, which
-    /// keeps the blocks of a sequence next to each other.
-    freed: Vec<u32>,
-    counts: [u32; 5],
 }
 
 impl BlockPool {
-    /// A pool of `capacity` free blocks.
+    /// Creates a pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
-        let room = capacity.min(ROOM_MAX) as usize;
-        Self {
-            capacity,
-            states: Vec::with_capacity(room),
-            generations: Vec::with_capacity(room),
-            freed: Vec::new(),
-            counts: [capacity, 0, 0, 0, 0],
-        }
+        Self { slots: Slots::new(capacity), generations: Vec::with_capacity(capacity.min(ROOM_MAX) as usize) }
     }
 
-    /// All blocks there are.
+    /// Returns the number of blocks in the pool.
     pub fn capacity(&self) -> u32 {
-        self.capacity
+        self.slots.capacity()
     }
 
-    /// Slots that have ever been used; all indices are below this.
+    /// Returns the number of blocks ever used; all indices in use are below this number.
     pub fn opened(&self) -> u32 {
-        self.states.len() as u32
+        self.slots.opened()
     }
 
-    /// Blocks in a state.
+    /// Returns the number of blocks in a state.
     pub fn count(&self, state: BlockState) -> u32 {
-        self.counts[state as usize]
+        self.slots.count(state)
     }
 
-    /// The state of a block.
+    /// Returns the state of a block.
     pub fn state(&self, index: u32) -> BlockState {
-        self.states[index as usize]
+        self.slots.state(index)
     }
 
-    /// The handle that names the block as it is now.
+    /// Returns the handle that names the block in its current generation.
     pub fn handle(&self, index: u32) -> BlockHandle {
         BlockHandle { index, generation: self.generations[index as usize] }
     }
 
-    /// Whether the handle still names the block it was made for.
+    /// Returns `true` if the block was not freed since the handle was made.
     pub fn is_current(&self, handle: BlockHandle) -> bool {
         self.generations.get(handle.index as usize) == Some(&handle.generation)
     }
@@ -117,61 +129,33 @@ impl BlockPool {
     /// Makes `n` free blocks private and appends their handles to `out`. Returns `false`, and changes nothing, if fewer are free.
     #[must_use]
     pub fn allocate(&mut self, n: u32, out: &mut Vec<BlockHandle>) -> bool {
-        if n > self.count(BlockState::Free) {
-            return false;
-        }
-        let again = (n as usize).min(self.freed.len());
-        for index in self.freed.drain(self.freed.len() - again..).rev() {
-            let state = &mut self.states[index as usize];
-            assert_eq!(*state, BlockState::Free, "block {index} is on the free stack");
-            *state = BlockState::Private;
-            out.push(BlockHandle { index, generation: self.generations[index as usize] });
-        }
-        let (first, len) = (self.opened(), n as usize - again);
-        self.states.resize(first as usize + len, BlockState::Private);
-        self.generations.resize(first as usize + len, 0);
-        out.extend((first..).take(len).map(|index| BlockHandle { index, generation: 0 }));
-        self.counts[BlockState::Free as usize] -= n;
-        self.counts[BlockState::Private as usize] += n;
-        true
+        let generations = &mut self.generations;
+        self.slots.take_many(n, BlockEvent::Allocated, |index| {
+            if generations.len() == index as usize {
+                generations.push(0);
+            }
+            out.push(BlockHandle { index, generation: generations[index as usize] });
+        })
     }
 
-    /// Frees idle blocks.
+    /// Frees idle blocks, in order.
     pub fn evict(&mut self, blocks: &[u32]) {
+        self.slots.free_all(blocks, BlockState::Idle, BlockEvent::Evicted);
         for index in blocks {
-            let state = &mut self.states[*index as usize];
-            assert_eq!(*state, BlockState::Idle, "block {index} is evicted");
-            *state = BlockState::Free;
-            let generation = &mut self.generations[*index as usize];
-            *generation = generation.wrapping_add(1);
-        }
-        self.freed.extend_from_slice(blocks);
-        self.counts[BlockState::Idle as usize] -= blocks.len() as u32;
-        self.counts[BlockState::Free as usize] += blocks.len() as u32;
-    }
-
-    /// Moves a block to another state. Freeing it ends its generation: no handle to it is current any more.
-    pub fn set(&mut self, index: u32, to: BlockState) {
-        let from = self.states[index as usize];
-        assert!(from.may_become(to), "block {index} cannot go from {from:?} to {to:?}");
-        self.states[index as usize] = to;
-        self.counts[from as usize] -= 1;
-        self.counts[to as usize] += 1;
-        if to == BlockState::Free {
-            self.generations[index as usize] = self.generations[index as usize].wrapping_add(1);
-            self.freed.push(index);
+            self.end_generation(*index);
         }
     }
 
-    /// Moves `len` blocks from `first` on, all in one state, to another, which must not be free.
-    pub fn set_run(&mut self, first: u32, len: usize, from: BlockState, to: BlockState) {
-        assert!(from.may_become(to) && to != BlockState::Free, "a run cannot go from {from:?} to {to:?}");
-        let states = &mut self.states[first as usize..first as usize + len];
-        let alike = states.iter().fold(true, |alike, state| alike & (*state == from));
-        assert!(alike, "some of {len} blocks from {first} on are not {from:?}, and cannot go to {to:?}");
-        states.fill(to);
-        self.counts[from as usize] -= len as u32;
-        self.counts[to as usize] += len as u32;
+    /// Applies an event to a block. A freed block enters its next generation: no handle to it is current any more.
+    pub fn apply(&mut self, index: u32, event: BlockEvent) {
+        if self.slots.apply(index, event) == BlockState::Free {
+            self.end_generation(index);
+        }
+    }
+
+    /// Applies an event that does not free to `len` blocks from `first` on, all of which MUST be in one state.
+    pub fn apply_run(&mut self, first: u32, len: usize, event: BlockEvent) {
+        self.slots.apply_run(first, len, event);
     }
 
     /// Appends the handles of `len` blocks from `first` on.
@@ -182,21 +166,15 @@ impl BlockPool {
         );
     }
 
-    /// Panics unless the counts are what counting says, and the free stack holds exactly the free slots.
+    /// Panics unless counting the states again gives the counts, and the freed list holds exactly the free blocks.
     pub fn check(&self) {
-        let mut counted = [0u32; 5];
-        for state in &self.states {
-            counted[*state as usize] += 1;
-        }
-        counted[BlockState::Free as usize] += self.capacity - self.opened();
-        assert_eq!(counted, self.counts, "block counts by state drifted");
-        assert_eq!(counted.iter().sum::<u32>(), self.capacity, "blocks were lost or made");
-        let opened_free = self.states.iter().filter(|state| **state == BlockState::Free).count();
-        assert_eq!(opened_free, self.freed.len(), "free stack and free blocks differ");
-        assert!(
-            self.freed.iter().all(|index| self.state(*index) == BlockState::Free),
-            "a used block is on the free stack"
-        );
+        self.slots.check();
+        assert_eq!(self.generations.len(), self.opened() as usize, "every opened block has a generation");
+    }
+
+    fn end_generation(&mut self, index: u32) {
+        let generation = &mut self.generations[index as usize];
+        *generation = generation.wrapping_add(1);
     }
 }
 
@@ -204,20 +182,22 @@ impl BlockPool {
 mod tests {
     use super::*;
 
-    const ALL: [BlockState; 5] =
-        [BlockState::Free, BlockState::Private, BlockState::Held, BlockState::Idle, BlockState::Moving];
-
     #[test]
     fn the_table_of_transitions_is_as_reviewed() {
-        let mut table = String::new();
-        for from in ALL {
-            for to in ALL {
-                table.push(if from.may_become(to) { 'x' } else { '.' });
-            }
-            table.push('\n');
-        }
-        //                 F P H I M
-        assert_eq!(table, ".x...\nx.x.x\n...x.\nx.x.x\nxx...\n", "rows: from; columns: to; order: that of `ALL`");
+        let reviewed = "\
+Allocated: Free -> Private
+Published: Private -> Held
+Found: Idle -> Held
+ReadersLeft: Held -> Idle
+Evicted: Idle -> Free
+Released: Private -> Free
+Merged: Private -> Free
+CopyBegan: Private -> Moving
+DemotionBegan: Idle -> Moving
+CopyEnded: Moving -> Private
+Released: Moving -> Free
+";
+        assert_eq!(crate::transitions::text(&TRANSITIONS), reviewed);
     }
 
     #[test]
@@ -228,7 +208,7 @@ mod tests {
         assert!(!pool.allocate(1, &mut all));
         assert_eq!(all, [0, 1, 2].map(|index| pool.handle(index)));
         let old = pool.handle(1);
-        pool.set(1, BlockState::Free);
+        pool.apply(1, BlockEvent::Released);
         assert!(!pool.is_current(old));
         assert!(pool.allocate(1, &mut all));
         assert_eq!((all[3], all[3].index), (pool.handle(1), 1));
@@ -241,9 +221,9 @@ mod tests {
     fn a_run_changes_like_its_blocks_one_by_one() {
         let mut pool = BlockPool::new(6);
         assert!(pool.allocate(5, &mut Vec::new()));
-        pool.set(4, BlockState::Held);
-        pool.set_run(1, 3, BlockState::Private, BlockState::Held);
-        pool.set_run(2, 3, BlockState::Held, BlockState::Idle);
+        pool.apply(4, BlockEvent::Published);
+        pool.apply_run(1, 3, BlockEvent::Published);
+        pool.apply_run(2, 3, BlockEvent::ReadersLeft);
         let states: Vec<_> = (0..5).map(|index| pool.state(index)).collect();
         let [p, h, i] = [BlockState::Private, BlockState::Held, BlockState::Idle];
         assert_eq!(states, [p, h, i, i, i]);
@@ -258,8 +238,8 @@ mod tests {
         let mut pool = BlockPool::new(4);
         let mut taken = Vec::new();
         assert!(pool.allocate(3, &mut taken));
-        pool.set_run(0, 3, BlockState::Private, BlockState::Held);
-        pool.set_run(0, 3, BlockState::Held, BlockState::Idle);
+        pool.apply_run(0, 3, BlockEvent::Published);
+        pool.apply_run(0, 3, BlockEvent::ReadersLeft);
         pool.evict(&[2, 1]);
         pool.check();
         assert!(pool.is_current(taken[0]) && !pool.is_current(taken[1]) && !pool.is_current(taken[2]));
@@ -274,16 +254,16 @@ mod tests {
     fn a_run_of_different_states_cannot_change() {
         let mut pool = BlockPool::new(2);
         assert!(pool.allocate(2, &mut Vec::new()));
-        pool.set(0, BlockState::Held);
-        pool.set_run(0, 2, BlockState::Held, BlockState::Idle);
+        pool.apply(0, BlockEvent::Published);
+        pool.apply_run(0, 2, BlockEvent::ReadersLeft);
     }
 
     #[test]
-    #[should_panic(expected = "cannot go from Held to Free")]
+    #[should_panic(expected = "block 0 is Held, where Released cannot happen")]
     fn a_block_that_is_read_cannot_be_freed() {
         let mut pool = BlockPool::new(1);
         assert!(pool.allocate(1, &mut Vec::new()));
-        pool.set(0, BlockState::Held);
-        pool.set(0, BlockState::Free);
+        pool.apply(0, BlockEvent::Published);
+        pool.apply(0, BlockEvent::Released);
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
 use crate::registry::{RegistryError, UnknownName, choose};
-use crate::tiering::TIERS_MAX;
+use crate::tier::TIERS_MAX;
 
 /// Tokens in a block unless the user says otherwise.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;

@@ -1,6 +1,46 @@
 //! The running digest of decisions: equal inputs give equal digests, on every driver and machine.
 
-/// A 64-bit fold of numbers, order-sensitive. Not cryptographic: it finds differences, it does not resist forgery.
+/// Kinds of decisions in the digest. The numbers are part of recordings: never reuse a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Decision {
+    /// A request was accepted; amount: tokens of the prompt.
+    Accept = 1,
+    /// A request was refused.
+    Refuse = 2,
+    /// A request entered the batch; amount: tokens with KV.
+    Admit = 3,
+    /// A request left the batch to be recomputed; amount: tokens that had KV.
+    Preempt = 4,
+    /// A sequence runs in a step; amount: tokens with KV and tokens run. Followed by the new blocks of its table.
+    Run = 5,
+    /// A step began; amount: blocks evicted so far.
+    Step = 6,
+    /// A request ended; amount: tokens generated, and the reason.
+    Finish = 7,
+    /// The cache was flushed; amount: blocks dropped.
+    Flush = 8,
+    /// The worker was lost; amount: the step in flight.
+    WorkerLost = 9,
+    /// A swap-out began; amount: blocks copied. Followed by the pairs of blocks.
+    SwapOut = 10,
+    /// A swap-in began; amount: blocks found on the device, and blocks copied. Followed by the pairs of blocks.
+    SwapIn = 11,
+    /// A transfer ended; amount: its id.
+    TransferFinished = 12,
+    /// A transfer failed; amount: its id.
+    TransferFailed = 13,
+    /// A request out of the batch released all its blocks to be recomputed; amount: tokens that had KV.
+    StartOver = 14,
+    /// A transfer from or to a tier began; subject: the two places; amount: blocks copied. Followed by the pairs of blocks.
+    Copy = 15,
+    /// A request was admitted and loads blocks from tiers first; amount: tokens with KV on the device.
+    Load = 16,
+    /// A request was handed back; amount: tokens generated.
+    Withdraw = 17,
+}
+
+/// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest(u64);
 
@@ -18,14 +58,14 @@ impl Digest {
         self.0 = (product as u64).rotate_left(23) ^ (product >> 64) as u64 ^ value;
     }
 
-    /// Folds a decision in: what was decided, on whom, and how much.
+    /// Folds a decision in: its kind, its subject (usually a request id), and an amount.
     #[inline]
-    pub fn decide(&mut self, kind: u64, who: u64, how_much: u64) {
-        self.fold(who.wrapping_mul(8) ^ kind.wrapping_shl(56));
-        self.fold(how_much);
+    pub fn decide(&mut self, decision: Decision, subject: u64, amount: u64) {
+        self.fold(subject.wrapping_mul(8) ^ (decision as u64).wrapping_shl(56));
+        self.fold(amount);
     }
 
-    /// The digest so far.
+    /// Returns the digest of all numbers so far.
     pub fn value(self) -> u64 {
         self.0
     }

@@ -1,149 +1,170 @@
-//! KV blocks in host memory: what swapped-out sequences left there.
+//! Host blocks: KV of swapped-out sequences in host memory.
 //!
-//! A host block holds one block of KV for one or more swapped sequences (those that share the prefix up to it). It is
-//! filled by one copy and read by at most one at a time: whoever else wants it joins that copy.
+//! A host block holds one block of KV for one or more swapped sequences, all of which share the prefix up to it. At most one
+//! transfer fills or reads a block at a time: a second sequence that wants the block joins the transfer in flight.
 
-/// Where a host block stands.
+use crate::slots::{SlotState, Slots};
+use crate::transitions::Transition;
+
+/// The state of a host block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HostState {
     /// Holds nothing.
     Free,
-    /// A copy to the host writes it.
+    /// Written by a swap-out in flight.
     Filling,
-    /// Holds KV that some sequence wants back.
+    /// Holds KV for at least one sequence.
     Full,
-    /// The same, and a copy to the device reads it.
+    /// Holds KV for at least one sequence, and is read by a swap-in in flight.
     Reading,
 }
 
-/// Every change of state there is, with the occasion.
-pub const HOST_TRANSITIONS: [(HostState, HostState, &str); 6] = [
-    (HostState::Free, HostState::Filling, "swap-out begins"),
-    (HostState::Filling, HostState::Full, "swap-out ended"),
-    (HostState::Filling, HostState::Free, "swap-out failed"),
-    (HostState::Full, HostState::Reading, "swap-in begins"),
-    (HostState::Reading, HostState::Full, "swap-in ended or failed"),
-    (HostState::Full, HostState::Free, "the last holder left"),
-];
+/// Causes of a change of [`HostState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostEvent {
+    /// A swap-out began to write the block.
+    FillBegan,
+    /// The swap-out ended.
+    Filled,
+    /// The swap-out failed.
+    FillFailed,
+    /// A swap-in began to read the block.
+    ReadBegan,
+    /// The swap-in ended, successfully or not.
+    ReadEnded,
+    /// The last sequence that holds the block left.
+    HoldersLeft,
+}
 
-/// The state of every host block, and how many sequences want it.
-///
-/// Slots are opened lazily up to the capacity.
+/// Every change of [`HostState`].
+pub const HOST_TRANSITIONS: [Transition<HostEvent, HostState>; 6] = {
+    use HostEvent::{FillBegan, FillFailed, Filled, HoldersLeft, ReadBegan, ReadEnded};
+    use HostState::{Filling, Free, Full, Reading};
+    [
+        (FillBegan, Free, Filling),
+        (Filled, Filling, Full),
+        (FillFailed, Filling, Free),
+        (ReadBegan, Full, Reading),
+        (ReadEnded, Reading, Full),
+        (HoldersLeft, Full, Free),
+    ]
+};
+
+impl SlotState for HostState {
+    type Event = HostEvent;
+    const NAME: &'static str = "host block";
+    const FREE: Self = Self::Free;
+    const TRANSITIONS: &'static [Transition<HostEvent, Self>] = &HOST_TRANSITIONS;
+
+    fn number(self) -> usize {
+        self as usize
+    }
+}
+
+/// The state of every host block, and the number of sequences that hold it.
 #[derive(Debug)]
 pub struct HostPool {
-    capacity: u32,
-    states: Vec<HostState>,
+    slots: Slots<HostState>,
     holders: Vec<u32>,
-    freed: Vec<u32>,
-    counts: [u32; 4],
 }
 
 impl HostPool {
-    /// A pool of `capacity` free blocks.
+    /// Creates a pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
-        Self { capacity, states: Vec::new(), holders: Vec::new(), freed: Vec::new(), counts: [capacity, 0, 0, 0] }
+        Self { slots: Slots::new(capacity), holders: Vec::new() }
     }
 
-    /// Blocks in a state.
+    /// Returns the number of blocks in a state.
     pub fn count(&self, state: HostState) -> u32 {
-        self.counts[state as usize]
+        self.slots.count(state)
     }
 
-    /// The state of a block.
+    /// Returns the state of a block.
     pub fn state(&self, block: u32) -> HostState {
-        self.states[block as usize]
+        self.slots.state(block)
     }
 
-    /// A free block, to be filled, with one holder. `None` if there is none.
+    /// Takes a free block for a swap-out to fill, with one holder. Returns `None` if no block is free.
     pub fn allocate(&mut self) -> Option<u32> {
-        let block = match self.freed.pop() {
-            Some(block) => block,
-            None if (self.states.len() as u32) < self.capacity => {
-                self.states.push(HostState::Free);
-                self.holders.push(0);
-                self.states.len() as u32 - 1
-            }
-            None => return None,
-        };
-        self.set(block, HostState::Filling);
+        let block = self.slots.take(HostEvent::FillBegan)?;
+        if self.holders.len() == block as usize {
+            self.holders.push(0);
+        }
         self.holders[block as usize] = 1;
         Some(block)
     }
 
-    /// The copy that fills it ended.
+    /// Marks a block full: the swap-out ended.
     pub fn filled(&mut self, block: u32) {
-        self.set(block, HostState::Full);
+        self.slots.apply(block, HostEvent::Filled);
     }
 
-    /// The copy that was to fill it came to nothing.
-    pub fn unfilled(&mut self, block: u32) {
+    /// Frees a block whose swap-out failed.
+    pub fn fill_failed(&mut self, block: u32) {
         assert_eq!(self.holders[block as usize], 1, "a block is shared only when it is full");
         self.holders[block as usize] = 0;
-        self.set(block, HostState::Free);
+        self.slots.apply(block, HostEvent::FillFailed);
     }
 
-    /// A copy begins to read it.
+    /// Marks a block as read by a swap-in.
     pub fn begin_read(&mut self, block: u32) {
-        self.set(block, HostState::Reading);
+        self.slots.apply(block, HostEvent::ReadBegan);
     }
 
-    /// That copy ended.
+    /// Marks a block as read no more: the swap-in ended.
     pub fn end_read(&mut self, block: u32) {
-        debug_assert_eq!(self.state(block), HostState::Reading);
-        self.set(block, HostState::Full);
+        self.slots.apply(block, HostEvent::ReadEnded);
     }
 
-    /// One more sequence wants it.
+    /// Adds a holder to a full block.
     pub fn hold(&mut self, block: u32) {
         debug_assert!(matches!(self.state(block), HostState::Full | HostState::Reading));
         self.holders[block as usize] += 1;
     }
 
-    /// One sequence less wants it; the last one frees it.
+    /// Removes a holder; the last one to leave frees the block.
     pub fn leave(&mut self, block: u32) {
         self.holders[block as usize] -= 1;
         if self.holders[block as usize] == 0 {
-            self.set(block, HostState::Free);
+            self.slots.apply(block, HostEvent::HoldersLeft);
         }
     }
 
-    /// How many sequences want it.
+    /// Returns the number of sequences that hold a block.
     pub fn holders(&self, block: u32) -> u32 {
         self.holders[block as usize]
     }
 
-    fn set(&mut self, block: u32, to: HostState) {
-        let from = self.states[block as usize];
-        let listed = HOST_TRANSITIONS.iter().any(|(a, b, _)| (*a, *b) == (from, to));
-        assert!(listed, "host block {block} cannot go from {from:?} to {to:?}");
-        self.states[block as usize] = to;
-        self.counts[from as usize] -= 1;
-        self.counts[to as usize] += 1;
-        if to == HostState::Free {
-            self.freed.push(block);
+    /// Panics unless the counts are right. `held` yields each block once per sequence that holds it.
+    pub fn check(&self, held: impl Iterator<Item = u32>) {
+        self.slots.check();
+        let mut holders = vec![0; self.holders.len()];
+        held.for_each(|block| holders[block as usize] += 1);
+        for (block, holders) in (0..).zip(holders) {
+            let state = self.state(block);
+            assert_eq!(self.holders(block), holders, "holders of host block {block}");
+            assert_eq!(state == HostState::Free, holders == 0, "host block {block} is {state:?}");
         }
-    }
-
-    /// Panics unless the counts are what counting says. `holders` says how many sequences want each opened block.
-    pub fn check(&self, holders: impl Iterator<Item = u32>) {
-        let mut counted = [0u32; 4];
-        let mut wanted = vec![0; self.states.len()];
-        holders.for_each(|block| wanted[block as usize] += 1);
-        for (block, state) in self.states.iter().enumerate() {
-            counted[*state as usize] += 1;
-            assert_eq!(self.holders[block], wanted[block], "holders of host block {block}");
-            assert_eq!(*state == HostState::Free, wanted[block] == 0, "host block {block} is {state:?}");
-        }
-        counted[HostState::Free as usize] += self.capacity - self.states.len() as u32;
-        assert_eq!(counted, self.counts, "host block counts by state drifted");
-        assert_eq!(counted.iter().sum::<u32>(), self.capacity, "host blocks were lost or made");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        let reviewed = "\
+FillBegan: Free -> Filling
+Filled: Filling -> Full
+FillFailed: Filling -> Free
+ReadBegan: Full -> Reading
+ReadEnded: Reading -> Full
+HoldersLeft: Full -> Free
+";
+        assert_eq!(crate::transitions::text(&HOST_TRANSITIONS), reviewed);
+    }
 
     #[test]
     fn a_block_is_freed_by_its_last_holder_and_handed_out_once() {
@@ -159,14 +180,14 @@ mod tests {
         pool.leave(a);
         assert_eq!((pool.state(a), pool.holders(a)), (HostState::Full, 1));
         pool.leave(a);
-        pool.unfilled(b);
+        pool.fill_failed(b);
         assert_eq!(pool.count(HostState::Free), 2);
         pool.check(std::iter::empty());
         assert!(pool.allocate().is_some_and(|block| block < 2));
     }
 
     #[test]
-    #[should_panic(expected = "cannot go from Reading to Free")]
+    #[should_panic(expected = "host block 0 is Reading, where HoldersLeft cannot happen")]
     fn a_block_that_a_copy_reads_cannot_be_freed() {
         let mut pool = HostPool::new(1);
         let block = pool.allocate().unwrap();

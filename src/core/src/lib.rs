@@ -1,27 +1,31 @@
-//! The pure state machine of Trunkline: it decides, step after step, which request runs which tokens on which KV blocks.
+//! The pure state machine of Trunkline: decides, step after step, which request runs which tokens on which KV blocks.
 //!
-//! It does no I/O, reads no clock, starts no thread and draws no random number. Everything that happens reaches it as an
-//! [`Event`] with a time; everything it wants done leaves it as an [`Action`]. The server drives it with a real clock and
-//! real workers, the simulator with a virtual clock and modelled ones, the tests with fakes that inject faults: what you
-//! simulate is what you serve.
+//! The core does no I/O, reads no clock, starts no thread and draws no random number. Input arrives as an [`Event`] with a time;
+//! output leaves as an [`Action`]. The server drives the core with a real clock and real workers, the simulator with a virtual clock
+//! and modelled workers, the tests with fakes that inject faults: simulation and serving run the same code.
 //!
-//! # A request's way through
+//! # The path of a request
 //!
 //! 1. A driver makes a [`Request`], hashes its prompt ([`Request::hash_prompt`]) off the core's thread, and submits it.
-//! 2. At the door ([`Core::handle`]) it is refused for good, or accepted and ranked by the [`policy`].
-//! 3. A scheduling pass (`scheduler.rs`) admits the head of the queue: it finds the longest published prefix in the
-//!    [`tree`], verifies it by tokens, takes references, and takes private blocks for the rest.
-//! 4. A [`Step`] runs decodes and prefill chunks together, within a budget of tokens.
-//! 5. When the step ends, blocks that became full are published; equal ones are merged.
-//! 6. Tokens are emitted; a request that is done leaves its published blocks behind, idle, for the next one.
+//! 2. [`Core::handle`] refuses the request for good, or accepts it; the [`policy`] ranks it among the waiting requests.
+//! 3. A scheduling pass (`scheduler.rs`) admits the head of the queue (`admission.rs`): it finds the longest published prefix in the
+//!    [`tree`], verifies it by tokens, takes references, and allocates private blocks for the rest. Blocks that only a tier has are
+//!    loaded first (`loading.rs`).
+//! 4. A [`Step`] runs decodes and prefill chunks together, within a token budget.
+//! 5. When the step ends, blocks that became full are published (`kv.rs`); duplicates are merged.
+//! 6. Tokens are emitted; an ended request leaves its published blocks behind, idle, for the next one, and copies them to tiers.
+//!
+//! When blocks run out, a victim is preempted (`preemption.rs`): its KV is swapped to the host (`swap.rs`) or computed again. A driver
+//! whose worker computes nothing may skip over steady decode steps ([`Core::fast_forward`]).
 //!
 //! # Invariants
 //!
-//! * Every block is in exactly one place: free + private + held + idle = capacity, after every event ([`block`]).
+//! * Every block is in exactly one state: free + private + held + idle + moving = capacity, after every event ([`block`]).
 //! * A published block is full, computed and never written again. Only the tail of a sequence is private.
 //! * A hit is verified by comparing tokens ([`tree`]). A collision of hashes costs time, never contents.
-//! * Who reads a block reads its ancestors, so eviction is leaf-first by construction ([`tree`]).
-//! * Every accepted request gets exactly one [`Action::Finish`], from every state ([`sequence`]).
+//! * A reader of a block reads its ancestors too, so eviction is leaf-first by construction ([`tree`]).
+//! * Every accepted request gets exactly one [`Action::Finish`] or [`Action::Withdrawn`], from every state ([`sequence`]).
+//! * State machines are tables with named events; a change that the table does not list panics.
 //! * No container is iterated in an order that depends on hashing. Equal events and times give an equal
 //!   [`Core::digest`].
 //!
@@ -29,44 +33,58 @@
 //!
 //! Start with [`event`], then [`core`](Core).
 
+mod admission;
+mod batch;
 pub mod block;
 mod block_index;
+mod check;
 pub mod config;
 mod core;
 mod digest;
 pub mod event;
 pub mod eviction;
+mod fast_forward;
 pub mod hash;
 pub mod host;
 pub mod ids;
-mod leap;
+mod journal;
+mod kv;
+mod loading;
 pub mod nodes;
-mod pace;
 pub mod policy;
 mod preemption;
+mod prefill_budget;
 pub mod record;
 pub mod registry;
+mod rehit;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+mod slots;
 pub mod spec;
+mod state;
 mod stats;
 pub mod step;
+mod steps;
 mod swap;
+mod swap_queue;
 mod tier;
-mod tiering;
+mod tiers;
 pub mod transfer;
+mod transfer_end;
+mod transfer_table;
+mod transitions;
 pub mod tree;
 pub mod waiting;
 
 pub use crate::config::{Config, ConfigError, Preemption, TierConfig, Write};
 pub use crate::core::{Core, WORKER_FAILURES_MAX};
 pub use crate::event::{Action, Event};
+pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadyStep};
 pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
-pub use crate::leap::{Leaper, Leapt, SteadyBatch, SteadyStep};
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
 pub use crate::stats::{Stats, TierStats};
 pub use crate::step::{Step, StepResult, StepSeq};
-pub use crate::tiering::TIERS_MAX;
+pub use crate::tier::TIERS_MAX;
 pub use crate::transfer::{Place, Transfer};

@@ -1,6 +1,6 @@
 //! What a core counts.
 
-use crate::tiering::TIERS_MAX;
+use crate::tier::TIERS_MAX;
 
 /// What a tier of the prefix cache counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

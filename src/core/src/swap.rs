@@ -1,428 +1,354 @@
-//! Swapping: a sequence's KV goes to the host when others need its blocks, and comes back when there is room.
+//! Swapping: the KV of a sequence moves to the host when others need its blocks, and comes back when there is room.
 //!
-//! **Out.** Blocks that another running sequence reads stay on the device, and the swapped one goes on reading them. The
-//! rest is copied. While the copy runs nothing is given up; when it ends, published blocks fall idle (they stay
-//! findable until they are evicted) and private ones are freed. The scheduler counts on them meanwhile ([`Swap::future_free`]).
+//! **Out.** Blocks that another running sequence reads stay on the device, and the swapped sequence continues to read them. The
+//! rest is copied. While the transfer is in flight nothing is released; when it ends, published blocks fall idle (and stay findable until
+//! they are evicted) and private ones are freed. The scheduler counts on them meanwhile ([`crate::transfer_table::TransferTable::future_free`]).
 //!
-//! **In.** What the tree still has, or has again, is read there and not copied. What another swap-in is copying is not
-//! copied twice: the second waits for the first. The rest is copied, and when it has arrived it is published like freshly
-//! computed blocks: equal ones merge. Everyone else who waits for the same host block is moved over to the device block.
+//! **In.** Blocks that the tree still has, or has again, are read there and not copied. A block that another swap-in is copying is
+//! not copied twice: the second sequence joins the first one's transfer. The rest is copied, and published on arrival like freshly
+//! computed blocks: duplicates merge. Every other sequence that waits for the same host block is rebound to the device block.
 //!
-//! A copy that fails costs a recomputation. Copies in both directions run at the same time.
+//! A failed transfer costs a recomputation. Transfers in both directions run at the same time.
 
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
-
-use crate::block::BlockState;
-use crate::host::{HostPool, HostState};
+use crate::digest::Decision;
+use crate::host::HostState;
 use crate::ids::BlockHandle;
-use crate::scheduler::{Scheduler, decision};
-use crate::sequence::SequenceState;
-use crate::transfer::{Place, Transfer};
+use crate::sequence::{Phase, SequenceEvent, SwapIn, SwapOut, Swapped};
+use crate::state::State;
+use crate::swap_queue::SwapPlace;
+use crate::transfer::Place;
+use crate::transfer_table::{BlockPair, InFlight, Purpose, fold_pairs};
 
-/// Which way a sequence goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Out,
-    In,
+/// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or there is nothing
+/// to copy.
+pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
+    let seq = &state.sequences[slot];
+    assert!(!seq.in_step, "a worker may still write the blocks of {}", seq.id);
+    let n = seq.computed_blocks(state.config.block_size);
+    let pinned = pinned_by_others(state, slot, n);
+    if n == pinned || (state.kv.free_hosts() as usize) < n - pinned {
+        return false;
+    }
+    state.leave_batch(slot);
+    let State { sequences, kv, journal, .. } = state;
+    let seq = &mut sequences[slot];
+    let mut unused = seq.table.split_off(n);
+    kv.tree.release(&mut unused, 0);
+    for block in &seq.table[pinned.max(seq.published as usize)..] {
+        kv.tree.begin_move(*block);
+    }
+    let hosts: Vec<u32> = (pinned..n).map(|_| kv.host.allocate().expect("counted a moment ago")).collect();
+    let pairs: Vec<BlockPair> = seq.table[pinned..]
+        .iter()
+        .zip(&hosts)
+        .map(|(block, host)| BlockPair { from: block.index, to: *host })
+        .collect();
+    let copied = pairs.len() as u64;
+    journal.decide(Decision::SwapOut, seq.id.0, copied);
+    fold_pairs(&mut journal.digest, &pairs);
+    journal.stats.preemptions += 1;
+    journal.stats.swap_outs += 1;
+    journal.stats.swapped_out_blocks += copied;
+    seq.history.preemptions += 1;
+    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, copied as u32);
+    seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
+    true
 }
 
-/// A copy under way.
-#[derive(Debug)]
-struct InFlight {
-    id: u64,
-    direction: Direction,
-    /// The sequence it was begun for.
-    slot: usize,
-    n_blocks: u32,
-}
-
-/// Order in which swapped sequences come back: the dearest first, then the first to arrive.
-type Turn = (Reverse<i128>, u64, usize);
-
-/// What is on the host, and on its way.
-#[derive(Debug)]
-pub(crate) struct Swap {
-    pub host: HostPool,
-    /// Sequences that are [`SequenceState::Swapped`].
-    pub swapped: BTreeSet<Turn>,
-    /// Sequences that are [`SequenceState::SwappingIn`], in the order in which they began.
-    pub arrivals: Vec<usize>,
-    in_flight: Vec<InFlight>,
-    next_id: u64,
-    /// Copies begun in this pass.
-    pub outbox: Vec<Transfer>,
-}
-
-impl Swap {
-    pub fn new(host_blocks: u32) -> Self {
-        Self {
-            host: HostPool::new(host_blocks),
-            swapped: BTreeSet::new(),
-            arrivals: Vec::new(),
-            in_flight: Vec::new(),
-            next_id: 1,
-            outbox: Vec::new(),
-        }
-    }
-
-    /// Device blocks that will be usable when the copies to the host end.
-    pub fn future_free(&self) -> u32 {
-        self.in_flight.iter().filter(|copy| copy.direction == Direction::Out).map(|copy| copy.n_blocks).sum()
-    }
-
-    /// Whether a request that ran is out of the batch for want of blocks: then no other is admitted.
-    pub fn is_pressed(&self) -> bool {
-        !self.swapped.is_empty() || self.in_flight.iter().any(|copy| copy.direction == Direction::Out)
-    }
-
-    /// Whether any copy is under way.
-    pub fn is_moving(&self) -> bool {
-        !self.in_flight.is_empty()
-    }
-
-    fn begin(&mut self, direction: Direction, slot: usize, pairs: Vec<(u32, u32)>) -> u64 {
-        let n_blocks = pairs.len() as u32;
-        let (from, to) = match direction {
-            Direction::Out => (Place::Device, Place::Host),
-            Direction::In => (Place::Host, Place::Device),
-        };
-        let id = self.send(from, to, pairs);
-        self.in_flight.push(InFlight { id, direction, slot, n_blocks });
-        id
-    }
-
-    /// Asks for a copy and names it.
-    pub fn send(&mut self, from: Place, to: Place, pairs: Vec<(u32, u32)>) -> u64 {
-        let id = self.next_id;
-        self.next_id += 1;
-        self.outbox.push(Transfer { id, from, to, pairs });
-        id
-    }
-}
-
-impl Scheduler {
-    /// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or
-    /// there is nothing to copy.
-    pub fn begin_swap_out(&mut self, slot: usize) -> bool {
-        let seq = &self.sequences[slot];
-        assert!(!seq.in_step, "a worker may still write the blocks of {}", seq.id);
-        let n = seq.computed_blocks(self.block_size);
-        let stay = self.blocks_others_run_on(slot, n);
-        if n == stay || (self.swap.host.count(HostState::Free) as usize) < n - stay {
-            return false;
-        }
-        self.leave_batch(slot);
-        let seq = &mut self.sequences[slot];
-        let mut unused = seq.table.split_off(n);
-        self.tree.release(&mut unused, 0);
-        for block in &seq.table[stay.max(seq.published as usize)..] {
-            self.tree.begin_move(*block);
-        }
-        seq.host.extend((stay..n).map(|_| self.swap.host.allocate().expect("counted a moment ago")));
-        let pairs: Vec<_> = seq.table[stay..].iter().zip(&seq.host).map(|(block, host)| (block.index, *host)).collect();
-        self.digest.decide(decision::SWAP_OUT, seq.id.0, pairs.len() as u64);
-        fold_pairs(&mut self.digest, &pairs);
-        self.stats.preemptions += 1;
-        self.stats.swap_outs += 1;
-        self.stats.swapped_out_blocks += pairs.len() as u64;
-        seq.preemptions += 1;
-        seq.set_state(SequenceState::SwappingOut);
-        seq.transfer = Some(self.swap.begin(Direction::Out, slot, pairs));
-        true
-    }
-
-    /// How many leading blocks of a sequence some sequence reads that is not swapped out or about to be.
-    fn blocks_others_run_on(&self, slot: usize, n: usize) -> usize {
-        let seq = &self.sequences[slot];
-        let mut stay = n;
-        while stay > 0 {
-            let at = stay - 1;
-            if at < seq.published as usize {
-                let others = self.tree.readers(seq.table[at]) - 1;
-                if others > 0 && others > self.swapped_readers(slot, at, seq.table[at]) {
-                    break;
-                }
-            }
-            stay = at;
-        }
-        stay
-    }
-
-    /// How many other sequences that are swapped out, or about to be, read this device block.
-    fn swapped_readers(&self, slot: usize, at: usize, block: BlockHandle) -> u32 {
-        let going = self.swap.in_flight.iter().filter(|copy| copy.direction == Direction::Out).map(|copy| copy.slot);
-        let gone = self.swap.swapped.iter().map(|(_, _, slot)| *slot);
-        let reads = |other: &usize| *other != slot && self.sequences[*other].table.get(at) == Some(&block);
-        going.chain(gone).filter(reads).count() as u32
-    }
-
-    /// Begins to bring the first swapped sequence back. Returns `false`, and changes nothing, if there is none or no
-    /// room for it.
-    pub fn begin_swap_in(&mut self) -> bool {
-        let Some(place) = self.swap.swapped.first().copied() else { return false };
-        let slot = place.2;
-        let size = self.block_size;
-        let batched = self.batched();
-        let seq = &mut self.sequences[slot];
-        let kept = seq.table.len();
-        let n = kept + seq.host.len();
-        let full = (seq.computed / size) as usize;
-        self.found.clear();
-        if full > kept && !seq.unpublishable {
-            seq.hash_of_block(full - 1, size);
-            self.tree.find(&seq.hashes[..full], &seq.tokens, &mut self.found);
-        }
-        let found = self.found.len().max(kept);
-        let waiting_for = &seq.host[found - kept..];
-        let joined = waiting_for.iter().take_while(|host| self.swap.host.state(**host) == HostState::Reading).count();
-        if waiting_for[joined..].iter().any(|host| self.swap.host.state(*host) == HostState::Reading) {
-            // The copy before these came to nothing, and one that had joined it still runs: wait for its end.
-            return false;
-        }
-        let copied = n - found - joined;
-        // Like a prefill it takes every block its tokens need at once, so that it can go on.
-        let total = seq.tokens.len().div_ceil(size as usize);
-        let needed = (copied + total - n) as u32;
-        let again = &self.found[kept.min(self.found.len())..];
-        let usable = self.tree.usable() - self.tree.count_idle(again);
-        let running = self.running.len() as u32;
-        let watermark = (f64::from(running) * self.swap_in_watermark).ceil() as u32;
-        if usable < needed.saturating_add(watermark) || batched >= self.max_batch_size {
-            return false;
-        }
-        self.swap.swapped.remove(&place);
-        self.tree.hold(again, &mut seq.table);
-        seq.published = found as u32;
-        let freed: Vec<u32> = seq.host.drain(..found - kept).collect();
-        let allocated = self.tree.allocate(needed, &mut seq.arriving);
-        assert!(allocated, "usable blocks were counted a moment ago");
-        seq.copied = copied as u32;
-        seq.set_state(SequenceState::SwappingIn);
-        self.swap.arrivals.push(slot);
-        self.digest.decide(decision::SWAP_IN, seq.id.0, (found as u64) << 32 | copied as u64);
-        if copied > 0 {
-            self.begin_copy_in(slot);
-        }
-        for (at, host) in (kept..).zip(freed) {
-            self.move_over(at, host, self.sequences[slot].table[at]);
-            self.swap.host.leave(host);
-        }
-        self.settle_arrivals();
-        true
-    }
-
-    fn begin_copy_in(&mut self, slot: usize) {
-        let seq = &mut self.sequences[slot];
-        let hosts = &seq.host[seq.host.len() - seq.copied as usize..];
-        let mut pairs = Vec::with_capacity(hosts.len());
-        for (block, host) in seq.arriving.iter().zip(hosts) {
-            self.tree.begin_move(*block);
-            self.swap.host.begin_read(*host);
-            pairs.push((*host, block.index));
-        }
-        fold_pairs(&mut self.digest, &pairs);
-        self.stats.swapped_in_blocks += pairs.len() as u64;
-        seq.transfer = Some(self.swap.begin(Direction::In, slot, pairs));
-    }
-
-    /// A copy ended. Returns the sequence it was for, if that is to end now; `None` also for a copy that nobody waits for.
-    pub fn end_transfer(&mut self, id: u64, ok: bool) -> Option<usize> {
-        let Some(at) = self.swap.in_flight.iter().position(|copy| copy.id == id) else { return self.end_copy(id, ok) };
-        let InFlight { direction, slot, .. } = self.swap.in_flight.remove(at);
-        let kind = if ok { decision::TRANSFER_FINISHED } else { decision::TRANSFER_FAILED };
-        self.digest.decide(kind, self.sequences[slot].id.0, id);
-        self.stats.failed_transfers += u64::from(!ok);
-        self.sequences[slot].transfer = None;
-        self.end_copying(slot, direction, ok);
-        let ends = self.sequences[slot].ending.is_some();
-        match (direction, ok) {
-            _ if ends => self.swap.arrivals.retain(|other| *other != slot),
-            (Direction::Out, true) => self.swapped_out(slot),
-            (Direction::In, true) => {}
-            (_, false) => self.recompute(slot),
-        }
-        self.settle_arrivals();
-        ends.then_some(slot)
-    }
-
-    /// The host blocks of a copy that ended are full, or empty again.
-    fn end_copying(&mut self, slot: usize, direction: Direction, ok: bool) {
-        let seq = &mut self.sequences[slot];
-        match (direction, ok) {
-            (Direction::Out, true) => seq.host.iter().for_each(|host| self.swap.host.filled(*host)),
-            (Direction::Out, false) => seq.host.drain(..).for_each(|host| self.swap.host.unfilled(host)),
-            (Direction::In, _) => {
-                let copied = &seq.host[seq.host.len() - seq.copied as usize..];
-                copied.iter().for_each(|host| self.swap.host.end_read(*host));
+/// Returns the number of leading blocks of a sequence that another sequence reads which stays on the device. These blocks are not
+/// copied.
+fn pinned_by_others(state: &State, slot: usize, n: usize) -> usize {
+    let seq = &state.sequences[slot];
+    let mut pinned = n;
+    while pinned > 0 {
+        let at = pinned - 1;
+        if at < seq.published as usize {
+            let others = state.kv.tree.readers(seq.table[at]) - 1;
+            if others > 0 && others > swapped_readers(state, slot, at, seq.table[at]) {
+                break;
             }
         }
+        pinned = at;
     }
+    pinned
+}
 
-    /// A sequence's KV is on the host: its device blocks are given up, also by those that were swapped before it and read
-    /// some of them.
-    fn swapped_out(&mut self, slot: usize) {
-        let seq = &self.sequences[slot];
-        let stay = seq.table.len() - seq.host.len();
-        let others: Vec<usize> = self.swap.swapped.iter().map(|(_, _, slot)| *slot).collect();
-        for at in (stay..seq.table.len()).rev() {
-            let (block, host) = (self.sequences[slot].table[at], self.sequences[slot].host[at - stay]);
-            for other in &others {
-                let other = &mut self.sequences[*other];
-                if other.table.len() == at + 1 && other.table[at] == block {
-                    let mut last = other.table.split_off(at);
-                    self.tree.release(&mut last, 1);
-                    other.published = at as u32;
-                    other.host.insert(0, host);
-                    self.swap.host.hold(host);
-                }
-            }
-        }
-        let seq = &mut self.sequences[slot];
-        let mut gone = seq.table.split_off(stay);
-        self.tree.release(&mut gone, (seq.published as usize).saturating_sub(stay));
-        seq.published = stay as u32;
-        seq.set_state(SequenceState::Swapped);
-        seq.keep = self.waiting.preemption_rank(&seq.view(seq.computed));
-        self.swap.swapped.insert((Reverse(seq.keep), seq.arrival, slot));
+/// Returns the number of other sequences, swapped or being swapped out, that read this device block as their `at`-th.
+fn swapped_readers(state: &State, slot: usize, at: usize, block: BlockHandle) -> u32 {
+    let reads = |other: &usize| *other != slot && state.sequences[*other].table.get(at) == Some(&block);
+    state.kv.transfers.swapping_out().chain(state.swaps.swapped_slots()).filter(reads).count() as u32
+}
+
+/// Blocks of a sequence that is to be swapped in.
+struct SwapInPlan {
+    /// Blocks in the table already.
+    pinned: usize,
+    /// Leading blocks that are on the device.
+    found: usize,
+    /// Last host blocks, to be copied for this sequence.
+    copied: usize,
+    /// Device blocks to allocate: for the copied blocks, and for tokens without KV.
+    needed: u32,
+}
+
+/// Begins to bring the first swapped sequence back. Returns `false`, and changes nothing, if there is none or no room for it.
+pub(crate) fn begin_in(state: &mut State) -> bool {
+    let Some(place) = state.swaps.swapped.first().copied() else { return false };
+    let slot = place.slot;
+    let Some(SwapInPlan { pinned, found, copied, needed }) = plan_in(state, slot) else { return false };
+    state.swaps.swapped.remove(&place);
+    let State { sequences, kv, journal, .. } = state;
+    let seq = &mut sequences[slot];
+    kv.tree.hold(&kv.found[pinned.min(kv.found.len())..], &mut seq.table);
+    seq.published = found as u32;
+    let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
+    let mut hosts = std::mem::take(&mut swapped.hosts);
+    let on_device: Vec<u32> = hosts.drain(..found - pinned).collect();
+    let mut arriving = Vec::new();
+    let allocated = kv.tree.allocate(needed, &mut arriving);
+    assert!(allocated, "usable blocks were counted a moment ago");
+    journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
+    let swap_in = SwapIn { transfer: None, hosts, arriving, copied: copied as u32 };
+    seq.transition(SequenceEvent::SwapInBegan, Phase::SwappingIn(Box::new(swap_in)));
+    state.swaps.arriving.push(slot);
+    if copied > 0 {
+        begin_copy_in(state, slot);
     }
+    for (at, host) in (pinned..).zip(on_device) {
+        rebind(state, at, host, state.sequences[slot].table[at]);
+        state.kv.host.leave(host);
+    }
+    resume_arrived(state);
+    true
+}
 
-    /// Brings into the batch every arrival that has all its blocks; lets those start over that wait for a copy that came
-    /// to nothing.
-    pub fn settle_arrivals(&mut self) {
-        loop {
-            if let Some(at) = self.swap.arrivals.iter().position(|slot| self.has_arrived(*slot)) {
-                let slot = self.swap.arrivals.remove(at);
-                self.land(slot);
-            } else if let Some(slot) = self.swap.arrivals.iter().copied().find(|slot| self.waits_in_vain(*slot)) {
-                self.recompute(slot);
+/// Plans the swap-in of a sequence, with the blocks on the device in `found` of the cache. Returns `None` if there is no room.
+fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
+    let size = state.config.block_size;
+    let watermark = state.watermark(state.config.swap_in_watermark);
+    let batched = state.batched();
+    let State { sequences, kv, config, .. } = state;
+    let seq = &mut sequences[slot];
+    let pinned = seq.table.len();
+    let n = pinned + seq.phase.hosts().len();
+    let full = (seq.computed / size) as usize;
+    kv.found.clear();
+    if full > pinned && !seq.unpublishable {
+        seq.hash_of_block(full - 1, size);
+        kv.tree.find(&seq.hashes[..full], &seq.tokens, &mut kv.found);
+    }
+    let found = kv.found.len().max(pinned);
+    let is_read = |host: &u32| kv.host.state(*host) == HostState::Reading;
+    let awaited = &seq.phase.hosts()[found - pinned..];
+    let joined = awaited.iter().take_while(|host| is_read(host)).count();
+    if awaited[joined..].iter().any(is_read) {
+        // The transfer of the blocks before these failed, and one that had joined it is still in flight: wait for its end.
+        return None;
+    }
+    let copied = n - found - joined;
+    // Like a prefill, the sequence takes every block its tokens need at once, so that it can always continue.
+    let total = seq.tokens.len().div_ceil(size as usize);
+    let needed = (copied + total - n) as u32;
+    let again = &kv.found[pinned.min(kv.found.len())..];
+    let usable = kv.tree.usable() - kv.tree.count_idle(again);
+    let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
+    fits.then_some(SwapInPlan { pinned, found, copied, needed })
+}
+
+/// Begins the transfer of a sequence that is being swapped in.
+fn begin_copy_in(state: &mut State, slot: usize) {
+    let State { sequences, kv, journal, .. } = state;
+    let Phase::SwappingIn(swap_in) = &mut sequences[slot].phase else { unreachable!("its swap-in just began") };
+    let mut pairs = Vec::with_capacity(swap_in.copied as usize);
+    for (block, host) in swap_in.arriving.iter().zip(swap_in.copied_hosts()) {
+        kv.tree.begin_move(*block);
+        kv.host.begin_read(*host);
+        pairs.push(BlockPair { from: *host, to: block.index });
+    }
+    fold_pairs(&mut journal.digest, &pairs);
+    journal.stats.swapped_in_blocks += pairs.len() as u64;
+    swap_in.transfer = Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }, 0));
+}
+
+/// Ends the swap-out or swap-in transfer of the sequence in `slot`. Returns the slot if the sequence leaves the core now.
+pub(crate) fn end_transfer(state: &mut State, slot: usize, ok: bool) -> Option<usize> {
+    let is_out = end_copying(state, slot, ok);
+    let leaves = state.sequences[slot].ending.is_some();
+    if leaves {
+        state.swaps.remove_arriving(slot);
+    } else if !ok {
+        recompute(state, slot, SequenceEvent::TransferFailed);
+    } else if is_out {
+        end_out(state, slot);
+    }
+    resume_arrived(state);
+    leaves.then_some(slot)
+}
+
+/// Updates the host blocks of a transfer that ended: filled or freed by a swap-out, no longer read by a swap-in. Returns `true` for a
+/// swap-out.
+fn end_copying(state: &mut State, slot: usize, ok: bool) -> bool {
+    let State { sequences, kv, .. } = state;
+    match &mut sequences[slot].phase {
+        Phase::SwappingOut(swap_out) => {
+            if ok {
+                swap_out.hosts.iter().for_each(|host| kv.host.filled(*host));
             } else {
-                return;
+                swap_out.hosts.drain(..).for_each(|host| kv.host.fill_failed(host));
             }
+            true
         }
-    }
-
-    fn has_arrived(&self, slot: usize) -> bool {
-        let seq = &self.sequences[slot];
-        seq.transfer.is_none() && seq.host.len() == seq.copied as usize
-    }
-
-    /// Whether no copy is under way for a sequence, nor for the block it joined another's copy for.
-    fn waits_in_vain(&self, slot: usize) -> bool {
-        let seq = &self.sequences[slot];
-        seq.transfer.is_none() && self.swap.host.state(seq.host[0]) != HostState::Reading
-    }
-
-    /// A swapped sequence has all its blocks on the device again.
-    fn land(&mut self, slot: usize) {
-        let seq = &mut self.sequences[slot];
-        let first = seq.table.len();
-        let copied = std::mem::take(&mut seq.copied) as usize;
-        for block in &seq.arriving[..copied] {
-            self.tree.end_move(*block, BlockState::Private);
+        Phase::SwappingIn(swap_in) => {
+            swap_in.transfer = None;
+            swap_in.copied_hosts().iter().for_each(|host| kv.host.end_read(*host));
+            false
         }
-        seq.table.append(&mut seq.arriving);
-        let hosts = std::mem::take(&mut seq.host);
-        let decodes = seq.remaining() == 1 && seq.generated() > 0;
-        seq.set_state(if decodes { SequenceState::Decode } else { SequenceState::Prefill });
-        self.publish(slot);
-        let published = self.sequences[slot].published as usize;
-        for (at, host) in (first..).zip(hosts) {
-            if at < published {
-                self.move_over(at, host, self.sequences[slot].table[at]);
-            }
-            self.swap.host.leave(host);
-        }
-        self.stats.swap_ins += 1;
-        self.enter_batch(slot);
-    }
-
-    /// The device has the contents of a host block: all who wait for it there, as their `at`-th block, read it here.
-    fn move_over(&mut self, at: usize, host: u32, block: BlockHandle) {
-        let swapped = self.swap.swapped.iter().map(|(_, _, slot)| slot);
-        for slot in swapped.chain(&self.swap.arrivals) {
-            let seq = &mut self.sequences[*slot];
-            if seq.table.len() == at && seq.host.len() > seq.copied as usize && seq.host[0] == host {
-                seq.host.remove(0);
-                self.swap.host.leave(host);
-                self.tree.share(block);
-                seq.table.push(block);
-                seq.published += 1;
-            }
-        }
-    }
-
-    /// The last swapped sequence gives up what it has, so that another can run. Only for when nothing else can.
-    pub fn give_up_last_swapped(&mut self) -> bool {
-        let Some((_, _, slot)) = self.swap.swapped.last().copied() else { return false };
-        self.recompute(slot);
-        true
-    }
-
-    /// The last swapped sequence gives up the device blocks that it kept because others ran on them, if it did: for a
-    /// sequence that runs alone and needs a block, and had better not be swapped out itself.
-    pub fn give_up_kept_blocks(&mut self) -> bool {
-        let last = self.swap.swapped.last();
-        last.is_some_and(|(_, _, slot)| !self.sequences[*slot].table.is_empty()) && self.give_up_last_swapped()
-    }
-
-    /// A sequence out of the batch gives up all blocks and waits.
-    fn recompute(&mut self, slot: usize) {
-        self.leave_swap(slot);
-        self.release_all(slot);
-        self.start_over(slot);
-    }
-
-    /// A sequence out of the batch, without any block, waits.
-    pub fn start_over(&mut self, slot: usize) {
-        let seq = &mut self.sequences[slot];
-        self.digest.decide(decision::GIVE_UP, seq.id.0, u64::from(seq.computed));
-        seq.rewind();
-        self.wait(slot);
-    }
-
-    /// Takes a sequence out of the lists of this file, if it stands in one.
-    pub fn leave_swap(&mut self, slot: usize) {
-        let seq = &self.sequences[slot];
-        match seq.state {
-            SequenceState::Swapped => {
-                self.swap.swapped.remove(&(Reverse(seq.keep), seq.arrival, slot));
-            }
-            SequenceState::SwappingIn => self.swap.arrivals.retain(|other| *other != slot),
-            _ => {}
-        }
-    }
-
-    /// Gives back every block a sequence has anywhere. No copy for it may be under way.
-    pub fn release_all(&mut self, slot: usize) {
-        let seq = &mut self.sequences[slot];
-        debug_assert!(seq.transfer.is_none());
-        seq.host.drain(..).for_each(|host| self.swap.host.leave(host));
-        self.tree.release(&mut seq.arriving, 0);
-        seq.copied = 0;
-        self.tree.release(&mut seq.table, seq.published as usize);
-        seq.published = 0;
-    }
-
-    /// The worker is gone and its copies with it. Returns those that were out of the batch, in a fixed order, without
-    /// any block or place.
-    pub fn lose_swap(&mut self) -> Vec<usize> {
-        self.swap.outbox.clear();
-        let mut slots = Vec::new();
-        for InFlight { direction, slot, .. } in std::mem::take(&mut self.swap.in_flight) {
-            self.sequences[slot].transfer = None;
-            self.end_copying(slot, direction, false);
-            if direction == Direction::Out {
-                slots.push(slot);
-            }
-        }
-        slots.append(&mut self.swap.arrivals);
-        slots.extend(std::mem::take(&mut self.swap.swapped).into_iter().map(|(_, _, slot)| slot));
-        slots.iter().for_each(|slot| self.release_all(*slot));
-        slots
+        phase => unreachable!("no swap is in flight for a sequence that is {:?}", phase.state()),
     }
 }
 
-pub(crate) fn fold_pairs(digest: &mut crate::digest::Digest, pairs: &[(u32, u32)]) {
-    pairs.iter().for_each(|(from, to)| digest.fold(u64::from(*from) << 32 | u64::from(*to)));
+/// Ends a swap-out: the device blocks are released, also by sequences swapped earlier that read some of them.
+fn end_out(state: &mut State, slot: usize) {
+    let State { sequences, kv, swaps, waiting, .. } = state;
+    let Phase::SwappingOut(swap_out) = &mut sequences[slot].phase else { unreachable!("its swap-out just ended") };
+    let hosts = std::mem::take(&mut swap_out.hosts);
+    let pinned = sequences[slot].table.len() - hosts.len();
+    let others: Vec<usize> = swaps.swapped_slots().collect();
+    for at in (pinned..sequences[slot].table.len()).rev() {
+        let (block, host) = (sequences[slot].table[at], hosts[at - pinned]);
+        for other in &others {
+            let other = &mut sequences[*other];
+            if other.table.len() == at + 1 && other.table[at] == block {
+                let mut last = other.table.split_off(at);
+                kv.tree.release(&mut last, 1);
+                other.published = at as u32;
+                let Phase::Swapped(swapped) = &mut other.phase else { unreachable!("in the queue of the swapped") };
+                swapped.hosts.insert(0, host);
+                kv.host.hold(host);
+            }
+        }
+    }
+    let seq = &mut sequences[slot];
+    let mut gone = seq.table.split_off(pinned);
+    kv.tree.release(&mut gone, (seq.published as usize).saturating_sub(pinned));
+    seq.published = pinned as u32;
+    let preemption_rank = waiting.preemption_rank(&seq.view(seq.computed));
+    swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.view.arrival, slot));
+    seq.transition(SequenceEvent::SwapOutEnded, Phase::Swapped(Box::new(Swapped { hosts, preemption_rank })));
+}
+
+/// Brings every arriving sequence that has all its blocks into the batch, and lets orphaned ones start over.
+pub(crate) fn resume_arrived(state: &mut State) {
+    loop {
+        let swap_in = |slot: usize| match &state.sequences[slot].phase {
+            Phase::SwappingIn(swap_in) => swap_in,
+            phase => unreachable!("a sequence that is {:?} does not arrive", phase.state()),
+        };
+        let is_orphaned = |swap_in: &SwapIn| {
+            swap_in.transfer.is_none() && state.kv.host.state(swap_in.hosts[0]) != HostState::Reading
+        };
+        let arriving = &state.swaps.arriving;
+        if let Some(at) = arriving.iter().position(|slot| swap_in(*slot).is_complete()) {
+            let slot = state.swaps.arriving.remove(at);
+            resume(state, slot);
+        } else if let Some(slot) = arriving.iter().copied().find(|slot| is_orphaned(swap_in(*slot))) {
+            recompute(state, slot, SequenceEvent::TransferFailed);
+        } else {
+            return;
+        }
+    }
+}
+
+/// Brings a swapped sequence that has all its blocks on the device again into the batch.
+fn resume(state: &mut State, slot: usize) {
+    let State { sequences, kv, .. } = state;
+    let seq = &mut sequences[slot];
+    let decodes = seq.remaining() == 1 && seq.generated() > 0;
+    let next = if decodes { Phase::Decode } else { Phase::Prefill };
+    let Phase::SwappingIn(swap_in) = seq.transition(SequenceEvent::SwapInEnded, next) else {
+        unreachable!("the table lists no other state before")
+    };
+    let SwapIn { hosts, mut arriving, copied, .. } = *swap_in;
+    let first = seq.table.len();
+    for block in &arriving[..copied as usize] {
+        kv.tree.end_move(*block);
+    }
+    seq.table.append(&mut arriving);
+    state.publish(slot);
+    let published = state.sequences[slot].published as usize;
+    for (at, host) in (first..).zip(hosts) {
+        if at < published {
+            rebind(state, at, host, state.sequences[slot].table[at]);
+        }
+        state.kv.host.leave(host);
+    }
+    state.journal.stats.swap_ins += 1;
+    state.enter_batch(slot);
+}
+
+/// Rebinds every sequence that waits for a host block as its `at`-th block to the device block with the same contents.
+fn rebind(state: &mut State, at: usize, host: u32, block: BlockHandle) {
+    let State { sequences, kv, swaps, .. } = state;
+    for slot in swaps.slots() {
+        let seq = &mut sequences[slot];
+        if seq.table.len() == at
+            && let Some(host) = seq.phase.take_first_host(host)
+        {
+            kv.host.leave(host);
+            kv.tree.share(block);
+            seq.table.push(block);
+            seq.published += 1;
+        }
+    }
+}
+
+/// Lets the last swapped sequence release its blocks, so that another can run. For when nothing else can run. Returns `false` if
+/// nothing is swapped.
+pub(crate) fn release_last(state: &mut State) -> bool {
+    let Some(slot) = state.swaps.swapped.last().map(|place| place.slot) else { return false };
+    recompute(state, slot, SequenceEvent::Released);
+    true
+}
+
+/// Lets the last swapped sequence release the device blocks it kept because others read them, if it kept any. For a sequence that
+/// runs alone and needs a block, and is better not swapped out itself.
+pub(crate) fn release_last_pinned(state: &mut State) -> bool {
+    let last = state.swaps.swapped.last();
+    last.is_some_and(|place| !state.sequences[place.slot].table.is_empty()) && release_last(state)
+}
+
+/// Lets a sequence out of the batch release all blocks and wait.
+fn recompute(state: &mut State, slot: usize, event: SequenceEvent) {
+    leave_queue(state, slot);
+    state.release(slot);
+    state.start_over(slot, event);
+}
+
+/// Takes a swapped or arriving sequence out of its queue.
+pub(crate) fn leave_queue(state: &mut State, slot: usize) {
+    let seq = &state.sequences[slot];
+    match &seq.phase {
+        Phase::Swapped(swapped) => {
+            state.swaps.swapped.remove(&SwapPlace::new(swapped.preemption_rank, seq.view.arrival, slot));
+        }
+        Phase::SwappingIn(_) => state.swaps.remove_arriving(slot),
+        _ => {}
+    }
+}
+
+/// Gives up all swaps: the worker was lost, and the host blocks with it. Returns the sequences that were out of the batch, in a fixed
+/// order, without any block or queue.
+pub(crate) fn lose(state: &mut State, in_flight: Vec<InFlight>) -> Vec<usize> {
+    let mut slots = Vec::new();
+    for transfer in in_flight {
+        if let Purpose::SwapOut { slot } | Purpose::SwapIn { slot } = transfer.purpose
+            && end_copying(state, slot, false)
+        {
+            slots.push(slot);
+        }
+    }
+    slots.append(&mut state.swaps.arriving);
+    slots.extend(std::mem::take(&mut state.swaps.swapped).into_iter().map(|place| place.slot));
+    slots.iter().for_each(|slot| state.release(*slot));
+    slots
 }

@@ -1,74 +1,121 @@
-//! One tier of slower memory behind the device: host, disk, remote. Which published blocks it has, and which go first.
+//! One tier of the prefix cache behind the device: host memory, disk or remote memory.
 //!
-//! A tier is flat: it may have a block without the blocks before it. So that a prefix is still found block by block and
-//! verified to the last token, every prefix has an *identity*, a number given when its last block was first published and
-//! kept while any copy of that block is anywhere. A block in a tier carries its own identity and that of the prefix
-//! before it; it continues a prefix if that is its number, and it is the next block of a prompt if its tokens are the
-//! next ones.
+//! A tier is flat: a block may be present without the blocks before it. So that a prefix is still found block by block and
+//! verified to the last token, every prefix has an *identity*: a number assigned when its last block is first published, and
+//! kept while a copy of that block is in any place. A block in a tier carries its own identity and the identity of the prefix
+//! before it. It continues a prefix with that identity, and it is the next block of a prompt if its tokens are the next ones.
 
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
 use crate::nodes::Nodes;
+use crate::slots::{SlotState, Slots};
+use crate::transitions::Transition;
 
-/// A published block, wherever it lies.
+/// Tiers behind the device, at most.
+pub const TIERS_MAX: usize = 3;
+
+/// A published block, in whichever place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contents<'a> {
-    /// Part of its chained hash, to find it by.
+    /// The part of its chained hash that indices use.
     pub hash: u64,
-    /// The prefix it ends.
+    /// Identity of the prefix that the block ends.
     pub identity: u64,
-    /// The prefix before it.
-    pub before: u64,
+    /// Identity of the prefix before the block.
+    pub parent_prefix: u64,
+    /// Tokens of the block.
     pub tokens: &'a [Token],
 }
 
-/// Where a block of a tier stands.
+/// The state of a block of a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum TierState {
     /// Holds nothing.
     Free,
-    /// A copy writes it. Findable only to see that it is on its way.
+    /// Written by a transfer in flight. Found only by lookups that ask for blocks on their way too.
     Filling,
     /// Holds a block that may be evicted.
     Idle,
-    /// Holds a block that a copy reads.
+    /// Holds a block that transfers in flight read.
     Pinned,
-    /// The same, and it goes when the copy ends. Not findable.
+    /// Read by a demotion in flight, and freed at its end. Not found by lookups.
     Leaving,
+}
+
+/// Causes of a change of [`TierState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TierEvent {
+    /// A transfer began to write the block.
+    FillBegan,
+    /// The transfer ended.
+    Filled,
+    /// The transfer failed.
+    FillFailed,
+    /// The first transfer began to read the block.
+    Pinned,
+    /// The last transfer that read the block ended.
+    Unpinned,
+    /// A demotion to the next tier began.
+    DemotionBegan,
+    /// The demotion ended, or the next tier did not take the block.
+    DemotionEnded,
+    /// The block was dropped to make room.
+    Evicted,
+}
+
+/// Every change of [`TierState`].
+const TIER_TRANSITIONS: [Transition<TierEvent, TierState>; 8] = {
+    use TierState::{Filling, Free, Idle, Leaving, Pinned};
+    [
+        (TierEvent::FillBegan, Free, Filling),
+        (TierEvent::Filled, Filling, Idle),
+        (TierEvent::FillFailed, Filling, Free),
+        (TierEvent::Pinned, Idle, Pinned),
+        (TierEvent::Unpinned, Pinned, Idle),
+        (TierEvent::DemotionBegan, Idle, Leaving),
+        (TierEvent::DemotionEnded, Leaving, Free),
+        (TierEvent::Evicted, Idle, Free),
+    ]
+};
+
+impl SlotState for TierState {
+    type Event = TierEvent;
+    const NAME: &'static str = "tier block";
+    const FREE: Self = Self::Free;
+    const TRANSITIONS: &'static [Transition<TierEvent, Self>] = &TIER_TRANSITIONS;
+
+    fn number(self) -> usize {
+        self as usize
+    }
 }
 
 /// The blocks of one tier.
 #[derive(Debug)]
 pub(crate) struct Tier {
     block_size: usize,
-    capacity: u32,
-    states: Vec<TierState>,
-    counts: [u32; 5],
-    freed: Vec<u32>,
-    /// Copies that read a block.
+    slots: Slots<TierState>,
+    /// Transfers in flight that read each block.
     pins: Vec<u32>,
-    /// (its prefix, the prefix before it).
+    /// Of each block: the identity of the prefix it ends, and of the prefix before it.
     identities: Vec<(u64, u64)>,
     nodes: Nodes,
     tokens: Vec<Token>,
-    /// All but free and leaving ones.
+    /// All blocks but free and leaving ones, by hash.
     index: BlockIndex,
     eviction: Box<dyn Eviction>,
-    /// Blocks that were dropped to make room.
+    /// Blocks dropped to make room.
     pub evicted: u64,
 }
 
 impl Tier {
+    /// Creates an empty tier of `capacity` blocks.
     pub fn new(block_size: u32, capacity: u32, eviction: Box<dyn Eviction>) -> Self {
         Self {
             block_size: block_size as usize,
-            capacity,
-            states: Vec::new(),
-            counts: [capacity, 0, 0, 0, 0],
-            freed: Vec::new(),
+            slots: Slots::new(capacity),
             pins: Vec::new(),
             identities: Vec::new(),
             nodes: Nodes::default(),
@@ -79,55 +126,54 @@ impl Tier {
         }
     }
 
+    /// Returns the number of blocks that fit.
     pub fn capacity(&self) -> u32 {
-        self.capacity
+        self.slots.capacity()
     }
 
+    /// Returns the number of blocks in a state.
     pub fn count(&self, state: TierState) -> u32 {
-        self.counts[state as usize]
+        self.slots.count(state)
     }
 
-    /// The block that continues the prefix `before` with these tokens, if it is here or on its way.
-    fn lookup(&self, hash: u64, before: u64, tokens: &[Token]) -> Option<u32> {
+    /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present or being filled.
+    fn lookup(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u32> {
         let slot = self.index.find(hash, |slot| self.nodes.fingerprint(slot))?;
-        (self.identities[slot as usize].1 == before && self.tokens_of(slot) == tokens).then_some(slot)
+        (self.identities[slot as usize].1 == parent_prefix && self.tokens_of(slot) == tokens).then_some(slot)
     }
 
-    /// The same, if it is here.
-    pub fn find(&self, hash: u64, before: u64, tokens: &[Token]) -> Option<u32> {
-        self.lookup(hash, before, tokens).filter(|slot| self.states[*slot as usize] != TierState::Filling)
+    /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present.
+    pub fn find(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u32> {
+        self.lookup(hash, parent_prefix, tokens).filter(|slot| self.slots.state(*slot) != TierState::Filling)
     }
 
-    /// The identity of the prefix that these tokens make of the prefix `before`, if a block here or on its way tells.
-    pub fn identity(&self, hash: u64, before: u64, tokens: &[Token]) -> Option<u64> {
-        self.lookup(hash, before, tokens).map(|slot| self.identities[slot as usize].0)
+    /// Returns the identity of the prefix that these tokens make of the prefix `parent_prefix`, if its last block is present or
+    /// being filled.
+    pub fn identity(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u64> {
+        self.lookup(hash, parent_prefix, tokens).map(|slot| self.identities[slot as usize].0)
     }
 
-    /// What a block holds.
+    /// Returns the contents of a block.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
-        let (identity, before) = self.identities[slot as usize];
-        Contents { hash: self.nodes.fingerprint(slot), identity, before, tokens: self.tokens_of(slot) }
+        let (identity, parent_prefix) = self.identities[slot as usize];
+        Contents { hash: self.nodes.fingerprint(slot), identity, parent_prefix, tokens: self.tokens_of(slot) }
     }
 
-    /// Room for a block that a copy will bring, which may evict another. `None` if it is here or on its way already, if
-    /// another of its hash is, or if no block can go.
+    /// Reserves a slot for a block that a transfer will write, evicting another block if the tier is full. Returns `None` if the
+    /// block, or another one with its hash, is present or being filled, or if no block can be evicted.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
         if self.index.find(contents.hash, |slot| self.nodes.fingerprint(slot)).is_some() {
             return None;
         }
-        let slot = match self.freed.pop() {
-            Some(slot) => slot,
-            None if (self.states.len() as u32) < self.capacity => self.open(),
-            None => {
-                let slot = self.strike_out_victim()?;
-                self.evicted += 1;
-                self.set(slot, TierState::Free);
-                self.freed.pop().expect("freed a moment ago")
-            }
-        };
-        self.set(slot, TierState::Filling);
+        if self.count(TierState::Free) == 0 {
+            let victim = self.remove_victim()?;
+            self.slots.apply(victim, TierEvent::Evicted);
+            self.evicted += 1;
+        }
+        let slot = self.slots.take(TierEvent::FillBegan).expect("a slot is free");
+        self.open(slot);
         self.nodes.publish_first(slot, BlockHash(u128::from(contents.hash)));
-        self.identities[slot as usize] = (contents.identity, contents.before);
+        self.identities[slot as usize] = (contents.identity, contents.parent_prefix);
         self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
         let nodes = &self.nodes;
         self.index.insert(contents.hash, slot, |slot| nodes.fingerprint(slot));
@@ -135,65 +181,66 @@ impl Tier {
         Some(slot)
     }
 
-    /// The copy that writes a block ended.
+    /// Ends the transfer that writes a block: the block is present if `ok`, else freed.
     pub fn end_fill(&mut self, slot: u32, ok: bool) {
         if ok {
-            self.set(slot, TierState::Idle);
+            self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         } else {
             self.index.remove(self.nodes.fingerprint(slot), slot);
             self.nodes.remove(slot);
-            self.set(slot, TierState::Free);
+            self.slots.apply(slot, TierEvent::FillFailed);
         }
     }
 
-    /// A copy reads a block, which was `found` by a prompt or not.
+    /// Pins a block for a transfer that reads it, and counts a hit if a prompt `found` the block.
     pub fn pin(&mut self, slot: u32, found: bool) {
         self.pins[slot as usize] += 1;
         if found {
             self.nodes.found(slot);
         }
-        if self.states[slot as usize] == TierState::Idle {
+        if self.slots.state(slot) == TierState::Idle {
             self.eviction.read(&[handle(slot)], &self.nodes);
-            self.set(slot, TierState::Pinned);
+            self.slots.apply(slot, TierEvent::Pinned);
         }
     }
 
-    /// That copy ended.
+    /// Removes the pin of one transfer.
     pub fn unpin(&mut self, slot: u32) {
         self.pins[slot as usize] -= 1;
         if self.pins[slot as usize] == 0 {
-            self.set(slot, TierState::Idle);
+            self.slots.apply(slot, TierEvent::Unpinned);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         }
     }
 
-    /// Takes the block that goes first out of the tier, but for its contents. `None` if none can go.
-    pub fn begin_leaving(&mut self) -> Option<u32> {
-        let slot = self.strike_out_victim()?;
-        self.set(slot, TierState::Leaving);
+    /// Takes the block to be evicted next out of the index, to be demoted. Its contents stay until [`Self::end_demotion`]. Returns
+    /// `None` if no block is idle.
+    pub fn begin_demotion(&mut self) -> Option<u32> {
+        let slot = self.remove_victim()?;
+        self.slots.apply(slot, TierEvent::DemotionBegan);
         Some(slot)
     }
 
-    /// Frees it.
-    pub fn end_leaving(&mut self, slot: u32) {
-        debug_assert_eq!(self.states[slot as usize], TierState::Leaving);
-        self.set(slot, TierState::Free);
+    /// Frees a block whose demotion ended or was given up.
+    pub fn end_demotion(&mut self, slot: u32) {
+        self.slots.apply(slot, TierEvent::DemotionEnded);
     }
 
-    /// Drops every block that no copy works on.
+    /// Drops every block that no transfer reads or writes.
     pub fn flush(&mut self) {
-        while let Some(slot) = self.strike_out_victim() {
-            self.set(slot, TierState::Free);
+        while let Some(slot) = self.remove_victim() {
+            self.slots.apply(slot, TierEvent::Evicted);
         }
     }
 
-    fn strike_out_victim(&mut self) -> Option<u32> {
+    /// Takes the block to be evicted next out of the index.
+    fn remove_victim(&mut self) -> Option<u32> {
         if self.count(TierState::Idle) == 0 {
             return None;
         }
         let slot = self.eviction.pop(&self.nodes).expect("some block is idle, and all are leaves");
-        assert_eq!(self.states[slot as usize], TierState::Idle, "the policy evicts block {slot} of a tier");
+        assert_eq!(self.slots.state(slot), TierState::Idle, "the policy evicts block {slot} of a tier");
         self.index.remove(self.nodes.fingerprint(slot), slot);
         self.nodes.remove(slot);
         Some(slot)
@@ -203,59 +250,38 @@ impl Tier {
         &self.tokens[slot as usize * self.block_size..][..self.block_size]
     }
 
-    fn open(&mut self) -> u32 {
-        let slot = self.states.len() as u32;
-        self.states.push(TierState::Free);
-        self.pins.push(0);
-        self.identities.push((0, 0));
-        self.nodes.open(slot as usize + 1);
-        self.tokens.resize((slot as usize + 1) * self.block_size, 0);
-        slot
-    }
-
-    fn set(&mut self, slot: u32, to: TierState) {
-        use TierState::{Filling, Free, Idle, Leaving, Pinned};
-        let from = self.states[slot as usize];
-        let listed = matches!(
-            (from, to),
-            (Free, Filling)
-                | (Filling, Idle | Free)
-                | (Idle, Pinned | Leaving | Free)
-                | (Pinned, Idle)
-                | (Leaving, Free)
-        );
-        assert!(listed, "block {slot} of a tier cannot go from {from:?} to {to:?}");
-        self.states[slot as usize] = to;
-        self.counts[from as usize] -= 1;
-        self.counts[to as usize] += 1;
-        if to == Free {
-            self.freed.push(slot);
+    /// Grows the arrays for a slot that is used for the first time.
+    fn open(&mut self, slot: u32) {
+        let len = slot as usize + 1;
+        if self.pins.len() < len {
+            self.pins.resize(len, 0);
+            self.identities.resize(len, (0, 0));
+            self.nodes.open(len);
+            self.tokens.resize(len * self.block_size, 0);
         }
     }
 
-    /// Panics unless the counts are what counting says. `copied` are the blocks that copies under way read or write.
+    /// Panics unless the counts are right. `copied` yields each block once per transfer in flight that reads or writes it.
     pub fn check(&self, copied: impl Iterator<Item = u32>) {
-        let mut counted = [0u32; 5];
-        let mut copies = vec![0; self.states.len()];
+        self.slots.check();
+        let mut copies = vec![0; self.pins.len()];
         copied.for_each(|slot| copies[slot as usize] += 1);
-        for (slot, state) in self.states.iter().enumerate() {
-            counted[*state as usize] += 1;
+        for (slot, copies) in (0..).zip(copies) {
+            let (state, pins) = (self.slots.state(slot), self.pins[slot as usize]);
             let expected = match state {
                 TierState::Free | TierState::Idle => 0,
                 TierState::Filling | TierState::Leaving => 1,
-                TierState::Pinned => self.pins[slot],
+                TierState::Pinned => pins,
             };
-            assert_eq!(copies[slot], expected, "copies of block {slot} of a tier, which is {state:?}");
-            assert_eq!(self.pins[slot] > 0, *state == TierState::Pinned);
+            assert_eq!(copies, expected, "transfers of block {slot} of a tier, which is {state:?}");
+            assert_eq!(pins > 0, state == TierState::Pinned);
         }
-        counted[TierState::Free as usize] += self.capacity - self.states.len() as u32;
-        assert_eq!(counted, self.counts, "counts of a tier drifted");
         let findable = [TierState::Filling, TierState::Idle, TierState::Pinned].map(|state| self.count(state));
         assert_eq!(findable.iter().sum::<u32>() as usize, self.index.len());
     }
 }
 
-/// A tier's blocks have no generations: who has one pins it.
+/// Returns the handle that eviction policies see. Blocks of a tier have no generations: a reader pins its block.
 fn handle(slot: u32) -> BlockHandle {
     BlockHandle { index: slot, generation: 0 }
 }
@@ -264,10 +290,25 @@ fn handle(slot: u32) -> BlockHandle {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        let reviewed = "\
+FillBegan: Free -> Filling
+Filled: Filling -> Idle
+FillFailed: Filling -> Free
+Pinned: Idle -> Pinned
+Unpinned: Pinned -> Idle
+DemotionBegan: Idle -> Leaving
+DemotionEnded: Leaving -> Free
+Evicted: Idle -> Free
+";
+        assert_eq!(crate::transitions::text(&TIER_TRANSITIONS), reviewed);
+    }
+
     const EMPTY_PREFIX: u64 = 0;
 
-    fn contents(identity: u64, before: u64, tokens: &[Token]) -> Contents<'_> {
-        Contents { hash: identity * 1000 + before, identity, before, tokens }
+    fn contents(identity: u64, parent_prefix: u64, tokens: &[Token]) -> Contents<'_> {
+        Contents { hash: identity * 1000 + parent_prefix, identity, parent_prefix, tokens }
     }
 
     #[test]
@@ -292,9 +333,9 @@ mod tests {
         tier.end_fill(b, false);
         tier.check(std::iter::empty());
         assert_eq!((tier.count(TierState::Free), tier.evicted), (1, 1));
-        assert_eq!(tier.begin_leaving(), Some(slot));
+        assert_eq!(tier.begin_demotion(), Some(slot));
         assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), None);
-        tier.end_leaving(slot);
-        assert_eq!(tier.begin_leaving(), None);
+        tier.end_demotion(slot);
+        assert_eq!(tier.begin_demotion(), None);
     }
 }

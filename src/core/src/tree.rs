@@ -37,7 +37,7 @@
 //! assert_eq!(tree.usable(), 6);
 //! ```
 
-use crate::block::{BlockPool, BlockState, ROOM_MAX};
+use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
@@ -190,7 +190,7 @@ impl PrefixTree {
             return;
         }
         self.eviction.read(chain, &self.nodes);
-        for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Idle, BlockState::Held));
+        for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::Found));
     }
 
     /// Adds a reader to one published block. The caller MUST read the block itself.
@@ -207,13 +207,19 @@ impl PrefixTree {
     /// Marks a private block as part of a copy: no step may touch the block until [`Self::end_move`].
     pub fn begin_move(&mut self, block: BlockHandle) {
         debug_assert!(self.pool.is_current(block));
-        self.pool.set(block.index, BlockState::Moving);
+        self.pool.apply(block.index, BlockEvent::CopyBegan);
     }
 
-    /// Ends a move: the block becomes private again, or free.
-    pub fn end_move(&mut self, block: BlockHandle, to: BlockState) {
-        debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Moving);
-        self.pool.set(block.index, to);
+    /// Ends the copy of a moving block: its sequence owns the block again.
+    pub fn end_move(&mut self, block: BlockHandle) {
+        debug_assert!(self.pool.is_current(block));
+        self.pool.apply(block.index, BlockEvent::CopyEnded);
+    }
+
+    /// Frees a block whose demotion ended or was given up.
+    pub fn end_demotion(&mut self, block: u32) {
+        debug_assert_eq!(self.pool.state(block), BlockState::Moving);
+        self.pool.apply(block, BlockEvent::Released);
     }
 
     /// Estimates the number of leading blocks of a prompt that are published, by hashes alone and without comparing tokens, in
@@ -286,7 +292,7 @@ impl PrefixTree {
             }
             let duplicate = self.pool.handle(duplicate);
             self.add_reader(duplicate);
-            self.pool.set(block.index, BlockState::Free);
+            self.pool.apply(block.index, BlockEvent::Merged);
             return Published::Merged(duplicate);
         }
         self.add_chain(&[block], parent, &[hash], tokens);
@@ -324,7 +330,7 @@ impl PrefixTree {
             self.nodes.publish(first, parent, &hashes[at..at + len]);
             let from = &tokens[at * self.block_size..(at + len) * self.block_size];
             self.tokens[first as usize * self.block_size..][..from.len()].copy_from_slice(from);
-            self.pool.set_run(first, len, BlockState::Private, BlockState::Held);
+            self.pool.apply_run(first, len, BlockEvent::Published);
             parent = first + len as u32 - 1;
             at += len;
         });
@@ -349,14 +355,14 @@ impl PrefixTree {
         );
         let (published, private) = table.split_at(n_published.min(table.len()));
         for handle in private.iter().rev() {
-            self.pool.set(handle.index, BlockState::Free);
+            self.pool.apply(handle.index, BlockEvent::Released);
         }
         for_runs(published, |first, len| self.nodes.leave(first, len));
         // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
         let chain = &published[read..];
         if !chain.is_empty() {
-            for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Held, BlockState::Idle));
+            for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
             self.eviction.idle(chain, &self.nodes);
         }
         table.clear();
@@ -394,7 +400,7 @@ impl PrefixTree {
     }
 
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
-    /// [`Self::end_move`]. Returns `None` if no block is idle.
+    /// [`Self::end_demotion`]. Returns `None` if no block is idle.
     pub fn begin_demotion(&mut self) -> Option<BlockHandle> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
@@ -404,7 +410,7 @@ impl PrefixTree {
             self.eviction.leaf(parent, &self.nodes);
         }
         self.index.remove(self.nodes.fingerprint(block), block);
-        self.pool.set(block, BlockState::Moving);
+        self.pool.apply(block, BlockEvent::DemotionBegan);
         self.evicted += 1;
         Some(self.pool.handle(block))
     }

@@ -4,7 +4,7 @@
 //! If arrivals depend on ends, the next end anywhere can bring one. Failures can come at any time, tenants are compared at every
 //! step, and an observer may want to see them: then nothing is leapt over.
 
-use trunkline_core::{Leaper, Leapt, RequestId, SteadyBatch, SteadyStep, Token};
+use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
 
 use super::{Fleet, Replica, What, engine};
 use crate::flights::Flights;
@@ -30,8 +30,8 @@ struct Leap<'a, 'b> {
     busy_ns: u64,
 }
 
-impl Leaper for Leap<'_, '_> {
-    fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
+impl FastForwardDriver for Leap<'_, '_> {
+    fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
         let n = u64::from(batch.seqs);
         let kv_tokens = batch.computed + n;
         let shape = StepShape {
@@ -45,24 +45,24 @@ impl Leaper for Leap<'_, '_> {
         };
         let duration_ns = Replica::slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
         let end_ns = begin_ns + duration_ns;
-        let leap_over = end_ns < self.until_ns;
+        let skip = end_ns < self.until_ns;
         self.meters.gaps(duration_ns, n);
         self.busy_ns += duration_ns;
         self.steps += 1;
         self.seqs_run += n;
-        if leap_over {
+        if skip {
             self.last_ns = end_ns;
         }
-        SteadyStep { end_ns, leap_over }
+        SteadyStep { end_ns, skip }
     }
 
-    fn ended(&mut self, _: u32) {}
+    fn on_step_end(&mut self, _: u32) {}
 
     fn token(&mut self, request: RequestId, n: u32) -> Token {
         generated_token(request.0, n)
     }
 
-    fn gave(&mut self, request: RequestId, tokens: u32) {
+    fn on_tokens(&mut self, request: RequestId, tokens: u32) {
         self.meters.leapt(self.flights.get(request.0), self.first_ns, self.last_ns, tokens);
     }
 }
@@ -88,8 +88,8 @@ impl Fleet<'_> {
             seqs_run: 0,
             busy_ns: 0,
         };
-        let leapt = self.cluster.leap(self.now_ns, engine(replica), &mut leap, &mut self.outputs);
-        if leapt == Leapt::Nowhere {
+        let leapt = self.cluster.fast_forward(self.now_ns, engine(replica), &mut leap, &mut self.outputs);
+        if leapt == FastForwardResult::NotSteady {
             return false;
         }
         it.busy_ns += leap.busy_ns;
@@ -101,9 +101,9 @@ impl Fleet<'_> {
         }
         let life = it.life;
         match leapt {
-            Leapt::Nowhere => unreachable!("it was seen"),
-            Leapt::Steady { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
-            Leapt::Landed { begin_ns } => {
+            FastForwardResult::NotSteady => unreachable!("it was seen"),
+            FastForwardResult::Paused { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
+            FastForwardResult::Ended { begin_ns } => {
                 let outputs = std::mem::take(&mut self.outputs);
                 self.perform_all(begin_ns, outputs);
             }

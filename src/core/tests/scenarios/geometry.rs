@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use trunkline_core::block::{BlockPool, BlockState};
+use trunkline_core::block::{BlockEvent, BlockPool, BlockState};
 use trunkline_core::host::{HostPool, HostState};
 use trunkline_core::tree::PrefixTree;
 use trunkline_core::{Event, Namespace, RequestId, StepResult, hash};
@@ -173,9 +173,9 @@ fn scenario_011_a_pool_counts_and_frees_once() {
     let mut taken = Vec::new();
     assert!(pool.allocate(3, &mut taken));
     assert_eq!((pool.count(BlockState::Free), pool.count(BlockState::Private)), (17, 3));
-    pool.set(taken[1].index, BlockState::Free);
+    pool.apply(taken[1].index, BlockEvent::Released);
     assert_eq!((pool.count(BlockState::Free), pool.count(BlockState::Private)), (18, 2));
-    assert!(panics(|| pool.set(taken[1].index, BlockState::Free)));
+    assert!(panics(|| pool.apply(taken[1].index, BlockEvent::Released)));
     pool.check();
     assert!(!pool.allocate(19, &mut taken) && pool.allocate(18, &mut taken));
     assert!(!pool.allocate(1, &mut taken));

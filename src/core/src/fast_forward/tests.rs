@@ -1,8 +1,9 @@
-//! Leaps that are paused, and what may come then. Leaping against stepping over whole replays is tested with the simulator.
+//! Fast-forwards that pause, and events that may come then. Whole replays, fast-forwarded and stepped, are compared in the simulator.
 
 use super::*;
 use crate::config::Config;
-use crate::event::Event;
+use crate::core::Core;
+use crate::event::{Action, Event};
 use crate::hash::Namespace;
 use crate::request::{FinishReason, Request};
 use crate::step::StepResult;
@@ -10,35 +11,35 @@ use crate::step::StepResult;
 const STEP_NS: u64 = 10;
 const TOKEN: Token = 7;
 
-/// Gives tokens, and leaps over steps that end before the next request comes.
+/// Produces tokens, and skips steps that end before the next request comes.
 struct Patient {
     until_ns: u64,
-    leapt: u64,
+    begun: u64,
 }
 
-impl Leaper for Patient {
-    fn begin(&mut self, begin_ns: u64, _: &SteadyBatch) -> SteadyStep {
+impl FastForwardDriver for Patient {
+    fn on_step_begin(&mut self, begin_ns: u64, _: &SteadyBatch) -> SteadyStep {
         let end_ns = begin_ns + STEP_NS;
-        self.leapt += 1;
-        SteadyStep { end_ns, leap_over: end_ns < self.until_ns }
+        self.begun += 1;
+        SteadyStep { end_ns, skip: end_ns < self.until_ns }
     }
 
-    fn ended(&mut self, _: u32) {}
+    fn on_step_end(&mut self, _: u32) {}
 
     fn token(&mut self, _: RequestId, _: u32) -> Token {
         TOKEN
     }
 
-    fn gave(&mut self, _: RequestId, _: u32) {}
+    fn on_tokens(&mut self, _: RequestId, _: u32) {}
 }
 
 /// Runs requests that come at given times, leaping or stepping, with ticks at deadlines. Returns what ended when and why, the digest,
-/// and how many steps were leapt over.
-fn run(config: Config, requests: &[(u64, Request)], leaps: bool) -> (Vec<(u64, u64, FinishReason)>, u64, u64) {
+/// and how many steps were skipped over.
+fn run(config: Config, requests: &[(u64, Request)], fast_forwards: bool) -> (Vec<(u64, u64, FinishReason)>, u64, u64) {
     let block_size = config.block_size;
     let mut core = Core::new(config).unwrap();
     let (mut actions, mut ends, mut rest) = (Vec::new(), Vec::new(), requests);
-    let (mut now_ns, mut step_end_ns, mut step, mut leapt) = (0, None, None, 0);
+    let (mut now_ns, mut step_end_ns, mut step, mut skipped) = (0, None, None, 0);
     core.handle(0, Event::WorkerJoined, &mut actions);
     loop {
         for action in actions.drain(..) {
@@ -62,27 +63,31 @@ fn run(config: Config, requests: &[(u64, Request)], leaps: bool) -> (Vec<(u64, u
             core.handle(now_ns, Event::Tick, &mut actions);
         } else {
             step_end_ns = None;
-            let mut leaper = Patient { until_ns: comes_ns.unwrap_or(u64::MAX), leapt: 0 };
-            let far = if leaps { core.leap(now_ns, &mut leaper, &mut actions) } else { Leapt::Nowhere };
-            leapt += leaper.leapt;
-            match far {
-                Leapt::Steady { end_ns } => step_end_ns = Some(end_ns),
-                Leapt::Landed { begin_ns } => now_ns = begin_ns,
-                Leapt::Nowhere => {
+            let mut driver = Patient { until_ns: comes_ns.unwrap_or(u64::MAX), begun: 0 };
+            let result = if fast_forwards {
+                core.fast_forward(now_ns, &mut driver, &mut actions)
+            } else {
+                FastForwardResult::NotSteady
+            };
+            skipped += driver.begun;
+            match result {
+                FastForwardResult::Paused { end_ns } => step_end_ns = Some(end_ns),
+                FastForwardResult::Ended { begin_ns } => now_ns = begin_ns,
+                FastForwardResult::NotSteady => {
                     let step = step.take().expect("a step in flight ends");
                     let tokens: Vec<_> = step.seqs.iter().filter(|seq| seq.sample).map(|_| TOKEN).collect();
                     let ends = step.seqs.iter().scan(0, |end, seq| {
                         *end += u32::from(seq.sample);
                         Some(*end)
                     });
-                    let result = StepResult { step: step.id, ends: ends.collect(), tokens };
-                    core.handle(now_ns, Event::StepFinished(result), &mut actions);
+                    let answer = StepResult { step: step.id, ends: ends.collect(), tokens };
+                    core.handle(now_ns, Event::StepFinished(answer), &mut actions);
                 }
             }
         }
     }
     core.check();
-    (ends, core.digest(), leapt)
+    (ends, core.digest(), skipped)
 }
 
 fn request(id: u64, deadline_ns: Option<u64>) -> Request {
@@ -91,7 +96,7 @@ fn request(id: u64, deadline_ns: Option<u64>) -> Request {
 }
 
 #[test]
-fn deadlines_of_requests_that_come_in_a_leap_pass_on_time() {
+fn deadlines_of_requests_that_come_in_a_fast_forward_pass_on_time() {
     let config = Config { max_batch_size: 1, block_size: 4, ..Config::default() };
     // The first runs alone. One waits in vain over several steps, one within a step, one until a step ends; the last has the time.
     let requests = [
@@ -101,10 +106,10 @@ fn deadlines_of_requests_that_come_in_a_leap_pass_on_time() {
         (305, request(3, Some(310))),
         (405, request(4, Some(10_000))),
     ];
-    let (ends, digest, leapt) = run(config.clone(), &requests, true);
+    let (ends, digest, skipped) = run(config.clone(), &requests, true);
     let timeouts = [(72, 1), (208, 2), (310, 3)].map(|(at_ns, id)| (at_ns, id, FinishReason::Timeout));
     assert_eq!(ends[..3], timeouts);
     assert_eq!(ends[3..], [(600, 0, FinishReason::Length), (1200, 4, FinishReason::Length)]);
-    assert!(leapt > 10, "{leapt} steps were leapt over");
+    assert!(skipped > 10, "{skipped} steps were skipped over");
     assert_eq!(run(config, &requests, false), (ends, digest, 0));
 }

@@ -1,0 +1,133 @@
+//! The checker: asserts that the whole state of a core is consistent.
+
+use crate::block::BlockState;
+use crate::core::Core;
+use crate::ids::{BlockHandle, RequestId};
+use crate::sequence::{Phase, Sequence};
+use crate::state::State;
+use crate::swap_queue::SwapPlace;
+use crate::transfer_table::{Purpose, TransferTable};
+
+impl Core {
+    /// Panics unless every block is in exactly one place and every sequence reads only blocks it may read.
+    /// O(blocks + tokens held). Runs after every event in debug builds if the pool is small, else now and then.
+    pub fn check(&self) {
+        let state = &self.state;
+        state.kv.tree.check();
+        for (slot, seq) in &state.sequences {
+            assert_eq!(self.by_id.get(&seq.id), Some(&slot));
+            check_queue(state, slot, seq);
+            check_phase(state, slot, seq);
+        }
+        assert_eq!(self.by_id.len(), state.sequences.len());
+        check_blocks(state);
+        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().copied());
+        state.kv.host.check(holders);
+        state.kv.tiers.check(&state.kv.transfers);
+    }
+
+    #[cfg(debug_assertions)]
+    pub(crate) fn check_sometimes(&mut self) {
+        self.events_seen += 1;
+        let every = if self.state.config.device_blocks <= 1024 { 1 } else { 256 };
+        if self.events_seen.is_multiple_of(every) {
+            self.check();
+        }
+    }
+}
+
+/// Panics unless the blocks in tables and transfers account for every private and every moving block.
+fn check_blocks(state: &State) {
+    let pool = state.kv.tree.pool();
+    let (mut private, mut moving) = (0, state.kv.transfers.demoted_device_blocks());
+    let mut expect = |handle: &BlockHandle, expected: BlockState, id: RequestId| {
+        assert!(pool.is_current(*handle), "{id} holds a stale {handle:?}");
+        assert_eq!(pool.state(handle.index), expected, "block {} of {id}", handle.index);
+        private += u32::from(expected == BlockState::Private);
+        moving += u32::from(expected == BlockState::Moving);
+    };
+    for (_, seq) in &state.sequences {
+        let published = seq.published as usize;
+        let moving_to = match &seq.phase {
+            Phase::SwappingOut(_) => seq.table.len(),
+            Phase::Loading(load) => published + load.blocks as usize,
+            _ => 0,
+        };
+        for (at, handle) in seq.table.iter().enumerate() {
+            let own = if at < moving_to { BlockState::Moving } else { BlockState::Private };
+            expect(handle, if at < published { BlockState::Held } else { own }, seq.id);
+        }
+        if let Phase::SwappingIn(swap_in) = &seq.phase {
+            for (at, handle) in swap_in.arriving.iter().enumerate() {
+                let copied = at < swap_in.copied as usize;
+                expect(handle, if copied { BlockState::Moving } else { BlockState::Private }, seq.id);
+            }
+        }
+    }
+    for transfer in state.kv.transfers.iter() {
+        if let Purpose::WriteThrough { chain } = &transfer.purpose {
+            assert!(chain.iter().all(|handle| pool.is_current(*handle)), "a transfer reads a freed block");
+        }
+    }
+    assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
+    // Each private block is in some table, and no two tables can claim one: the number would not add up.
+    assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
+}
+
+/// Panics unless a sequence is in the queue of its state, and in no other.
+fn check_queue(state: &State, slot: usize, seq: &Sequence) {
+    let place = match &seq.phase {
+        Phase::Swapped(swapped) => SwapPlace::new(swapped.preemption_rank, seq.view.arrival, slot),
+        _ => SwapPlace::new(0, seq.view.arrival, slot),
+    };
+    let queues = [
+        ("waiting", matches!(seq.phase, Phase::Waiting), state.waiting.contains(slot)),
+        ("batch", matches!(seq.phase, Phase::Prefill | Phase::Decode), state.batch.running.contains(&slot)),
+        ("loading", matches!(seq.phase, Phase::Loading(_)), state.loading.contains(&slot)),
+        ("swapped", matches!(seq.phase, Phase::Swapped(_)), state.swaps.swapped.contains(&place)),
+        ("arriving", matches!(seq.phase, Phase::SwappingIn(_)), state.swaps.arriving.contains(&slot)),
+    ];
+    for (queue, expected, actual) in queues {
+        assert_eq!(expected, actual, "{} is {:?}: {queue}", seq.id, seq.state());
+    }
+}
+
+/// Panics unless the data of a sequence fit its phase.
+fn check_phase(state: &State, slot: usize, seq: &Sequence) {
+    let size = state.config.block_size;
+    let transfers = |is: &dyn Fn(&Purpose) -> bool| count(&state.kv.transfers, is);
+    let in_batch = matches!(seq.phase, Phase::Prefill | Phase::Decode);
+    assert!(in_batch || !seq.in_step, "{} is {:?} and in a step", seq.id, seq.state());
+    assert_eq!(in_batch, seq.mirror.slot.is_some(), "{} is {:?}", seq.id, seq.state());
+    let arriving = if let Phase::SwappingIn(swap_in) = &seq.phase { swap_in.arriving.len() } else { 0 };
+    let blocks = seq.table.len() + seq.phase.hosts().len();
+    assert!(seq.computed_blocks(size) <= blocks + arriving);
+    match &seq.phase {
+        Phase::Waiting => assert!(seq.table.is_empty(), "a waiting sequence holds no block"),
+        Phase::Prefill | Phase::Decode => {}
+        Phase::Loading(load) => {
+            assert!(load.transfers > 0 && load.blocks > 0);
+            let loads = transfers(&|purpose| matches!(purpose, Purpose::Load { slot: other } if *other == slot));
+            assert_eq!(loads, load.transfers as usize);
+        }
+        Phase::SwappingOut(swap_out) => {
+            assert!(!swap_out.hosts.is_empty());
+            assert!(state.kv.transfers.iter().any(|transfer| transfer.id == swap_out.transfer));
+        }
+        Phase::Swapped(_) => {
+            assert_eq!(seq.published as usize, seq.table.len());
+            assert_eq!(blocks, seq.computed_blocks(size), "{} lost KV", seq.id);
+        }
+        Phase::SwappingIn(swap_in) => {
+            assert!(swap_in.hosts.len() >= swap_in.copied as usize && arriving >= swap_in.copied as usize);
+            assert_eq!(seq.published as usize, seq.table.len());
+            let copies = transfers(&|purpose| matches!(purpose, Purpose::SwapIn { slot: other } if *other == slot));
+            assert_eq!(copies, usize::from(swap_in.transfer.is_some()));
+        }
+    }
+}
+
+/// Returns the number of transfers in flight with a purpose.
+fn count(transfers: &TransferTable, is: &dyn Fn(&Purpose) -> bool) -> usize {
+    transfers.iter().filter(|transfer| is(&transfer.purpose)).count()
+}

@@ -1,0 +1,21 @@
+//! The trace that decisions leave: the digest and the counters.
+
+use crate::digest::{Decision, Digest};
+use crate::stats::Stats;
+
+/// The digest of all decisions and the counters of [`Stats`]. Gauges are filled in by [`crate::Core::stats`].
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    /// Running digest of all decisions.
+    pub digest: Digest,
+    /// Counters; gauges are 0 here.
+    pub stats: Stats,
+}
+
+impl Journal {
+    /// Folds a decision into the digest: its kind, its subject (usually a request id), and an amount.
+    #[inline]
+    pub fn decide(&mut self, decision: Decision, subject: u64, amount: u64) {
+        self.digest.decide(decision, subject, amount);
+    }
+}

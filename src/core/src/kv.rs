@@ -1,0 +1,144 @@
+//! The KV cache: device blocks with their prefix tree, host blocks, tiers, and the transfers among them.
+//!
+//! Scheduling decides; this module moves blocks. A sequence gets its blocks here and gives them back here, full blocks are
+//! published here, and every transfer begins and ends here.
+//!
+//! **Down.** Published blocks are copied to slower tiers as each tier's [`crate::Write`] says. Writing back begins ahead of need, while a few
+//! blocks are still free; a block that must go at once is dropped unsaved.
+//!
+//! **Up.** A request whose prompt continues in a tier is admitted with every block its tokens need, and waits in state
+//! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
+//! nearest one while it waits. A failed transfer costs a recomputation.
+
+mod tier_copies;
+
+use crate::config::{Config, ConfigError};
+use crate::host::{HostPool, HostState};
+use crate::journal::Journal;
+use crate::sequence::{Phase, Sequence};
+use crate::tiers::{PlannedBlock, Tiers};
+use crate::transfer_table::TransferTable;
+use crate::tree::{PrefixTree, Published};
+
+/// All places that hold KV, and the transfers in flight.
+#[derive(Debug)]
+pub(crate) struct Kv {
+    block_size: u32,
+    /// Device blocks and the published prefixes.
+    pub tree: PrefixTree,
+    /// Host blocks of swapped-out sequences.
+    pub host: HostPool,
+    /// The prefix cache behind the device.
+    pub tiers: Tiers,
+    /// Transfers in flight.
+    pub transfers: TransferTable,
+    /// Device blocks of the last prefix looked up.
+    pub found: Vec<u32>,
+    /// Blocks in tiers that continue `found`, of the last plan.
+    plan: Vec<PlannedBlock>,
+}
+
+impl Kv {
+    /// Creates the empty cache of a configuration.
+    ///
+    /// # Errors
+    /// If an eviction policy is unknown.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        Ok(Self {
+            block_size: config.block_size,
+            tree: PrefixTree::new(config.block_size, config.device_blocks, config.make_eviction()?),
+            host: HostPool::new(config.host_blocks),
+            tiers: Tiers::new(config)?,
+            transfers: TransferTable::new(),
+            found: Vec::new(),
+            plan: Vec::new(),
+        })
+    }
+
+    /// Looks up the longest published prefix of a sequence on the device, into `found`.
+    pub fn find(&mut self, seq: &Sequence) {
+        self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+    }
+
+    /// Returns about how many leading tokens of a sequence are cached on the device, by hash alone.
+    pub fn estimate(&self, seq: &Sequence) -> u32 {
+        self.tree.estimate(&seq.hashes) * self.block_size
+    }
+
+    /// Returns the number of host blocks that hold nothing.
+    pub fn free_hosts(&self) -> u32 {
+        self.host.count(HostState::Free)
+    }
+
+    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before.
+    pub fn publish(&mut self, seq: &mut Sequence, journal: &mut Journal) {
+        let size = self.block_size;
+        let (from, to) = (seq.published as usize, (seq.computed / size) as usize);
+        if to > from + 1 && !seq.unpublishable {
+            seq.hash_of_block(to - 1, size);
+        }
+        for at in from..to {
+            if seq.unpublishable {
+                return;
+            }
+            let parent = at.checked_sub(1).map(|before| seq.table[before]);
+            if to > at + 1 && !self.tree.is_continued(parent) {
+                return self.publish_rest(seq, to, journal);
+            }
+            let hash = seq.hash_of_block(at, size);
+            let tokens = &seq.tokens[at * size as usize..][..size as usize];
+            match self.tree.publish(seq.table[at], parent, hash, tokens) {
+                Published::New => {
+                    journal.stats.published_blocks += 1;
+                    let parent = parent.map(|parent| parent.index);
+                    self.tiers.identify(seq.root, seq.table[at].index, parent, hash, tokens);
+                }
+                Published::Merged(duplicate) => {
+                    seq.table[at] = duplicate;
+                    seq.mirror.table_sent = seq.mirror.table_sent.min(at as u32);
+                    journal.stats.merged_blocks += 1;
+                }
+                Published::Collided => {
+                    seq.unpublishable = true;
+                    return;
+                }
+            }
+            seq.published += 1;
+        }
+    }
+
+    /// Publishes the blocks of a sequence up to the `to`-th. None can be a duplicate, because no block continues the one before them.
+    fn publish_rest(&mut self, seq: &mut Sequence, to: usize, journal: &mut Journal) {
+        let size = self.block_size as usize;
+        let at = seq.published as usize;
+        let parent = at.checked_sub(1).map(|before| seq.table[before]);
+        let (chain, hashes, tokens) = (&seq.table[at..to], &seq.hashes[at..to], &seq.tokens[at * size..to * size]);
+        self.tree.publish_chain(chain, parent, hashes, tokens);
+        if !self.tiers.is_empty() {
+            let mut parent = parent.map(|parent| parent.index);
+            for ((block, hash), tokens) in chain.iter().zip(hashes).zip(tokens.chunks_exact(size)) {
+                self.tiers.identify(seq.root, block.index, parent, *hash, tokens);
+                parent = Some(block.index);
+            }
+        }
+        journal.stats.published_blocks += (to - at) as u64;
+        seq.published = to as u32;
+    }
+
+    /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
+    pub fn release(&mut self, seq: &mut Sequence) {
+        match &mut seq.phase {
+            Phase::SwappingOut(swap_out) => swap_out.hosts.drain(..).for_each(|host| self.host.leave(host)),
+            Phase::Swapped(swapped) => swapped.hosts.drain(..).for_each(|host| self.host.leave(host)),
+            Phase::SwappingIn(swap_in) => {
+                debug_assert!(swap_in.transfer.is_none());
+                swap_in.hosts.drain(..).for_each(|host| self.host.leave(host));
+                self.tree.release(&mut swap_in.arriving, 0);
+                swap_in.copied = 0;
+            }
+            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode => {}
+        }
+        self.tree.release(&mut seq.table, seq.published as usize);
+        seq.published = 0;
+    }
+}

@@ -1,0 +1,224 @@
+//! Transfers between the device and the tiers, and among the tiers.
+
+use super::Kv;
+use crate::block::BlockState;
+use crate::config::Write;
+use crate::digest::Decision;
+use crate::journal::Journal;
+use crate::sequence::{Load, Sequence};
+use crate::tiers::PlannedBlock;
+use crate::transfer::Place;
+use crate::transfer_table::{BlockPair, InFlight, Purpose, fold_pairs};
+
+/// Blocks in one transfer begun ahead of need, at most.
+const AHEAD_MAX: usize = 1024;
+
+/// Returns the number of a place in the digest: 0 for the device, 1 on for the tiers.
+fn place_number(place: Place) -> u64 {
+    match place {
+        Place::Device => 0,
+        Place::Host => unreachable!("host blocks are copied by swaps only"),
+        Place::Tier(tier) => 1 + u64::from(tier),
+    }
+}
+
+/// Returns the place of the `tier`-th tier, from 0.
+fn tier_place(tier: usize) -> Place {
+    Place::Tier(tier as u8)
+}
+
+impl Kv {
+    /// Begins a transfer from or to a tier, unless `pairs` is empty.
+    fn begin_tier_copy(
+        &mut self,
+        from: Place,
+        to: Place,
+        pairs: Vec<BlockPair>,
+        purpose: Purpose,
+        journal: &mut Journal,
+    ) {
+        if pairs.is_empty() {
+            return;
+        }
+        if let Place::Tier(tier) = to {
+            self.tiers.count_stored(tier as usize, pairs.len());
+        }
+        journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
+        fold_pairs(&mut journal.digest, &pairs);
+        let frees = match &purpose {
+            Purpose::Demotion if from == Place::Device => pairs.len() as u32,
+            // Readers of a block read its ancestors: blocks that only this transfer reads are the last ones.
+            Purpose::WriteThrough { chain } => {
+                (chain.len() - chain.partition_point(|block| self.tree.readers(*block) > 1)) as u32
+            }
+            _ => 0,
+        };
+        self.transfers.begin(from, to, pairs, purpose, frees);
+    }
+
+    /// Begins to copy the published blocks of an ended request to the first tier, if the tier takes them now. The transfer then holds
+    /// the blocks in place of the request.
+    pub fn write_through(&mut self, seq: &mut Sequence, journal: &mut Journal) {
+        let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
+        let published = seq.published as usize;
+        let mut pairs = Vec::new();
+        for block in &seq.table[..published] {
+            if write == Write::SecondUse && self.tree.hits(*block) == 0 {
+                // Blocks after this one were found at most as often.
+                break;
+            }
+            let to = self.tiers.reserve(&self.tree, *block);
+            pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
+        }
+        if pairs.is_empty() {
+            return;
+        }
+        let mut private = seq.table.split_off(published);
+        self.tree.release(&mut private, 0);
+        let chain = std::mem::take(&mut seq.table);
+        seq.published = 0;
+        // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
+        pairs.reverse();
+        let purpose = Purpose::WriteThrough { chain };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+    }
+
+    /// Copies blocks that are to be evicted soon to the next tier, where that tier takes them. `running` requests each keep an idle
+    /// block, so that a decode need not wait for a transfer.
+    pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
+        if self.tiers.write(0) == Some(Write::Back) {
+            let free = self.tree.pool().count(BlockState::Free) + self.transfers.demoted_device_blocks();
+            let idle = self.tree.pool().count(BlockState::Idle).saturating_sub(running);
+            let n = self.tiers.device_spare().saturating_sub(free).min(idle);
+            self.demote_from_device(n as usize, journal);
+        }
+        for tier in 1..self.tiers.len() {
+            if self.tiers.write(tier) == Some(Write::Back) {
+                let n = self.tiers.missing_spare(tier - 1);
+                self.demote_from_tier(tier - 1, n as usize, journal);
+            }
+        }
+    }
+
+    fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
+        let mut pairs = Vec::new();
+        for _ in 0..n.min(AHEAD_MAX) {
+            let Some(block) = self.tree.begin_demotion() else { break };
+            match self.tiers.reserve(&self.tree, block) {
+                Some(to) => pairs.push(BlockPair { from: block.index, to }),
+                None => self.tree.end_demotion(block.index),
+            }
+        }
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, Purpose::Demotion, journal);
+    }
+
+    fn demote_from_tier(&mut self, tier: usize, n: usize, journal: &mut Journal) {
+        let mut pairs = Vec::new();
+        for _ in 0..n.min(AHEAD_MAX) {
+            let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
+            pairs.extend(to.map(|to| BlockPair { from, to }));
+        }
+        self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, Purpose::Demotion, journal);
+    }
+
+    /// Copies blocks of one tier to another that takes them.
+    fn propagate(&mut self, from: usize, to: usize, blocks: impl Iterator<Item = u32>, journal: &mut Journal) {
+        let mut pairs = Vec::new();
+        for block in blocks {
+            let reserved = self.tiers.begin_propagation(from, to, block);
+            pairs.extend(reserved.map(|to| BlockPair { from: block, to }));
+        }
+        self.begin_tier_copy(tier_place(from), tier_place(to), pairs, Purpose::Propagation, journal);
+    }
+
+    /// Copies blocks that reached a tier, or were found there, to the tier behind it if that tier takes blocks on this occasion.
+    fn propagate_on(&mut self, tier: usize, blocks: impl Iterator<Item = u32>, occasion: Write, journal: &mut Journal) {
+        if self.tiers.write(tier + 1) == Some(occasion) {
+            self.propagate(tier, tier + 1, blocks, journal);
+        }
+    }
+
+    /// Plans the load of a waiting sequence: the blocks in tiers that continue its blocks `found` on the device. Returns `true` if the
+    /// plan has a block.
+    pub fn plan_load(&mut self, seq: &Sequence) -> bool {
+        self.plan.clear();
+        if self.tiers.is_empty() {
+            return false;
+        }
+        let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
+        self.tiers.plan(seq.root, &self.found, blocks.skip(self.found.len()), &mut self.plan);
+        !self.plan.is_empty()
+    }
+
+    /// Copies planned blocks in far tiers to the nearest one, for a request that has no room on the device yet.
+    pub fn prefetch(&mut self, journal: &mut Journal) {
+        for from in 1..self.tiers.len() {
+            let in_tier = |planned: &&PlannedBlock| planned.tier == from;
+            let there: Vec<u32> =
+                self.plan.iter().filter(in_tier).map(|planned| planned.block).take(AHEAD_MAX).collect();
+            self.propagate(from, 0, there.into_iter().rev(), journal);
+        }
+    }
+
+    /// Begins the transfers of the plan for the sequence in `slot`, which was just admitted with room for all its tokens.
+    pub fn begin_load(&mut self, slot: usize, seq: &Sequence, journal: &mut Journal) -> Load {
+        let plan = std::mem::take(&mut self.plan);
+        let first = seq.published as usize;
+        let targets = &seq.table[first..first + plan.len()];
+        targets.iter().for_each(|block| self.tree.begin_move(*block));
+        let mut load = Load { blocks: plan.len() as u32, transfers: 0, failed: false };
+        for tier in 0..self.tiers.len() {
+            let there = plan.iter().zip(targets).rev().filter(|(planned, _)| planned.tier == tier);
+            let pairs: Vec<BlockPair> =
+                there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
+            if !pairs.is_empty() {
+                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }));
+                self.tiers.count_hits(tier, pairs.len());
+                load.transfers += 1;
+                self.begin_tier_copy(tier_place(tier), Place::Device, pairs, Purpose::Load { slot }, journal);
+            }
+        }
+        self.plan = plan;
+        load
+    }
+
+    /// Ends a transfer from or to a tier: its blocks are released, and copied on where a further tier takes them.
+    pub fn end_tier_copy(&mut self, transfer: InFlight, ok: bool, journal: &mut Journal) {
+        let InFlight { from, to, pairs, purpose, .. } = transfer;
+        let is_load = matches!(purpose, Purpose::Load { .. });
+        self.release_pairs(from, to, &pairs, purpose, ok);
+        if let (true, Place::Tier(tier)) = (ok, to) {
+            self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.to), Write::Through, journal);
+        }
+        if let (true, Place::Tier(tier)) = (is_load, from) {
+            self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.from), Write::SecondUse, journal);
+        }
+    }
+
+    /// Gives up a transfer from or to a tier that will not be answered.
+    pub fn lose_tier_copy(&mut self, transfer: InFlight) {
+        let InFlight { from, to, pairs, purpose, .. } = transfer;
+        self.release_pairs(from, to, &pairs, purpose, false);
+    }
+
+    /// Releases the blocks of a transfer that is not in flight any more.
+    fn release_pairs(&mut self, from: Place, to: Place, pairs: &[BlockPair], purpose: Purpose, ok: bool) {
+        if let Place::Tier(tier) = to {
+            pairs.iter().for_each(|pair| self.tiers.end_fill(tier as usize, pair.to, ok));
+        }
+        match (purpose, from) {
+            (Purpose::WriteThrough { mut chain }, _) => {
+                let n = chain.len();
+                self.tree.release(&mut chain, n);
+            }
+            (Purpose::Demotion, Place::Tier(tier)) => {
+                pairs.iter().for_each(|pair| self.tiers.end_demotion(tier as usize, pair.from));
+            }
+            (Purpose::Demotion, _) => pairs.iter().for_each(|pair| self.tree.end_demotion(pair.from)),
+            (Purpose::Propagation | Purpose::Load { .. }, Place::Tier(tier)) => {
+                pairs.iter().for_each(|pair| self.tiers.unpin(tier as usize, pair.from));
+            }
+            (purpose, place) => unreachable!("{purpose:?} copies nothing from {place:?}"),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The state machine of a sequence, and the data of each state.
+
+use crate::ids::BlockHandle;
+use crate::transitions::Transition;
+
+/// The state of an accepted request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceState {
+    /// In the waiting queue, with or without tokens generated before a preemption.
+    Waiting,
+    /// Admitted with all its blocks; part of its prefix is being copied from a tier.
+    Loading,
+    /// In the batch; at least one prompt token has no KV.
+    Prefill,
+    /// In the batch; one token without KV, the last one generated.
+    Decode,
+    /// Out of the batch; its KV is being copied to the host.
+    SwappingOut,
+    /// Out of the batch; its KV is on the host, except for a prefix that other sequences read on the device.
+    Swapped,
+    /// Out of the batch; its KV is being copied back to the device.
+    SwappingIn,
+}
+
+/// Causes of a change of [`SequenceState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceEvent {
+    /// The scheduler admitted the request with all its blocks.
+    Admitted,
+    /// The scheduler admitted the request, and a tier has more of its prefix than the device.
+    LoadBegan,
+    /// All transfers from tiers ended.
+    LoadEnded,
+    /// The worker sampled the first token.
+    FirstToken,
+    /// The sequence left the batch so that others can run, to be recomputed.
+    Preempted,
+    /// The sequence left the batch so that others can run, and its KV is copied to the host.
+    SwapOutBegan,
+    /// The KV is on the host.
+    SwapOutEnded,
+    /// The device has room again.
+    SwapInBegan,
+    /// The KV is back on the device.
+    SwapInEnded,
+    /// The sequence's own transfer failed, or the one it had joined.
+    TransferFailed,
+    /// The sequence released its blocks so that another can run.
+    Released,
+    /// All KV on the device and on the host was lost.
+    WorkerLost,
+}
+
+/// Every change of [`SequenceState`]. From every state a request may also end.
+pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 21] = {
+    use SequenceEvent::{
+        Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, SwapInBegan, SwapInEnded, SwapOutBegan,
+        SwapOutEnded, TransferFailed, WorkerLost,
+    };
+    use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
+    [
+        (Admitted, Waiting, Prefill),
+        (LoadBegan, Waiting, Loading),
+        (LoadEnded, Loading, Prefill),
+        (FirstToken, Prefill, Decode),
+        (Preempted, Prefill, Waiting),
+        (Preempted, Decode, Waiting),
+        (SwapOutBegan, Prefill, SwappingOut),
+        (SwapOutBegan, Decode, SwappingOut),
+        (SwapOutEnded, SwappingOut, Swapped),
+        (SwapInBegan, Swapped, SwappingIn),
+        (SwapInEnded, SwappingIn, Prefill),
+        (SwapInEnded, SwappingIn, Decode),
+        (TransferFailed, SwappingOut, Waiting),
+        (TransferFailed, SwappingIn, Waiting),
+        (Released, Swapped, Waiting),
+        (WorkerLost, Loading, Waiting),
+        (WorkerLost, Prefill, Waiting),
+        (WorkerLost, Decode, Waiting),
+        (WorkerLost, SwappingOut, Waiting),
+        (WorkerLost, Swapped, Waiting),
+        (WorkerLost, SwappingIn, Waiting),
+    ]
+};
+
+/// The state of a sequence with the data that only this state has. Rare states are boxed, which keeps a phase at two words.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// See [`SequenceState::Waiting`].
+    Waiting,
+    /// See [`SequenceState::Loading`].
+    Loading(Load),
+    /// See [`SequenceState::Prefill`].
+    Prefill,
+    /// See [`SequenceState::Decode`].
+    Decode,
+    /// See [`SequenceState::SwappingOut`].
+    SwappingOut(Box<SwapOut>),
+    /// See [`SequenceState::Swapped`].
+    Swapped(Box<Swapped>),
+    /// See [`SequenceState::SwappingIn`].
+    SwappingIn(Box<SwapIn>),
+}
+
+/// Data of a sequence that loads part of its prefix from tiers.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    /// Blocks after the published ones that transfers fill.
+    pub blocks: u32,
+    /// Transfers in flight.
+    pub transfers: u32,
+    /// `true` if a transfer failed; the blocks are then recomputed.
+    pub failed: bool,
+}
+
+/// Data of a sequence that is being swapped out.
+#[derive(Debug)]
+pub(crate) struct SwapOut {
+    /// Id of the transfer to the host.
+    pub transfer: u64,
+    /// Host blocks being filled with the last blocks that have KV.
+    pub hosts: Vec<u32>,
+}
+
+/// Data of a sequence that is swapped out.
+#[derive(Debug)]
+pub(crate) struct Swapped {
+    /// Host blocks with the KV that follows the block table.
+    pub hosts: Vec<u32>,
+    /// The policy's rank at the swap-out; the highest comes back first.
+    pub preemption_rank: i128,
+}
+
+/// Data of a sequence that is being swapped in.
+#[derive(Debug)]
+pub(crate) struct SwapIn {
+    /// Id of the sequence's own transfer, while in flight. `None` if the sequence joined the transfers of others for all blocks.
+    pub transfer: Option<u64>,
+    /// Host blocks with the KV that follows the block table: first those that transfers of others bring, then `copied` ones of the
+    /// sequence's own transfer.
+    pub hosts: Vec<u32>,
+    /// Device blocks taken for the swap-in: `copied` destinations of the own transfer, then private blocks for tokens without KV.
+    pub arriving: Vec<BlockHandle>,
+    /// Blocks of the sequence's own transfer.
+    pub copied: u32,
+}
+
+impl SwapIn {
+    /// Returns the host blocks that the sequence's own transfer reads.
+    pub fn copied_hosts(&self) -> &[u32] {
+        &self.hosts[self.hosts.len() - self.copied as usize..]
+    }
+
+    /// Returns `true` if no transfer is in flight for any block.
+    pub fn is_complete(&self) -> bool {
+        self.transfer.is_none() && self.hosts.len() == self.copied as usize
+    }
+}
+
+impl Phase {
+    /// Returns the state, without its data.
+    pub fn state(&self) -> SequenceState {
+        match self {
+            Self::Waiting => SequenceState::Waiting,
+            Self::Loading(_) => SequenceState::Loading,
+            Self::Prefill => SequenceState::Prefill,
+            Self::Decode => SequenceState::Decode,
+            Self::SwappingOut(_) => SequenceState::SwappingOut,
+            Self::Swapped(_) => SequenceState::Swapped,
+            Self::SwappingIn(_) => SequenceState::SwappingIn,
+        }
+    }
+
+    /// Returns `true` while a transfer begun for the sequence is in flight.
+    pub fn is_copying(&self) -> bool {
+        match self {
+            Self::Loading(_) | Self::SwappingOut(_) => true,
+            Self::SwappingIn(swap_in) => swap_in.transfer.is_some(),
+            Self::Waiting | Self::Prefill | Self::Decode | Self::Swapped(_) => false,
+        }
+    }
+
+    /// Returns the host blocks the sequence holds.
+    pub fn hosts(&self) -> &[u32] {
+        match self {
+            Self::SwappingOut(swap_out) => &swap_out.hosts,
+            Self::Swapped(swapped) => &swapped.hosts,
+            Self::SwappingIn(swap_in) => &swap_in.hosts,
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode => &[],
+        }
+    }
+
+    /// Removes and returns the first host block if it is `host`, the sequence is swapped out, and its own transfer does not read
+    /// the block.
+    pub fn take_first_host(&mut self, host: u32) -> Option<u32> {
+        let (hosts, copied) = match self {
+            Self::Swapped(swapped) => (&mut swapped.hosts, 0),
+            Self::SwappingIn(swap_in) => (&mut swap_in.hosts, swap_in.copied as usize),
+            _ => return None,
+        };
+        (hosts.len() > copied && hosts[0] == host).then(|| hosts.remove(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        let reviewed = "\
+Admitted: Waiting -> Prefill
+LoadBegan: Waiting -> Loading
+LoadEnded: Loading -> Prefill
+FirstToken: Prefill -> Decode
+Preempted: Prefill -> Waiting
+Preempted: Decode -> Waiting
+SwapOutBegan: Prefill -> SwappingOut
+SwapOutBegan: Decode -> SwappingOut
+SwapOutEnded: SwappingOut -> Swapped
+SwapInBegan: Swapped -> SwappingIn
+SwapInEnded: SwappingIn -> Prefill
+SwapInEnded: SwappingIn -> Decode
+TransferFailed: SwappingOut -> Waiting
+TransferFailed: SwappingIn -> Waiting
+Released: Swapped -> Waiting
+WorkerLost: Loading -> Waiting
+WorkerLost: Prefill -> Waiting
+WorkerLost: Decode -> Waiting
+WorkerLost: SwappingOut -> Waiting
+WorkerLost: Swapped -> Waiting
+WorkerLost: SwappingIn -> Waiting
+";
+        assert_eq!(crate::transitions::text(&TRANSITIONS), reviewed);
+    }
+}

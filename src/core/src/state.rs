@@ -1,0 +1,131 @@
+//! Everything that a scheduling pass reads and changes: the sequences, the queues they stand in, and the KV cache.
+
+use slab::Slab;
+
+use crate::batch::Batch;
+use crate::config::{Config, ConfigError};
+use crate::digest::Decision;
+use crate::journal::Journal;
+use crate::kv::Kv;
+use crate::rehit::RehitRate;
+use crate::sequence::{Sequence, SequenceEvent};
+use crate::swap_queue::SwapQueue;
+use crate::waiting::Waiting;
+
+/// The sequences, the queues they stand in, and the KV cache. Every sequence is in one slot and, by its state, in one queue.
+pub(crate) struct State {
+    /// Limits of the core.
+    pub config: Config,
+    /// All accepted requests that have not ended, by slot.
+    pub sequences: Slab<Sequence>,
+    /// Requests that wait for admission.
+    pub waiting: Waiting,
+    /// Sequences that run.
+    pub batch: Batch,
+    /// Sequences on the host, or on their way back.
+    pub swaps: SwapQueue,
+    /// Slots of sequences that load blocks from tiers, in the order in which they began.
+    pub loading: Vec<usize>,
+    /// Learned share of blocks that preempted sequences find again.
+    pub rehit: RehitRate,
+    /// Blocks in all places, and transfers.
+    pub kv: Kv,
+    /// Digest and counters.
+    pub journal: Journal,
+}
+
+impl State {
+    /// Creates the state of a core without requests.
+    ///
+    /// # Errors
+    /// If a policy or an eviction policy is unknown.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        Ok(Self {
+            sequences: Slab::new(),
+            waiting: Waiting::new(config.make_policy()?),
+            batch: Batch::default(),
+            swaps: SwapQueue::default(),
+            loading: Vec::new(),
+            rehit: RehitRate::default(),
+            kv: Kv::new(&config)?,
+            journal: Journal::default(),
+            config,
+        })
+    }
+
+    /// Returns the number of sequences in the batch or about to come back to it.
+    pub fn batched(&self) -> u32 {
+        (self.batch.running.len() + self.swaps.arriving.len() + self.loading.len()) as u32
+    }
+
+    /// Returns `true` if a request that ran is out of the batch for lack of blocks. No other request is admitted then.
+    pub fn is_under_memory_pressure(&self) -> bool {
+        !self.swaps.swapped.is_empty() || self.kv.transfers.swapping_out().next().is_some()
+    }
+
+    /// Returns the number of blocks that must stay usable: `per_sequence` for each running sequence.
+    pub fn watermark(&self, per_sequence: f64) -> u32 {
+        (f64::from(self.batch.len()) * per_sequence).ceil() as u32
+    }
+
+    /// Inserts a sequence into the waiting queue.
+    pub fn wait(&mut self, slot: usize) {
+        let seq = &self.sequences[slot];
+        let cached_tokens = if self.waiting.needs_refresh() { self.kv.estimate(seq) } else { 0 };
+        self.waiting.push(slot, &seq.view(cached_tokens));
+    }
+
+    /// Inserts a sequence that has its blocks into the batch.
+    pub fn enter_batch(&mut self, slot: usize) {
+        let worker_slot = self.batch.enter(slot);
+        debug_assert!(worker_slot < self.config.max_batch_size, "as many worker slots as sequences in the batch");
+        let seq = &mut self.sequences[slot];
+        seq.mirror.slot = Some(worker_slot);
+        seq.history.generated_at_entry = seq.generated();
+        seq.reserve(self.config.block_size);
+    }
+
+    /// Takes a sequence out of the batch, and frees its slot on the worker.
+    pub fn leave_batch(&mut self, slot: usize) {
+        self.batch.leave(slot);
+        self.free_worker_slot(slot);
+    }
+
+    /// Frees the worker slot of a sequence that leaves the batch, if the sequence has one.
+    pub fn free_worker_slot(&mut self, slot: usize) {
+        let seq = &mut self.sequences[slot];
+        seq.on_worker = false;
+        if let Some(worker_slot) = seq.mirror.slot.take() {
+            self.batch.free_worker_slot(worker_slot);
+        }
+    }
+
+    /// Publishes the full, computed blocks of a sequence.
+    pub fn publish(&mut self, slot: usize) {
+        self.kv.publish(&mut self.sequences[slot], &mut self.journal);
+    }
+
+    /// Releases every block of a sequence, in every place.
+    pub fn release(&mut self, slot: usize) {
+        self.kv.release(&mut self.sequences[slot]);
+    }
+
+    /// Lets a sequence out of the batch, without any block, wait to be recomputed.
+    pub fn start_over(&mut self, slot: usize, event: SequenceEvent) {
+        let seq = &mut self.sequences[slot];
+        self.journal.decide(Decision::StartOver, seq.id.0, u64::from(seq.computed));
+        seq.rewind(event);
+        self.wait(slot);
+    }
+
+    /// Counts the cached prompt tokens of a sequence that enters the batch for the first time.
+    pub fn count_cached(&mut self, slot: usize) {
+        let seq = &mut self.sequences[slot];
+        if seq.history.cached_tokens.is_none() {
+            let cached = seq.computed.min(seq.prompt_tokens);
+            seq.history.cached_tokens = Some(cached);
+            self.journal.stats.prompt_tokens += u64::from(seq.prompt_tokens);
+            self.journal.stats.cached_tokens += u64::from(cached);
+        }
+    }
+}
