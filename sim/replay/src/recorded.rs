@@ -1,8 +1,8 @@
-//! Shows a core the events that another one saw, and compares what the two decided.
+//! Replays the inputs of a recorded cluster into another, and compares the decisions of the two.
 //!
-//! A recording (see [`trunkline_core::record`]) holds every event with its time and the limits of the core that saw it. The core
-//! is deterministic, so a second one under the same limits decides the same, and the two digests are equal. If they are not, the
-//! recording was made by another version of the core, or the core has a fault.
+//! A recording (see [`trunkline_cluster::record`]) holds every input with its time, and the settings of the cluster that saw them. A
+//! server with one engine is a cluster of one. Clusters are deterministic, so a second one under the same settings decides the same, and
+//! the two digests are equal. Unequal digests mean that another version made the recording, or that there is a fault.
 //!
 //! Block hashes are not recorded; they are made again. A recording may be gzip. One that was cut off (no trailer, a torn last line, a
 //! gzip stream that ends early) is replayed as far as it goes, and [`Replayed::cut_off`] says so.
@@ -10,16 +10,17 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use trunkline_cluster::record::{self, Line, RecordError};
+use trunkline_cluster::{Cluster, ClusterError, EngineId, Input, Output};
 use trunkline_core::event::{Action, Event};
-use trunkline_core::record::{self, Line, RecordError};
-use trunkline_core::{ConfigError, Core};
+use trunkline_core::{ConfigError, Request};
 
 use trunkline_sim_workload::lines::{LineFault, LineNumber, Lines};
 
 /// The result of replaying a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replayed {
-    /// Events shown to the core.
+    /// Inputs replayed.
     pub events: u64,
     /// Requests among them.
     pub requests: u64,
@@ -80,8 +81,9 @@ pub enum RecordingFault {
     NoHeader,
     /// The header is of another version.
     #[error(
-        "the recording has format version {found}, this program reads {}; replay it with the version that made it",
-        record::VERSION
+        "the recording has format version {found}, this program reads {} and {}; replay it with the version that made it",
+        record::VERSION,
+        record::VERSION_CLUSTER
     )]
     Version {
         /// The version.
@@ -89,7 +91,18 @@ pub enum RecordingFault {
     },
     /// The recorded limits are none that a core can work under.
     #[error("recorded limits: {0}")]
-    Config(#[from] ConfigError),
+    Config(ConfigError),
+    /// The recorded settings are none that a cluster can work under.
+    #[error("recorded settings: {0}")]
+    Cluster(ClusterError),
+    /// An input is of an engine that the cluster does not have.
+    #[error("{engine} is none of the recorded cluster, which has {engines}; the recording is damaged")]
+    Engine {
+        /// The engine named in the line.
+        engine: EngineId,
+        /// Engines of the recorded cluster.
+        engines: usize,
+    },
     /// A line in the middle is damaged.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -106,15 +119,15 @@ pub enum RecordingFault {
     },
 }
 
-/// An event of a recording and what the replayed core wants done after it.
+/// An input of a recording, and the outputs of the replayed cluster after it.
 pub(crate) struct Shown<'a> {
-    /// When it happened, on the recorded core's clock.
+    /// Time of the input on the recorded clock, nanoseconds.
     pub at_ns: u64,
-    /// The step it ended, if it ended one.
-    pub finished: Option<u64>,
-    /// Whether it is the loss of the worker, and of the step in flight.
-    pub lost: bool,
-    pub actions: &'a [Action],
+    /// Engine and id of the step that the input ended, if it ended one.
+    pub finished: Option<(EngineId, u64)>,
+    /// Engine whose worker, and the step in flight with it, the input lost.
+    pub lost: Option<EngineId>,
+    pub outputs: &'a [Output],
 }
 
 /// Replays the recording at `path`. `progress` is told the number of events now and then.
@@ -144,14 +157,14 @@ pub(crate) fn replay_watched(
 }
 
 struct Replay {
-    core: Core,
+    cluster: Cluster,
     block_size: u32,
     events: u64,
     requests: u64,
     at_ns: u64,
     recorded_digest: Option<String>,
     cut_off: Option<CutOff>,
-    actions: Vec<Action>,
+    outputs: Vec<Output>,
 }
 
 /// The format version that a header claims.
@@ -166,19 +179,23 @@ impl Replay {
         // The version is looked at before the rest of the header, which other versions may have in other forms.
         match header_version(first) {
             None => return Err(RecordingFault::NoHeader),
-            Some(record::VERSION) => {}
+            Some(record::VERSION | record::VERSION_CLUSTER) => {}
             Some(found) => return Err(RecordingFault::Version { found }),
         }
-        let Ok(Line::Header { config, .. }) = parse(first) else { return Err(RecordingFault::NoHeader) };
+        let Some(config) = parse(first).ok().and_then(Line::cluster) else { return Err(RecordingFault::NoHeader) };
+        let cluster = Cluster::new(&config).map_err(|fault| match (fault, config.engines.len()) {
+            (ClusterError::Core { error, .. }, 1) => RecordingFault::Config(error),
+            (fault, _) => RecordingFault::Cluster(fault),
+        })?;
         Ok(Self {
-            block_size: config.block_size,
-            core: Core::new(config)?,
+            block_size: config.engines[0].core.block_size,
+            cluster,
             events: 0,
             requests: 0,
             at_ns: 0,
             recorded_digest: None,
             cut_off: None,
-            actions: Vec::new(),
+            outputs: Vec::new(),
         })
     }
 
@@ -201,13 +218,13 @@ impl Replay {
         };
         match line {
             _ if self.recorded_digest.is_some() => Err(RecordingFault::Misplaced),
-            Ok(Line::Header { .. }) => Err(RecordingFault::Misplaced),
-            Ok(Line::Event { at_ns, event }) => {
-                self.show(at_ns, event, watch)?;
-                Ok(true)
-            }
             Ok(Line::End { end }) => {
                 self.recorded_digest = Some(end.digest);
+                Ok(true)
+            }
+            Ok(line) => {
+                let (at_ns, input) = line.input().ok_or(RecordingFault::Misplaced)?;
+                self.show(at_ns, input, watch)?;
                 Ok(true)
             }
             Err(_) if !lines.terminated() => {
@@ -218,30 +235,40 @@ impl Replay {
         }
     }
 
-    fn show(&mut self, at_ns: u64, mut event: Event, watch: &mut dyn FnMut(&Shown)) -> Result<(), RecordingFault> {
+    fn show(&mut self, at_ns: u64, mut input: Input, watch: &mut dyn FnMut(&Shown)) -> Result<(), RecordingFault> {
         if at_ns < self.at_ns {
             return Err(RecordingFault::TimeGoesBack { before_ns: self.at_ns, at_ns });
         }
+        let engines = self.cluster.n_engines();
+        if let Some(engine) = engine_of(&input).filter(|engine| engine.index() >= engines) {
+            return Err(RecordingFault::Engine { engine, engines });
+        }
         self.at_ns = at_ns;
         self.events += 1;
-        if let Event::Submit(request) = &mut event {
+        if let Some(request) = submitted(&mut input) {
             self.requests += 1;
             request.hash_prompt(self.block_size);
         }
-        let finished = if let Event::StepFinished(result) = &event { Some(result.step) } else { None };
-        let lost = event == Event::WorkerLost;
-        self.core.handle(at_ns, event, &mut self.actions);
-        watch(&Shown { at_ns, finished, lost, actions: &self.actions });
-        for action in self.actions.drain(..) {
-            if let Action::RunStep(step) = action {
-                self.core.recycle(step);
+        let finished = match &input {
+            Input::Engine(engine, Event::StepFinished(result)) => Some((*engine, result.step)),
+            _ => None,
+        };
+        let lost = match &input {
+            Input::Engine(engine, Event::WorkerLost) | Input::Retire(engine) => Some(*engine),
+            _ => None,
+        };
+        self.cluster.handle(at_ns, input, &mut self.outputs);
+        watch(&Shown { at_ns, finished, lost, outputs: &self.outputs });
+        for output in self.outputs.drain(..) {
+            if let Output::Engine(engine, Action::RunStep(step)) = output {
+                self.cluster.recycle(engine, step);
             }
         }
         Ok(())
     }
 
     fn end(self) -> Replayed {
-        let digest = format!("{:016x}", self.core.digest());
+        let digest = format!("{:016x}", self.cluster.digest());
         let matches = self.recorded_digest.as_ref().map(|recorded| *recorded == digest);
         Replayed {
             events: self.events,
@@ -251,6 +278,24 @@ impl Replay {
             matches,
             cut_off: self.cut_off,
         }
+    }
+}
+
+/// Returns the engine that an input names.
+fn engine_of(input: &Input) -> Option<EngineId> {
+    match input {
+        Input::Client(_) => None,
+        Input::Engine(engine, _) | Input::Retire(engine) | Input::DrainEngine(engine) | Input::OpenEngine(engine) => {
+            Some(*engine)
+        }
+    }
+}
+
+/// Returns the request that an input submits.
+fn submitted(input: &mut Input) -> Option<&mut Request> {
+    match input {
+        Input::Client(Event::Submit(request)) | Input::Engine(_, Event::Submit(request)) => Some(request),
+        _ => None,
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use tracing::info;
+use trunkline_cluster::ClusterConfig;
 use trunkline_core::Config;
 use trunkline_core::config::BLOCK_SIZE_DEFAULT;
-use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
+use trunkline_server::{Backend, MakeWorker, Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
@@ -91,8 +92,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = with_estimates(config, &model, threads);
     let name = model.name().to_owned();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
-    let backend = embedded(model, tokenizer, &config, threads)?;
-    let options = Options { config: config.clone(), record: settings.record };
+    let backend = embedded(model, tokenizer, &config, threads);
+    let options = Options { cluster: ClusterConfig::uniform(&config, 1), record: settings.record };
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
         if settings.model.is_none() {
@@ -127,7 +128,7 @@ fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
 }
 
 /// Starts the embedded worker with `threads` threads of arithmetic.
-fn embedded(model: Model, tokenizer: Tokenizer, config: &Config, threads: usize) -> anyhow::Result<Backend> {
+fn embedded(model: Model, tokenizer: Tokenizer, config: &Config, threads: usize) -> Backend {
     let worker = WorkerConfig {
         block_size: config.block_size,
         device_blocks: config.device_blocks,
@@ -136,8 +137,9 @@ fn embedded(model: Model, tokenizer: Tokenizer, config: &Config, threads: usize)
         threads,
     };
     let info = model.info();
-    let runner = Box::new(Worker::new(Arc::new(model), worker)?);
-    Ok(Backend { model: info, tokenizer, runner })
+    let model = Arc::new(model);
+    let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(Worker::new(model.clone(), worker)?)));
+    Backend { model: info, tokenizer, workers }
 }
 
 async fn serve(server: Server) -> anyhow::Result<()> {

@@ -182,9 +182,42 @@ fn is_from_worker(event: &Event) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::{RequestId, StepResult};
+    use trunkline_core::{Namespace, Request, RequestId, Sampling, StepResult};
 
     use super::*;
+
+    #[test]
+    fn every_kind_of_line_survives_being_written_and_read() {
+        let mut request = Request::new(RequestId(u64::MAX), Namespace::default().root(), vec![0, u32::MAX], 3);
+        request.deadline_ns = Some(u64::MAX);
+        request.sampling = Sampling { temperature: 0.7, seed: u64::MAX, logprobs: Some(2), ..Sampling::default() };
+        let events = [
+            Event::Submit(Box::new(request)),
+            Event::Abort(RequestId(1)),
+            Event::Stop(RequestId(2)),
+            Event::Withdraw(RequestId(4)),
+            Event::Fail(RequestId(3)),
+            Event::WorkerJoined,
+            Event::WorkerLost,
+            Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),
+            Event::TransferFinished(3),
+            Event::TransferFailed(u64::MAX),
+            Event::Tick,
+            Event::FlushCache,
+            Event::Drain,
+            Event::Shutdown,
+        ];
+        for event in events {
+            for engine in [None, Some(EngineId(3))] {
+                let line = Line::Event { at_ns: u64::MAX, engine, event: event.clone() };
+                assert_eq!(Line::parse(&line.to_json()).unwrap(), line);
+            }
+        }
+        let header = Line::Header { trunkline_recording: VERSION, config: Config::default() };
+        assert_eq!(Line::parse(&header.to_json()).unwrap(), header);
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into() } };
+        assert_eq!(Line::parse(&end.to_json()).unwrap(), end);
+    }
 
     #[test]
     fn a_line_gives_back_its_input() {

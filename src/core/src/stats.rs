@@ -1,5 +1,7 @@
 //! What a core counts.
 
+use std::ops::AddAssign;
+
 use crate::tier::TIERS_MAX;
 
 /// What a tier of the prefix cache counts.
@@ -78,4 +80,98 @@ pub struct Stats {
     pub merged_blocks: u64,
     /// Published blocks evicted.
     pub evicted_blocks: u64,
+}
+
+impl AddAssign for TierStats {
+    fn add_assign(&mut self, other: Self) {
+        let Self { blocks, hit_blocks, stored_blocks, evicted_blocks } = other;
+        self.blocks += blocks;
+        self.hit_blocks += hit_blocks;
+        self.stored_blocks += stored_blocks;
+        self.evicted_blocks += evicted_blocks;
+    }
+}
+
+impl AddAssign for Stats {
+    /// Adds the gauges and counters of another core, tier by tier.
+    fn add_assign(&mut self, other: Self) {
+        self.waiting += other.waiting;
+        self.running += other.running;
+        self.free_blocks += other.free_blocks;
+        self.idle_blocks += other.idle_blocks;
+        self.held_blocks += other.held_blocks;
+        self.private_blocks += other.private_blocks;
+        self.steps += other.steps;
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.finished += other.finished;
+        self.withdrawn += other.withdrawn;
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.generated_tokens += other.generated_tokens;
+        self.loading += other.loading;
+        self.swapped += other.swapped;
+        self.moving_blocks += other.moving_blocks;
+        self.free_host_blocks += other.free_host_blocks;
+        self.swap_outs += other.swap_outs;
+        self.swap_ins += other.swap_ins;
+        self.swapped_out_blocks += other.swapped_out_blocks;
+        self.swapped_in_blocks += other.swapped_in_blocks;
+        self.failed_transfers += other.failed_transfers;
+        self.draft_tokens += other.draft_tokens;
+        self.accepted_draft_tokens += other.accepted_draft_tokens;
+        self.preemptions += other.preemptions;
+        self.published_blocks += other.published_blocks;
+        self.merged_blocks += other.merged_blocks;
+        self.evicted_blocks += other.evicted_blocks;
+        for (sum, tier) in self.tiers.iter_mut().zip(other.tiers) {
+            *sum += tier;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_a_sum_is_added() {
+        // All fields are numbers, so 1 in each of them doubles to 2 in each of them.
+        let tier = TierStats { blocks: 1, hit_blocks: 1, stored_blocks: 1, evicted_blocks: 1 };
+        let ones = Stats {
+            tiers: [tier; TIERS_MAX],
+            waiting: 1,
+            running: 1,
+            free_blocks: 1,
+            idle_blocks: 1,
+            held_blocks: 1,
+            private_blocks: 1,
+            steps: 1,
+            accepted: 1,
+            refused: 1,
+            finished: 1,
+            withdrawn: 1,
+            prompt_tokens: 1,
+            cached_tokens: 1,
+            generated_tokens: 1,
+            loading: 1,
+            swapped: 1,
+            moving_blocks: 1,
+            free_host_blocks: 1,
+            swap_outs: 1,
+            swap_ins: 1,
+            swapped_out_blocks: 1,
+            swapped_in_blocks: 1,
+            failed_transfers: 1,
+            draft_tokens: 1,
+            accepted_draft_tokens: 1,
+            preemptions: 1,
+            published_blocks: 1,
+            merged_blocks: 1,
+            evicted_blocks: 1,
+        };
+        let mut sum = ones;
+        sum += ones;
+        assert_eq!(format!("{sum:?}"), format!("{ones:?}").replace(": 1", ": 2"));
+    }
 }

@@ -1,7 +1,9 @@
 //! The steps of a recording: from when the core asked for a step to when it ended.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use trunkline_cluster::{EngineId, Output};
 use trunkline_core::event::Action;
 
 use super::Sample;
@@ -15,20 +17,28 @@ struct InFlight {
     shape: StepShape,
 }
 
-/// The steps of the recording at `path`, made again by showing a core the events. A step that never ended, because the worker was
-/// lost, is left out.
+/// Returns the steps of the recording at `path`, of all engines, by replaying the recorded inputs. A step that never ended, because the
+/// worker was lost, is left out. The engines of one server are alike, so their steps are samples of one cost model.
+///
+/// # Errors
+/// Fails if the file cannot be read or is no recording.
 pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
     let mut samples = Vec::new();
-    let mut in_flight: Option<InFlight> = None;
+    let mut in_flight: BTreeMap<EngineId, InFlight> = BTreeMap::new();
     replay_watched(path, &mut |_| {}, &mut |shown| {
-        if let Some(step) = in_flight.take_if(|step| shown.lost || shown.finished == Some(step.id))
-            && !shown.lost
+        if let Some(engine) = shown.lost {
+            in_flight.remove(&engine);
+        }
+        if let Some((engine, id)) = shown.finished
+            && in_flight.get(&engine).is_some_and(|step| step.id == id)
+            && let Some(step) = in_flight.remove(&engine)
         {
             samples.push(Sample { shape: step.shape, time_s: (shown.at_ns - step.begun_ns) as f64 / 1e9 });
         }
-        for action in shown.actions {
-            if let Action::RunStep(step) = action {
-                in_flight = Some(InFlight { id: step.id, begun_ns: shown.at_ns, shape: StepShape::of(step) });
+        for output in shown.outputs {
+            if let Output::Engine(engine, Action::RunStep(step)) = output {
+                let begun = InFlight { id: step.id, begun_ns: shown.at_ns, shape: StepShape::of(step) };
+                in_flight.insert(*engine, begun);
             }
         }
     })?;
@@ -39,8 +49,8 @@ pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
 mod tests {
     use std::fs;
 
+    use trunkline_cluster::record::{self, Line};
     use trunkline_core::event::Event;
-    use trunkline_core::record::{self, Line};
     use trunkline_core::step::StepResult;
     use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 
@@ -64,7 +74,7 @@ mod tests {
         let mut lines = vec![Line::Header { trunkline_recording: record::VERSION, config: config.clone() }.to_json()];
         let mut core = Core::new(config).unwrap();
         let mut tell = |core: &mut Core, at_ns: u64, event: Event| {
-            lines.push(record::event_line(at_ns, &event));
+            lines.push(Line::Event { at_ns, engine: None, event: event.clone() }.to_json());
             let mut actions = Vec::new();
             core.handle(at_ns, event, &mut actions);
             actions
