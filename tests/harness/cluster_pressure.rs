@@ -237,23 +237,22 @@ impl Run {
         }
     }
 
-    /// A worker ends its step; its answer passes through `spoil`. Returns `true` if there was a step.
-    fn end_step(&mut self, engine: EngineId, spoil: fn(&mut StepResult)) -> bool {
+    /// A worker ends its step; its answer passes through `spoil`.
+    fn end_step(&mut self, engine: EngineId, spoil: fn(&mut StepResult)) {
         let worker = self.engine(engine);
-        let Some(step) = worker.step.take() else { return false };
+        let Some(step) = worker.step.take() else { return };
         let mut result = worker.worker.end_step(&step);
         self.cluster.recycle(engine, step);
         spoil(&mut result);
         self.input(Input::Engine(engine, Event::StepFinished(result)));
-        true
     }
 
     /// A worker runs its step, but the answer lacks a sequence.
     fn answer_nonsense(&mut self, engine: EngineId) {
-        let answered = self.end_step(engine, |result| {
+        self.outcome.nonsense += u64::from(self.engine(engine).step.is_some());
+        self.end_step(engine, |result| {
             result.ends.pop();
         });
-        self.outcome.nonsense += u64::from(answered);
     }
 
     /// An answer that no core waits for, as of a worker that was declared lost, must not matter.
