@@ -7,6 +7,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
 
+use crate::engines::router_help;
+
 /// A setting that is not given is `None`, on the command line as in the file.
 #[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -89,9 +91,21 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// Threads of the model's arithmetic [default: one per core of the machine].
+    /// Threads that compute the model, divided among the workers, at least one each [default: one per core of the machine].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+
+    /// Workers behind the port, 1 to 64, each with its own KV blocks; the weights are shared [default: 1].
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+
+    /// Router by name, with parameters.
+    #[arg(long, value_name = "SPEC", help = router_help())]
+    pub router: Option<String>,
+
+    /// Role of each worker, separated by commas: both, prefill, or decode [default: both for each].
+    #[arg(long, value_name = "ROLES")]
+    pub roles: Option<String>,
 }
 
 impl Settings {
@@ -132,6 +146,9 @@ impl Settings {
             eviction: self.eviction.or(other.eviction),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
+            workers: self.workers.or(other.workers),
+            router: self.router.or(other.router),
+            roles: self.roles.or(other.roles),
         }
     }
 }
@@ -181,6 +198,9 @@ mod tests {
             "--eviction=e",
             "--record=r",
             "--threads=7",
+            "--workers=2",
+            "--router=least_loaded",
+            "--roles=both,both",
         ];
         let file: String = flags
             .iter()

@@ -5,6 +5,7 @@
 mod bench;
 mod calibrate;
 mod config_file;
+mod engines;
 mod generate;
 mod plan;
 mod replay;

@@ -2,19 +2,19 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use tracing::info;
-use trunkline_cluster::ClusterConfig;
+use trunkline_cluster::Cluster;
 use trunkline_core::Config;
 use trunkline_core::config::BLOCK_SIZE_DEFAULT;
-use trunkline_server::{Backend, MakeWorker, Options, Server, listen, stop_on_signals};
+use trunkline_server::{Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
-use trunkline_worker::{Model, Worker, WorkerConfig};
+use trunkline_worker::Model;
 
 use crate::config_file::Settings;
+use crate::engines::Engines;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// The weights of the small model are made from this.
@@ -24,7 +24,6 @@ const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Tokens it has room for at least, however large they are.
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
-const THREADS_MAX: usize = 1024;
 const TARGET_STEP_MS_MAX: f64 = 60_000.0;
 /// How fast the embedded worker copies blocks, and how many multiply-adds one of its threads makes in a prefill: guesses for
 /// a machine like any other. They are not measured, so that equal settings decide alike on every machine.
@@ -70,12 +69,10 @@ pub struct ServeArgs {
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
     let settings = (*args.settings).or(file);
-    let threads = settings.threads.unwrap_or_else(cores);
-    if !(1..=THREADS_MAX).contains(&threads) {
-        bail!("threads is {threads}; it must be between 1 and {THREADS_MAX}");
-    }
+    let engines = Engines::of(&settings, cores())?;
     // What is wrong with the settings alone, or with the address, is told before a large model is read.
-    limits(&settings, 1 << 10, Config::default().max_context)?;
+    let config = limits(&settings, 1 << 10, Config::default().max_context)?;
+    Cluster::new(&engines.cluster(&config))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         // Threads for long prompts: more than cores would only make each other slower.
@@ -89,11 +86,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let config = limits(&settings, model.kv_bytes_per_token(), model.config().max_context)?;
-    let config = with_estimates(config, &model, threads);
+    let config = with_estimates(config, &model, engines.threads_each());
     let name = model.name().to_owned();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
-    let backend = embedded(model, tokenizer, &config, threads);
-    let options = Options { cluster: ClusterConfig::uniform(&config, 1), record: settings.record };
+    let backend = engines.backend(model, tokenizer, &config);
+    let options = Options { cluster: engines.cluster(&config), record: settings.record };
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
         if settings.model.is_none() {
@@ -104,11 +101,12 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
             );
         }
         info!(
+            workers = engines.workers(),
             blocks = config.device_blocks,
             host_blocks = config.host_blocks,
             block_size = config.block_size,
             kv_bytes,
-            threads,
+            threads = engines.threads_each(),
             "serving {name}"
         );
         serve(server).await
@@ -125,21 +123,6 @@ fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
     // The tokenizer is the quicker one to fail.
     let tokenizer = Tokenizer::load(dir)?;
     Ok((Model::load(dir)?, tokenizer))
-}
-
-/// Starts the embedded worker with `threads` threads of arithmetic.
-fn embedded(model: Model, tokenizer: Tokenizer, config: &Config, threads: usize) -> Backend {
-    let worker = WorkerConfig {
-        block_size: config.block_size,
-        device_blocks: config.device_blocks,
-        host_blocks: config.host_blocks,
-        max_drafts: config.max_drafts,
-        threads,
-    };
-    let info = model.info();
-    let model = Arc::new(model);
-    let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(Worker::new(model.clone(), worker)?)));
-    Backend { model: info, tokenizer, workers }
 }
 
 async fn serve(server: Server) -> anyhow::Result<()> {
