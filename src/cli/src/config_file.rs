@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::engines::router_help;
+use crate::routers::router_help;
 
 /// A setting that is not given is `None`, on the command line as in the file.
 #[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]

@@ -1,10 +1,8 @@
 //! The engines of a server: their number, roles and router, and the embedded worker of each.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use anyhow::bail;
-use trunkline_cluster::router::REGISTRY;
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, registry};
 use trunkline_server::{Backend, MakeWorker};
@@ -98,18 +96,6 @@ fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
     names.split(',').map(role).collect()
 }
 
-/// Returns the help of `--router`, with all routers and their parameters.
-pub fn router_help() -> String {
-    let mut help = format!("Router, which assigns requests to workers [default: {ROUTER_DEFAULT}]:");
-    for entry in REGISTRY.entries() {
-        let params: Vec<String> = entry.params.iter().map(|param| format!("{}={}", param.key, param.default)).collect();
-        let params = if params.is_empty() { String::new() } else { format!(" [:{}]", params.join(",")) };
-        // Writing to a string cannot fail.
-        let _ = write!(help, "\n- {}{params}: {}", entry.name, entry.about);
-    }
-    help
-}
-
 #[cfg(test)]
 mod tests {
     use trunkline_cluster::{Cluster, EngineId};
@@ -154,14 +140,6 @@ mod tests {
         let alone = engines(None, Some("decode"), 1).unwrap().cluster(&Config::default());
         let error = Cluster::new(&alone).map(|_| ()).unwrap_err().to_string();
         assert_eq!(error, "no engine takes new requests; give at least one engine the role 'prefill' or 'both'");
-    }
-
-    #[test]
-    fn the_help_lists_every_router_with_its_parameters() {
-        let help = router_help();
-        for entry in REGISTRY.entries() {
-            assert!(help.contains(entry.name) && entry.params.iter().all(|param| help.contains(param.key)), "{help}");
-        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod engines;
 mod generate;
 mod plan;
 mod replay;
+mod routers;
 mod selection;
 mod serve;
 mod sweep;

@@ -100,6 +100,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
                 "no --model: serving a small model with made-up weights; the text it generates is noise"
             );
         }
+        let kv_bytes = kv_bytes * engines.workers() as u64;
         info!(
             workers = engines.workers(),
             blocks = config.device_blocks,
