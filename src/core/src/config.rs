@@ -12,6 +12,7 @@ pub const BLOCK_SIZE_DEFAULT: u32 = 16;
 const BLOCK_SIZE_MAX: u32 = 4096;
 const TOKENS_MAX: u32 = 1 << 30;
 const DRAFTS_MAX: u32 = 64;
+const STEPS_IN_FLIGHT_MAX: u32 = 64;
 const WATERMARK_MAX: u32 = 1024;
 
 /// The limits a core works under. A recording carries its own, so that a replay is under the same ones.
@@ -30,6 +31,14 @@ pub struct Config {
     pub max_queue: u32,
     /// Tokens at most that need KV when all waiting requests are admitted. A request alone in the queue may have more.
     pub max_queued_tokens: u64,
+    /// Steps sent to the worker before the result of the first is known, at most. 1 waits for each result. With more, the worker
+    /// never waits for the core (asynchronous scheduling), and the stages of a pipeline work on different steps.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub max_steps_in_flight: u32,
+    /// Stages of the worker's pipeline. A sampled token is known to the first stage that many steps later, so decodes are divided
+    /// among as many steps.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pipeline_stages: u32,
     /// Whether prefill chunks end at block boundaries, as far as they can. It saves blocks that are read while they are half
     /// full; engines that do not are imitated without.
     pub align_chunks: bool,
@@ -63,6 +72,14 @@ pub struct Config {
     pub eviction: String,
 }
 
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -72,6 +89,8 @@ impl Default for Config {
             max_batch_size: 256,
             max_queue: 1024,
             max_queued_tokens: 1 << 40,
+            max_steps_in_flight: 1,
+            pipeline_stages: 1,
             align_chunks: true,
             max_step_logits: 1 << 16,
             max_drafts: 0,
@@ -234,6 +253,8 @@ impl Config {
             ("max_context", self.max_context, 2, TOKENS_MAX),
             ("max_step_logits", self.max_step_logits, 1, TOKENS_MAX),
             ("max_drafts", self.max_drafts, 0, DRAFTS_MAX),
+            ("max_steps_in_flight", self.max_steps_in_flight, 1, STEPS_IN_FLIGHT_MAX),
+            ("pipeline_stages", self.pipeline_stages, 1, STEPS_IN_FLIGHT_MAX),
             ("host_blocks", self.host_blocks, 0, TOKENS_MAX),
         ];
         for (name, value, min, max) in ranges {

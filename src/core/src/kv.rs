@@ -12,8 +12,11 @@
 
 mod tier_copies;
 
+use std::collections::VecDeque;
+
 use crate::config::{Config, ConfigError};
 use crate::host::{HostPool, HostState};
+use crate::ids::BlockHandle;
 use crate::journal::Journal;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
@@ -32,6 +35,8 @@ pub(crate) struct Kv {
     pub tiers: Tiers,
     /// Transfers in flight.
     pub transfers: TransferTable,
+    /// Private duplicates that steps in flight may still read, with the last step that may; oldest first.
+    retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
     pub found: Vec<u32>,
     /// Blocks in tiers that continue `found`, of the last plan.
@@ -50,6 +55,7 @@ impl Kv {
             host: HostPool::new(config.host_blocks),
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(),
+            retired: VecDeque::new(),
             found: Vec::new(),
             plan: Vec::new(),
         })
@@ -70,8 +76,9 @@ impl Kv {
         self.host.count(HostState::Free)
     }
 
-    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before.
-    pub fn publish(&mut self, seq: &mut Sequence, journal: &mut Journal) {
+    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate that steps
+    /// in flight may read, `last_step` at the latest, is freed when they end.
+    pub fn publish(&mut self, seq: &mut Sequence, last_step: u64, journal: &mut Journal) {
         let size = self.block_size;
         let (from, to) = (seq.published as usize, (seq.computed / size) as usize);
         if to > from + 1 && !seq.unpublishable {
@@ -94,7 +101,12 @@ impl Kv {
                     self.tiers.identify(seq.root, seq.table[at].index, parent, hash, tokens);
                 }
                 Published::Merged(duplicate) => {
-                    seq.table[at] = duplicate;
+                    let private = std::mem::replace(&mut seq.table[at], duplicate);
+                    if seq.is_in_step() {
+                        self.retired.push_back((last_step, private));
+                    } else {
+                        self.tree.free_duplicate(private);
+                    }
                     seq.mirror.table_sent = seq.mirror.table_sent.min(at as u32);
                     journal.stats.merged_blocks += 1;
                 }
@@ -123,6 +135,18 @@ impl Kv {
         }
         journal.stats.published_blocks += (to - at) as u64;
         seq.published = to as u32;
+    }
+
+    /// Frees the duplicates that no step after `ended` reads.
+    pub fn free_retired(&mut self, ended: u64) {
+        while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
+            self.tree.free_duplicate(block);
+        }
+    }
+
+    /// Returns the number of duplicates that steps in flight may still read.
+    pub fn n_retired(&self) -> u32 {
+        self.retired.len() as u32
     }
 
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.

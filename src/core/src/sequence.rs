@@ -36,6 +36,23 @@ pub(crate) enum Ending {
     Finish(FinishReason),
     /// The request is handed back, with [`crate::Action::Withdrawn`].
     Withdraw,
+    /// The end was reported while steps in flight still run the sequence. Only its blocks are left here.
+    Reported,
+}
+
+/// Work that steps in flight do on a sequence: its state ahead of what the core has been told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Tokens that steps in flight run, without drafts.
+    pub tokens: u32,
+    /// Steps in flight that run the sequence.
+    pub steps: u8,
+    /// Tokens that steps in flight will sample, without accepted drafts.
+    pub samples: u8,
+    /// `true` while a step in flight drafts for the sequence: the number of tokens it samples is open.
+    pub drafts: bool,
+    /// Id of the last step that samples for the sequence, modulo 2^16.
+    pub sampled_in: u16,
 }
 
 /// The worker's mirror of a sequence in the batch: its slot, and the entries of the block table sent so far.
@@ -79,7 +96,7 @@ pub(crate) struct History {
     pub prefetched: bool,
 }
 
-/// An accepted request, and everything the core knows of it. Fields that every step reads come first, in two cache lines.
+/// An accepted request, and everything the core knows of it. Fields that every step reads come first, in the first 144 bytes.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Sequence {
@@ -95,10 +112,10 @@ pub(crate) struct Sequence {
     pub last_token: Token,
     /// The worker's mirror of this sequence.
     pub mirror: Mirror,
+    /// Work of steps in flight.
+    pub ahead: Ahead,
     /// `true` if the mirror stands for this sequence and not for an earlier one.
     pub on_worker: bool,
-    /// `true` while the step in flight runs this sequence.
-    pub in_step: bool,
     /// Set once the sequence is to leave the core.
     pub ending: Option<Ending>,
     /// `true` after a hash collision: further blocks are not published.
@@ -123,8 +140,8 @@ pub(crate) struct Sequence {
     pub history: History,
 }
 
-// What every step reads of a sequence lies in two cache lines.
-const _: () = assert!(std::mem::offset_of!(Sequence, hashes) <= 128);
+// What every step reads of a sequence lies in the first 144 bytes.
+const _: () = assert!(std::mem::offset_of!(Sequence, hashes) <= 144);
 
 impl Sequence {
     /// Creates a waiting sequence.
@@ -141,7 +158,7 @@ impl Sequence {
             last_token: tokens.last().copied().unwrap_or_default(),
             mirror: Mirror::default(),
             on_worker: false,
-            in_step: false,
+            ahead: Ahead::default(),
             ending: None,
             unpublishable: false,
             phase: Phase::Waiting,
@@ -167,12 +184,48 @@ impl Sequence {
 
     /// Returns `true` while a step or a transfer works on the sequence.
     pub fn is_busy(&self) -> bool {
-        self.in_step || self.phase.is_copying()
+        self.is_in_step() || self.phase.is_copying()
     }
 
-    /// Returns `true` for a sequence in the batch that decodes.
+    /// Returns `true` while a step in flight runs the sequence.
+    pub fn is_in_step(&self) -> bool {
+        self.ahead.steps > 0
+    }
+
+    /// Returns `true` for a sequence in the batch that decodes, as far as the results so far say.
     pub fn is_decode(&self) -> bool {
         matches!(self.phase, Phase::Decode)
+    }
+
+    /// Returns `true` if the next token to run is one that was sampled, or that a step in flight samples.
+    pub fn decodes_next(&self) -> bool {
+        self.is_decode() || (self.ahead.samples > 0 && matches!(self.phase, Phase::Prefill))
+    }
+
+    /// Returns the number of leading tokens that have KV, or get it in steps in flight.
+    pub fn planned(&self) -> u32 {
+        self.computed + self.ahead.tokens
+    }
+
+    /// Returns the number of tokens known or being sampled that no step has run yet.
+    pub fn unplanned(&self) -> u32 {
+        self.tokens.len() as u32 + u32::from(self.ahead.samples) - self.planned()
+    }
+
+    /// Returns `true` if the next token to run is not known yet: a step in flight samples it.
+    pub fn awaits_token(&self) -> bool {
+        self.planned() >= self.tokens.len() as u32
+    }
+
+    /// Returns `true` if step `step` may run the sequence. Tokens that are not known yet can be run by the step that comes `stages`
+    /// after the one that samples them, unless drafts leave their number open, or they may be past the last token.
+    pub fn may_run(&self, step: u64, stages: u32) -> bool {
+        if self.ending.is_some() || self.ahead.drafts {
+            return false;
+        }
+        let distance = (step as u16).wrapping_sub(self.ahead.sampled_in);
+        let planned = self.generated() + u32::from(self.ahead.samples);
+        !self.awaits_token() || (u32::from(distance) >= stages && planned < self.limits.max_tokens)
     }
 
     /// Changes the phase on an event that [`TRANSITIONS`] lists. Returns the phase left.
@@ -191,11 +244,6 @@ impl Sequence {
     /// Returns the number of tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.tokens.len() as u32 - self.prompt_tokens
-    }
-
-    /// Returns the number of tokens that have no KV yet.
-    pub fn remaining(&self) -> u32 {
-        self.tokens.len() as u32 - self.computed
     }
 
     /// Returns the number of tokens that fit into the blocks of the table.
@@ -242,6 +290,27 @@ impl Sequence {
     /// Returns the number of blocks that hold KV of the sequence.
     pub fn computed_blocks(&self, block_size: u32) -> usize {
         self.computed.div_ceil(block_size) as usize
+    }
+
+    /// Notes that step `step` runs the next `n_tokens`, samples if `sample`, and drafts if `drafts`.
+    pub fn begin_step(&mut self, step: u64, n_tokens: u32, sample: bool, drafts: bool) {
+        let ahead = &mut self.ahead;
+        ahead.tokens += n_tokens;
+        ahead.steps += 1;
+        ahead.drafts = drafts;
+        if sample {
+            ahead.samples += 1;
+            ahead.sampled_in = step as u16;
+        }
+    }
+
+    /// Notes that the oldest step in flight of the sequence ended: it ran `n_tokens`, and sampled if `sample`.
+    pub fn end_step(&mut self, n_tokens: u32, sample: bool) {
+        let ahead = &mut self.ahead;
+        ahead.tokens -= n_tokens;
+        ahead.steps -= 1;
+        ahead.samples -= u8::from(sample);
+        ahead.drafts = false;
     }
 
     /// Goes back to waiting, with all tokens and no block.

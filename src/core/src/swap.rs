@@ -23,7 +23,7 @@ use crate::transfer_table::{BlockPair, InFlight, Purpose, fold_pairs};
 /// to copy.
 pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
-    assert!(!seq.in_step, "a worker may still write the blocks of {}", seq.id);
+    assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     let n = seq.computed_blocks(state.config.block_size);
     let pinned = pinned_by_others(state, slot, n);
     if n == pinned || (state.kv.free_hosts() as usize) < n - pinned {
@@ -263,7 +263,7 @@ pub(crate) fn resume_arrived(state: &mut State) {
 fn resume(state: &mut State, slot: usize) {
     let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
-    let decodes = seq.remaining() == 1 && seq.generated() > 0;
+    let decodes = seq.unplanned() == 1 && seq.generated() > 0;
     let next = if decodes { Phase::Decode } else { Phase::Prefill };
     let Phase::SwappingIn(swap_in) = seq.transition(SequenceEvent::SwapInEnded, next) else {
         unreachable!("the table lists no other state before")
