@@ -1,10 +1,10 @@
 //! The KV cache: device blocks with their prefix tree, host blocks, tiers, and the transfers among them.
 //!
-//! Scheduling decides; this module moves blocks. A sequence gets its blocks here and gives them back here, full blocks are
-//! published here, and every transfer begins and ends here.
+//! Scheduling decides; this module moves blocks: publishes full blocks, releases blocks of sequences, and begins and ends the
+//! transfers from and to tiers.
 //!
 //! **Down.** Published blocks are copied to slower tiers as each tier's [`crate::Write`] says. Writing back begins ahead of need, while a few
-//! blocks are still free; a block that must go at once is dropped unsaved.
+//! blocks are still free; a block needed at once is dropped unsaved.
 //!
 //! **Up.** A request whose prompt continues in a tier is admitted with every block its tokens need, and waits in state
 //! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
@@ -23,7 +23,7 @@ use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer_table::TransferTable;
 use crate::tree::{PrefixTree, Published};
 
-/// All places that hold KV, and the transfers in flight.
+/// KV blocks in all places, and the transfers in flight.
 #[derive(Debug)]
 pub(crate) struct Kv {
     block_size: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Kv {
     retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
     pub found: Vec<u32>,
-    /// Blocks in tiers that continue `found`, of the last plan.
+    /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
 }
 
@@ -71,7 +71,7 @@ impl Kv {
         self.tree.estimate(&seq.hashes) * self.block_size
     }
 
-    /// Returns the number of host blocks that hold nothing.
+    /// Returns the number of free host blocks.
     pub fn free_hosts(&self) -> u32 {
         self.host.count(HostState::Free)
     }

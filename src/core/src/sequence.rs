@@ -3,17 +3,17 @@
 //! | state | holds | left by | timeout, abort, stop, shutdown, withdrawal |
 //! |---|---|---|---|
 //! | waiting | no block | admission -> prefill, or loading | ends at once |
-//! | loading | all blocks of its tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting | ends when the transfers end |
-//! | prefill | all blocks of its tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
-//! | decode | all blocks of its tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
-//! | swapping out | its blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting | ends when the transfer ends |
-//! | swapped | host blocks, and device blocks that other sequences read | room on the device -> swapping in; nothing else can run, worker lost -> waiting | ends at once |
-//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting | ends at once; while its own transfer is in flight, when that ends |
+//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting | ends when the transfers end |
+//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
+//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
+//! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting | ends when the transfer ends |
+//! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting | ends at once |
+//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting | ends at once; while the own transfer is in flight, when the transfer ends |
 //!
-//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data that only one state has. An ended request is
-//! gone: it released its blocks and sent its one [`crate::Action::Finish`] or [`crate::Action::Withdrawn`]. A request that ends
-//! while a step or a transfer works on it MUST wait for that, because its blocks are still being written or read; its tokens of
-//! that step are dropped.
+//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data of single states. An ended request is
+//! gone, with all blocks released and one [`crate::Action::Finish`] or [`crate::Action::Withdrawn`] sent. A request that ends
+//! during a step or a transfer MUST wait for its end, because the blocks are still being written or read; tokens sampled by that
+//! step are dropped.
 
 mod phase;
 
@@ -29,7 +29,7 @@ pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 /// Tokens with memory reserved ahead, at most.
 const RESERVED_TOKENS_MAX: u32 = 2048;
 
-/// The way in which a sequence leaves the core, once no step and no transfer works on it.
+/// Ways for a sequence to leave the core, once no step and no transfer works on the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The request ends, with [`crate::Action::Finish`].
@@ -60,7 +60,7 @@ pub(crate) struct Ahead {
 pub(crate) struct Mirror {
     /// Slot on the worker, while the sequence is in the batch.
     pub slot: Option<u32>,
-    /// Leading entries of the block table that the worker has.
+    /// Leading entries of the block table known to the worker.
     pub table_sent: u32,
 }
 
@@ -84,19 +84,19 @@ pub(crate) struct History {
     pub cached_tokens: Option<u32>,
     /// Times the sequence was preempted.
     pub preemptions: u32,
-    /// Tokens generated when the sequence last joined the batch: with no more than these it made no progress.
+    /// Tokens generated when the sequence last joined the batch, to notice progress.
     pub generated_at_entry: u32,
-    /// Leading blocks that other sequences read at the last preemption to be recomputed.
+    /// Leading blocks with other readers at the last preemption for recomputation.
     pub shared_at_preemption: u32,
-    /// Published blocks after those, which fell idle at that preemption.
+    /// Published blocks after the shared ones, left idle by that preemption.
     pub cached_at_preemption: u32,
-    /// Steps of this sequence that a worker failed to finish.
+    /// Steps with this sequence that workers failed to finish.
     pub worker_failures: u32,
-    /// `true` once blocks of far tiers were brought nearer for it.
+    /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
 }
 
-/// An accepted request, and everything the core knows of it. Fields that every step reads come first, in the first 144 bytes.
+/// An accepted request inside the core. Fields read by every step come first, in the first 144 bytes.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Sequence {
@@ -104,7 +104,7 @@ pub(crate) struct Sequence {
     pub id: RequestId,
     /// Tokens at positions below this have KV.
     pub computed: u32,
-    /// Leading blocks of `table` that are in the tree.
+    /// Leading blocks of `table` in the prefix tree.
     pub published: u32,
     /// Tokens of the prompt; the rest of `tokens` was generated.
     pub prompt_tokens: u32,
@@ -114,7 +114,7 @@ pub(crate) struct Sequence {
     pub mirror: Mirror,
     /// Work of steps in flight.
     pub ahead: Ahead,
-    /// `true` if the mirror stands for this sequence and not for an earlier one.
+    /// `true` if the mirror was begun for this sequence, not for an earlier one.
     pub on_worker: bool,
     /// Set once the sequence is to leave the core.
     pub ending: Option<Ending>,
@@ -257,7 +257,7 @@ impl Sequence {
         self.last_token = token;
     }
 
-    /// Reserves memory for the tokens to be generated, as far as they are certain to come, so that steps need not.
+    /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
     pub fn reserve(&mut self, block_size: u32) {
         let more = (self.limits.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
         self.tokens.reserve(more as usize);
@@ -287,7 +287,7 @@ impl Sequence {
         self.hashes[index]
     }
 
-    /// Returns the number of blocks that hold KV of the sequence.
+    /// Returns the number of blocks with KV of the sequence.
     pub fn computed_blocks(&self, block_size: u32) -> usize {
         self.computed.div_ceil(block_size) as usize
     }
