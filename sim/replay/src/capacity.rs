@@ -51,7 +51,7 @@ pub(crate) fn capacity_requests_s(
         return Err(ReplayError::NoCapacity);
     }
     // All arrive at time 0, so the 90th percentile of E2E is when nine tenths have ended. Those refused cost nothing.
-    Ok(MEASURED_SHARE * report.requests as f64 / report.e2e_s.p90)
+    Ok(MEASURED_SHARE * report.requests as f64 / report.latencies.e2e_s.p90)
 }
 
 /// The mean rate of a trace's arrivals, if they do not all come at one instant.

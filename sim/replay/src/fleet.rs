@@ -182,11 +182,7 @@ struct Fleet<'a> {
     /// Whether steps that are like the one before them are leapt over.
     leaps: bool,
     stopped: bool,
-    arrivals: Arrivals,
-    /// When the next request arrives, if requests arrive as the source says and it knows.
-    next_arrival_ns: Option<u64>,
-    /// Requests that were taken from the source for a replica before their turn, by replica.
-    ahead: Vec<VecDeque<u64>>,
+    pending: Pending,
     block_size: u32,
     root: BlockHash,
     replicas: Vec<Replica>,
@@ -201,19 +197,45 @@ struct Fleet<'a> {
     meters: Meters<'a>,
     now_ns: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
-    actions: Vec<Action>,
-    /// Copies that end at one turn of a link, emptied after each use.
-    ended_copies: Vec<Copy>,
-    /// Requests taken from the source, those that ended or were refused, and when the last of them did.
-    taken: u64,
-    ended: u64,
-    last_end_ns: u64,
-    /// Where requests ended since arrivals that may wait for that were last looked at.
+    spare: Spare,
+    totals: Totals,
+}
+
+/// Requests that have not arrived yet.
+struct Pending {
+    arrivals: Arrivals,
+    /// Time of the next arrival, if arrivals follow the source and the source knows.
+    next_ns: Option<u64>,
+    /// Requests taken from the source for a replica before their turn, by replica.
+    ahead: Vec<VecDeque<u64>>,
+    /// Replicas where requests ended since the last look at arrivals that wait for ends.
     freed: Vec<usize>,
+}
+
+/// Buffers kept between uses to save allocations; empty between uses.
+#[derive(Default)]
+struct Spare {
+    /// Actions of one core.
+    actions: Vec<Action>,
+    /// Copies that ended at one wake-up of a link.
+    ended_copies: Vec<Copy>,
+}
+
+/// Counters over all replicas.
+#[derive(Default)]
+struct Totals {
+    /// Requests taken from the source.
+    taken: u64,
+    /// Requests completed or refused.
+    ended: u64,
+    /// Time of the last end, nanoseconds.
+    last_end_ns: u64,
+    /// Sequences of all steps.
     seqs_run: u64,
+    /// Tokens of all steps, drafts included.
     tokens_run: u64,
-    /// Steps begun in leaps.
-    leapt: u64,
+    /// Steps begun in fast-forwards.
+    fast_forwarded: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -225,31 +247,8 @@ impl<'a> Fleet<'a> {
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let routing = &settings.routing;
-        let mut replicas = Vec::new();
-        for number in 0..settings.n_replicas() as usize {
-            let mut core = Core::new(settings.core_of(number)).map_err(SettingsError::Config)?;
-            core.omit_tokens();
-            replicas.push(Replica {
-                core,
-                in_flight: None,
-                leap_first_ns: 0,
-                links: Links::new(
-                    settings.hardware_of(number),
-                    &settings.model,
-                    settings.core.block_size,
-                    &settings.far_links,
-                ),
-                state: State::Up,
-                life: 0,
-                slowness: routing
-                    .slow
-                    .iter()
-                    .find(|slow| slow.replica as usize == number)
-                    .map_or(1.0, |slow| slow.factor),
-                step_ends_ns: 0,
-                busy_ns: 0,
-            });
-        }
+        let replicas = (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number));
+        let replicas = replicas.collect::<Result<Vec<_>, _>>()?;
         let speed = match settings.arrivals {
             Arrivals::Traced { speed } => speed,
             Arrivals::Serial | Arrivals::AtOnce => 1.0,
@@ -262,9 +261,12 @@ impl<'a> Fleet<'a> {
             leaps: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
             observer,
             stopped: false,
-            arrivals: settings.arrivals,
-            next_arrival_ns: None,
-            ahead: vec![VecDeque::new(); replicas.len()],
+            pending: Pending {
+                arrivals: settings.arrivals,
+                next_ns: None,
+                ahead: vec![VecDeque::new(); replicas.len()],
+                freed: Vec::new(),
+            },
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
             meters,
@@ -277,15 +279,8 @@ impl<'a> Fleet<'a> {
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
             queue: BinaryHeap::new(),
-            actions: Vec::new(),
-            ended_copies: Vec::new(),
-            taken: 0,
-            ended: 0,
-            last_end_ns: 0,
-            freed: Vec::new(),
-            seqs_run: 0,
-            tokens_run: 0,
-            leapt: 0,
+            spare: Spare::default(),
+            totals: Totals::default(),
         })
     }
 
@@ -301,7 +296,7 @@ impl<'a> Fleet<'a> {
                 return Err(ReplayError::Stopped);
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
-            match self.next_arrival_ns {
+            match self.pending.next_ns {
                 Some(at_ns) if queued_ns.is_none_or(|queued_ns| at_ns < queued_ns) => {
                     self.now_ns = self.now_ns.max(at_ns);
                     self.arrive_next()?;
@@ -312,7 +307,7 @@ impl<'a> Fleet<'a> {
                 },
             }
         }
-        match self.taken - self.ended {
+        match self.totals.taken - self.totals.ended {
             0 => Ok(()),
             unfinished => Err(ReplayError::Stalled { at_s: self.now_ns as f64 / 1e9, unfinished }),
         }
@@ -351,7 +346,7 @@ impl<'a> Fleet<'a> {
 
     /// Gives a core an event and does what it wants.
     fn tell(&mut self, replica: usize, event: Event) {
-        let mut actions = std::mem::take(&mut self.actions);
+        let mut actions = std::mem::take(&mut self.spare.actions);
         self.replicas[replica].core.handle(self.now_ns, event, &mut actions);
         self.perform_all(self.now_ns, replica, actions);
         let deadline_ns = self.replicas[replica].core.next_deadline_ns();
@@ -363,7 +358,7 @@ impl<'a> Fleet<'a> {
         for action in actions.drain(..) {
             self.perform(at_ns, replica, action);
         }
-        self.actions = actions;
+        self.spare.actions = actions;
     }
 
     fn perform(&mut self, at_ns: u64, replica: usize, action: Action) {
@@ -400,8 +395,8 @@ impl<'a> Fleet<'a> {
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
         let shape = StepShape::of(&step);
         self.meters.step_began(&mut self.flights, at_ns, replica, &step.seqs);
-        self.seqs_run += shape.sequences();
-        self.tokens_run += shape.tokens;
+        self.totals.seqs_run += shape.sequences();
+        self.totals.tokens_run += shape.tokens;
         let it = &mut self.replicas[replica];
         let duration_ns = Replica::slowed(self.cost.replica_step_ns(replica, &shape), it.slowness);
         let previous = it.in_flight.replace(step);
@@ -419,15 +414,34 @@ impl<'a> Fleet<'a> {
     /// A request of this replica left it; some arrivals wait for that.
     fn end(&mut self, replica: usize, outcome: &Outcome) {
         self.stopped |= self.observer.ended(outcome).is_break();
-        self.ended += 1;
-        self.last_end_ns = self.now_ns;
-        self.freed.push(replica);
+        self.totals.ended += 1;
+        self.totals.last_end_ns = self.now_ns;
+        self.pending.freed.push(replica);
         let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
         self.source.ended(outcome.request, self.now_ns, how);
     }
 }
 
 impl Replica {
+    /// Returns replica `number` of a fleet, up and idle.
+    fn new(settings: &Settings, number: usize) -> Result<Self, SettingsError> {
+        let mut core = Core::new(settings.core_of(number))?;
+        core.omit_tokens();
+        let (hardware, block_size) = (settings.hardware_of(number), settings.core.block_size);
+        let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
+        Ok(Self {
+            core,
+            in_flight: None,
+            leap_first_ns: 0,
+            links: Links::new(hardware, &settings.model, block_size, &settings.far_links),
+            state: State::Up,
+            life: 0,
+            slowness: slow.map_or(1.0, |slow| slow.factor),
+            step_ends_ns: 0,
+            busy_ns: 0,
+        })
+    }
+
     /// How long a step takes that would take `duration_ns` if the replica were well.
     fn slowed(duration_ns: u64, slowness: f64) -> u64 {
         if slowness == 1.0 { duration_ns } else { (duration_ns as f64 * slowness).round() as u64 }

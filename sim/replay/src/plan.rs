@@ -23,7 +23,7 @@ use crate::fleet::{ReplayError, replay_watched};
 use crate::settings::{Arrivals, Settings};
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::slo::{Figure, Judge, Slos};
+use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
 /// Above this load tails of latency tell little: small errors of step times make large ones of waiting times.
@@ -83,7 +83,7 @@ pub struct Probe {
     /// Requests that arrived in a second on average, if they did not all come at one instant.
     pub arrival_requests_s: Option<f64>,
     /// What came of each promise; nothing if the probe was stopped.
-    pub figures: Vec<Figure>,
+    pub figures: Vec<SloResult>,
     /// The promise for which it was stopped.
     pub stopped_by: Option<String>,
     /// Whether every promise was kept.
@@ -363,8 +363,8 @@ impl Prober<'_> {
         if let Some(price_hour) = self.candidate.price_hour {
             let price = price_hour * f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
             let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
-            probe.price_million_tokens = million(report.prompt_tokens + report.output_tokens);
-            probe.price_million_output_tokens = million(report.output_tokens);
+            probe.price_million_tokens = million(report.tokens.prompt_tokens + report.tokens.output_tokens);
+            probe.price_million_output_tokens = million(report.tokens.output_tokens);
         }
         Ok(probe)
     }

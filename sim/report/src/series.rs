@@ -28,10 +28,13 @@ use trunkline_sim_perf::link::lane;
 mod buckets;
 mod distribution;
 mod gauges;
-mod told;
+mod report;
 
 pub use self::distribution::Distribution;
-pub use self::told::{LinkSeries, ReplicaTotals, SeriesReport, TierSeries};
+pub use self::report::{
+    BlockSeries, FlowSeries, LatencyDistributions, LinkSeries, ReplicaTotals, RequestSeries, SeriesReport, StepSeries,
+    TierSeries,
+};
 
 use self::buckets::{Buckets, Sum};
 use self::gauges::Gauges;
@@ -106,7 +109,7 @@ impl Series {
             self.count_step(&step, tokens);
         }
         self.gauges.pass(duration_ns, &mut self.buckets);
-        told::told(self, report, duration_ns)
+        SeriesReport::from_series(self, report, duration_ns)
     }
 
     /// Replicas that failed, now that something is seen to happen later.

@@ -18,7 +18,7 @@ impl Fleet<'_> {
 
     /// The core is told of the copies that have ended after all turns of this instant, in the order in which it asked for them.
     pub(super) fn turn_link(&mut self, replica: usize, lane: usize, version: u64) {
-        let mut ended = std::mem::take(&mut self.ended_copies);
+        let mut ended = std::mem::take(&mut self.spare.ended_copies);
         let it = &mut self.replicas[replica];
         it.links.turn(self.now_ns, lane, version, &mut ended);
         let life = it.life;
@@ -26,7 +26,7 @@ impl Fleet<'_> {
             self.show_copy(replica, &copy, false);
             self.schedule(self.now_ns, What::TransferEnd { replica, life, id: copy.id });
         }
-        self.ended_copies = ended;
+        self.spare.ended_copies = ended;
         self.schedule_turn(replica, lane);
     }
 

@@ -93,14 +93,14 @@ impl Fleet<'_> {
             seqs_run: 0,
             busy_ns: 0,
         };
-        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.actions);
+        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.spare.actions);
         if leapt == Leapt::Nowhere {
             return false;
         }
         it.busy_ns += leap.busy_ns;
-        self.leapt += leap.steps;
-        self.seqs_run += leap.seqs_run;
-        self.tokens_run += leap.seqs_run;
+        self.totals.fast_forwarded += leap.steps;
+        self.totals.seqs_run += leap.seqs_run;
+        self.totals.tokens_run += leap.seqs_run;
         if let Some(step) = it.in_flight.take() {
             it.core.recycle(step);
         }
@@ -109,7 +109,7 @@ impl Fleet<'_> {
             Leapt::Nowhere => unreachable!("it was seen"),
             Leapt::Steady { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
             Leapt::Landed { begin_ns } => {
-                let actions = std::mem::take(&mut self.actions);
+                let actions = std::mem::take(&mut self.spare.actions);
                 self.perform_all(begin_ns, replica, actions);
             }
         }
@@ -118,8 +118,8 @@ impl Fleet<'_> {
 
     /// The first time at which something from outside may reach a replica, unless one of its own copies ends.
     fn undisturbed_until_ns(&self) -> u64 {
-        let arrival_ns = match self.arrivals {
-            Arrivals::Traced { .. } => self.next_arrival_ns,
+        let arrival_ns = match self.pending.arrivals {
+            Arrivals::Traced { .. } => self.pending.next_ns,
             Arrivals::Serial | Arrivals::AtOnce => None,
         };
         let end_ns = if self.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };

@@ -20,25 +20,25 @@ const ROWS: [Row; 24] = [
     ("Router", |it| it.report.settings.router.clone()),
     ("Failures", |it| list(&it.report.settings.failures)),
     ("Slow replicas", |it| list(&it.report.settings.slow)),
-    ("Policy", |it| it.report.settings.policy.clone()),
-    ("Eviction", |it| it.report.settings.eviction.clone()),
-    ("Preemption", |it| preemption(it.report.settings.preemption).into()),
+    ("Policy", |it| it.report.settings.core.policy.clone()),
+    ("Eviction", |it| it.report.settings.core.eviction.clone()),
+    ("Preemption", |it| preemption(it.report.settings.core.preemption).into()),
     ("KV blocks on each device", |it| device_blocks(&it.report.settings)),
-    ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.host_blocks.into())),
+    ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.core.host_blocks.into())),
     ("Tiers", tiers),
-    ("Tokens in a block", |it| grouped(it.report.settings.block_size.into())),
-    ("Tokens in a step, most", |it| grouped(it.report.settings.max_batch_tokens.into())),
-    ("Sequences in a step, most", |it| grouped(it.report.settings.max_batch_size.into())),
-    ("Positions sampled in a step, most", |it| grouped(it.report.settings.max_step_logits.into())),
+    ("Tokens in a block", |it| grouped(it.report.settings.core.block_size.into())),
+    ("Tokens in a step, most", |it| grouped(it.report.settings.core.max_batch_tokens.into())),
+    ("Sequences in a step, most", |it| grouped(it.report.settings.core.max_batch_size.into())),
+    ("Positions sampled in a step, most", |it| grouped(it.report.settings.core.max_step_logits.into())),
     ("Target time of a step", |it| target(&it.report.settings)),
     ("Drafts", |it| drafts(&it.report.settings)),
-    ("Estimate: copying a block", |it| short_seconds(it.report.settings.swap_block_ns as f64 / 1e9)),
-    ("Estimate: computing a token", |it| short_seconds(it.report.settings.recompute_token_ns as f64 / 1e9)),
+    ("Estimate: copying a block", |it| short_seconds(it.report.settings.core.swap_block_ns as f64 / 1e9)),
+    ("Estimate: computing a token", |it| short_seconds(it.report.settings.core.recompute_token_ns as f64 / 1e9)),
     ("Watermark for admission", |it| {
-        format!("{} blocks for each running request", it.report.settings.launch_watermark)
+        format!("{} blocks for each running request", it.report.settings.core.launch_watermark)
     }),
     ("Watermark for swapping in", |it| {
-        format!("{} blocks for each running request", it.report.settings.swap_in_watermark)
+        format!("{} blocks for each running request", it.report.settings.core.swap_in_watermark)
     }),
 ];
 
@@ -76,14 +76,14 @@ fn preemption(preemption: Preemption) -> &'static str {
 }
 
 fn target(settings: &SettingsReport) -> String {
-    match settings.target_step_ns {
+    match settings.core.target_step_ns {
         0 => "none".into(),
         ns => short_seconds(ns as f64 / 1e9),
     }
 }
 
 fn drafts(settings: &SettingsReport) -> String {
-    match settings.max_drafts {
+    match settings.core.max_drafts {
         0 => "none".into(),
         n => format!("up to {n}, right with probability {}", settings.draft_acceptance),
     }

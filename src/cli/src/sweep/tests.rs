@@ -6,7 +6,7 @@ use std::fs;
 use clap::{CommandFactory, Parser};
 use tempfile::TempDir;
 use trunkline_sim_perf::columns::{self, Cell as Value};
-use trunkline_sim_report::figures::Better;
+use trunkline_sim_report::figures::Direction;
 
 use super::effects::{Paired, effects, front};
 use super::join::{Joined, Row, load};
@@ -463,9 +463,9 @@ fn tables_mark_the_best_and_keep_the_order_asked_for() {
 #[test]
 fn a_front_is_what_nothing_beats() {
     let points = [(1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 1.0), (0.5, 0.5)];
-    assert_eq!(front(&points, [Better::Lower, Better::Higher]), [true, true, false, true, true]);
-    assert_eq!(front(&points, [Better::Lower, Better::Lower]), [false, false, false, false, true]);
-    assert_eq!(front(&[], [Better::Lower, Better::Lower]), Vec::<bool>::new());
+    assert_eq!(front(&points, [Direction::Lower, Direction::Higher]), [true, true, false, true, true]);
+    assert_eq!(front(&points, [Direction::Lower, Direction::Lower]), [false, false, false, false, true]);
+    assert_eq!(front(&[], [Direction::Lower, Direction::Lower]), Vec::<bool>::new());
 }
 
 #[test]
