@@ -1,4 +1,4 @@
-//! What a replay found.
+//! Report of a replay.
 
 use serde::Serialize;
 use trunkline_core::{Preemption, TierStats};
@@ -111,42 +111,42 @@ pub struct Latencies {
 }
 
 impl Report {
-    /// The report as one JSON object over several lines, without a newline at the end.
+    /// Returns the report as one JSON object over several lines, without a newline at the end.
     pub fn to_json(&self) -> String {
         // All keys are strings and all values numbers, strings, booleans or null.
         serde_json::to_string_pretty(self).expect("a report serialises")
     }
 }
 
-/// A load and what it is a share of.
+/// Load of a replay, relative to the capacity of its fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
-    /// Mean rate of arrivals over capacity.
+    /// Load: mean arrival rate over capacity.
     pub fraction: f64,
-    /// Requests that the fleet can end in a second.
+    /// Capacity in requests per second.
     pub capacity_requests_s: f64,
-    /// Requests that arrive in a second on average.
+    /// Mean arrival rate in requests per second.
     pub arrival_requests_s: f64,
-    /// The speed of the trace at which so many arrive.
+    /// Divisor of the arrival times of the trace for this load.
     pub speed: f64,
 }
 
-/// What a tier did, over all replicas.
+/// Tier of the prefix cache, over all replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TierReport {
-    /// Its name.
+    /// Name of the tier.
     pub name: String,
-    /// Blocks it had at the end.
+    /// Blocks in the tier at the end.
     pub blocks: u64,
-    /// Blocks that requests found there and not in a nearer place.
+    /// Blocks found in the tier and in no nearer place.
     pub hit_blocks: u64,
-    /// Blocks whose copy to it was begun.
+    /// Blocks written through to the tier, including copies under way.
     pub stored_blocks: u64,
-    /// Blocks dropped from it to make room.
+    /// Blocks evicted from the tier to make room.
     pub evicted_blocks: u64,
-    /// Copies over its link away from the device. The first tier shares the link with swapped requests.
+    /// Copies on the tier's link away from the device. The first tier shares the link with swapped requests.
     pub link_out: LinkReport,
-    /// Copies over its link towards the device.
+    /// Copies on the tier's link towards the device.
     pub link_in: LinkReport,
 }
 
@@ -167,52 +167,52 @@ impl TierReport {
     }
 }
 
-/// How evenly tenants were served. See [`crate::fairness`] for what is service and when tenants compete.
+/// Fairness among tenants. [`crate::fairness`] defines service and waiting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FairnessReport {
-    /// The greatest difference between the services of two tenants over any time in which both waited at one replica, units.
+    /// Greatest gap between two tenants that both wait at one replica, units of service.
     pub service_gap_max: u64,
-    /// The tenants.
+    /// Tenants by number.
     pub tenants: Vec<TenantReport>,
 }
 
-/// How one tenant fared.
+/// Totals of one tenant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TenantReport {
-    /// Share of the requests that it was to send.
+    /// Configured share of the requests.
     pub share: f64,
-    /// Requests it sent.
+    /// Requests sent by the tenant.
     pub requests: u64,
-    /// Those that got all their tokens.
+    /// Requests that received all their tokens.
     pub completed: u64,
-    /// Those that were turned away at the door.
+    /// Requests rejected on arrival.
     pub refused: u64,
     /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated for the tenant.
     pub output_tokens: u64,
     /// Prompt tokens found in the cache.
     pub prefix_hit_tokens: u64,
-    /// Arrival to first token, seconds.
+    /// TTFT: arrival to first token, seconds.
     pub ttft_s: Summary,
-    /// As in [`Report::tpot_s`], seconds.
+    /// TPOT as in [`Latencies::tpot_s`], seconds.
     pub tpot_s: Summary,
-    /// Arrival to end, seconds.
+    /// E2E: arrival to end, seconds.
     pub e2e_s: Summary,
-    /// Time in which it and another tenant waited at one replica, seconds, summed over replicas.
+    /// Time waiting together with another tenant at one replica, seconds, summed over replicas.
     pub contended_s: f64,
-    /// Units of service it was given per second of that time at one replica.
+    /// Units of service received per second of that time at one replica.
     pub contended_service_s: f64,
 }
 
 /// Replicas of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupReport {
-    /// The devices of each.
+    /// Devices of each replica.
     pub hardware: &'static str,
-    /// How each spreads the model over devices, as `tp2pp1`.
+    /// Parallelism of each replica, such as `tp2pp1`.
     pub parallel: String,
-    /// Replicas.
+    /// Number of replicas.
     pub replicas: u32,
     /// KV blocks on each device.
     pub device_blocks: u32,

@@ -1,10 +1,10 @@
-//! Promises about latency, and whether they are kept.
+//! Service-level objectives (SLOs) on latency, and their evaluation.
 //!
-//! A promise is `METRIC_STATISTIC=DURATION`, such as `ttft_p99=2s`: the statistic of the metric over all completed requests is at most so
-//! long. `METRIC=DURATION` is a promise about each request. The *goodput* is the share of requests that keep all promises about single
-//! requests; those that were refused keep none. If there is no promise about each request for a metric, but there are promises of
-//! statistics, the longest of them counts as one. ITL is of tokens, not of requests, and is no part of it; a request of
-//! one token has no TPOT and so keeps any.
+//! An SLO is `METRIC_STATISTIC=DURATION`, such as `ttft_p99=2s`: an upper limit of a statistic of the metric over all completed
+//! requests. `METRIC=DURATION` limits each request. *Goodput* is the share of requests within all limits on single requests;
+//! refused requests are never within them. For a metric without a limit on each request, the longest limit among its statistics
+//! applies. ITL belongs to tokens rather than requests and is not part of goodput; a request of one token has no TPOT and meets any
+//! limit of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,63 +17,63 @@ use crate::report::Report;
 
 const UNITS_S: [(&str, f64); 3] = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
 
-/// A promise.
+/// Service-level objective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
-    /// What is measured.
+    /// Latency metric.
     pub metric: Latency,
-    /// What of it.
+    /// Statistic over all requests; `None` for a limit on each request.
     pub statistic: Option<Statistic>,
-    /// What it is at most, seconds.
+    /// Upper limit, seconds.
     pub limit_s: f64,
 }
 
-/// A promise that cannot be understood, or a set of them that makes no sense.
+/// Invalid SLO, or an inconsistent set of SLOs.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SloError {
-    /// No `=`.
+    /// SLO without `=`.
     #[error("SLO is '{0}'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s")]
     Form(String),
-    /// There is no such metric.
+    /// Unknown metric.
     #[error("SLO '{spec}': there is no metric '{metric}'; there are: ttft, tpot, itl, e2e")]
     Metric {
-        /// What was given.
+        /// SLO as given.
         spec: String,
-        /// The part that is wrong.
+        /// Metric as given.
         metric: String,
     },
-    /// There is no such statistic.
+    /// Unknown statistic.
     #[error("SLO '{spec}': there is no statistic '{statistic}'; there are: mean, p50, p90, p95, p99, max")]
     Statistic {
-        /// What was given.
+        /// SLO as given.
         spec: String,
-        /// The part that is wrong.
+        /// Statistic as given.
         statistic: String,
     },
-    /// Not a duration.
+    /// Invalid duration.
     #[error("SLO '{spec}': '{duration}' is no duration; give a number above 0 with s, ms or us, such as 50ms")]
     Duration {
-        /// What was given.
+        /// SLO as given.
         spec: String,
-        /// The part that is wrong.
+        /// Duration as given.
         duration: String,
     },
-    /// ITL is not measured by request.
+    /// Limit of ITL on each request; ITL belongs to tokens.
     #[error("SLO '{0}': itl is of tokens, not of requests; give a statistic, such as itl_p99")]
     EachItl(String),
-    /// The same twice.
+    /// Two limits for one metric and statistic.
     #[error("{0} is promised twice")]
     Twice(String),
-    /// Not a share.
+    /// Goodput out of range.
     #[error("goodput is {0}; it must be above 0 and at most 1, such as 0.99")]
     Goodput(f64),
-    /// A promise about each request, and no word on how many are to keep it.
+    /// Limit on each request without a goodput.
     #[error("{0} is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99")]
     NoGoodput(String),
-    /// A share of requests, and no word on what they are to keep.
+    /// Goodput without a limit on requests.
     #[error("a goodput needs a promise about requests: ttft, tpot or e2e")]
     NothingPromised,
-    /// Nothing to meet.
+    /// Empty set of SLOs.
     #[error("there is no SLO; give one, such as ttft_p99=2s")]
     None,
 }
@@ -111,42 +111,46 @@ fn duration_s(text: &str) -> Option<f64> {
 }
 
 impl fmt::Display for Slo {
-    /// What it is about, without the limit: `ttft_p99`.
+    /// Writes the metric and statistic without the limit: `ttft_p99`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.metric.name())?;
         self.statistic.map_or(Ok(()), |statistic| write!(f, "_{}", statistic.name()))
     }
 }
 
-/// All promises.
+/// Set of SLOs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slos {
-    /// Promises of statistics.
+    /// Limits on statistics.
     of_all: Vec<Slo>,
-    /// Limits of TTFT, TPOT and E2E of each request, nanoseconds.
+    /// Limits on TTFT, TPOT and E2E of each request, nanoseconds.
     of_each: [Option<f64>; 3],
-    /// The share of requests that is to keep those.
+    /// Required goodput, from 0 to 1.
     goodput: Option<f64>,
 }
 
-/// What came of a promise.
+/// Result of an SLO.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SloResult {
-    /// What it is: `ttft_p99`, or `goodput`.
+    /// Name of the SLO: `ttft_p99`, or `goodput`.
     pub name: String,
-    /// What it was to be at most, seconds; of goodput, at least.
+    /// Limit: at most so many seconds; for goodput, at least this share.
     pub limit: f64,
-    /// What it was.
+    /// Measured value, in the unit of the limit.
     pub value: f64,
-    /// Whether that is enough.
+    /// `true` if the value is within the limit.
     pub met: bool,
-    /// How far it was from the limit, as a share of it: of a latency `1 - value / limit`; of goodput, the share of the failures it
-    /// allows that there were not. Below 0 if it was not met.
+    /// Relative distance to the limit: `1 - value / limit` for a latency; for goodput, the unused share of the permitted failures.
+    /// Negative if not met.
     pub margin: f64,
 }
 
 impl Slos {
-    /// Checks that the promises make sense together.
+    /// Checks that the SLOs are consistent.
+    ///
+    /// # Errors
+    ///
+    /// [`SloError`] for an empty set, duplicates, or a goodput without a limit on requests and vice versa.
     pub fn new(slos: &[Slo], goodput: Option<f64>) -> Result<Self, SloError> {
         if slos.is_empty() {
             return Err(SloError::None);
@@ -175,7 +179,7 @@ impl Slos {
         Ok(Self { of_all, of_each, goodput })
     }
 
-    /// The share of requests that is to keep the promises about each, if there is one.
+    /// Returns the required goodput, if any.
     pub fn goodput(&self) -> Option<f64> {
         self.goodput
     }
@@ -190,23 +194,23 @@ impl Slos {
     }
 }
 
-/// Counts, while requests end, how many broke a promise.
+/// Counter of violations as requests end.
 #[derive(Clone, Debug)]
 pub struct Judge<'a> {
     slos: &'a Slos,
     requests: u64,
     bad: u64,
-    /// By promise of [`Slos::of_all`]: values above the limit, and the sum of all, nanoseconds.
+    /// For each limit on a statistic: number of values above the limit, and the sum of all values, nanoseconds.
     counts: Vec<(u64, u128)>,
 }
 
 impl<'a> Judge<'a> {
-    /// Of a trace of so many requests.
+    /// Returns a judge for a trace of `requests` requests.
     pub fn new(slos: &'a Slos, requests: u64) -> Self {
         Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()] }
     }
 
-    /// A request ended. Gives the promise that can no longer be kept whatever comes, if there is one.
+    /// Counts the outcome of a request. Returns an SLO that can no longer be met, if there is one.
     pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
         let mut lost = None;
         // The greatest number of values above a nearest-rank percentile, if every request to come completes.
@@ -242,12 +246,12 @@ impl<'a> Judge<'a> {
         lost.map(ToString::to_string).or_else(too_few)
     }
 
-    /// The goodput if all requests to come are good.
+    /// Returns the goodput if all remaining requests are within their limits.
     fn best(&self) -> f64 {
         (self.requests - self.bad) as f64 / self.requests as f64
     }
 
-    /// What came of each promise when all requests have ended.
+    /// Returns the result of each SLO after the last request.
     pub fn figures(&self, report: &Report) -> Vec<SloResult> {
         let of_all = self.slos.of_all.iter().map(|slo| {
             let summary = slo.metric.of(&report.latencies);

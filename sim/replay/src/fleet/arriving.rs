@@ -1,4 +1,4 @@
-//! When requests come: as their source says, one after another, or all at once.
+//! Arrivals: as the source says, one after another, or all at once.
 
 use trunkline_core::{Request, RequestId};
 
@@ -9,11 +9,11 @@ use crate::router::Pick;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::trace::Source;
 
-/// More requests than a core may leave aside when it looks for one to admit.
+/// Requests taken ahead per replica, above the number that a core may defer in its search for one to admit.
 const LOOK_AHEAD: usize = 64;
 
 impl Fleet<'_> {
-    /// The arrivals that wait for nothing.
+    /// Starts the arrivals that depend on no end.
     pub(super) fn begin_arrivals(&mut self) -> Result<(), ReplayError> {
         match self.pending.arrivals {
             Arrivals::Traced { .. } => self.pending.next_ns = self.source.next_arrival_ns()?,
@@ -31,7 +31,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// The arrivals that the ends of requests bring about.
+    /// Handles the arrivals caused by ends of requests.
     pub(super) fn follow_up(&mut self) -> Result<(), ReplayError> {
         if self.pending.freed.is_empty() {
             return Ok(());
@@ -51,7 +51,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// The next request of the source arrives, if it has one.
+    /// Handles the next arrival of the source, if any.
     pub(super) fn arrive_next(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.take()? else { return Ok(()) };
         if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
@@ -63,7 +63,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// The next request whose turn it is at one replica arrives, if there is one.
+    /// Handles the next arrival in turn at one replica, if any.
     fn arrive_next_of(&mut self, replica: usize) -> Result<(), ReplayError> {
         while self.pending.ahead[replica].is_empty() {
             let Some(number) = self.take()? else { return Ok(()) };
@@ -76,7 +76,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Takes a request from the source. Its latencies count from now, or from the beginning if all are there then.
+    /// Takes a request from the source. Its latencies count from now, or from the beginning if all requests arrive there.
     fn take(&mut self) -> Result<Option<u64>, ReplayError> {
         let Some(traced) = self.source.next_request()? else { return Ok(None) };
         let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };

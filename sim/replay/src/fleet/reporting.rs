@@ -1,4 +1,4 @@
-//! What is reported of a fleet when all is over.
+//! Final report of a fleet.
 
 use trunkline_core::Stats;
 
@@ -137,7 +137,7 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
     }
 }
 
-/// One digest of all replicas', in their order. That of a single replica is its own.
+/// Combines the digests of all replicas in their order; a single replica keeps its own digest.
 fn fold_digests(digests: impl Iterator<Item = u64>) -> u64 {
     digests
         .reduce(|folded, next| (folded.rotate_left(23) ^ next).wrapping_mul(0x9e37_79b9_7f4a_7c15))

@@ -1,4 +1,4 @@
-//! What was set, and how far the figures are to be trusted.
+//! Settings on a page, and the accuracy of the figures.
 
 use trunkline_core::Preemption;
 
@@ -8,7 +8,7 @@ use crate::numbers::grouped;
 use crate::report::{GroupReport, Report, SettingsReport};
 use crate::series::TierSeries;
 
-/// What is set, and how it reads.
+/// Title of a setting and its text.
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
 const ROWS: [Row; 24] = [
@@ -42,7 +42,7 @@ const ROWS: [Row; 24] = [
     }),
 ];
 
-/// Each kind of replica.
+/// Describes each kind of replica.
 pub(super) fn hardware(settings: &SettingsReport) -> String {
     let shape = |parallel: &str| if parallel == "tp1pp1" { String::new() } else { format!(" {parallel}") };
     match &settings.groups[..] {
@@ -89,7 +89,7 @@ fn drafts(settings: &SettingsReport) -> String {
     }
 }
 
-/// When requests arrived.
+/// Describes the arrivals.
 pub(super) fn arrivals(report: &Report) -> String {
     match (&report.load, report.settings.speed) {
         (Some(load), _) => format!(
@@ -104,7 +104,7 @@ pub(super) fn arrivals(report: &Report) -> String {
     }
 }
 
-/// What all runs have in common, and what differs between them.
+/// Returns the tables of settings: those that differ between runs, then the common ones.
 pub(super) fn tables(runs: &[Run<'_>]) -> String {
     let values = |row: &fn(&Run<'_>) -> String| runs.iter().map(row).collect::<Vec<_>>();
     let (mut same, mut differing) = (String::new(), String::new());
@@ -128,7 +128,7 @@ pub(super) fn tables(runs: &[Run<'_>]) -> String {
     table(&head, &differing) + &table(head_same, &same)
 }
 
-/// The cost models' statements of their errors.
+/// Returns the cost models' statements of their errors.
 pub(super) fn trust(runs: &[Run<'_>]) -> String {
     let mut models: Vec<&str> = runs.iter().map(|run| run.report.settings.cost_model.as_str()).collect();
     models.dedup();

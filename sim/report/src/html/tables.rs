@@ -1,4 +1,4 @@
-//! The figures of a page that need no chart: cards of one run, a table of several, percentiles.
+//! Figures without charts: cards of one run, the comparison of several, percentiles.
 
 use std::fmt::Write as _;
 
@@ -121,13 +121,13 @@ fn output_tokens_s(run: &Run<'_>) -> f64 {
     ratio(run.report.tokens.output_tokens as f64, run.report.duration_s)
 }
 
-/// The colour of a run, as its lines have.
+/// Returns the colour key of a run, like its lines in the charts.
 fn key(at: usize) -> String {
     let dash = if at >= 8 { " dash" } else { "" };
     format!("<i class=\"key{dash}\" style=\"border-top-color:var(--s{})\"></i>", at % 8)
 }
 
-/// Which colour is which run; nothing of one alone.
+/// Returns the legend of several runs; empty for a single run.
 pub(super) fn legend(runs: &[Run<'_>]) -> String {
     if runs.len() < 2 {
         return String::new();
@@ -136,7 +136,7 @@ pub(super) fn legend(runs: &[Run<'_>]) -> String {
     format!("<ul class=\"legend runs\">{}</ul>", runs.iter().enumerate().map(item).collect::<String>())
 }
 
-/// The headline figures of one run.
+/// Returns the headline figures of one run.
 pub(super) fn cards(run: &Run<'_>) -> String {
     let report = run.report;
     let latency = |summary: &Summary| (seconds(summary.p50), format!("median; p99 {}", seconds(summary.p99)));
@@ -189,7 +189,7 @@ fn unit(value: f64, unit: &str) -> String {
     format!("{} <small>{unit}</small>", number(value))
 }
 
-/// Charts of the figures that matter most, and a table of all: a column for each run, the best of each row marked.
+/// Returns charts of the main figures and a table of all: one column per run, with the best value of each row marked.
 pub(super) fn comparison(runs: &[Run<'_>]) -> String {
     let head = |(at, run): (usize, &Run<'_>)| format!("<th scope=\"col\">{} {}</th>", key(at), escape(&run.label));
     let mut out = String::from(CONTESTS);
@@ -216,7 +216,7 @@ pub(super) fn comparison(runs: &[Run<'_>]) -> String {
     out
 }
 
-/// The best of the values, if they differ.
+/// Returns the best of several different values.
 fn best(values: &[f64], direction: Direction) -> Option<f64> {
     let differ = values.iter().any(|value| *value != values[0]);
     match direction {
@@ -241,7 +241,7 @@ const CONTESTS: &str = r#"<div class="charts">
   </div>
 "#;
 
-/// Latencies of all runs.
+/// Returns the table of latencies of all runs.
 pub(super) fn percentiles(runs: &[Run<'_>]) -> String {
     let mut out = String::from("<div class=\"scroll\"><table><thead><tr><th></th>");
     for statistic in Statistic::ALL {

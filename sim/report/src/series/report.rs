@@ -127,40 +127,40 @@ pub struct LatencyDistributions {
     pub queue: Distribution,
 }
 
-/// A tier over time, over all replicas.
+/// Tier over time, over all replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TierSeries {
-    /// Its name.
+    /// Name of the tier.
     pub name: String,
-    /// Blocks there is room for.
+    /// Capacity in blocks.
     pub capacity_blocks: u64,
-    /// Blocks in it, mean.
+    /// Mean number of blocks in the tier.
     pub blocks: Vec<f64>,
 }
 
-/// One direction of a link over time, over all replicas.
+/// Link direction over time, over all replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkSeries {
-    /// `to host`, `from disk`.
+    /// Name of the direction, such as `to host` or `from disk`.
     pub name: String,
-    /// Bytes per second, each block as large as on the device. Copies that failed are not counted.
+    /// Bytes per second, uncompressed. Failed copies are not counted.
     pub bytes_s: Vec<f64>,
 }
 
-/// How one replica fared.
+/// Totals of one replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReplicaTotals {
-    /// Requests that got all their tokens there.
+    /// Requests completed on the replica.
     pub completed: u64,
-    /// Requests turned away there.
+    /// Requests refused on the replica.
     pub refused: u64,
-    /// Prompt tokens of those completed.
+    /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
-    /// Those of them found in the cache.
+    /// Prompt tokens of completed requests found in the cache.
     pub cached_tokens: u64,
-    /// Tokens of those completed.
+    /// Output tokens of completed requests.
     pub output_tokens: u64,
-    /// Time in which steps ran, nanoseconds.
+    /// Time in steps, nanoseconds.
     pub busy_ns: u64,
 }
 
