@@ -47,7 +47,7 @@ use crate::model::Model;
 pub mod choice;
 mod fitted;
 mod grid;
-mod guard;
+mod lower_bound;
 mod mixed;
 mod parallel;
 mod roofline;
@@ -58,7 +58,7 @@ mod work;
 
 pub use choice::{CostChoice, CostChoiceError, CostError};
 pub use fitted::{FEATURES, Fitted, features};
-pub use guard::Limit;
+pub use lower_bound::LowerBound;
 pub use mixed::Mixed;
 pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;

@@ -16,13 +16,13 @@ use trunkline_core::transfer::{Place, Transfer};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-mod lane;
+mod direction;
 
-use self::lane::Lane;
-pub use self::lane::{Copy, Turn};
+use self::direction::LinkDirection;
+pub use self::direction::{Copy, WakeUp};
 
 /// Link directions of a replica, at most: out and in for the host link and for the link of each further tier.
-pub const LANES: usize = 2 * TIERS_MAX;
+pub const LINK_DIRECTIONS: usize = 2 * TIERS_MAX;
 
 /// Link between the host and a further tier.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ struct Link {
     latency_s: f64,
     block_s: f64,
     /// Directions away from the device and towards it.
-    lanes: [Lane; 2],
+    directions: [LinkDirection; 2],
 }
 
 /// Copies in one direction over one link, over all replicas.
@@ -81,15 +81,15 @@ fn distance(place: Place) -> usize {
 }
 
 /// Returns the link direction of a copy: even away from the device, odd towards it; the nearest link first.
-pub fn lane(from: Place, to: Place) -> usize {
+pub fn direction(from: Place, to: Place) -> usize {
     let (from, to) = (distance(from), distance(to));
     2 * (from.max(to) - 1) + usize::from(to < from)
 }
 
 /// Returns the name of a link direction, such as `to host`; `tiers` are the names of the tiers.
-pub fn lane_name<'a>(lane: usize, mut tiers: impl Iterator<Item = &'a str>) -> String {
-    let place = tiers.nth(lane / 2).unwrap_or("host");
-    if lane.is_multiple_of(2) { format!("to {place}") } else { format!("from {place}") }
+pub fn direction_name<'a>(direction: usize, mut tiers: impl Iterator<Item = &'a str>) -> String {
+    let place = tiers.nth(direction / 2).unwrap_or("host");
+    if direction.is_multiple_of(2) { format!("to {place}") } else { format!("from {place}") }
 }
 
 /// Converts seconds to nanoseconds.
@@ -100,7 +100,11 @@ fn ns(seconds: f64) -> u64 {
 impl Links {
     /// Returns idle links for blocks of `block_size` tokens; `far` are the links behind the host.
     pub fn new(hardware: &Hardware, model: &Model, block_size: u32, far: &[TierLink]) -> Self {
-        let link = |latency_s, block_s| Link { latency_s, block_s, lanes: [Lane::default(), Lane::default()] };
+        let link = |latency_s, block_s| Link {
+            latency_s,
+            block_s,
+            directions: [LinkDirection::default(), LinkDirection::default()],
+        };
         let block_bytes = block_bytes(model, block_size);
         let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, model, block_size))];
         links.extend(far.iter().map(|far| link(far.latency_s, far.bytes_take_s(block_bytes))));
@@ -110,32 +114,32 @@ impl Links {
     /// Begins a copy at `now_ns`. Returns its link direction, whose next wake-up may have changed.
     pub fn ask(&mut self, now_ns: u64, transfer: &Transfer) -> usize {
         let &Transfer { id, from, to, ref pairs } = transfer;
-        let lane = lane(from, to);
-        let link = &mut self.0[lane / 2];
+        let direction = direction(from, to);
+        let link = &mut self.0[direction / 2];
         let latency_ns = ns(link.latency_s);
         // Rounded together with the latency: a copy that is alone is exact to the nanosecond.
         let work_ns = ns(link.latency_s + link.block_s * pairs.len() as f64).saturating_sub(latency_ns);
         let begin_ns = now_ns.saturating_add(latency_ns);
         let blocks = pairs.len() as u32;
-        link.lanes[lane % 2].ask(Copy { id, asked_ns: now_ns, begin_ns, work_ns, from, to, blocks });
-        lane
+        link.directions[direction % 2].ask(Copy { id, asked_ns: now_ns, begin_ns, work_ns, from, to, blocks });
+        direction
     }
 
     /// Returns the next wake-up of a link direction if it has changed. MUST be called after every change; an earlier wake-up is
     /// void.
-    pub fn next_turn(&mut self, lane: usize) -> Option<Turn> {
-        self.0[lane / 2].lanes[lane % 2].next_turn()
+    pub fn next_wake_up(&mut self, direction: usize) -> Option<WakeUp> {
+        self.0[direction / 2].directions[direction % 2].next_wake_up()
     }
 
     /// Handles a wake-up of a link direction and adds the finished copies to `ended`. A void wake-up does nothing.
-    pub fn turn(&mut self, now_ns: u64, lane: usize, version: u64, ended: &mut Vec<Copy>) {
-        self.0[lane / 2].lanes[lane % 2].turn(now_ns, version, ended);
+    pub fn wake_up(&mut self, now_ns: u64, direction: usize, version: u64, ended: &mut Vec<Copy>) {
+        self.0[direction / 2].directions[direction % 2].wake_up(now_ns, version, ended);
     }
 
     /// Cancels all copies at `now_ns` because the replica failed, and returns them.
     pub fn lose(&mut self, now_ns: u64) -> Vec<Copy> {
         let mut lost = Vec::new();
-        self.0.iter_mut().flat_map(|link| &mut link.lanes).for_each(|lane| lane.lose(now_ns, &mut lost));
+        self.0.iter_mut().flat_map(|link| &mut link.directions).for_each(|direction| direction.lose(now_ns, &mut lost));
         lost
     }
 
@@ -143,10 +147,10 @@ impl Links {
     pub fn report<'a>(replicas: impl Iterator<Item = &'a Self>, at: usize) -> [LinkReport; 2] {
         let mut sums = [LinkReport::default(); 2];
         for link in replicas.filter_map(|links| links.0.get(at)) {
-            for (sum, lane) in sums.iter_mut().zip(&link.lanes) {
-                sum.transfers += lane.copies;
-                sum.blocks += lane.blocks;
-                sum.busy_s += lane.busy_ns as f64 / 1e9;
+            for (sum, direction) in sums.iter_mut().zip(&link.directions) {
+                sum.transfers += direction.copies;
+                sum.blocks += direction.blocks;
+                sum.busy_s += direction.busy_ns as f64 / 1e9;
             }
         }
         sums
@@ -194,18 +198,22 @@ mod tests {
 
     /// Asks for copies, each at a time with its ends and blocks, and says when each ended.
     fn ends(links: &mut Links, asked: &[(u64, (Place, Place), u32)]) -> Vec<u64> {
-        let mut turns = BinaryHeap::new();
+        let mut wake_ups = BinaryHeap::new();
         let mut ends = vec![0; asked.len()];
         for (id, (at_ns, (from, to), blocks)) in asked.iter().enumerate() {
             let pairs = (0..*blocks).map(|i| (i, i)).collect();
-            let lane = links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs });
-            turns.extend(links.next_turn(lane).map(|turn| Reverse((turn.at_ns, lane, turn.version))));
+            let direction = links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs });
+            wake_ups.extend(
+                links.next_wake_up(direction).map(|wake_up| Reverse((wake_up.at_ns, direction, wake_up.version))),
+            );
         }
         let mut ended = Vec::new();
-        while let Some(Reverse((at_ns, lane, version))) = turns.pop() {
-            links.turn(at_ns, lane, version, &mut ended);
+        while let Some(Reverse((at_ns, direction, version))) = wake_ups.pop() {
+            links.wake_up(at_ns, direction, version, &mut ended);
             ended.drain(..).for_each(|copy| ends[copy.id as usize] = at_ns);
-            turns.extend(links.next_turn(lane).map(|turn| Reverse((turn.at_ns, lane, turn.version))));
+            wake_ups.extend(
+                links.next_wake_up(direction).map(|wake_up| Reverse((wake_up.at_ns, direction, wake_up.version))),
+            );
         }
         ends
     }
@@ -248,10 +256,10 @@ mod tests {
     fn copies_that_are_lost_are_told_and_count_as_far_as_they_moved() {
         let mut links = links(None);
         for (id, (from, to)) in [(1, OUT), (2, IN), (3, DOWN)] {
-            let lane = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)] });
-            let turn = links.next_turn(lane).unwrap();
-            if turn.at_ns == 10_000 {
-                links.turn(turn.at_ns, lane, turn.version, &mut Vec::new());
+            let direction = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)] });
+            let wake_up = links.next_wake_up(direction).unwrap();
+            if wake_up.at_ns == 10_000 {
+                links.wake_up(wake_up.at_ns, direction, wake_up.version, &mut Vec::new());
             }
         }
         assert_eq!(links.lose(60_000).iter().map(|copy| copy.id).collect::<Vec<_>>(), [1, 2, 3]);
@@ -262,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_named_for_where_they_lead() {
+    fn directions_are_named_after_the_far_place() {
         let tiers = ["host", "disk"];
-        let name = |(from, to)| lane_name(lane(from, to), tiers.into_iter());
+        let name = |(from, to)| direction_name(direction(from, to), tiers.into_iter());
         assert_eq!([OUT, IN, DOWN, UP].map(name), ["to host", "from host", "to disk", "from disk"]);
         assert_eq!(name((Place::Tier(1), Place::Device)), "from disk");
-        assert_eq!(lane_name(0, [].into_iter()), "to host", "swapped requests need no tier");
+        assert_eq!(direction_name(0, [].into_iter()), "to host", "swapped requests need no tier");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
 use trunkline_core::{BlockHash, Core, FinishReason, Namespace};
 
-use crate::flights::Flights;
+use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::router::{self, Load, Router};
 use crate::settings::{Arrivals, Settings, SettingsError};
@@ -25,12 +25,12 @@ use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
-use trunkline_sim_workload::trace::{self, Source, Sped, Trace, TraceError};
+use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
 
 mod arriving;
 mod copying;
+mod fast_forward;
 mod faults;
-mod leap;
 mod placing;
 mod reporting;
 
@@ -154,7 +154,7 @@ enum State {
 
 /// Event of the simulation. Events of one instant are handled in this order, then by replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum SimEvent {
     Fail {
         failure: usize,
     },
@@ -162,9 +162,9 @@ enum What {
         replica: usize,
     },
     /// Wake-up of a link direction; void if the copies under way there have changed since.
-    LinkTurn {
+    LinkWakeUp {
         replica: usize,
-        lane: usize,
+        direction: usize,
         version: u64,
     },
     TransferEnd {
@@ -182,11 +182,11 @@ enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Scheduled {
     at_ns: u64,
-    what: What,
+    what: SimEvent,
 }
 
 struct Fleet<'a> {
-    source: Sped<&'a mut dyn Source>,
+    source: TimeScaled<&'a mut dyn Source>,
     settings: &'a Settings,
     cost: &'a dyn CostModel,
     observer: &'a mut dyn Observer,
@@ -200,7 +200,7 @@ struct Fleet<'a> {
     router: Box<dyn Router>,
     /// Load of each replica.
     loads: Vec<Load>,
-    flights: Flights,
+    flights: InFlightRequests,
     /// Requests of permanently failed replicas, waiting for another replica.
     displaced: Vec<u64>,
     rerouted: u64,
@@ -266,7 +266,7 @@ impl<'a> Fleet<'a> {
         };
         let meters = Meters::new(&settings.tenants, replicas.len());
         Ok(Self {
-            source: Sped::new(source, speed),
+            source: TimeScaled::new(source, speed),
             settings,
             cost,
             leaps: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
@@ -283,7 +283,7 @@ impl<'a> Fleet<'a> {
             meters,
             router: router::make(&routing.router, settings.site()).map_err(SettingsError::Router)?,
             loads: vec![Load { open: true, ..Load::default() }; replicas.len()],
-            flights: Flights::default(),
+            flights: InFlightRequests::default(),
             displaced: Vec::new(),
             rerouted: 0,
             replicas,
@@ -328,18 +328,18 @@ impl<'a> Fleet<'a> {
         assert!(next.at_ns >= self.now_ns, "time goes forward");
         self.now_ns = next.at_ns;
         match next.what {
-            What::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
-            What::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
+            SimEvent::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
+            SimEvent::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
                 self.tell(replica, Event::TransferFinished(id));
             }
-            What::StepEnd { .. } | What::TransferEnd { .. } => {}
-            What::LinkTurn { replica, lane, version } => self.turn_link(replica, lane, version),
-            What::Fail { failure } => self.fail(failure),
-            What::Return { replica } => self.come_back(replica),
+            SimEvent::StepEnd { .. } | SimEvent::TransferEnd { .. } => {}
+            SimEvent::LinkWakeUp { replica, direction, version } => self.wake_up_link(replica, direction, version),
+            SimEvent::Fail { failure } => self.fail(failure),
+            SimEvent::Return { replica } => self.come_back(replica),
         }
     }
 
-    fn schedule(&mut self, at_ns: u64, what: What) {
+    fn schedule(&mut self, at_ns: u64, what: SimEvent) {
         self.queue.push(Reverse(Scheduled { at_ns, what }));
     }
 
@@ -419,7 +419,7 @@ impl<'a> Fleet<'a> {
             let stats = &it.core.stats();
             self.observer.step(&StepSeen { replica: replica as u32, begin_ns: at_ns, end_ns, shape, stats });
         }
-        self.schedule(end_ns, What::StepEnd { replica, life });
+        self.schedule(end_ns, SimEvent::StepEnd { replica, life });
     }
 
     /// Counts the end of a request at a replica; some arrivals wait for ends.

@@ -9,7 +9,7 @@
 
 use trunkline_core::{StepSeq, Token, Usage};
 
-use crate::flights::{Flight, Flights};
+use crate::in_flight::{InFlightRequest, InFlightRequests};
 use trunkline_sim_report::fairness::{Contention, OUTPUT_UNITS};
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::outcome::Outcome;
@@ -58,13 +58,13 @@ impl<'a> Meters<'a> {
     }
 
     /// Counts the submission of a request to `replica`.
-    pub(crate) fn submit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
+    pub(crate) fn submit(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize) {
         self.tenants[usize::from(flight.tenant)].requests += 1;
         self.resubmit(flight, now_ns, replica);
     }
 
     /// Counts the refusal of a request and returns its outcome.
-    pub(crate) fn refuse(&mut self, flight: &Flight, now_ns: u64, replica: usize, request: u64) -> Outcome {
+    pub(crate) fn refuse(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize, request: u64) -> Outcome {
         let tenant = usize::from(flight.tenant);
         self.tenants[tenant].refused += 1;
         if let Some(contention) = self.contentions.get_mut(replica) {
@@ -88,7 +88,7 @@ impl<'a> Meters<'a> {
     }
 
     /// Removes a request from `replica`; it starts over elsewhere.
-    pub(crate) fn take_back(&mut self, flight: &mut Flight, now_ns: u64, replica: usize) {
+    pub(crate) fn take_back(&mut self, flight: &mut InFlightRequest, now_ns: u64, replica: usize) {
         flight.n_here = 0;
         let began = std::mem::replace(&mut flight.began, false);
         if let (false, Some(contention)) = (began, self.contentions.get_mut(replica)) {
@@ -97,14 +97,14 @@ impl<'a> Meters<'a> {
     }
 
     /// Adds a removed request to `replica`.
-    pub(crate) fn resubmit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
+    pub(crate) fn resubmit(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize) {
         if let Some(contention) = self.contentions.get_mut(replica) {
             contention.wait(now_ns, usize::from(flight.tenant));
         }
     }
 
     /// Counts the start of a step with these sequences.
-    pub(crate) fn step_began(&mut self, flights: &mut Flights, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
+    pub(crate) fn step_began(&mut self, flights: &mut InFlightRequests, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
         for seq in seqs.iter().filter(|seq| seq.start) {
             let flight = flights.get(seq.request.0);
             if std::mem::replace(&mut flight.began, true) {
@@ -120,7 +120,13 @@ impl<'a> Meters<'a> {
     }
 
     /// Counts the end of a step, before its tokens are delivered; `ends` are those of its result.
-    pub(crate) fn step_ended(&mut self, flights: &mut Flights, replica: usize, seqs: &[StepSeq], ends: &[u32]) {
+    pub(crate) fn step_ended(
+        &mut self,
+        flights: &mut InFlightRequests,
+        replica: usize,
+        seqs: &[StepSeq],
+        ends: &[u32],
+    ) {
         let Some(contention) = self.contentions.get_mut(replica) else { return };
         let mut begin = 0;
         for (seq, end) in seqs.iter().zip(ends) {
@@ -138,7 +144,7 @@ impl<'a> Meters<'a> {
     }
 
     /// Counts the next token of a request.
-    pub(crate) fn token(&mut self, flight: &mut Flight, now_ns: u64, request: u64, token: Token) {
+    pub(crate) fn token(&mut self, flight: &mut InFlightRequest, now_ns: u64, request: u64, token: Token) {
         assert_eq!(token, generated_token(request, flight.n_here), "tokens of a request come once and in order");
         flight.n_here += 1;
         if flight.n_here <= flight.n_generated {
@@ -162,7 +168,7 @@ impl<'a> Meters<'a> {
 
     /// Counts the tokens of a fast-forward for one request: the gap before the token at `first_ns`, and the tokens until `last_ns`,
     /// whose gaps are counted already.
-    pub(crate) fn leapt(&mut self, flight: &mut Flight, first_ns: u64, last_ns: u64, tokens: u32) {
+    pub(crate) fn leapt(&mut self, flight: &mut InFlightRequest, first_ns: u64, last_ns: u64, tokens: u32) {
         debug_assert!(flight.n_generated > 0 && flight.n_here == flight.n_generated);
         self.itl.record(first_ns - flight.last_token_ns, 1);
         flight.last_token_ns = last_ns;
@@ -173,7 +179,7 @@ impl<'a> Meters<'a> {
     /// Counts the end of a request with all its tokens and returns its outcome.
     pub(crate) fn finish(
         &mut self,
-        flight: &Flight,
+        flight: &InFlightRequest,
         now_ns: u64,
         replica: usize,
         request: u64,

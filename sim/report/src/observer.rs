@@ -71,7 +71,7 @@ pub struct TransferSeen {
     /// End of the copy, or failure of the replica, nanoseconds.
     pub end_ns: u64,
     /// `true` if the replica failed before the end, so the blocks did not arrive.
-    pub cut: bool,
+    pub interrupted: bool,
     /// Source of the blocks.
     pub from: Place,
     /// Destination of the blocks.

@@ -18,12 +18,12 @@ use std::ops::ControlFlow;
 
 use trunkline_core::{Stats, TIERS_MAX};
 
+use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;
 use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use crate::report::Report;
-use crate::settled::{PastStep, Settling};
-use trunkline_sim_perf::link::lane;
+use trunkline_sim_perf::link::direction;
 
 mod buckets;
 mod distribution;
@@ -44,7 +44,7 @@ use self::gauges::Gauges;
 pub struct Series {
     buckets: Buckets,
     gauges: Gauges,
-    settling: Settling,
+    pending_steps: PendingSteps,
     /// Last counters of each replica.
     counted: Vec<Counted>,
     replicas: Vec<ReplicaTotals>,
@@ -86,7 +86,7 @@ impl Series {
         Self {
             buckets: Buckets::default(),
             gauges: Gauges::new(&device_blocks),
-            settling: Settling::new(n),
+            pending_steps: PendingSteps::new(n),
             counted: vec![Counted::default(); n as usize],
             replicas: vec![ReplicaTotals::default(); n as usize],
             failed: Vec::new(),
@@ -103,7 +103,7 @@ impl Series {
         let duration_ns = (report.duration_s * 1e9).round() as u64;
         self.failed.retain(|(at_ns, _)| *at_ns < duration_ns);
         self.count_failures();
-        for step in self.settling.end() {
+        for step in self.pending_steps.end() {
             // No core says what came of its last step. A sequence that samples gives a token at least; drafts come on top.
             let tokens = step.shape.sampled.min(step.shape.decodes + step.shape.prefills);
             self.count_step(&step, tokens);
@@ -117,14 +117,14 @@ impl Series {
         for (at_ns, replica) in std::mem::take(&mut self.failed) {
             let returns = !self.lost.contains(&(at_ns, replica));
             self.gauges.fail(at_ns, replica, returns, &mut self.buckets);
-            if let Some(step) = self.settling.fail(at_ns, replica) {
+            if let Some(step) = self.pending_steps.fail(at_ns, replica) {
                 // One that ended in the instant of the failure was answered if that came later; its tokens are counted with the next step.
                 self.count_step(&step, 0);
             }
         }
     }
 
-    fn count_step(&mut self, step: &PastStep, output_tokens: u64) {
+    fn count_step(&mut self, step: &CompletedStep, output_tokens: u64) {
         let busy_ns = step.end_ns - step.begin_ns;
         self.replicas[step.replica as usize].busy_ns += busy_ns;
         let shape = &step.shape;
@@ -193,7 +193,7 @@ impl Observer for Series {
     fn step(&mut self, seen: &StepSeen<'_>) {
         self.count_failures();
         let tokens = self.count_counters(seen.begin_ns, seen.replica, seen.stats);
-        match self.settling.step(seen) {
+        match self.pending_steps.step(seen) {
             Some(past) => self.count_step(&past, tokens),
             // The step that gave them ended in the instant of a failure.
             None if tokens > 0 => self.buckets.add(Sum::OutputTokens, seen.begin_ns, tokens as f64),
@@ -204,8 +204,8 @@ impl Observer for Series {
 
     fn transfer(&mut self, seen: &TransferSeen) {
         // Of a copy that was cut, what had passed is not known; it did not arrive.
-        if !seen.cut {
-            self.buckets.spread_copy(seen.begin_ns, seen.end_ns, lane(seen.from, seen.to), seen.blocks.into());
+        if !seen.interrupted {
+            self.buckets.spread_copy(seen.begin_ns, seen.end_ns, direction(seen.from, seen.to), seen.blocks.into());
         }
     }
 

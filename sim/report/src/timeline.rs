@@ -23,11 +23,11 @@ use serde_json::json;
 use trunkline_core::Stats;
 use trunkline_core::transfer::Place;
 
+use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;
 use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
-use crate::settled::{PastStep, Settling};
-use trunkline_sim_perf::link::{lane, lane_name};
+use trunkline_sim_perf::link::{direction, direction_name};
 
 /// Thread number of the steps.
 const STEPS_THREAD: usize = 1;
@@ -69,7 +69,7 @@ pub struct TimelineWriter {
     any: bool,
     /// First error; nothing is written after it.
     fault: Option<io::Error>,
-    settling: Settling,
+    pending_steps: PendingSteps,
     /// Copies written. Each has a unique number that joins its begin and end in a viewer.
     copies: u64,
     /// Gauges of each replica.
@@ -138,7 +138,7 @@ fn pid(replica: u32) -> u64 {
 }
 
 /// Returns the name of a step, such as `prefill 2 (4096 tokens) + decode 31`.
-fn step_name(step: &PastStep) -> String {
+fn step_name(step: &CompletedStep) -> String {
     let shape = &step.shape;
     let prefill = format!("prefill {} ({} tokens)", shape.prefills, shape.prefill_tokens);
     let decode = format!("decode {}", shape.decodes);
@@ -177,7 +177,7 @@ impl TimelineWriter {
             window,
             any: false,
             fault: None,
-            settling: Settling::new(shape.replicas()),
+            pending_steps: PendingSteps::new(shape.replicas()),
             copies: 0,
             gauges: vec![Gauges::default(); shape.replicas() as usize],
             tiers: shape.tiers.iter().map(|(name, _)| name.clone()).collect(),
@@ -210,7 +210,7 @@ impl TimelineWriter {
     ///
     /// [`TimelineError`] with the first failure of any write.
     pub fn finish(mut self) -> Result<(), TimelineError> {
-        for step in self.settling.end() {
+        for step in self.pending_steps.end() {
             self.write_step(&step);
             self.write_idle(&step);
         }
@@ -244,7 +244,7 @@ impl TimelineWriter {
         self.line(&line);
     }
 
-    fn write_step(&mut self, step: &PastStep) {
+    fn write_step(&mut self, step: &CompletedStep) {
         if !self.window.overlaps(step.begin_ns, step.end_ns) {
             return;
         }
@@ -259,13 +259,13 @@ impl TimelineWriter {
             shape.prefill_tokens,
             step.blocks_in_use,
             shape.prefill_kv_tokens + shape.decode_kv_tokens,
-            step.cut,
+            step.interrupted,
         );
         self.timed('X', step.begin_ns, step.replica, STEPS_THREAD, &step_name(step), &rest);
     }
 
     /// Writes idle gauges after a step without a successor.
-    fn write_idle(&mut self, step: &PastStep) {
+    fn write_idle(&mut self, step: &CompletedStep) {
         let idle = self.gauges[step.replica as usize].idle();
         self.write_gauges(step.end_ns, step.replica, idle);
     }
@@ -276,19 +276,19 @@ impl TimelineWriter {
         if !self.window.overlaps(copy.asked_ns, copy.end_ns) {
             return;
         }
-        let lane = lane_name(lane(copy.from, copy.to), self.tiers.iter().map(String::as_str));
+        let direction = direction_name(direction(copy.from, copy.to), self.tiers.iter().map(String::as_str));
         let (from, to) = (place_name(copy.from, &self.tiers), place_name(copy.to, &self.tiers));
         let blocks = if copy.blocks == 1 { "block" } else { "blocks" };
         let name = format!("{} {blocks} {from} to {to}", copy.blocks);
         let id = format!(r#","cat":"copy","id":"{}""#, self.copies);
         self.copies += 1;
-        let args = format!(r#"{id},"args":{{"blocks":{},"cut by failure":{}}}"#, copy.blocks, copy.cut);
-        self.timed('b', copy.asked_ns, copy.replica, 0, &lane, &args);
+        let args = format!(r#"{id},"args":{{"blocks":{},"cut by failure":{}}}"#, copy.blocks, copy.interrupted);
+        self.timed('b', copy.asked_ns, copy.replica, 0, &direction, &args);
         if copy.begin_ns < copy.end_ns {
             self.timed('b', copy.begin_ns, copy.replica, 0, &name, &id);
             self.timed('e', copy.end_ns, copy.replica, 0, &name, &id);
         }
-        self.timed('e', copy.end_ns, copy.replica, 0, &lane, &id);
+        self.timed('e', copy.end_ns, copy.replica, 0, &direction, &id);
     }
 
     /// Writes the counters if they changed.
@@ -352,7 +352,7 @@ impl Observer for TimelineWriter {
     }
 
     fn step(&mut self, seen: &StepSeen<'_>) {
-        if let Some(past) = self.settling.step(seen) {
+        if let Some(past) = self.pending_steps.step(seen) {
             self.write_step(&past);
             if past.end_ns < seen.begin_ns {
                 self.write_idle(&past);
@@ -367,7 +367,7 @@ impl Observer for TimelineWriter {
 
     fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
         if !up {
-            if let Some(step) = self.settling.fail(now_ns, replica) {
+            if let Some(step) = self.pending_steps.fail(now_ns, replica) {
                 self.write_step(&step);
                 if step.end_ns < now_ns {
                     self.write_idle(&step);
@@ -388,7 +388,8 @@ mod tests {
     #[test]
     fn steps_are_named_for_what_is_in_them() {
         let name = |shape| {
-            let step = PastStep { replica: 0, begin_ns: 0, end_ns: 1, cut: false, shape, blocks_in_use: 0 };
+            let step =
+                CompletedStep { replica: 0, begin_ns: 0, end_ns: 1, interrupted: false, shape, blocks_in_use: 0 };
             step_name(&step)
         };
         let (prefill, decode) = (StepShape::prefill(4096, 0), StepShape::decodes(31, 9));

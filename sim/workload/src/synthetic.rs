@@ -62,16 +62,16 @@
 //! file ([`AssumedLatency::requests`]) opens the loop: answers take as long as `assumed-service` says.
 
 mod arrivals;
-mod assumed;
-mod dice;
 mod distribution;
 mod generator;
+mod open_loop;
+mod rng_stream;
 mod spec;
 
 pub use self::arrivals::Arrivals;
-pub use self::assumed::{AsIfServed, Assumed};
 pub use self::distribution::{Column, Distribution};
 pub use self::generator::Generator;
+pub use self::open_loop::{AssumedLatency, OpenLoop};
 pub use self::spec::{AgentSpec, PopulationSpec, SessionSpec, Spec, SystemPrompts, WorkloadError, WorkloadFault};
 
 /// Requests in a workload, at most.

@@ -46,6 +46,7 @@ mod csv;
 mod fault;
 mod mooncake;
 mod reader;
+mod row;
 mod select;
 mod source;
 pub mod stats;
@@ -56,7 +57,7 @@ pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses}
 pub use self::fault::{TraceError, TraceFault};
 pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
-pub use self::source::{FileSource, Loaded, Outcome, Source, Sped};
+pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 
 /// Tokens per block id of a Mooncake trace.

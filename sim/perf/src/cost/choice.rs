@@ -19,7 +19,7 @@ use std::str::FromStr;
 
 use super::table::{Skew, TableError};
 use super::{
-    BoxedCost, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
+    BoxedCost, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
 };
 use crate::hardware::Hardware;
 use crate::model::{self, Model};
@@ -205,7 +205,7 @@ impl CostChoice {
 /// Returns the step times of the device's file if they are of this model on one device.
 pub(super) fn fitted(hardware: &Hardware, model: &Model, parallel: Parallel) -> Option<Fitted> {
     let time = hardware.step_time.filter(|time| time.model == model.name && parallel == Parallel::ONE)?;
-    Some(Fitted::new(time, Limit::new(hardware, model, parallel), hardware.fit))
+    Some(Fitted::new(time, LowerBound::new(hardware, model, parallel), hardware.fit))
 }
 
 /// Detects the layout of a folder from its files.

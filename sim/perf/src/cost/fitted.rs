@@ -1,6 +1,6 @@
 //! Linear model of the step time, with coefficients fitted to a server.
 
-use super::{CostModel, Limit, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, StepShape, nanoseconds};
 use crate::hardware::{Fit, StepTime};
 
 /// Number of features of a [`StepTime`].
@@ -27,13 +27,13 @@ impl StepTime {
 #[derive(Clone, Debug)]
 pub struct Fitted {
     time: StepTime,
-    limit: Limit,
+    limit: LowerBound,
     name: String,
 }
 
 impl Fitted {
     /// Returns the model with the coefficients `time`, bounded below by `limit`; `fit` is its measured error.
-    pub fn new(time: StepTime, limit: Limit, fit: Option<Fit>) -> Self {
+    pub fn new(time: StepTime, limit: LowerBound, fit: Option<Fit>) -> Self {
         Self { time, limit, name: format!("fitted ({})", Fit::describe(fit)) }
     }
 }

@@ -24,7 +24,7 @@
 //! waiting, but reads the weights once more per part.
 
 use super::work::{Demand, Parts, Work};
-use super::{CostModel, Limit, Parallel, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
 use crate::hardware::{Fit, Hardware};
 use crate::model::Model;
 
@@ -37,7 +37,7 @@ pub struct Roofline {
     hardware: Hardware,
     parallel: Parallel,
     demand: Demand,
-    limit: Limit,
+    limit: LowerBound,
     flops_s: f64,
     /// Share of the layers in the largest stage.
     stage_share: f64,
@@ -63,7 +63,7 @@ impl Roofline {
             hardware: *hardware,
             parallel,
             demand: Demand::new(model),
-            limit: Limit::new(hardware, model, parallel),
+            limit: LowerBound::new(hardware, model, parallel),
             flops_s: hardware.flops_s(model.dtype_bytes),
             stage_share: stage_layers / model.layers as f64,
             stage_layers,

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use super::grid::Grid;
 use super::work::{Demand, Work};
-use super::{CostModel, Limit, Parallel, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
 use crate::columns::ColumnFault;
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -166,9 +166,9 @@ impl Device {
 /// Attention times of one layer, by layout.
 #[derive(Clone, Debug)]
 enum Attention {
-    Mixed(llmservingsim::Mixed),
-    Rounded(vidur::Rounded),
-    Apart(aiconfigurator::Apart),
+    Fused(llmservingsim::FusedAttention),
+    Binned(vidur::BinnedAttention),
+    Separate(aiconfigurator::SeparateAttention),
 }
 
 /// Cost model of measured times.
@@ -176,7 +176,7 @@ enum Attention {
 pub struct Table {
     name: String,
     /// Lower bound; `None` for tables that omit so much of a step that the bound would apply.
-    limit: Option<Limit>,
+    limit: Option<LowerBound>,
     layers: f64,
     /// All matrices and other operations of all layers, by tokens.
     linear: Series,
@@ -198,9 +198,9 @@ impl Table {
     /// Returns the time of a step before applying the lower bound, seconds.
     pub(super) fn step_s(&self, shape: &StepShape) -> f64 {
         let attention_s = match &self.attention {
-            Attention::Mixed(mixed) => mixed.layer_s(shape),
-            Attention::Rounded(rounded) => rounded.layer_s(shape),
-            Attention::Apart(apart) => apart.layer_s(shape),
+            Attention::Fused(mixed) => mixed.layer_s(shape),
+            Attention::Binned(rounded) => rounded.layer_s(shape),
+            Attention::Separate(apart) => apart.layer_s(shape),
         };
         let head_s = self.head.as_ref().map_or(0.0, |head| head.at(shape.sampled));
         self.linear.at(shape.tokens.next_multiple_of(self.tokens_step))

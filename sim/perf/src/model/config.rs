@@ -77,6 +77,13 @@ struct Config {
     n_shared_experts: Option<u64>,
     #[serde(default)]
     first_k_dense_replace: u64,
+    #[serde(flatten)]
+    latent: LatentConfig,
+}
+
+/// Fields of multi-head latent attention.
+#[derive(Clone, Copy, Deserialize)]
+struct LatentConfig {
     q_lora_rank: Option<u64>,
     kv_lora_rank: Option<u64>,
     qk_rope_head_dim: Option<u64>,
@@ -144,9 +151,9 @@ impl Config {
             ("head_dim", self.head_dim),
             ("num_experts", self.num_experts),
             ("num_experts_per_tok", self.num_experts_per_tok),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
-            ("qk_nope_head_dim", self.qk_nope_head_dim),
-            ("v_head_dim", self.v_head_dim),
+            ("qk_rope_head_dim", self.latent.qk_rope_head_dim),
+            ("qk_nope_head_dim", self.latent.qk_nope_head_dim),
+            ("v_head_dim", self.latent.v_head_dim),
         ] {
             if let Some(value) = value.filter(|value| !(1..=COUNT_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 4096");
@@ -157,14 +164,14 @@ impl Config {
             ("intermediate_size", Some(self.intermediate_size)),
             ("vocab_size", Some(self.vocab_size)),
             ("moe_intermediate_size", self.moe_intermediate_size),
-            ("kv_lora_rank", self.kv_lora_rank),
+            ("kv_lora_rank", self.latent.kv_lora_rank),
         ] {
             if let Some(value) = value.filter(|value| !(1..=WIDTH_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 1048576");
             }
         }
         for (field, value, max, expected) in [
-            ("q_lora_rank", self.q_lora_rank, WIDTH_MAX, "at most 1048576"),
+            ("q_lora_rank", self.latent.q_lora_rank, WIDTH_MAX, "at most 1048576"),
             ("shared_expert_intermediate_size", self.shared_expert_intermediate_size, WIDTH_MAX, "at most 1048576"),
             ("n_shared_experts", self.n_shared_experts, COUNT_MAX, "at most 4096"),
         ] {
@@ -208,11 +215,11 @@ impl Config {
 
     fn latent(&self) -> Option<Latent> {
         Some(Latent {
-            query_rank: self.q_lora_rank.unwrap_or(0),
-            kv_rank: self.kv_lora_rank?,
-            rope_dim: self.qk_rope_head_dim?,
-            nope_dim: self.qk_nope_head_dim?,
-            value_dim: self.v_head_dim?,
+            query_rank: self.latent.q_lora_rank.unwrap_or(0),
+            kv_rank: self.latent.kv_lora_rank?,
+            rope_dim: self.latent.qk_rope_head_dim?,
+            nope_dim: self.latent.qk_nope_head_dim?,
+            value_dim: self.latent.v_head_dim?,
         })
     }
 }

@@ -4,7 +4,7 @@ use trunkline_core::{Request, RequestId};
 
 use super::Fleet;
 use crate::fleet::ReplayError;
-use crate::flights::Flight;
+use crate::in_flight::InFlightRequest;
 use crate::router::Pick;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::trace::Source;
@@ -81,7 +81,7 @@ impl Fleet<'_> {
         let Some(traced) = self.source.next_request()? else { return Ok(None) };
         let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
         let tenant = self.settings.tenants.tenant_of(self.totals.taken);
-        let number = self.flights.push(Flight::new(traced, asked_ns, tenant));
+        let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));
         assert_eq!(number, self.totals.taken, "requests are numbered as they come");
         self.totals.taken += 1;
         Ok(Some(number))

@@ -3,14 +3,14 @@
 use trunkline_core::event::Event;
 use trunkline_core::{Request, RequestId};
 
-use super::{Fleet, State, What};
+use super::{Fleet, SimEvent, State};
 
 impl Fleet<'_> {
     pub(super) fn schedule_faults(&mut self) {
         for (failure, it) in self.settings.routing.failures.iter().enumerate() {
-            self.schedule(it.at_ns, What::Fail { failure });
+            self.schedule(it.at_ns, SimEvent::Fail { failure });
             if let Some(back_ns) = it.back_ns {
-                self.schedule(back_ns, What::Return { replica: it.replica as usize });
+                self.schedule(back_ns, SimEvent::Return { replica: it.replica as usize });
             }
         }
     }

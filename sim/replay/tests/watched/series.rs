@@ -108,8 +108,8 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     series.step(&StepSeen { replica: 0, begin_ns: 0, end_ns: 10_000_000, shape, stats: &seen });
     let (from, to) = (Place::Device, Place::Host);
     let (asked_ns, begin_ns) = (0, 1_000);
-    for (end_ns, cut) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
-        series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, cut, from, to, blocks: 5 });
+    for (end_ns, interrupted) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
+        series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, interrupted, from, to, blocks: 5 });
     }
     series.replica(5_000_000, 0, false);
     series.replica(8_000_000, 0, true);

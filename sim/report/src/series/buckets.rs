@@ -26,11 +26,11 @@ pub(super) enum Sum {
     TtftNs,
     TtftRequests,
     /// Copied blocks of the first link direction; the number of the direction is added.
-    Lane,
+    LinkDirection,
 }
 
 /// Sums per bucket, including one per link direction.
-const SUMS: usize = Sum::Lane as usize + trunkline_sim_perf::link::LANES;
+const SUMS: usize = Sum::LinkDirection as usize + trunkline_sim_perf::link::LINK_DIRECTIONS;
 
 /// Quantity integrated over time in a bucket, for the whole fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +66,8 @@ impl Bucket {
     }
 
     /// Returns the blocks copied in a link direction.
-    pub(super) fn copied(&self, lane: usize) -> f64 {
-        self.sums[Sum::Lane as usize + lane]
+    pub(super) fn copied(&self, direction: usize) -> f64 {
+        self.sums[Sum::LinkDirection as usize + direction]
     }
 
     /// Returns the mean of a gauge over the bucket, of which the replay covers `covered_ns`.
@@ -118,8 +118,10 @@ impl Buckets {
     }
 
     /// Adds blocks copied in a link direction evenly over an interval.
-    pub(super) fn spread_copy(&mut self, begin_ns: u64, end_ns: u64, lane: usize, blocks: f64) {
-        self.over(begin_ns, end_ns, |bucket, share, _| bucket.sums[Sum::Lane as usize + lane] += blocks * share);
+    pub(super) fn spread_copy(&mut self, begin_ns: u64, end_ns: u64, direction: usize, blocks: f64) {
+        self.over(begin_ns, end_ns, |bucket, share, _| {
+            bucket.sums[Sum::LinkDirection as usize + direction] += blocks * share
+        });
     }
 
     /// Integrates gauges with constant values over an interval.

@@ -1,7 +1,7 @@
 //! Report of a series: columns of equal length with one value per bucket.
 
 use serde::Serialize;
-use trunkline_sim_perf::link::{LANES, lane_name};
+use trunkline_sim_perf::link::{LINK_DIRECTIONS, direction_name};
 
 use super::Series;
 use super::buckets::{Bucket, Gauge, Sum};
@@ -238,7 +238,7 @@ impl Columns {
 }
 
 impl SeriesReport {
-    /// Closes the buckets at `duration_ns` and turns the sums of `series` into columns.
+    /// Closes the buckets at `duration_ns` and wake_ups the sums of `series` into columns.
     pub(super) fn from_series(series: Series, report: &Report, duration_ns: u64) -> Self {
         let width_ns = series.buckets.width_ns();
         let buckets = series.buckets.end(duration_ns);
@@ -281,12 +281,12 @@ fn tiers(columns: &Columns, tiers: &[(String, u64)]) -> Vec<TierSeries> {
 }
 
 fn links(columns: &Columns, tiers: &[(String, u64)], block_bytes: f64) -> Vec<LinkSeries> {
-    let used = |lane: &usize| columns.buckets.iter().any(|bucket| bucket.copied(*lane) > 0.0);
-    let link = |lane: usize| LinkSeries {
-        name: lane_name(lane, tiers.iter().map(|(name, _)| name.as_str())),
-        bytes_s: columns.rate(|bucket| bucket.copied(lane) * block_bytes),
+    let used = |direction: &usize| columns.buckets.iter().any(|bucket| bucket.copied(*direction) > 0.0);
+    let link = |direction: usize| LinkSeries {
+        name: direction_name(direction, tiers.iter().map(|(name, _)| name.as_str())),
+        bytes_s: columns.rate(|bucket| bucket.copied(direction) * block_bytes),
     };
-    (0..LANES).filter(used).map(link).collect()
+    (0..LINK_DIRECTIONS).filter(used).map(link).collect()
 }
 
 /// Rounds to six digits: more than a chart can show, few enough to keep its data small.

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::SECONDS_MAX;
-use super::dice::Dice;
+use super::rng_stream::RngStream;
 
 /// Lowest rate in sessions per second; the highest is its inverse.
 const RATE_MIN: f64 = 1e-6;
@@ -127,7 +127,7 @@ impl TryFrom<Raw> for Arrivals {
 #[derive(Clone, Debug)]
 pub(super) struct Beginnings {
     arrivals: Arrivals,
-    dice: Dice,
+    rng: RngStream,
     now_s: f64,
     /// Bursts: state of the current period and its end.
     on: bool,
@@ -135,20 +135,20 @@ pub(super) struct Beginnings {
 }
 
 impl Beginnings {
-    pub(super) fn new(arrivals: Arrivals, mut dice: Dice) -> Self {
+    pub(super) fn new(arrivals: Arrivals, mut rng: RngStream) -> Self {
         let period_end_s = match arrivals {
-            Arrivals::OnOff { on_s, .. } => dice.exponential(on_s),
+            Arrivals::OnOff { on_s, .. } => rng.exponential(on_s),
             _ => 0.0,
         };
-        Self { arrivals, dice, now_s: 0.0, on: true, period_end_s }
+        Self { arrivals, rng, now_s: 0.0, on: true, period_end_s }
     }
 
     /// Returns the start of the next session, seconds; `None` after [`SECONDS_MAX`].
     pub(super) fn next_s(&mut self) -> Option<f64> {
         match self.arrivals {
             Arrivals::Constant { sessions_per_s } => self.now_s += 1.0 / sessions_per_s,
-            Arrivals::Poisson { sessions_per_s } => self.now_s += self.dice.exponential(1.0 / sessions_per_s),
-            Arrivals::Gamma { sessions_per_s, cv } => self.now_s += self.dice.gamma(1.0 / sessions_per_s, cv),
+            Arrivals::Poisson { sessions_per_s } => self.now_s += self.rng.exponential(1.0 / sessions_per_s),
+            Arrivals::Gamma { sessions_per_s, cv } => self.now_s += self.rng.gamma(1.0 / sessions_per_s, cv),
             Arrivals::OnOff { sessions_per_s, off_sessions_per_s, on_s, off_s } => {
                 self.next_of_bursts([off_sessions_per_s, sessions_per_s], [off_s, on_s]);
             }
@@ -164,14 +164,14 @@ impl Beginnings {
         while self.now_s < SECONDS_MAX {
             let rate = rates[usize::from(self.on)];
             // A gap that would outlast the period is drawn again in the next one: it has no memory.
-            let next_s = if rate > 0.0 { self.now_s + self.dice.exponential(1.0 / rate) } else { f64::INFINITY };
+            let next_s = if rate > 0.0 { self.now_s + self.rng.exponential(1.0 / rate) } else { f64::INFINITY };
             if next_s < self.period_end_s {
                 self.now_s = next_s;
                 return;
             }
             self.now_s = self.period_end_s;
             self.on = !self.on;
-            self.period_end_s += self.dice.exponential(means_s[usize::from(self.on)]);
+            self.period_end_s += self.rng.exponential(means_s[usize::from(self.on)]);
         }
     }
 
@@ -179,10 +179,10 @@ impl Beginnings {
     fn next_of_sine(&mut self, mean: f64, amplitude: f64, period_s: f64) {
         let peak = mean * (1.0 + amplitude);
         while self.now_s < SECONDS_MAX {
-            self.now_s += self.dice.exponential(1.0 / peak);
+            self.now_s += self.rng.exponential(1.0 / peak);
             let phase = std::f64::consts::TAU * (self.now_s / period_s);
             let rate = mean * (1.0 - amplitude * libm::cos(phase));
-            if self.dice.unit() * peak < rate {
+            if self.rng.unit() * peak < rate {
                 return;
             }
         }
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn times(arrivals: Arrivals, n: usize) -> Vec<f64> {
-        let mut beginnings = Beginnings::new(arrivals, Dice::new(7, 0, 0));
+        let mut beginnings = Beginnings::new(arrivals, RngStream::new(7, 0, 0));
         (0..n).map(|_| beginnings.next_s().unwrap()).collect()
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::SECONDS_MAX;
-use super::dice::Dice;
+use super::rng_stream::RngStream;
 use crate::trace::LENGTH_TOKENS_MAX;
 
 const CV_MAX: f64 = 100.0;
@@ -134,14 +134,14 @@ impl Sampler {
         }
     }
 
-    pub(super) fn draw(&self, dice: &mut Dice) -> f64 {
+    pub(super) fn draw(&self, rng: &mut RngStream) -> f64 {
         match &self.distribution {
             Distribution::Constant { value } => *value,
-            Distribution::Uniform { min, max } => min + dice.unit() * (max - min),
-            Distribution::Exponential { mean, max } => dice.exponential(*mean).min(*max),
-            Distribution::Lognormal { mean, cv, max } => dice.lognormal(*mean, *cv).min(*max),
+            Distribution::Uniform { min, max } => min + rng.unit() * (max - min),
+            Distribution::Exponential { mean, max } => rng.exponential(*mean).min(*max),
+            Distribution::Lognormal { mean, cv, max } => rng.lognormal(*mean, *cv).min(*max),
             Distribution::Empirical { .. } => {
-                let at = dice.unit();
+                let at = rng.unit();
                 self.of_row(at)
             }
         }
@@ -158,35 +158,35 @@ impl Sampler {
     }
 
     /// Draws a whole number from 1 to `max`. A uniform distribution includes both ends.
-    pub(super) fn count(&self, dice: &mut Dice, max: u32) -> u32 {
+    pub(super) fn count(&self, rng: &mut RngStream, max: u32) -> u32 {
         let drawn = match &self.distribution {
             Distribution::Uniform { min, max } => {
                 let (min, max) = (min.round(), max.round());
-                (min + (dice.unit() * (max - min + 1.0)).floor()).min(max)
+                (min + (rng.unit() * (max - min + 1.0)).floor()).min(max)
             }
-            _ => self.draw(dice).round(),
+            _ => self.draw(rng).round(),
         };
         drawn.clamp(1.0, f64::from(max)) as u32
     }
 
-    pub(super) fn tokens(&self, dice: &mut Dice) -> u32 {
-        self.count(dice, LENGTH_TOKENS_MAX)
+    pub(super) fn tokens(&self, rng: &mut RngStream) -> u32 {
+        self.count(rng, LENGTH_TOKENS_MAX)
     }
 
     /// Draws a time, nanoseconds.
-    pub(super) fn time_ns(&self, dice: &mut Dice) -> u64 {
-        (self.draw(dice).clamp(0.0, SECONDS_MAX) * 1e9).round() as u64
+    pub(super) fn time_ns(&self, rng: &mut RngStream) -> u64 {
+        (self.draw(rng).clamp(0.0, SECONDS_MAX) * 1e9).round() as u64
     }
 
     /// Draws from two distributions; from one row if both name one trace.
-    pub(super) fn pair(input: &Self, output: &Self, dice: &mut Dice) -> (u32, u32) {
+    pub(super) fn pair(input: &Self, output: &Self, rng: &mut RngStream) -> (u32, u32) {
         match (input.trace(), output.trace()) {
             (Some(a), Some(b)) if a == b => {
-                let at = dice.unit();
+                let at = rng.unit();
                 let tokens = |sampler: &Self| sampler.of_row(at).clamp(1.0, f64::from(LENGTH_TOKENS_MAX)) as u32;
                 (tokens(input), tokens(output))
             }
-            _ => (input.tokens(dice), output.tokens(dice)),
+            _ => (input.tokens(rng), output.tokens(rng)),
         }
     }
 }
@@ -202,22 +202,22 @@ mod tests {
     #[test]
     fn counts_are_whole_and_even() {
         let uniform = sampler(Distribution::Uniform { min: 1.0, max: 4.0 });
-        let mut dice = Dice::new(3, 0, 0);
+        let mut rng = RngStream::new(3, 0, 0);
         let mut counts = [0u32; 5];
-        (0..100_000).for_each(|_| counts[uniform.count(&mut dice, 9) as usize] += 1);
+        (0..100_000).for_each(|_| counts[uniform.count(&mut rng, 9) as usize] += 1);
         assert_eq!(counts[0], 0);
         assert!(counts[1..].iter().all(|n| n.abs_diff(25_000) < 600), "{counts:?}");
-        assert_eq!(sampler(Distribution::Constant { value: 0.0 }).count(&mut dice, 9), 1);
-        assert_eq!(sampler(Distribution::Constant { value: 12.0 }).count(&mut dice, 9), 9);
+        assert_eq!(sampler(Distribution::Constant { value: 0.0 }).count(&mut rng, 9), 1);
+        assert_eq!(sampler(Distribution::Constant { value: 12.0 }).count(&mut rng, 9), 9);
     }
 
     #[test]
     fn values_are_cut_where_asked_for() {
-        let mut dice = Dice::new(4, 0, 0);
+        let mut rng = RngStream::new(4, 0, 0);
         let cut = sampler(Distribution::Lognormal { mean: 100.0, cv: 2.0, max: 150.0 });
-        let drawn: Vec<_> = (0..1000).map(|_| cut.tokens(&mut dice)).collect();
+        let drawn: Vec<_> = (0..1000).map(|_| cut.tokens(&mut rng)).collect();
         assert!(drawn.iter().all(|n| *n <= 150) && drawn.contains(&150));
-        assert_eq!(sampler(Distribution::Constant { value: 1.5 }).time_ns(&mut dice), 1_500_000_000);
+        assert_eq!(sampler(Distribution::Constant { value: 1.5 }).time_ns(&mut rng), 1_500_000_000);
     }
 
     #[test]
@@ -227,17 +227,17 @@ mod tests {
             let distribution = Distribution::Empirical { trace: trace.into(), of, max: 1e9 };
             Sampler::new(distribution, Some(samples.clone()))
         };
-        let mut dice = Dice::new(5, 0, 0);
+        let mut rng = RngStream::new(5, 0, 0);
         let mut sum = 0;
         for _ in 0..10_000 {
-            let (input, output) = Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "a"), &mut dice);
+            let (input, output) = Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "a"), &mut rng);
             assert_eq!(input + 1000, output);
             sum += input;
         }
         assert!((f64::from(sum) / 10_000.0 - 50.5).abs() < 1.0, "{sum}");
-        let apart = |dice: &mut Dice| Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "b"), dice);
+        let apart = |rng: &mut RngStream| Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "b"), rng);
         assert!((0..100).any(|_| {
-            let (input, output) = apart(&mut dice);
+            let (input, output) = apart(&mut rng);
             input + 1000 != output
         }));
     }

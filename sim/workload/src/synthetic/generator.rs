@@ -5,8 +5,8 @@ use std::collections::{BinaryHeap, HashMap};
 use std::path::{Path, PathBuf};
 
 use super::arrivals::Beginnings;
-use super::dice::Dice;
 use super::distribution::{Distribution, Sampler, Samples};
+use super::rng_stream::RngStream;
 use super::spec::{PopulationSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
 use crate::trace::{
@@ -50,8 +50,8 @@ struct Prompts {
 }
 
 impl Prompts {
-    fn draw(&self, dice: &mut Dice) -> Option<Piece> {
-        let at = dice.unit() * self.weights.last()?;
+    fn draw(&self, rng: &mut RngStream) -> Option<Piece> {
+        let at = rng.unit() * self.weights.last()?;
         let drawn = self.weights.partition_point(|sum| *sum <= at).min(self.pieces.len() - 1);
         Some(self.pieces[drawn])
     }
@@ -60,7 +60,7 @@ impl Prompts {
 /// Session and its conversation so far.
 struct Session {
     population: usize,
-    dice: Dice,
+    rng: RngStream,
     said: Vec<Piece>,
     said_tokens: u32,
     /// Turns after the current one.
@@ -154,16 +154,16 @@ impl Generator {
         spec: &PopulationSpec,
         library: &mut Library<'_>,
     ) -> Result<Population, TraceError> {
-        let dice = |part| Dice::new(self.seed, number as u64, part);
-        let mut beginnings = Beginnings::new(spec.arrivals, dice(PART_ARRIVALS));
+        let rng = |part| RngStream::new(self.seed, number as u64, part);
+        let mut beginnings = Beginnings::new(spec.arrivals, rng(PART_ARRIVALS));
         let next_ns = next_ns(&mut beginnings, self.duration_ns);
         let mut prompts = Prompts::default();
         if let Some(shared) = &spec.system_prompts {
             let tokens = library.sampler(&shared.tokens)?;
-            let mut dice = dice(PART_PROMPTS);
+            let mut rng = rng(PART_PROMPTS);
             let mut sum = 0.0;
             for rank in 1..=shared.count {
-                let tokens = tokens.count(&mut dice, self.max_context / SHARE_AT_MOST);
+                let tokens = tokens.count(&mut rng, self.max_context / SHARE_AT_MOST);
                 prompts.pieces.push(Piece { content: self.next_content, tokens });
                 self.next_content += 1;
                 sum += libm::pow(f64::from(rank), -shared.zipf);
@@ -208,14 +208,14 @@ impl Generator {
     fn begin(&mut self, number: usize) -> Session {
         let content = self.content();
         let population = &mut self.populations[number];
-        let mut dice = Dice::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
+        let mut rng = RngStream::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
         population.n_sessions += 1;
         population.next_ns = next_ns(&mut population.beginnings, self.duration_ns);
 
-        let mut said: Vec<_> = population.prompts.draw(&mut dice).into_iter().collect();
+        let mut said: Vec<_> = population.prompts.draw(&mut rng).into_iter().collect();
         let system_tokens = said.first().map_or(0, |piece| piece.tokens);
-        let turns = population.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut dice, TURNS_MAX));
-        let (input, output, calls) = population.question(&mut dice);
+        let turns = population.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut rng, TURNS_MAX));
+        let (input, output, calls) = population.question(&mut rng);
         let room = self.max_context - system_tokens;
         let output_tokens = output.min(room / SHARE_AT_MOST);
         let input_tokens = input.min(room - output_tokens);
@@ -223,7 +223,7 @@ impl Generator {
         let said_tokens = system_tokens + input_tokens;
         Session {
             population: number,
-            dice,
+            rng,
             said,
             said_tokens,
             turns_left: turns - 1,
@@ -249,7 +249,7 @@ impl Generator {
     }
 
     /// Continues a session after its answer, if the context has room.
-    fn go_on(&mut self, mut session: Session, number: u64, now_ns: u64) {
+    fn continue_session(&mut self, mut session: Session, number: u64, now_ns: u64) {
         let answer = Piece { content: GENERATED_FROM | number as u32, tokens: session.output_tokens };
         session.said.push(answer);
         let population = &self.populations[session.population];
@@ -269,28 +269,28 @@ impl Generator {
 
 impl Population {
     /// Draws the tokens of a question, of the answer to its first call, and the calls of the turn.
-    fn question(&self, dice: &mut Dice) -> (u32, u32, u32) {
-        let (input, output) = Sampler::pair(&self.input, &self.output, dice);
+    fn question(&self, rng: &mut RngStream) -> (u32, u32, u32) {
+        let (input, output) = Sampler::pair(&self.input, &self.output, rng);
         let Some(agent) = &self.agent else { return (input, output, 1) };
-        let calls = agent.calls.count(dice, TURNS_MAX);
-        let output = if calls > 1 { agent.call_tokens.tokens(dice) } else { output };
+        let calls = agent.calls.count(rng, TURNS_MAX);
+        let output = if calls > 1 { agent.call_tokens.tokens(rng) } else { output };
         (input, output, calls)
     }
 
     /// Draws the delay and length of the next message: a tool's output or a user's next question.
     fn next_message(&self, session: &mut Session) -> (u64, u32) {
-        let dice = &mut session.dice;
+        let rng = &mut session.rng;
         if session.calls_left > 0
             && let Some(agent) = &self.agent
         {
             session.calls_left -= 1;
             let last = session.calls_left == 0;
-            session.output_tokens = if last { self.output.tokens(dice) } else { agent.call_tokens.tokens(dice) };
-            return (agent.tool.time_ns(dice), agent.tool_tokens.tokens(dice));
+            session.output_tokens = if last { self.output.tokens(rng) } else { agent.call_tokens.tokens(rng) };
+            return (agent.tool.time_ns(rng), agent.tool_tokens.tokens(rng));
         }
         session.turns_left -= 1;
-        let delay_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(dice));
-        let (input, output, calls) = self.question(dice);
+        let delay_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(rng));
+        let (input, output, calls) = self.question(rng);
         (session.output_tokens, session.calls_left) = (output, calls - 1);
         (delay_ns, input)
     }
@@ -337,7 +337,7 @@ impl Source for Generator {
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         let Some(session) = self.waiting.remove(&number) else { return };
         if outcome == Outcome::Completed {
-            self.go_on(session, number, now_ns.saturating_add(self.first_ns));
+            self.continue_session(session, number, now_ns.saturating_add(self.first_ns));
         }
     }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::arrivals::Arrivals;
-use super::assumed::Assumed;
 use super::distribution::Distribution;
+use super::open_loop::AssumedLatency;
 use super::{POPULATIONS_MAX, REQUESTS_MAX, SECONDS_MAX, SYSTEM_PROMPTS_MAX};
 use crate::lines::LineNumber;
 use crate::trace::{LENGTH_TOKENS_MAX, TraceError};
@@ -37,7 +37,7 @@ pub struct Spec {
     pub max_context_tokens: u32,
     /// Latency of answers without a fleet.
     #[serde(default)]
-    pub assumed_service: Assumed,
+    pub assumed_service: AssumedLatency,
     /// Populations of sessions.
     pub population: Vec<PopulationSpec>,
     /// Folder for relative paths of traces.

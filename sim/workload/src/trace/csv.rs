@@ -1,6 +1,6 @@
 //! Lines of CSV traces: a header, fields without quotes, and columns found by name.
 
-use super::reader::{Row, RowContent, length};
+use super::row::{Row, RowContent, length};
 use super::{Format, TraceFault, azure};
 
 /// Column names of a format.

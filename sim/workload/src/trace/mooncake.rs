@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::reader::{Row, RowContent, length};
+use super::row::{Row, RowContent, length};
 use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, TraceFault};
 
 const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
@@ -17,13 +17,37 @@ struct Object {
     hash_ids: Option<Vec<u64>>,
 }
 
+/// Line with block ids, as in the Mooncake and Bailian formats, which differ in the unit of time and the size of a block.
+pub(super) struct BlockIdLine {
+    pub at_ns: u64,
+    pub input_tokens: u32,
+    pub output_tokens: u32,
+    pub ids: Box<[u32]>,
+}
+
+impl BlockIdLine {
+    /// Parses a line of `format` with blocks of `block_tokens` tokens; `at_ns` converts the timestamp.
+    pub(super) fn parse(
+        line: &[u8],
+        format: Format,
+        block_tokens: u32,
+        at_ns: fn(Value) -> Result<u64, TraceFault>,
+    ) -> Result<Self, TraceFault> {
+        let object: Object =
+            serde_json::from_slice(line).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })?;
+        let at_ns = at_ns(present(FIELDS, "timestamp", object.timestamp)?)?;
+        let tokens =
+            |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
+        let input_tokens = tokens("input_length", object.input_length)?;
+        let output_tokens = tokens("output_length", object.output_length)?;
+        let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, block_tokens)?;
+        Ok(Self { at_ns, input_tokens, output_tokens, ids })
+    }
+}
+
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
-    let object: Object = serde_json::from_slice(line)
-        .map_err(|e| TraceFault::Malformed { format: Format::Mooncake, why: e.to_string() })?;
-    let at_ns = timestamp_ns(present(FIELDS, "timestamp", object.timestamp)?)?;
-    let input_tokens = length("input_length", &present(FIELDS, "input_length", object.input_length)?.to_string())?;
-    let output_tokens = length("output_length", &present(FIELDS, "output_length", object.output_length)?.to_string())?;
-    let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, HASH_ID_TOKENS)?;
+    let BlockIdLine { at_ns, input_tokens, output_tokens, ids } =
+        BlockIdLine::parse(line, Format::Mooncake, HASH_ID_TOKENS, timestamp_ns)?;
     Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids) })
 }
 
@@ -32,7 +56,7 @@ pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Opt
 }
 
 /// Checks that a prompt of `input_tokens` tokens has the right number of block ids, none above [`HASH_ID_MAX`].
-pub(super) fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
+fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
     if ids.len() != expected {
         return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, block_tokens });

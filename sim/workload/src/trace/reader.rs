@@ -6,33 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use trunkline_core::Token;
 
-use super::{
-    Content, Format, LENGTH_TOKENS_MAX, Piece, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv,
-    mooncake, tokens,
-};
+use super::row::{Row, RowContent};
+use super::{Content, Format, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv, mooncake, tokens};
 use crate::lines::Lines;
 
 /// Size of the reorder window in requests, at most.
 pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
-
-/// Parsed line, before comparison with other lines.
-pub(super) struct Row {
-    /// Nanoseconds since an origin shared by all lines.
-    pub at_ns: u64,
-    pub input_tokens: u32,
-    pub output_tokens: u32,
-    pub content: RowContent,
-}
-
-/// Content according to a line.
-pub(super) enum RowContent {
-    None,
-    Blocks(Box<[u32]>),
-    Pieces(Box<[Piece]>),
-    Tokens(Box<[Token]>),
-}
 
 /// Row in the reorder window; rows with equal times keep their order.
 struct Waiting {
@@ -286,13 +266,5 @@ fn detect(first: &[u8]) -> Option<Format> {
         Ok(Telltale { input_tok_ids: Some(_), .. }) => Some(Format::Tokens),
         // What is wrong with a damaged line is for its parser to say.
         _ => Some(Format::Mooncake),
-    }
-}
-
-/// Parses a number of tokens from 1 to [`LENGTH_TOKENS_MAX`].
-pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
-    match text.parse() {
-        Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
-        _ => Err(TraceFault::BadLength { field, value: text.into() }),
     }
 }

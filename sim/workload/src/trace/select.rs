@@ -86,7 +86,7 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
             }
             if slice.begin.is_reached(number, request.arrival_ns) {
                 let first_ns = *self.first_ns.get_or_insert(request.arrival_ns);
-                request.arrival_ns = sped(request.arrival_ns - first_ns, speed);
+                request.arrival_ns = time_scaled(request.arrival_ns - first_ns, speed);
                 if let Some(tokens) = max_context {
                     request.cut_to(tokens);
                 }
@@ -99,7 +99,7 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
 }
 
 /// Returns a time divided by `speed`, nanoseconds.
-pub(super) fn sped(at_ns: u64, speed: f64) -> u64 {
+pub(super) fn time_scaled(at_ns: u64, speed: f64) -> u64 {
     // Exact, where the division might round.
     if speed == 1.0 { at_ns } else { (at_ns as f64 / speed).round() as u64 }
 }

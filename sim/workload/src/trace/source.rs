@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::select::sped;
+use super::select::time_scaled;
 use super::{Format, ReaderOptions, Selected, Selection, Trace, TraceError, TraceFault, TraceReader, TraceRequest};
 
 /// Source of requests in the order of arrival. Request `n` of the source, from 0, has the number `n`.
@@ -88,12 +88,12 @@ pub enum Outcome {
 
 /// Source at `speed` times the pace: arrivals come sooner, and so do the reactions of a closed source to ends.
 #[derive(Clone, Debug)]
-pub struct Sped<S> {
+pub struct TimeScaled<S> {
     source: S,
     speed: f64,
 }
 
-impl<S: Source> Sped<S> {
+impl<S: Source> TimeScaled<S> {
     /// Scales the time of `source`. `speed` MUST be finite and above 0.
     pub fn new(source: S, speed: f64) -> Self {
         assert!(speed > 0.0 && speed.is_finite(), "speed is {speed}");
@@ -101,19 +101,19 @@ impl<S: Source> Sped<S> {
     }
 }
 
-impl<S: Source> Source for Sped<S> {
+impl<S: Source> Source for TimeScaled<S> {
     fn format(&self) -> Format {
         self.source.format()
     }
 
     fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
-        Ok(self.source.next_arrival_ns()?.map(|at_ns| sped(at_ns, self.speed)))
+        Ok(self.source.next_arrival_ns()?.map(|at_ns| time_scaled(at_ns, self.speed)))
     }
 
     fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
         let mut request = self.source.next_request()?;
         if let Some(request) = &mut request {
-            request.arrival_ns = sped(request.arrival_ns, self.speed);
+            request.arrival_ns = time_scaled(request.arrival_ns, self.speed);
         }
         Ok(request)
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use trunkline_core::Token;
 
 use super::mooncake::present;
-use super::reader::{Row, RowContent, length};
+use super::row::{Row, RowContent, length};
 use super::{Format, LENGTH_TOKENS_MAX, TraceFault};
 
 const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";

@@ -182,14 +182,14 @@ impl TraceWriter {
         self.line = format!(
             r#"{{"timestamp": {at_ms}, "input_length": {input_tokens}, "output_length": {output_tokens}, "hash_ids": "#
         );
-        let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.made_up_ids(request)? };
+        let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.synthetic_ids(request)? };
         push_list(&mut self.line, &ids);
         self.line.push_str("}\n");
         Ok(())
     }
 
     /// Returns one id per 512 tokens, equal for two blocks with an equal prefix up to their ends.
-    fn made_up_ids(&mut self, request: &TraceRequest) -> Result<Box<[u32]>, WriteFault> {
+    fn synthetic_ids(&mut self, request: &TraceRequest) -> Result<Box<[u32]>, WriteFault> {
         let mut ids = Vec::with_capacity(request.input_tokens.div_ceil(HASH_ID_TOKENS) as usize);
         let mut full = false;
         let unshared = matches!(request.content, Content::Unique(_));

@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, describe, head_work,
-    linear_work, rows,
+    Attention, Device, Grid, LowerBound, Parallel, Series, StepShape, Table, TableError, TableFault, describe,
+    head_work, linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -30,7 +30,7 @@ const BF16_BYTES: f64 = 2.0;
 
 /// Attention of prefills and of decodes, measured separately and added up.
 #[derive(Clone, Debug)]
-pub(super) struct Apart {
+pub(super) struct SeparateAttention {
     /// Prefill times by tokens of a chunk.
     prefill: Grid<1>,
     /// Decode times by decodes and context.
@@ -38,7 +38,7 @@ pub(super) struct Apart {
     device: Device,
 }
 
-impl Apart {
+impl SeparateAttention {
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         let mut sum = 0.0;
         if shape.prefills > 0 {
@@ -87,11 +87,11 @@ impl Table {
         let head: Vec<_> = tokens().map(|m| (m, products.time_s(m, n, k))).collect();
         Ok(Self {
             name: describe("aiconfigurator", hardware, model, parallel),
-            limit: Some(Limit::new(hardware, model, parallel)),
+            limit: Some(LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
-            attention: Attention::Apart(apart(path, model, tensor, device)?),
+            attention: Attention::Separate(apart(path, model, tensor, device)?),
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
@@ -190,7 +190,7 @@ fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableE
 const ATTENTION: [&str; 8] =
     ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "latency"];
 
-fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Apart, TableError> {
+fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<SeparateAttention, TableError> {
     let share = |n: u64| (n / u64::from(tensor)).max(1);
     let (heads, kv_heads) = (share(model.heads), share(model.kv_heads));
     let read = |name: &str, column: usize, offset: u64| {
@@ -234,5 +234,5 @@ fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Apar
         line: 0,
         fault: TableFault::Hole(format!("batch_size {n}, step {}", context - 1.0)),
     })?;
-    Ok(Apart { prefill, decode, device })
+    Ok(SeparateAttention { prefill, decode, device })
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, describe, head_work,
-    linear_work, rows,
+    Attention, Device, Grid, LowerBound, Parallel, Series, StepShape, Table, TableError, TableFault, describe,
+    head_work, linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -45,7 +45,7 @@ fn times_of(operation: &str) -> Option<Times> {
 
 /// Attention of prefills and decodes in one call, by chunk, tokens computed before, decodes, and context of each decode.
 #[derive(Clone, Debug)]
-pub(super) struct Mixed {
+pub(super) struct FusedAttention {
     grid: Grid<4>,
     device: Device,
     skew: f64,
@@ -53,7 +53,7 @@ pub(super) struct Mixed {
     chunk_min: f64,
 }
 
-impl Mixed {
+impl FusedAttention {
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         if shape.tokens == 0 {
             return 0.0;
@@ -96,11 +96,11 @@ impl Table {
         };
         Ok(Self {
             name: describe("LLMServingSim", hardware, model, Parallel::ONE),
-            limit: Some(Limit::new(hardware, model, Parallel::ONE)),
+            limit: Some(LowerBound::new(hardware, model, Parallel::ONE)),
             layers,
             linear: Series::new(&linear, linear_work(model, 1), &device),
             head: Some(Series::new(&head, head_work(model, 1), &device)),
-            attention: Attention::Mixed(mixed(&path.join("attention.csv"), device, skew)?),
+            attention: Attention::Fused(mixed(&path.join("attention.csv"), device, skew)?),
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
@@ -139,7 +139,7 @@ fn sum(
     Ok(total.into_iter().collect())
 }
 
-fn mixed(path: &Path, device: Device, skew: f64) -> Result<Mixed, TableError> {
+fn mixed(path: &Path, device: Device, skew: f64) -> Result<FusedAttention, TableError> {
     let mut measured: HashMap<[u64; 4], f64> = HashMap::new();
     let columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"];
     rows::read(path, columns, |row| {
@@ -166,7 +166,7 @@ fn mixed(path: &Path, device: Device, skew: f64) -> Result<Mixed, TableError> {
             "prefill_chunk {chunk}, kv_prefill {computed}, n_decode {decodes}, kv_decode {context}"
         )))
     })?;
-    Ok(Mixed { grid, device, skew, chunk_min })
+    Ok(FusedAttention { grid, device, skew, chunk_min })
 }
 
 /// Returns the time at a point of the grid. Irrelevant coordinates become 0, and decodes beyond the measured number for a chunk are

@@ -50,14 +50,14 @@ const OPERATIONS: [&str; 11] = [
 
 /// Attention of prefills and of decodes, looked up at rounded points.
 #[derive(Clone, Debug)]
-pub(super) struct Rounded {
+pub(super) struct BinnedAttention {
     prefill: Grid<2>,
     decode: Grid<2>,
     device: Device,
     batching: f64,
 }
 
-impl Rounded {
+impl BinnedAttention {
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         let more = |n: u64| if n > 1 { self.batching } else { 1.0 };
         let mut sum = 0.0;
@@ -89,11 +89,11 @@ impl Table {
         let parallel = Parallel { tensor, pipeline: 1 };
         Ok(Self {
             name: describe("Vidur", hardware, model, parallel),
-            limit: Some(super::Limit::new(hardware, model, parallel)),
+            limit: Some(super::LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: None,
-            attention: Attention::Rounded(Rounded {
+            attention: Attention::Binned(BinnedAttention {
                 prefill: pairs(
                     &path.join("attn_prefill.csv"),
                     ["kv_cache_size", "prefill_chunk_size", "ms_per_layer"],

@@ -1,4 +1,4 @@
-//! What routers do for a fleet.
+//! SimEvent routers do for a fleet.
 
 use super::*;
 

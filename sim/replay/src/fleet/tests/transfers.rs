@@ -36,11 +36,11 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     for copy in [out(1), out(2), back(3, 2), back(4, 4), back(5, 100)] {
         fleet.perform(fleet.now_ns, 0, copy);
     }
-    // A lane has one turn on the queue, whatever waits for it; ends are in the order of their numbers.
-    let turn = |lane| (10_000, What::LinkTurn { replica: 0, lane, version: 1 });
+    // A direction has one wake_up on the queue, whatever waits for it; ends are in the order of their numbers.
+    let wake_up = |direction| (10_000, SimEvent::LinkWakeUp { replica: 0, direction, version: 1 });
     let mut queued: Vec<_> = fleet.queue.iter().map(|Reverse(it)| (it.at_ns, it.what)).collect();
     queued.sort_unstable();
-    assert_eq!(queued, [turn(0), turn(1)]);
+    assert_eq!(queued, [wake_up(0), wake_up(1)]);
     // The core waits for none of them, so the replay goes on as if there were none, and their ends do not make it longer.
     fleet.run().unwrap();
     let report = fleet.report();
@@ -53,7 +53,7 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     // Halves out. In: thirds until the shortest has its 200 us, halves until the next has its other 200, the rest alone.
     let ends = copies.0.iter().map(|copy| (copy.end_ns, copy.blocks)).collect::<Vec<_>>();
     assert_eq!(ends, [(410_000, 2), (410_000, 2), (610_000, 2), (1_010_000, 4), (10_610_000, 100)]);
-    assert!(copies.0.iter().all(|copy| (copy.asked_ns, copy.begin_ns, copy.cut) == (0, 10_000, false)));
+    assert!(copies.0.iter().all(|copy| (copy.asked_ns, copy.begin_ns, copy.interrupted) == (0, 10_000, false)));
 }
 
 #[test]
@@ -75,24 +75,25 @@ fn every_copy_is_told_of_once_when_it_is_over() {
     assert!(copies.is_sorted_by_key(|copy| copy.end_ns));
     let begin_of = |copy: &TransferSeen| copy.asked_ns <= copy.begin_ns && copy.begin_ns <= copy.end_ns;
     assert!(copies.iter().all(begin_of));
-    let cut: Vec<_> = copies.iter().filter(|copy| copy.cut).map(|copy| (copy.end_ns, copy.replica)).collect();
+    let cut: Vec<_> = copies.iter().filter(|copy| copy.interrupted).map(|copy| (copy.end_ns, copy.replica)).collect();
     let failures = [(500_500_000, 0), (800_500_000, 1)];
     assert!(
         failures.iter().all(|failure| cut.contains(failure)) && cut.iter().all(|it| failures.contains(it)),
         "{cut:?}"
     );
-    for (lane, link) in report.tiers.iter().flat_map(|tier| [tier.link_out, tier.link_in]).enumerate() {
-        let of_lane = || copies.iter().filter(|copy| link::lane(copy.from, copy.to) == lane);
-        let blocks = of_lane().map(|copy| u64::from(copy.blocks)).sum::<u64>();
-        assert_eq!((link.transfers, link.blocks), (of_lane().count() as u64, blocks), "lane {lane}");
-        assert!(link.transfers > 0, "lane {lane}");
+    for (direction, link) in report.tiers.iter().flat_map(|tier| [tier.link_out, tier.link_in]).enumerate() {
+        let of_direction = || copies.iter().filter(|copy| link::direction(copy.from, copy.to) == direction);
+        let blocks = of_direction().map(|copy| u64::from(copy.blocks)).sum::<u64>();
+        assert_eq!((link.transfers, link.blocks), (of_direction().count() as u64, blocks), "direction {direction}");
+        assert!(link.transfers > 0, "direction {direction}");
         // A link is busy as long as what came over it takes: sharing loses nothing, but for what was cut.
-        let block_s = 2_097_152.0 / [10e9, 5e9][lane / 2];
-        let whole = of_lane().filter(|copy| !copy.cut).map(|copy| f64::from(copy.blocks) * block_s).sum::<f64>();
+        let block_s = 2_097_152.0 / [10e9, 5e9][direction / 2];
+        let whole =
+            of_direction().filter(|copy| !copy.interrupted).map(|copy| f64::from(copy.blocks) * block_s).sum::<f64>();
         let least_s = whole - 1e-6;
         assert!(
             (least_s..blocks as f64 * block_s + 1e-6).contains(&link.busy_s),
-            "lane {lane}: {} {whole}",
+            "direction {direction}: {} {whole}",
             link.busy_s
         );
     }

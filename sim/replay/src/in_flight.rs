@@ -9,7 +9,7 @@ use trunkline_sim_workload::trace::TraceRequest;
 
 /// In-flight request.
 #[derive(Clone, Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightRequest {
     pub traced: TraceRequest,
     /// Current replica.
     pub replica: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Flight {
     pub began: bool,
 }
 
-impl Flight {
+impl InFlightRequest {
     /// Returns a request submitted at `submitted_ns`, without a replica.
     pub(crate) fn new(traced: TraceRequest, submitted_ns: u64, tenant: usize) -> Self {
         Self {
@@ -53,27 +53,27 @@ impl Flight {
 
 /// All in-flight requests.
 #[derive(Debug, Default)]
-pub(crate) struct Flights {
+pub(crate) struct InFlightRequests {
     /// Number of the first request in the window.
     first: u64,
-    window: VecDeque<Option<Flight>>,
+    window: VecDeque<Option<InFlightRequest>>,
 }
 
-impl Flights {
+impl InFlightRequests {
     /// Adds the next request and returns its number, one above the last.
-    pub(crate) fn push(&mut self, flight: Flight) -> u64 {
+    pub(crate) fn push(&mut self, flight: InFlightRequest) -> u64 {
         self.window.push_back(Some(flight));
         self.first + self.window.len() as u64 - 1
     }
 
     /// Returns a request, which MUST be in flight.
-    pub(crate) fn get(&mut self, number: u64) -> &mut Flight {
+    pub(crate) fn get(&mut self, number: u64) -> &mut InFlightRequest {
         let at = number.checked_sub(self.first).expect("it has not ended");
         self.window[at as usize].as_mut().expect("it has not ended")
     }
 
     /// Removes a request, which MUST be in flight, at its end.
-    pub(crate) fn remove(&mut self, number: u64) -> Flight {
+    pub(crate) fn remove(&mut self, number: u64) -> InFlightRequest {
         let at = number.checked_sub(self.first).expect("it ends once");
         let flight = self.window[at as usize].take().expect("it ends once");
         while let Some(None) = self.window.front() {
@@ -85,7 +85,7 @@ impl Flights {
 
     /// Returns the numbers of the requests at a replica, in order.
     pub(crate) fn at(&self, replica: u32) -> Vec<u64> {
-        let here = |flight: &Option<Flight>| flight.as_ref().is_some_and(|flight| flight.replica == replica);
+        let here = |flight: &Option<InFlightRequest>| flight.as_ref().is_some_and(|flight| flight.replica == replica);
         (self.first..).zip(&self.window).filter(|(_, flight)| here(flight)).map(|(number, _)| number).collect()
     }
 }
@@ -98,9 +98,10 @@ mod tests {
     #[test]
     fn the_window_moves_with_the_oldest() {
         let traced = TraceRequest { arrival_ns: 0, input_tokens: 1, output_tokens: 1, content: Content::Unique(0) };
-        let mut flights = Flights::default();
+        let mut flights = InFlightRequests::default();
         for number in 0..5 {
-            let flight = Flight { replica: number as u32 % 2, ..Flight::new(traced.clone(), number * 10, 0) };
+            let flight =
+                InFlightRequest { replica: number as u32 % 2, ..InFlightRequest::new(traced.clone(), number * 10, 0) };
             assert_eq!(flights.push(flight), number);
         }
         assert_eq!(flights.at(1), [1, 3]);
@@ -109,6 +110,6 @@ mod tests {
         assert_eq!(flights.remove(0).submitted_ns, 0);
         assert_eq!((flights.first, flights.window.len()), (2, 3), "those before the oldest are gone");
         assert_eq!(flights.get(4).submitted_ns, 40);
-        assert_eq!(flights.push(Flight::new(traced, 50, 0)), 5);
+        assert_eq!(flights.push(InFlightRequest::new(traced, 50, 0)), 5);
     }
 }

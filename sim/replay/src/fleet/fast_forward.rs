@@ -6,8 +6,8 @@
 
 use trunkline_core::{Leaper, Leapt, RequestId, SteadyBatch, SteadyStep, Token};
 
-use super::{Fleet, Replica, What};
-use crate::flights::Flights;
+use super::{Fleet, Replica, SimEvent};
+use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::router::Load;
 use crate::settings::Arrivals;
@@ -15,7 +15,7 @@ use trunkline_sim_perf::cost::{CostModel, StepShape};
 use trunkline_sim_workload::trace::{Source, generated_token};
 
 /// State affected by a fast-forward of one replica.
-struct Leap<'a, 'b> {
+struct FastForward<'a, 'b> {
     cost: &'a dyn CostModel,
     replica: usize,
     slowness: f64,
@@ -24,7 +24,7 @@ struct Leap<'a, 'b> {
     /// End of the first step of the fast-forward, and of the last step so far.
     first_ns: u64,
     last_ns: u64,
-    flights: &'a mut Flights,
+    flights: &'a mut InFlightRequests,
     meters: &'a mut Meters<'b>,
     load: &'a mut Load,
     steps: u64,
@@ -32,7 +32,7 @@ struct Leap<'a, 'b> {
     busy_ns: u64,
 }
 
-impl Leaper for Leap<'_, '_> {
+impl Leaper for FastForward<'_, '_> {
     fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
         let n = u64::from(batch.seqs);
         let kv_tokens = batch.computed + n;
@@ -80,7 +80,7 @@ impl Fleet<'_> {
         if it.in_flight.is_some() {
             it.leap_first_ns = self.now_ns;
         }
-        let mut leap = Leap {
+        let mut leap = FastForward {
             cost: self.cost,
             replica,
             slowness: it.slowness,
@@ -108,7 +108,7 @@ impl Fleet<'_> {
         let life = it.life;
         match leapt {
             Leapt::Nowhere => unreachable!("it was seen"),
-            Leapt::Steady { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
+            Leapt::Steady { end_ns } => self.schedule(end_ns, SimEvent::StepEnd { replica, life }),
             Leapt::Landed { begin_ns } => {
                 let actions = std::mem::take(&mut self.spare.actions);
                 self.perform_all(begin_ns, replica, actions);

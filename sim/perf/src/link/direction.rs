@@ -34,7 +34,7 @@ pub struct Copy {
 
 /// Next wake-up of a link direction; void once a later one was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct WakeUp {
     /// Time of the wake-up, nanoseconds.
     pub at_ns: u64,
     /// Version of the direction's schedule; a wake-up of an older version is void.
@@ -43,7 +43,7 @@ pub struct Turn {
 
 /// Direction of a link.
 #[derive(Clone, Debug, Default)]
-pub struct Lane {
+pub struct LinkDirection {
     /// Copies in their latency, which is equal for all, in the order of its end.
     waiting: VecDeque<Copy>,
     /// Moving copies, by the virtual time of their ends.
@@ -52,7 +52,7 @@ pub struct Lane {
     share: u128,
     at_ns: u64,
     /// Time and number of the last wake-up returned.
-    turn_ns: Option<u64>,
+    wake_up_ns: Option<u64>,
     version: u64,
     /// Time with a copy in motion, nanoseconds.
     pub busy_ns: u64,
@@ -61,7 +61,7 @@ pub struct Lane {
     pub blocks: u64,
 }
 
-impl Lane {
+impl LinkDirection {
     /// Begins a copy; calls come in the order of time.
     pub fn ask(&mut self, copy: Copy) {
         debug_assert!(self.waiting.back().is_none_or(|last| last.begin_ns <= copy.begin_ns), "one latency for all");
@@ -71,23 +71,23 @@ impl Lane {
     }
 
     /// Returns the next wake-up if it has changed. MUST be called after every change.
-    pub fn next_turn(&mut self) -> Option<Turn> {
+    pub fn next_wake_up(&mut self) -> Option<WakeUp> {
         let at_ns = self.waiting.front().map(|copy| copy.begin_ns).into_iter().chain(self.next_end_ns()).min();
-        if at_ns == self.turn_ns {
+        if at_ns == self.wake_up_ns {
             return None;
         }
-        self.turn_ns = at_ns;
+        self.wake_up_ns = at_ns;
         self.version += 1;
-        at_ns.map(|at_ns| Turn { at_ns, version: self.version })
+        at_ns.map(|at_ns| WakeUp { at_ns, version: self.version })
     }
 
     /// Handles the wake-up `version`: starts copies past their latency and adds finished ones to `ended`. Does nothing if a later
     /// wake-up was returned.
-    pub fn turn(&mut self, now_ns: u64, version: u64, ended: &mut Vec<Copy>) {
-        if version != self.version || self.turn_ns != Some(now_ns) {
+    pub fn wake_up(&mut self, now_ns: u64, version: u64, ended: &mut Vec<Copy>) {
+        if version != self.version || self.wake_up_ns != Some(now_ns) {
             return;
         }
-        self.turn_ns = None;
+        self.wake_up_ns = None;
         self.advance(now_ns);
         while let Some(copy) = self.waiting.pop_front_if(|copy| copy.begin_ns <= now_ns) {
             self.moving.push(Reverse((self.share + (u128::from(copy.work_ns) << SHARE_BITS), copy)));
@@ -108,8 +108,8 @@ impl Lane {
             lost.push(copy);
         }
         lost.extend(self.waiting.drain(..));
-        // The turn that was given is void.
-        self.turn_ns = None;
+        // The wake_up that was given is void.
+        self.wake_up_ns = None;
         self.version += 1;
     }
 
