@@ -27,9 +27,9 @@ pub use unavailable::{ColumnWriter, read, read_some};
 pub enum Kind {
     /// Whole numbers, 64 bits.
     Int,
-    /// Real numbers, doubles.
+    /// Real numbers, stored as doubles.
     Real,
-    /// Text in UTF-8.
+    /// Text, encoded in UTF-8.
     Text,
     /// Booleans, `true` or `false`.
     Flag,
@@ -61,7 +61,7 @@ impl Column {
 /// Cell of one column in one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Cell {
-    /// Empty cell.
+    /// Empty cell of an optional column.
     #[default]
     None,
     /// Cell of a [`Kind::Int`] column.
@@ -115,14 +115,14 @@ impl Cell {
 pub struct ColumnError {
     /// Path of the file.
     pub path: PathBuf,
-    /// Fault found there.
+    /// Fault found at that place.
     pub fault: ColumnFault,
 }
 
 /// Fault in reading or writing a file of columns.
 #[derive(Debug, thiserror::Error)]
 pub enum ColumnFault {
-    /// File not found.
+    /// File not found at the path.
     #[error("no such file; check the path")]
     NotFound,
     /// File cannot be opened or created.

@@ -75,7 +75,7 @@ pub struct StepShape {
     pub decodes: u64,
     /// Sequences with more than one token.
     pub prefills: u64,
-    /// Sampled positions.
+    /// Number of sampled positions in the step.
     pub sampled: u64,
     /// (Query, key) pairs in prefill attention: for a chunk of `c` tokens after `k` computed ones `c * k + c * (c + 1) / 2`.
     pub prefill_pairs: u64,

@@ -37,7 +37,7 @@ pub struct Hardware {
     pub fp8_flops_s: f64,
     /// Memory bandwidth peak, bytes/s.
     pub bandwidth_bytes_s: f64,
-    /// Memory size, bytes.
+    /// Total size of the memory, bytes.
     pub memory_bytes: u64,
     /// Rate of copies between host and device, each direction, bytes/s.
     pub host_link_bytes_s: f64,
@@ -47,7 +47,7 @@ pub struct Hardware {
     pub peer_link_bytes_s: f64,
     /// Latency of an all-reduce, independent of its size, seconds.
     pub peer_link_latency_s: f64,
-    /// Number of multiprocessors.
+    /// Number of multiprocessors of the device.
     pub processors: f64,
     /// Shares of the peaks reached by kernels.
     pub efficiency: Efficiency,
@@ -167,7 +167,7 @@ const FILES: &[&str] = &presets![
 static PRESETS: LazyLock<Vec<Hardware>> =
     LazyLock::new(|| FILES.iter().map(|text| parse(text).expect("a built-in file is right")).collect());
 
-/// Returns all presets.
+/// Returns all presets, built into the program.
 pub fn presets() -> &'static [Hardware] {
     &PRESETS
 }

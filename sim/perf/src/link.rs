@@ -2,7 +2,7 @@
 //!
 //! One link joins the device to the host's memory, the place of swapped requests and of the first tier of the prefix cache; one
 //! more link joins the host to each further tier. A copy uses the link of the farther of its two ends. A link carries both
-//! directions at once, each at its full rate; each is a [`LinkDirection`]. A copy first takes the link's latency, without using its
+//! directions at once, each at its full rate; each is a direction of its own (`link/direction.rs`). A copy first takes the link's latency, without using its
 //! rate, and then moves its bytes. Copies in one direction share the rate equally. Copies and steps do not slow each other down: a
 //! link takes a few per cent of the device's memory bandwidth.
 //!

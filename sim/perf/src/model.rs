@@ -12,12 +12,12 @@ mod config;
 
 pub use config::{ModelError, from_config, parse_config};
 
-/// Decoder-only transformer.
+/// Shapes of a decoder-only transformer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Name of the preset or folder.
     pub name: &'static str,
-    /// Number of layers.
+    /// Number of layers of the model.
     pub layers: u64,
     /// Width of the residual stream, elements.
     pub hidden: u64,
@@ -48,7 +48,7 @@ pub struct Model {
 pub struct Experts {
     /// Number of experts per layer.
     pub count: u64,
-    /// Experts per token.
+    /// Number of experts used per token.
     pub active: u64,
     /// Width of an expert, elements.
     pub width: u64,

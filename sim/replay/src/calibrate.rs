@@ -22,21 +22,21 @@ mod recording;
 pub use benchmark::{BenchmarkError, from_benchmark};
 pub use recording::from_recording;
 
-/// Measured step.
+/// Step with its measured duration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     /// Batch shape of the step.
     pub shape: StepShape,
-    /// Duration, seconds.
+    /// Measured duration of the step, seconds.
     pub time_s: f64,
 }
 
 /// Result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
-    /// Fitted coefficients.
+    /// Coefficients of the fitted model.
     pub time: StepTime,
-    /// Number of samples.
+    /// Number of samples in the fit.
     pub samples: usize,
     /// Errors of the fit.
     pub residuals: Residuals,

@@ -16,7 +16,7 @@ pub struct Engine {
     max_batch_size: u32,
 }
 
-/// All presets.
+/// All presets, by name.
 pub const PRESETS: &[Engine] = &[
     Engine {
         name: "vllm-v1",

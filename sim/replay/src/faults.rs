@@ -40,7 +40,7 @@ pub enum FaultError {
     /// Slowness of another form than `REPLICA:FACTOR`.
     #[error("slowness is '{0}'; give REPLICA:FACTOR with a factor above 0, such as 2:1.5")]
     BadSlow(String),
-    /// Unknown replica.
+    /// Number of no replica in the fleet.
     #[error("replica {replica} is to {what}, but there are {replicas}, numbered from 0")]
     NoReplica {
         /// Number of the replica.

@@ -40,7 +40,7 @@ const PROGRESS_EVERY: u64 = 64;
 /// Failed replay of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// Invalid settings.
+    /// Settings that cannot be replayed.
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// Requests cannot be read.
@@ -52,7 +52,7 @@ pub enum ReplayError {
     /// Arrivals at a single instant, without a rate to scale.
     #[error("all requests of the trace arrive at one instant, so it has no rate; give no load")]
     NoRate,
-    /// Every request refused.
+    /// Every request refused, so no capacity exists.
     #[error("every request is too large for the device, so there is no capacity; give it more blocks")]
     NoCapacity,
     /// No event left, but unfinished requests: a fault of the core.
@@ -186,14 +186,13 @@ struct Scheduled {
 }
 
 struct Fleet<'a> {
-    source: TimeScaled<&'a mut dyn Source>,
     settings: &'a Settings,
     cost: &'a dyn CostModel,
     observer: &'a mut dyn Observer,
     /// `true` if steady decode steps are fast-forwarded.
     leaps: bool,
     stopped: bool,
-    pending: Pending,
+    pending: Pending<'a>,
     block_size: u32,
     root: BlockHash,
     replicas: Vec<Replica>,
@@ -213,7 +212,8 @@ struct Fleet<'a> {
 }
 
 /// Requests that have not arrived yet.
-struct Pending {
+struct Pending<'a> {
+    source: TimeScaled<&'a mut dyn Source>,
     arrivals: Arrivals,
     /// Time of the next arrival, if arrivals follow the source and the source knows.
     next_ns: Option<u64>,
@@ -266,13 +266,13 @@ impl<'a> Fleet<'a> {
         };
         let meters = Meters::new(&settings.tenants, replicas.len());
         Ok(Self {
-            source: TimeScaled::new(source, speed),
             settings,
             cost,
             leaps: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
             observer,
             stopped: false,
             pending: Pending {
+                source: TimeScaled::new(source, speed),
                 arrivals: settings.arrivals,
                 next_ns: None,
                 ahead: vec![VecDeque::new(); replicas.len()],
@@ -429,7 +429,7 @@ impl<'a> Fleet<'a> {
         self.totals.last_end_ns = self.now_ns;
         self.pending.freed.push(replica);
         let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
-        self.source.ended(outcome.request, self.now_ns, how);
+        self.pending.source.ended(outcome.request, self.now_ns, how);
     }
 }
 

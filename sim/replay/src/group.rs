@@ -37,7 +37,7 @@ pub struct GroupSpec {
     pub hardware: String,
     /// Parallelism of each replica.
     pub parallel: Parallel,
-    /// Number of replicas.
+    /// Number of replicas, at least one.
     pub replicas: u32,
 }
 

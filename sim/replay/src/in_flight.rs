@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 
 use trunkline_sim_workload::trace::TraceRequest;
 
-/// In-flight request.
+/// Request between submission and end.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightRequest {
     pub traced: TraceRequest,
-    /// Current replica.
+    /// Number of the current replica.
     pub replica: u32,
     /// Contribution to [`crate::router::Load::prefill_tokens`] of that replica.
     pub prefill_tokens: u32,
@@ -51,7 +51,7 @@ impl InFlightRequest {
     }
 }
 
-/// All in-flight requests.
+/// All in-flight requests of a fleet.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightRequests {
     /// Number of the first request in the window.

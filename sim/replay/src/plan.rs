@@ -33,7 +33,7 @@ const STEPS_PER_DOUBLING: i64 = 32;
 /// Range of the search: a factor of 2^20 above and below the rate of the trace.
 const DOUBLINGS_MAX: i64 = 20;
 
-/// Quantity to find.
+/// Quantity to find by the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// Least number of replicas.
@@ -45,7 +45,7 @@ pub enum Goal {
     Rate,
 }
 
-/// Candidate fleet.
+/// Candidate fleet with its cost model.
 pub struct Candidate<'a> {
     /// Settings of the replays; the search varies their replicas or speed.
     pub settings: Settings,
@@ -73,10 +73,10 @@ pub struct Answer {
     pub at_end: bool,
 }
 
-/// One replay of the search.
+/// Replay at one point of the search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Probe {
-    /// Number of replicas.
+    /// Number of replicas, at least one.
     pub replicas: u32,
     /// Divisor of the arrival times.
     pub speed: f64,
@@ -108,7 +108,7 @@ impl Answer {
 /// Failure to find an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// Failed replay.
+    /// Replay that failed.
     #[error(transparent)]
     Replay(#[from] ReplayError),
     /// Prompts too large for the device, whatever the fleet or rate.
@@ -139,7 +139,7 @@ pub enum PlanError {
     Price {
         /// Name of the device.
         hardware: &'static str,
-        /// Price as given.
+        /// Price as given on input.
         price: f64,
     },
 }
@@ -147,9 +147,9 @@ pub enum PlanError {
 /// Parameters of a search.
 #[derive(Clone, Debug)]
 pub struct Search<'a> {
-    /// SLOs to meet.
+    /// SLOs that the answer must meet.
     pub slos: &'a Slos,
-    /// Quantity to find.
+    /// Quantity to find by the search.
     pub goal: Goal,
     /// `true` to replay every probe to its end, for its figures.
     pub complete: bool,

@@ -65,7 +65,7 @@ pub struct RecordingError {
     pub path: PathBuf,
     /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// Fault found there.
+    /// Fault found at that place.
     pub fault: RecordingFault,
 }
 
@@ -84,7 +84,7 @@ pub enum RecordingFault {
         record::VERSION
     )]
     Version {
-        /// Version as found.
+        /// Version as found in the header.
         found: u32,
     },
     /// Recorded limits are invalid.
@@ -166,7 +166,7 @@ fn header_version(line: &[u8]) -> Option<u32> {
 
 impl Replay {
     fn new(lines: &mut Lines) -> Result<Self, RecordingFault> {
-        let first = lines.next()?.unwrap_or_default();
+        let first = lines.next_line()?.unwrap_or_default();
         // The version is looked at before the rest of the header, which other versions may have in other forms.
         match header_version(first) {
             None => return Err(RecordingFault::NoHeader),
@@ -188,7 +188,7 @@ impl Replay {
 
     /// Handles a line; returns `false` at the end.
     fn next_line(&mut self, lines: &mut Lines, watch: &mut dyn FnMut(&Shown)) -> Result<bool, RecordingFault> {
-        let line = match lines.next() {
+        let line = match lines.next_line() {
             Ok(Some(line)) => parse(line),
             Ok(None) => {
                 if self.recorded_digest.is_none() {

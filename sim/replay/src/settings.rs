@@ -53,7 +53,7 @@ pub struct Settings {
     pub tenants: Shares,
     /// Probability that a draft token is accepted, from 0 to 1.
     pub draft_acceptance: f64,
-    /// Router and faults.
+    /// Routing of requests, and faults of replicas.
     pub routing: Routing,
 }
 
@@ -62,9 +62,9 @@ pub struct Settings {
 pub struct Routing {
     /// Name of a router in [`crate::router::REGISTRY`], with optional parameters.
     pub router: String,
-    /// Failures of replicas.
+    /// Failures of replicas, with optional returns.
     pub failures: Vec<Failure>,
-    /// Slow replicas.
+    /// Replicas with a factor on their steps.
     pub slow: Vec<Slow>,
 }
 
@@ -208,16 +208,16 @@ impl Settings {
     }
 }
 
-/// Invalid settings.
+/// Settings that cannot be replayed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
     /// Invalid limits of the core.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Impossible parallelism.
+    /// Parallelism that the model does not permit.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
-    /// Fleet without replicas.
+    /// Fleet without a single replica.
     #[error("replicas is 0; it must be at least 1")]
     NoReplicas,
     /// Speed out of range.
@@ -226,7 +226,7 @@ pub enum SettingsError {
     /// Different numbers of links and further tiers.
     #[error("{links} links for {tiers} tiers behind the first")]
     FarLinks {
-        /// Number of links.
+        /// Number of links in the settings.
         links: usize,
         /// Number of tiers behind the first.
         tiers: usize,
@@ -236,7 +236,7 @@ pub enum SettingsError {
     TierLink {
         /// Name of the parameter.
         name: &'static str,
-        /// Value as given.
+        /// Value as given on input.
         value: f64,
     },
     /// Probability out of range.
@@ -245,7 +245,7 @@ pub enum SettingsError {
     /// Unknown router, or invalid parameters.
     #[error(transparent)]
     Router(#[from] RouterError),
-    /// Impossible faults.
+    /// Faults that cannot happen in the fleet.
     #[error(transparent)]
     Faults(#[from] FaultError),
 }

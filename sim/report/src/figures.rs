@@ -26,9 +26,9 @@ pub enum Direction {
 /// Unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Seconds.
+    /// Time in seconds.
     Seconds,
-    /// Events per second.
+    /// Number of events per second.
     PerSecond,
     /// Share of a whole, from 0 to 1.
     Share,
@@ -41,15 +41,15 @@ pub enum Unit {
 /// Access to the value of a figure in its source `T`; `None` if the source lacks the figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Value<T> {
-    /// Whole number.
+    /// Access to a whole number.
     Count(fn(&T) -> Option<u64>),
-    /// Real number.
+    /// Access to a real number.
     Real(fn(&T) -> Option<f64>),
-    /// Text.
+    /// Access to a text.
     Text(fn(&T) -> &str),
 }
 
-/// One figure of a source `T`: a [`Report`] or a [`TierReport`].
+/// Figure of a source `T`: a [`Report`] or a [`TierReport`].
 #[derive(Clone, Copy, Debug)]
 pub struct Figure<T> {
     /// Name of the column, equal to the field of the JSON report.
@@ -58,7 +58,7 @@ pub struct Figure<T> {
     pub title: &'static str,
     /// Unit of the value.
     pub unit: Unit,
-    /// Preferred direction.
+    /// Preferred direction of the value.
     pub direction: Direction,
     /// Meaning, in one sentence.
     pub help: &'static str,
@@ -284,17 +284,17 @@ impl Latency {
 /// Statistic of a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Statistic {
-    /// Arithmetic mean.
+    /// Arithmetic mean of the values.
     Mean,
-    /// Median.
+    /// Median, the 50th percentile.
     P50,
-    /// 90th percentile.
+    /// 90th percentile of the values.
     P90,
-    /// 95th percentile.
+    /// 95th percentile of the values.
     P95,
-    /// 99th percentile.
+    /// 99th percentile of the values.
     P99,
-    /// Greatest value.
+    /// Greatest value of the range.
     Max,
 }
 

@@ -76,7 +76,7 @@ pub struct TransferSeen {
     pub from: Place,
     /// Destination of the blocks.
     pub to: Place,
-    /// Number of blocks.
+    /// Number of KV blocks copied.
     pub blocks: u32,
 }
 

@@ -70,7 +70,7 @@ pub struct OutcomeWriter {
     fault: Option<io::Error>,
 }
 
-/// Destination of outcomes.
+/// Destination of outcomes, CSV or Parquet.
 trait Sink {
     fn write(&mut self, outcome: &Outcome) -> io::Result<()>;
     fn finish(self: Box<Self>) -> io::Result<()>;
@@ -150,7 +150,7 @@ impl OutcomeWriter {
         }
     }
 
-    /// Finishes the file.
+    /// Finishes the file and reports failures.
     ///
     /// # Errors
     ///

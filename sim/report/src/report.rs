@@ -61,7 +61,7 @@ pub struct Report {
 pub struct TokenTotals {
     /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated over all requests.
     pub output_tokens: u64,
     /// Prompt tokens found in the prefix cache at the first admission of their request.
     pub prefix_hit_tokens: u64,
@@ -85,7 +85,7 @@ pub struct SwapReport {
 /// Steps and their mean sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct BatchReport {
-    /// Steps run.
+    /// Steps run by all replicas.
     pub steps: u64,
     /// Mean number of sequences per step.
     pub mean_batch: f64,
@@ -172,7 +172,7 @@ impl TierReport {
 pub struct FairnessReport {
     /// Greatest gap between two tenants that both wait at one replica, units of service.
     pub service_gap_max: u64,
-    /// Tenants by number.
+    /// Tenants in the order of their numbers.
     pub tenants: Vec<TenantReport>,
 }
 
@@ -212,7 +212,7 @@ pub struct GroupReport {
     pub hardware: &'static str,
     /// Parallelism of each replica, such as `tp2pp1`.
     pub parallel: String,
-    /// Number of replicas.
+    /// Number of replicas, at least one.
     pub replicas: u32,
     /// KV blocks on each device.
     pub device_blocks: u32,
@@ -227,7 +227,7 @@ pub struct SettingsReport {
     pub format: &'static str,
     /// Device of each replica; of the first kind in a fleet of several.
     pub hardware: &'static str,
-    /// Model served.
+    /// Name of the model served.
     pub model: &'static str,
     /// Number of replicas of all kinds.
     pub replicas: u32,

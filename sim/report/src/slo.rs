@@ -17,45 +17,45 @@ use crate::report::Report;
 
 const UNITS_S: [(&str, f64); 3] = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
 
-/// Service-level objective.
+/// Service-level objective on a latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
-    /// Latency metric.
+    /// Latency metric under the limit.
     pub metric: Latency,
     /// Statistic over all requests; `None` for a limit on each request.
     pub statistic: Option<Statistic>,
-    /// Upper limit, seconds.
+    /// Upper limit of the value, seconds.
     pub limit_s: f64,
 }
 
 /// Invalid SLO, or an inconsistent set of SLOs.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SloError {
-    /// SLO without `=`.
+    /// SLO without the sign `=`.
     #[error("SLO is '{0}'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s")]
     Form(String),
-    /// Unknown metric.
+    /// Name of no known metric.
     #[error("SLO '{spec}': there is no metric '{metric}'; there are: ttft, tpot, itl, e2e")]
     Metric {
-        /// SLO as given.
+        /// SLO as given on input.
         spec: String,
-        /// Metric as given.
+        /// Metric as given on input.
         metric: String,
     },
-    /// Unknown statistic.
+    /// Name of no known statistic.
     #[error("SLO '{spec}': there is no statistic '{statistic}'; there are: mean, p50, p90, p95, p99, max")]
     Statistic {
-        /// SLO as given.
+        /// SLO as given on input.
         spec: String,
-        /// Statistic as given.
+        /// Statistic as given on input.
         statistic: String,
     },
-    /// Invalid duration.
+    /// Duration without a valid number or unit.
     #[error("SLO '{spec}': '{duration}' is no duration; give a number above 0 with s, ms or us, such as 50ms")]
     Duration {
-        /// SLO as given.
+        /// SLO as given on input.
         spec: String,
-        /// Duration as given.
+        /// Duration as given on input.
         duration: String,
     },
     /// Limit of ITL on each request; ITL belongs to tokens.
@@ -118,10 +118,10 @@ impl fmt::Display for Slo {
     }
 }
 
-/// Set of SLOs.
+/// Consistent set of SLOs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slos {
-    /// Limits on statistics.
+    /// Limits on statistics over all requests.
     of_all: Vec<Slo>,
     /// Limits on TTFT, TPOT and E2E of each request, nanoseconds.
     of_each: [Option<f64>; 3],

@@ -42,7 +42,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Whole replay.
+    /// Window over the whole replay.
     pub const ALL: Self = Self { from_ns: 0, to_ns: u64::MAX };
 
     fn overlaps(&self, begin_ns: u64, end_ns: u64) -> bool {
@@ -204,7 +204,7 @@ impl TimelineWriter {
         );
     }
 
-    /// Finishes the file.
+    /// Finishes the file and reports failures.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ const BUFFER_BYTES: usize = 1 << 17;
 /// Fault in reading lines.
 #[derive(Debug, thiserror::Error)]
 pub enum LineFault {
-    /// File not found.
+    /// File not found at the path.
     #[error("no such file; check the path")]
     NotFound,
     /// File cannot be opened or read.
@@ -119,7 +119,7 @@ impl Lines {
     /// # Errors
     ///
     /// [`LineFault`] if the file cannot be read, is damaged, or has a line longer than [`LINE_BYTES_MAX`].
-    pub fn next(&mut self) -> Result<Option<&[u8]>, LineFault> {
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>, LineFault> {
         self.buffer.clear();
         // Counted before it is read, so that a fault names the line it is in.
         self.number += 1;
@@ -165,7 +165,7 @@ mod tests {
         file.write_all(bytes).unwrap();
         let mut lines = Lines::open(file.path())?;
         let mut out = Vec::new();
-        while let Some(line) = lines.next()? {
+        while let Some(line) = lines.next_line()? {
             out.push(String::from_utf8(line.to_vec()).unwrap());
         }
         assert_eq!(lines.number(), out.len() as u64);

@@ -13,17 +13,17 @@ use serde::Serialize;
 /// Summary of a distribution, seconds. All fields are 0 for an empty distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Arithmetic mean, seconds.
+    /// Arithmetic mean of the values, seconds.
     pub mean: f64,
-    /// Median, seconds.
+    /// Median (50th percentile), seconds.
     pub p50: f64,
-    /// 90th percentile, seconds.
+    /// 90th percentile of the values, seconds.
     pub p90: f64,
-    /// 95th percentile, seconds.
+    /// 95th percentile of the values, seconds.
     pub p95: f64,
-    /// 99th percentile, seconds.
+    /// 99th percentile of the values, seconds.
     pub p99: f64,
-    /// Greatest value, seconds.
+    /// Greatest value (100th percentile), seconds.
     pub max: f64,
 }
 

@@ -17,11 +17,11 @@ pub struct Shares {
     shares: Vec<f64>,
 }
 
-/// Invalid shares.
+/// Invalid shares, with a remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("tenants are '{spec}'; give the share of each as a number above 0, at most {TENANTS_MAX}, such as 0.9,0.1")]
 pub struct BadShares {
-    /// Shares as given.
+    /// Shares as given on input.
     pub spec: String,
 }
 

@@ -126,7 +126,7 @@ impl FromStr for Format {
     }
 }
 
-/// One request of a trace.
+/// Request of a trace, with its lengths and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Arrival time, nanoseconds after the first arrival of the trace.
@@ -142,11 +142,11 @@ pub struct TraceRequest {
 /// Known content of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// One id per [`HASH_ID_TOKENS`] tokens, at most [`HASH_ID_MAX`]; the last id may cover fewer tokens.
+    /// Block ids, one per [`HASH_ID_TOKENS`] tokens, at most [`HASH_ID_MAX`]; the last id may cover fewer tokens.
     Blocks(Box<[u32]>),
     /// Consecutive contents with as many tokens as the prompt.
     Pieces(Box<[Piece]>),
-    /// Explicit token ids.
+    /// Explicit ids of all tokens.
     Tokens(Box<[Token]>),
     /// Unique content, shared with no other prompt of the trace: the number of its request, below [`GENERATED_FROM`].
     Unique(u32),

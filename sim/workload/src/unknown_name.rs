@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// A name that no preset has.
+/// Error for a name without an entry in a registry, such as a preset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
-    /// What kind of thing was named: `hardware`, `model`, `trace format`.
+    /// Kind of thing: `hardware`, `model`, `trace format`.
     pub kind: &'static str,
-    /// What was asked for.
+    /// Name as given on input.
     pub name: String,
-    /// What there is.
+    /// Names that exist, in the order of their listing.
     pub known: Vec<&'static str>,
 }
 

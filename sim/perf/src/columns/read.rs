@@ -14,7 +14,7 @@ use parquet::schema::types::ColumnDescriptor;
 
 use super::{Cell, ColumnError, ColumnFault, Columns};
 
-/// Records per read.
+/// Records per read of a column.
 const BATCH_ROWS: usize = 1 << 16;
 
 /// Reads all columns of a file.

@@ -62,7 +62,7 @@ pub enum CostChoice {
     Roofline,
     /// Step times from the device's file.
     Fitted,
-    /// Measured table.
+    /// Measured table in a folder.
     Table {
         /// Layout of the folder; `None` to detect the layout.
         layout: Option<Layout>,
@@ -71,10 +71,10 @@ pub enum CostChoice {
     },
 }
 
-/// Invalid choice.
+/// Invalid choice of a cost model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CostChoiceError {
-    /// Unknown cost model.
+    /// Name of no known cost model.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
     /// Table without a folder.
@@ -88,7 +88,7 @@ pub enum CostError {
     /// Table cannot be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// Folder not found.
+    /// Folder not found at the path.
     #[error("{}: no such folder; check the path", .0.display())]
     NoFolder(PathBuf),
     /// Folder without a table.
@@ -103,7 +103,7 @@ pub enum CostError {
         layout: Layout,
         /// Parallelism of the table.
         measured: &'static str,
-        /// Requested parallelism.
+        /// Parallelism requested for the model.
         parallel: Parallel,
     },
     /// Profile of another model.
@@ -113,7 +113,7 @@ pub enum CostError {
         path: PathBuf,
         /// Model of the profile.
         measured: String,
-        /// Requested model.
+        /// Model requested for the replay.
         model: &'static str,
     },
     /// Times unlike the model on the device.
@@ -129,11 +129,11 @@ pub enum CostError {
         table_ms: f64,
         /// Time of the roofline, milliseconds.
         roofline_ms: f64,
-        /// Requested model.
+        /// Model requested for the replay.
         model: &'static str,
-        /// Requested device.
+        /// Device requested for the replay.
         hardware: &'static str,
-        /// Requested parallelism.
+        /// Parallelism requested for the model.
         parallel: Parallel,
     },
     /// Device file without step times of this model on one device.
@@ -144,7 +144,7 @@ pub enum CostError {
         /// Name of the model.
         model: &'static str,
     },
-    /// Invalid streaming plan.
+    /// Streaming plan that cannot work.
     #[error(transparent)]
     Streaming(#[from] StreamingError),
     /// Streaming on several devices, each with a link but a shared disk.

@@ -2,7 +2,7 @@
 
 use super::{BoxedCost, CostModel, StepShape};
 
-/// One cost model per kind, and the kind of each replica.
+/// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
     name: String,
     kinds: Vec<BoxedCost>,

@@ -26,7 +26,7 @@ pub enum ParallelError {
     /// Heads not divisible by the devices.
     #[error("tp{tensor} does not divide the {heads} query heads of {model}")]
     Heads {
-        /// Number of devices.
+        /// Number of devices of a stage.
         tensor: u32,
         /// Number of query heads.
         heads: u64,
@@ -36,9 +36,9 @@ pub enum ParallelError {
     /// More stages than layers.
     #[error("pp{pipeline} is more stages than {model} has layers, which is {layers}")]
     Layers {
-        /// Number of stages.
+        /// Number of stages of the pipeline.
         pipeline: u32,
-        /// Number of layers.
+        /// Number of layers of the model.
         layers: u64,
         /// Name of the model.
         model: &'static str,
@@ -46,7 +46,7 @@ pub enum ParallelError {
 }
 
 impl Parallel {
-    /// Single device.
+    /// Single device, without any parallelism.
     pub const ONE: Self = Self { tensor: 1, pipeline: 1 };
 
     /// Returns the total number of devices.

@@ -47,13 +47,13 @@ pub enum Order {
 pub struct StreamingPlan {
     /// Layers of the model.
     pub layers: u32,
-    /// Bytes per layer.
+    /// Bytes of the weights per layer.
     pub layer_bytes: u64,
     /// Read rate of the disk, bytes/s.
     pub disk_bytes_s: f64,
     /// Rate of the link to the device, bytes/s.
     pub link_bytes_s: f64,
-    /// Pinned layers.
+    /// Layers that never leave their place.
     pub resident: Resident,
     /// Read-ahead of the disk, layers.
     pub host_window: u32,
@@ -61,7 +61,7 @@ pub struct StreamingPlan {
     pub device_slots: u32,
 }
 
-/// Impossible plan.
+/// Streaming plan that cannot work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StreamingError {
     /// More pinned layers than layers.
@@ -69,7 +69,7 @@ pub enum StreamingError {
     TooManyResident {
         /// Number of pinned layers.
         resident: u64,
-        /// Number of layers.
+        /// Number of layers of the model.
         layers: u32,
     },
     /// Window or rate too small to move a layer.
@@ -77,9 +77,9 @@ pub enum StreamingError {
     TooSmall {
         /// Name of the parameter.
         name: &'static str,
-        /// Value as given.
+        /// Value as given on input.
         value: f64,
-        /// Exclusive lower limit.
+        /// Lower limit of the value, exclusive.
         least: f64,
     },
 }

@@ -46,7 +46,7 @@ pub struct TableError {
     pub path: PathBuf,
     /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// Fault found there.
+    /// Fault found at that place.
     pub fault: TableFault,
 }
 
@@ -68,18 +68,18 @@ pub enum TableFault {
     /// Row with too few columns.
     #[error("the row has no column '{0}'")]
     ShortRow(&'static str),
-    /// Unreadable number.
+    /// Number that cannot be read.
     #[error("{column} is '{value}'; it must be a number of at least 0")]
     BadNumber {
         /// Name of the column.
         column: &'static str,
-        /// Value as found.
+        /// Value as found in the input.
         value: String,
     },
     /// Model with operations missing from the table.
     #[error("these kernels are put together for dense models with grouped-query attention only, which {0} is not")]
     NotDense(&'static str),
-    /// No usable row.
+    /// File without a single usable row.
     #[error("holds no row for {0}")]
     Empty(String),
     /// Point of the grid without a measurement.

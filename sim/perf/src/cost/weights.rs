@@ -80,13 +80,13 @@ pub struct Streamed {
     pub host_window: u32,
 }
 
-/// Invalid placement.
+/// Placement of the weights that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsError {
-    /// Unknown placement.
+    /// Name of no known placement.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
-    /// Invalid parameter.
+    /// Invalid parameter of a placement.
     #[error("weights {0}")]
     Spec(#[from] SpecError),
 }

@@ -37,11 +37,11 @@ impl Work {
 pub(crate) struct Parts {
     /// Matrices of the layers, and writing of KV.
     pub layers: Work,
-    /// Output matrix.
+    /// Output matrix, for sampled positions only.
     pub head: Work,
     /// Attention of prefill chunks.
     pub prefill: Work,
-    /// Attention of decodes.
+    /// Attention of decodes, reading the KV.
     pub decode: Work,
 }
 

@@ -60,7 +60,7 @@ const NUMBER_MAX: f64 = 1e9;
 /// Failure to load a device.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
-    /// Unknown preset.
+    /// Name of no known preset.
     #[error(transparent)]
     UnknownName(#[from] UnknownName),
     /// File cannot be read.
@@ -76,7 +76,7 @@ pub enum HardwareError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Fault found there.
+        /// Fault found at that place.
         fault: Box<Self>,
     },
     /// Invalid TOML, or a missing or unknown field.
@@ -87,9 +87,9 @@ pub enum HardwareError {
     OutOfRange {
         /// Name of the field.
         field: &'static str,
-        /// Value as found.
+        /// Value as found in the input.
         value: f64,
-        /// Permitted values.
+        /// Permitted values, in words.
         expected: &'static str,
     },
 }

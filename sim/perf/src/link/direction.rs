@@ -1,4 +1,4 @@
-//! One direction of a link, with its bandwidth shared equally by the active copies.
+//! Direction of a link, with its bandwidth shared equally by the active copies.
 //!
 //! A copy waits for its latency and then moves. With `n` active copies, each gets an n-th of the link's time. The direction keeps a
 //! virtual clock (processor sharing) that advances at 1/n of real time: a copy with `w` nanoseconds of work that joins at virtual

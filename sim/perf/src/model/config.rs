@@ -10,7 +10,7 @@ use trunkline_sim_workload::UnknownName;
 /// Failure to load a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// Unknown preset.
+    /// Name of no known preset.
     #[error(transparent)]
     UnknownName(#[from] UnknownName),
     /// File cannot be read.
@@ -36,9 +36,9 @@ pub enum ModelError {
         name: String,
         /// Name of the field.
         field: &'static str,
-        /// Value as found.
+        /// Value as found in the input.
         value: u64,
-        /// Permitted values.
+        /// Permitted values, in words.
         expected: &'static str,
     },
     /// Weights of a type with unknown size or speed.
@@ -46,7 +46,7 @@ pub enum ModelError {
     UnknownDtype {
         /// Name of the model.
         name: String,
-        /// Type as found.
+        /// Type as found in the file.
         dtype: String,
     },
 }

@@ -8,7 +8,7 @@ use super::Sample;
 use crate::recorded::{RecordingError, replay_watched};
 use trunkline_sim_perf::cost::StepShape;
 
-/// Step under way.
+/// Step that has not ended yet.
 struct InFlight {
     id: u64,
     begun_ns: u64,

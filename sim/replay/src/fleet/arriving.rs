@@ -16,7 +16,7 @@ impl Fleet<'_> {
     /// Starts the arrivals that depend on no end.
     pub(super) fn begin_arrivals(&mut self) -> Result<(), ReplayError> {
         match self.pending.arrivals {
-            Arrivals::Traced { .. } => self.pending.next_ns = self.source.next_arrival_ns()?,
+            Arrivals::Traced { .. } => self.pending.next_ns = self.pending.source.next_arrival_ns()?,
             Arrivals::Serial => self.arrive_next()?,
             Arrivals::AtOnce => {
                 // As many as can run, and as many again and some, so that no scheduling pass comes to the end of the queue.
@@ -38,7 +38,7 @@ impl Fleet<'_> {
         }
         if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
             self.pending.freed.clear();
-            self.pending.next_ns = self.source.next_arrival_ns()?;
+            self.pending.next_ns = self.pending.source.next_arrival_ns()?;
             return Ok(());
         }
         // An arrival may be refused, and so free a place again.
@@ -55,7 +55,7 @@ impl Fleet<'_> {
     pub(super) fn arrive_next(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.take()? else { return Ok(()) };
         if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
-            self.pending.next_ns = self.source.next_arrival_ns()?;
+            self.pending.next_ns = self.pending.source.next_arrival_ns()?;
         }
         let request = self.request(number);
         let pick = self.pick(number, &request);
@@ -78,7 +78,7 @@ impl Fleet<'_> {
 
     /// Takes a request from the source. Its latencies count from now, or from the beginning if all requests arrive there.
     fn take(&mut self) -> Result<Option<u64>, ReplayError> {
-        let Some(traced) = self.source.next_request()? else { return Ok(None) };
+        let Some(traced) = self.pending.source.next_request()? else { return Ok(None) };
         let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
         let tenant = self.settings.tenants.tenant_of(self.totals.taken);
         let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));

@@ -123,7 +123,8 @@ impl Fleet<'_> {
             Arrivals::Traced { .. } => self.pending.next_ns,
             Arrivals::Serial | Arrivals::AtOnce => None,
         };
-        let end_ns = if self.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
+        let end_ns =
+            if self.pending.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
         arrival_ns.into_iter().chain(end_ns).min().unwrap_or(u64::MAX)
     }
 }

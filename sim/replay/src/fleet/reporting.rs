@@ -29,7 +29,7 @@ impl Fleet<'_> {
         let busy_s = self.replicas.iter().map(|replica| replica.busy_ns as f64 / 1e9).sum::<f64>();
         let (total, itl_s, fairness) = self.meters.end();
         Report {
-            settings: settings_report(self.source.format(), settings, self.cost.name()),
+            settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
             requests: total.requests,
             completed: total.completed,
             refused: total.refused,

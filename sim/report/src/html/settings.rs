@@ -89,7 +89,7 @@ fn drafts(settings: &SettingsReport) -> String {
     }
 }
 
-/// Describes the arrivals.
+/// Describes the arrivals in a few words.
 pub(super) fn arrivals(report: &Report) -> String {
     match (&report.load, report.settings.speed) {
         (Some(load), _) => format!(

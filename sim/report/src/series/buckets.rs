@@ -46,12 +46,12 @@ pub(super) enum Gauge {
     Tier,
 }
 
-/// Gauges per bucket.
+/// Number of gauges per bucket.
 const GAUGES: usize = Gauge::Tier as usize + trunkline_core::TIERS_MAX;
 /// Values of all gauges.
 pub(super) type Values = [u64; GAUGES];
 
-/// Bucket of events.
+/// Bucket of events in an interval.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bucket {
     sums: [f64; SUMS],

@@ -7,10 +7,10 @@ use trunkline_sim_workload::summary::{Kept, Summary};
 /// Number of evenly spaced points, 1/200 apart.
 const EVEN: u64 = 200;
 
-/// Distribution of values.
+/// Distribution of values, such as latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
-    /// Number of values.
+    /// Number of values in the distribution.
     pub n: u64,
     /// Mean and percentiles, seconds.
     pub summary: Summary,

@@ -39,13 +39,13 @@ pub struct SeriesReport {
     pub steps: StepSeries,
     /// Share of the replicas' time spent in steps, from 0 to 1.
     pub utilisation: Vec<f64>,
-    /// Preemptions per second.
+    /// Preemptions per second, over all replicas.
     pub preemptions_s: Vec<f64>,
     /// Mean TTFT of the requests that arrived in the bucket, seconds.
     pub ttft_mean_s: Vec<Option<f64>>,
     /// Totals of each replica, in the order of their numbers.
     pub replicas: Vec<ReplicaTotals>,
-    /// Distributions of latencies.
+    /// Distributions of latencies over completed requests.
     #[serde(flatten)]
     pub latencies: LatencyDistributions,
 }
@@ -53,7 +53,7 @@ pub struct SeriesReport {
 /// Requests and tokens per second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FlowSeries {
-    /// Arrivals per second.
+    /// Arrivals per second, over all replicas.
     pub arrived_s: Vec<f64>,
     /// Completed requests per second.
     pub completed_s: Vec<f64>,
@@ -67,7 +67,7 @@ pub struct FlowSeries {
     pub hit_ratio: Vec<Option<f64>>,
 }
 
-/// Requests by state.
+/// Requests by their state, over all replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RequestSeries {
     /// Mean number of requests waiting for admission.
@@ -102,15 +102,15 @@ pub struct BlockSeries {
 /// Duration and batch shape of steps, as means per step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepSeries {
-    /// Step time, seconds.
+    /// Mean step time, seconds.
     pub step_s: Vec<Option<f64>>,
-    /// Sequences in decode.
+    /// Sequences of the step in decode.
     pub decodes: Vec<Option<f64>>,
     /// Sequences in prefill with a chunk of more than one token.
     pub prefills: Vec<Option<f64>>,
     /// Tokens of decodes, drafts included.
     pub decode_tokens: Vec<Option<f64>>,
-    /// Tokens of prefills.
+    /// Tokens of prefills in the step.
     pub prefill_tokens: Vec<Option<f64>>,
 }
 
@@ -132,7 +132,7 @@ pub struct LatencyDistributions {
 pub struct TierSeries {
     /// Name of the tier.
     pub name: String,
-    /// Capacity in blocks.
+    /// Capacity of the cache in blocks.
     pub capacity_blocks: u64,
     /// Mean number of blocks in the tier.
     pub blocks: Vec<f64>,

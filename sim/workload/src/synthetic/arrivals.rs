@@ -16,12 +16,12 @@ const PERIOD_S_MIN: f64 = 1e-3;
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Raw")]
 pub enum Arrivals {
-    /// Equal gaps.
+    /// Equal gaps between all sessions.
     Constant {
         /// Rate, sessions per second.
         sessions_per_s: f64,
     },
-    /// Exponential gaps.
+    /// Exponential gaps: a Poisson process.
     Poisson {
         /// Mean rate, sessions per second.
         sessions_per_s: f64,
@@ -44,7 +44,7 @@ pub enum Arrivals {
         /// Mean time between bursts, seconds.
         off_s: f64,
     },
-    /// Sinusoidal rate.
+    /// Poisson process with a sinusoidal rate.
     Diurnal {
         /// Mean rate, sessions per second.
         sessions_per_s: f64,

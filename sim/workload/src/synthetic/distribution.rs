@@ -15,28 +15,28 @@ const CV_MAX: f64 = 100.0;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Raw")]
 pub enum Distribution {
-    /// One fixed value.
+    /// Fixed value for every draw.
     Constant {
         /// Value of every draw.
         value: f64,
     },
     /// Uniform between two values.
     Uniform {
-        /// Least value.
+        /// Least value, included in the range.
         min: f64,
-        /// Greatest value.
+        /// Greatest value of the range.
         max: f64,
     },
-    /// Exponential, memoryless.
+    /// Exponential distribution, which is memoryless.
     Exponential {
-        /// Mean before clipping.
+        /// Mean of the draws before clipping.
         mean: f64,
         /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
     /// Lognormal: the logarithm is normal.
     Lognormal {
-        /// Mean before clipping.
+        /// Mean of the draws before clipping.
         mean: f64,
         /// Standard deviation over mean, before clipping.
         cv: f64,
@@ -47,7 +47,7 @@ pub enum Distribution {
     Empirical {
         /// Path of the trace; relative to the folder of the spec.
         trace: PathBuf,
-        /// Kind of length.
+        /// Kind of length: prompt or output.
         of: Column,
         /// Upper bound; higher draws are clipped to it.
         max: f64,

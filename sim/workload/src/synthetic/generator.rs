@@ -45,7 +45,7 @@ struct Agent {
 #[derive(Default)]
 struct Prompts {
     pieces: Vec<Piece>,
-    /// Cumulative weights.
+    /// Cumulative weights by popularity.
     weights: Vec<f64>,
 }
 

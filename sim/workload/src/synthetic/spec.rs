@@ -38,7 +38,7 @@ pub struct Spec {
     /// Latency of answers without a fleet.
     #[serde(default)]
     pub assumed_service: AssumedLatency,
-    /// Populations of sessions.
+    /// Populations of sessions, at least one.
     pub population: Vec<PopulationSpec>,
     /// Folder for relative paths of traces.
     #[serde(skip)]
@@ -82,7 +82,7 @@ pub struct SystemPrompts {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SessionSpec {
-    /// Number of turns.
+    /// Number of turns, at least 1.
     pub turns: Distribution,
     /// Think time: end of an answer to the next question, seconds.
     pub think_s: Distribution,
@@ -118,7 +118,7 @@ pub struct WorkloadError {
     pub path: PathBuf,
     /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// Fault found there.
+    /// Fault found at that place.
     pub fault: WorkloadFault,
 }
 
@@ -139,9 +139,9 @@ pub enum WorkloadFault {
     Range {
         /// Name of the field.
         field: String,
-        /// Value as found.
+        /// Value as found in the input.
         value: f64,
-        /// Permitted values.
+        /// Permitted values, in words.
         expected: String,
     },
     /// Unreadable trace of an empirical distribution.

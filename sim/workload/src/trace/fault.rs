@@ -14,7 +14,7 @@ pub struct TraceError {
     pub path: PathBuf,
     /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// Fault found there.
+    /// Fault found at that place.
     pub fault: TraceFault,
 }
 
@@ -48,7 +48,7 @@ pub enum TraceFault {
     MissingColumn {
         /// Name of the missing column.
         column: &'static str,
-        /// Header as found.
+        /// Header as found in the file.
         header: String,
     },
     /// JSON object without a required field.
@@ -62,7 +62,7 @@ pub enum TraceFault {
     /// Line outside the format.
     #[error("not a line of the {format} format ({why}); mend or remove it")]
     Malformed {
-        /// Format expected.
+        /// Format expected of the line.
         format: Format,
         /// Message of the parser.
         why: String,
@@ -72,15 +72,15 @@ pub enum TraceFault {
     BadLength {
         /// Name of the field or column.
         field: &'static str,
-        /// Value as found.
+        /// Value as found in the input.
         value: String,
     },
-    /// Unreadable timestamp.
+    /// Timestamp that cannot be read.
     #[error("{field} is {value}; it must be {expected}")]
     BadTimestamp {
         /// Name of the field or column.
         field: &'static str,
-        /// Value as found.
+        /// Value as found in the input.
         value: String,
         /// Expected form of the timestamp.
         expected: &'static str,
@@ -88,7 +88,7 @@ pub enum TraceFault {
     /// Request with an earlier timestamp than the request above.
     #[error("the timestamp goes back by {by_s} s{}; sort the lines by their timestamps", BeyondWindow(*window_requests))]
     TimeGoesBack {
-        /// Step back, seconds.
+        /// Size of the step back, seconds.
         by_s: f64,
         /// Size of the reorder window, requests; see [`super::ReaderOptions::reorder_requests`].
         window_requests: usize,
@@ -129,7 +129,7 @@ pub enum TraceFault {
     /// Slice beyond the end of the trace.
     #[error("holds no request in the slice {slice}; the trace ends before it")]
     EmptySlice {
-        /// Slice as given.
+        /// Slice as given on input.
         slice: String,
     },
 }

@@ -156,7 +156,7 @@ impl TraceReader {
         if let Some(line) = self.pending.take() {
             return parse(&self.parser, &line);
         }
-        while let Some(line) = self.lines.next()? {
+        while let Some(line) = self.lines.next_line()? {
             let line = line.trim_ascii();
             if line.is_empty() {
                 continue;
@@ -232,7 +232,7 @@ impl Iterator for TraceReader {
 
 /// Reads the first line that is not blank, without its byte order mark.
 fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
-    while let Some(line) = lines.next()? {
+    while let Some(line) = lines.next_line()? {
         let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
         if !line.is_empty() {
             return Ok(Some(line.to_vec()));

@@ -31,7 +31,7 @@ impl Default for Selection {
 pub struct BadSpeed(pub f64);
 
 impl Selection {
-    /// Checks the speed.
+    /// Checks the speed of the selection.
     ///
     /// # Errors
     ///

@@ -80,9 +80,9 @@ impl<S: Source + ?Sized> Source for &mut S {
 /// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All tokens delivered.
+    /// Completed: all tokens were delivered.
     Completed,
-    /// Rejected on arrival.
+    /// Rejected on arrival, without any token.
     Refused,
 }
 

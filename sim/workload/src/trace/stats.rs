@@ -47,13 +47,13 @@ pub enum StatsError {
     /// Trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// Trace without requests.
+    /// Trace without a single request.
     #[error("the trace holds no request")]
     Empty,
     /// Block size out of range.
     #[error("block size is {0} tokens; it must be from 1 to {BLOCK_TOKENS_MAX}")]
     BlockTokens(u32),
-    /// Too many capacities.
+    /// More capacities than [`CAPACITIES_MAX`].
     #[error("{0} capacities; give at most {CAPACITIES_MAX}, each at least 1 block")]
     Capacities(usize),
     /// Too many blocks for the memory.
@@ -75,11 +75,11 @@ pub struct TraceStats {
     pub requests: u64,
     /// Requests logged as failed, and skipped.
     pub failed_requests: u64,
-    /// Prompt lengths.
+    /// Distribution of prompt lengths.
     pub input_tokens: Lengths,
-    /// Output lengths.
+    /// Distribution of output lengths.
     pub output_tokens: Lengths,
-    /// Arrival times.
+    /// Statistics of the arrival times.
     pub arrivals: ArrivalStats,
     /// Prefix sharing among prompts with known content; `None` if the format has no content.
     pub prefixes: Option<PrefixStats>,
@@ -98,15 +98,15 @@ impl TraceStats {
 pub struct Lengths {
     /// Sum of all lengths.
     pub total: u64,
-    /// Arithmetic mean, tokens.
+    /// Arithmetic mean of the lengths, tokens.
     pub mean: f64,
-    /// Median, tokens.
+    /// Median of the lengths, tokens.
     pub p50: u32,
-    /// 90th percentile, tokens.
+    /// 90th percentile of the lengths, tokens.
     pub p90: u32,
-    /// 99th percentile, tokens.
+    /// 99th percentile of the lengths, tokens.
     pub p99: u32,
-    /// Greatest length, tokens.
+    /// Greatest of the lengths, tokens.
     pub max: u32,
 }
 
@@ -144,33 +144,33 @@ pub struct PrefixStats {
     pub reuse_blocks: ReuseBlocks,
     /// Reuse time of the blocks found, seconds since the last use; percentiles within 0.05 %.
     pub reuse_s: Summary,
-    /// Hits by capacity.
+    /// Hits by capacity, in ascending order.
     pub capacities: Vec<CapacityStats>,
 }
 
 /// Distribution of reuse distances, blocks. Percentiles are nearest-rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ReuseBlocks {
-    /// 10th percentile, blocks.
+    /// 10th percentile of the distances, blocks.
     pub p10: u64,
-    /// First quartile, blocks.
+    /// First quartile (25th percentile), blocks.
     pub p25: u64,
-    /// Median distance, blocks.
+    /// Median of the distances, blocks.
     pub p50: u64,
-    /// Third quartile, blocks.
+    /// Third quartile (75th percentile), blocks.
     pub p75: u64,
-    /// 90th percentile, blocks.
+    /// 90th percentile of the distances, blocks.
     pub p90: u64,
-    /// 99th percentile, blocks.
+    /// 99th percentile of the distances, blocks.
     pub p99: u64,
-    /// Greatest distance, blocks.
+    /// Greatest of the distances, blocks.
     pub max: u64,
 }
 
 /// Hits of a cache of one capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CapacityStats {
-    /// Capacity in blocks.
+    /// Capacity of the cache in blocks.
     pub blocks: u64,
     /// Share of blocks found under LRU.
     pub lru_blocks: f64,

@@ -21,7 +21,7 @@ const NS_PER_S: u64 = 1_000_000_000;
 pub struct WriteError {
     /// Path of the file.
     pub path: PathBuf,
-    /// Fault found there.
+    /// Fault found at that place.
     pub fault: WriteFault,
 }
 

@@ -30,7 +30,7 @@ fn read_csv<const N: usize>(
     let mut at: Option<[usize; N]> = None;
     loop {
         let number = lines.number() + 1;
-        let line = lines.next().map_err(|fault| fail(number, fault.into()))?;
+        let line = lines.next_line().map_err(|fault| fail(number, fault.into()))?;
         let Some(line) = line else { break };
         let text = String::from_utf8_lossy(line);
         let text = text.trim_start_matches('\u{feff}').trim_ascii();
