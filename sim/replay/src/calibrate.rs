@@ -1,6 +1,6 @@
 //! Calibration: fits a step-time model to a server's recording, or to a benchmark against the server.
 //!
-//! Both sources become samples: the batch shape of a step and its duration. The coefficients of a [`StepTime`] minimise the sum of
+//! Both sources become samples: the batch shape and the duration of a step. The coefficients of a [`StepTime`] minimise the sum of
 //! squared *relative* errors, all non-negative: a decode of 10 ms counts as much as a prefill of 300 ms. Errors above 5 % count
 //! linearly rather than squared.
 //!
@@ -22,7 +22,7 @@ mod recording;
 pub use benchmark::{BenchmarkError, from_benchmark};
 pub use recording::from_recording;
 
-/// Step with its measured duration.
+/// Step with a measured duration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     /// Batch shape of the step.

@@ -1,7 +1,7 @@
 //! Capacity of a fleet, and the trace speed for a given load.
 //!
-//! The *capacity* of a fleet for a trace is its completion rate with all requests present from the beginning, first come first
-//! served: nine tenths of the requests divided by their completion time. The last tenth is ignored, because a fleet that runs empty
+//! The *capacity* of a fleet for a trace is the completion rate with all requests present from the beginning, first come first
+//! served: nine tenths of the requests divided by the completion time. The last tenth is ignored, because a fleet that runs empty
 //! is below its capacity. The *load* of a replay is the mean arrival rate over the capacity.
 
 use crate::fleet::{ReplayError, replay};

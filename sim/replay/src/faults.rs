@@ -1,7 +1,7 @@
 //! Failing and slow replicas.
 //!
 //! A replica fails at a given time and may return later. A failure destroys its KV on device and host, and interrupts its step and
-//! copies. If the replica returns, its requests stay in its core, keep their tokens, and are recomputed after the return. Otherwise
+//! copies. If the replica returns, the requests stay in the core, keep all tokens, and are recomputed after the return. Otherwise
 //! its requests move to other replicas and start over; clients receive no token twice. New requests go to replicas that are up; if
 //! none is, they go to one that will return, and wait there. No request is lost.
 
@@ -27,7 +27,7 @@ pub struct Failure {
 pub struct Slow {
     /// Number of the replica, from 0.
     pub replica: u32,
-    /// Factor on the duration of its steps; finite and above 0.
+    /// Factor on the duration of the steps; finite and above 0.
     pub factor: f64,
 }
 

@@ -68,7 +68,7 @@ pub enum ReplayError {
     Stopped,
 }
 
-/// Replays `trace` to its end. Calls `progress` with the number of ended requests now and then.
+/// Replays `trace` to the end. Calls `progress` with the number of ended requests now and then.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub fn replay_source(
     Ok(report)
 }
 
-/// Core of one replica, with its pending step and copies.
+/// Core of one replica, with pending step and copies.
 struct Replica {
     core: Core,
     /// Step in flight; `None` between steps and during a fast-forward.
@@ -137,7 +137,7 @@ struct Replica {
     state: State,
     /// Number of failures so far, to identify events of earlier lives.
     life: u32,
-    /// Factor on the durations of its steps.
+    /// Factor on the durations of the steps.
     slowness: f64,
     step_ends_ns: u64,
     busy_ns: u64,
@@ -355,7 +355,7 @@ impl<'a> Fleet<'a> {
         self.tell(replica, Event::StepFinished(result));
     }
 
-    /// Delivers an event to a core and performs its actions.
+    /// Delivers an event to a core and performs the actions.
     fn tell(&mut self, replica: usize, event: Event) {
         let mut actions = std::mem::take(&mut self.spare.actions);
         self.replicas[replica].core.handle(self.now_ns, event, &mut actions);

@@ -1,6 +1,6 @@
 //! In-flight requests by number.
 //!
-//! Requests arrive in the order of their numbers and end in roughly that order, so a queue holds a window of numbers: memory grows
+//! Requests arrive in numerical order and end in roughly that order, so a queue holds a window of numbers: memory grows
 //! with the distance between the oldest and the newest in-flight request, not with the trace.
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ pub(crate) struct InFlightRequest {
     /// Contribution to [`crate::router::Load::prefill_tokens`] of that replica.
     pub prefill_tokens: u32,
     pub submitted_ns: u64,
-    /// Start of its first step, nanoseconds.
+    /// Start of the first step, nanoseconds.
     pub began_ns: u64,
     pub first_token_ns: u64,
     pub last_token_ns: u64,
@@ -60,7 +60,7 @@ pub(crate) struct InFlightRequests {
 }
 
 impl InFlightRequests {
-    /// Adds the next request and returns its number, one above the last.
+    /// Adds the next request and returns the number, one above the last.
     pub(crate) fn push(&mut self, flight: InFlightRequest) -> u64 {
         self.window.push_back(Some(flight));
         self.first + self.window.len() as u64 - 1
@@ -72,7 +72,7 @@ impl InFlightRequests {
         self.window[at as usize].as_mut().expect("it has not ended")
     }
 
-    /// Removes a request, which MUST be in flight, at its end.
+    /// Removes a request, which MUST be in flight, at the end.
     pub(crate) fn remove(&mut self, number: u64) -> InFlightRequest {
         let at = number.checked_sub(self.first).expect("it ends once");
         let flight = self.window[at as usize].take().expect("it ends once");

@@ -31,10 +31,10 @@
 //! 1. A [`Source`](trunkline_sim_workload::trace::Source) yields requests one by one: a trace in memory, a file read on demand, or
 //!    a synthetic workload of users who react to answers.
 //! 2. [`fleet::replay_source`] creates a core per replica and processes events in the order of time.
-//! 3. An arrival becomes a request: its prompt tokens are made, hashed and submitted to the replica chosen by a [`router`].
-//! 4. The core answers with a step. The cost model gives its duration from its batch shape, and its end enters the queue.
+//! 3. An arrival becomes a request: the prompt tokens are made, hashed and submitted to the replica chosen by a [`router`].
+//! 4. The core answers with a step. The cost model gives its duration from the batch shape, and the end enters the queue.
 //! 5. At the end of a step, the modelled worker returns a token for each sampled sequence, plus accepted drafts. Copies of blocks
-//!    go to the replica's link, and their wake-ups enter the queue. Steady decode steps are fast-forwarded unless an
+//!    go to the replica's link, and all wake-ups enter the queue. Steady decode steps are fast-forwarded unless an
 //!    [`Observer`](trunkline_sim_report::Observer) wants to see each.
 //! 6. Tokens and ends of requests go to meters of latency, and of [`fairness`](trunkline_sim_report::fairness) for several tenants.
 //! 7. After the last event, the fleet returns a [`Report`](trunkline_sim_report::Report).
@@ -57,7 +57,7 @@
 //!
 //! # Accuracy
 //!
-//! Every report names its cost model and the model's reference; [`trunkline_sim_perf::cost`] lists the models. With a measured
+//! Every report names the cost model with its reference; [`trunkline_sim_perf::cost`] lists the models. With a measured
 //! table of the device and the limits of [`engines`], the means and percentiles of TTFT, TPOT and E2E of a real run of vLLM 0.19
 //! (300 requests, 195 preemptions) are reproduced within 1.2 %; with the roofline of the device within 3.5 %. The comparison covers
 //! one model on one device: elsewhere use the simulator to compare policies, and calibrate before buying hardware.

@@ -63,7 +63,7 @@ impl<'a> Meters<'a> {
         self.resubmit(flight, now_ns, replica);
     }
 
-    /// Counts the refusal of a request and returns its outcome.
+    /// Counts the refusal of a request and returns the outcome.
     pub(crate) fn refuse(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize, request: u64) -> Outcome {
         let tenant = usize::from(flight.tenant);
         self.tenants[tenant].refused += 1;
@@ -103,7 +103,7 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// Counts the start of a step with these sequences.
+    /// Counts the start of a step with the given sequences.
     pub(crate) fn step_began(&mut self, flights: &mut InFlightRequests, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
         for seq in seqs.iter().filter(|seq| seq.start) {
             let flight = flights.get(seq.request.0);
@@ -161,7 +161,7 @@ impl<'a> Meters<'a> {
         flight.n_generated += 1;
     }
 
-    /// Counts the gaps of a fast-forwarded step: `n` requests received a token at its start and at its end.
+    /// Counts the gaps of a fast-forwarded step: `n` requests received a token at the start and at the end.
     pub(crate) fn gaps(&mut self, duration_ns: u64, n: u64) {
         self.itl.record(duration_ns, n);
     }
@@ -176,7 +176,7 @@ impl<'a> Meters<'a> {
         flight.n_here += tokens;
     }
 
-    /// Counts the end of a request with all its tokens and returns its outcome.
+    /// Counts the end of a request with all its tokens and returns the outcome.
     pub(crate) fn finish(
         &mut self,
         flight: &InFlightRequest,

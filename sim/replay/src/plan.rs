@@ -9,7 +9,7 @@
 //! [`Answer::monotone`] reports contradictions between probes.
 //!
 //! A probe stops once an SLO can no longer be met ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the
-//! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to its end.
+//! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to the end.
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
@@ -45,9 +45,9 @@ pub enum Goal {
     Rate,
 }
 
-/// Candidate fleet with its cost model.
+/// Candidate fleet with a cost model.
 pub struct Candidate<'a> {
-    /// Settings of the replays; the search varies their replicas or speed.
+    /// Settings of the replays; the search varies the replicas or speed.
     pub settings: Settings,
     /// Cost model, shared by parallel probes.
     pub cost: &'a (dyn CostModel + Sync),
@@ -151,7 +151,7 @@ pub struct Search<'a> {
     pub slos: &'a Slos,
     /// Quantity to find by the search.
     pub goal: Goal,
-    /// `true` to replay every probe to its end, for its figures.
+    /// `true` to replay every probe to the end, for its figures.
     pub complete: bool,
 }
 
@@ -313,7 +313,7 @@ impl Prober<'_> {
         Ok(numbers.iter().map(|number| known(&self.done, *number).expect("it was probed")).collect())
     }
 
-    /// Replays a probe; to its end if `complete`.
+    /// Replays a probe, to the end if `complete`.
     fn run(&self, number: i64, complete: bool) -> Result<Probe, PlanError> {
         let mut settings = self.candidate.settings.clone();
         match self.search.goal {

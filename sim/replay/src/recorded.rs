@@ -1,6 +1,6 @@
 //! Replay of recordings: shows the recorded events to a core and compares the decisions.
 //!
-//! A recording (see [`trunkline_core::record`]) holds every event with its time, and the limits of its core. The core is
+//! A recording (see [`trunkline_core::record`]) holds every event with its time, and the limits of the core. The core is
 //! deterministic, so a second core with equal limits makes equal decisions with an equal digest. Different digests mean another
 //! version of the core, or a fault in the core.
 //!
@@ -42,7 +42,7 @@ pub enum CutOff {
     NoTrailer,
     /// Last line is torn, and was skipped.
     TornLine,
-    /// Gzip stream ends early; its last line was skipped.
+    /// Gzip stream ends early; the last line was skipped.
     TornGzip,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct Shown<'a> {
 ///
 /// # Errors
 ///
-/// [`RecordingError`] if the recording cannot be read, is damaged before its end, or has invalid limits.
+/// [`RecordingError`] if the recording cannot be read, is damaged before the end, or has invalid limits.
 pub fn replay_recorded(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Replayed, RecordingError> {
     replay_watched(path, progress, &mut |_| {})
 }

@@ -29,7 +29,7 @@ pub const DRAFT_ACCEPTANCE_DEFAULT: f64 = 0.6;
 /// Settings of a replay.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Device of each replica. The cost model covers its compute; its host link is used from here.
+    /// Device of each replica. The cost model covers its compute; the host link is used from here.
     pub hardware: Hardware,
     /// Model served by the fleet.
     pub model: Model,
@@ -64,7 +64,7 @@ pub struct Routing {
     pub router: String,
     /// Failures of replicas, with optional returns.
     pub failures: Vec<Failure>,
-    /// Replicas with a factor on their steps.
+    /// Replicas with a factor on the step time.
     pub slow: Vec<Slow>,
 }
 

@@ -3,7 +3,7 @@
 use crate::observer::StepSeen;
 use trunkline_sim_perf::cost::StepShape;
 
-/// Step after its end.
+/// Step after the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompletedStep {
     pub replica: u32,
@@ -38,7 +38,7 @@ impl PendingSteps {
         })
     }
 
-    /// Returns the step of a failing replica, interrupted unless it has ended.
+    /// Returns the step of a failing replica, interrupted unless complete.
     pub(crate) fn fail(&mut self, now_ns: u64, replica: u32) -> Option<CompletedStep> {
         let step = self.0[replica as usize].take()?;
         Some(CompletedStep { end_ns: step.end_ns.min(now_ns), interrupted: step.end_ns > now_ns, ..step })

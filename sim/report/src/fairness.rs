@@ -1,7 +1,7 @@
 //! Fairness of one replica towards tenants that compete for it.
 //!
 //! *Service* is work done for a tenant, in units: one per computed prompt token and [`OUTPUT_UNITS`] per generated token; none for
-//! prefix hits or for tokens recomputed after a preemption. Service counts at the end of its step. The core's `vtc` policy counts
+//! prefix hits or for tokens recomputed after a preemption. Service counts at the end of the step. The core's `vtc` policy counts
 //! the same.
 //!
 //! A tenant *waits* while at least one of its requests at the replica has not begun to run. The scheduler chooses between two

@@ -114,7 +114,7 @@ const fn text<T>(name: &'static str, title: &'static str, help: &'static str, va
     Figure { name, title, unit: Text, direction: Neither, help, value: Value::Text(value) }
 }
 
-/// Figures of a whole report, in the order of their columns.
+/// Figures of a whole report, in column order.
 pub const FIGURES: &[Figure<Report>] = &[
     count("requests", "Requests", Neither, "Requests in the trace.", |r| Some(r.requests)),
     count("completed", "Completed", Higher, "Requests that received all their tokens.", |r| Some(r.completed)),
@@ -209,7 +209,7 @@ pub const FIGURES: &[Figure<Report>] = &[
 /// Names of the tiers with columns, nearest first.
 pub const TIERS: [&str; 3] = ["host", "disk", "remote"];
 
-/// Figures of one tier, in the order of their columns.
+/// Figures of one tier, in column order.
 pub const TIER_FIGURES: &[Figure<TierReport>] = &[
     count("blocks", "Blocks", Neither, "Blocks in the tier at the end.", |t| Some(t.blocks)),
     count("hit_blocks", "Hits", Higher, "Blocks found in the tier and in no nearer place.", |t| Some(t.hit_blocks)),
@@ -237,7 +237,7 @@ pub enum Latency {
 }
 
 impl Latency {
-    /// All metrics, in the order of their columns.
+    /// All metrics, in column order.
     pub const ALL: [Self; 4] = [Self::Ttft, Self::Tpot, Self::Itl, Self::E2e];
 
     /// Returns the name in columns and SLOs, such as `ttft`.
@@ -299,7 +299,7 @@ pub enum Statistic {
 }
 
 impl Statistic {
-    /// All statistics, in the order of their columns.
+    /// All statistics, in column order.
     pub const ALL: [Self; 6] = [Self::Mean, Self::P50, Self::P90, Self::P95, Self::P99, Self::Max];
 
     /// Returns the name in columns, tables and SLOs, such as `p99`.
@@ -356,7 +356,7 @@ pub fn columns() -> Vec<(Column, Direction)> {
         .collect()
 }
 
-/// Returns one cell for each of [`columns`], in their order.
+/// Returns one cell for each of [`columns`], in order.
 pub fn row(report: &Report) -> Vec<Cell> {
     let whole = FIGURES.iter().map(|figure| figure.cell(report));
     let latencies = Latency::ALL.into_iter().flat_map(|latency| {

@@ -43,7 +43,7 @@ impl<F: FnMut(&Outcome) -> ControlFlow<()>> Observer for F {
     }
 }
 
-/// Step of a replica at its start.
+/// Step of a replica at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSeen<'a> {
     /// Number of the replica.
@@ -58,7 +58,7 @@ pub struct StepSeen<'a> {
     pub stats: &'a Stats,
 }
 
-/// Copy of blocks between two places, at its end.
+/// Copy of blocks between two places, at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferSeen {
     /// Number of the replica.

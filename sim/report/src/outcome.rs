@@ -61,7 +61,7 @@ pub struct OutcomeError {
     pub fault: io::Error,
 }
 
-/// Writer of outcomes in the order of their ends: Parquet for names ending in `.parquet`, else CSV, as gzip for `.gz`. CSV has
+/// Writer of outcomes in the order of completion: Parquet for names ending in `.parquet`, else CSV, as gzip for `.gz`. CSV has
 /// seconds with nine decimals. Missing values are empty.
 pub struct OutcomeWriter {
     path: PathBuf,
@@ -128,7 +128,7 @@ impl Sink for Lines {
 }
 
 impl OutcomeWriter {
-    /// Creates or truncates the file and writes its header.
+    /// Creates or truncates the file and writes the header.
     ///
     /// # Errors
     ///

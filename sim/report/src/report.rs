@@ -12,11 +12,11 @@ use trunkline_sim_workload::summary::Summary;
 /// [`SwapReport`], [`BatchReport`] and [`Latencies`] are fields of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Settings of the replay, as far as they decide its result.
+    /// Settings of the replay, as far as relevant to the result.
     pub settings: SettingsReport,
     /// Requests in the trace.
     pub requests: u64,
-    /// Requests that received all their tokens.
+    /// Requests that received all tokens.
     pub completed: u64,
     /// Requests rejected on arrival because the device has too few KV blocks for them.
     pub refused: u64,
@@ -34,7 +34,7 @@ pub struct Report {
     pub swaps: SwapReport,
     /// Tiers of the prefix cache behind the device, nearest first.
     pub tiers: Vec<TierReport>,
-    /// Steps, their mean sizes, and speculative decoding.
+    /// Steps, mean sizes, and speculative decoding.
     #[serde(flatten)]
     pub batches: BatchReport,
     /// Cached blocks evicted from devices to make room.
@@ -63,7 +63,7 @@ pub struct TokenTotals {
     pub prompt_tokens: u64,
     /// Tokens generated over all requests.
     pub output_tokens: u64,
-    /// Prompt tokens found in the prefix cache at the first admission of their request.
+    /// Prompt tokens found in the prefix cache at the first admission of the request.
     pub prefix_hit_tokens: u64,
     /// Prefix hit ratio, from 0 to 1: `prefix_hit_tokens / prompt_tokens`.
     pub prefix_hit_ratio: f64,
@@ -82,7 +82,7 @@ pub struct SwapReport {
     pub link_in: LinkReport,
 }
 
-/// Steps and their mean sizes.
+/// Steps and mean sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct BatchReport {
     /// Steps run by all replicas.
@@ -172,7 +172,7 @@ impl TierReport {
 pub struct FairnessReport {
     /// Greatest gap between two tenants that both wait at one replica, units of service.
     pub service_gap_max: u64,
-    /// Tenants in the order of their numbers.
+    /// Tenants in numerical order.
     pub tenants: Vec<TenantReport>,
 }
 
@@ -183,7 +183,7 @@ pub struct TenantReport {
     pub share: f64,
     /// Requests sent by the tenant.
     pub requests: u64,
-    /// Requests that received all their tokens.
+    /// Requests that received all tokens.
     pub completed: u64,
     /// Requests rejected on arrival.
     pub refused: u64,
@@ -218,7 +218,7 @@ pub struct GroupReport {
     pub device_blocks: u32,
 }
 
-/// Settings of a replay, as far as they decide its result. JSON is flat: the fields of [`CoreReport`] are fields of the settings.
+/// Settings of a replay, as far as relevant to the result. JSON is flat: the fields of [`CoreReport`] are fields of the settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SettingsReport {
     /// Path of the trace as given on the command line; empty for a trace without a file.
@@ -231,9 +231,9 @@ pub struct SettingsReport {
     pub model: &'static str,
     /// Number of replicas of all kinds.
     pub replicas: u32,
-    /// Kinds of replica, in the order of their numbers.
+    /// Kinds of replica, in numerical order.
     pub groups: Vec<GroupReport>,
-    /// Router with its parameters.
+    /// Router with all parameters.
     pub router: String,
     /// Failures as `REPLICA@SECONDS..SECONDS`.
     pub failures: Vec<String>,
@@ -248,7 +248,7 @@ pub struct SettingsReport {
     pub serial: bool,
     /// Divisor of the arrival times of the trace; `None` if those times were not used.
     pub speed: Option<f64>,
-    /// Cost model and its measured error.
+    /// Cost model and measured error.
     pub cost_model: String,
 }
 

@@ -7,7 +7,7 @@
 //! | event | accounting |
 //! |---|---|
 //! | tokens, time and sequences of a step | evenly over the step; an interrupted step gives no token |
-//! | blocks of a copy | evenly over the time of its bytes; interrupted copies are not counted |
+//! | blocks of a copy | evenly over the time of the bytes; interrupted copies are not counted |
 //! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the start of the next step |
 //! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over replicas that lasted |
 //!

@@ -1,4 +1,4 @@
-//! Service-level objectives (SLOs) on latency, and their evaluation.
+//! Service-level objectives (SLOs) on latency, and evaluation.
 //!
 //! An SLO is `METRIC_STATISTIC=DURATION`, such as `ttft_p99=2s`: an upper limit of a statistic of the metric over all completed
 //! requests. `METRIC=DURATION` limits each request. *Goodput* is the share of requests within all limits on single requests;

@@ -3,8 +3,8 @@
 //! | in the timeline | meaning |
 //! |---|---|
 //! | process | replica |
-//! | thread `steps` of a process | a slice per step, named after its batch shape |
-//! | async slices per link direction, `to host` | a copy from request to end, and inside the time of its bytes; copies overlap |
+//! | thread `steps` of a process | a slice per step, named after the batch shape |
+//! | async slices per link direction, `to host` | a copy from request to end, and inside the time of the bytes; copies overlap |
 //! | async slices `request` | a request from arrival to end, and inside `queue`, `prefill` and `decode`, at its last replica |
 //! | counters `requests`, `KV blocks` | gauges during each step |
 //! | instants `failed`, `back`, `refused` | failures, returns and refusals |
@@ -270,8 +270,8 @@ impl TimelineWriter {
         self.write_gauges(step.end_ns, step.replica, idle);
     }
 
-    /// Writes the slices of a copy: the outer from request to end, the inner for the time of its bytes. The outer slice has the
-    /// name of its link direction, so that a viewer groups the copies of a direction.
+    /// Writes the slices of a copy: the outer from request to end, the inner for the time of the bytes. The outer slice has the
+    /// name of the link direction, so that a viewer groups the copies of a direction.
     fn write_copy(&mut self, copy: &TransferSeen) {
         if !self.window.overlaps(copy.asked_ns, copy.end_ns) {
             return;

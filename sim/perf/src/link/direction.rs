@@ -126,7 +126,7 @@ impl LinkDirection {
     /// Returns the end of the first moving copy if no other joins, nanoseconds.
     fn next_end_ns(&self) -> Option<u64> {
         let Reverse((end, _)) = self.moving.peek()?;
-        // Rounded up, so that the clock of shares is there when the time is.
+        // Rounded up, so that the virtual clock has reached the end at that time.
         let left = end.saturating_sub(self.share) * self.moving.len() as u128;
         let left_ns = u64::try_from(left.div_ceil(1 << SHARE_BITS)).unwrap_or(u64::MAX);
         Some(self.at_ns.saturating_add(left_ns))

@@ -4,8 +4,8 @@
 //! between tokens, seconds) and, in newer versions, `start_times`. Every token therefore has a time. Tokens that reach clients
 //! together come from one step: a step begins with one such group of tokens and ends with the next, and contains
 //!
-//! * a decode for each request with a token at its end and one before,
-//! * prompts of the requests whose first token is at its end, up to the token budget of a step, latest first. The rest of those
+//! * a decode for each request with a token at the end and one before,
+//! * prompts of the requests whose first token is at the end, up to the token budget of a step, latest first. The rest of those
 //!   prompts ran in the step before.
 //!
 //! A step without decodes begins at the arrival of its first prompt, if later. Skipped are steps with a prompt that arrived after

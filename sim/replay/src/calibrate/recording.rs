@@ -1,4 +1,4 @@
-//! Steps of a recording: from the core's request for a step to its end.
+//! Steps of a recording: from the core's request for a step to the end.
 
 use std::path::Path;
 

@@ -9,7 +9,7 @@ use crate::router::Pick;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::trace::Source;
 
-/// Requests taken ahead per replica, above the number that a core may defer in its search for one to admit.
+/// Requests taken ahead per replica, above the number that a core may defer in the search for a request to admit.
 const LOOK_AHEAD: usize = 64;
 
 impl Fleet<'_> {

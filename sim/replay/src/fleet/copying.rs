@@ -1,8 +1,8 @@
 //! Copies of blocks over the links of replicas.
 //!
-//! The end of a copy is unknown at its start, since later copies take their shares of the link ([`trunkline_sim_perf::link`]). Each
+//! The end of a copy is unknown at the start, since later copies take their shares of the link ([`trunkline_sim_perf::link`]). Each
 //! link direction therefore has one valid wake-up in the queue. When the copies under way change the time of the next event, a new
-//! wake-up replaces the old one, which is recognised by its version and skipped.
+//! wake-up replaces the old one, which is recognised by the version and skipped.
 
 use trunkline_core::transfer::Transfer;
 

@@ -1,4 +1,4 @@
-//! Fast-forward of steady decode steps, with all their effects on the driver at once.
+//! Fast-forward of steady decode steps, with all effects on the driver at once.
 //!
 //! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If
 //! arrivals depend on ends, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any

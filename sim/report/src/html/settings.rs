@@ -8,7 +8,7 @@ use crate::numbers::grouped;
 use crate::report::{GroupReport, Report, SettingsReport};
 use crate::series::TierSeries;
 
-/// Title of a setting and its text.
+/// Title and text of a setting.
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
 const ROWS: [Row; 24] = [

@@ -10,7 +10,7 @@ use crate::numbers::ratio;
 use crate::report::Report;
 use trunkline_sim_workload::summary::Summary;
 
-/// Returns a value with its unit.
+/// Returns a value with the unit.
 fn show(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Seconds => seconds(value),
@@ -42,7 +42,7 @@ fn difference(unit: Unit, value: f64, first: f64) -> String {
 enum Row {
     /// Figure of the catalogue, by name.
     Figure(&'static str),
-    /// Latency and its statistic.
+    /// Latency and statistic.
     Latency(Latency, Statistic),
     /// Output tokens per second.
     OutputRate,
@@ -50,7 +50,7 @@ enum Row {
     QueueP99,
 }
 
-/// Rows of the comparison of runs, in their order.
+/// Rows of the comparison of runs, in order.
 const ROWS: [Row; 18] = [
     Row::Figure("requests_s"),
     Row::OutputRate,

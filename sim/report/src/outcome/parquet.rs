@@ -49,7 +49,7 @@ impl Sink for Rows {
     }
 }
 
-/// Returns the columns of CSV, in their order.
+/// Returns the columns of CSV, in order.
 fn columns() -> Vec<Column> {
     let column = |name: &str| match name {
         "refused" => Column::new(name, Kind::Flag),

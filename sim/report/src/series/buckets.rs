@@ -9,7 +9,7 @@ pub(super) const FIRST_WIDTH_NS: u64 = 1_953_125;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sum {
     OutputTokens,
-    /// Prompt tokens at the first admission of their request; next, prefix hits among them.
+    /// Prompt tokens at the first admission of the request; next, prefix hits among them.
     PromptTokens,
     CachedTokens,
     /// Steps, followed by sums over steps: time, sequences and tokens.

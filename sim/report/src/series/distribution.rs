@@ -1,4 +1,4 @@
-//! Distributions as points of their cumulative share.
+//! Distributions as points of the cumulative share.
 
 use serde::Serialize;
 

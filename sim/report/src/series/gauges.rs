@@ -7,7 +7,7 @@ use trunkline_core::Stats;
 
 use super::buckets::{Buckets, Gauge, Values};
 
-/// Sum of the gauges of all replicas, with its pending changes: ends of steps without a successor.
+/// Sum of the gauges of all replicas, with pending changes: ends of steps without a successor.
 #[derive(Clone, Debug)]
 pub(super) struct Gauges {
     replicas: Vec<Replica>,
@@ -25,7 +25,7 @@ struct Replica {
 }
 
 impl Gauges {
-    /// Returns the gauges of idle replicas with these numbers of device blocks.
+    /// Returns the gauges of idle replicas with the given numbers of device blocks.
     pub(super) fn new(device_blocks: &[u64]) -> Self {
         let free = |blocks: u64| {
             let mut values = Values::default();

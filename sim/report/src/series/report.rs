@@ -43,7 +43,7 @@ pub struct SeriesReport {
     pub preemptions_s: Vec<f64>,
     /// Mean TTFT of the requests that arrived in the bucket, seconds.
     pub ttft_mean_s: Vec<Option<f64>>,
-    /// Totals of each replica, in the order of their numbers.
+    /// Totals of each replica, in numerical order.
     pub replicas: Vec<ReplicaTotals>,
     /// Distributions of latencies over completed requests.
     #[serde(flatten)]
@@ -59,9 +59,9 @@ pub struct FlowSeries {
     pub completed_s: Vec<f64>,
     /// Generated tokens per second.
     pub output_tokens_s: Vec<f64>,
-    /// Prompt tokens not found in the cache at the first admission of their request, per second.
+    /// Prompt tokens not found in the cache at the first admission of the request, per second.
     pub uncached_tokens_s: Vec<f64>,
-    /// Prompt tokens found in the cache at the first admission of their request, per second.
+    /// Prompt tokens found in the cache at the first admission of the request, per second.
     pub cached_tokens_s: Vec<f64>,
     /// Share of prompt tokens found in the cache, of requests admitted for the first time.
     pub hit_ratio: Vec<Option<f64>>,
