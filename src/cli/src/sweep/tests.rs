@@ -262,7 +262,8 @@ fn a_result_of_something_else_is_not_mistaken_for_this() {
     assert_eq!(run_shard(&place, &other, "out", "1/1", 0, 1).found, 0);
     // A hardware file counts by what is in it.
     let hardware = |bandwidth: &str| {
-        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/perf/hardware/l4-24g.toml")).unwrap();
+        let text =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/perf/hardware/l4-24g.toml")).unwrap();
         fs::write(place.path().join("mine.toml"), text.replace("latency_us = 10.0", bandwidth)).unwrap();
         cells_of(&place, "trace = 't.jsonl'\n[fixed]\nhardware = 'mine.toml'\n").unwrap()[0].id.clone()
     };
