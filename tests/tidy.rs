@@ -1,14 +1,36 @@
-//! House rules that a compiler does not check.
+//! Rules for the source that a compiler does not check: file names and sizes, purity, shape and wording.
+//!
+//! CONTRIBUTING.md explains the rules; `tidy/limits.rs` has the numbers.
+
+#[path = "tidy/limits.rs"]
+mod limits;
+#[path = "tidy/measure.rs"]
+mod measure;
+#[path = "tidy/modules.rs"]
+mod modules;
+#[path = "tidy/source.rs"]
+mod source;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines a source file may have.
+use limits::Measure;
+use measure::check;
+
+/// Lines of a source file, at most.
 const LINES_MAX: usize = 700;
-/// File names that say nothing about their contents.
+/// File names without a meaning.
 const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
-/// The only files that may contain `unsafe`.
+/// Files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 1] = ["src/cli/src/bench/allocations.rs"];
+
+/// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
+const LOW_CRATES: [(&str, &[&str]); 3] = [
+    ("src/port/Cargo.toml", &[]),
+    ("src/text/Cargo.toml", &[]),
+    // The second is for tests alone.
+    ("src/worker/Cargo.toml", &["trunkline-port", "trunkline-text"]),
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_path_buf()
@@ -47,7 +69,7 @@ fn files_are_short_and_named_for_what_they_hold() {
         assert!(text.lines().count() <= LINES_MAX, "{name} has {} lines", text.lines().count());
         let stem = Path::new(&name).file_stem().unwrap().to_string_lossy().into_owned();
         assert!(!NAMELESS.contains(&stem.as_str()), "{name}: name it for what it holds");
-        assert!(text.starts_with("//!"), "{name} does not say what it is for");
+        assert!(text.starts_with("//!"), "{name} has no doc comment of its own");
     }
 }
 
@@ -83,9 +105,17 @@ fn unsafe_code_stays_where_it_is_needed() {
 fn the_core_is_pure_and_arrows_point_down() {
     let manifest = |path: &str| fs::read_to_string(root().join(path)).expect("the manifest is there");
     let core = manifest("src/core/Cargo.toml");
-    for crate_name in ["tokio", "tonic", "rand", "crossbeam", "trunkline-"] {
-        let depends = core.lines().filter(|line| !line.starts_with("name")).any(|line| line.starts_with(crate_name));
-        assert!(!depends, "the core depends on {crate_name}");
+    let depends = |manifest: &str, on: &str| manifest.lines().any(|line| line.starts_with(on));
+    for crate_name in ["tokio", "tonic", "rand", "crossbeam"] {
+        assert!(!depends(&core, crate_name), "the core depends on {crate_name}");
+    }
+    let of_the_house = |manifest: &str| -> Vec<String> {
+        let names = manifest.lines().filter(|line| line.starts_with("trunkline-"));
+        names.map(|line| line.split(['.', ' ', '=']).next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(of_the_house(&core), ["trunkline-port"], "the core depends on the port alone");
+    for (path, allowed) in LOW_CRATES {
+        assert_eq!(of_the_house(&manifest(path)), *allowed, "{path} depends on crates that it must not");
     }
     for (name, text) in sources().iter().filter(|(name, _)| name.starts_with("src/core/src/")) {
         for word in ["Instant::now", "SystemTime", "std::fs", "std::net", "thread::spawn"] {
@@ -103,5 +133,40 @@ fn the_core_is_pure_and_arrows_point_down() {
             assert!(!text.contains(&format!("trunkline-sim-{above}")), "sim/{name} depends on sim/{above}");
         }
     }
-    assert!(!manifest("src/worker/Cargo.toml").contains("trunkline-server"), "the worker knows no server");
+}
+
+#[test]
+fn functions_fit_a_screen() {
+    check(&sources(), Measure::FunctionLines);
+}
+
+#[test]
+fn structs_are_narrow() {
+    check(&sources(), Measure::StructFields);
+}
+
+#[test]
+fn modules_of_a_crate_have_no_circles() {
+    check(&sources(), Measure::Circles);
+}
+
+#[test]
+fn doc_comments_open_with_a_verb_or_a_noun() {
+    check(&sources(), Measure::Openings);
+}
+
+#[test]
+fn doc_comments_say_more_than_the_item_itself() {
+    check(&sources(), Measure::ShortDocs);
+}
+
+#[test]
+fn doc_comments_repeat_the_noun() {
+    check(&sources(), Measure::Pronouns);
+    check(&sources(), Measure::Relatives);
+}
+
+#[test]
+fn words_of_the_glossary_are_used() {
+    check(&sources(), Measure::OldWords);
 }

@@ -237,6 +237,7 @@ mod tests {
             n_tokens,
             n_history: 0,
             tokens_at: 0,
+            input_from_last: false,
             kv_write_from: computed,
             table_keep: 0,
             blocks_at: 0,

@@ -1,23 +1,23 @@
-//! Discrete-event driver: replicas of the core, an event queue, a modelled worker, and modelled links.
+//! Discrete-event driver: a cluster of engines, an event queue, a modelled worker, and modelled links.
 //!
-//! A replica is a [`Core`], its step in flight, and the links to its host and tiers. A [`crate::router`] chooses the replica of
-//! each request. Time jumps to the next event: an entry of the queue or an arrival of the [`Source`]. All consequences at that
+//! A replica is an engine of a [`Cluster`], with a step in flight, and links to the host and tiers. The cluster chooses the replica
+//! of each request. Time jumps to the next event: an entry of the queue or an arrival of the [`Source`]. All consequences at that
 //! instant are handled before the next event. Events of one instant are ordered by `SimEvent`, arrivals last, whenever they were
 //! scheduled; so fast-forwarded steps change nothing (`fleet/fast_forward.rs`). Events of a failed replica stay in the queue with
-//! the number of its previous life and are skipped; so are outdated wake-ups of a link (`fleet/copying.rs`).
+//! the number of a previous life and are skipped; so are outdated wake-ups of a link (`fleet/copying.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use trunkline_cluster::{Cluster, EngineId, Input, Output};
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
-use trunkline_core::{BlockHash, Core, FinishReason, Namespace};
+use trunkline_core::{BlockHash, FinishReason, Namespace, Request, RequestId};
 
 use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
-use crate::router::{self, Load, Router};
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
 use trunkline_sim_perf::cost::{CostModel, StepShape};
@@ -25,13 +25,12 @@ use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
-use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
+use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError, generated_token};
 
 mod arriving;
 mod copying;
 mod fast_forward;
 mod faults;
-mod placing;
 mod reporting;
 
 /// Ends of requests between two calls of the progress function.
@@ -126,30 +125,19 @@ pub fn replay_source(
     Ok(report)
 }
 
-/// Core of one replica, with pending step and copies.
+/// Pending step and copies of one engine of the cluster.
 struct Replica {
-    core: Core,
     /// Step in flight; `None` between steps and during a fast-forward.
     in_flight: Option<Box<Step>>,
     /// End of the first step of the current fast-forward.
     leap_first_ns: u64,
     links: Links,
-    state: State,
     /// Number of failures so far, to identify events of earlier lives.
     life: u32,
     /// Factor on the durations of the steps.
     slowness: f64,
     step_ends_ns: u64,
     busy_ns: u64,
-}
-
-/// Availability of a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Up,
-    /// Failed, with a return ahead.
-    Down,
-    Gone,
 }
 
 /// Event of the simulation. Events of one instant are handled in this order, then by replica.
@@ -195,14 +183,12 @@ struct Fleet<'a> {
     pending: Pending<'a>,
     block_size: u32,
     root: BlockHash,
+    cluster: Cluster,
     replicas: Vec<Replica>,
-    router: Box<dyn Router>,
-    /// Load of each replica.
-    loads: Vec<Load>,
     flights: InFlightRequests,
-    /// Requests of permanently failed replicas, waiting for another replica.
-    displaced: Vec<u64>,
     rerouted: u64,
+    /// Requests that a core gave up on, to be submitted again.
+    again: Vec<u64>,
     worker: Worker,
     meters: Meters<'a>,
     now_ns: u64,
@@ -226,8 +212,8 @@ struct Pending<'a> {
 /// Buffers kept between uses to save allocations; empty between uses.
 #[derive(Default)]
 struct Spare {
-    /// Actions of one core.
-    actions: Vec<Action>,
+    /// Outputs of the cluster.
+    outputs: Vec<Output>,
     /// Copies that ended at one wake-up of a link.
     ended_copies: Vec<Copy>,
 }
@@ -258,8 +244,10 @@ impl<'a> Fleet<'a> {
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let routing = &settings.routing;
-        let replicas = (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number));
-        let replicas = replicas.collect::<Result<Vec<_>, _>>()?;
+        let replicas =
+            (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number)).collect::<Vec<_>>();
+        let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
+        cluster.omit_tokens();
         let speed = match settings.arrivals {
             Arrivals::Traced { speed } => speed,
             Arrivals::Serial | Arrivals::AtOnce => 1.0,
@@ -281,11 +269,10 @@ impl<'a> Fleet<'a> {
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
             meters,
-            router: router::make(&routing.router, settings.site()).map_err(SettingsError::Router)?,
-            loads: vec![Load { open: true, ..Load::default() }; replicas.len()],
+            cluster,
             flights: InFlightRequests::default(),
-            displaced: Vec::new(),
             rerouted: 0,
+            again: Vec::new(),
             replicas,
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
@@ -348,59 +335,116 @@ impl<'a> Fleet<'a> {
             return;
         }
         let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
-        let spare = self.replicas[replica].core.spare_result();
+        let spare = self.cluster.spare_result(engine(replica));
         let result = self.worker.answer(&step, spare);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
-        self.replicas[replica].core.recycle(step);
+        self.cluster.recycle(engine(replica), step);
         self.tell(replica, Event::StepFinished(result));
     }
 
-    /// Delivers an event to a core and performs the actions.
+    /// Makes a request that is under way, with the tokens that its client has.
+    fn request(&mut self, number: u64) -> Request {
+        let flight = self.flights.get(number);
+        let traced = &flight.traced;
+        let mut request = Request::new(RequestId(number), self.root, traced.prompt(), traced.output_tokens);
+        request.tenant = u64::from(flight.tenant);
+        request.generated = (0..flight.n_generated).map(|n| generated_token(number, n)).collect();
+        request.hashes.reserve_exact(request.prompt.capacity() / self.block_size as usize);
+        request.hash_prompt(self.block_size);
+        request
+    }
+
+    /// Delivers an event of a replica's worker to the cluster.
     fn tell(&mut self, replica: usize, event: Event) {
-        let mut actions = std::mem::take(&mut self.spare.actions);
-        self.replicas[replica].core.handle(self.now_ns, event, &mut actions);
-        self.perform_all(self.now_ns, replica, actions);
-        let deadline_ns = self.replicas[replica].core.next_deadline_ns();
-        debug_assert_eq!(deadline_ns, None, "traced requests have no deadline, so nothing is to be ticked");
+        self.input(Input::Engine(engine(replica), event));
     }
 
-    /// Performs the actions of a core at `at_ns`, which is later than now after a fast-forward.
-    fn perform_all(&mut self, at_ns: u64, replica: usize, mut actions: Vec<Action>) {
-        for action in actions.drain(..) {
-            self.perform(at_ns, replica, action);
+    /// Delivers an input to the cluster and performs its outputs.
+    fn input(&mut self, input: Input) {
+        let mut outputs = std::mem::take(&mut self.spare.outputs);
+        self.cluster.handle(self.now_ns, input, &mut outputs);
+        self.perform_all(self.now_ns, outputs);
+        while let Some(number) = self.again.pop() {
+            self.rerouted += 1;
+            self.arrive(number, None);
         }
-        self.spare.actions = actions;
+        debug_assert_eq!(
+            self.cluster.next_deadline_ns(),
+            None,
+            "traced requests have no deadline, so nothing is to be ticked"
+        );
     }
 
-    fn perform(&mut self, at_ns: u64, replica: usize, action: Action) {
+    /// Performs the outputs of the cluster at `at_ns`, which is now unless decode steps were fast-forwarded.
+    fn perform_all(&mut self, at_ns: u64, mut outputs: Vec<Output>) {
+        for output in outputs.drain(..) {
+            self.perform(at_ns, output);
+        }
+        self.spare.outputs = outputs;
+    }
+
+    fn perform(&mut self, at_ns: u64, output: Output) {
+        match output {
+            Output::Engine(engine, action) => self.perform_action(at_ns, engine.index(), action),
+            Output::Placed { request, engine } => {
+                let flight = self.flights.get(request.0);
+                let is_new = flight.replica == u32::MAX;
+                flight.replica = engine.0;
+                if is_new {
+                    self.meters.submit(flight, self.now_ns, engine.index());
+                } else {
+                    self.meters.resubmit(flight, at_ns, engine.index());
+                }
+            }
+            Output::Moved { request, from, to, .. } => {
+                let flight = self.flights.get(request.0);
+                flight.replica = to.0;
+                self.rerouted += 1;
+                self.meters.take_back(flight, at_ns, from.index());
+                self.meters.resubmit(flight, at_ns, to.index());
+            }
+            Output::Cluster(Action::Refuse { request, .. } | Action::Finish { request, .. }) => {
+                // No replica is left that could run it.
+                let replica = self.flights.get(request.0).replica as usize;
+                self.refuse(at_ns, replica, request);
+            }
+            Output::Cluster(_) | Output::Emptied(_) => unreachable!("a replay neither flushes nor drains"),
+        }
+    }
+
+    fn perform_action(&mut self, at_ns: u64, replica: usize, action: Action) {
         match action {
             Action::Token { request, token } => {
-                self.count_token(replica, request);
                 self.meters.token(self.flights.get(request.0), at_ns, request.0, token);
             }
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
-            Action::ResetWorker => unreachable!("a modelled worker answers what it was asked"),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
-            Action::Finish { request, reason: FinishReason::Length, usage } => {
-                self.leave(replica, request, usage.completion_tokens);
+            Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
+            Action::Finish { request, reason, usage } => {
+                assert_eq!(reason, FinishReason::Length, "traced requests end by length alone");
                 let flight = self.flights.remove(request.0);
                 let outcome = self.meters.finish(&flight, at_ns, replica, request.0, &usage);
                 self.end(replica, &outcome);
             }
-            Action::Finish { request, reason, usage } => {
-                assert!(self.replicas[replica].life > 0, "{reason:?} ends a traced request only if its replica failed");
-                self.leave(replica, request, usage.completion_tokens);
-                self.meters.take_back(self.flights.get(request.0), at_ns, replica);
-                self.displaced.push(request.0);
+            Action::Refuse { request, .. } => self.refuse(at_ns, replica, request),
+            Action::ResetWorker | Action::Flushed { .. } | Action::Drained | Action::Withdrawn(_) => {
+                unreachable!("a modelled worker answers what it was asked, and a replay asks for nothing else")
             }
-            Action::Refuse { request, .. } => {
-                self.leave(replica, request, 0);
-                let flight = self.flights.remove(request.0);
-                let outcome = self.meters.refuse(&flight, at_ns, replica, request.0);
-                self.end(replica, &outcome);
-            }
-            Action::Flushed { .. } | Action::Drained => unreachable!("a replay asks for neither"),
         }
+    }
+
+    /// A core gave up on a request after too many failures of workers. Modelled failures are not the request's fault, so it is
+    /// submitted again with the tokens that it has, as a client that retries would do.
+    fn send_again(&mut self, at_ns: u64, replica: usize, request: RequestId) {
+        let flight = self.flights.get(request.0);
+        self.meters.take_back(flight, at_ns, replica);
+        self.again.push(request.0);
+    }
+
+    fn refuse(&mut self, at_ns: u64, replica: usize, request: RequestId) {
+        let flight = self.flights.remove(request.0);
+        let outcome = self.meters.refuse(&flight, at_ns, replica, request.0);
+        self.end(replica, &outcome);
     }
 
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
@@ -416,7 +460,7 @@ impl<'a> Fleet<'a> {
         it.busy_ns += duration_ns;
         let (end_ns, life) = (it.step_ends_ns, it.life);
         if !self.leaps && self.observer.wants_steps() {
-            let stats = &it.core.stats();
+            let stats = &self.cluster.core(engine(replica)).stats();
             self.observer.step(&StepSeen { replica: replica as u32, begin_ns: at_ns, end_ns, shape, stats });
         }
         self.schedule(end_ns, SimEvent::StepEnd { replica, life });
@@ -433,24 +477,25 @@ impl<'a> Fleet<'a> {
     }
 }
 
+/// Returns the engine of the cluster that a replica is.
+fn engine(replica: usize) -> EngineId {
+    EngineId(replica as u32)
+}
+
 impl Replica {
     /// Returns replica `number` of a fleet, up and idle.
-    fn new(settings: &Settings, number: usize) -> Result<Self, SettingsError> {
-        let mut core = Core::new(settings.core_of(number))?;
-        core.omit_tokens();
+    fn new(settings: &Settings, number: usize) -> Self {
         let (hardware, block_size) = (settings.hardware_of(number), settings.core.block_size);
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
-        Ok(Self {
-            core,
+        Self {
             in_flight: None,
             leap_first_ns: 0,
             links: Links::new(hardware, &settings.model, block_size, &settings.far_links),
-            state: State::Up,
             life: 0,
             slowness: slow.map_or(1.0, |slow| slow.factor),
             step_ends_ns: 0,
             busy_ns: 0,
-        })
+        }
     }
 
     /// Returns the duration of a step on a slow replica.

@@ -31,7 +31,7 @@
 //! 1. A [`Source`](trunkline_sim_workload::trace::Source) yields requests one by one: a trace in memory, a file read on demand, or
 //!    a synthetic workload of users who react to answers.
 //! 2. [`fleet::replay_source`] creates a core per replica and processes events in the order of time.
-//! 3. An arrival becomes a request: the prompt tokens are made, hashed and submitted to the replica chosen by a [`router`].
+//! 3. An arrival becomes a request: the prompt tokens are made, hashed and submitted to the replica chosen by a router of the [`trunkline_cluster`].
 //! 4. The core answers with a step. The cost model gives its duration from the batch shape, and the end enters the queue.
 //! 5. At the end of a step, the modelled worker returns a token for each sampled sequence, plus accepted drafts. Copies of blocks
 //!    go to the replica's link, and all wake-ups enter the queue. Steady decode steps are fast-forwarded unless an
@@ -72,7 +72,6 @@ mod in_flight;
 mod meters;
 pub mod plan;
 pub mod recorded;
-pub mod router;
 pub mod settings;
 mod worker;
 

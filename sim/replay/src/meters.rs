@@ -87,9 +87,8 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// Removes a request from `replica`; it starts over elsewhere.
+    /// Removes a request from `replica`; it continues elsewhere.
     pub(crate) fn take_back(&mut self, flight: &mut InFlightRequest, now_ns: u64, replica: usize) {
-        flight.n_here = 0;
         let began = std::mem::replace(&mut flight.began, false);
         if let (false, Some(contention)) = (began, self.contentions.get_mut(replica)) {
             contention.leave(now_ns, usize::from(flight.tenant));
@@ -145,12 +144,7 @@ impl<'a> Meters<'a> {
 
     /// Counts the next token of a request.
     pub(crate) fn token(&mut self, flight: &mut InFlightRequest, now_ns: u64, request: u64, token: Token) {
-        assert_eq!(token, generated_token(request, flight.n_here), "tokens of a request come once and in order");
-        flight.n_here += 1;
-        if flight.n_here <= flight.n_generated {
-            // Its client has it from the replica that failed.
-            return;
-        }
+        assert_eq!(token, generated_token(request, flight.n_generated), "tokens of a request come once and in order");
         if flight.n_generated == 0 {
             flight.first_token_ns = now_ns;
             self.tenants[usize::from(flight.tenant)].ttft.record(now_ns - flight.submitted_ns);
@@ -169,11 +163,10 @@ impl<'a> Meters<'a> {
     /// Counts the tokens of a fast-forward for one request: the gap before the token at `first_ns`, and the tokens until `last_ns`,
     /// whose gaps are counted already.
     pub(crate) fn leapt(&mut self, flight: &mut InFlightRequest, first_ns: u64, last_ns: u64, tokens: u32) {
-        debug_assert!(flight.n_generated > 0 && flight.n_here == flight.n_generated);
+        debug_assert!(flight.n_generated > 0);
         self.itl.record(first_ns - flight.last_token_ns, 1);
         flight.last_token_ns = last_ns;
         flight.n_generated += tokens;
-        flight.n_here += tokens;
     }
 
     /// Counts the end of a request with all its tokens and returns the outcome.
@@ -186,7 +179,7 @@ impl<'a> Meters<'a> {
         usage: &Usage,
     ) -> Outcome {
         let asked = flight.traced.output_tokens;
-        assert_eq!((flight.n_generated, flight.n_here), (asked, asked), "a request ends when it has its tokens");
+        assert_eq!(flight.n_generated, asked, "a request ends when it has its tokens");
         let tenant = &mut self.tenants[usize::from(flight.tenant)];
         let e2e_ns = now_ns - flight.submitted_ns;
         tenant.e2e.record(e2e_ns);

@@ -1,10 +1,12 @@
 //! Settings of a replay: fleet, limits, arrivals and routing.
 
+use trunkline_cluster::router::{self, ROUTER_DEFAULT};
+use trunkline_cluster::{ClusterConfig, ClusterError, EngineConfig, Role};
+use trunkline_core::registry::RegistryError;
 use trunkline_core::{Config, ConfigError};
 
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::group::Group;
-use crate::router::{self, ROUTER_DEFAULT, RouterError, Site};
 use trunkline_sim_perf::cost::{
     CostChoice, CostModel, Parallel, ParallelError, Weights, recompute_token_ns, replica_recompute_token_ns,
 };
@@ -60,7 +62,7 @@ pub struct Settings {
 /// Routing of requests, and faults of replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
-    /// Name of a router in [`crate::router::REGISTRY`], with optional parameters.
+    /// Name of a router in [`trunkline_cluster::router::REGISTRY`], with optional parameters.
     pub router: String,
     /// Failures of replicas, with optional returns.
     pub failures: Vec<Failure>,
@@ -187,7 +189,7 @@ impl Settings {
         if !(0.0..=1.0).contains(&self.draft_acceptance) {
             return Err(SettingsError::DraftAcceptance(self.draft_acceptance));
         }
-        router::make(&self.routing.router, self.site())?;
+        router::REGISTRY.parse(&self.routing.router)?;
         faults::validate(self.n_replicas(), &self.routing.failures, &self.routing.slow)?;
         if self.arrivals == Arrivals::AtOnce && !self.routing.failures.is_empty() {
             return Err(FaultError::AtOnce.into());
@@ -195,16 +197,11 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the facts for the construction of a router.
-    pub(crate) fn site(&self) -> Site {
-        let tiers = self.core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
-        // What the smallest replica does not hold is taken to be gone.
-        let device_blocks = self.kinds().map(|(_, _, _, blocks)| blocks).min().unwrap_or(0);
-        Site {
-            replicas: self.n_replicas() as usize,
-            block_size: self.core.block_size,
-            cache_blocks: u64::from(device_blocks) + tiers,
-        }
+    /// Returns the settings of the cluster: an engine for each replica, and the router.
+    pub(crate) fn cluster(&self) -> ClusterConfig {
+        let engine = |number| EngineConfig { core: self.core_of(number), role: Role::Both };
+        let engines = (0..self.n_replicas() as usize).map(engine).collect();
+        ClusterConfig { engines, router: self.routing.router.clone() }
     }
 }
 
@@ -244,7 +241,10 @@ pub enum SettingsError {
     DraftAcceptance(f64),
     /// Unknown router, or invalid parameters.
     #[error(transparent)]
-    Router(#[from] RouterError),
+    Router(#[from] RegistryError),
+    /// Replicas that cannot form a cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// Faults that cannot happen in the fleet.
     #[error(transparent)]
     Faults(#[from] FaultError),

@@ -59,6 +59,7 @@ mod tests {
             n_tokens: 1,
             n_history: 0,
             tokens_at: 0,
+            input_from_last: false,
             kv_write_from: 10,
             table_keep: 0,
             blocks_at: 0,

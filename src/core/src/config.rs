@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
-use crate::spec::{Spec, SpecError};
+use crate::registry::{RegistryError, UnknownName, choose};
 use crate::tiering::TIERS_MAX;
 
 /// Tokens in a block unless the user says otherwise.
@@ -56,10 +56,10 @@ pub struct Config {
     pub recompute_token_ns: u64,
     /// Prompt and generated tokens of one request at most.
     pub max_context: u32,
-    /// Order of waiting requests and choice of victims: a name in [`policy::names`], with parameters if you like, as in
+    /// Order of waiting requests and choice of victims: a name in [`policy::REGISTRY`], with parameters if you like, as in
     /// `priority:ageing_ms=5000`; see [`crate::spec`].
     pub policy: String,
-    /// Which idle block goes first: a name in [`eviction::names`].
+    /// Which idle block goes first: a name in [`eviction::REGISTRY`], with parameters if you like.
     pub eviction: String,
 }
 
@@ -110,14 +110,10 @@ impl Preemption {
 }
 
 impl std::str::FromStr for Preemption {
-    type Err = ConfigError;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, preemption)| *preemption);
-        found.ok_or_else(|| ConfigError::UnknownPreemption {
-            name: text.into(),
-            known: list(Self::ALL.iter().map(|(name, _)| *name)),
-        })
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        choose("preemption", &Self::ALL, text)
     }
 }
 
@@ -140,14 +136,10 @@ impl Write {
 }
 
 impl std::str::FromStr for Write {
-    type Err = ConfigError;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, write)| *write);
-        found.ok_or_else(|| ConfigError::UnknownWrite {
-            name: text.into(),
-            known: list(Self::ALL.iter().map(|(name, _)| *name)),
-        })
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        choose("write mode", &Self::ALL, text)
     }
 }
 
@@ -161,15 +153,14 @@ pub struct TierConfig {
     pub blocks: u32,
     /// When it takes a block.
     pub write: Write,
-    /// Which of its blocks goes first: a name in [`eviction::names`].
+    /// Which of its blocks goes first: a name in [`eviction::REGISTRY`], with parameters if you like.
     pub eviction: String,
 }
 
 impl TierConfig {
     /// The eviction policy that `eviction` names, for as many blocks as there are.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
-        let unknown = || ConfigError::UnknownEviction { name: self.eviction.clone(), known: list(eviction::names()) };
-        eviction::by_name(&self.eviction, self.blocks).ok_or_else(unknown)
+        Ok(eviction::REGISTRY.make(&self.eviction, self.blocks)?)
     }
 }
 
@@ -208,17 +199,9 @@ pub enum ConfigError {
         /// Sequences in a step.
         size: u32,
     },
-    /// No policy has that name.
-    #[error("unknown policy '{name}'; there are: {known}")]
-    UnknownPolicy {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// A parameter of the policy is not understood.
-    #[error("policy {0}")]
-    PolicyParameter(SpecError),
+    /// A policy or an eviction policy has no such name, or no such parameter.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
     /// A number of blocks for each running request that makes no sense.
     #[error("{name} is {value}; it must be between 0 and {max}")]
     Watermark {
@@ -236,30 +219,6 @@ pub enum ConfigError {
         n: usize,
         /// The most allowed.
         max: usize,
-    },
-    /// A tier takes blocks at no such time.
-    #[error("unknown write mode '{name}'; there are: {known}")]
-    UnknownWrite {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// There is no such way to preempt.
-    #[error("unknown preemption '{name}'; there are: {known}")]
-    UnknownPreemption {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// No eviction policy has that name.
-    #[error("unknown eviction policy '{name}'; there are: {known}")]
-    UnknownEviction {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
     },
 }
 
@@ -317,21 +276,13 @@ impl Config {
 
     /// The policy that `policy` names, with its parameters.
     pub fn make_policy(&self) -> Result<Box<dyn Policy>, ConfigError> {
-        let spec = Spec::new(&self.policy);
-        let unknown = || ConfigError::UnknownPolicy { name: spec.name.into(), known: list(policy::names()) };
-        let entry = policy::by_name(spec.name).ok_or_else(unknown)?;
-        Ok((entry.make)(&spec.values(entry.params).map_err(ConfigError::PolicyParameter)?))
+        Ok(policy::REGISTRY.make(&self.policy, ())?)
     }
 
     /// The eviction policy that `eviction` names, for as many blocks as there are.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
-        let unknown = || ConfigError::UnknownEviction { name: self.eviction.clone(), known: list(eviction::names()) };
-        eviction::by_name(&self.eviction, self.device_blocks).ok_or_else(unknown)
+        Ok(eviction::REGISTRY.make(&self.eviction, self.device_blocks)?)
     }
-}
-
-fn list(names: impl Iterator<Item = &'static str>) -> String {
-    names.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -370,8 +321,25 @@ mod tests {
     }
 
     #[test]
+    fn an_eviction_policy_takes_parameters_as_a_policy_does() {
+        let error = |eviction: &str| {
+            Config { eviction: eviction.into(), ..Config::default() }.validate().err().map(|error| error.to_string())
+        };
+        assert_eq!(error("s3fifo:small_percent=90"), None);
+        assert_eq!(
+            error("fifo:small_percent=90").unwrap(),
+            "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, cost"
+        );
+        assert_eq!(
+            error("s3fifo:small_percent=0").unwrap(),
+            "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
+        );
+        assert_eq!(error("lru:age=1").unwrap(), "eviction policy 'lru' has no parameter 'age'; it has: none");
+    }
+
+    #[test]
     fn every_policy_is_made_from_its_name_and_from_its_parameters() {
-        for entry in policy::REGISTRY {
+        for entry in policy::REGISTRY.entries() {
             let with = |param: &Param| format!("{}:{}={}", entry.name, param.key, param.max);
             for policy in std::iter::once(entry.name.to_owned()).chain(entry.params.iter().map(with)) {
                 assert!(Config { policy, ..Config::default() }.make_policy().is_ok());

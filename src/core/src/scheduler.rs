@@ -52,6 +52,7 @@ pub(crate) mod decision {
     pub const GIVE_UP: u64 = 14;
     pub const COPY: u64 = 15;
     pub const LOAD: u64 = 16;
+    pub const WITHDRAW: u64 = 17;
 }
 
 /// The part of the core that decides about steps: the sequences, their order, and the blocks.
@@ -268,7 +269,7 @@ impl Scheduler {
                     *budget -= chunk;
                 }
                 Admission::Later => {
-                    self.waiting.set_aside(slot);
+                    self.waiting.defer(slot);
                     later += 1;
                 }
                 Admission::Loads => self.begin_load(slot),
@@ -515,6 +516,7 @@ impl Scheduler {
             n_tokens,
             n_history,
             tokens_at,
+            input_from_last: false,
             kv_write_from: seq.computed.max(seq.published * self.block_size),
             table_keep: seq.table_sent,
             blocks_at,

@@ -1,28 +1,33 @@
 //! The core's thread: the only one that touches the core.
 //!
-//! It waits for commands until the next deadline of the core, stamps the time of each from a monotonic clock, gives it to the
-//! core as an event and performs the actions that come out, in order. It never waits for anything else.
+//! The thread waits for commands until the next deadline of the core, stamps each command with the time of a monotonic clock,
+//! hands it to the core as an event and performs the resulting actions in order. It never waits for anything else.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 use trunkline_core::record::End;
 use trunkline_core::{Action, Core, Event, Refusal, RequestId, Stats};
-use trunkline_worker::TokenLogprobs;
+use trunkline_port::{StepRunner, TokenLogprobs};
 
-use crate::commands::{Clock, Command, Drafts, DriverHandle, Output, Snapshot, queue};
+use crate::clock::Clock;
+use crate::commands::{Command, Drafts, Output, Snapshot};
+use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
-use crate::worker_thread::{self, Job, StepRunner, WorkerReport};
+use crate::worker_thread::{self, WorkerEvent, WorkerHandle, WorkerReport};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
 
-/// What is known when a server has stopped.
+/// Number of the only worker.
+const WORKER: u32 = 0;
+
+/// Final state of a server that has stopped.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The digest of all decisions.
@@ -31,7 +36,7 @@ pub struct Outcome {
     pub stats: Stats,
     /// Drafts of all steps that ended.
     pub drafts: Drafts,
-    /// Why the server could not go on, if it stopped by itself.
+    /// Reason for which the server stopped by itself, if it did.
     pub failure: Option<String>,
 }
 
@@ -44,8 +49,8 @@ pub(crate) fn spawn(
 ) -> std::io::Result<(DriverHandle, oneshot::Receiver<Outcome>)> {
     let (handle, commands) = queue(COMMANDS_MAX);
     let reports = handle.clone();
-    let jobs = worker_thread::spawn(runner, move |report| reports.send_blocking(Command::Worker(report)))?;
-    let driver = Driver::new(core, &handle, commands, jobs, recorder);
+    let worker = worker_thread::spawn(WORKER, runner, move |report| reports.send_blocking(Command::Worker(report)))?;
+    let driver = Driver::new(core, &handle, commands, worker, recorder);
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         // Nobody waits for the outcome if the server was dropped.
@@ -54,14 +59,14 @@ pub(crate) fn spawn(
     Ok((handle, outcome))
 }
 
-/// A request that the core was given and has not ended.
+/// Client of a request that the core knows.
 struct Client {
     outputs: mpsc::Sender<Output>,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
 }
 
 impl Client {
-    /// Tells the handler that the core accepted, if it was not told yet. A handler that is gone took its stream with it.
+    /// Notifies the handler once that the core accepted. A handler that is gone has dropped its stream.
     fn accept(&mut self) {
         if let Some(accepted) = self.accepted.take() {
             let _ = accepted.send(Ok(()));
@@ -74,7 +79,7 @@ struct Driver {
     clock: Clock,
     commands: Receiver<Command>,
     abort_missed: Arc<AtomicBool>,
-    jobs: Sender<Job>,
+    worker: WorkerHandle,
     recorder: Option<Recorder>,
     clients: HashMap<RequestId, Client>,
     /// Requests found to have nobody reading their outputs, to be aborted.
@@ -95,7 +100,7 @@ impl Driver {
         core: Core,
         handle: &DriverHandle,
         commands: Receiver<Command>,
-        jobs: Sender<Job>,
+        worker: WorkerHandle,
         recorder: Option<Recorder>,
     ) -> Self {
         Self {
@@ -103,7 +108,7 @@ impl Driver {
             clock: handle.clock(),
             commands,
             abort_missed: handle.abort_missed(),
-            jobs,
+            worker,
             recorder,
             clients: HashMap::new(),
             unread: Vec::new(),
@@ -129,7 +134,7 @@ impl Driver {
         Outcome { digest, stats: self.core.stats(), drafts: self.drafts, failure: self.failure }
     }
 
-    /// Waits for one command, or the next deadline, and deals with it.
+    /// Waits for a command, or the next deadline, and handles it.
     fn turn(&mut self) {
         if self.abort_missed.swap(false, Ordering::Acquire) {
             self.find_unread();
@@ -204,9 +209,13 @@ impl Driver {
     }
 
     fn take_report(&mut self, report: WorkerReport) {
-        match report {
-            WorkerReport::Ready => self.apply(Event::WorkerJoined),
-            WorkerReport::Done { step, output } => {
+        let is_current = self.worker.is_current(&report);
+        match report.event {
+            // The rest concerns a life of the worker that the core has given up.
+            WorkerEvent::Ready if !is_current => {}
+            WorkerEvent::Done { step, .. } | WorkerEvent::Failed { step, .. } if !is_current => self.core.recycle(step),
+            WorkerEvent::Ready => self.apply(Event::WorkerJoined),
+            WorkerEvent::Done { step, output } => {
                 self.core.recycle(step);
                 self.drafts.drafted += output.drafted;
                 self.drafts.accepted += output.accepted;
@@ -216,8 +225,10 @@ impl Driver {
                 self.apply(Event::StepFinished(output.result));
                 self.logprobs.clear();
             }
-            WorkerReport::Failed { step, guilty } => {
+            WorkerEvent::Failed { step, guilty } => {
                 self.core.recycle(step);
+                // First, so that whatever the core wants from here on is done by the worker's next life.
+                self.worker.reset();
                 if let Some(id) = guilty {
                     // It ends with the step; else it would fail the next one too, and all beside it.
                     self.apply(Event::Fail(id));
@@ -226,9 +237,9 @@ impl Driver {
                 self.apply(Event::WorkerLost);
             }
             // The core ignores answers it does not wait for: those of a worker that was lost meanwhile.
-            WorkerReport::Transferred { transfer, failed: false } => self.apply(Event::TransferFinished(transfer)),
-            WorkerReport::Transferred { transfer, failed: true } => self.apply(Event::TransferFailed(transfer)),
-            WorkerReport::Gone => {
+            WorkerEvent::Transferred { transfer, failed: false } => self.apply(Event::TransferFinished(transfer)),
+            WorkerEvent::Transferred { transfer, failed: true } => self.apply(Event::TransferFailed(transfer)),
+            WorkerEvent::Gone => {
                 self.failure = Some("the worker ended and cannot be started again".into());
                 self.apply(Event::WorkerLost);
                 self.shutdown();
@@ -273,9 +284,9 @@ impl Driver {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::RunStep(step) => self.send_job(Job::Step(step)),
-            Action::Transfer(transfer) => self.send_job(Job::Transfer(transfer)),
-            Action::ResetWorker => self.send_job(Job::Reset),
+            Action::RunStep(step) => self.worker.run(step),
+            Action::Transfer(transfer) => self.worker.transfer(transfer),
+            Action::ResetWorker => self.worker.reset(),
             Action::Token { request, token } => {
                 let logprobs = self.logprobs.get_mut(&request).and_then(VecDeque::pop_front);
                 self.output(request, Output::Token { token, logprobs });
@@ -294,14 +305,8 @@ impl Driver {
                     let _ = reply.send(blocks);
                 }
             }
+            Action::Withdrawn(_) => unreachable!("no request is taken back"),
             Action::Drained => self.drained = true,
-        }
-    }
-
-    fn send_job(&self, job: Job) {
-        // Fails only if the worker's thread has ended, which is in the queue as a report.
-        if self.jobs.try_send(job).is_err() {
-            error!("the worker takes no steps and copies no blocks");
         }
     }
 
@@ -332,21 +337,28 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam_channel::unbounded;
+    use std::path::Path;
+
     use trunkline_core::record::Line;
     use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
-    use trunkline_worker::StepOutput;
+    use trunkline_port::StepOutput;
 
     use super::*;
-    use crate::commands::NotTaken;
+    use crate::queue::NotTaken;
+    use crate::worker_thread::{CopyJob, StepJob, WorkerQueues};
 
     /// A driver that nobody runs, with a queue of one command, and what its worker would be told.
-    fn driver_with(recorder: Option<Recorder>) -> (DriverHandle, Driver, Receiver<Job>) {
+    fn driver_with(recorder: Option<Recorder>) -> (DriverHandle, Driver, WorkerQueues) {
         let (handle, commands) = queue(1);
-        let (sender, jobs) = unbounded();
+        let (worker, jobs) = WorkerHandle::new(WORKER);
         let core = Core::new(Config::default()).unwrap();
-        let driver = Driver::new(core, &handle, commands, sender, recorder);
+        let driver = Driver::new(core, &handle, commands, worker, recorder);
         (handle, driver, jobs)
+    }
+
+    /// A report of the worker in its first life.
+    fn report(event: WorkerEvent) -> Command {
+        Command::Worker(WorkerReport { worker: WORKER, life: 0, event })
     }
 
     /// The same without a worker.
@@ -417,10 +429,10 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_is_told_of_steps_and_transfers_in_order_and_never_waited_for() {
+    fn steps_and_transfers_are_sent_to_the_worker_in_order_and_never_waited_for() {
         const TRANSFERS: u64 = 10_000;
         let (_handle, mut driver, jobs) = driver_with(None);
-        driver.take(Command::Worker(WorkerReport::Ready));
+        driver.take(report(WorkerEvent::Ready));
         driver.perform(Action::RunStep(Box::default()));
         for id in 1..=TRANSFERS {
             driver.perform(Action::Transfer(Box::new(Transfer {
@@ -430,9 +442,9 @@ mod tests {
                 pairs: Vec::new(),
             })));
         }
-        assert!(matches!(jobs.try_recv(), Ok(Job::Step(_))));
+        assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Run { life: 0, .. })));
         for expected in 1..=TRANSFERS {
-            assert!(matches!(jobs.try_recv(), Ok(Job::Transfer(transfer)) if transfer.id == expected));
+            assert!(matches!(jobs.copies.try_recv(), Ok(CopyJob { life: 0, transfer }) if transfer.id == expected));
         }
         drop(jobs);
         driver.perform(Action::Transfer(Box::new(Transfer {
@@ -443,40 +455,62 @@ mod tests {
         })));
     }
 
+    /// The events of a recording.
+    fn events(path: &Path) -> Vec<Event> {
+        let text = std::fs::read_to_string(path).unwrap();
+        let event = |line| match Line::parse(line).unwrap() {
+            Line::Event { event, .. } => Some(event),
+            _ => None,
+        };
+        text.lines().filter_map(event).collect()
+    }
+
     #[test]
     fn answers_to_transfers_are_events_and_recorded_even_if_the_core_does_not_wait_for_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.jsonl");
         let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &Config::default()).unwrap()));
-        driver.take(Command::Worker(WorkerReport::Ready));
-        driver.take(Command::Worker(WorkerReport::Transferred { transfer: 7, failed: false }));
-        driver.take(Command::Worker(WorkerReport::Failed { step: Box::default(), guilty: None }));
-        driver.take(Command::Worker(WorkerReport::Transferred { transfer: 8, failed: true }));
+        driver.take(report(WorkerEvent::Ready));
+        driver.take(report(WorkerEvent::Transferred { transfer: 7, failed: false }));
+        driver.take(report(WorkerEvent::Failed { step: Box::default(), guilty: None }));
+        driver.take(report(WorkerEvent::Transferred { transfer: 8, failed: true }));
         driver.take(Command::Drain);
         driver.run();
-        let text = std::fs::read_to_string(path).unwrap();
-        let events: Vec<Event> = text
-            .lines()
-            .filter_map(|line| match Line::parse(line).unwrap() {
-                Line::Event { event, .. } => Some(event),
-                _ => None,
-            })
-            .collect();
         let (finished, failed) = (Event::TransferFinished(7), Event::TransferFailed(8));
-        assert_eq!(events, [Event::WorkerJoined, finished, Event::WorkerLost, failed, Event::Drain]);
+        assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, failed, Event::Drain]);
+    }
+
+    #[test]
+    fn a_failed_worker_is_reset_and_reports_of_its_earlier_life_are_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.jsonl");
+        let (_handle, mut driver, jobs) = driver_with(Some(Recorder::create(&path, &Config::default()).unwrap()));
+        let failed = || report(WorkerEvent::Failed { step: Box::default(), guilty: None });
+        driver.take(report(WorkerEvent::Ready));
+        driver.take(failed());
+        assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Reset { life: 1 })));
+        driver.take(failed());
+        driver.take(report(WorkerEvent::Ready));
+        driver.take(report(WorkerEvent::Done { step: Box::default(), output: StepOutput::default() }));
+        assert!(jobs.steps.is_empty(), "one failure is one reset");
+        driver.take(Command::Worker(WorkerReport { worker: WORKER, life: 1, event: WorkerEvent::Ready }));
+        driver.take(Command::Drain);
+        driver.run();
+        let expected = [Event::WorkerJoined, Event::WorkerLost, Event::WorkerJoined, Event::Drain];
+        assert_eq!(events(&path), expected);
     }
 
     #[test]
     fn drafts_are_counted() {
         let (_handle, mut driver, jobs) = driver_with(None);
-        driver.take(Command::Worker(WorkerReport::Ready));
+        driver.take(report(WorkerEvent::Ready));
         let (command, _outputs, _) = submit(1);
         driver.take(command);
-        let Ok(Job::Step(step)) = jobs.try_recv() else { panic!("no step") };
+        let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
         let mut result = StepResult { step: step.id, ..StepResult::default() };
         result.push(&[5]);
         let output = StepOutput { result, drafted: 3, accepted: 1, ..StepOutput::default() };
-        driver.take(Command::Worker(WorkerReport::Done { step, output }));
+        driver.take(report(WorkerEvent::Done { step, output }));
         assert_eq!(driver.drafts, Drafts { drafted: 3, accepted: 1 });
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! # One request, from the socket and back
 //!
-//! 1. A handler checks every field, tokenises the text and hashes the prompt, all on tokio's threads.
+//! 1. A handler checks every field (`validate`), tokenises the text and hashes the prompt (`submission`), all on tokio's
+//!    threads.
 //! 2. It puts a command on the **bounded** queue of the core's thread. A full queue is `RESOURCE_EXHAUSTED`, never a wait.
 //! 3. The driver, the one thread that owns [`trunkline_core::Core`], stamps the time, writes the event to the recording
 //!    if there is one, gives it to the core and performs the actions that come out.
-//! 4. Steps, and copies of blocks between device and host, go to the worker's thread, which does them one after another and
-//!    answers through the same queue.
+//! 4. Steps go to the worker's step thread and copies of blocks to its copy thread. Neither waits for the other; both answer
+//!    through the same queue.
 //! 5. Tokens go to the request's own channel. It has room for all the tokens that the request may generate, so a client that
 //!    reads slowly, or not at all, never makes the core wait.
 //! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the
@@ -21,19 +22,35 @@
 //! * A stream that is dropped, for whatever reason, aborts its request.
 //! * A recording holds exactly the events that the core was given, with their times, in their order.
 //!
-//! # Where to start
+//! # Example
 //!
-//! [`Server::new`] puts the parts together; [`Server::run`] serves until it is told to stop through a [`ServerHandle`].
+//! [`Server::new`] puts the parts together; [`Server::run`] serves until a [`ServerHandle`] stops it. The [`Backend`] has the
+//! model's facts, its tokenizer and the worker: any [`trunkline_port::StepRunner`].
+//!
+//! ```no_run
+//! use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
+//!
+//! async fn serve(backend: Backend) -> Result<(), Box<dyn std::error::Error>> {
+//!     let listener = listen("127.0.0.1:50051").await?;
+//!     let server = Server::new(listener, backend, Options::default()).await?;
+//!     stop_on_signals(server.handle())?;
+//!     let outcome = server.run().await?;
+//!     println!("digest {:016x}", outcome.digest);
+//!     Ok(())
+//! }
+//! ```
 
+mod clock;
 mod commands;
 mod driver;
+mod queue;
 mod recorder;
 mod server;
 mod service;
 mod sessions;
 mod shutdown;
-mod stop_strings;
 mod stream;
+mod submission;
 mod validate;
 mod worker_thread;
 
@@ -41,7 +58,6 @@ pub use crate::commands::Drafts;
 pub use crate::driver::Outcome;
 pub use crate::server::{Backend, Options, Server, ServerError, listen};
 pub use crate::shutdown::{ServerHandle, stop_on_signals};
-pub use crate::worker_thread::{RunError, StepRunner};
 
 /// The protocol, package `trunkline.v1`, generated from `proto/trunkline/v1/inference.proto`.
 #[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code has its own style")]

@@ -19,9 +19,9 @@ use trunkline_core::{Config, Event};
 
 /// Events on their way to the disk, at most.
 const EVENTS_MAX: usize = 8192;
-/// What was recorded is on disk (or in the system's hands) after this time at the latest.
+/// Longest time after which an event is on disk, or in the hands of the operating system.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the end of a recording may take before it is given up.
+/// Longest time to wait for the end of a recording to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 enum Entry {

@@ -2,23 +2,24 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::transport::server::{Router, TcpIncoming};
 use trunkline_core::{Config, ConfigError, Core};
-use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig, WorkerError};
+use trunkline_port::{ModelInfo, StepRunner};
+use trunkline_text::Tokenizer;
 
-use crate::commands::{Command, DriverHandle};
+use crate::commands::Command;
 use crate::driver::{self, Outcome};
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
+use crate::queue::DriverHandle;
 use crate::recorder::Recorder;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
-use crate::worker_thread::StepRunner;
+use crate::submission::Submitter;
 
 /// A message from a client has at most this many bytes; a million token ids take up to five.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -28,55 +29,32 @@ const STREAMS_PER_CONNECTION_MAX: u32 = 1 << 16;
 /// A client that does not answer a ping in time is gone, and its requests are aborted.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long clients may take to read the ends of their streams when the core is done.
+/// Time for clients to read the ends of their streams after the core is done.
 const LINGER: Duration = Duration::from_secs(5);
-/// The same if someone is in a hurry.
+/// Time for clients to read the ends of their streams after a hurried shutdown.
 const LINGER_HURRIED: Duration = Duration::from_millis(500);
 
-/// What is served: a model, its tokenizer, and what runs its steps.
+/// Model to serve: its facts, its tokenizer, and the worker that runs its steps.
 pub struct Backend {
-    /// The model, for its name, its limits and its end-of-sequence tokens.
-    pub model: Arc<Model>,
-    /// Between text and tokens.
+    /// Name, limits and shape of the model.
+    pub model: ModelInfo,
+    /// Converts between text and tokens.
     pub tokenizer: Tokenizer,
-    /// Runs steps.
+    /// Worker that runs the steps.
     pub runner: Box<dyn StepRunner>,
 }
 
-impl Backend {
-    /// The model on the embedded worker, with `threads` threads of arithmetic.
-    ///
-    /// # Errors
-    /// If the worker cannot be made, for lack of memory for example.
-    pub fn embedded(
-        model: Arc<Model>,
-        tokenizer: Tokenizer,
-        config: &Config,
-        threads: usize,
-    ) -> Result<Self, WorkerError> {
-        let worker = WorkerConfig {
-            block_size: config.block_size,
-            device_blocks: config.device_blocks,
-            host_blocks: config.host_blocks,
-            max_drafts: config.max_drafts,
-            threads,
-        };
-        let runner = Box::new(Worker::new(model.clone(), worker)?);
-        Ok(Self { model, tokenizer, runner })
-    }
-}
-
-/// How to serve.
+/// Settings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The core's limits. `max_context` is lowered to the model's.
     pub config: Config,
-    /// Where to record every event of the core; compressed if the name ends in `.gz`. The recording has the prompts, as token
+    /// File to record every event of the core to; compressed if the name ends in `.gz`. The recording has the prompts, as token
     /// ids.
     pub record: Option<PathBuf>,
 }
 
-/// Why a server could not start or go on.
+/// Reason for which a server could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// A setting is out of range.
@@ -85,17 +63,17 @@ pub enum ServerError {
     /// The address is taken, not local, or no address at all.
     #[error("cannot listen on {addr}")]
     Listen {
-        /// The address as given.
+        /// Address in the form that the caller gave it.
         addr: String,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The file for the recording cannot be written.
     #[error("cannot record to {}", path.display())]
     Record {
-        /// The file.
+        /// Path of the file for the recording.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A thread could not be started.
@@ -112,10 +90,10 @@ pub enum ServerError {
     CoreLost,
 }
 
-/// Takes an address, `host:port`; port 0 is any free one.
+/// Listens on an address, `host:port`; port 0 picks any free port.
 ///
 /// # Errors
-/// If it is taken, not local, or no address at all.
+/// If the address is taken, not local, or malformed.
 pub async fn listen(addr: &str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr: addr.into(), source })
 }
@@ -148,7 +126,7 @@ impl Server {
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, runner } = backend;
         let mut config = options.config;
-        config.max_context = config.max_context.min(model.config().max_context);
+        config.max_context = config.max_context.min(model.max_context);
         let core = Core::new(config.clone())?;
         let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
         let recorder = options
@@ -160,7 +138,7 @@ impl Server {
 
         let (reporter, health) = tonic_health::server::health_reporter();
         let handle = ServerHandle::new(driver.clone(), reporter).await;
-        let service = InferenceServer::new(InferenceService::new(driver, model, tokenizer, config))
+        let service = InferenceServer::new(InferenceService::new(Submitter::new(driver, model, tokenizer, config)))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let reflection = || {
             tonic_reflection::server::Builder::configure()
@@ -179,17 +157,17 @@ impl Server {
         Ok(Self { addr, incoming, router, handle, stop, outcome })
     }
 
-    /// Where the server listens.
+    /// Returns the address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Stops the server from anywhere.
+    /// Returns a handle that stops the server from any thread.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
     }
 
-    /// Serves until the server is told to stop and has stopped.
+    /// Serves until the server has been stopped through a [`ServerHandle`].
     ///
     /// # Errors
     /// If the transport fails or the core's thread panics.

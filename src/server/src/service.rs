@@ -1,149 +1,52 @@
 //! The gRPC service: from messages to commands for the core's thread, and back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::task::JoinSet;
-use tokio::time;
+use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
-use trunkline_core::{Config, Namespace, Refusal, RequestId};
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_core::{Refusal, RequestId};
 
-use crate::commands::{Command, DriverHandle, NotTaken};
+use crate::commands::Command;
 use crate::proto;
 use crate::proto::inference_server::Inference;
-use crate::sessions::Sessions;
 use crate::stream::Generation;
-use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
+use crate::submission::{Rejection, Submitter};
+use crate::validate;
 
-/// Element type of the embedded worker's KV cache, for the namespace of hashes.
-const KV_DTYPE: &str = "f32";
-/// Prompts above this many bytes are tokenised and hashed on a thread that may block.
-const INLINE_BYTES_MAX: usize = 8 << 10;
-/// Prompts that are tokenised on such threads or wait for one, at most. What waits there is in no queue of the core's, so
-/// `max_queue` does not bound it.
-const TOKENISING_MAX: usize = 64;
 /// Ids in one call of Abort, at most.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
-/// The service.
+/// The service `trunkline.v1.Inference`.
 pub(crate) struct InferenceService {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    driver: DriverHandle,
-    model: Arc<Model>,
-    tokenizer: Tokenizer,
-    config: Config,
-    sessions: Sessions,
-    /// One permit for each prompt that is tokenised on a thread that may block, or waits for one.
-    tokenising: Arc<Semaphore>,
-    next_id: AtomicU64,
-    /// Sets the ids that this server makes apart from those of its predecessors.
-    instance: u32,
+    shared: Arc<Submitter>,
 }
 
 impl InferenceService {
-    pub(crate) fn new(driver: DriverHandle, model: Arc<Model>, tokenizer: Tokenizer, config: Config) -> Self {
-        let shared = Shared {
-            driver,
-            model,
-            tokenizer,
-            config,
-            sessions: Sessions::default(),
-            tokenising: Arc::new(Semaphore::new(TOKENISING_MAX)),
-            next_id: AtomicU64::new(1),
-            instance: validate::any_seed() as u32,
-        };
-        Self { shared: Arc::new(shared) }
+    pub(crate) fn new(submitter: Submitter) -> Self {
+        Self { shared: Arc::new(submitter) }
     }
 }
 
-impl Shared {
-    /// Tokenises and hashes the prompt.
-    fn prepare(&self, id: RequestId, checked: &mut Checked) -> Result<trunkline_core::Request, Invalid> {
-        let prompt = match std::mem::replace(&mut checked.prompt, Prompt::Tokens(Vec::new())) {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => self
-                .tokenizer
-                .encode_with(&text, checked.add_special_tokens)
-                .map_err(|err| Invalid(format!("text cannot be tokenised: {err}")))?,
-        };
-        if prompt.is_empty() {
-            return Err(Invalid("text has no tokens; the prompt needs at least one".into()));
+impl From<Rejection> for Status {
+    fn from(rejection: Rejection) -> Self {
+        let message = rejection.to_string();
+        match rejection {
+            Rejection::Invalid(_) => Self::invalid_argument(message),
+            Rejection::StillActive(_) => Self::already_exists(message),
+            Rejection::TokenizerBusy | Rejection::QueueFull => Self::resource_exhausted(message),
+            Rejection::TokenizerPanicked => Self::internal(message),
+            Rejection::TimeUp => Self::deadline_exceeded(message),
+            Rejection::Stopped => Self::unavailable(message),
+            Rejection::Refused(refusal) => match refusal {
+                Refusal::EmptyPrompt
+                | Refusal::NoTokensAsked
+                | Refusal::ContextTooLong { .. }
+                | Refusal::NeverFits { .. } => Self::invalid_argument(message),
+                Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::resource_exhausted(message),
+                Refusal::Draining | Refusal::NoEngine => Self::unavailable(message),
+                Refusal::DuplicateId => Self::already_exists(message),
+            },
         }
-        let context = self.config.max_context;
-        let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if n_prompt >= context {
-            return Err(Invalid(format!(
-                "prompt has {n_prompt} tokens; the context of {context} tokens must hold it and at least one more"
-            )));
-        }
-        let max_tokens = checked.max_tokens.unwrap_or_else(|| {
-            // The last token needs no KV.
-            let device = u64::from(self.config.device_blocks) * u64::from(self.config.block_size) + 1;
-            let room = u64::from(context).min(device).saturating_sub(n_prompt.into());
-            // If there is no room at all the core says so.
-            MAX_TOKENS_DEFAULT.min(u32::try_from(room).unwrap_or(u32::MAX)).max(1)
-        });
-        let namespace = Namespace { model: self.model.name(), kv_dtype: KV_DTYPE, salt: &checked.cache_salt };
-        let mut request = trunkline_core::Request::new(id, namespace.root(), prompt, max_tokens);
-        request.min_tokens = checked.min_tokens;
-        request.stop_token_ids = std::mem::take(&mut checked.stop_token_ids);
-        request.tenant = checked.tenant;
-        request.priority = checked.priority;
-        request.sampling = checked.sampling;
-        request.hash_prompt(self.config.block_size);
-        Ok(request)
-    }
-
-    /// Prepares a long prompt on a thread that may block. Dropping the future takes back what no thread has begun.
-    async fn prepare_blocking(
-        self: &Arc<Self>,
-        id: RequestId,
-        mut checked: Checked,
-    ) -> Result<(trunkline_core::Request, Checked), Status> {
-        let Ok(permit) = self.tokenising.clone().try_acquire_owned() else {
-            let message = format!("{TOKENISING_MAX} long prompts are being tokenised; try again later");
-            return Err(Status::resource_exhausted(message));
-        };
-        let shared = self.clone();
-        let mut tokenising = JoinSet::new();
-        tokenising.spawn_blocking(move || {
-            let prepared = shared.prepare(id, &mut checked).map(|request| (request, checked));
-            drop(permit);
-            prepared
-        });
-        match tokenising.join_next().await {
-            Some(Ok(prepared)) => Ok(prepared?),
-            _ => Err(Status::internal("the tokenizer panicked")),
-        }
-    }
-}
-
-fn not_taken(reason: NotTaken) -> Status {
-    match reason {
-        NotTaken::Full => Status::resource_exhausted("the command queue is full; try again later"),
-        NotTaken::Stopped => stopped(),
-    }
-}
-
-fn stopped() -> Status {
-    Status::unavailable("the server has stopped")
-}
-
-fn refused(refusal: Refusal) -> Status {
-    let message = refusal.to_string();
-    match refusal {
-        Refusal::EmptyPrompt | Refusal::NoTokensAsked | Refusal::ContextTooLong { .. } | Refusal::NeverFits { .. } => {
-            Status::invalid_argument(message)
-        }
-        Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Status::resource_exhausted(message),
-        Refusal::Draining => Status::unavailable(message),
-        Refusal::DuplicateId => Status::already_exists(message),
     }
 }
 
@@ -156,67 +59,14 @@ impl Inference for InferenceService {
         let arrival_ns = shared.driver.clock().now_ns();
         let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let call_timeout = header.and_then(validate::grpc_timeout);
-        let model = shared.model.config();
+        let model = &shared.model;
         let mut checked = validate::check(request.into_inner(), model.vocab_size, &model.eos_token_ids)?;
 
-        // A deadline beyond the clock's range is none.
-        let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
-        let deadline_ns = timeout
-            .and_then(|timeout| u64::try_from(timeout.as_nanos()).ok())
-            .and_then(|timeout_ns| arrival_ns.checked_add(timeout_ns));
-
-        let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
-        if checked.request_id.is_empty() {
-            checked.request_id = format!("{:08x}-{id}", shared.instance);
-        }
-        let Some(session) = shared.sessions.open(&checked.request_id, id) else {
-            let message = format!("a request with request_id '{}' is still active", checked.request_id);
-            return Err(Status::already_exists(message));
-        };
-
-        let bytes = match &checked.prompt {
-            Prompt::Text(text) => text.len(),
-            Prompt::Tokens(tokens) => size_of_val(tokens.as_slice()),
-        };
-        let (mut request, checked) = if bytes <= INLINE_BYTES_MAX {
-            (shared.prepare(id, &mut checked)?, checked)
-        } else {
-            let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(shared.driver.clock().now_ns()));
-            let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
-            time::timeout(left, shared.prepare_blocking(id, checked))
-                .await
-                .map_err(|_| Status::deadline_exceeded("time was up before the prompt was tokenised"))??
-        };
-        request.deadline_ns = deadline_ns;
-
-        // The channel holds all that the request can ever be told, max_tokens and the end, so that the core's thread never
-        // waits for a client. It takes memory only as it fills.
-        let (sender, outputs) = mpsc::channel(request.max_tokens as usize + 2);
+        let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let detokenizer = shared.tokenizer.detokenizer(checked.skip_special_tokens);
-        let driver = shared.driver.clone();
-        let generation = Generation::new(id, session, driver, outputs, detokenizer, checked.stop, checked.min_tokens);
-        let (accepted, is_accepted) = oneshot::channel();
-        let submit = Command::Submit { request: Box::new(request), outputs: sender, accepted };
-        if let Err(reason) = shared.driver.send(submit) {
-            generation.refused();
-            return Err(not_taken(reason));
-        }
-        // An abort while the prompt was tokenised came to the core before the request did.
-        if generation.aborted()
-            && let Err(reason) = shared.driver.send(Command::Abort(vec![id]))
-        {
-            // Dropping the generation aborts the request, room in the queue or not.
-            return Err(not_taken(reason));
-        }
-        // If the client goes away while we wait here, the generation is dropped and aborts the request.
-        match is_accepted.await {
-            Ok(Ok(())) => Ok(Response::new(generation)),
-            Ok(Err(refusal)) => {
-                generation.refused();
-                Err(refused(refusal))
-            }
-            Err(_) => Err(stopped()),
-        }
+        let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
+        let submitted = shared.submit(checked, arrival_ns, timeout).await?;
+        Ok(Response::new(Generation::new(submitted, detokenizer, stop, min_tokens)))
     }
 
     async fn abort(&self, request: Request<proto::AbortRequest>) -> Result<Response<proto::AbortResponse>, Status> {
@@ -230,7 +80,7 @@ impl Inference for InferenceService {
         let found: Vec<RequestId> = ids.iter().filter_map(|id| self.shared.sessions.abort(id)).collect();
         let n_found = found.len() as u32;
         if n_found > 0 {
-            self.shared.driver.send(Command::Abort(found)).map_err(not_taken)?;
+            self.shared.driver.send(Command::Abort(found)).map_err(Rejection::from)?;
         }
         Ok(Response::new(proto::AbortResponse { found: n_found }))
     }
@@ -240,18 +90,17 @@ impl Inference for InferenceService {
         _request: Request<proto::GetModelInfoRequest>,
     ) -> Result<Response<proto::GetModelInfoResponse>, Status> {
         let model = &self.shared.model;
-        let config = model.config();
         Ok(Response::new(proto::GetModelInfoResponse {
-            name: model.name().into(),
-            vocab_size: config.vocab_size,
+            name: model.name.clone(),
+            vocab_size: model.vocab_size,
             max_context: self.shared.config.max_context,
-            eos_token_ids: config.eos_token_ids.clone(),
-            n_layers: config.n_layers,
-            hidden_size: config.hidden_size,
-            n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
-            kv_bytes_per_token: model.kv_bytes_per_token(),
+            eos_token_ids: model.eos_token_ids.clone(),
+            n_layers: model.n_layers,
+            hidden_size: model.hidden_size,
+            n_heads: model.n_heads,
+            n_kv_heads: model.n_kv_heads,
+            head_dim: model.head_dim,
+            kv_bytes_per_token: model.kv_bytes_per_token,
         }))
     }
 
@@ -260,8 +109,8 @@ impl Inference for InferenceService {
         _request: Request<proto::GetServerInfoRequest>,
     ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
         let (reply, snapshot) = oneshot::channel();
-        self.shared.driver.send(Command::Snapshot(reply)).map_err(not_taken)?;
-        let snapshot = snapshot.await.map_err(|_| stopped())?;
+        self.shared.driver.send(Command::Snapshot(reply)).map_err(Rejection::from)?;
+        let snapshot = snapshot.await.map_err(|_| Rejection::Stopped)?;
         let stats = snapshot.stats;
         let config = &self.shared.config;
         Ok(Response::new(proto::GetServerInfoResponse {
@@ -309,8 +158,8 @@ impl Inference for InferenceService {
         _request: Request<proto::FlushCacheRequest>,
     ) -> Result<Response<proto::FlushCacheResponse>, Status> {
         let (reply, blocks) = oneshot::channel();
-        self.shared.driver.send(Command::FlushCache(reply)).map_err(not_taken)?;
-        let dropped_blocks = blocks.await.map_err(|_| stopped())?;
+        self.shared.driver.send(Command::FlushCache(reply)).map_err(Rejection::from)?;
+        let dropped_blocks = blocks.await.map_err(|_| Rejection::Stopped)?;
         Ok(Response::new(proto::FlushCacheResponse { dropped_blocks }))
     }
 }
@@ -322,9 +171,13 @@ mod tests {
     use crossbeam_channel::Receiver;
     use tokio::task::JoinHandle;
     use tonic::Code;
+    use trunkline_core::Config;
+    use trunkline_port::ModelInfo;
+    use trunkline_text::Tokenizer;
 
     use super::*;
-    use crate::commands::queue;
+    use crate::queue::{NotTaken, queue};
+    use crate::submission::{INLINE_BYTES_MAX, TOKENISING_MAX};
 
     /// A service whose core nobody runs.
     struct Gated {
@@ -337,9 +190,10 @@ mod tests {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_time().max_blocking_threads(1).build().unwrap();
         let (driver, commands) = queue(8);
-        let (model, tokenizer) = (Arc::new(Model::seeded(7)), Tokenizer::bytes());
+        let model = ModelInfo { vocab_size: 258, ..ModelInfo::default() };
+        let tokenizer = Tokenizer::bytes();
         let config = Config { max_context: 1 << 20, ..Config::default() };
-        let service = Arc::new(InferenceService::new(driver, model, tokenizer, config));
+        let service = Arc::new(InferenceService::new(Submitter::new(driver, model, tokenizer, config)));
         let (gate, opened) = std::sync::mpsc::channel();
         runtime.spawn_blocking(move || opened.recv());
         runtime.block_on(test(Gated { service, commands }, gate));
@@ -447,12 +301,13 @@ mod tests {
             (Refusal::NeverFits { prompt_tokens, max_tokens, needed: 2, capacity: 1 }, Code::InvalidArgument),
             (Refusal::QueueFull { limit: 1 }, Code::ResourceExhausted),
             (Refusal::Draining, Code::Unavailable),
+            (Refusal::NoEngine, Code::Unavailable),
             (Refusal::DuplicateId, Code::AlreadyExists),
         ];
         for (refusal, code) in cases {
-            assert_eq!(refused(refusal).code(), code, "{refusal}");
+            assert_eq!(Status::from(Rejection::Refused(refusal)).code(), code, "{refusal}");
         }
-        assert_eq!(not_taken(NotTaken::Full).code(), Code::ResourceExhausted);
-        assert_eq!(not_taken(NotTaken::Stopped).code(), Code::Unavailable);
+        assert_eq!(Status::from(Rejection::from(NotTaken::Full)).code(), Code::ResourceExhausted);
+        assert_eq!(Status::from(Rejection::from(NotTaken::Stopped)).code(), Code::Unavailable);
     }
 }

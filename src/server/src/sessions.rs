@@ -1,4 +1,4 @@
-//! Which request ids of clients are active, and which of them are to be aborted.
+//! Request ids of clients: the active ones, and marks on those to be aborted.
 //!
 //! A request is active before the core knows it, while its prompt is tokenised, and an abort must not be lost then. So
 //! [`Sessions::abort`] marks the request before the abort is sent to the core, and whoever submits the request looks for the
@@ -50,12 +50,12 @@ impl Sessions {
 }
 
 impl Session {
-    /// The id the client knows.
+    /// Returns the request id that the client chose or was given.
     pub(crate) fn client_id(&self) -> &str {
         &self.client_id
     }
 
-    /// Whether the request was aborted.
+    /// Returns `true` if the request was aborted.
     pub(crate) fn aborted(&self) -> bool {
         self.sessions.0.get(&self.client_id).is_some_and(|active| active.aborted)
     }

@@ -8,7 +8,8 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tracing::{error, info, warn};
 
-use crate::commands::{Command, DriverHandle};
+use crate::commands::Command;
+use crate::queue::DriverHandle;
 
 /// The services whose health is reported; the empty name is the server as a whole.
 const HEALTH_SERVICES: [&str; 2] = ["", "trunkline.v1.Inference"];
@@ -29,7 +30,7 @@ impl ServerHandle {
         handle
     }
 
-    /// Takes no new requests and stops the server when those it has are done. Health is `NOT_SERVING` from now on.
+    /// Takes no new requests and stops the server when the running requests have ended. Health is `NOT_SERVING` from now on.
     pub async fn drain(&self) {
         self.report(ServingStatus::NotServing).await;
         self.send(Command::Drain).await;
@@ -48,7 +49,7 @@ impl ServerHandle {
         let _ = self.hurry.subscribe().wait_for(|hurry| *hurry).await;
     }
 
-    /// Lets go of those who watch the server's health, who would keep their connections open for ever.
+    /// Ends the watches of the server's health, which would keep their connections open for ever.
     pub(crate) async fn close_health(&self) {
         let mut health = self.health.clone();
         for service in HEALTH_SERVICES {
@@ -110,7 +111,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::commands::queue;
+    use crate::queue::queue;
 
     #[test]
     fn stopping_needs_neither_tokios_threads_nor_room_in_the_queue() {

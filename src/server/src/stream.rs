@@ -7,30 +7,25 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
-use trunkline_core::{FinishReason, RequestId, Token, Usage};
-use trunkline_worker::{Detokenizer, TokenLogprobs};
+use trunkline_core::{FinishReason, Token, Usage};
+use trunkline_port::TokenLogprobs;
+use trunkline_text::{Detokenizer, StopMatcher};
 
-use crate::commands::{Command, DriverHandle, Output};
+use crate::commands::Output;
 use crate::proto;
 use crate::proto::finish::StoppedBy;
 use crate::proto::generate_response::Event;
-use crate::sessions::Session;
-use crate::stop_strings::StopMatcher;
+use crate::submission::Submitted;
 
 /// Outputs taken from the channel at once, at most.
 const OUTPUTS_PER_CHUNK_MAX: usize = 64;
 
 /// The response stream of one request. Dropping it before its end aborts the request.
 pub(crate) struct Generation {
-    id: RequestId,
+    submitted: Submitted,
     client_id: String,
-    /// Empty once the request has ended: from then on its id may be used again.
-    session: Option<Session>,
-    driver: DriverHandle,
-    outputs: mpsc::Receiver<Output>,
     taken: Vec<Output>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
@@ -44,26 +39,15 @@ pub(crate) struct Generation {
 /// A stop string was found; what is still generated is not for the client.
 struct Stopping {
     stop: String,
-    /// Whether the core has been told. If its queue was full, it is told with the next output.
+    /// `true` once the core's queue took the stop. If the queue was full, the stop is sent again with the next output.
     told: bool,
 }
 
 impl Generation {
-    pub(crate) fn new(
-        id: RequestId,
-        session: Session,
-        driver: DriverHandle,
-        outputs: mpsc::Receiver<Output>,
-        detokenizer: Detokenizer,
-        stops: Vec<String>,
-        min_tokens: u32,
-    ) -> Self {
+    pub(crate) fn new(submitted: Submitted, detokenizer: Detokenizer, stops: Vec<String>, min_tokens: u32) -> Self {
         Self {
-            id,
-            client_id: session.client_id().into(),
-            session: Some(session),
-            driver,
-            outputs,
+            client_id: submitted.client_id().into(),
+            submitted,
             taken: Vec::new(),
             detokenizer,
             stops: StopMatcher::new(stops),
@@ -73,16 +57,6 @@ impl Generation {
             stopping: None,
             ready: VecDeque::new(),
         }
-    }
-
-    /// Whether the request was aborted by its id.
-    pub(crate) fn aborted(&self) -> bool {
-        self.session.as_ref().is_some_and(Session::aborted)
-    }
-
-    /// The request never began, so there is nothing to abort.
-    pub(crate) fn refused(mut self) {
-        self.session = None;
     }
 
     fn take(&mut self, outputs: &mut Vec<Output>) {
@@ -131,7 +105,7 @@ impl Generation {
 
     fn tell_stop(&mut self) {
         if let Some(stopping) = self.stopping.as_mut().filter(|stopping| !stopping.told) {
-            stopping.told = self.driver.send(Command::Stop(self.id)).is_ok();
+            stopping.told = self.submitted.stop();
         }
     }
 
@@ -140,7 +114,7 @@ impl Generation {
     }
 
     fn end(&mut self, reason: FinishReason, usage: Usage) {
-        self.session = None;
+        self.submitted.end();
         let stopped_by = match (self.stopping.take(), reason) {
             (Some(Stopping { stop, .. }), _) => Some(StoppedBy::StopString(stop)),
             (None, FinishReason::Stop) => Some(StoppedBy::StopTokenId(self.last_token)),
@@ -181,14 +155,14 @@ impl Stream for Generation {
             if let Some(message) = this.ready.pop_front() {
                 return Poll::Ready(Some(message));
             }
-            if this.session.is_none() {
+            if this.submitted.has_ended() {
                 return Poll::Ready(None);
             }
             let mut taken = std::mem::take(&mut this.taken);
-            let polled = this.outputs.poll_recv_many(cx, &mut taken, OUTPUTS_PER_CHUNK_MAX);
+            let polled = this.submitted.outputs().poll_recv_many(cx, &mut taken, OUTPUTS_PER_CHUNK_MAX);
             if let Poll::Ready(0) = polled {
                 // The core's thread has ended without a word about this request.
-                this.session = None;
+                this.submitted.end();
                 this.ready.push_back(Err(Status::unavailable("the server has stopped")));
             }
             this.take(&mut taken);
@@ -198,22 +172,16 @@ impl Stream for Generation {
     }
 }
 
-impl Drop for Generation {
-    fn drop(&mut self) {
-        if self.session.is_some() {
-            self.outputs.close();
-            self.driver.abort_dropped(self.id);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
     use tokio_stream::StreamExt;
-    use trunkline_worker::Tokenizer;
+    use trunkline_core::RequestId;
+    use trunkline_text::Tokenizer;
 
     use super::*;
-    use crate::commands::queue;
+    use crate::commands::Command;
+    use crate::queue::{DriverHandle, queue};
     use crate::sessions::Sessions;
 
     const ID: RequestId = RequestId(1);
@@ -233,7 +201,8 @@ mod tests {
         let (outputs, received) = mpsc::channel(100);
         let detokenizer = Tokenizer::bytes().detokenizer(true);
         let stop = stop.iter().map(|stop| (*stop).into()).collect();
-        let generation = Generation::new(ID, session, driver.clone(), received, detokenizer, stop, min_tokens);
+        let generation =
+            Generation::new(Submitted::new(ID, session, driver.clone(), received), detokenizer, stop, min_tokens);
         Setup { commands, driver, sessions, outputs, generation }
     }
 

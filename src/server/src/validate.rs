@@ -40,14 +40,14 @@ pub(crate) struct Checked {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// What to continue.
+/// Prompt to continue, as text or as tokens.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<Token>),
 }
 
-/// What is wrong with a request.
+/// Message that names the wrong field of a request and its range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Invalid(pub(crate) String);

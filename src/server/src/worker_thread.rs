@@ -1,265 +1,204 @@
-//! The thread that runs steps and copies blocks. It owns the worker; nobody else sees it.
+//! The two threads of a worker: one runs steps, the other copies blocks. They own the worker; nobody else sees it.
+//!
+//! Steps run in the order in which they were sent, and so do copies; neither waits for the other. Answers arrive in the order
+//! of their kind, but a copy may be answered before a step that was sent earlier, and the other way round.
+//!
+//! # Lives
+//!
+//! A worker lives until it is reset; its next life begins with no sequence and no KV. Every job names the life it was sent in.
+//! When a step fails, or the driver resets the worker, the step thread
+//!
+//! 1. closes the copy thread's fence: the copy that is running ends, and copies of that life still in the queue are dropped,
+//! 2. drops the steps of that life that are still in its own queue,
+//! 3. reports [`WorkerEvent::Failed`], if a step failed, and waits for the driver's reset,
+//! 4. resets the worker and reports [`WorkerEvent::Ready`].
+//!
+//! So nothing is written on behalf of an earlier life after `Failed` or `Ready`.
+//!
+//! # Bounds
+//!
+//! The channels have no bound of their own, so that the core's thread never waits for them. The core bounds their contents:
+//! it has a fixed number of steps in flight, and its transfers fill different blocks, of which each place has a fixed number.
+
+mod copies;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
-use trunkline_core::{RequestId, Step, Transfer};
-use trunkline_worker::{StepOutput, Worker, WorkerError};
+use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer};
 
-/// Why a step could not be run, or a transfer not be made.
-pub type RunError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) use self::copies::CopyJob;
+use self::copies::Fence;
 
-/// Runs the steps of a model. The embedded [`Worker`] is one; tests bring their own.
-pub trait StepRunner: Send {
-    /// Runs one step.
-    ///
-    /// # Errors
-    /// If the step could not be run. The KV of all blocks counts as lost then, and [`StepRunner::reset`] is called next.
-    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError>;
-
-    /// Copies blocks between device and host. When it returns, all of them are copied.
-    ///
-    /// # Errors
-    /// If they could not be. What the destinations hold is of no use then; all other blocks are as they were. The same is
-    /// taken to be so after a panic.
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError>;
-
-    /// Forgets all sequences and all KV. Called after `run` failed or panicked.
-    fn reset(&mut self);
+/// A job of the step thread, and the life of the worker that it belongs to.
+pub(crate) enum StepJob {
+    /// Run a step.
+    Run { life: u64, step: Box<Step> },
+    /// Forget all sequences and all KV, and begin this life.
+    Reset { life: u64 },
 }
 
-impl StepRunner for Worker {
-    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
-        Ok(Self::run(self, step)?)
-    }
-
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        Ok(Self::transfer(self, transfer)?)
-    }
-
-    fn reset(&mut self) {
-        Self::reset(self);
-    }
+/// Message of a worker to the driver.
+pub(crate) struct WorkerReport {
+    /// Number of the worker, as given to [`spawn`].
+    pub(crate) worker: u32,
+    /// Life of the worker that the event belongs to.
+    pub(crate) life: u64,
+    pub(crate) event: WorkerEvent,
 }
 
-/// What the worker's thread is told to do, one after another.
-pub(crate) enum Job {
-    Step(Box<Step>),
-    Transfer(Box<Transfer>),
-    /// Forget everything, and be ready again.
-    Reset,
-}
-
-/// What the worker's thread tells the driver.
-pub(crate) enum WorkerReport {
-    /// It can run steps; its KV blocks hold nothing.
+/// Change of a worker, or its answer to a job.
+pub(crate) enum WorkerEvent {
+    /// The worker can run steps; its KV blocks hold nothing.
     Ready,
     /// A step ended. The step comes back so that its memory can be used again.
     Done { step: Box<Step>, output: StepOutput },
-    /// A step could not be run, because of one request if it is known; unless it is [`WorkerReport::Gone`] next, it is
-    /// [`WorkerReport::Ready`].
+    /// A step could not be run, because of one request if `guilty` names it. The worker does nothing until it is reset.
     Failed { step: Box<Step>, guilty: Option<RequestId> },
-    /// A transfer ended; if it failed the blocks it was to fill hold nothing of use.
+    /// A transfer ended. If it failed, its destinations hold nothing of use.
     Transferred { transfer: u64, failed: bool },
-    /// The thread ends.
+    /// The step thread ended.
     Gone,
 }
 
-/// Starts the thread. Its jobs come through the channel that is returned, its reports leave through `report`, which returns
-/// whether anyone still listens. The thread ends when the channel is dropped.
-///
-/// The channel has no bound of its own, so that the core's thread never waits for it. The core bounds what is in it: it has one
-/// step in flight, and its transfers fill different blocks, of which there are so many. Jobs of a worker that was lost may
-/// still be there; they come before anything that the core asks of the next one, so what they write is written over.
-pub(crate) fn spawn(
-    runner: Box<dyn StepRunner>,
-    report: impl Fn(WorkerReport) -> bool + Send + 'static,
-) -> std::io::Result<Sender<Job>> {
-    let (sender, jobs) = unbounded();
-    thread::Builder::new().name("worker".into()).spawn(move || {
-        // The worker's own panics are caught one by one; this is for those of its reset.
-        if catch_unwind(AssertUnwindSafe(|| serve(runner, &jobs, &report))).is_err() {
-            error!("the worker panicked while it was reset");
-        }
-        report(WorkerReport::Gone);
-    })?;
-    Ok(sender)
+/// Driver's end of a worker's queues. The threads end when it is dropped.
+pub(crate) struct WorkerHandle {
+    worker: u32,
+    life: u64,
+    steps: Sender<StepJob>,
+    copies: Sender<CopyJob>,
 }
 
-fn serve(mut runner: Box<dyn StepRunner>, jobs: &Receiver<Job>, report: &impl Fn(WorkerReport) -> bool) {
-    if !report(WorkerReport::Ready) {
-        return;
+/// Receiving ends of a worker's queues.
+pub(crate) struct WorkerQueues {
+    pub(crate) steps: Receiver<StepJob>,
+    pub(crate) copies: Receiver<CopyJob>,
+}
+
+impl WorkerHandle {
+    /// Makes the queues of worker number `worker`, in its first life.
+    pub(crate) fn new(worker: u32) -> (Self, WorkerQueues) {
+        let (steps, step_jobs) = unbounded();
+        let (copies, copy_jobs) = unbounded();
+        (Self { worker, life: 0, steps, copies }, WorkerQueues { steps: step_jobs, copies: copy_jobs })
     }
-    for job in jobs {
-        let heard = match job {
-            Job::Step(step) => run(&mut *runner, step, report),
-            Job::Transfer(transfer) => report(copy(&mut *runner, &transfer)),
-            Job::Reset => {
-                runner.reset();
-                report(WorkerReport::Ready)
-            }
-        };
-        if !heard {
+
+    /// Returns `true` if a report is of the worker's present life, and of this worker.
+    pub(crate) fn is_current(&self, report: &WorkerReport) -> bool {
+        (report.worker, report.life) == (self.worker, self.life)
+    }
+
+    /// Queues a step. Never waits.
+    pub(crate) fn run(&self, step: Box<Step>) {
+        self.check(self.steps.try_send(StepJob::Run { life: self.life, step }).is_ok());
+    }
+
+    /// Queues a transfer. Never waits.
+    pub(crate) fn transfer(&self, transfer: Box<Transfer>) {
+        self.check(self.copies.try_send(CopyJob { life: self.life, transfer }).is_ok());
+    }
+
+    /// Ends the worker's life and begins the next: no job sent before has an effect after the worker is ready again.
+    pub(crate) fn reset(&mut self) {
+        self.life += 1;
+        self.check(self.steps.try_send(StepJob::Reset { life: self.life }).is_ok());
+    }
+
+    fn check(&self, sent: bool) {
+        // Fails only if the thread has ended, which is in the queue as a report.
+        if !sent {
+            error!(worker = self.worker, "the worker takes no steps and copies no blocks");
+        }
+    }
+}
+
+/// Starts the threads of worker number `worker`. Its reports leave through `report`, which returns `true` as long as the
+/// driver listens.
+///
+/// # Errors
+/// If a thread cannot be started.
+pub(crate) fn spawn(
+    worker: u32,
+    mut runner: Box<dyn StepRunner>,
+    report: impl Fn(WorkerReport) -> bool + Clone + Send + 'static,
+) -> std::io::Result<WorkerHandle> {
+    let (handle, queues) = WorkerHandle::new(worker);
+    let report = move |life, event| report(WorkerReport { worker, life, event });
+    let fence = Arc::new(Fence::default());
+    let copier = runner.copier();
+    let (copies_fence, copies_report) = (fence.clone(), report.clone());
+    thread::Builder::new()
+        .name(format!("copies-{worker}"))
+        .spawn(move || copies::serve(copier, &queues.copies, &copies_fence, &copies_report))?;
+    thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {
+        let mut steps = Steps { runner, fence, life: 0, report };
+        // The worker's own panics are caught one by one; this is for those of its reset.
+        if catch_unwind(AssertUnwindSafe(|| steps.serve(&queues.steps))).is_err() {
+            error!(worker, "the worker panicked while it was reset");
+        }
+        (steps.report)(steps.life, WorkerEvent::Gone);
+    })?;
+    Ok(handle)
+}
+
+/// State of the step thread.
+struct Steps<R> {
+    runner: Box<dyn StepRunner>,
+    fence: Arc<Fence>,
+    /// Life whose steps run; earlier ones are dropped.
+    life: u64,
+    report: R,
+}
+
+impl<R: Fn(u64, WorkerEvent) -> bool> Steps<R> {
+    fn serve(&mut self, jobs: &Receiver<StepJob>) {
+        if !(self.report)(self.life, WorkerEvent::Ready) {
             return;
         }
-    }
-}
-
-/// Runs a step and reports; returns whether anyone listens.
-fn run(runner: &mut dyn StepRunner, step: Box<Step>, report: &impl Fn(WorkerReport) -> bool) -> bool {
-    // Whatever state a panic leaves behind is thrown away by `reset`.
-    match catch_unwind(AssertUnwindSafe(|| runner.run(&step))) {
-        Ok(Ok(output)) => report(WorkerReport::Done { step, output }),
-        failure => {
-            let guilty = match failure {
-                Ok(Err(err)) => {
-                    error!(step = step.id, "the worker failed: {err}");
-                    guilty(&*err)
-                }
-                _ => {
-                    error!(step = step.id, "the worker panicked");
-                    None
-                }
+        for job in jobs {
+            let heard = match job {
+                StepJob::Run { life, step } => life < self.life || self.run(step),
+                StepJob::Reset { life } => self.reset(life),
             };
-            let heard = report(WorkerReport::Failed { step, guilty });
-            runner.reset();
-            info!("the worker was reset");
-            heard && report(WorkerReport::Ready)
+            if !heard {
+                return;
+            }
         }
     }
-}
 
-/// The request without which the step would have run, if the error names one.
-fn guilty(err: &(dyn std::error::Error + 'static)) -> Option<RequestId> {
-    match err.downcast_ref() {
-        Some(WorkerError::NonFinite { request, .. }) => Some(*request),
-        _ => None,
+    /// Runs a step and reports; returns `true` if the driver listens.
+    fn run(&mut self, step: Box<Step>) -> bool {
+        // Whatever state a panic leaves behind is thrown away by the reset.
+        let guilty = match catch_unwind(AssertUnwindSafe(|| self.runner.run(&step))) {
+            Ok(Ok(output)) => return (self.report)(self.life, WorkerEvent::Done { step, output }),
+            Ok(Err(err)) => {
+                error!(step = step.id, "the worker failed: {err}");
+                err.guilty()
+            }
+            Err(_) => {
+                error!(step = step.id, "the worker panicked");
+                None
+            }
+        };
+        let failed = self.life;
+        self.life += 1;
+        drop(self.fence.close_before(self.life));
+        (self.report)(failed, WorkerEvent::Failed { step, guilty })
     }
-}
 
-/// Makes a transfer. Nobody reads the blocks of one that failed, so the worker need not be reset.
-fn copy(runner: &mut dyn StepRunner, transfer: &Transfer) -> WorkerReport {
-    let failed = match catch_unwind(AssertUnwindSafe(|| runner.transfer(transfer))) {
-        Ok(Ok(())) => false,
-        Ok(Err(err)) => {
-            error!(transfer = transfer.id, "blocks could not be copied: {err}");
-            true
-        }
-        Err(_) => {
-            error!(transfer = transfer.id, "the worker panicked while it copied blocks");
-            true
-        }
-    };
-    WorkerReport::Transferred { transfer: transfer.id, failed }
+    /// Begins a life and reports; returns `true` if the driver listens.
+    fn reset(&mut self, life: u64) -> bool {
+        let closed = self.fence.close_before(life);
+        self.life = life;
+        self.runner.reset();
+        drop(closed);
+        info!("the worker was reset");
+        (self.report)(life, WorkerEvent::Ready)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use crossbeam_channel::bounded;
-    use trunkline_core::Place;
-
-    use super::*;
-
-    struct Faulty {
-        panic_in_reset: bool,
-    }
-
-    impl StepRunner for Faulty {
-        fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
-            match step.id {
-                1 => Err("no".into()),
-                2 => panic!("a panic that the test wants"),
-                _ => Ok(StepOutput::default()),
-            }
-        }
-
-        fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-            match transfer.id {
-                1 => Err("no".into()),
-                2 => panic!("a panic that the test wants"),
-                _ => Ok(()),
-            }
-        }
-
-        fn reset(&mut self) {
-            assert!(!self.panic_in_reset, "a panic that the test wants");
-        }
-    }
-
-    fn start(panic_in_reset: bool) -> (Sender<Job>, Receiver<WorkerReport>) {
-        let (reports, received) = bounded(16);
-        let jobs = spawn(Box::new(Faulty { panic_in_reset }), move |report| reports.send(report).is_ok()).unwrap();
-        assert!(matches!(received.recv(), Ok(WorkerReport::Ready)));
-        (jobs, received)
-    }
-
-    fn step(id: u64) -> Job {
-        Job::Step(Box::new(Step { id, ..Step::default() }))
-    }
-
-    fn transfer(id: u64) -> Job {
-        Job::Transfer(Box::new(Transfer { id, from: Place::Device, to: Place::Host, pairs: vec![(0, 0)] }))
-    }
-
-    #[test]
-    fn errors_and_panics_are_reported_and_the_thread_goes_on() {
-        let (jobs, reports) = start(false);
-        for id in 1..=2 {
-            jobs.send(step(id)).unwrap();
-            assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { step, .. }) if step.id == id));
-            assert!(matches!(reports.recv(), Ok(WorkerReport::Ready)));
-        }
-        jobs.send(step(3)).unwrap();
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Done { step, .. }) if step.id == 3));
-        drop(jobs);
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Gone)));
-    }
-
-    #[test]
-    fn transfers_are_made_in_order_with_steps_and_their_failures_lose_nothing() {
-        let (jobs, reports) = start(true);
-        for job in [transfer(1), transfer(2), step(3), transfer(3), transfer(4), step(4)] {
-            jobs.send(job).unwrap();
-        }
-        drop(jobs);
-        let told: Vec<String> = reports
-            .iter()
-            .map(|report| match report {
-                WorkerReport::Transferred { transfer, failed } => format!("transfer {transfer} {failed}"),
-                WorkerReport::Done { step, .. } => format!("step {}", step.id),
-                WorkerReport::Gone => "gone".into(),
-                _ => "lost".into(),
-            })
-            .collect();
-        let expected =
-            ["transfer 1 true", "transfer 2 true", "step 3", "transfer 3 false", "transfer 4 false", "step 4", "gone"];
-        assert_eq!(told, expected);
-    }
-
-    #[test]
-    fn transfers_behind_a_step_that_failed_are_answered_after_the_reset() {
-        let (jobs, reports) = start(false);
-        jobs.send(step(1)).unwrap();
-        jobs.send(transfer(3)).unwrap();
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { .. })));
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Ready)));
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Transferred { transfer: 3, failed: false })));
-    }
-
-    #[test]
-    fn the_request_that_an_error_names_is_reported() {
-        let named = WorkerError::NonFinite { step: 3, request: RequestId(5) };
-        assert_eq!(guilty(&named), Some(RequestId(5)));
-        assert_eq!(guilty(&std::fmt::Error), None);
-    }
-
-    #[test]
-    fn a_worker_that_cannot_be_reset_is_gone() {
-        let (jobs, reports) = start(true);
-        jobs.send(step(1)).unwrap();
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { .. })));
-        assert!(matches!(reports.recv(), Ok(WorkerReport::Gone)));
-    }
-}
+mod tests;

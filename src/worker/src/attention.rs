@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::config::ModelConfig;
 use crate::kernel::{LANES, ROWS, accumulate, exp, max_lanes, sum_lanes, vectorised};
-use crate::kv::KvCache;
+use crate::kv::LockedBlocks;
 use crate::threads::Threads;
 
 /// Positions between two updates of the running maximum. A multiple of [`LANES`].
@@ -20,19 +20,32 @@ const SPAN: usize = 64;
 /// Queries in a tile, if heads are not grouped wider than that: their scores and sums stay in the first-level cache.
 const TILE_QUERIES: usize = 24;
 
-/// One sequence of a batch.
+/// Rows of a sequence in a batch, and its block table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequence<'a> {
-    /// Its block table.
+    /// Block table of the sequence.
     pub(crate) table: &'a [u32],
-    /// Its first row in the batch.
+    /// First row of the sequence in the batch.
     pub(crate) row: usize,
-    /// Its rows.
+    /// Number of rows in the batch.
     pub(crate) n_rows: usize,
     /// Position of the first row.
     pub(crate) position: u32,
     /// Rows at positions below this find their keys and values in the cache.
     pub(crate) write_from: u32,
+}
+
+impl Sequence<'_> {
+    /// Returns the blocks of the table that the rows attend to.
+    pub(crate) fn blocks_read(&self, block_size: usize) -> &[u32] {
+        &self.table[..(self.position as usize + self.n_rows).div_ceil(block_size)]
+    }
+
+    /// Returns the blocks of the table that the rows' keys and values go to.
+    pub(crate) fn blocks_written(&self, block_size: usize) -> &[u32] {
+        let (first, end) = (self.position.max(self.write_from) as usize, self.position as usize + self.n_rows);
+        if first < end { &self.blocks_read(block_size)[first / block_size..] } else { &[] }
+    }
 }
 
 /// A piece of work: some rows of one sequence, for some KV heads.
@@ -80,7 +93,14 @@ impl<'a> Plan<'a> {
 ///
 /// `qkv` has rows of all query heads, then all key heads, then all value heads, already rotated; keys and values are
 /// read from `kv` only. `out` has rows of all query heads.
-pub(crate) fn attend(plan: &Plan<'_>, kv: &KvCache, layer: usize, qkv: &[f32], out: &mut [f32], threads: &Threads) {
+pub(crate) fn attend(
+    plan: &Plan<'_>,
+    kv: &LockedBlocks<'_>,
+    layer: usize,
+    qkv: &[f32],
+    out: &mut [f32],
+    threads: &Threads,
+) {
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
     let width = config.q_width() + 2 * config.kv_width();
@@ -123,7 +143,7 @@ pub(crate) fn attend(plan: &Plan<'_>, kv: &KvCache, layer: usize, qkv: &[f32], o
     });
 }
 
-/// What a tile remembers from span to span, one entry for each query.
+/// Running state of a tile from span to span, with one entry for each query.
 #[derive(Default)]
 struct State {
     /// `[query][SPAN]`: scores, then weights.
@@ -140,7 +160,7 @@ struct State {
 /// `i / group`.
 struct Queries<'a> {
     seq: &'a Sequence<'a>,
-    kv: &'a KvCache,
+    kv: &'a LockedBlocks<'a>,
     layer: usize,
     head: usize,
     qkv: &'a [f32],
@@ -182,7 +202,7 @@ impl Queries<'_> {
         &self.qkv[at..at + self.dim]
     }
 
-    /// How many positions of the span from `start` query `i` sees.
+    /// Returns the number of positions of the span from `start` that query `i` sees.
     #[inline(always)]
     fn visible(&self, i: usize, start: usize) -> usize {
         (self.position + i / self.group + 1).saturating_sub(start).min(SPAN)
@@ -326,36 +346,65 @@ impl Queries<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::empty;
+    use std::sync::Arc;
+
     use super::*;
-    use crate::model::Model;
-    use crate::seeded::Noise;
+    use crate::kv::{KvCache, KvMemory};
+    use crate::noise::Noise;
+    use crate::seeded::tiny_config;
 
     /// A configuration, a filled cache and the table of one sequence of `n` positions whose blocks lie backwards.
     fn filled(config: &ModelConfig, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {
         let n_blocks = (n as u32).div_ceil(block_size);
-        let mut kv = KvCache::new(config, block_size, n_blocks).unwrap();
+        let mut kv = KvCache::new(Arc::new(KvMemory::new(config, block_size, n_blocks).unwrap()));
         let table: Vec<u32> = (0..n_blocks).rev().collect();
         let width = config.kv_width();
+        let mut locked = kv.lock(table.iter().copied(), empty());
         for (position, row) in kv_rows.chunks(2 * width).enumerate().take(n) {
             let (block, offset) = (position / block_size as usize, position % block_size as usize);
-            kv.write(0, table[block], offset, &row[..width], &row[width..]);
+            locked.write(0, table[block], offset, &row[..width], &row[width..]);
         }
+        drop(locked);
         (kv, table)
     }
 
-    fn run(config: &ModelConfig, kv: &KvCache, sequences: &[Sequence<'_>], qkv: &[f32], threads: usize) -> Vec<f32> {
+    fn run(
+        config: &ModelConfig,
+        kv: &mut KvCache,
+        sequences: &[Sequence<'_>],
+        qkv: &[f32],
+        threads: usize,
+    ) -> Vec<f32> {
+        let size = kv.block_size();
+        let locked = kv.lock(empty(), sequences.iter().flat_map(|seq| seq.blocks_read(size)).copied());
         let rows = sequences.iter().map(|seq| seq.n_rows).sum::<usize>();
         let mut out = vec![f32::NAN; rows * config.q_width()];
         let plan = Plan::new(sequences, config);
-        attend(&plan, kv, 0, qkv, &mut out, &Threads::new(threads).unwrap());
+        attend(&plan, &locked, 0, qkv, &mut out, &Threads::new(threads).unwrap());
         out
     }
 
     fn configs() -> Vec<ModelConfig> {
-        let base = Model::seeded(0).config().clone();
+        let base = tiny_config();
         let heads = |n_heads, n_kv_heads, head_dim| ModelConfig { n_heads, n_kv_heads, head_dim, ..base.clone() };
         // Grouped, plain, one KV head for many queries, and heads that are no multiple of sixteen lanes.
         vec![heads(4, 2, 16), heads(3, 3, 32), heads(32, 1, 16), heads(2, 1, 24), heads(4, 4, 8)]
+    }
+
+    #[test]
+    fn a_sequence_reads_up_to_its_last_row_and_writes_only_where_nobody_else_reads() {
+        let seq =
+            |position, n_rows, write_from| Sequence { table: &[9, 8, 7, 6], row: 0, n_rows, position, write_from };
+        let blocks = |seq: Sequence<'_>| (seq.blocks_read(4).to_vec(), seq.blocks_written(4).to_vec());
+        assert_eq!(blocks(seq(0, 5, 0)), (vec![9, 8], vec![9, 8]));
+        assert_eq!(blocks(seq(4, 4, 0)), (vec![9, 8], vec![8]));
+        assert_eq!(blocks(seq(0, 9, 8)), (vec![9, 8, 7], vec![7]));
+        assert_eq!(blocks(seq(0, 9, 6)), (vec![9, 8, 7], vec![8, 7]));
+        // The last token of a full prefix hit runs for its logits alone.
+        assert_eq!(blocks(seq(6, 1, 7)), (vec![9, 8], vec![]));
+        assert_eq!(blocks(seq(7, 1, 8)), (vec![9, 8], vec![]));
+        assert_eq!(blocks(seq(8, 0, 8)), (vec![9, 8], vec![]));
     }
 
     #[test]
@@ -366,9 +415,9 @@ mod tests {
             let width = config.q_width() + 2 * config.kv_width();
             let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
             let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[config.q_width()..].to_vec()).collect();
-            let (kv, table) = filled(&config, 16, n, &kv_rows);
+            let (mut kv, table) = filled(&config, 16, n, &kv_rows);
             let seq = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
-            let out = run(&config, &kv, &[seq], &qkv, 1);
+            let out = run(&config, &mut kv, &[seq], &qkv, 1);
             for position in [0, 1, 63, 64, 65, 149] {
                 for head in 0..config.n_heads as usize {
                     let kv_at = |t: usize, value: usize| {
@@ -402,11 +451,12 @@ mod tests {
             let (q, width) = (config.q_width(), config.q_width() + 2 * config.kv_width());
             let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
             let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[q..].to_vec()).collect();
-            let (kv, table) = filled(&config, 16, n, &kv_rows);
+            let (mut kv, table) = filled(&config, 16, n, &kv_rows);
             let whole = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
-            let expected: Vec<u32> = run(&config, &kv, &[whole], &qkv, 1).iter().map(|value| value.to_bits()).collect();
+            let expected: Vec<u32> =
+                run(&config, &mut kv, &[whole], &qkv, 1).iter().map(|value| value.to_bits()).collect();
             for block_size in [1, 3, 16, 32, 100, 256] {
-                let (kv, table) = filled(&config, block_size, n, &kv_rows);
+                let (mut kv, table) = filled(&config, block_size, n, &kv_rows);
                 for chunk in [1, 5, 64, 149] {
                     // The chunks as so many sequences of one batch.
                     let sequences: Vec<Sequence<'_>> = (0..n)
@@ -419,7 +469,7 @@ mod tests {
                             write_from: 0,
                         })
                         .collect();
-                    let out = run(&config, &kv, &sequences, &qkv, 3);
+                    let out = run(&config, &mut kv, &sequences, &qkv, 3);
                     let out: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
                     assert_eq!(out, expected, "block size {block_size}, chunk {chunk}");
                 }

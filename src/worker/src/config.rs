@@ -37,9 +37,9 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How the rotary frequencies are stretched beyond the original context.
+    /// Stretching of the rotary frequencies beyond the original context.
     pub rope_scaling: Option<RopeScaling>,
-    /// Whether the output head is the embedding.
+    /// `true` if the output head is the embedding.
     pub tied_head: bool,
     /// Tokens with which the model ends its output, ascending. May be empty.
     pub eos_token_ids: Vec<u32>,

@@ -1,11 +1,11 @@
-//! Guessing the next tokens of a sequence from its own past, without a second model.
+//! Drafts for speculative decoding, taken from the sequence's own past, without a second model.
 //!
 //! Text repeats itself: answers quote their prompts, code repeats names, tables repeat rows. So the last few tokens are
 //! looked for earlier in the sequence, and what followed them there is the guess: prompt lookup decoding (Saxena 2023),
 //! which vLLM calls its n-gram proposer. A guess that is wrong costs the rows it ran in, never a token: see
-//! [`trunkline_core::StepSeq::n_drafts`].
+//! [`trunkline_port::StepSeq::n_drafts`].
 
-use trunkline_core::Token;
+use trunkline_port::Token;
 
 /// The longest run of last tokens that is looked for. Longer ones seldom guess better and are seldom found.
 const NGRAM_MAX: usize = 4;
@@ -16,7 +16,7 @@ const NGRAM_MIN: usize = 2;
 /// The search goes this many tokens back at most, which takes some microseconds. What lies further back is not found.
 const WINDOW_TOKENS: usize = 8192;
 
-/// Guesses `n` tokens to follow `tokens`; none if their end has not occurred before.
+/// Drafts `n` tokens to follow `tokens`; none if the end of `tokens` has not occurred before.
 ///
 /// The longest run counts that ends `tokens` and occurs earlier, and of its occurrences the last. Where the occurrence runs
 /// into the end of `tokens` the guess goes on with itself: a sequence that goes round in a circle is guessed whole.
@@ -25,7 +25,7 @@ pub(crate) fn draft(tokens: &[Token], n: usize) -> Vec<Token> {
     tokens[tokens.len() - distance..].iter().copied().cycle().take(n).collect()
 }
 
-/// How many tokens before the end of `tokens` the last occurrence of the longest known run ends.
+/// Returns the distance in tokens from the end of `tokens` back to the end of the last occurrence of the longest known run.
 fn last_occurrence(tokens: &[Token]) -> Option<usize> {
     let tokens = &tokens[tokens.len().saturating_sub(WINDOW_TOKENS)..];
     let (last, before) = tokens.split_last()?;
@@ -44,7 +44,7 @@ fn last_occurrence(tokens: &[Token]) -> Option<usize> {
     best
 }
 
-/// How many tokens at their ends two sequences have in common, [`NGRAM_MAX`] at most.
+/// Returns the number of tokens that two sequences have in common at their ends, [`NGRAM_MAX`] at most.
 fn run_length(a: &[Token], b: &[Token]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(NGRAM_MAX).take_while(|(a, b)| a == b).count()
 }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_search_finds_what_a_plain_one_finds() {
-        let mut noise = crate::seeded::Noise::new(3);
+        let mut noise = crate::noise::Noise::new(3);
         for _ in 0..500 {
             let len = (noise.unit() * 60.0) as usize;
             let tokens: Vec<Token> = (0..len).map(|_| (noise.unit() * 3.0) as Token).collect();

@@ -1,45 +1,45 @@
-//! What can go wrong with a model folder and with a step, each with what, where and what to do.
+//! Errors of model folders and of steps; each message says what is wrong, where, and how to mend it.
 
 use std::path::PathBuf;
 
-use trunkline_core::{RequestId, Token};
+use trunkline_port::{RequestId, StepError, Token};
 
-/// A model folder cannot be used, or text cannot be turned into tokens.
+/// A model folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// A file that the folder must have is not there.
     #[error("{} is missing: {hint}", path.display())]
     MissingFile {
-        /// Where it was looked for.
+        /// Path of the missing file.
         path: PathBuf,
-        /// What would help.
+        /// Advice on getting the file.
         hint: &'static str,
     },
     /// A file is there but cannot be read.
     #[error("cannot read {}: {source}; check that it is a file and its permissions", path.display())]
     Read {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A file is not JSON of the expected form.
     #[error("{} is not valid: {source}; download it again or repair it", path.display())]
     Json {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why parsing stopped.
+        /// Position and reason at which parsing stopped.
         source: serde_json::Error,
     },
     /// A value of `config.json` makes no sense.
     #[error("{}: {field} {problem}", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The key.
+        /// Key in the file.
         field: &'static str,
-        /// What is wrong with its value.
+        /// Problem with the value of the key.
         problem: String,
     },
     /// The model is sound but is not one that this worker runs.
@@ -47,23 +47,23 @@ pub enum ModelError {
     Unsupported {
         /// The file that says so.
         path: PathBuf,
-        /// What the model asks for.
+        /// Feature that the model asks for.
         found: String,
-        /// What this worker has.
+        /// Alternatives that this worker supports.
         supported: &'static str,
     },
     /// A weights file is cut short or malformed.
     #[error("{}: {problem}; download it again", path.display())]
     Safetensors {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the file.
         problem: String,
     },
     /// A tensor of the architecture is in none of the weights files.
     #[error("tensor {name} is missing from {}; the model needs it: check that every shard is there", path.display())]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
         /// The folder, or the shard that the index names for it.
         path: PathBuf,
@@ -75,11 +75,11 @@ pub enum ModelError {
         path.display()
     )]
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The weights file.
+        /// Path of the weights file.
         path: PathBuf,
-        /// Its shape.
+        /// Shape of the tensor in the file.
         found: Vec<usize>,
         /// The shape that follows from the configuration.
         expected: Vec<usize>,
@@ -87,34 +87,20 @@ pub enum ModelError {
     /// A tensor's element type is not a float that this worker reads.
     #[error("tensor {name} in {} has dtype {found}; convert the model to F32, F16 or BF16", path.display())]
     Dtype {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The weights file.
+        /// Path of the weights file.
         path: PathBuf,
-        /// The element type.
+        /// Element type in the file.
         found: String,
     },
     /// A tensor that the Llama architecture has no use for; ignoring it would give wrong text.
     #[error("tensor {name} in {} is no part of the Llama architecture; the model is of another kind", path.display())]
     UnexpectedTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The weights file.
+        /// Path of the weights file.
         path: PathBuf,
-    },
-    /// `tokenizer.json` cannot be used.
-    #[error("{}: {problem}; it must be a Hugging Face fast tokenizer", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// What the tokenizers library said.
-        problem: String,
-    },
-    /// The tokenizer refused a text.
-    #[error("the text cannot be tokenized: {problem}")]
-    Encode {
-        /// What the tokenizers library said.
-        problem: String,
     },
 }
 
@@ -126,11 +112,11 @@ pub enum WorkerError {
     /// A value of the worker's configuration is out of range.
     #[error("{field} is {value}; it must be {expected}")]
     Config {
-        /// The field.
+        /// Field of the configuration.
         field: &'static str,
-        /// Its value.
+        /// Value that was given.
         value: u64,
-        /// The values allowed.
+        /// Values that are allowed.
         expected: &'static str,
     },
     /// The KV cache does not fit into memory.
@@ -139,9 +125,9 @@ pub enum WorkerError {
          {available}; ask for fewer blocks"
     )]
     KvMemory {
-        /// Blocks asked for.
+        /// Number of blocks asked for.
         blocks: u32,
-        /// Tokens in each.
+        /// Tokens in each block.
         block_size: u32,
         /// Their size together.
         bytes: u128,
@@ -153,61 +139,72 @@ pub enum WorkerError {
     Threads {
         /// Threads asked for; 0 is one for each core.
         threads: usize,
-        /// What the operating system said.
+        /// Error of the operating system.
         problem: String,
     },
     /// The step has not one entry of `sampling` for each sequence that starts.
     #[error("step {step} starts {starts} sequences but brings {sampling} sampling entries")]
     SamplingCount {
-        /// The step's id.
+        /// Number of the step.
         step: u64,
         /// Sequences with `start`.
         starts: usize,
-        /// Entries of [`trunkline_core::Step::sampling`].
+        /// Entries of [`trunkline_port::Step::sampling`].
         sampling: usize,
     },
-    /// One sequence of the step contradicts itself or what the worker holds.
+    /// A sequence of the step contradicts itself or the worker's mirror.
     #[error("step {step}, sequence {index} (request {request}, slot {slot}): {fault}")]
     Sequence {
-        /// The step's id.
+        /// Number of the step.
         step: u64,
-        /// Which entry of [`trunkline_core::Step::seqs`].
+        /// Index in [`trunkline_port::Step::seqs`].
         index: usize,
-        /// Its request.
+        /// Request of the sequence.
         request: RequestId,
-        /// Its slot.
+        /// Slot of the sequence.
         slot: u32,
-        /// What is wrong.
+        /// Fault of this entry.
         fault: SequenceFault,
     },
     /// A copy between device and host names blocks that there are not, or one twice.
     #[error("transfer {transfer}, pair {index}: {fault}")]
     Transfer {
-        /// The transfer's id.
+        /// Number of the transfer.
         transfer: u64,
-        /// Which entry of [`trunkline_core::Transfer::pairs`].
+        /// Index in [`trunkline_port::Transfer::pairs`].
         index: usize,
-        /// What is wrong.
+        /// Fault of this entry.
         fault: TransferFault,
     },
     /// The model answered with NaN or infinity for a sequence: its weights are damaged or too large for F32.
     #[error("step {step}: the logits of request {request} are not finite; check the model's weights")]
     NonFinite {
-        /// The step's id.
+        /// Number of the step.
         step: u64,
-        /// The request.
+        /// Request that the sequence belongs to.
         request: RequestId,
     },
 }
 
-/// What is wrong with one sequence of a step.
+impl From<WorkerError> for StepError {
+    fn from(error: WorkerError) -> Self {
+        let guilty = match &error {
+            WorkerError::NonFinite { request, .. } => Some(*request),
+            _ => None,
+        };
+        let wrapped = Self::new(error);
+        guilty.into_iter().fold(wrapped, Self::caused_by)
+    }
+}
+
+/// Fault of one sequence of a step.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SequenceFault {
     /// The slot is not a small dense number.
     #[error("the slot is not below {limit}")]
     SlotTooLarge {
-        /// Slots there can be.
+        /// Number of slots, at most.
         limit: u32,
     },
     /// Two sequences of the step share a slot.
@@ -221,31 +218,31 @@ pub enum SequenceFault {
     Range {
         /// "tokens" or "blocks".
         what: &'static str,
-        /// Where the range ends.
+        /// End of the range, exclusive.
         end: u64,
-        /// How many the step has.
+        /// Number of entries in the step.
         len: usize,
     },
     /// The block table is shorter than what is to be kept of it.
     #[error("{keep} entries of its block table are to be kept, it has {len}")]
     TableKeep {
-        /// Entries to keep.
+        /// Entries of the table to keep.
         keep: u32,
-        /// Entries there are.
+        /// Entries that the table has.
         len: usize,
     },
     /// A block number is not below the number of blocks.
     #[error("block {block} is not below {limit}")]
     Block {
-        /// The block.
+        /// Number of the block.
         block: u32,
-        /// Blocks there are.
+        /// Number of blocks that exist.
         limit: u32,
     },
     /// The block table does not reach the last token to run.
     #[error("its tokens end at position {end}, its block table holds {capacity}")]
     TableShort {
-        /// One past the last position.
+        /// Position after the last token.
         end: u64,
         /// Positions in the table's blocks.
         capacity: u64,
@@ -253,20 +250,20 @@ pub enum SequenceFault {
     /// The last token lies beyond the model's context.
     #[error("its tokens end at position {end}, the model's context is {context}")]
     Context {
-        /// One past the last position.
+        /// Position after the last token.
         end: u64,
-        /// The model's context.
+        /// Longest sequence in tokens.
         context: u32,
     },
     /// A token is not in the model's vocabulary.
     #[error("token {token} is not below the vocabulary size {vocab}")]
     Token {
-        /// The token.
+        /// Token of the step.
         token: Token,
-        /// The vocabulary size.
+        /// Number of token ids.
         vocab: u32,
     },
-    /// It is to sample but runs no token.
+    /// The sequence is to sample but runs no token.
     #[error("it is to sample, but has no token to run")]
     NothingToSample,
     /// Sampling or drafting needs the tokens before the first one to run, and they were not sent.
@@ -274,49 +271,62 @@ pub enum SequenceFault {
     History {
         /// Tokens before the first one to run.
         computed: u32,
-        /// Tokens sent.
+        /// Tokens of history in the step.
         sent: u32,
     },
-    /// It goes on beyond the tokens that the worker, which drafts, knows of it.
+    /// The sequence continues beyond the tokens that the drafting worker knows.
     #[error("it goes on at position {computed}, but only {known} of its tokens are known to draft from")]
     Gap {
         /// Tokens before the first one to run.
         computed: u32,
-        /// Tokens known.
+        /// Tokens that the worker knows.
         known: usize,
+    },
+    /// The token to run is the one sampled last, but it is not at that position, or more than one token is to run.
+    #[error(
+        "it runs {n_tokens} tokens from position {computed}, the first of them sampled by the worker, which last sampled \
+         for position {sampled:?}"
+    )]
+    NotSampled {
+        /// Position of the token to run.
+        computed: u32,
+        /// Tokens to run; must be 1.
+        n_tokens: u32,
+        /// Position of the token sampled last, if one was sampled since the sequence started.
+        sampled: Option<u32>,
     },
     /// A sampling parameter is out of range.
     #[error("{0}")]
     Sampling(#[from] SamplingError),
 }
 
-/// What is wrong with one pair of blocks of a transfer.
+/// Fault of one pair of blocks of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferFault {
     /// The device has no such block.
     #[error("device block {block} is not below {limit}")]
     DeviceBlock {
-        /// The block.
+        /// Number of the block.
         block: u32,
-        /// Blocks there are.
+        /// Number of blocks that exist.
         limit: u32,
     },
     /// The host has no such block.
     #[error("host block {block} is not below {limit}")]
     HostBlock {
-        /// The block.
+        /// Number of the block.
         block: u32,
-        /// Blocks there are.
+        /// Number of blocks that exist.
         limit: u32,
     },
-    /// It is from or to a tier of the prefix cache; this worker has none.
+    /// The copy is from or to a tier of the prefix cache; this worker has none.
     #[error("this worker copies between device and host only")]
     NoTier,
     /// Another pair is copied to the same place.
     #[error("another pair has the same destination, block {block}")]
     DestinationTwice {
-        /// The block.
+        /// Number of the block.
         block: u32,
     },
 }
@@ -325,10 +335,22 @@ pub enum TransferFault {
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("sampling parameter {field} is {value}; it must be {expected}")]
 pub struct SamplingError {
-    /// The parameter.
+    /// Name of the parameter.
     pub field: &'static str,
-    /// Its value.
+    /// Value that was given.
     pub value: f32,
-    /// The values allowed.
+    /// Values that are allowed.
     pub expected: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_request_whose_logits_are_not_finite_is_named_as_guilty() {
+        let guilty = |error: WorkerError| StepError::from(error).guilty();
+        assert_eq!(guilty(WorkerError::NonFinite { step: 3, request: RequestId(5) }), Some(RequestId(5)));
+        assert_eq!(guilty(WorkerError::SamplingCount { step: 3, starts: 1, sampling: 0 }), None);
+    }
 }

@@ -1,28 +1,60 @@
-//! The paged KV cache: blocks of keys and values, allocated once.
+//! The paged KV cache: blocks of keys and values, allocated once, shared by steps and copies.
 //!
-//! A block of a layer holds, for each KV head, first the keys as `[dim][token]` and then the values as `[token][dim]`.
+//! A block holds, for each layer and KV head, first the keys as `[dim][token]` and then the values as `[token][dim]`.
 //! So the score of sixteen tokens against one query, and sixteen elements of a weighted sum of values, are each a run of
-//! neighbouring floats for [`crate::kernel::accumulate`].
+//! neighbouring floats for [`crate::kernel::accumulate`]. All layers of a block lie together, so a copy is one `memcpy`.
+//!
+//! # Sharing
+//!
+//! Steps and copies run on different threads. Each block has a lock of its own: a step locks the blocks of its sequences for
+//! one forward pass (see [`LockedBlocks`]), to write only the blocks that its rows go to; a copy locks one pair of blocks at a
+//! time. The core's contract is that nobody writes the sources of a copy and nobody but the copy touches its destinations
+//! (see [`trunkline_port::Transfer`]), so no lock is ever waited for. A core that breaks the contract makes one side wait
+//! for the other: wrong data at worst, no undefined behaviour. It cannot deadlock a step with a copy: while a copy holds a
+//! block of the device it waits for a block of the host only, and steps hold none of those.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::ModelConfig;
 use crate::error::WorkerError;
 
-/// The keys and values of every layer and block, F32.
-pub(crate) struct KvCache {
-    data: Vec<f32>,
+/// Sizes within a block.
+#[derive(Clone, Copy)]
+struct Layout {
     n_layers: usize,
     block_size: usize,
-    n_blocks: usize,
     n_kv_heads: usize,
     head_dim: usize,
 }
 
-impl KvCache {
+impl Layout {
+    /// Returns the number of floats in the keys, or in the values, of one head of one layer.
+    fn half(self) -> usize {
+        self.block_size * self.head_dim
+    }
+
+    /// Returns the offset of the keys of one head.
+    fn keys_at(self, layer: usize, head: usize) -> usize {
+        (layer * self.n_kv_heads + head) * 2 * self.half()
+    }
+
+    /// Returns the number of floats in a block.
+    fn floats(self) -> usize {
+        self.n_layers * self.n_kv_heads * 2 * self.half()
+    }
+}
+
+/// Keys and values of every layer and block, F32. Shared by the thread that runs steps and the threads that copy blocks.
+pub(crate) struct KvMemory {
+    layout: Layout,
+    blocks: Vec<RwLock<Box<[f32]>>>,
+}
+
+impl KvMemory {
     /// Allocates `n_blocks` blocks of `block_size` tokens.
     pub(crate) fn new(config: &ModelConfig, block_size: u32, n_blocks: u32) -> Result<Self, WorkerError> {
-        let floats =
-            2 * config.kv_width() as u128 * u128::from(config.n_layers) * u128::from(block_size) * u128::from(n_blocks);
-        let bytes = 4 * floats;
+        let block_floats = 2 * config.kv_width() as u128 * u128::from(config.n_layers) * u128::from(block_size);
+        let bytes = 4 * block_floats * u128::from(n_blocks);
         let available = available_bytes();
         let refused = || WorkerError::KvMemory {
             blocks: n_blocks,
@@ -33,69 +65,151 @@ impl KvCache {
         if available.is_some_and(|available| bytes > u128::from(available)) {
             return Err(refused());
         }
-        let floats = usize::try_from(floats).map_err(|_| refused())?;
-        let mut data = Vec::new();
-        data.try_reserve_exact(floats).map_err(|_| refused())?;
-        // Touches every page: memory that is promised but not there is missed now, not in the middle of a request.
-        data.resize(floats, 0.0);
-        Ok(Self {
-            data,
+        let block_floats = usize::try_from(block_floats).map_err(|_| refused())?;
+        let layout = Layout {
             n_layers: config.n_layers as usize,
             block_size: block_size as usize,
-            n_blocks: n_blocks as usize,
             n_kv_heads: config.n_kv_heads as usize,
             head_dim: config.head_dim as usize,
-        })
+        };
+        debug_assert_eq!(layout.floats(), block_floats);
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(n_blocks as usize).map_err(|_| refused())?;
+        for _ in 0..n_blocks {
+            let mut block = Vec::new();
+            block.try_reserve_exact(block_floats).map_err(|_| refused())?;
+            // Touches every page: memory that is promised but not there is missed now, not in the middle of a request.
+            block.resize(block_floats, 0.0);
+            blocks.push(RwLock::new(block.into_boxed_slice()));
+        }
+        Ok(Self { layout, blocks })
     }
 
-    /// Blocks there are.
+    /// Returns the number of blocks.
     pub(crate) fn n_blocks(&self) -> u32 {
-        self.n_blocks as u32
+        self.blocks.len() as u32
     }
 
-    /// Tokens in a block.
-    pub(crate) fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Floats of the keys, or of the values, of one head in one block.
-    fn half(&self) -> usize {
-        self.block_size * self.head_dim
-    }
-
-    fn head_at(&self, layer: usize, block: u32, head: usize) -> usize {
-        ((layer * self.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.half()
-    }
-
-    /// Copies a block of another cache, which MUST be of the same model and block size, into a block of this one: all
+    /// Copies a block of another memory, which MUST be of the same model and block size, into a block of this one: all
     /// layers.
-    pub(crate) fn copy_block(&mut self, to: u32, other: &Self, from: u32) {
-        let floats = self.n_kv_heads * 2 * self.half();
-        for layer in 0..self.n_layers {
-            let (to, from) = (self.head_at(layer, to, 0), other.head_at(layer, from, 0));
-            self.data[to..to + floats].copy_from_slice(&other.data[from..from + floats]);
+    pub(crate) fn copy_block(&self, to: u32, other: &Self, from: u32) {
+        let from = other.read(from);
+        self.write(to).copy_from_slice(&from);
+    }
+
+    // A panic while a block is locked leaves floats in it, which are thrown away when the worker is reset.
+    fn read(&self, block: u32) -> RwLockReadGuard<'_, Box<[f32]>> {
+        self.blocks[block as usize].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, block: u32) -> RwLockWriteGuard<'_, Box<[f32]>> {
+        self.blocks[block as usize].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The device's KV memory as the step thread sees it.
+pub(crate) struct KvCache {
+    memory: Arc<KvMemory>,
+    /// For each block its place among the locked blocks of the last batch. Entries of other blocks are left over from
+    /// earlier batches and mean nothing.
+    index: Vec<u32>,
+}
+
+impl KvCache {
+    /// Wraps the memory that steps run on.
+    pub(crate) fn new(memory: Arc<KvMemory>) -> Self {
+        Self { index: vec![0; memory.blocks.len()], memory }
+    }
+
+    /// Returns the memory, to be shared with copies.
+    pub(crate) fn memory(&self) -> &Arc<KvMemory> {
+        &self.memory
+    }
+
+    /// Returns the number of tokens in a block.
+    pub(crate) fn block_size(&self) -> usize {
+        self.memory.layout.block_size
+    }
+
+    /// Locks the blocks of one batch: `written` for writing, the rest of `read` for reading. Blocks MAY be named more than
+    /// once, and `read` MAY name blocks of `written`.
+    pub(crate) fn lock(
+        &mut self,
+        written: impl Iterator<Item = u32>,
+        read: impl Iterator<Item = u32>,
+    ) -> LockedBlocks<'_> {
+        let mut locked: Vec<Locked<'_>> = Vec::new();
+        let uses = written.map(|block| (block, true)).chain(read.map(|block| (block, false)));
+        for (block, write) in uses {
+            let at = &mut self.index[block as usize];
+            if locked.get(*at as usize).is_some_and(|other| other.block == block) {
+                continue;
+            }
+            *at = locked.len() as u32;
+            let floats =
+                if write { Floats::Write(self.memory.write(block)) } else { Floats::Read(self.memory.read(block)) };
+            locked.push(Locked { block, floats });
+        }
+        LockedBlocks { layout: self.memory.layout, index: &self.index, locked }
+    }
+}
+
+struct Locked<'a> {
+    block: u32,
+    floats: Floats<'a>,
+}
+
+enum Floats<'a> {
+    Read(RwLockReadGuard<'a, Box<[f32]>>),
+    Write(RwLockWriteGuard<'a, Box<[f32]>>),
+}
+
+/// The blocks of one batch, locked until this value is dropped.
+pub(crate) struct LockedBlocks<'a> {
+    layout: Layout,
+    index: &'a [u32],
+    locked: Vec<Locked<'a>>,
+}
+
+impl LockedBlocks<'_> {
+    /// Returns the number of tokens in a block.
+    pub(crate) fn block_size(&self) -> usize {
+        self.layout.block_size
+    }
+
+    #[inline]
+    fn floats(&self, block: u32) -> &[f32] {
+        match &self.locked[self.index[block as usize] as usize].floats {
+            Floats::Read(floats) => floats,
+            Floats::Write(floats) => floats,
         }
     }
 
-    /// Keys of one head in one block, `[dim][token]`.
+    /// Returns the keys of one head in one block, `[dim][token]`.
     #[inline]
     pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[f32] {
-        &self.data[self.head_at(layer, block, head)..][..self.half()]
+        &self.floats(block)[self.layout.keys_at(layer, head)..][..self.layout.half()]
     }
 
-    /// Values of one head in one block, `[token][dim]`.
+    /// Returns the values of one head in one block, `[token][dim]`.
     #[inline]
     pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[f32] {
-        &self.data[self.head_at(layer, block, head) + self.half()..][..self.half()]
+        &self.floats(block)[self.layout.keys_at(layer, head) + self.layout.half()..][..self.layout.half()]
     }
 
     /// Stores the keys and values (`[head][dim]` each) of the `offset`-th token of a block.
+    ///
+    /// # Panics
+    /// If the block is not locked for writing.
     pub(crate) fn write(&mut self, layer: usize, block: u32, offset: usize, keys: &[f32], values: &[f32]) {
-        let (half, dim) = (self.half(), self.head_dim);
+        let (half, dim) = (self.layout.half(), self.layout.head_dim);
+        let Floats::Write(floats) = &mut self.locked[self.index[block as usize] as usize].floats else {
+            panic!("block {block} is locked for reading only")
+        };
         for (head, (keys, values)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
-            let at = self.head_at(layer, block, head);
-            let (key_store, value_store) = self.data[at..at + 2 * half].split_at_mut(half);
-            for (slot, key) in key_store.iter_mut().skip(offset).step_by(self.block_size).zip(keys) {
+            let at = self.layout.keys_at(layer, head);
+            let (key_store, value_store) = floats[at..at + 2 * half].split_at_mut(half);
+            for (slot, key) in key_store.iter_mut().skip(offset).step_by(self.layout.block_size).zip(keys) {
                 *slot = *key;
             }
             value_store[offset * dim..(offset + 1) * dim].copy_from_slice(values);
@@ -103,7 +217,7 @@ impl KvCache {
     }
 }
 
-/// What the kernel believes it can still hand out, bytes; `None` where it does not say.
+/// Returns the memory that the kernel can still hand out, in bytes; `None` where it reports none.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -112,53 +226,91 @@ fn available_bytes() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::empty;
+
     use super::*;
-    use crate::model::Model;
+    use crate::seeded::tiny_config;
+
+    fn memory(n_blocks: u32) -> Arc<KvMemory> {
+        Arc::new(KvMemory::new(&tiny_config(), 4, n_blocks).unwrap())
+    }
+
+    fn non_zero(memory: &KvMemory) -> usize {
+        (0..memory.n_blocks()).map(|block| memory.read(block).iter().filter(|value| **value != 0.0).count()).sum()
+    }
 
     #[test]
     fn what_is_written_is_read_and_nothing_else_changes() {
-        let model = Model::seeded(0);
-        let config = model.config();
-        let mut kv = KvCache::new(config, 4, 3).unwrap();
+        let config = tiny_config();
+        let mut kv = KvCache::new(memory(3));
         let (dim, heads) = (config.head_dim as usize, config.n_kv_heads as usize);
         let keys: Vec<f32> = (1..=heads * dim).map(|i| i as f32).collect();
         let values: Vec<f32> = keys.iter().map(|key| -key).collect();
-        kv.write(1, 2, 3, &keys, &values);
+        let mut locked = kv.lock([2].into_iter(), [0, 2].into_iter());
+        locked.write(1, 2, 3, &keys, &values);
         for head in 0..heads {
             for d in 0..dim {
-                assert_eq!(kv.keys(1, 2, head)[d * 4 + 3], keys[head * dim + d]);
-                assert_eq!(kv.values(1, 2, head)[3 * dim + d], values[head * dim + d]);
+                assert_eq!(locked.keys(1, 2, head)[d * 4 + 3], keys[head * dim + d]);
+                assert_eq!(locked.values(1, 2, head)[3 * dim + d], values[head * dim + d]);
             }
         }
-        assert_eq!(kv.data.iter().filter(|value| **value != 0.0).count(), 2 * heads * dim);
-        assert_eq!(kv.data.len() as u64 * 4, model.kv_bytes_per_token() * 12);
+        assert_eq!(locked.keys(1, 0, 0), vec![0.0; 4 * dim]);
+        drop(locked);
+        assert_eq!(non_zero(&kv.memory), 2 * heads * dim);
+        let bytes = 2 * 4 * u64::from(config.n_layers) * config.kv_width() as u64 * 12;
+        assert_eq!(kv.memory.layout.floats() as u64 * 4 * 3, bytes);
     }
 
     #[test]
     fn a_copied_block_has_all_layers_and_its_neighbours_nothing() {
-        let model = Model::seeded(0);
-        let config = model.config();
-        let (mut device, mut host) = (KvCache::new(config, 4, 3).unwrap(), KvCache::new(config, 4, 5).unwrap());
-        for (i, value) in device.data.iter_mut().enumerate() {
-            *value = 1.0 + i as f32;
+        let (device, host) = (memory(3), memory(5));
+        for block in 0..3 {
+            device.write(block).iter_mut().enumerate().for_each(|(i, value)| *value = (1 + i) as f32 + block as f32);
         }
         host.copy_block(4, &device, 1);
-        for layer in 0..config.n_layers as usize {
-            for head in 0..config.n_kv_heads as usize {
-                assert_eq!(host.keys(layer, 4, head), device.keys(layer, 1, head));
-                assert_eq!(host.values(layer, 4, head), device.values(layer, 1, head));
-            }
-        }
-        let copied = host.data.iter().filter(|value| **value != 0.0).count();
-        assert_eq!(copied * 3, device.data.len());
-        assert!(KvCache::new(config, 4, 0).unwrap().data.is_empty());
+        assert_eq!(**host.read(4), **device.read(1));
+        assert_eq!(non_zero(&host) * 3, non_zero(&device));
+        assert_eq!(memory(0).n_blocks(), 0);
+    }
+
+    #[test]
+    fn a_copy_reads_a_block_that_a_batch_reads_and_fills_one_that_it_does_not_have() {
+        let (device, host) = (memory(3), memory(2));
+        let mut kv = KvCache::new(device.clone());
+        device.write(0)[7] = 5.0;
+        // Were one lock too many, this thread would wait for itself.
+        let locked = kv.lock([1].into_iter(), [0, 0, 1].into_iter());
+        host.copy_block(1, &device, 0);
+        device.copy_block(2, &host, 1);
+        assert_eq!(device.read(2)[7], 5.0);
+        assert!(device.blocks[1].try_read().is_err() && device.blocks[0].try_write().is_err());
+        drop(locked);
+        assert!(device.blocks[1].try_write().is_ok() && device.blocks[0].try_write().is_ok());
+    }
+
+    #[test]
+    fn locks_of_an_earlier_batch_are_not_taken_for_those_of_this_one() {
+        let mut kv = KvCache::new(memory(4));
+        drop(kv.lock([3, 1].into_iter(), [2].into_iter()));
+        // Block 3 was the first then, block 1 the second.
+        let locked = kv.lock(empty(), [1, 3, 0].into_iter());
+        let blocks: Vec<u32> = locked.locked.iter().map(|locked| locked.block).collect();
+        assert_eq!(blocks, [1, 3, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "block 1 is locked for reading only")]
+    fn a_block_locked_for_reading_is_not_written() {
+        let mut kv = KvCache::new(memory(2));
+        kv.lock(empty(), [1].into_iter()).write(0, 1, 0, &[1.0; 32], &[1.0; 32]);
     }
 
     #[test]
     fn a_cache_that_cannot_be_had_is_refused_with_numbers() {
-        let model = Model::seeded(0);
-        let Err(error) = KvCache::new(model.config(), u32::MAX, u32::MAX) else { panic!("allocated") };
-        let bytes = u128::from(u32::MAX).pow(2) * u128::from(model.kv_bytes_per_token());
+        let config = tiny_config();
+        let Err(error) = KvMemory::new(&config, u32::MAX, u32::MAX) else { panic!("allocated") };
+        let token_bytes = 2 * 4 * u128::from(config.n_layers) * config.kv_width() as u128;
+        let bytes = u128::from(u32::MAX).pow(2) * token_bytes;
         assert!(matches!(error, WorkerError::KvMemory { bytes: b, .. } if b == bytes), "{error}");
     }
 }

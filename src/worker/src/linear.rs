@@ -17,10 +17,10 @@ const DEPTH: usize = 256;
 /// Tasks for each thread, so that one that finishes early finds more work.
 const TASKS_PER_THREAD: usize = 4;
 
-/// What happens to the outputs' old values.
+/// Treatment of the outputs' old values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// They are replaced.
+    /// The products replace the old values.
     Replace,
     /// The product is added to them: a residual connection.
     Add,
@@ -122,7 +122,7 @@ fn panel_times_rows(panel: &[f32], x: &[f32], inputs: usize, sums: &mut [f32]) {
     }
 }
 
-/// One partial sum for `R` rows.
+/// Computes a partial sum for `R` rows.
 #[inline(always)]
 fn tile<const R: usize>(x: &[f32], inputs: usize, depth: usize, w: &[f32], sums: &mut [f32]) {
     let rows = std::array::from_fn(|r| &x[r * inputs..r * inputs + depth]);
@@ -138,7 +138,7 @@ fn tile<const R: usize>(x: &[f32], inputs: usize, depth: usize, w: &[f32], sums:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seeded::Noise;
+    use crate::noise::Noise;
 
     fn noise(seed: u64, n: usize) -> Vec<f32> {
         let mut noise = Noise::new(seed);

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use trunkline_core::{RequestId, Sampling, Step, StepSeq, Token};
+use trunkline_port::{RequestId, Sampling, Step, StepSeq, Token};
 
 use crate::drafter::draft;
 use crate::error::{SequenceFault, WorkerError};
@@ -14,22 +14,22 @@ use crate::sampler::{TokenSet, check_sampling};
 /// Slots there can be. Slots are small and dense; a number beyond this is a mistake, not a long table.
 const SLOTS_MAX: u32 = 1 << 16;
 
-/// What a worker can serve.
+/// Limits of a worker, against which steps are checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub(crate) block_size: u32,
-    /// Blocks there are.
+    /// Number of blocks on the device.
     pub(crate) n_blocks: u32,
-    /// Tokens in the vocabulary.
+    /// Number of token ids.
     pub(crate) vocab: u32,
-    /// Positions of the model.
+    /// Longest sequence in tokens.
     pub(crate) context: u32,
     /// Tokens to draft for a sequence in one step at most; with 0 no tokens are kept.
     pub(crate) max_drafts: u32,
 }
 
-/// One sequence as the worker knows it.
+/// Mirror of a sequence in the worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slot {
     pub(crate) request: RequestId,
@@ -38,8 +38,10 @@ pub(crate) struct Slot {
     pub(crate) sampling: Sampling,
     /// Tokens of the sequence so far; kept only if sampling needs them.
     pub(crate) seen: TokenSet,
-    /// The same in their order; kept only if drafts are on.
+    /// Tokens of the sequence in their order; kept only with speculative decoding.
     pub(crate) tokens: Vec<Token>,
+    /// The token sampled last, and its position.
+    last: Option<(u32, Token)>,
     /// Tokens to draft next at most: see [`Mirror::note`].
     draft_limit: u32,
 }
@@ -52,6 +54,7 @@ impl Slot {
             sampling,
             seen: TokenSet::default(),
             tokens: Vec::new(),
+            last: None,
             draft_limit: u32::MAX,
         }
     }
@@ -64,7 +67,7 @@ impl Slot {
     }
 }
 
-/// All sequences.
+/// Mirrors of all sequences, by slot.
 pub(crate) struct Mirror {
     limits: Limits,
     slots: Vec<Option<Slot>>,
@@ -85,6 +88,14 @@ impl Mirror {
         self.slots[seq.slot as usize].as_ref().expect("the step was applied")
     }
 
+    /// Returns the tokens to run of sequence `seq` of an applied step: those of the step, or the token sampled last.
+    pub(crate) fn run_tokens<'a>(&'a self, step: &'a Step, seq: &StepSeq) -> &'a [Token] {
+        match &self.slot(seq).last {
+            Some((_, last)) if seq.input_from_last => std::slice::from_ref(last),
+            _ => step.run_tokens(seq),
+        }
+    }
+
     /// Takes in a step's changes, or refuses the step and changes nothing.
     pub(crate) fn apply(&mut self, step: &Step) -> Result<(), WorkerError> {
         self.check(step)?;
@@ -97,6 +108,8 @@ impl Mirror {
                 self.slots[at] = Some(Slot::new(seq.request, sampling));
             }
             let slot = self.slots[at].as_mut().expect("checked to be held");
+            let last = slot.last.filter(|_| seq.input_from_last).map(|(_, token)| [token]);
+            let run = last.as_ref().map_or(step.run_tokens(seq), <[Token; 1]>::as_slice);
             slot.table.truncate(seq.table_keep as usize);
             slot.table.extend_from_slice(step.new_blocks(seq));
             if self.limits.max_drafts > 0 {
@@ -105,10 +118,10 @@ impl Mirror {
                 if seq.start {
                     slot.tokens.extend_from_slice(step.history(seq));
                 }
-                slot.tokens.extend_from_slice(step.run_tokens(seq));
+                slot.tokens.extend_from_slice(run);
             }
             slot.see(step.history(seq));
-            slot.see(step.run_tokens(seq));
+            slot.see(run);
         }
         Ok(())
     }
@@ -118,6 +131,9 @@ impl Mirror {
     pub(crate) fn note(&mut self, seq: &StepSeq, picked: &[Token], n_drafts: usize) {
         let slot = self.slots[seq.slot as usize].as_mut().expect("the step was applied");
         slot.see(picked);
+        if let Some(token) = picked.last() {
+            slot.last = Some((seq.computed + seq.n_tokens + picked.len() as u32 - 1, *token));
+        }
         if n_drafts > 0 {
             slot.draft_limit = 2 * (picked.len() as u32 - 1) + 1;
         }
@@ -197,8 +213,13 @@ impl Mirror {
         if end > capacity {
             return Err(SequenceFault::TableShort { end, capacity });
         }
+        if seq.input_from_last {
+            self.check_last(seq)?;
+        }
         let vocab = self.limits.vocab;
-        let mut tokens = step.history(seq).iter().chain(step.run_tokens(seq));
+        // In the place of a token that only the worker knows there may be anything.
+        let run = if seq.input_from_last { &[] } else { step.run_tokens(seq) };
+        let mut tokens = step.history(seq).iter().chain(run);
         if let Some(token) = tokens.find(|token| **token >= vocab) {
             return Err(SequenceFault::Token { token: *token, vocab });
         }
@@ -208,7 +229,18 @@ impl Mirror {
         self.check_history(seq, new)
     }
 
-    /// Whether the worker knows every token before those to run, if it has a use for them.
+    /// Checks that the worker has sampled the token that the core does not know yet.
+    fn check_last(&self, seq: &StepSeq) -> Result<(), SequenceFault> {
+        let held = if seq.start { None } else { self.slots[seq.slot as usize].as_ref() };
+        let position = held.and_then(|slot| slot.last).map(|(position, _)| position);
+        if position == Some(seq.computed) && seq.n_tokens == 1 {
+            Ok(())
+        } else {
+            Err(SequenceFault::NotSampled { computed: seq.computed, n_tokens: seq.n_tokens, sampled: position })
+        }
+    }
+
+    /// Checks that the worker knows every token before the tokens to run, if sampling or drafting needs them.
     fn check_history(&self, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
         let drafts = self.limits.max_drafts > 0;
         let (computed, sent) = (seq.computed, seq.n_history);
@@ -243,6 +275,7 @@ mod tests {
             n_tokens: tokens.len() as u32,
             n_history: 0,
             tokens_at: 0,
+            input_from_last: false,
             kv_write_from: 0,
             table_keep: 0,
             blocks_at: 0,
@@ -302,6 +335,44 @@ mod tests {
         mirror.note(&step.seqs[0], &[50], 0);
         mirror.apply(&go_on(3, 1, &[])).unwrap();
         assert_eq!(mirror.slot(&step.seqs[0]).seen.iter().collect::<Vec<_>>(), [1, 2, 3, 5, 50]);
+    }
+
+    #[test]
+    fn the_token_sampled_last_is_run_and_seen_in_place_of_the_placeholder() {
+        let mut mirror = mirror();
+        mirror.limits.max_drafts = 2;
+        let mut first = start(&[1, 2, 3], &[9, 2]);
+        first.sampling[0].repetition_penalty = 1.5;
+        mirror.apply(&first).unwrap();
+        let mut next = go_on(3, 2, &[]);
+        next.tokens[0] = u32::MAX;
+        next.seqs[0].input_from_last = true;
+        let sampled = |result: Result<(), WorkerError>| match result {
+            Err(WorkerError::Sequence { fault: SequenceFault::NotSampled { sampled, .. }, .. }) => sampled,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(sampled(mirror.apply(&next)), None);
+        mirror.note(&first.seqs[0], &[50], 0);
+        // The step may be sent again after a failure.
+        for _ in 0..2 {
+            mirror.apply(&next).unwrap();
+            assert_eq!(mirror.run_tokens(&next, &next.seqs[0]), [50]);
+            assert_eq!(mirror.slot(&next.seqs[0]).tokens, [1, 2, 3, 50]);
+        }
+        mirror.note(&next.seqs[0], &[51, 52], 1);
+        assert_eq!(mirror.slot(&next.seqs[0]).seen.iter().collect::<Vec<_>>(), [1, 2, 3, 50, 51, 52]);
+        // With a draft that was right the last token is one position further.
+        let wrong = StepSeq { computed: 4, ..next.seqs[0] };
+        assert_eq!(sampled(mirror.apply(&Step { seqs: vec![wrong], ..next.clone() })), Some(5));
+        next.seqs[0].computed = 5;
+        mirror.apply(&next).unwrap();
+        assert_eq!(mirror.run_tokens(&next, &next.seqs[0]), [52]);
+        let two = StepSeq { n_tokens: 2, computed: 5, ..next.seqs[0] };
+        assert_eq!(sampled(mirror.apply(&Step { seqs: vec![two], tokens: vec![0, 0], ..next.clone() })), Some(5));
+        mirror.apply(&first).unwrap();
+        assert_eq!(sampled(mirror.apply(&next)), None, "a start forgets");
+        first.seqs[0].input_from_last = true;
+        assert_eq!(sampled(mirror.apply(&first)), None, "a start samples nothing before");
     }
 
     /// A mirror that keeps tokens to draft from, and knows 1 2 3 1 2 in blocks for eight.

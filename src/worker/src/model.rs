@@ -2,39 +2,22 @@
 
 use std::path::Path;
 
+use trunkline_port::ModelInfo;
+
 use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kernel::{rms_norm, swiglu};
-use crate::kv::KvCache;
+use crate::kv::{KvCache, LockedBlocks};
 use crate::linear::{Linear, Output};
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
-use crate::weights;
+use crate::weights::{self, Weights};
 
-/// Weights as they are stored: matrices row by row, one row for each output.
-pub(crate) struct Weights {
-    pub(crate) embedding: Vec<f32>,
-    pub(crate) layers: Vec<LayerWeights>,
-    pub(crate) final_norm: Vec<f32>,
-    /// `None` if the head is the embedding.
-    pub(crate) head: Option<Vec<f32>>,
-}
+/// Element type of the KV cache, as it enters the namespace of block hashes.
+const KV_DTYPE: &str = "f32";
 
-/// Weights of one layer.
-pub(crate) struct LayerWeights {
-    pub(crate) attention_norm: Vec<f32>,
-    pub(crate) q: Vec<f32>,
-    pub(crate) k: Vec<f32>,
-    pub(crate) v: Vec<f32>,
-    pub(crate) o: Vec<f32>,
-    pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Vec<f32>,
-    pub(crate) up: Vec<f32>,
-    pub(crate) down: Vec<f32>,
-}
-
-/// One layer, its matrices packed; those that read the same input are one.
+/// A layer with packed matrices; matrices that read the same input are packed into one.
 struct Layer {
     attention_norm: Vec<f32>,
     qkv: Linear,
@@ -129,19 +112,37 @@ impl Model {
         model
     }
 
-    /// The model's shape and constants.
+    /// Returns the shape and the constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The folder's name, or "seeded-tiny".
+    /// Returns the name of the model's folder, or "seeded-tiny".
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes that one token occupies in the KV cache: keys and values of all layers, F32.
+    /// Returns the size of one token in the KV cache, in bytes: keys and values of all layers, F32.
     pub fn kv_bytes_per_token(&self) -> u64 {
         2 * 4 * u64::from(self.config.n_layers) * self.config.kv_width() as u64
+    }
+
+    /// Returns the facts that a front end needs to know of the model.
+    pub fn info(&self) -> ModelInfo {
+        ModelInfo {
+            name: self.name.clone(),
+            revision: String::new(),
+            vocab_size: self.config.vocab_size,
+            max_context: self.config.max_context,
+            eos_token_ids: self.config.eos_token_ids.clone(),
+            n_layers: self.config.n_layers,
+            hidden_size: self.config.hidden_size,
+            n_heads: self.config.n_heads,
+            n_kv_heads: self.config.n_kv_heads,
+            head_dim: self.config.head_dim,
+            kv_dtype: KV_DTYPE.to_owned(),
+            kv_bytes_per_token: self.kv_bytes_per_token(),
+        }
     }
 
     /// Runs a batch: writes keys and values into `kv` and leaves the wanted logits in `scratch`. Tokens MUST be in the
@@ -152,6 +153,10 @@ impl Model {
         let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
         let eps = self.config.rms_norm_eps;
         let plan = Plan::new(batch.sequences, &self.config);
+        let size = kv.block_size();
+        let written = batch.sequences.iter().flat_map(|seq| seq.blocks_written(size)).copied();
+        let read = batch.sequences.iter().flat_map(|seq| seq.blocks_read(size)).copied();
+        let mut kv = kv.lock(written, read);
         self.embed(batch.tokens, &mut scratch.x);
         self.turn(batch.sequences, scratch);
         scratch.normed.resize(rows * hidden, 0.0);
@@ -164,8 +169,8 @@ impl Model {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
             layer.qkv.apply(normed, qkv, Output::Replace, sums, threads);
             self.rotate_rows(qkv, cos, sin, threads);
-            store(batch.sequences, kv, i, qkv, q_width, kv_width);
-            attend(&plan, kv, i, qkv, attention, threads);
+            store(batch.sequences, &mut kv, i, qkv, q_width, kv_width);
+            attend(&plan, &kv, i, qkv, attention, threads);
             layer.o.apply(attention, x, Output::Add, sums, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
             layer.gate_up.apply(normed, gate_up, Output::Replace, sums, threads);
@@ -194,7 +199,7 @@ impl Model {
         }
     }
 
-    /// Computes the rotary angles of every row; all layers and heads share them.
+    /// Computes the rotary angles of every row, for all layers and heads.
     fn turn(&self, sequences: &[Sequence<'_>], scratch: &mut Scratch) {
         scratch.cos.clear();
         scratch.sin.clear();
@@ -205,7 +210,7 @@ impl Model {
         }
     }
 
-    /// Turns the query and key heads of every row.
+    /// Rotates the query and key heads of every row.
     fn rotate_rows(&self, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
         let dim = self.config.head_dim as usize;
         let turned = self.config.q_width() + self.config.kv_width();
@@ -225,7 +230,14 @@ fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: &Thr
 }
 
 /// Writes the keys and values of every row that does not lie in a shared block.
-fn store(sequences: &[Sequence<'_>], kv: &mut KvCache, layer: usize, qkv: &[f32], q_width: usize, kv_width: usize) {
+fn store(
+    sequences: &[Sequence<'_>],
+    kv: &mut LockedBlocks<'_>,
+    layer: usize,
+    qkv: &[f32],
+    q_width: usize,
+    kv_width: usize,
+) {
     let size = kv.block_size();
     let width = q_width + 2 * kv_width;
     for seq in sequences {

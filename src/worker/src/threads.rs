@@ -29,7 +29,7 @@ impl Threads {
         Ok(Self { pool: Some(pool) })
     }
 
-    /// How many there are.
+    /// Returns the number of threads.
     pub(crate) fn count(&self) -> usize {
         self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }

@@ -1,14 +1,14 @@
 //! The worker: runs the steps of a scheduler on a model and a KV cache.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use trunkline_core::{Place, RequestId, Step, StepResult, Token, Transfer};
+use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
 use crate::attention::Sequence;
-use crate::error::{TransferFault, WorkerError};
-use crate::kv::KvCache;
+use crate::copier::Copier;
+use crate::error::WorkerError;
+use crate::kv::{KvCache, KvMemory};
 use crate::mirror::{Limits, Mirror};
 use crate::model::{Batch, Model, Scratch};
 use crate::sampler::{log_probabilities, sample};
@@ -20,48 +20,21 @@ const SAMPLE_COST: usize = 16;
 /// More threads than this are a mistake.
 const THREADS_MAX: usize = 1024;
 
-/// How much memory and how many threads a worker takes.
+/// Memory and threads of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// Tokens in a KV block. Multiples of 16 are fastest.
     pub block_size: u32,
-    /// KV blocks. They are allocated at once, [`Model::kv_bytes_per_token`] times `block_size` bytes each.
+    /// Number of KV blocks of the device, allocated at once: [`Model::kv_bytes_per_token`] times `block_size` bytes each.
     pub device_blocks: u32,
-    /// KV blocks of the host, for [`Worker::transfer`]; 0 is none. As large as the others, and allocated at once too: what
+    /// Number of KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the others, and allocated at once too: what
     /// the scheduler calls the device is this machine's memory as well.
     pub host_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
-    /// scheduler's [`trunkline_core::Config::max_drafts`] is: every sequence has to start with its history.
+    /// scheduler's `max_drafts` is: every sequence has to start with its history.
     pub max_drafts: u32,
     /// Threads to compute with, at most 1024; 0 is one for each core.
     pub threads: usize,
-}
-
-/// What a step produced.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepOutput {
-    /// The sampled tokens.
-    pub result: StepResult,
-    /// One for each sampled token of a sequence that asked for log probabilities, in step order.
-    pub logprobs: Vec<TokenLogprobs>,
-    /// Tokens that were drafted.
-    pub drafted: u64,
-    /// Those of them that turned out to be what was sampled, and saved a step each.
-    pub accepted: u64,
-}
-
-/// Log probabilities at one sampled token: natural logarithms of a softmax over the model's own logits, before
-/// repetition penalty, temperature and truncation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    /// The request.
-    pub request: RequestId,
-    /// The token that was sampled.
-    pub token: u32,
-    /// Its log probability.
-    pub logprob: f32,
-    /// The most likely tokens and theirs, as many as were asked for, most likely first.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// A model, a KV cache and the mirror of the sequences in them.
@@ -73,22 +46,22 @@ pub struct Worker {
     model: Arc<Model>,
     threads: Threads,
     kv: KvCache,
-    host: KvCache,
+    host: Arc<KvMemory>,
     mirror: Mirror,
     scratch: Scratch,
 }
 
 /// A sequence of a step that samples.
 struct Sampled {
-    /// Which entry of [`Step::seqs`].
+    /// Index in [`Step::seqs`].
     index: usize,
     /// The first of its rows in the logits: one for the token after its own, and one for each draft.
     logit_row: usize,
-    /// Guesses of what follows its own tokens, run with them.
+    /// Drafts of the tokens that follow, run in the same pass.
     drafts: Vec<Token>,
 }
 
-/// What was sampled for a sequence: up to and including the first token that differs from its draft.
+/// Tokens sampled for a sequence: up to and including the first token that differs from its draft.
 #[derive(Default)]
 struct Picked {
     tokens: Vec<Token>,
@@ -112,8 +85,8 @@ impl Worker {
             return Err(WorkerError::Config { field: "threads", value, expected: "at most 1024" });
         }
         let threads = Threads::new(config.threads)?;
-        let kv = KvCache::new(model.config(), config.block_size, config.device_blocks)?;
-        let host = KvCache::new(model.config(), config.block_size, config.host_blocks)?;
+        let kv = KvCache::new(Arc::new(KvMemory::new(model.config(), config.block_size, config.device_blocks)?));
+        let host = Arc::new(KvMemory::new(model.config(), config.block_size, config.host_blocks)?);
         let limits = Limits {
             block_size: config.block_size,
             n_blocks: config.device_blocks,
@@ -149,48 +122,14 @@ impl Worker {
         Ok((output, rows))
     }
 
-    /// Copies blocks of all layers between device and host, one pair after another.
-    ///
-    /// # Errors
-    ///
-    /// A block that there is not, or two pairs with one destination, see [`TransferFault`]; nothing was copied.
-    pub fn transfer(&mut self, transfer: &Transfer) -> Result<(), WorkerError> {
-        self.check_transfer(transfer)?;
-        for (from, to) in &transfer.pairs {
-            match transfer.to {
-                Place::Device => self.kv.copy_block(*to, &self.host, *from),
-                _ => self.host.copy_block(*to, &self.kv, *from),
-            }
-        }
-        Ok(())
+    /// Returns a copier of this worker's blocks, which may run on another thread while steps run.
+    pub fn copier(&self) -> Copier {
+        Copier::new(Arc::clone(self.kv.memory()), Arc::clone(&self.host))
     }
 
     /// Forgets every sequence. The next step of each MUST start it.
     pub fn reset(&mut self) {
         self.mirror.clear();
-    }
-
-    fn check_transfer(&self, transfer: &Transfer) -> Result<(), WorkerError> {
-        let (device_blocks, host_blocks) = (self.kv.n_blocks(), self.host.n_blocks());
-        let mut destinations = HashSet::with_capacity(transfer.pairs.len());
-        for (index, (from, to)) in transfer.pairs.iter().copied().enumerate() {
-            let (device, host) = match (transfer.from, transfer.to) {
-                (Place::Device, Place::Host) => (from, to),
-                (Place::Host, Place::Device) => (to, from),
-                _ => return Err(WorkerError::Transfer { transfer: transfer.id, index, fault: TransferFault::NoTier }),
-            };
-            let fault = if device >= device_blocks {
-                TransferFault::DeviceBlock { block: device, limit: device_blocks }
-            } else if host >= host_blocks {
-                TransferFault::HostBlock { block: host, limit: host_blocks }
-            } else if !destinations.insert(to) {
-                TransferFault::DestinationTwice { block: to }
-            } else {
-                continue;
-            };
-            return Err(WorkerError::Transfer { transfer: transfer.id, index, fault });
-        }
-        Ok(())
     }
 
     fn run_step(&mut self, step: &Step) -> Result<(StepOutput, Vec<Sampled>), WorkerError> {
@@ -208,7 +147,7 @@ impl Worker {
         let (mut sampled, mut logit_rows) = (Vec::new(), Vec::new());
         for (index, seq) in step.seqs.iter().enumerate() {
             let row = tokens.len();
-            tokens.extend_from_slice(step.run_tokens(seq));
+            tokens.extend_from_slice(mirror.run_tokens(step, seq));
             if seq.sample {
                 let drafts = mirror.draft(seq);
                 let logit_row = logit_rows.len();
@@ -229,7 +168,7 @@ impl Worker {
         sampled
     }
 
-    /// Row `row` of the logits of the last forward pass.
+    /// Returns row `row` of the logits of the last forward pass.
     fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.model.config().vocab_size as usize;
         &self.scratch.logits[row * vocab..(row + 1) * vocab]
@@ -291,8 +230,24 @@ impl Worker {
     }
 }
 
+impl StepRunner for Worker {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        Self::run(self, step).map_err(StepError::from)
+    }
+
+    fn copier(&mut self) -> Box<dyn BlockCopier> {
+        Box::new(Self::copier(self))
+    }
+
+    fn reset(&mut self) {
+        Self::reset(self);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use trunkline_port::{RequestId, Sampling, StepSeq};
+
     use super::*;
 
     #[test]
@@ -318,13 +273,18 @@ mod tests {
     }
 
     #[test]
+    fn the_seeded_model_has_the_vocabulary_of_the_byte_tokenizer() {
+        assert_eq!(Model::seeded(0).info().vocab_size, trunkline_text::Tokenizer::bytes().vocab_size());
+    }
+
+    #[test]
     fn logits_that_are_not_finite_are_an_error_and_not_a_token() {
         let mut worker = Worker::new(
             Arc::new(Model::seeded_with_a_nan()),
             WorkerConfig { block_size: 16, device_blocks: 1, host_blocks: 0, max_drafts: 0, threads: 1 },
         )
         .unwrap();
-        let seq = trunkline_core::StepSeq {
+        let seq = StepSeq {
             request: RequestId(4),
             slot: 0,
             start: true,
@@ -332,6 +292,7 @@ mod tests {
             n_tokens: 1,
             n_history: 0,
             tokens_at: 0,
+            input_from_last: false,
             kv_write_from: 0,
             table_keep: 0,
             blocks_at: 0,
@@ -340,7 +301,7 @@ mod tests {
             n_generated: 0,
             n_drafts: 0,
         };
-        let sampling = vec![trunkline_core::Sampling::default()];
+        let sampling = vec![Sampling::default()];
         let step = Step { id: 1, seqs: vec![seq], tokens: vec![1], blocks: vec![0], sampling };
         assert_eq!(worker.run(&step), Err(WorkerError::NonFinite { step: 1, request: RequestId(4) }));
     }

@@ -1,11 +1,11 @@
 //! Arrivals: as the source says, one after another, or all at once.
 
-use trunkline_core::{Request, RequestId};
+use trunkline_cluster::Input;
+use trunkline_core::event::Event;
 
-use super::Fleet;
+use super::{Fleet, engine};
 use crate::fleet::ReplayError;
 use crate::in_flight::InFlightRequest;
-use crate::router::Pick;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::trace::Source;
 
@@ -20,7 +20,7 @@ impl Fleet<'_> {
             Arrivals::Serial => self.arrive_next()?,
             Arrivals::AtOnce => {
                 // As many as can run, and as many again and some, so that no scheduling pass comes to the end of the queue.
-                let batch = self.replicas[0].core.config().max_batch_size as usize;
+                let batch = self.cluster.core(engine(0)).config().max_batch_size as usize;
                 for _ in 0..2 * batch + LOOK_AHEAD {
                     for replica in 0..self.replicas.len() {
                         self.arrive_next_of(replica)?;
@@ -57,9 +57,7 @@ impl Fleet<'_> {
         if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
             self.pending.next_ns = self.pending.source.next_arrival_ns()?;
         }
-        let request = self.request(number);
-        let pick = self.pick(number, &request);
-        self.arrive(number, request, pick);
+        self.arrive(number, None);
         Ok(())
     }
 
@@ -71,8 +69,7 @@ impl Fleet<'_> {
             self.pending.ahead[turn as usize].push_back(number);
         }
         let number = self.pending.ahead[replica].pop_front().expect("one is there");
-        let request = self.request(number);
-        self.arrive(number, request, Pick { replica, known_tokens: 0 });
+        self.arrive(number, Some(replica));
         Ok(())
     }
 
@@ -87,11 +84,12 @@ impl Fleet<'_> {
         Ok(Some(number))
     }
 
-    fn arrive(&mut self, number: u64, request: Request, pick: Pick) {
-        debug_assert_eq!(request.id, RequestId(number));
-        let flight = self.flights.get(number);
-        self.meters.submit(flight, self.now_ns, pick.replica);
-        let tenant = u64::from(flight.tenant);
-        self.place(pick, Request { tenant, ..request });
+    /// A request arrives at one replica, or where the router sends it.
+    pub(super) fn arrive(&mut self, number: u64, replica: Option<usize>) {
+        let submit = Event::Submit(Box::new(self.request(number)));
+        self.input(match replica {
+            Some(replica) => Input::Engine(engine(replica), submit),
+            None => Input::Client(submit),
+        });
     }
 }

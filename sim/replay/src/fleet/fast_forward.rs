@@ -6,10 +6,9 @@
 
 use trunkline_core::{Leaper, Leapt, RequestId, SteadyBatch, SteadyStep, Token};
 
-use super::{Fleet, Replica, SimEvent};
+use super::{Fleet, Replica, SimEvent, engine};
 use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
-use crate::router::Load;
 use crate::settings::Arrivals;
 use trunkline_sim_perf::cost::{CostModel, StepShape};
 use trunkline_sim_workload::trace::{Source, generated_token};
@@ -26,7 +25,6 @@ struct FastForward<'a, 'b> {
     last_ns: u64,
     flights: &'a mut InFlightRequests,
     meters: &'a mut Meters<'b>,
-    load: &'a mut Load,
     steps: u64,
     seqs_run: u64,
     busy_ns: u64,
@@ -58,9 +56,7 @@ impl Leaper for FastForward<'_, '_> {
         SteadyStep { end_ns, leap_over }
     }
 
-    fn ended(&mut self, requests: u32) {
-        self.load.tokens += u64::from(requests);
-    }
+    fn ended(&mut self, _: u32) {}
 
     fn token(&mut self, request: RequestId, n: u32) -> Token {
         generated_token(request.0, n)
@@ -89,12 +85,11 @@ impl Fleet<'_> {
             last_ns: self.now_ns,
             flights: &mut self.flights,
             meters: &mut self.meters,
-            load: &mut self.loads[replica],
             steps: 0,
             seqs_run: 0,
             busy_ns: 0,
         };
-        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.spare.actions);
+        let leapt = self.cluster.leap(self.now_ns, engine(replica), &mut leap, &mut self.spare.outputs);
         if leapt == Leapt::Nowhere {
             return false;
         }
@@ -103,15 +98,15 @@ impl Fleet<'_> {
         self.totals.seqs_run += leap.seqs_run;
         self.totals.tokens_run += leap.seqs_run;
         if let Some(step) = it.in_flight.take() {
-            it.core.recycle(step);
+            self.cluster.recycle(engine(replica), step);
         }
         let life = it.life;
         match leapt {
             Leapt::Nowhere => unreachable!("it was seen"),
             Leapt::Steady { end_ns } => self.schedule(end_ns, SimEvent::StepEnd { replica, life }),
             Leapt::Landed { begin_ns } => {
-                let actions = std::mem::take(&mut self.spare.actions);
-                self.perform_all(begin_ns, replica, actions);
+                let outputs = std::mem::take(&mut self.spare.outputs);
+                self.perform_all(begin_ns, outputs);
             }
         }
         true

@@ -2,7 +2,7 @@
 
 use trunkline_core::Stats;
 
-use super::{Fleet, Totals};
+use super::{Fleet, Totals, engine};
 use crate::settings::{Arrivals, Settings};
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_perf::hardware::Hardware;
@@ -16,9 +16,10 @@ use trunkline_sim_workload::trace::{Format, Source};
 impl Fleet<'_> {
     pub(super) fn report(self) -> Report {
         let settings = self.settings;
-        let stats: Vec<_> = self.replicas.iter().map(|replica| replica.core.stats()).collect();
+        let status: Vec<_> = (0..self.replicas.len()).map(|replica| self.cluster.status(engine(replica))).collect();
+        let stats: Vec<_> = status.iter().map(|status| status.stats).collect();
         self.assert_drained(&stats);
-        let digest = fold_digests(self.replicas.iter().map(|replica| replica.core.digest()));
+        let digest = self.cluster.digest();
         let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
         let [link_out, link_in] = links(0);
         let tiers = settings.core.tiers.iter().enumerate();
@@ -73,7 +74,7 @@ impl Fleet<'_> {
             let held = requests + stats.private_blocks;
             assert_eq!(held, 0, "nothing is held when all requests have ended: {stats:?}");
         }
-        for load in &self.loads {
+        for load in (0..self.replicas.len()).map(|replica| self.cluster.status(engine(replica)).load) {
             assert_eq!((load.requests, load.tokens, load.prefill_tokens), (0, 0, 0), "no load is left");
         }
     }
@@ -135,11 +136,4 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         },
         cost_model: cost_model.into(),
     }
-}
-
-/// Combines the digests of all replicas in their order; a single replica keeps its own digest.
-fn fold_digests(digests: impl Iterator<Item = u64>) -> u64 {
-    digests
-        .reduce(|folded, next| (folded.rotate_left(23) ^ next).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-        .expect("at least one replica")
 }

@@ -4,13 +4,13 @@ use anyhow::{bail, ensure};
 use clap::Args;
 
 use super::tiers::TierArgs;
+use trunkline_cluster::ROUTER_DEFAULT;
 use trunkline_core::{Config, Preemption};
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, Weights};
 use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::engines::Engine;
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
-use trunkline_sim_replay::router::ROUTER_DEFAULT;
 use trunkline_sim_replay::settings::DRAFT_ACCEPTANCE_DEFAULT;
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
 

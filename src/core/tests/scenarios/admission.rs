@@ -1,4 +1,4 @@
-//! Scenarios 54 to 65: who is admitted, and who is refused.
+//! Scenarios 54 to 65: admission and refusal.
 
 use trunkline_core::{Config, Refusal};
 
@@ -42,7 +42,7 @@ fn scenario_055_cached_tokens_are_not_charged() {
 /// KsanaLLM: the second waits for a step that takes all of it; here: it runs what the step has left, because chunks are always
 /// on.
 #[test]
-fn scenario_056_those_behind_the_one_that_does_not_fit_wait() {
+fn scenario_056_requests_behind_one_that_does_not_fit_wait() {
     let mut rig = Rig::without_worker(Config { device_blocks: 400, max_context: 4096, ..config() });
     for (id, tokens) in [(1, 3000), (2, 1200), (3, 500)] {
         rig.submit(id, text(id as u32, tokens), 3);
@@ -86,7 +86,7 @@ fn scenario_059_a_full_queue_refuses() {
 
 /// KsanaLLM: counts the prompt; here: the prompt and what is asked for, because both must fit the model.
 #[test]
-fn scenario_060_what_exceeds_the_context_is_refused() {
+fn scenario_060_requests_beyond_the_context_are_refused() {
     let mut rig = Rig::new(Config { device_blocks: 200, ..config() });
     rig.submit(1, text(1, 2049), 1);
     rig.submit(2, text(1, 2048), 1);
@@ -97,7 +97,7 @@ fn scenario_060_what_exceeds_the_context_is_refused() {
 }
 
 #[test]
-fn scenario_061_what_exceeds_the_batch_waits() {
+fn scenario_061_requests_beyond_the_batch_wait() {
     let mut rig = Rig::without_worker(Config { max_batch_size: 8, ..config() });
     (1..=20).for_each(|id| rig.submit(id, text(id as u32, 5), 2));
     rig.join();
@@ -108,7 +108,7 @@ fn scenario_061_what_exceeds_the_batch_waits() {
 }
 
 /// KsanaLLM: admits others while the copy to the host runs; here: not even then, because they would take the very blocks it
-/// gives up.
+/// releases.
 #[test]
 fn scenario_063_nothing_is_admitted_while_a_request_is_swapped() {
     for copied in [false, true] {
@@ -147,9 +147,9 @@ fn scenario_064_a_decode_is_charged_what_it_runs() {
     }
 }
 
-/// KsanaLLM: accepts it, and it blocks the queue; here: refused at the door, because it could not run alone.
+/// KsanaLLM: accepts it, and it blocks the queue; here: refused on submission, because it could not run alone.
 #[test]
-fn scenario_065_what_can_never_run_is_refused_at_once() {
+fn scenario_065_requests_that_can_never_run_are_refused_at_once() {
     let mut rig = Rig::without_worker(config());
     rig.submit(1, text(1, 1700), 5);
     let never = Refusal::NeverFits { prompt_tokens: 1700, max_tokens: 5, needed: 107, capacity: 100 };

@@ -1,4 +1,4 @@
-//! Drafts: only where nothing else wants the step, the blocks or the tokens.
+//! Speculative decoding: drafts only use steps, blocks and tokens that nothing else needs.
 
 use trunkline_core::{Config, FinishReason};
 
@@ -8,7 +8,7 @@ fn drafting() -> Config {
     Config { max_drafts: 15, ..config() }
 }
 
-/// How many drafts each sequence of the step may make.
+/// Returns the number of drafts that each sequence of the step may make.
 fn n_drafts(rig: &Rig) -> Vec<u32> {
     rig.seqs().map(|seq| seq.n_drafts).collect()
 }

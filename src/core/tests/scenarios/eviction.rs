@@ -1,4 +1,4 @@
-//! Scenarios 30 to 36: what ended requests leave, and in which order it goes.
+//! Scenarios 30 to 36: blocks left by ended requests, and the order of their eviction.
 
 use trunkline_core::{Config, FinishReason};
 

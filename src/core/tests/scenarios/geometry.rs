@@ -1,4 +1,4 @@
-//! Scenarios 1 to 12: numbers of blocks, and what misuse meets with.
+//! Scenarios 1 to 12: block counts, and the response to misuse.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -95,7 +95,7 @@ fn scenario_007_blocks_taken_beyond_need_come_back_too() {
 
 /// KsanaLLM: code 3010; here: ignored without a trace, because the request or the copy may just have ended.
 #[test]
-fn scenario_008_what_is_not_known_is_ignored() {
+fn scenario_008_unknown_requests_are_ignored() {
     let mut rig = Rig::new(config());
     rig.submit(1, text(1, 20), 5);
     let (digest, stats) = (rig.core.digest(), rig.stats());
@@ -114,10 +114,10 @@ fn scenario_008_what_is_not_known_is_ignored() {
     assert!(rig.ends.is_empty());
 }
 
-/// KsanaLLM: code 3010; here: a worker that answers nonsense is reset, and misuse of the tree panics, because neither can
-/// be gone on from.
+/// KsanaLLM: code 3010; here: a worker that answers nonsense is reset, and misuse of the tree panics, because neither
+/// leaves a state to continue from.
 #[test]
-fn scenario_009_claims_that_cannot_be_are_not_believed() {
+fn scenario_009_impossible_claims_are_rejected() {
     let mut rig = Rig::new(config());
     rig.submit(1, text(1, 20), 1);
     let step = rig.step.take().unwrap();

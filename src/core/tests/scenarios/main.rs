@@ -1,7 +1,7 @@
-//! Acceptance scenarios: how KsanaLLM's prefix cache and scheduler behave, by number, and what this core does there.
+//! Acceptance scenarios by number: behaviour of KsanaLLM's prefix cache and scheduler, and of this core.
 //!
-//! `docs/scenarios.md` lists all of them; `table.rs` checks that list. Where this core differs on purpose, the test says so
-//! in front. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
+//! `docs/scenarios.md` lists all of them; `table.rs` checks that list. If this core differs on purpose, the test's doc comment says
+//! so. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
 
 mod admission;
 mod eviction;

@@ -1,4 +1,4 @@
-//! Scenarios 13 to 29: what is found in the cache, shared and published.
+//! Scenarios 13 to 29: prefix hits, sharing and publication.
 
 use trunkline_core::tree::Published;
 use trunkline_core::{Config, hash};
@@ -90,7 +90,7 @@ fn scenario_019_equal_prompts_share_blocks_in_flight() {
     assert_eq!((rig.stats().held_blocks, rig.stats().private_blocks), (3, 2));
 }
 
-/// Has 1 compute, token by token, a block that 2 has in its prompt: 40 tokens of one family and the first 8 that 1 says.
+/// Has 1 compute, token by token, a block that 2 has in its prompt: 40 tokens of one family and the first 8 tokens that 1 generates.
 pub fn merging(second_says: u32) -> Rig {
     let mut rig = Rig::without_worker(config());
     rig.submit(1, text(1, 40), 20);

@@ -46,7 +46,7 @@ fn scenario_067_the_victim_is_swapped_and_comes_back_before_others_are_admitted(
 }
 
 #[test]
-fn scenario_068_those_that_find_no_block_wait_for_one_swap_out() {
+fn scenario_068_requests_without_a_block_wait_for_one_swap_out() {
     let mut rig = Rig::without_worker(config());
     (1..=4).for_each(|id| rig.submit(id, text(id as u32, 25 * BLOCK - 1), 40));
     rig.join();
@@ -63,7 +63,7 @@ fn scenario_068_those_that_find_no_block_wait_for_one_swap_out() {
 }
 
 /// KsanaLLM: a sole request without a block stays and stops all admission; here: there is no such, because what cannot run
-/// alone is refused at the door.
+/// alone is refused on submission.
 #[test]
 fn scenario_069_a_sole_request_always_finds_a_block() {
     let mut rig = Rig::new(config());

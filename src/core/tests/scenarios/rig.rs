@@ -1,7 +1,7 @@
-//! A core with a worker that knows what every KV cell must hold, and copies that end when a test says so.
+//! Test bench: a core, a worker that knows the right contents of every KV cell, and copies that end on a test's command.
 //!
-//! A cell stands for the whole prefix up to its token. The worker panics when a step reads a cell that stands for
-//! anything else, so every scenario also says that contents are right. Every event is followed by a count of all blocks.
+//! A cell stands for the whole prefix up to its token. The worker panics if a step reads a cell of another prefix, so every
+//! scenario also proves that contents are right. All blocks are counted after every event.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use trunkline_core::{
     StepResult, StepSeq, Token, Transfer, Usage,
 };
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Device to host.
+    /// From the device to the host.
     Out,
-    /// Host to device.
+    /// From the host to the device.
     In,
 }
 
-/// A copy between device and host under way.
+/// A copy in flight between device and host.
 pub struct Copy {
     pub id: u64,
     pub direction: Direction,
-    /// (block on the device, block on the host).
+    /// Pairs of (block on the device, block on the host).
     pub pairs: Vec<(u32, u32)>,
 }
 
@@ -43,12 +43,12 @@ impl Copy {
 
 /// Tokens in a block, unless a scenario says otherwise.
 pub const BLOCK: u32 = 16;
-/// A cell that holds nothing of use.
+/// Contents of a cell that was never written.
 const POISON: u64 = 0;
-/// Events after which a run that has not ended never will.
+/// Events after which a run is considered stuck.
 const EVENTS_MAX: u32 = 200_000;
 
-/// The geometry of the scenarios. KsanaLLM's have two ranks; here is one, so counts on the host are half of theirs.
+/// Configuration of the scenarios. KsanaLLM's tests have two ranks; with one rank, host block counts are halved.
 pub fn config() -> Config {
     Config {
         block_size: BLOCK,
@@ -65,34 +65,34 @@ pub fn config() -> Config {
     }
 }
 
-/// `n` tokens that begin no other family.
+/// Returns `n` tokens of a family. No two families share a prefix.
 pub fn text(family: u32, n: u32) -> Vec<Token> {
     (0..n).map(|at| family * 10_000 + at).collect()
 }
 
-/// The first `shared` tokens of one family, then `own` of another.
+/// Returns the first `shared` tokens of one family, then `own` tokens of another.
 pub fn fork(shared_family: u32, shared: u32, own_family: u32, own: u32) -> Vec<Token> {
     [text(shared_family, shared), text(own_family, own)].concat()
 }
 
-/// A request in the default namespace.
+/// Creates a request in the default namespace.
 pub fn request(id: u64, prompt: Vec<Token>, max_tokens: u32) -> Request {
     Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens)
 }
 
-/// What requests say unless a scenario says otherwise: nobody says what another says.
+/// Default output of requests: no two requests generate the same tokens.
 fn own_words(id: u64, n: u32) -> Token {
     1_000_000 + id as u32 * 10_000 + n
 }
 
-/// The one who drives the core, and the worker.
+/// Driver of the core, and its worker.
 pub struct Rig {
     pub core: Core,
     pub now_ns: u64,
     pub step: Option<Box<Step>>,
-    /// Copies under way, in the order in which they began.
+    /// Copies in flight, in the order in which they began.
     pub copies: Vec<Copy>,
-    /// Tokens that were emitted, by request.
+    /// Emitted tokens by request.
     pub said: BTreeMap<u64, Vec<Token>>,
     pub ends: Vec<(u64, FinishReason)>,
     pub usages: BTreeMap<u64, Usage>,
@@ -100,28 +100,28 @@ pub struct Rig {
     pub flushed: u32,
     pub drained: u32,
     pub resets: u32,
-    /// What a request says as its n-th token.
+    /// Function from a request and n to its n-th output token.
     pub says: fn(u64, u32) -> Token,
-    /// Block tables as the last step had them, by request.
+    /// Block tables of the last step, by request.
     pub tables: BTreeMap<u64, Vec<u32>>,
     prompts: BTreeMap<u64, Vec<Token>>,
-    /// What the cells of each request stand for.
+    /// Right contents of the cells of each request.
     truth: BTreeMap<u64, Vec<u64>>,
-    /// Block tables by place on the worker.
+    /// Block tables by slot of the worker.
     slots: BTreeMap<u32, Vec<u32>>,
     device: Vec<u64>,
     host: Vec<u64>,
 }
 
 impl Rig {
-    /// A core with a worker.
+    /// Creates a core whose worker has joined.
     pub fn new(config: Config) -> Self {
         let mut rig = Self::without_worker(config);
         rig.event(Event::WorkerJoined);
         rig
     }
 
-    /// A core whose requests wait until [`Event::WorkerJoined`].
+    /// Creates a core whose requests wait until [`Event::WorkerJoined`].
     pub fn without_worker(config: Config) -> Self {
         let cells = |blocks: u32| vec![POISON; (blocks * config.block_size) as usize];
         Self {
@@ -171,6 +171,7 @@ impl Rig {
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Flushed { blocks } => self.flushed += blocks,
             Action::Drained => self.drained += 1,
+            Action::Withdrawn(request) => unreachable!("{} was not withdrawn", request.id),
         }
     }
 
@@ -186,7 +187,7 @@ impl Rig {
         self.event(Event::Submit(Box::new(request)));
     }
 
-    /// A request that takes so many blocks and needs one more after `room` decodes.
+    /// Creates a request that takes `blocks` blocks and needs one more after `room` decodes.
     pub fn submit_filler(&mut self, id: u64, blocks: u32, room: u32) {
         let Config { block_size, device_blocks, .. } = *self.core.config();
         let prompt = blocks * block_size - room;
@@ -201,7 +202,7 @@ impl Rig {
         self.event(Event::Abort(RequestId(id)));
     }
 
-    /// Aborts a request and lets the step end that runs it.
+    /// Aborts a request and ends the step that runs the request.
     pub fn abort_now(&mut self, id: u64) {
         self.abort(id);
         if !self.has_ended(id) {
@@ -210,12 +211,12 @@ impl Rig {
         assert!(self.has_ended(id));
     }
 
-    /// Evicts whatever is idle.
+    /// Evicts all idle blocks.
     pub fn flush(&mut self) {
         self.event(Event::FlushCache);
     }
 
-    /// The worker is gone, with all it held and all it was doing.
+    /// Loses the worker, with its cells, its step and its copies.
     pub fn lose_worker(&mut self) {
         self.step = None;
         self.copies.clear();
@@ -226,12 +227,12 @@ impl Rig {
 
     // What there is to see.
 
-    /// What the step in flight runs: (request, computed, tokens, samples).
+    /// Returns the sequences of the step in flight: (request, computed, tokens, samples).
     pub fn running(&self) -> Vec<(u64, u32, u32, bool)> {
         self.seqs().map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.sample)).collect()
     }
 
-    /// The requests that the step in flight runs.
+    /// Returns the requests of the step in flight.
     pub fn ids(&self) -> Vec<u64> {
         self.seqs().map(|seq| seq.request.0).collect()
     }
@@ -244,7 +245,7 @@ impl Rig {
         self.core.stats()
     }
 
-    /// Blocks that are free or evictable.
+    /// Returns the number of free or evictable blocks.
     pub fn usable(&self) -> u32 {
         let stats = self.stats();
         stats.free_blocks + stats.idle_blocks
@@ -263,12 +264,12 @@ impl Rig {
         self.usages.contains_key(&id)
     }
 
-    /// Directions of the copies under way and their numbers of blocks.
+    /// Returns the directions and block counts of the copies in flight.
     pub fn moves(&self) -> Vec<(Direction, usize)> {
         self.copies.iter().map(|copy| (copy.direction, copy.pairs.len())).collect()
     }
 
-    /// Panics unless nothing is left and every block is back.
+    /// Panics unless no request is left and every block is usable again.
     pub fn assert_empty(&self) {
         let (stats, config) = (self.stats(), self.core.config());
         assert_eq!((stats.waiting, stats.running, stats.swapped), (0, 0, 0));
@@ -276,7 +277,7 @@ impl Rig {
         assert!(self.step.is_none() && self.copies.is_empty());
     }
 
-    /// Panics unless these requests, and no others, ended with all their tokens, and said what they would have alone.
+    /// Panics unless exactly these requests ended with all their tokens, equal to the output of each request alone.
     pub fn assert_all_said(&self, ids: impl IntoIterator<Item = u64>) {
         let mut ended: Vec<u64> = self.ends.iter().map(|(id, _)| *id).collect();
         ended.sort_unstable();
@@ -290,12 +291,12 @@ impl Rig {
 
     // What can be done.
 
-    /// Ends the step in flight; no draft was right.
+    /// Ends the step in flight with no draft accepted.
     pub fn answer(&mut self) {
         self.answer_drafting(0);
     }
 
-    /// Ends the step in flight; of each sequence's drafts this many were right.
+    /// Ends the step in flight with this many drafts of each sequence accepted.
     pub fn answer_drafting(&mut self, right: u32) {
         let step = self.step.take().expect("a step is in flight");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
@@ -316,7 +317,7 @@ impl Rig {
         self.event(Event::StepFinished(result));
     }
 
-    /// Ends steps until something is so. Copies under way stay so.
+    /// Ends steps until a condition holds. Copies in flight remain in flight.
     pub fn answer_until(&mut self, is_so: impl Fn(&Self) -> bool) {
         for _ in 0..EVENTS_MAX {
             if is_so(self) {
@@ -327,7 +328,7 @@ impl Rig {
         panic!("it never came to be so");
     }
 
-    /// Ends the copy of this place in [`Self::copies`].
+    /// Ends the copy at this position of [`Self::copies`].
     pub fn finish_copy(&mut self, at: usize) {
         let copy = self.copies.remove(at);
         for (device, host) in &copy.pairs {
@@ -340,13 +341,13 @@ impl Rig {
         self.event(Event::TransferFinished(copy.id));
     }
 
-    /// Has the copy of this place fail.
+    /// Fails the copy at this position of [`Self::copies`].
     pub fn fail_copy(&mut self, at: usize) {
         let copy = self.copies.remove(at);
         self.event(Event::TransferFailed(copy.id));
     }
 
-    /// Ends steps and copies, oldest first, until there are none.
+    /// Ends steps and copies, oldest first, until none is in flight.
     pub fn run_to_end(&mut self) {
         for _ in 0..EVENTS_MAX {
             match (self.step.is_some(), self.copies.is_empty()) {
@@ -413,7 +414,7 @@ impl Rig {
         prompt.get(position as usize).copied().unwrap_or_else(said)
     }
 
-    /// Sees to it that [`Self::truth`] has the first `n` cells of a request.
+    /// Extends [`Self::truth`] to the first `n` cells of a request.
     fn learn(&mut self, id: u64, n: u32) {
         let mut truth = self.truth.remove(&id).unwrap_or_default();
         while truth.len() < n as usize {

@@ -1,4 +1,4 @@
-//! Situations that several scenarios begin with.
+//! Opening situations shared by several scenarios.
 
 use trunkline_core::{Config, Request};
 
@@ -23,7 +23,7 @@ pub fn swapping_out(victim: Request) -> Rig {
     rig
 }
 
-/// The same, and the copy has ended: the victim is swapped, and the filler runs.
+/// [`swapping_out`] after the copy has ended: the victim is swapped, and the filler runs.
 pub fn swapped(victim: Request) -> Rig {
     let mut rig = swapping_out(victim);
     rig.finish_copy(0);
@@ -31,7 +31,7 @@ pub fn swapped(victim: Request) -> Rig {
     rig
 }
 
-/// The same, and the filler has ended: the victim's 6 blocks are being copied back, for none is left on the device.
+/// [`swapping_out`] after copy and filler have ended: the victim's 6 blocks are being copied back, because none is left on the device.
 pub fn swapping_in(victim: Request) -> Rig {
     let mut rig = swapped(victim);
     rig.flush();

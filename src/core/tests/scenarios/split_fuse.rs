@@ -76,7 +76,7 @@ fn scenario_078_the_budget_is_the_steps() {
 /// KsanaLLM: every request may take a chunk; here: those behind take what is left of the step, because
 /// its length is what decodes wait for.
 #[test]
-fn scenario_079_a_chunk_leaves_the_rest_of_the_step_to_those_behind() {
+fn scenario_079_a_chunk_leaves_the_rest_of_the_step_to_requests_behind() {
     let mut rig = Rig::without_worker(chunks_of(16));
     (1..=2).for_each(|id| rig.submit(id, text(id as u32, 14), 3));
     rig.submit(3, text(3, 2), 3);

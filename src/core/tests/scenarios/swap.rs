@@ -192,7 +192,7 @@ pub fn before_both_ways() -> Rig {
     rig
 }
 
-/// The same, and the small one is on its way out.
+/// Two fillers, a small request (3) that is being swapped out, and the victim (4) that is being swapped in.
 pub fn both_ways() -> Rig {
     let mut rig = before_both_ways();
     rig.answer_until(|rig| rig.copies.len() == 2);

@@ -12,7 +12,7 @@ const WAYS: [(&str, FinishReason); 4] = [
     ("shutdown", FinishReason::Abort),
 ];
 
-/// A rig whose victim is in a state of swapping, and whether a copy for it runs.
+/// A rig with a victim in a state of swapping, and `true` if a copy for the victim is in flight.
 fn in_state(state: &str) -> (Rig, bool) {
     let mut victim = victim();
     victim.deadline_ns = Some(100_000);

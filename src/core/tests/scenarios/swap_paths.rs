@@ -1,4 +1,4 @@
-//! Ways through swapping that need several things to coincide.
+//! Paths through swapping that need several events to coincide.
 
 use trunkline_core::{Config, Event};
 
@@ -211,7 +211,7 @@ fn when_no_swapped_request_fits_the_last_gives_up_what_it_keeps() {
     assert_eq!((rig.said[&2].len(), rig.said[&3].len()), (600, 40));
 }
 
-/// 3 shares its first block with 4 and 5, which share one more. The copy of 3 comes to nothing while 4, which joined it, still
+/// 3 shares its first block with 4 and 5, which share one more. The copy of 3 fails while 4, which joined it, still
 /// copies the second: 5 must not begin to read that one too.
 fn the_first_of_three_comes_to_nothing(nothing: impl Fn(&mut Rig)) {
     let mut rig = Rig::without_worker(config());

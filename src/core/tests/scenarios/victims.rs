@@ -1,4 +1,4 @@
-//! Who makes way, and how.
+//! Choice of preemption victims, and of swapping or recomputation.
 
 use trunkline_core::{Config, Preemption};
 

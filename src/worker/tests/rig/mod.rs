@@ -2,19 +2,24 @@
 
 use std::sync::Arc;
 
-use trunkline_core::{RequestId, Sampling, Step, StepSeq};
-use trunkline_worker::{Model, StepOutput, Worker, WorkerConfig};
+use trunkline_port::{RequestId, Sampling, Step, StepOutput, StepSeq};
+use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// A worker and the blocks that nobody has yet.
 pub struct Rig {
     /// The worker.
     pub worker: Worker,
     block_size: u32,
-    max_drafts: u32,
+    /// Tokens that a decode may draft.
+    pub max_drafts: u32,
+    /// Steps leave out the token that the step before sampled, as if they were made before it was known.
+    pub ahead: bool,
     /// Blocks that nobody has yet.
     pub free: Vec<u32>,
     /// Steps run.
     pub steps: u64,
+    /// Sequences that ran without their last token.
+    pub steps_ahead: u64,
     /// Tokens drafted.
     pub drafted: u64,
     /// Drafts that were right.
@@ -87,7 +92,7 @@ impl Rig {
         let mut free: Vec<u32> = (0..device_blocks).collect();
         free.sort_by_key(|block| block.wrapping_mul(2_654_435_761));
         let worker = Worker::new(Arc::clone(model), config).unwrap();
-        Self { worker, block_size, max_drafts, free, steps: 0, drafted: 0, accepted: 0 }
+        Self { worker, block_size, max_drafts, ahead: false, free, steps: 0, steps_ahead: 0, drafted: 0, accepted: 0 }
     }
 
     /// Runs at most `limit` further tokens of each sequence in one step and returns the output and the logits of those
@@ -104,6 +109,7 @@ impl Rig {
             while seq.table.len() * (self.block_size as usize) < end + n_drafts as usize {
                 seq.table.push(self.free.pop().expect("the rig has blocks enough"));
             }
+            let input_from_last = self.ahead && decodes && seq.started && n == 1;
             let needs_history = self.max_drafts > 0 || seq.sampling.needs_history();
             let n_history = if !seq.started && needs_history { seq.computed } else { 0 };
             step.seqs.push(StepSeq {
@@ -114,6 +120,7 @@ impl Rig {
                 n_tokens: n as u32,
                 n_history: n_history as u32,
                 tokens_at: step.tokens.len() as u32,
+                input_from_last,
                 kv_write_from: seq.write_from,
                 table_keep: seq.sent_blocks as u32,
                 blocks_at: step.blocks.len() as u32,
@@ -122,7 +129,12 @@ impl Rig {
                 n_generated: (seq.tokens.len() - seq.prompt_len) as u32,
                 n_drafts,
             });
-            step.tokens.extend_from_slice(&seq.tokens[seq.computed - n_history..end]);
+            if input_from_last {
+                step.tokens.push(u32::MAX);
+                self.steps_ahead += 1;
+            } else {
+                step.tokens.extend_from_slice(&seq.tokens[seq.computed - n_history..end]);
+            }
             step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
             if !seq.started {
                 step.sampling.push(seq.sampling);

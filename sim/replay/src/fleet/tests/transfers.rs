@@ -34,7 +34,7 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     let out = |id| copy(id, Place::Device, Place::Host, 2);
     let back = |id, n| copy(id, Place::Host, Place::Device, n);
     for copy in [out(1), out(2), back(3, 2), back(4, 4), back(5, 100)] {
-        fleet.perform(fleet.now_ns, 0, copy);
+        fleet.perform_action(fleet.now_ns, 0, copy);
     }
     // A direction has one wake_up on the queue, whatever waits for it; ends are in the order of their numbers.
     let wake_up = |direction| (10_000, SimEvent::LinkWakeUp { replica: 0, direction, version: 1 });

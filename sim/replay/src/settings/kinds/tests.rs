@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::group::FleetSpec;
-use crate::router::ROUTER_DEFAULT;
 use crate::{Arrivals, Routing, replay};
+use trunkline_cluster::ROUTER_DEFAULT;
 use trunkline_sim_perf::cost::{CostChoice, StepShape, Weights};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::Report;

@@ -1,37 +1,37 @@
-//! What the tree knows of each block beside its tokens, by the block's slot.
+//! Links and counts of published blocks, in arrays indexed by the block's slot.
 //!
-//! One array for each fact: blocks of a chain mostly lie next to each other, so what is done to a chain is done to stretches
-//! of these arrays at one go.
+//! Each property has an array of its own. Blocks of a chain mostly lie in adjacent slots, so an operation on a chain works on
+//! whole stretches of these arrays.
 
 use crate::hash::BlockHash;
 
-/// The parent of a first block.
-pub(super) const ROOT: u32 = u32::MAX;
-/// The parent of a block that is not published.
-pub(super) const UNPUBLISHED: u32 = u32::MAX - 1;
+/// Parent of the first block of a prefix.
+pub(crate) const ROOT: u32 = u32::MAX;
+/// Parent of an unpublished block.
+pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
 
-/// The blocks of the tree, as the tree and its eviction policy see them.
+/// The published blocks of a tree or a tier, as shared with the eviction policy.
 #[derive(Debug, Default)]
 pub struct Nodes {
-    /// What of its chained hash the tree goes by; tokens decide.
-    pub(super) hashes: Vec<u64>,
-    /// The block before it, [`ROOT`] or [`UNPUBLISHED`].
-    pub(super) parents: Vec<u32>,
-    /// Published blocks that continue it.
-    pub(super) children: Vec<u32>,
-    /// Sequences that read it.
-    pub(super) readers: Vec<u32>,
-    /// Blocks before it in its prefix.
-    pub(super) depths: Vec<u32>,
-    /// Times it was found since it was published.
-    pub(super) hits: Vec<u16>,
+    /// Fingerprints of the chained hashes; tokens decide on equality.
+    pub(crate) fingerprints: Vec<u64>,
+    /// Parents: the block before in the prefix, [`ROOT`] or [`UNPUBLISHED`].
+    pub(crate) parents: Vec<u32>,
+    /// Numbers of published child blocks.
+    pub(crate) children: Vec<u32>,
+    /// Numbers of sequences reading the block.
+    pub(crate) readers: Vec<u32>,
+    /// Numbers of blocks before the block in the prefix.
+    pub(crate) depths: Vec<u32>,
+    /// Times the block was found since publication; saturates.
+    pub(crate) hits: Vec<u16>,
 }
 
 impl Nodes {
-    /// No block yet, and room for so many.
-    pub(super) fn with_room(blocks: usize) -> Self {
+    /// Creates no slots, with memory reserved for `blocks`.
+    pub(crate) fn with_capacity(blocks: usize) -> Self {
         Self {
-            hashes: Vec::with_capacity(blocks),
+            fingerprints: Vec::with_capacity(blocks),
             parents: Vec::with_capacity(blocks),
             children: Vec::with_capacity(blocks),
             readers: Vec::with_capacity(blocks),
@@ -40,14 +40,14 @@ impl Nodes {
         }
     }
 
-    /// Slots there are.
-    pub(super) fn len(&self) -> usize {
+    /// Returns the number of slots.
+    pub(crate) fn len(&self) -> usize {
         self.parents.len()
     }
 
-    /// Makes slots up to `len`.
+    /// Creates slots up to `len`.
     pub(crate) fn open(&mut self, len: usize) {
-        self.hashes.resize(len, 0);
+        self.fingerprints.resize(len, 0);
         self.parents.resize(len, UNPUBLISHED);
         self.children.resize(len, 0);
         self.readers.resize(len, 0);
@@ -55,15 +55,15 @@ impl Nodes {
         self.hits.resize(len, 0);
     }
 
-    /// Writes down blocks just published, from slot `first` on, each the parent of the next, with one reader.
-    pub(super) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
+    /// Records newly published blocks from slot `first` on, each the parent of the next, with one reader.
+    pub(crate) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
         let range = first as usize..first as usize + hashes.len();
         let mut depth = 0;
         if parent != ROOT {
             self.children[parent as usize] += 1;
             depth = self.depths[parent as usize] + 1;
         }
-        self.hashes[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = name(*hash));
+        self.fingerprints[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = hash.fingerprint());
         self.parents[range.start] = parent;
         self.parents[range.start + 1..range.end].iter_mut().zip(first..).for_each(|(to, before)| *to = before);
         self.children[range.clone()].fill(1);
@@ -73,19 +73,19 @@ impl Nodes {
         self.hits[range].fill(0);
     }
 
-    /// Writes down a block without one before it, read by none.
+    /// Records a newly published block without parent and readers.
     pub(crate) fn publish_first(&mut self, index: u32, hash: BlockHash) {
         self.publish(index, ROOT, &[hash]);
         self.readers[index as usize] = 0;
     }
 
-    /// Counts that a block was found.
+    /// Counts a hit of a block.
     pub(crate) fn found(&mut self, index: u32) {
         let hits = &mut self.hits[index as usize];
         *hits = hits.saturating_add(1);
     }
 
-    /// Strikes a leaf out. Returns its parent if that is an idle leaf now.
+    /// Removes a leaf. Returns the parent if that is now an idle leaf.
     pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
         if parent == ROOT {
@@ -95,9 +95,9 @@ impl Nodes {
         (self.children[parent as usize] == 0 && self.readers[parent as usize] == 0).then_some(parent)
     }
 
-    /// Strikes out a leaf and ancestors of it, each the parent of the one before. Returns the parent of the last if that is an idle
-    /// leaf now.
-    pub(super) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
+    /// Removes a leaf and ancestors, each the parent of the block before. Returns the parent of the last one if the parent
+    /// is now an idle leaf.
+    pub(crate) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
         let mut parent = None;
         for block in chain {
             assert!(parent.is_none_or(|parent| parent == *block), "block {block} is not the parent of the one before");
@@ -107,69 +107,64 @@ impl Nodes {
         parent
     }
 
-    /// Adds a reader to `len` blocks from `first` on, each found once more.
-    pub(super) fn hit(&mut self, first: u32, len: usize) {
+    /// Adds a reader and a hit to `len` blocks from `first` on.
+    pub(crate) fn hit(&mut self, first: u32, len: usize) {
         let range = first as usize..first as usize + len;
         self.readers[range.clone()].iter_mut().for_each(|readers| *readers += 1);
         self.hits[range].iter_mut().for_each(|hits| *hits = hits.saturating_add(1));
     }
 
-    /// Takes a reader from `len` blocks from `first` on.
-    pub(super) fn leave(&mut self, first: u32, len: usize) {
+    /// Removes a reader from `len` blocks from `first` on.
+    pub(crate) fn leave(&mut self, first: u32, len: usize) {
         self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers -= 1);
     }
 
-    /// The block before it in its prefix.
+    /// Returns the block before a block in the prefix; `None` for the first.
     pub fn parent(&self, index: u32) -> Option<u32> {
         let parent = self.parents[index as usize];
         debug_assert_ne!(parent, UNPUBLISHED);
         (parent != ROOT).then_some(parent)
     }
 
-    /// Whether no published block continues it.
+    /// Returns `true` if no published block continues this one.
     pub fn is_leaf(&self, index: u32) -> bool {
         self.children[index as usize] == 0
     }
 
-    /// Whether a published block may continue this one, or begin a prefix if this is [`ROOT`].
-    pub(super) fn is_continued(&self, parent: u32) -> bool {
+    /// Returns `true` if a published block may continue this one. Always `true` for [`ROOT`].
+    pub(crate) fn is_continued(&self, parent: u32) -> bool {
         parent == ROOT || self.children[parent as usize] > 0
     }
 
-    /// Blocks before it in its prefix.
+    /// Returns the number of blocks before a block in the prefix.
     pub fn depth(&self, index: u32) -> u32 {
         self.depths[index as usize]
     }
 
-    /// Part of its chained hash: the same contents have the same one, whatever the slot.
-    pub fn hash(&self, index: u32) -> u64 {
-        self.hashes[index as usize]
+    /// Returns the fingerprint of a block: equal contents have equal fingerprints, in any slot.
+    pub fn fingerprint(&self, index: u32) -> u64 {
+        self.fingerprints[index as usize]
     }
 
-    /// Times a request found it in the cache since it was published.
+    /// Returns the number of times a request found a block since publication.
     pub fn hits(&self, index: u32) -> u32 {
         u32::from(self.hits[index as usize])
     }
 
-    /// Hits of the block before it; 0 if there is none.
+    /// Returns the hits of the block before; 0 if there is none.
     pub fn parent_hits(&self, index: u32) -> u32 {
         self.parent(index).map_or(0, |parent| self.hits(parent))
     }
 }
 
-/// The part of a block hash that the tree goes by. The chained hash is mixed well already.
-pub(super) fn name(hash: BlockHash) -> u64 {
-    hash.0 as u64
-}
-
-/// How many of the first `n` values count up from `from`, beginning with the first.
+/// Returns the number of leading values, `n` at most, that count up from `from`.
 #[inline]
-pub(super) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
+pub(crate) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
     const STRIDE: usize = 32;
     let is = |at: usize| value(at) == from.wrapping_add(at as u32);
     let mut at = 0;
-    // A stretch at a time without a branch, which the compiler makes wide; its last value goes first, because it is the most
-    // likely one to be wrong.
+    // A stretch at a time without a branch, which the compiler vectorises. The last value of a stretch is checked first, because
+    // it is the most likely one to break the run.
     while at + STRIDE <= n && is(at + STRIDE - 1) && (0..STRIDE).fold(true, |all, i| all & is(at + i)) {
         at += STRIDE;
     }

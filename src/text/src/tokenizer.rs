@@ -1,205 +1,84 @@
-//! Text to tokens and back.
+//! Text to tokens, with the `tokenizer.json` of a model folder or byte by byte.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use tokenizers::{Decoder, DecoderWrapper};
+use crate::codec::Codec;
+use crate::detokenizer::{Detokenizer, decode_all};
+use crate::error::TokenizerError;
 
-use crate::detokenizer::{Detokenizer, Pieces};
-use crate::error::ModelError;
-use crate::seeded::{BOS, EOS};
-
-/// Token ids beyond this are a mistake in the file, not a vocabulary.
-const VOCAB_MAX: u32 = 1 << 24;
-
-/// A tokenizer: a Hugging Face `tokenizer.json`, or the bytes of the seeded model. Clones share their tables.
+/// A tokenizer: a Hugging Face `tokenizer.json`, or one token per byte. Clones share their tables.
 #[derive(Clone)]
 pub struct Tokenizer {
     codec: Arc<Codec>,
 }
 
-/// Both directions, shared with the detokenizers.
-pub(crate) struct Codec {
-    /// `None`: one token for each byte.
-    pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
-    /// The bytes of each token; `None` if a token's text depends on its neighbours.
-    pub(crate) pieces: Option<Pieces>,
-    vocab_size: u32,
-}
-
-/// How the bytes of a token follow from its name.
-enum Naming<'a> {
-    /// Each character of a name stands for one byte.
-    ByteLevel,
-    /// Names are text after some replacements, except `<0xNN>`, which are bytes.
-    ByteFallback { replacements: Vec<&'a DecoderWrapper>, strip: usize },
-}
-
 impl Tokenizer {
-    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding that it may ask for are switched off.
+    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding that the file asks for are switched off.
     ///
     /// # Errors
     ///
     /// The file is missing or is not a fast tokenizer.
-    pub fn load(dir: &Path) -> Result<Tokenizer, ModelError> {
+    pub fn load(dir: &Path) -> Result<Tokenizer, TokenizerError> {
         let path = dir.join("tokenizer.json");
         if !path.exists() {
-            let hint = "a model folder needs its fast tokenizer; save it with save_pretrained";
-            return Err(ModelError::MissingFile { path, hint });
+            return Err(TokenizerError::MissingFile { path });
         }
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
-        Self::parse(&bytes).map_err(|problem| ModelError::Tokenizer { path, problem })
+        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+        match Codec::parse(&bytes) {
+            Ok(codec) => Ok(Self { codec: Arc::new(codec) }),
+            Err(problem) => Err(TokenizerError::Invalid { path, problem }),
+        }
     }
 
-    fn parse(json: &[u8]) -> Result<Tokenizer, String> {
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
-        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-        tokenizer.with_padding(None);
-        let last = tokenizer.get_vocab(true).into_values().max().ok_or("the vocabulary is empty")?;
-        if last >= VOCAB_MAX {
-            return Err(format!("token id {last} is not below {VOCAB_MAX}"));
-        }
-        let pieces = naming(tokenizer.get_decoder()).map(|naming| pieces(&tokenizer, last, &naming));
-        let codec = Codec { hugging_face: Some(tokenizer), pieces, vocab_size: last + 1 };
-        Ok(Self { codec: Arc::new(codec) })
-    }
-
-    /// The tokenizer of [`crate::Model::seeded`]: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds
-    /// neither, so a text has as many tokens as bytes.
+    /// Returns the byte tokenizer: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds neither, so a text
+    /// has as many tokens as bytes. Small models made in memory use it.
     pub fn bytes() -> Tokenizer {
-        let mut pieces = Pieces::default();
-        for byte in 0..=u8::MAX {
-            pieces.push(&[byte], false);
-        }
-        // In the order of BOS and EOS.
-        pieces.push(b"<bos>", true);
-        pieces.push(b"<eos>", true);
-        debug_assert_eq!((BOS, EOS), (256, 257));
-        Self { codec: Arc::new(Codec { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1 }) }
+        Self { codec: Arc::new(Codec::bytes()) }
     }
 
-    /// One more than the largest token id that [`Tokenizer::encode`] can give. A model whose vocabulary is smaller does
-    /// not belong to this tokenizer.
+    /// Returns one more than the largest token id that [`Tokenizer::encode`] can give. A model with a smaller vocabulary
+    /// does not belong to this tokenizer.
     pub fn vocab_size(&self) -> u32 {
         self.codec.vocab_size
     }
 
-    /// The tokens of `text`, with the special tokens that the tokenizer puts around a text (for Llama: a begin token).
+    /// Returns the tokens of `text`, with the special tokens that the tokenizer puts around a text (for Llama: a begin token).
     /// Names of special tokens in the text become those tokens.
     ///
     /// # Errors
     ///
     /// The tokenizer has no token for a part of the text.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_with(text, true)
     }
 
-    /// [`Tokenizer::encode`], which adds special tokens only if `add_special_tokens`: a text that brings its own, such as a
-    /// rendered chat template, must not get them twice.
+    /// Returns the tokens of `text`, with special tokens around it only if `add_special_tokens`: a text with special tokens of
+    /// its own, such as a rendered chat template, must not get a second set.
     ///
     /// # Errors
     ///
     /// The tokenizer has no token for a part of the text.
-    pub fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ModelError> {
+    pub fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         match &self.codec.hugging_face {
             None => Ok(text.bytes().map(u32::from).collect()),
             Some(tokenizer) => match tokenizer.encode_fast(text, add_special_tokens) {
                 Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(error) => Err(ModelError::Encode { problem: error.to_string() }),
+                Err(error) => Err(TokenizerError::Encode { problem: error.to_string() }),
             },
         }
     }
 
-    /// A new stream of text. With `skip_special_tokens` the names of special tokens do not appear in it.
+    /// Starts a new stream of text. With `skip_special_tokens` the text leaves out the names of special tokens.
     pub fn detokenizer(&self, skip_special_tokens: bool) -> Detokenizer {
         Detokenizer::new(Arc::clone(&self.codec), skip_special_tokens)
     }
 
-    /// The text of `ids` without special tokens: what a [`Detokenizer`] gives for them. Unknown ids have no text; bytes
-    /// that are not UTF-8 become U+FFFD.
+    /// Returns the text of `ids` without special tokens, as a [`Detokenizer`] gives it. Unknown ids have no text; bytes
+    /// outside of UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let mut detokenizer = self.detokenizer(true);
-        let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
-        text.push_str(&detokenizer.finish());
-        text
+        decode_all(&self.codec, ids)
     }
-}
-
-/// Recognises the two decoders of Llama's generations, byte-level BPE and SentencePiece with byte fallback. The text of
-/// other tokenizers is decoded as a whole.
-fn naming(decoder: Option<&DecoderWrapper>) -> Option<Naming<'_>> {
-    let steps = match decoder? {
-        DecoderWrapper::ByteLevel(_) => return Some(Naming::ByteLevel),
-        DecoderWrapper::Sequence(sequence) => sequence.get_decoders(),
-        _ => return None,
-    };
-    let (mut replacements, mut strip) = (Vec::new(), 0);
-    let (mut fallback, mut fused) = (false, false);
-    for step in steps {
-        match step {
-            DecoderWrapper::Replace(_) if !fallback && !fused => replacements.push(step),
-            DecoderWrapper::ByteFallback(_) if !fused => fallback = true,
-            DecoderWrapper::Fuse(_) => fused = true,
-            DecoderWrapper::Strip(cut) if fused && cut.content == ' ' && cut.stop == 0 && strip == 0 => {
-                strip = cut.start;
-            }
-            _ => return None,
-        }
-    }
-    (fallback && fused).then_some(Naming::ByteFallback { replacements, strip })
-}
-
-fn pieces(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> Pieces {
-    let byte_of = byte_level_alphabet();
-    let special = tokenizer.get_added_tokens_decoder();
-    let mut pieces = Pieces::default();
-    if let Naming::ByteFallback { strip, .. } = naming {
-        pieces.strip = *strip;
-    }
-    for id in 0..=last {
-        let is_special = special.get(&id).is_some_and(|token| token.special);
-        let name = tokenizer.id_to_token(id).unwrap_or_default();
-        let bytes = match naming {
-            Naming::ByteLevel => {
-                let bytes: Option<Vec<u8>> = name.chars().map(|c| byte_of.get(c as usize).copied().flatten()).collect();
-                // Added tokens may have characters outside of the alphabet: they stand for themselves.
-                bytes.unwrap_or_else(|| name.into_bytes())
-            }
-            Naming::ByteFallback { replacements, .. } => match fallback_byte(&name) {
-                Some(byte) => vec![byte],
-                None => replaced(name, replacements).into_bytes(),
-            },
-        };
-        pieces.push(&bytes, is_special);
-    }
-    pieces
-}
-
-/// The byte that a name such as `<0x0A>` stands for.
-fn fallback_byte(name: &str) -> Option<u8> {
-    let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
-    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
-}
-
-fn replaced(name: String, replacements: &[&DecoderWrapper]) -> String {
-    replacements.iter().fold(name, |name, step| match step.decode_chain(vec![name.clone()]) {
-        Ok(names) => names.concat(),
-        Err(_) => name,
-    })
-}
-
-/// The byte that each character of a byte-level name stands for, by code point. Printable characters of Latin-1 stand for
-/// themselves; the other bytes, in order, are the code points from 256 on.
-fn byte_level_alphabet() -> Vec<Option<u8>> {
-    let mut byte_of = vec![None; 256];
-    for byte in 0..=u8::MAX {
-        if matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) {
-            byte_of[byte as usize] = Some(byte);
-        } else {
-            byte_of.push(Some(byte));
-        }
-    }
-    byte_of
 }
 
 #[cfg(test)]
@@ -207,6 +86,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::codec::{BOS, EOS, byte_level_alphabet};
 
     const TEXT: &str = "Zürich, 東京 and \u{1F600}\u{1F469}\u{200D}\u{1F680}: na\u{EF}ve\n\ttabs  two spaces";
 
@@ -243,7 +123,7 @@ mod tests {
             "model": {"type": "BPE", "vocab": vocab, "merges": []},
             "post_processor": post_processor,
         });
-        Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
     }
 
     /// SentencePiece as converted for Llama 2: names with U+2581 for spaces and bytes as `<0xNN>`.
@@ -271,7 +151,7 @@ mod tests {
                 "fuse_unk": true,
             },
         });
-        Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
     }
 
     /// A decoder that is decoded as a whole: WordPiece.
@@ -286,7 +166,7 @@ mod tests {
                 "vocab": {"[UNK]": 0, "token": 1, "##izer": 2, "##s": 3, "split": 4, "words": 5, "\u{6771}": 6},
             },
         });
-        Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
     }
 
     #[test]
@@ -376,11 +256,11 @@ mod tests {
     fn bad_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded") };
-        assert!(matches!(error, ModelError::MissingFile { .. }), "{error}");
+        assert!(matches!(error, TokenizerError::MissingFile { .. }), "{error}");
         for bad in ["", "{", "{}", "[1]", r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#] {
             std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
             let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded {bad}") };
-            assert!(matches!(error, ModelError::Tokenizer { .. }), "{error}");
+            assert!(matches!(error, TokenizerError::Invalid { .. }), "{error}");
         }
         let json = r#"{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}"#;
         std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();

@@ -1,84 +1,103 @@
-//! Life tables of what may be used again, for the policy [`super::reuse`].
+//! Hazard tables: probabilities of reuse by class and age, learned from the traffic.
+//!
+//! The `reuse` policy follows one block of each segment by its fingerprint, cached or not, and reports every return. Per class
+//! and age bucket the table counts the blocks reaching the age (at risk) and the blocks returning before the next age
+//! (events): a life table after Kaplan and Meier (1958). [`HazardTable::index`] derives from the hazards the worth of keeping
+//! a segment.
 
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-/// Age buckets per doubling, and doublings, from a share of the capacity on.
+/// Kinds of one turn. Ordered classes come in groups of this many, one group for each turn.
+pub(super) const KINDS: usize = 4;
+/// Age buckets per doubling of the age.
 const PER_DOUBLING: usize = 3;
+/// Doublings of the age with buckets, from [`FIRST_AGE`] on.
 const DOUBLINGS: usize = 10;
 const BUCKETS: usize = PER_DOUBLING * DOUBLINGS;
+/// Least age of the second bucket, as a share of the capacity.
 const FIRST_AGE: f64 = 1.0 / 32.0;
-/// Segments followed: one for so many blocks of the cache, within these bounds.
+/// Blocks of the cache per followed segment; the number of followed segments is clamped to the bounds below.
 const BLOCKS_PER_FOLLOWED: usize = 4;
 const FOLLOWED_MIN: usize = 1 << 12;
 const FOLLOWED_MAX: usize = 1 << 16;
-/// Segments of a class after which its counts are halved: what was long ago counts less.
+/// Segments of a class after which all counts of the class are halved, so that recent traffic counts more.
 const REMEMBERED: f32 = 4096.0;
-/// Segments between two computations of the indices: few at first, then more.
+/// Segments between two computations of the indices, at first and at most. The interval doubles.
 const LEARN_FIRST: u32 = 32;
 const LEARN_EVERY: u32 = 512;
-/// Counts that what a class leans on is worth, and the chance of a return that all lean on.
+/// Weight of a prior, in observations.
 const PRIOR: f32 = 16.0;
+/// Probability of a return in the prior of all classes.
 const PRIOR_RETURN: f32 = 0.1;
 
-/// A followed segment, in the cache or not.
+/// A followed segment, cached or not.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    hash: u64,
+pub(super) struct Followed {
+    fingerprint: u64,
+    /// Clock when the segment fell idle.
     pub since: u32,
     pub class: u8,
     pub turn: u8,
+    /// `false` once the segment returned or is followed anew.
     alive: bool,
 }
 
-/// The life table of a class: how many got to each age, and how many of these returned before the next.
+/// Life table of a class: by age bucket, the segments reaching the age, and the segments returning before the next age.
 #[derive(Clone, Debug)]
 struct Class {
     events: [f32; BUCKETS],
     at_risk: [f32; BUCKETS],
 }
 
-/// What is followed, and what was learned from it.
+/// Followed segments, and the life tables and indices learned from their returns.
 #[derive(Debug)]
-pub(super) struct Life {
-    /// The classes from here on have no order; those before come in fours, each leaning on the ones before it.
+pub(super) struct HazardTable {
+    /// First class without an order. The classes below come in groups of [`KINDS`]; the prior of a group is the group before.
     unordered: usize,
     classes: Vec<Class>,
+    /// Worth of keeping a segment, by class and age bucket (Gittins index).
     pub index: Vec<[f32; BUCKETS]>,
-    /// What is followed, oldest first; the number of the first; numbers by hash.
-    entries: VecDeque<Entry>,
+    /// Followed segments, oldest first.
+    followed: VecDeque<Followed>,
+    /// Number of the first entry of `followed`; the others are numbered on from there.
     base: u64,
-    by_hash: HashMap<u64, u64, std::hash::BuildHasherDefault<Identity>>,
-    /// For each bucket the first that has not got to its age.
+    /// Numbers of followed segments by fingerprint.
+    numbers: HashMap<u64, u64, std::hash::BuildHasherDefault<Identity>>,
+    /// For each bucket, the number of the first followed segment below the bucket's age.
     cursors: [u64; BUCKETS],
     followed_max: usize,
     capacity: u32,
+    /// Time, counted in blocks published or read.
     pub clock: u32,
-    /// The least age of each bucket.
+    /// Least age of each bucket.
     ages: [u32; BUCKETS],
     observations: u32,
     learn_every: u32,
-    /// The next class whose indices are to be computed, and what it leans on: all, and the turn before.
+    /// Next class whose indices are to be computed.
     to_learn: usize,
-    all: [f32; BUCKETS],
-    before: [f32; BUCKETS],
+    /// Hazards over all classes: the prior of unordered classes and of the first group.
+    prior_of_all: [f32; BUCKETS],
+    /// Hazards of the group before: the prior of an ordered class.
+    prior_of_turn: [f32; BUCKETS],
 }
 
-impl Life {
+impl HazardTable {
+    /// Creates a table of `classes` classes for a cache of `capacity` blocks. Classes from `unordered` on have no order.
     pub fn new(capacity: u32, classes: usize, unordered: usize) -> Self {
         let mut ages = [0; BUCKETS];
         for (bucket, age) in ages.iter_mut().enumerate().skip(1) {
             let doublings = (bucket - 1) as f64 / PER_DOUBLING as f64;
             *age = (f64::from(capacity) * FIRST_AGE * doublings.exp2()).ceil() as u32;
         }
-        let mut life = Self {
+        let mut table = Self {
             unordered,
             classes: vec![Class { events: [0.0; BUCKETS], at_risk: [0.0; BUCKETS] }; classes],
             index: vec![[0.0; BUCKETS]; classes],
-            entries: VecDeque::new(),
+            followed: VecDeque::new(),
             base: 0,
-            by_hash: HashMap::default(),
+            numbers: HashMap::default(),
             cursors: [0; BUCKETS],
             followed_max: (capacity as usize / BLOCKS_PER_FOLLOWED).clamp(FOLLOWED_MIN, FOLLOWED_MAX),
             capacity,
@@ -87,26 +106,28 @@ impl Life {
             observations: 0,
             learn_every: LEARN_FIRST,
             to_learn: 0,
-            all: [0.0; BUCKETS],
-            before: [0.0; BUCKETS],
+            prior_of_all: [0.0; BUCKETS],
+            prior_of_turn: [0.0; BUCKETS],
         };
-        life.begin_to_learn();
-        while life.learn() {}
-        life
+        table.begin_to_learn();
+        while table.learn() {}
+        table
     }
 
+    /// Returns the age bucket of a segment idle since `since`.
     pub fn bucket(&self, since: u32) -> usize {
         let age = self.clock.wrapping_sub(since);
         self.ages.partition_point(|least| *least <= age) - 1
     }
 
-    pub fn follow(&mut self, hash: u64, class: u8, turn: u8) {
+    /// Follows the segment with this fingerprint from now on.
+    pub fn follow(&mut self, fingerprint: u64, class: u8, turn: u8) {
         self.advance();
-        if let Some(old) = self.by_hash.insert(hash, self.base + self.entries.len() as u64) {
-            self.entries[(old - self.base) as usize].alive = false;
+        if let Some(old) = self.numbers.insert(fingerprint, self.base + self.followed.len() as u64) {
+            self.followed[(old - self.base) as usize].alive = false;
         }
-        self.entries.push_back(Entry { hash, since: self.clock, class, turn, alive: true });
-        if self.entries.len() > self.followed_max {
+        self.followed.push_back(Followed { fingerprint, since: self.clock, class, turn, alive: true });
+        if self.followed.len() > self.followed_max {
             self.forget();
         }
         self.observations += 1;
@@ -118,10 +139,11 @@ impl Life {
         self.learn();
     }
 
+    /// Stops following the oldest segment.
     fn forget(&mut self) {
-        let entry = self.entries.pop_front().expect("not empty");
+        let entry = self.followed.pop_front().expect("not empty");
         if entry.alive {
-            self.by_hash.remove(&entry.hash);
+            self.numbers.remove(&entry.fingerprint);
         }
         self.base += 1;
         for cursor in &mut self.cursors {
@@ -129,10 +151,10 @@ impl Life {
         }
     }
 
-    /// Counts those that got to a further age since the last call.
+    /// Counts the segments in a further age bucket than at the last call.
     fn advance(&mut self) {
         for bucket in 0..BUCKETS {
-            while let Some(entry) = self.entries.get((self.cursors[bucket] - self.base) as usize) {
+            while let Some(entry) = self.followed.get((self.cursors[bucket] - self.base) as usize) {
                 if self.clock.wrapping_sub(entry.since) < self.ages[bucket] {
                     break;
                 }
@@ -147,54 +169,55 @@ impl Life {
             }
         }
         let end = self.ages[BUCKETS - 1].saturating_mul(2);
-        while self.entries.front().is_some_and(|entry| self.clock.wrapping_sub(entry.since) > end) {
+        while self.followed.front().is_some_and(|entry| self.clock.wrapping_sub(entry.since) > end) {
             self.forget();
         }
     }
 
-    /// The contents that are followed under this hash are used again: the turn they were of, and their age.
-    pub fn returned(&mut self, hash: u64) -> Option<Entry> {
-        let at = self.by_hash.remove(&hash)?;
+    /// Counts a return of the segment with this fingerprint and stops following it. Returns `None` if no followed segment has the
+    /// fingerprint.
+    pub fn returned(&mut self, fingerprint: u64) -> Option<Followed> {
+        let at = self.numbers.remove(&fingerprint)?;
         self.advance();
         let at = at.checked_sub(self.base)? as usize;
-        let entry = self.entries[at];
-        self.entries[at].alive = false;
+        let entry = self.followed[at];
+        self.followed[at].alive = false;
         let bucket = self.bucket(entry.since);
         self.classes[usize::from(entry.class)].events[bucket] += 1.0;
         Some(entry)
     }
 
-    /// Begins to compute the indices from the life tables. They are computed class by class, one with each segment that is
-    /// followed from now on, so that no request waits for all of them.
+    /// Begins to compute the indices from the life tables, one class for each segment followed from now on, so that no request
+    /// waits for all classes.
     fn begin_to_learn(&mut self) {
         for bucket in 0..BUCKETS {
             let age = self.ages[bucket] as f32;
             let end = self.ages.get(bucket + 1).map_or(age * 2.0, |end| *end as f32);
-            self.all[bucket] = PRIOR_RETURN * (end - age) / (end + self.capacity as f32);
+            self.prior_of_all[bucket] = PRIOR_RETURN * (end - age) / (end + self.capacity as f32);
         }
-        self.all = hazards(&self.classes, &self.all);
-        self.before = self.all;
+        self.prior_of_all = hazards(&self.classes, &self.prior_of_all);
+        self.prior_of_turn = self.prior_of_all;
         self.to_learn = 0;
     }
 
-    /// Computes the indices of the next class. Returns whether there was one.
+    /// Computes the indices of the next class. Returns `false` if all classes are done.
     fn learn(&mut self) -> bool {
         let class = self.to_learn;
         if class == self.classes.len() {
             return false;
         }
         let ordered = class < self.unordered;
-        if ordered && class.is_multiple_of(super::reuse::KINDS) {
-            self.before = hazards(&self.classes[class..class + super::reuse::KINDS], &self.before);
+        if ordered && class.is_multiple_of(KINDS) {
+            self.prior_of_turn = hazards(&self.classes[class..class + KINDS], &self.prior_of_turn);
         }
-        let prior = if ordered { &self.before } else { &self.all };
+        let prior = if ordered { &self.prior_of_turn } else { &self.prior_of_all };
         self.index[class] = indices(&hazards(&self.classes[class..=class], prior), &self.ages);
         self.to_learn += 1;
         true
     }
 }
 
-/// For each age bucket the chance of a return, of what is of one of these classes; of few counts, mostly the one before.
+/// Returns, for each age bucket, the probability of a return of the given classes. With few counts, mostly the prior.
 fn hazards(classes: &[Class], prior: &[f32; BUCKETS]) -> [f32; BUCKETS] {
     let mut hazards = *prior;
     for (bucket, hazard) in hazards.iter_mut().enumerate() {
@@ -205,7 +228,7 @@ fn hazards(classes: &[Class], prior: &[f32; BUCKETS]) -> [f32; BUCKETS] {
     hazards
 }
 
-/// For each age bucket the best ratio, over all horizons, of returns to time spent.
+/// Returns, for each age bucket, the best ratio of returns to time spent over all horizons.
 fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
     let mut out = [0.0; BUCKETS];
     for (from, out) in out.iter_mut().enumerate() {
@@ -222,7 +245,7 @@ fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
     out
 }
 
-/// Block hashes are mixed already.
+/// Identity as a hasher: the bits of fingerprints are well mixed.
 #[derive(Default)]
 struct Identity(u64);
 
@@ -232,7 +255,7 @@ impl std::hash::Hasher for Identity {
     }
 
     fn write(&mut self, _: &[u8]) {
-        unreachable!("only block hashes are keys here");
+        unreachable!("only fingerprints are keys here");
     }
 
     fn write_u64(&mut self, value: u64) {

@@ -1,34 +1,34 @@
-//! Finds a block by its hash.
+//! Hash table from fingerprints to blocks.
 //!
-//! A hash table of 4-byte entries in buckets of one cache line: a lookup touches one line here, and one more where the hash
-//! of the block it found stands. An entry is the index of a block, and above it as many bits of its hash as there is room
-//! for, so that other blocks are hardly ever looked at. A bucket that was full when a block came counts that block and the
-//! next bucket takes it; so a block is removed without a trace, and the table never has to be cleaned up.
+//! Entries of 4 bytes lie in buckets of one cache line: a lookup touches one line of the table, and one more to read the
+//! fingerprint of the block it found. An entry is the index of a block and, in the bits above, a tag: as many bits of the
+//! fingerprint as fit, so that other blocks are hardly ever read. A full bucket counts each further block and the next bucket
+//! takes the block in. A removal therefore leaves no trace, and the table never needs a clean-up.
 
 use crate::block::ROOM_MAX;
 
-/// Words in a bucket, a cache line of 64 bytes. The last counts the blocks that overflowed.
+/// Words in a bucket, a cache line of 64 bytes. The last word counts overflowed blocks.
 const WORDS: usize = 16;
 const ENTRIES: usize = WORDS - 1;
 /// Blocks per bucket when the table is full: four fifths of its entries.
 const LOAD: usize = 12;
-/// Blocks an entry can tell apart and still have bits left for a tag.
+/// Greatest capacity with bits left for a tag in an entry.
 const BLOCKS_MAX: u32 = 1 << 30;
 
-/// Indices of blocks by hash. Of blocks whose hashes are equal, which hardly ever happens, one is found and the others are not.
+/// Indices of blocks by fingerprint. Of several blocks with one fingerprint, a rare event, only one is found.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct BlockIndex {
     words: Vec<u32>,
-    /// Words before the first that begins a cache line.
+    /// Words before the first cache line.
     skip: usize,
     buckets: usize,
     len: usize,
-    /// Bits of an entry that are the index.
+    /// Bits of an entry used for the index.
     index_bits: u32,
 }
 
-impl Index {
-    /// An empty index of blocks below `capacity`.
+impl BlockIndex {
+    /// Creates an empty index for blocks below `capacity`.
     pub fn new(capacity: u32) -> Self {
         assert!(capacity <= BLOCKS_MAX, "{capacity} blocks are more than can be told apart");
         let index_bits = 32 - capacity.saturating_sub(1).leading_zeros();
@@ -37,12 +37,12 @@ impl Index {
         index
     }
 
-    /// Blocks in it.
+    /// Returns the number of blocks in the index.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// A block of this hash. `hash_of` tells the hash of a block that is in the index.
+    /// Finds a block by its fingerprint. `hash_of` returns the fingerprint of a block in the index.
     #[inline]
     pub fn find(&self, hash: u64, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
         let tag = self.tag(hash);
@@ -66,7 +66,7 @@ impl Index {
         None
     }
 
-    /// Adds a block, which is not there.
+    /// Adds a block. The block MUST NOT be in the index.
     pub fn insert(&mut self, hash: u64, index: u32, hash_of: impl Fn(u32) -> u64) {
         if self.len == self.buckets * LOAD {
             self.grow(hash_of);
@@ -90,7 +90,7 @@ impl Index {
         }
     }
 
-    /// Takes out a block that is there.
+    /// Removes a block. The block MUST be in the index.
     pub fn remove(&mut self, hash: u64, index: u32) {
         let entry = self.tag(hash) | index;
         let mut at = self.home(hash);
@@ -109,7 +109,7 @@ impl Index {
         unreachable!("block {index} is in no bucket");
     }
 
-    /// Reads the buckets of some hashes, all at once, so that whoever looks for these next finds them in the processor's caches.
+    /// Prefetches the buckets of some fingerprints, all at once, so that the next lookups hit the processor's caches.
     #[inline]
     pub fn touch(&self, hashes: impl Iterator<Item = u64>) {
         let sum = hashes.fold(0u32, |sum, hash| sum ^ self.words[self.skip + self.home(hash) * WORDS]);
@@ -124,7 +124,7 @@ impl Index {
         if at + 1 == self.buckets { 0 } else { at + 1 }
     }
 
-    /// The bits of an entry above the index. Never none, so that no entry is 0, which is no entry.
+    /// Returns the tag of a fingerprint. At least one bit is set, because an entry of 0 means none.
     fn tag(&self, hash: u64) -> u32 {
         let mask = u32::MAX.checked_shr(self.index_bits).unwrap_or(0);
         (hash as u32 & mask).max(1) << self.index_bits
@@ -142,7 +142,7 @@ impl Index {
 
     fn make_room(&mut self, buckets: usize) {
         self.words = vec![0; (buckets + 1) * WORDS];
-        // Where a cache line begins; anywhere is as right, and slower.
+        // The first cache line. Any other offset is as correct, and slower.
         self.skip = self.words.as_ptr().align_offset(size_of::<[u32; WORDS]>()).min(WORDS);
         self.buckets = buckets;
         self.len = 0;
@@ -161,7 +161,7 @@ impl Index {
     }
 }
 
-/// The entries of a bucket that are equal to `entry` under `mask`, as bits.
+/// Returns a bit set of the entries of a bucket equal to `entry` under `mask`.
 #[inline]
 fn matches(bucket: &[u32; WORDS], entry: u32, mask: u32) -> u32 {
     let mut bits = 0;
@@ -180,12 +180,12 @@ mod tests {
     proptest! {
         /// Few buckets and many equal tags, so that buckets overflow into each other and around the end.
         #[test]
-        fn it_finds_what_a_map_finds(
+        fn the_index_agrees_with_a_map(
             ops in prop::collection::vec((0u32..200, 0u8..3), 0..600), capacity in 1u32..200, spread in 1u64..40,
         ) {
             let hash = |index: u32| (u64::from(index) % spread).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(index) >> 3 << 20;
             let hash = |index: u32| hash(index) & !0xff | u64::from(index);
-            let mut index = Index::new(capacity);
+            let mut index = BlockIndex::new(capacity);
             let mut model: HashMap<u64, u32> = HashMap::default();
             for (block, op) in ops {
                 let block = block % capacity;
@@ -215,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_past_the_room_it_began_with() {
+    fn the_index_grows_past_the_memory_reserved_at_first() {
         let hash = |index: u32| u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut index = Index::new(1 << 20);
+        let mut index = BlockIndex::new(1 << 20);
         index.make_room(1);
         for block in 0..10_000 {
             index.insert(hash(block), block, hash);
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn the_ends_of_the_range_of_capacities_work() {
         for capacity in [1, 2, BLOCKS_MAX] {
-            let mut index = Index::new(capacity);
+            let mut index = BlockIndex::new(capacity);
             index.insert(0, capacity - 1, |_| 0);
             assert_eq!(index.find(0, |_| 0), Some(capacity - 1));
             index.remove(0, capacity - 1);

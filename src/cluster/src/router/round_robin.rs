@@ -1,4 +1,4 @@
-//! Replicas in turn, those left out that are not open.
+//! Open engines in turn.
 
 use super::{Incoming, Load, Pick, Router};
 
@@ -10,8 +10,8 @@ pub(super) struct RoundRobin {
 impl Router for RoundRobin {
     fn pick(&mut self, _: u64, _: &Incoming<'_>, loads: &[Load]) -> Pick {
         let turn = (self.next..loads.len()).chain(0..self.next);
-        let replica = turn.into_iter().find(|replica| loads[*replica].open).expect("a replica is open");
-        self.next = (replica + 1) % loads.len();
-        Pick { replica, known_tokens: 0 }
+        let engine = turn.into_iter().find(|engine| loads[*engine].open).expect("an engine is open");
+        self.next = (engine + 1) % loads.len();
+        Pick { engine, known_tokens: 0 }
     }
 }

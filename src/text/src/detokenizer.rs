@@ -1,45 +1,12 @@
 //! Tokens to text, one token at a time.
 //!
-//! A token is a piece of bytes, not of text: a character may be spread over several. Text is given out once its bytes can
-//! no longer change their meaning, so what has been sent to a client is never taken back, and all parts together are the
-//! text of the whole.
+//! A token is a piece of bytes, not of text: one character may spread over several tokens. Text is given out once its bytes
+//! can no longer change their meaning. So text sent to a client is never taken back, and all parts together equal the text
+//! of the whole.
 
 use std::sync::Arc;
 
-use crate::tokenizer::Codec;
-
-/// The bytes of every token.
-#[derive(Default)]
-pub(crate) struct Pieces {
-    /// Of token 0, token 1 and so on, without gaps.
-    bytes: Vec<u8>,
-    /// Where each token's bytes end.
-    ends: Vec<usize>,
-    special: Vec<bool>,
-    /// Spaces to drop at the very beginning of a text.
-    pub(crate) strip: usize,
-}
-
-impl Pieces {
-    /// Adds the next token.
-    pub(crate) fn push(&mut self, bytes: &[u8], special: bool) {
-        self.bytes.extend_from_slice(bytes);
-        self.ends.push(self.bytes.len());
-        self.special.push(special);
-    }
-
-    /// The bytes of a token; none for an unknown one, and for a special one that is to be skipped.
-    fn of(&self, token: u32, skip_special: bool) -> &[u8] {
-        let at = token as usize;
-        match self.ends.get(at) {
-            Some(end) if !(skip_special && self.special[at]) => {
-                let begin = if at == 0 { 0 } else { self.ends[at - 1] };
-                &self.bytes[begin..*end]
-            }
-            _ => &[],
-        }
-    }
-}
+use crate::codec::Codec;
 
 /// A stream of tokens that becomes a stream of text. Bytes that are not UTF-8 become U+FFFD.
 pub struct Detokenizer {
@@ -60,7 +27,7 @@ enum State {
     Window {
         /// Tokens from a point on at which text could be given out.
         ids: Vec<u32>,
-        /// How many of them have been given out: they are decoded again, as the context of the rest.
+        /// Number of leading `ids` whose text has been given out; decoded again, as the context of the rest.
         done: usize,
     },
 }
@@ -74,7 +41,7 @@ impl Detokenizer {
         Self { codec, skip_special, state }
     }
 
-    /// Takes the next token and returns the text that became certain: nothing within a character.
+    /// Takes the next token and returns the text that became certain; empty within a character.
     pub fn push(&mut self, token: u32) -> String {
         match &mut self.state {
             State::Pieces { pending, strip } => {
@@ -103,7 +70,7 @@ impl Detokenizer {
         }
     }
 
-    /// Returns the rest: an incomplete character as U+FFFD. The stream begins anew.
+    /// Returns the rest of the text, an incomplete character as U+FFFD, and starts over.
     pub fn finish(&mut self) -> String {
         let rest = match &mut self.state {
             State::Pieces { pending, .. } => String::from_utf8_lossy(pending).into_owned(),
@@ -115,6 +82,14 @@ impl Detokenizer {
         *self = Self::new(Arc::clone(&self.codec), self.skip_special);
         rest
     }
+}
+
+/// Returns the text of `ids` without special tokens.
+pub(crate) fn decode_all(codec: &Arc<Codec>, ids: &[u32]) -> String {
+    let mut detokenizer = Detokenizer::new(Arc::clone(codec), true);
+    let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
+    text.push_str(&detokenizer.finish());
+    text
 }
 
 /// Takes from `pending` everything but a last character that is not complete.
@@ -149,19 +124,24 @@ fn decode(codec: &Codec, ids: &[u32], skip_special: bool) -> String {
     library.decode(ids, skip_special).unwrap_or_default()
 }
 
-/// What `text` has beyond `context`, with which it normally begins.
+/// Returns the part of `text` after `context`, with which `text` normally begins.
 fn after(text: &str, context: &str) -> String {
     text.strip_prefix(context).or_else(|| text.get(context.len()..)).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::seeded::Noise;
-    use crate::tokenizer::Tokenizer;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes() -> Detokenizer {
+        Detokenizer::new(Arc::new(Codec::bytes()), true)
+    }
 
     #[test]
     fn a_character_appears_with_its_last_byte() {
-        let mut detokenizer = Tokenizer::bytes().detokenizer(true);
+        let mut detokenizer = bytes();
         let parts: Vec<String> = "a\u{E9}\u{20AC}\u{1F600}".bytes().map(|byte| detokenizer.push(byte.into())).collect();
         assert_eq!(parts, ["a", "", "\u{E9}", "", "", "\u{20AC}", "", "", "", "\u{1F600}"]);
         assert_eq!(detokenizer.finish(), "");
@@ -169,22 +149,21 @@ mod tests {
 
     #[test]
     fn broken_characters_are_replaced_at_once_and_incomplete_ones_at_the_end() {
-        let mut detokenizer = Tokenizer::bytes().detokenizer(true);
+        let mut detokenizer = bytes();
         let parts: Vec<String> = [0xE2, 0x82, 0x41, 0xFF, 0xC3].map(|byte| detokenizer.push(byte)).to_vec();
         assert_eq!(parts, ["", "", "\u{FFFD}A", "\u{FFFD}", ""]);
         assert_eq!(detokenizer.finish(), "\u{FFFD}");
         assert_eq!(detokenizer.push(0x42), "B");
     }
 
-    #[test]
-    fn any_bytes_give_the_text_of_the_whole() {
-        let mut noise = Noise::new(5);
-        for _ in 0..2000 {
+    proptest! {
+        #[test]
+        fn any_bytes_give_the_text_of_the_whole(
             // Mostly bytes that begin or continue characters.
-            let bytes: Vec<u8> =
-                (0..12).map(|_| [0x41, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0xFF][noise.bits() as usize % 8]).collect();
+            bytes in proptest::collection::vec(proptest::sample::select(&[0x41, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0xFF][..]), 12),
+        ) {
             let ids: Vec<u32> = bytes.iter().copied().map(u32::from).collect();
-            assert_eq!(Tokenizer::bytes().decode(&ids), String::from_utf8_lossy(&bytes));
+            prop_assert_eq!(decode_all(&Arc::new(Codec::bytes()), &ids), String::from_utf8_lossy(&bytes));
         }
     }
 }

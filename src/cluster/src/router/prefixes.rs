@@ -1,16 +1,16 @@
-//! The prefixes that a replica is believed to have, within bounded memory.
+//! The prefixes that an engine is believed to cache, in bounded memory.
 //!
-//! A prefix is a run of chunks, each known by a hash of itself and all before it, so a set of hashes is enough: no tree. The set forgets
-//! what was used longest ago. Chunks of a prefix are used last to first, so none is ever used later than the one before
-//! it, and what is forgotten first is the end of a prefix: whatever is in the set, all chunks before it are too. So
-//! the longest known prefix is found by bisection.
+//! A prefix is a run of chunks, each named by a hash of itself and all chunks before it, so a set of hashes replaces a tree. The set
+//! evicts the least recently used chunk. The chunks of a prefix are touched last to first, so a chunk is never older than its
+//! successor and eviction starts at the end of a prefix: if a chunk is in the set, all chunks before it are too. Bisection
+//! therefore finds the longest known prefix.
 //!
-//! Hashes are cut to 64 bits. Two that are equal by chance cost a request its best replica, no more.
+//! Hashes are cut to 64 bits. A collision costs a request its best engine and nothing else.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// No chunk.
+/// Index that stands for no chunk.
 const NONE: u32 = u32::MAX;
 
 /// A set of prefixes. 28 bytes a chunk, and less than twice that while it grows.
@@ -18,9 +18,9 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Prefixes {
     capacity: usize,
     /// Never iterated.
-    by_hash: HashMap<u64, u32, BuildHasherDefault<Itself>>,
+    by_hash: HashMap<u64, u32, BuildHasherDefault<AlreadyHashed>>,
     chunks: Vec<Chunk>,
-    /// Used last, and used longest ago.
+    /// Ends of the recency list: most and least recently used chunk.
     newest: u32,
     oldest: u32,
 }
@@ -33,11 +33,11 @@ struct Chunk {
     older: u32,
 }
 
-/// Hashes are hashes of themselves.
+/// Hasher for keys that are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
-struct Itself(u64);
+struct AlreadyHashed(u64);
 
-impl Hasher for Itself {
+impl Hasher for AlreadyHashed {
     fn write(&mut self, _: &[u8]) {
         unreachable!("keys are u64");
     }
@@ -52,30 +52,30 @@ impl Hasher for Itself {
 }
 
 impl Prefixes {
-    /// An empty set of at most `capacity` chunks, at least one.
+    /// Creates an empty set for `capacity` chunks, at least one.
     pub(super) fn new(capacity: usize) -> Self {
         assert!(capacity > 0 && capacity < NONE as usize, "{capacity} chunks");
         Self { capacity, by_hash: HashMap::default(), chunks: Vec::new(), newest: NONE, oldest: NONE }
     }
 
-    /// Chunks in the set.
+    /// Returns the number of chunks in the set.
     pub(super) fn len(&self) -> usize {
         self.chunks.len()
     }
 
-    /// How many leading chunks are in the set.
+    /// Returns the number of leading chunks that are in the set.
     pub(super) fn longest(&self, chunks: &[u64]) -> usize {
         chunks.partition_point(|hash| self.by_hash.contains_key(hash))
     }
 
-    /// Adds a prefix, or as much of its beginning as there is room for.
+    /// Adds a prefix; if it exceeds the capacity, only its beginning.
     pub(super) fn add(&mut self, chunks: &[u64]) {
         for hash in chunks.iter().take(self.capacity).rev() {
             self.touch(*hash);
         }
     }
 
-    /// Forgets everything.
+    /// Empties the set and keeps its capacity.
     pub(super) fn clear(&mut self) {
         *self = Self::new(self.capacity);
     }

@@ -1,14 +1,15 @@
 //! Finds stop strings in text that comes in pieces.
 //!
-//! The text ends at the first place that may end it and where it ends with a stop string; of several that end there, the
-//! longest counts. That depends on the text alone, not on how it was cut into pieces. What could still become a stop string is held back.
+//! A stop string ends the text where it ends first; of several stop strings that end at one place, the longest counts. The
+//! result depends on the text alone, not on how the text was cut into pieces. A tail that could still become a stop string is
+//! held back.
 //!
 //! Each stop string is matched by its own Knuth-Morris-Pratt automaton over bytes: its state is the length of the longest
 //! prefix of the stop string that the text ends with, so the longest state of all is just what has to be held back. Bytes
 //! will do: a stop string begins at the beginning of a character and ends at the end of one, and so does every match.
 
-/// A search for several stop strings.
-pub(crate) struct StopMatcher {
+/// Incremental search for several stop strings.
+pub struct StopMatcher {
     patterns: Vec<Pattern>,
     /// The end of the text so far: as much as the longest state of a pattern.
     held: String,
@@ -36,8 +37,8 @@ impl Pattern {
         Self { text, fallback, matched: 0 }
     }
 
-    /// Takes the next byte of the text; returns whether the text now ends with the pattern. What can still become the
-    /// pattern after that is shorter than it.
+    /// Takes the next byte of the text and returns `true` if the text now ends with the pattern. The tail that can still become
+    /// the pattern is shorter than the pattern after that.
     fn step(&mut self, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
         while self.matched > 0 && bytes[self.matched] != byte {
@@ -53,16 +54,19 @@ impl Pattern {
 }
 
 impl StopMatcher {
-    /// A search for `stops`, none of which may be empty.
-    pub(crate) fn new(stops: Vec<String>) -> Self {
+    /// Starts a search for `stops`.
+    ///
+    /// # Panics
+    /// If a stop string is empty.
+    pub fn new(stops: Vec<String>) -> Self {
         assert!(stops.iter().all(|stop| !stop.is_empty()), "an empty stop string is everywhere");
         Self { patterns: stops.into_iter().map(Pattern::new).collect(), held: String::new() }
     }
 
-    /// Takes the next piece of text and appends what is certain to precede any stop string to `released`. Returns the stop
-    /// string if the text has one now; the search MUST NOT be used after that. Stop strings that end in a piece that
-    /// `may_stop` does not allow to end the text are text like any other, but one that begins in it may end in a later one.
-    pub(crate) fn push(&mut self, piece: &str, may_stop: bool, released: &mut String) -> Option<String> {
+    /// Takes the next piece of text and appends to `released` the text that is certain to precede any stop string. Returns the
+    /// stop string if the text has one now; the search MUST NOT be used after that. With `may_stop` set to `false`, stop
+    /// strings that end in this piece are ordinary text; a stop string that begins in this piece may still end in a later one.
+    pub fn push(&mut self, piece: &str, may_stop: bool, released: &mut String) -> Option<String> {
         if self.patterns.is_empty() {
             released.push_str(piece);
             return None;
@@ -91,8 +95,8 @@ impl StopMatcher {
         None
     }
 
-    /// The text is over: what was held back is no stop string.
-    pub(crate) fn finish(&mut self, released: &mut String) {
+    /// Ends the text: appends the held-back tail, which is no stop string, to `released`.
+    pub fn finish(&mut self, released: &mut String) {
         released.push_str(&self.held);
         self.held.clear();
     }

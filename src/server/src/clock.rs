@@ -1,0 +1,23 @@
+//! The clock of the server's events.
+
+use std::time::{Duration, Instant};
+
+/// Monotonic clock of all events, in nanoseconds since the server started.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    pub(crate) fn now_ns(self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).expect("a server runs for less than 500 years")
+    }
+
+    pub(crate) fn instant(self, at_ns: u64) -> Option<Instant> {
+        self.start.checked_add(Duration::from_nanos(at_ns))
+    }
+}

@@ -1,0 +1,68 @@
+//! The bounded queue of commands to the core's thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use trunkline_core::RequestId;
+
+use crate::clock::Clock;
+use crate::commands::Command;
+
+/// Reason for which the queue did not take a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotTaken {
+    /// The queue is full.
+    Full,
+    /// The core's thread has ended.
+    Stopped,
+}
+
+/// Sending end of the command queue, for all threads but the core's.
+#[derive(Clone)]
+pub(crate) struct DriverHandle {
+    commands: Sender<Command>,
+    clock: Clock,
+    /// An abort found the queue full: the core's thread looks for streams that nobody reads any more.
+    abort_missed: Arc<AtomicBool>,
+}
+
+impl DriverHandle {
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Returns the flag that the core's thread clears before it looks for streams that nobody reads any more.
+    pub(crate) fn abort_missed(&self) -> Arc<AtomicBool> {
+        self.abort_missed.clone()
+    }
+
+    /// Puts a command on the queue without waiting.
+    pub(crate) fn send(&self, command: Command) -> Result<(), NotTaken> {
+        self.commands.try_send(command).map_err(|err| match err {
+            TrySendError::Full(_) => NotTaken::Full,
+            TrySendError::Disconnected(_) => NotTaken::Stopped,
+        })
+    }
+
+    /// Puts a command on the queue and waits while it is full; returns `true` if the queue took it. Not for async code.
+    pub(crate) fn send_blocking(&self, command: Command) -> bool {
+        self.commands.send(command).is_ok()
+    }
+
+    /// Aborts a request whose outputs have been closed. Never waits and is never lost.
+    pub(crate) fn abort_dropped(&self, id: RequestId) {
+        if self.send(Command::Abort(vec![id])) == Err(NotTaken::Full) {
+            self.abort_missed.store(true, Ordering::Release);
+            // Either this is taken, or the queue is full now that the flag is up, and whoever takes a command from it sees
+            // the flag after that.
+            let _ = self.send(Command::Abort(vec![id]));
+        }
+    }
+}
+
+/// Makes a queue for `commands_max` commands and starts the clock.
+pub(crate) fn queue(commands_max: usize) -> (DriverHandle, Receiver<Command>) {
+    let (sender, commands) = bounded(commands_max);
+    (DriverHandle { commands: sender, clock: Clock::start(), abort_missed: Arc::default() }, commands)
+}

@@ -1,0 +1,73 @@
+//! The copy thread of a worker: it makes transfers one after another, beside the steps.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::Receiver;
+use tracing::error;
+use trunkline_port::{BlockCopier, Transfer};
+
+use super::WorkerEvent;
+
+/// A transfer to make, and the life of the worker that it belongs to.
+pub(crate) struct CopyJob {
+    pub(crate) life: u64,
+    pub(crate) transfer: Box<Transfer>,
+}
+
+/// Keeps copies of an earlier life of the worker from writing into the blocks of a later one.
+#[derive(Default)]
+pub(super) struct Fence {
+    /// First life whose copies may still run.
+    open_from: AtomicU64,
+    /// Held while a copy runs, until its answer is reported.
+    running: Mutex<()>,
+}
+
+impl Fence {
+    /// Ends all copies of lives before `life`: waits for the running copy and its report, and lets none of the others begin.
+    /// No copy of any life runs while the guard lives.
+    pub(super) fn close_before(&self, life: u64) -> MutexGuard<'_, ()> {
+        self.open_from.fetch_max(life, Ordering::SeqCst);
+        // Whoever takes the lock after this sees the new value.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `copy` unless `life` has ended; the fence cannot be closed meanwhile.
+    fn pass<T>(&self, life: u64, copy: impl FnOnce() -> T) -> Option<T> {
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.open_from.load(Ordering::SeqCst) <= life).then(copy)
+    }
+}
+
+/// Makes the transfers that come in until nobody sends any more, or nobody listens to the answers.
+pub(super) fn serve(
+    mut copier: Box<dyn BlockCopier>,
+    jobs: &Receiver<CopyJob>,
+    fence: &Fence,
+    report: &impl Fn(u64, WorkerEvent) -> bool,
+) {
+    for CopyJob { life, transfer } in jobs {
+        let heard = fence.pass(life, || report(life, copy(&mut *copier, &transfer)));
+        if heard == Some(false) {
+            return;
+        }
+    }
+}
+
+/// Makes one transfer. Nobody reads the destinations of a failed transfer, so the worker need not be reset.
+fn copy(copier: &mut dyn BlockCopier, transfer: &Transfer) -> WorkerEvent {
+    let failed = match catch_unwind(AssertUnwindSafe(|| copier.copy(transfer))) {
+        Ok(Ok(())) => false,
+        Ok(Err(err)) => {
+            error!(transfer = transfer.id, "blocks could not be copied: {err}");
+            true
+        }
+        Err(_) => {
+            error!(transfer = transfer.id, "the worker panicked while it copied blocks");
+            true
+        }
+    };
+    WorkerEvent::Transferred { transfer: transfer.id, failed }
+}
