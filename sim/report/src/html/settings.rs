@@ -1,4 +1,4 @@
-//! What was set, and how far the figures are to be trusted.
+//! Settings on a page, and the accuracy of the figures.
 
 use trunkline_core::Preemption;
 
@@ -8,7 +8,7 @@ use crate::numbers::grouped;
 use crate::report::{GroupReport, Report, SettingsReport};
 use crate::series::TierSeries;
 
-/// What is set, and how it reads.
+/// Title and text of a setting.
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
 const ROWS: [Row; 24] = [
@@ -20,29 +20,29 @@ const ROWS: [Row; 24] = [
     ("Router", |it| it.report.settings.router.clone()),
     ("Failures", |it| list(&it.report.settings.failures)),
     ("Slow replicas", |it| list(&it.report.settings.slow)),
-    ("Policy", |it| it.report.settings.policy.clone()),
-    ("Eviction", |it| it.report.settings.eviction.clone()),
-    ("Preemption", |it| preemption(it.report.settings.preemption).into()),
+    ("Policy", |it| it.report.settings.core.policy.clone()),
+    ("Eviction", |it| it.report.settings.core.eviction.clone()),
+    ("Preemption", |it| preemption(it.report.settings.core.preemption).into()),
     ("KV blocks on each device", |it| device_blocks(&it.report.settings)),
-    ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.host_blocks.into())),
+    ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.core.host_blocks.into())),
     ("Tiers", tiers),
-    ("Tokens in a block", |it| grouped(it.report.settings.block_size.into())),
-    ("Tokens in a step, most", |it| grouped(it.report.settings.max_batch_tokens.into())),
-    ("Sequences in a step, most", |it| grouped(it.report.settings.max_batch_size.into())),
-    ("Positions sampled in a step, most", |it| grouped(it.report.settings.max_step_logits.into())),
+    ("Tokens in a block", |it| grouped(it.report.settings.core.block_size.into())),
+    ("Tokens in a step, most", |it| grouped(it.report.settings.core.max_batch_tokens.into())),
+    ("Sequences in a step, most", |it| grouped(it.report.settings.core.max_batch_size.into())),
+    ("Positions sampled in a step, most", |it| grouped(it.report.settings.core.max_step_logits.into())),
     ("Target time of a step", |it| target(&it.report.settings)),
     ("Drafts", |it| drafts(&it.report.settings)),
-    ("Estimate: copying a block", |it| short_seconds(it.report.settings.swap_block_ns as f64 / 1e9)),
-    ("Estimate: computing a token", |it| short_seconds(it.report.settings.recompute_token_ns as f64 / 1e9)),
+    ("Estimate: copying a block", |it| short_seconds(it.report.settings.core.swap_block_ns as f64 / 1e9)),
+    ("Estimate: computing a token", |it| short_seconds(it.report.settings.core.recompute_token_ns as f64 / 1e9)),
     ("Watermark for admission", |it| {
-        format!("{} blocks for each running request", it.report.settings.launch_watermark)
+        format!("{} blocks for each running request", it.report.settings.core.launch_watermark)
     }),
     ("Watermark for swapping in", |it| {
-        format!("{} blocks for each running request", it.report.settings.swap_in_watermark)
+        format!("{} blocks for each running request", it.report.settings.core.swap_in_watermark)
     }),
 ];
 
-/// Each kind of replica.
+/// Describes each kind of replica.
 pub(super) fn hardware(settings: &SettingsReport) -> String {
     let shape = |parallel: &str| if parallel == "tp1pp1" { String::new() } else { format!(" {parallel}") };
     match &settings.groups[..] {
@@ -76,20 +76,20 @@ fn preemption(preemption: Preemption) -> &'static str {
 }
 
 fn target(settings: &SettingsReport) -> String {
-    match settings.target_step_ns {
+    match settings.core.target_step_ns {
         0 => "none".into(),
         ns => short_seconds(ns as f64 / 1e9),
     }
 }
 
 fn drafts(settings: &SettingsReport) -> String {
-    match settings.max_drafts {
+    match settings.core.max_drafts {
         0 => "none".into(),
         n => format!("up to {n}, right with probability {}", settings.draft_acceptance),
     }
 }
 
-/// When requests arrived.
+/// Describes the arrivals in a few words.
 pub(super) fn arrivals(report: &Report) -> String {
     match (&report.load, report.settings.speed) {
         (Some(load), _) => format!(
@@ -104,7 +104,7 @@ pub(super) fn arrivals(report: &Report) -> String {
     }
 }
 
-/// What all runs have in common, and what differs between them.
+/// Returns the tables of settings: those that differ between runs, then the common ones.
 pub(super) fn tables(runs: &[Run<'_>]) -> String {
     let values = |row: &fn(&Run<'_>) -> String| runs.iter().map(row).collect::<Vec<_>>();
     let (mut same, mut differing) = (String::new(), String::new());
@@ -128,7 +128,7 @@ pub(super) fn tables(runs: &[Run<'_>]) -> String {
     table(&head, &differing) + &table(head_same, &same)
 }
 
-/// The cost models' statements of their errors.
+/// Returns the cost models' statements of their errors.
 pub(super) fn trust(runs: &[Run<'_>]) -> String {
     let mut models: Vec<&str> = runs.iter().map(|run| run.report.settings.cost_model.as_str()).collect();
     models.dedup();

@@ -50,7 +50,7 @@ pub(crate) struct SettingsArgs {
 
     /// Schedule as near as can be to an engine: vllm-v1 or sarathi. Sets what is said of it below, unless that is given as well.
     #[arg(long, value_name = "NAME", value_parser = engines::by_name)]
-    engine: Option<&'static Engine>,
+    engine: Option<Engine>,
 
     /// Replicas.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
