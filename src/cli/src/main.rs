@@ -5,7 +5,9 @@
 mod bench;
 mod calibrate;
 mod config_file;
+mod core_settings;
 mod generate;
+mod output;
 mod plan;
 mod replay;
 mod selection;

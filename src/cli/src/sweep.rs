@@ -22,8 +22,7 @@ use self::folder::Plan;
 use self::report::ReportArgs;
 use self::run::Tally;
 use self::spec::Spec;
-use crate::replay::print;
-use crate::replay::render::table;
+use crate::output::{print, table};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,5 +1,8 @@
 //! What the flags mean, and what is said when they make no sense.
 
+use std::fs;
+use std::io::Write;
+
 use clap::Parser;
 use clap::error::ErrorKind;
 use trunkline_core::Preemption;
@@ -19,7 +22,7 @@ fn parse(words: &[&str]) -> Result<ReplayArgs, clap::Error> {
 
 fn settings(words: &[&str]) -> anyhow::Result<Vec<Settings>> {
     let args = parse(words)?;
-    Ok(runs(&args.settings, &args.tiers, args.of_trace.arrivals())?.settings)
+    Ok(runs(&args.settings, args.arrivals())?.settings)
 }
 
 fn fault(words: &[&str]) -> String {
@@ -55,15 +58,15 @@ fn settings_of(words: &str) -> Settings {
 /// The reports of replays of the small trace.
 fn replayed(words: &[&str]) -> Vec<trunkline_sim::Report> {
     let args = parse(&[&["t"], words].concat()).unwrap();
-    let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
+    let Runs { settings, cost } = runs(&args.settings, args.arrivals()).unwrap();
     let trace = trunkline_sim::Trace::load(small_trace().path(), None, None).unwrap();
     let stage = Stage { input: &Input::Loaded(trace), cost: &*cost, bar: &ProgressBar::hidden() };
-    compare::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
+    run::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
 }
 
 #[test]
 fn digits_are_grouped() {
-    assert_eq!([0, 999, 1_000, 144_793_823].map(render::grouped), ["0", "999", "1,000", "144,793,823"]);
+    assert_eq!([0, 999, 1_000, 144_793_823].map(crate::output::grouped), ["0", "999", "1,000", "144,793,823"]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::spec::{Point, Setting, Spec, TRACE};
 use crate::replay::input::Part;
-use crate::replay::{Asked, ReplayArgs};
+use crate::replay::{ReplayArgs, ReplayPlan};
 
 /// Flags that write files or read something else than a trace.
 const NO_KNOBS: [&str; 6] = ["json", "requests", "html", "timeline", "timeline-window", "recorded"];
@@ -23,7 +23,7 @@ const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
 /// `replay`, as its flags are parsed.
 #[derive(Parser)]
 #[command(name = "replay")]
-pub(super) struct Words {
+pub(super) struct ReplayCli {
     #[command(flatten)]
     pub args: ReplayArgs,
 }
@@ -150,13 +150,13 @@ fn in_folder(value: &str, folder: &Path) -> String {
 }
 
 fn ready(point: &Point<'_>, trace: &Path, folder: &Path) -> Result<Ready, Fault> {
-    let args = Words::try_parse_from(words(point, trace, folder))
+    let args = ReplayCli::try_parse_from(words(point, trace, folder))
         .map_err(|error| Fault { message: one_line(&error.to_string()), no_room: false })?;
-    let asked = args.args.asked().map_err(|error| Fault {
+    let plan = args.args.plan().map_err(|error| Fault {
         message: format!("{error:#}"),
         no_room: error.downcast_ref::<DoesNotFit>().is_some(),
     })?;
-    let Asked { runs, part, load, .. } = asked;
+    let ReplayPlan { runs, part, load, .. } = plan;
     match <[Settings; 1]>::try_from(runs) {
         Ok([settings]) => Ok(Ready { trace: trace.into(), part, settings, load }),
         Err(runs) => Err(Fault {

@@ -13,8 +13,7 @@ use trunkline_sim::figures::{self, Better};
 use super::effects::{Effect, best, effects, front};
 use super::folder;
 use super::join::{self, Joined, Row};
-use crate::replay::render::{align_right, grouped, per_cent, seconds, table};
-use crate::replay::{print, write_json};
+use crate::output::{align_right, grouped, per_cent, print, seconds, table, write_json};
 
 /// Cells that failed or are missing are named up to so many.
 const NAMED_MAX: usize = 20;
@@ -116,7 +115,7 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         write_parquet(&joined, to)?;
     }
     if let Some(to) = &args.json {
-        return write_json(to, &serde_json::to_string_pretty(&to_json(&joined))?);
+        return write_json("report", to, &serde_json::to_string_pretty(&to_json(&joined))?);
     }
     print(&text(&joined, &metrics, sort.as_ref(), &by, &pareto)?)
 }

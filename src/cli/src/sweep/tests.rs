@@ -178,7 +178,7 @@ fn a_knob_that_is_wrong_is_named_with_what_is_possible() {
 #[test]
 fn every_flag_of_replay_is_a_knob_or_refused() {
     // What is refused must be there, or be planned: a name that is misspelt would let the flag through.
-    let replay = <cells::Words as CommandFactory>::command();
+    let replay = <cells::ReplayCli as CommandFactory>::command();
     let outputs: Vec<&str> = replay
         .get_arguments()
         .filter(|flag| flag.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "FILE")))
@@ -310,7 +310,7 @@ fn a_cell_is_what_replay_finds_at_a_load_too() {
     for (row, load) in joined.rows.iter().zip(["0.5", "0.8"]) {
         let to = place.path().join("report.json");
         let words = ["replay", trace.to_str().unwrap(), "--load", load, "--json", to.to_str().unwrap()];
-        crate::replay::run(cells::Words::try_parse_from(words).unwrap().args).unwrap();
+        crate::replay::run(cells::ReplayCli::try_parse_from(words).unwrap().args).unwrap();
         let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&to).unwrap()).unwrap();
         let figure = |name: &str| Metric::find(name).unwrap().of(row).unwrap();
         assert_eq!(report["ttft_s"]["p99"], figure("ttft_p99"));
