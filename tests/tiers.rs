@@ -151,7 +151,7 @@ fn second_use_takes_what_was_found_before_and_nothing_else() {
 
 #[test]
 fn a_tier_drops_the_tail_of_a_prefix_before_its_head() {
-    for name in eviction::names() {
+    for name in eviction::REGISTRY.names() {
         let mut rig = Rig::new(config(vec![tier(10, Write::Through, name)]));
         rig.ask(1, prompt(1, 33));
         // Four more blocks: two of the eight there must go.

@@ -393,7 +393,7 @@ impl<'a> Fleet<'a> {
                 let outcome = self.meters.refuse(&flight, at_ns, replica, request.0);
                 self.end(replica, &outcome);
             }
-            Action::Flushed { .. } | Action::Drained => unreachable!("a replay asks for neither"),
+            Action::Flushed { .. } | Action::Drained | Action::Withdrawn(_) => unreachable!("a replay asks for none"),
         }
     }
 

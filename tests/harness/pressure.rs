@@ -21,6 +21,8 @@ pub struct Outcome {
     pub completed: u64,
     /// Requests that were aborted, stopped by the driver, timed out or failed.
     pub cut_short: u64,
+    /// Times a request was taken back and submitted again with what it had generated.
+    pub withdrawn: u64,
     /// Those of them that timed out.
     pub timed_out: u64,
     /// Requests refused.
@@ -73,6 +75,7 @@ impl Outcome {
             digest: 0,
             completed: self.completed + other.completed,
             cut_short: self.cut_short + other.cut_short,
+            withdrawn: self.withdrawn + other.withdrawn,
             timed_out: self.timed_out + other.timed_out,
             refused: self.refused + other.refused,
             refused_by_tokens: self.refused_by_tokens + other.refused_by_tokens,
@@ -108,6 +111,8 @@ struct Known {
     text: Vec<Token>,
     end: Option<FinishReason>,
     refused: bool,
+    /// It was taken back at least once.
+    withdrawn: bool,
 }
 
 struct Run {
@@ -129,6 +134,8 @@ struct Run {
     live: BTreeSet<RequestId>,
     now_ns: u64,
     actions: Vec<Action>,
+    /// Requests that the core gave back, to be submitted again.
+    withdrawn: Vec<Request>,
     drained: u32,
     outcome: Outcome,
     /// Every event and its time, for a replay.
@@ -157,6 +164,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         live: BTreeSet::new(),
         now_ns: 0,
         actions: Vec::new(),
+        withdrawn: Vec::new(),
         drained: 0,
         outcome: Outcome::default(),
         events: Vec::new(),
@@ -183,8 +191,8 @@ fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
 fn limits(rng: &mut Pcg64Mcg) -> Config {
     let block_size = pick(rng, &[1, 2, 4, 5, 16]);
     let max_batch_size = rng.random_range(1..12);
-    let policies: Vec<_> = policy::names().collect();
-    let evictions: Vec<_> = eviction::names().collect();
+    let policies: Vec<_> = policy::REGISTRY.names().collect();
+    let evictions: Vec<_> = eviction::REGISTRY.names().collect();
     let config = Config {
         block_size,
         device_blocks: rng.random_range(100 / block_size..280 / block_size + 2).max(2),
@@ -200,7 +208,7 @@ fn limits(rng: &mut Pcg64Mcg) -> Config {
 }
 
 fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
-    let evictions: Vec<_> = eviction::names().collect();
+    let evictions: Vec<_> = eviction::REGISTRY.names().collect();
     TierConfig {
         name: "tier".into(),
         blocks: rng.random_range(1..3 * device_blocks + 2),
@@ -266,6 +274,7 @@ impl Run {
                 39 => self.answer_nothing(),
                 40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
                 41..46 => self.end_transfer(),
+                46 => self.some_request(Event::Withdraw),
                 _ => self.advance(),
             }
         }
@@ -379,6 +388,7 @@ impl Run {
             text: Vec::new(),
             end: None,
             refused: false,
+            withdrawn: false,
         };
         self.worker.expect(&request);
         assert!(self.known.insert(request.id, known).is_none());
@@ -430,16 +440,24 @@ impl Run {
         }
         self.actions = actions;
         self.check_progress();
+        if let Some(request) = self.withdrawn.pop() {
+            self.event(Event::Submit(Box::new(request)));
+        }
     }
 
     /// The core waits only for what is under way, and who is late waits only for that.
     fn check_progress(&self) {
-        let waits = self.joined && self.step.is_none() && self.transfers.is_empty() && !self.live.is_empty();
+        let waits = self.withdrawn.is_empty()
+            && self.joined
+            && self.step.is_none()
+            && self.transfers.is_empty()
+            && !self.live.is_empty();
         assert!(!waits, "requests wait and the core waits for nothing: {:?}", self.core.stats());
         for id in &self.live {
             let late = self.known[id].deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns);
             let runs = || self.step.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
-            assert!(!late || !self.transfers.is_empty() || runs(), "request {id} is late and nothing runs it");
+            let back = self.withdrawn.iter().any(|request| request.id == *id);
+            assert!(!late || back || !self.transfers.is_empty() || runs(), "request {id} is late and nothing runs it");
         }
     }
 
@@ -465,10 +483,23 @@ impl Run {
             Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
             Action::Refuse { request, refusal } => {
                 let known = self.known.get_mut(&request).expect("the refusal of a known request");
-                assert!(known.end.is_none() && known.text.is_empty() && !std::mem::replace(&mut known.refused, true));
+                assert!(known.end.is_none() && (known.text.is_empty() || known.withdrawn));
+                assert!(!std::mem::replace(&mut known.refused, true), "request {request} is refused twice");
                 self.outcome.refused += 1;
                 self.outcome.refused_by_tokens += u64::from(matches!(refusal, Refusal::QueueTokensFull { .. }));
                 self.answered(request);
+            }
+            Action::Withdrawn(request) => {
+                let known = self.known.get_mut(&request.id).expect("a known request is given back");
+                assert!(known.end.is_none() && !known.refused, "request {} is given back after its end", request.id);
+                assert_eq!(
+                    (&request.prompt, &request.generated),
+                    (&known.prompt, &known.text),
+                    "its tokens come along"
+                );
+                known.withdrawn = true;
+                self.outcome.withdrawn += 1;
+                self.withdrawn.push(*request);
             }
             Action::Flushed { .. } => {}
             Action::Drained => {
@@ -483,7 +514,8 @@ impl Run {
         assert!(known.end.replace(reason).is_none() && !known.refused, "request {request} ended twice");
         assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
         assert_eq!(usage.completion_tokens as usize, known.text.len());
-        assert!(usage.cached_tokens < usage.prompt_tokens, "the last token of a prompt is always run");
+        let all_cached = known.withdrawn && !known.text.is_empty() && usage.cached_tokens == usage.prompt_tokens;
+        assert!(usage.cached_tokens < usage.prompt_tokens || all_cached, "the last token is always run");
         let outcome = &mut self.outcome;
         match reason {
             FinishReason::Timeout => assert!(known.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
@@ -525,7 +557,7 @@ impl Run {
         assert_eq!(self.drained, 1);
         for (id, known) in &self.known {
             assert!(known.refused != known.end.is_some(), "request {id} has no answer, or two");
-            if known.refused {
+            if known.refused && !known.withdrawn {
                 continue;
             }
             let mut alone = continuation(known.root, &known.prompt, known.max_tokens as usize);

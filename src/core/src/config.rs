@@ -10,7 +10,7 @@ pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
-use crate::spec::Spec;
+use crate::registry::{UnknownName, choose};
 use crate::tiering::TIERS_MAX;
 
 /// Tokens in a block by default.
@@ -101,12 +101,12 @@ settings! {
         /// Order of waiting requests and choice of preemption victims, with parameters as in `priority:ageing_ms=5000`; an
         /// unknown name lists all.
         ///
-        /// A name in [`policy::names`]; for parameters see [`crate::spec`].
+        /// A name in [`policy::REGISTRY`]; for parameters see [`crate::spec`].
         policy: String { default: "fcfs".into(), value: "SPEC" }
 
         /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all.
         ///
-        /// A name in [`eviction::names`].
+        /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::spec`].
         eviction: String { default: "lru".into(), value: "NAME" }
     }
 
@@ -147,14 +147,10 @@ impl Preemption {
 }
 
 impl std::str::FromStr for Preemption {
-    type Err = ConfigError;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, preemption)| *preemption);
-        found.ok_or_else(|| ConfigError::UnknownPreemption {
-            name: text.into(),
-            known: list(Self::ALL.iter().map(|(name, _)| *name)),
-        })
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        choose("preemption", &Self::ALL, text)
     }
 }
 
@@ -178,14 +174,10 @@ impl Write {
 }
 
 impl std::str::FromStr for Write {
-    type Err = ConfigError;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let found = Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, write)| *write);
-        found.ok_or_else(|| ConfigError::UnknownWrite {
-            name: text.into(),
-            known: list(Self::ALL.iter().map(|(name, _)| *name)),
-        })
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        choose("write mode", &Self::ALL, text)
     }
 }
 
@@ -199,7 +191,7 @@ pub struct TierConfig {
     pub blocks: u32,
     /// Moment at which the tier takes a block.
     pub write: Write,
-    /// Order in which the tier evicts blocks: a name in [`eviction::names`].
+    /// Order in which the tier evicts blocks: a name in [`eviction::REGISTRY`], with parameters if needed.
     pub eviction: String,
 }
 
@@ -207,10 +199,9 @@ impl TierConfig {
     /// Makes the eviction policy that `eviction` names, for the tier's number of blocks.
     ///
     /// # Errors
-    /// If no eviction policy has that name.
+    /// If no eviction policy has that name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
-        let unknown = || ConfigError::UnknownEviction { name: self.eviction.clone(), known: list(eviction::names()) };
-        eviction::by_name(&self.eviction, self.blocks).ok_or_else(unknown)
+        Ok(eviction::REGISTRY.make(&self.eviction, self.blocks)?)
     }
 }
 
@@ -245,24 +236,16 @@ impl Config {
     /// # Errors
     /// If no policy has that name, or a parameter is unknown or outside its range.
     pub fn make_policy(&self) -> Result<Box<dyn Policy>, ConfigError> {
-        let spec = Spec::new(&self.policy);
-        let unknown = || ConfigError::UnknownPolicy { name: spec.name.into(), known: list(policy::names()) };
-        let entry = policy::by_name(spec.name).ok_or_else(unknown)?;
-        Ok((entry.make)(&spec.values(entry.params).map_err(ConfigError::PolicyParameter)?))
+        Ok(policy::REGISTRY.make(&self.policy, ())?)
     }
 
     /// Makes the eviction policy that `eviction` names, for the device's number of blocks.
     ///
     /// # Errors
-    /// If no eviction policy has that name.
+    /// If no eviction policy has that name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
-        let unknown = || ConfigError::UnknownEviction { name: self.eviction.clone(), known: list(eviction::names()) };
-        eviction::by_name(&self.eviction, self.device_blocks).ok_or_else(unknown)
+        Ok(eviction::REGISTRY.make(&self.eviction, self.device_blocks)?)
     }
-}
-
-fn list(names: impl Iterator<Item = &'static str>) -> String {
-    names.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -89,6 +89,7 @@ impl Core {
             Event::Submit(request) => self.submit(*request, actions),
             Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
             Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
+            Event::Withdraw(id) => self.withdraw(id, actions),
             Event::Fail(id) => self.end_by_id(id, FinishReason::Error, actions),
             Event::WorkerJoined => self.worker_joined = true,
             Event::WorkerLost => {
@@ -215,7 +216,7 @@ impl Core {
             Some(Refusal::Draining)
         } else if prompt_tokens == 0 {
             Some(Refusal::EmptyPrompt)
-        } else if max_tokens == 0 {
+        } else if max_tokens as usize <= request.generated.len() {
             Some(Refusal::NoTokensAsked)
         } else if total > config.max_context {
             Some(Refusal::ContextTooLong { prompt_tokens, max_tokens, context: config.max_context })
@@ -241,10 +242,39 @@ impl Core {
     /// Ends a request: at once, or when the step that runs it ends.
     fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let seq = &mut self.sched.sequences[slot];
+        if std::mem::take(&mut seq.withdrawing) {
+            // A request that ends while it is handed back ends here.
+            seq.ending = None;
+        }
         if seq.in_step || seq.transfer.is_some() || seq.state == SequenceState::Loading {
             seq.ending.get_or_insert(reason);
             return;
         }
+        self.leave(slot);
+        self.finish(slot, reason, actions);
+        self.sched.settle_arrivals();
+    }
+
+    /// Hands a request back: at once, or when the step or the copy that works on it ends.
+    fn withdraw(&mut self, id: RequestId, actions: &mut Vec<Action>) {
+        let Some(slot) = self.by_id.get(&id).copied() else { return };
+        let seq = &mut self.sched.sequences[slot];
+        if seq.ending.is_some() {
+            return;
+        }
+        seq.withdrawing = true;
+        if seq.in_step || seq.transfer.is_some() || seq.state == SequenceState::Loading {
+            seq.ending = Some(FinishReason::Abort);
+            return;
+        }
+        self.leave(slot);
+        self.finish(slot, FinishReason::Abort, actions);
+        self.sched.settle_arrivals();
+    }
+
+    /// Takes a request out of the queue or list that its state says it stands in.
+    fn leave(&mut self, slot: usize) {
+        let seq = &self.sched.sequences[slot];
         match seq.state {
             SequenceState::Waiting => {
                 self.sched.waiting.remove(slot);
@@ -255,8 +285,6 @@ impl Core {
             }
             SequenceState::Loading => unreachable!("it waits for its copies"),
         }
-        self.finish(slot, reason, actions);
-        self.sched.settle_arrivals();
     }
 
     fn end_transfer(&mut self, id: u64, ok: bool, actions: &mut Vec<Action>) {
@@ -276,6 +304,12 @@ impl Core {
         let seq = self.sched.sequences.remove(slot);
         self.sched.waiting.left(seq.view.tenant);
         self.by_id.remove(&seq.id);
+        if seq.withdrawing {
+            self.sched.stats.withdrawn += 1;
+            self.sched.digest.decide(decision::WITHDRAW, seq.id.0, u64::from(seq.generated()));
+            actions.push(Action::Withdrawn(Box::new(seq.into_request(self.config.block_size))));
+            return self.forget_deadlines();
+        }
         self.sched.stats.finished += 1;
         self.sched.digest.decide(decision::FINISH, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
         actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
@@ -461,7 +495,11 @@ impl Core {
         }
         for slot in self.sched.running.clone() {
             match self.sched.sequences[slot].ending {
-                Some(reason) => self.end(slot, reason, actions),
+                Some(reason) => {
+                    self.leave(slot);
+                    self.finish(slot, reason, actions);
+                    self.sched.settle_arrivals();
+                }
                 None => {
                     self.sched.preempt(slot);
                     // That it will find nothing again says nothing of preemptions.

@@ -17,6 +17,9 @@ pub enum Event {
     Abort(RequestId),
     /// The driver found a stop string in the text of a request: it ends with [`FinishReason::Stop`].
     Stop(RequestId),
+    /// Takes a request back, to run elsewhere. Answered with [`Action::Withdrawn`] once no step and no copy works on the
+    /// request, or with [`Action::Finish`] if it ends first. Unknown ids are ignored.
+    Withdraw(RequestId),
     /// The worker cannot compute a request, whatever else is in the step: it ends with [`FinishReason::Error`].
     Fail(RequestId),
     /// The worker is ready to run steps; its KV blocks hold nothing.
@@ -67,6 +70,9 @@ pub enum Action {
         /// What it consumed.
         usage: Usage,
     },
+    /// The answer to [`Event::Withdraw`]: the request with the tokens generated so far in [`Request::generated`], ready
+    /// to be submitted to another core. This core has forgotten it.
+    Withdrawn(Box<Request>),
     /// A request was not accepted. It gets nothing else.
     Refuse {
         /// The request.

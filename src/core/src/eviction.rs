@@ -14,6 +14,7 @@ mod reuse;
 mod s3fifo;
 
 use crate::ids::BlockHandle;
+use crate::registry::{Entry, Registry};
 use crate::tree::Nodes;
 
 /// An order of idle blocks.
@@ -63,26 +64,34 @@ fn last(chain: &[BlockHandle]) -> u32 {
     chain.last().expect("a chain has a block").index
 }
 
-/// A policy's name, one line about it, and how to make one for a cache of so many blocks.
-type Entry = (&'static str, &'static str, fn(u32) -> Box<dyn Eviction>);
-
-/// All eviction policies.
-pub const REGISTRY: [Entry; 5] = [
-    ("lru", "least recently used", |n| Box::new(lru::Lru::new(n))),
-    ("lfu", "least frequently used, with ageing", |n| Box::new(lfu::Lfu::new(n))),
-    ("s3fifo", "S3-FIFO: a small queue for one-hit wonders, a main queue, a ghost", |n| {
-        Box::new(s3fifo::S3Fifo::new(n))
-    }),
-    ("reuse", "least likely to be used again, learned from the traffic", |n| Box::new(reuse::Reuse::new(n))),
-    ("cost", "least cost of recomputing per byte (GreedyDual)", |n| Box::new(cost::Cost::new(n))),
-];
-
-/// The names of all eviction policies.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    REGISTRY.iter().map(|(name, ..)| *name)
-}
-
-/// The eviction policy called `name`, if there is one, for a cache of `capacity` blocks.
-pub fn by_name(name: &str, capacity: u32) -> Option<Box<dyn Eviction>> {
-    REGISTRY.iter().find(|(known, ..)| *known == name).map(|(_, _, make)| make(capacity))
-}
+/// All eviction policies, made for a cache of as many blocks as the context says.
+pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
+    "eviction policy",
+    &[
+        Entry { name: "lru", about: "least recently used", params: &[], make: |_, n| Box::new(lru::Lru::new(n)) },
+        Entry {
+            name: "lfu",
+            about: "least frequently used, with ageing",
+            params: &[],
+            make: |_, n| Box::new(lfu::Lfu::new(n)),
+        },
+        Entry {
+            name: "s3fifo",
+            about: "S3-FIFO: a small queue for one-hit wonders, a main queue, a ghost",
+            params: &s3fifo::PARAMS,
+            make: |values, n| Box::new(s3fifo::S3Fifo::new(values, n)),
+        },
+        Entry {
+            name: "reuse",
+            about: "least likely to be used again, learned from the traffic",
+            params: &[],
+            make: |_, n| Box::new(reuse::Reuse::new(n)),
+        },
+        Entry {
+            name: "cost",
+            about: "least cost of recomputing per byte (GreedyDual)",
+            params: &[],
+            make: |_, n| Box::new(cost::Cost::new(n)),
+        },
+    ],
+);

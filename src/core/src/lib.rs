@@ -43,6 +43,7 @@ mod pace;
 pub mod policy;
 mod preemption;
 pub mod record;
+pub mod registry;
 pub mod request;
 mod scheduler;
 pub mod sequence;

@@ -26,7 +26,7 @@ mod priority;
 mod sjf;
 mod vtc;
 
-use crate::spec::Param;
+use crate::registry::{Entry, Registry};
 
 /// What a policy may look at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,74 +112,52 @@ pub trait Policy: Send + std::fmt::Debug {
     fn served(&mut self, _tenant: u64, _prompt_tokens: u32, _output_tokens: u32) {}
 }
 
-/// A policy as it is found by name.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry {
-    /// Its name.
-    pub name: &'static str,
-    /// One line about it.
-    pub about: &'static str,
-    /// What may be set, as in `name:key=value,key=value`.
-    pub params: &'static [Param],
-    /// Makes one from the values of `params`, in their order.
-    pub make: fn(&[u64]) -> Box<dyn Policy>,
-}
-
 /// All policies.
-pub const REGISTRY: [Entry; 6] = [
-    Entry { name: "fcfs", about: "first come, first served", params: &[], make: |_| Box::new(fcfs::Fcfs) },
-    Entry {
-        name: "priority",
-        about: "lower priority value first; waiting makes up for priority",
-        params: &priority::PARAMS,
-        make: |values| Box::new(priority::Priority::new(values)),
-    },
-    Entry {
-        name: "sjf",
-        about: "fewest uncached tokens first; waiting makes up for tokens",
-        params: &sjf::PARAMS,
-        make: |values| Box::new(sjf::Sjf::new(values)),
-    },
-    Entry {
-        name: "lpm",
-        about: "most cached tokens first; waiting makes up for tokens",
-        params: &lpm::PARAMS,
-        make: |values| Box::new(lpm::Lpm::new(values)),
-    },
-    Entry {
-        name: "edf",
-        about: "earliest deadline first, then those without one",
-        params: &[],
-        make: |_| Box::new(edf::Edf),
-    },
-    Entry {
-        name: "vtc",
-        about: "fair among tenants: the one served least goes first",
-        params: &vtc::PARAMS,
-        make: |values| Box::new(vtc::Vtc::new(values)),
-    },
-];
-
-/// The names of all policies.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    REGISTRY.iter().map(|entry| entry.name)
-}
-
-/// The policy called `name`, if there is one.
-pub fn by_name(name: &str) -> Option<&'static Entry> {
-    const ENTRIES: &[Entry] = &REGISTRY;
-    ENTRIES.iter().find(|entry| entry.name == name)
-}
+pub static REGISTRY: Registry<Box<dyn Policy>> = Registry::new(
+    "policy",
+    &[
+        Entry { name: "fcfs", about: "first come, first served", params: &[], make: |_, ()| Box::new(fcfs::Fcfs) },
+        Entry {
+            name: "priority",
+            about: "lower priority value first; waiting makes up for priority",
+            params: &priority::PARAMS,
+            make: |values, ()| Box::new(priority::Priority::new(values)),
+        },
+        Entry {
+            name: "sjf",
+            about: "fewest uncached tokens first; waiting makes up for tokens",
+            params: &sjf::PARAMS,
+            make: |values, ()| Box::new(sjf::Sjf::new(values)),
+        },
+        Entry {
+            name: "lpm",
+            about: "most cached tokens first; waiting makes up for tokens",
+            params: &lpm::PARAMS,
+            make: |values, ()| Box::new(lpm::Lpm::new(values)),
+        },
+        Entry {
+            name: "edf",
+            about: "earliest deadline first, then those without one",
+            params: &[],
+            make: |_, ()| Box::new(edf::Edf),
+        },
+        Entry {
+            name: "vtc",
+            about: "fair among tenants: the one served least goes first",
+            params: &vtc::PARAMS,
+            make: |values, ()| Box::new(vtc::Vtc::new(values)),
+        },
+    ],
+);
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::config::Config;
     use crate::waiting::Waiting;
 
     /// The policy of a spec.
     pub(crate) fn make(spec: &str) -> Box<dyn Policy> {
-        Config { policy: spec.into(), ..Config::default() }.make_policy().unwrap()
+        REGISTRY.make(spec, ()).unwrap()
     }
 
     /// The indices of `views` in the order in which they are admitted.
@@ -193,17 +171,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_defaults_within_their_ranges() {
-        let mut known: Vec<_> = names().collect();
-        known.sort_unstable();
-        known.dedup();
-        assert_eq!(known.len(), REGISTRY.len());
-        for param in REGISTRY.iter().flat_map(|entry| entry.params) {
-            assert!((param.min..=param.max).contains(&param.default), "{param:?}");
-        }
-    }
-
-    #[test]
     fn a_rank_fits_whatever_the_request_and_the_parameters() {
         let most = RequestView {
             arrival_ns: u64::MAX,
@@ -213,9 +180,9 @@ pub(crate) mod tests {
             ..RequestView::default()
         };
         let least = RequestView { arrival_ns: 0, priority: i32::MIN, tokens: 0, cached_tokens: u32::MAX, ..most };
-        for entry in REGISTRY {
+        for entry in REGISTRY.entries() {
             let values: Vec<_> = entry.params.iter().map(|param| param.max).collect();
-            let policy = (entry.make)(&values);
+            let policy = (entry.make)(&values, ());
             assert!(policy.rank(&least) <= policy.rank(&most), "{}", entry.name);
             assert!(policy.keep(&least) >= policy.keep(&most), "{}", entry.name);
         }

@@ -95,6 +95,7 @@ mod tests {
             Event::Submit(Box::new(request)),
             Event::Abort(RequestId(1)),
             Event::Stop(RequestId(2)),
+            Event::Withdraw(RequestId(4)),
             Event::Fail(RequestId(3)),
             Event::WorkerJoined,
             Event::WorkerLost,

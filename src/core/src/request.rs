@@ -12,6 +12,11 @@ pub struct Request {
     pub id: RequestId,
     /// The prompt. At least one token.
     pub prompt: Vec<Token>,
+    /// Tokens generated before this submission, on another core that gave the request back
+    /// ([`crate::Event::Withdraw`]). They count against `max_tokens`, are not emitted again, and sampling continues after
+    /// them. Empty for a new request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub generated: Vec<Token>,
     /// The hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
     pub root: BlockHash,
     /// Chained hashes of the prompt's full blocks, made off the core's thread by [`Request::hash_prompt`].
@@ -41,6 +46,7 @@ impl Request {
         Self {
             id,
             prompt,
+            generated: Vec::new(),
             root,
             hashes: Vec::new(),
             max_tokens,

@@ -52,6 +52,7 @@ pub(crate) mod decision {
     pub const GIVE_UP: u64 = 14;
     pub const COPY: u64 = 15;
     pub const LOAD: u64 = 16;
+    pub const WITHDRAW: u64 = 17;
 }
 
 /// The part of the core that decides about steps: the sequences, their order, and the blocks.

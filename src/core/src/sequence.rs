@@ -93,6 +93,8 @@ pub struct Sequence {
     pub in_step: bool,
     /// It ends as soon as no step and no copy works on it.
     pub ending: Option<FinishReason>,
+    /// It is to be handed back as soon as no step and no copy works on it; `ending` is then set, so that all stops.
+    pub withdrawing: bool,
     /// The worker's mirror of this sequence is this sequence.
     pub on_worker: bool,
     /// It met a hash collision: its blocks are no longer published.
@@ -159,15 +161,20 @@ impl Sequence {
             state: SequenceState::Waiting,
             in_step: false,
             ending: None,
+            withdrawing: false,
             worker_slot: None,
             on_worker: false,
             unpublishable: false,
             computed: 0,
             prompt_tokens: request.prompt.len() as u32,
-            last_token: request.prompt.last().copied().unwrap_or_default(),
+            last_token: request.generated.last().or(request.prompt.last()).copied().unwrap_or_default(),
             published: 0,
             table_sent: 0,
-            tokens: request.prompt,
+            tokens: {
+                let mut tokens = request.prompt;
+                tokens.extend_from_slice(&request.generated);
+                tokens
+            },
             table: Vec::new(),
             host: Vec::new(),
             arriving: Vec::new(),
@@ -270,6 +277,26 @@ impl Sequence {
         RequestView { tokens: self.tokens.len() as u32, cached_tokens, ..self.view }
     }
 
+    /// The request as another core would take it, with the tokens generated so far.
+    pub fn into_request(mut self, block_size: u32) -> Request {
+        let generated = self.tokens.split_off(self.prompt_tokens as usize);
+        self.hashes.truncate((self.prompt_tokens / block_size) as usize);
+        Request {
+            id: self.id,
+            prompt: self.tokens,
+            generated,
+            root: self.root,
+            hashes: self.hashes,
+            max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens,
+            stop_token_ids: self.stop_token_ids,
+            tenant: self.view.tenant,
+            priority: self.view.priority,
+            deadline_ns: self.view.deadline_ns,
+            sampling: self.sampling,
+        }
+    }
+
     /// What the client is told at the end.
     pub fn usage(&self) -> Usage {
         Usage {
@@ -291,7 +318,7 @@ fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView {
         deadline_ns: request.deadline_ns,
         prompt_tokens: request.prompt.len() as u32,
         max_tokens: request.max_tokens,
-        tokens: request.prompt.len() as u32,
+        tokens: (request.prompt.len() + request.generated.len()) as u32,
         cached_tokens: 0,
     }
 }

@@ -38,6 +38,8 @@ pub struct Stats {
     pub refused: u64,
     /// Requests ended.
     pub finished: u64,
+    /// Requests taken back before their end, to run elsewhere.
+    pub withdrawn: u64,
     /// Prompt tokens of requests when they were first admitted.
     pub prompt_tokens: u64,
     /// Those of them whose KV was found in the cache and not computed again.

@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_block_is_found_by_its_prefix_and_tokens_once_it_is_there_and_the_oldest_goes() {
-        let mut tier = Tier::new(2, 2, crate::eviction::by_name("lru", 2).unwrap());
+        let mut tier = Tier::new(2, 2, crate::eviction::REGISTRY.make("lru", 2).unwrap());
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
         assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), None, "it is on its way");

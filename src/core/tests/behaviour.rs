@@ -14,6 +14,7 @@ struct Bench {
     tokens: Vec<(u64, Token)>,
     ends: Vec<(u64, FinishReason)>,
     refusals: Vec<(u64, Refusal)>,
+    withdrawn: Vec<Request>,
     flushed: Vec<u32>,
     drained: u32,
     resets: u32,
@@ -55,6 +56,7 @@ impl Bench {
             tokens: Vec::new(),
             ends: Vec::new(),
             refusals: Vec::new(),
+            withdrawn: Vec::new(),
             flushed: Vec::new(),
             drained: 0,
             resets: 0,
@@ -75,6 +77,7 @@ impl Bench {
                 Action::Token { request, token } => self.tokens.push((request.0, token)),
                 Action::Finish { request, reason, .. } => self.ends.push((request.0, reason)),
                 Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
+                Action::Withdrawn(request) => self.withdrawn.push(*request),
                 Action::Flushed { blocks } => self.flushed.push(blocks),
                 Action::Drained => self.drained += 1,
             }
@@ -325,7 +328,7 @@ fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
 
 #[test]
 fn under_every_policy_all_end_once_through_preemptions_aborts_and_lost_workers() {
-    for name in policy::names() {
+    for name in policy::REGISTRY.names() {
         let limits = Config { device_blocks: 10, max_queue: 100, policy: name.into(), ..config() };
         let mut bench = Bench::new(limits);
         for round in 0..20 {
@@ -572,4 +575,63 @@ fn limits_out_of_range_are_named() {
     );
     let unknown = error(Config { policy: "fifo".into(), ..config() });
     assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, sjf, lpm, edf, vtc");
+}
+
+#[test]
+fn a_withdrawn_request_continues_on_another_core() {
+    let mut first = Bench::new(config());
+    first.submit(request(1, prompt(6), 5));
+    first.answer();
+    first.answer();
+    assert!(first.running()[0].3, "a decode is in flight");
+    first.event(Event::Withdraw(RequestId(1)));
+    assert_eq!(first.withdrawn, [], "a step may still write its blocks");
+    first.answer();
+    let request = first.withdrawn.pop().expect("the step ended");
+    assert_eq!(
+        (&request.prompt, &request.generated),
+        (&prompt(6), &vec![500, 501]),
+        "the last step's token is dropped"
+    );
+    assert_eq!(request.hashes.len(), 6 / BLOCK as usize);
+    assert_eq!((first.core.stats().withdrawn, first.core.stats().finished), (1, 0));
+    assert!(first.all_blocks_usable() && first.ends.is_empty());
+    first.event(Event::Withdraw(RequestId(1)));
+    assert_eq!(first.withdrawn, [], "an unknown id is ignored");
+
+    let mut second = Bench::new(config());
+    second.event(Event::Submit(Box::new(request)));
+    let seq = second.step.as_ref().expect("a step").seqs[0];
+    assert_eq!(
+        (seq.n_tokens, seq.n_generated, seq.sample),
+        (8, 2, true),
+        "prompt and generated tokens are run at once"
+    );
+    second.finish_all();
+    assert_eq!(second.tokens.len(), 3, "two of five tokens were generated before");
+    assert_eq!(second.ends, [(1, FinishReason::Length)]);
+}
+
+#[test]
+fn a_request_that_ends_while_it_is_withdrawn_ends_here() {
+    let mut bench = Bench::new(config());
+    bench.submit(request(1, prompt(6), 5));
+    bench.event(Event::Withdraw(RequestId(1)));
+    bench.event(Event::Abort(RequestId(1)));
+    bench.answer();
+    assert_eq!(bench.ends, [(1, FinishReason::Abort)]);
+    assert_eq!(bench.withdrawn, []);
+
+    bench.submit(request(2, prompt(6), 5));
+    bench.submit(request(3, prompt(7), 5));
+    bench.event(Event::Withdraw(RequestId(2)));
+    bench.event(Event::WorkerLost);
+    bench.event(Event::Withdraw(RequestId(3)));
+    let back: Vec<u64> = bench.withdrawn.iter().map(|request| request.id.0).collect();
+    assert_eq!(back, [2, 3], "with the worker gone nothing works on them");
+
+    let mut used_up = request(4, prompt(6), 2);
+    used_up.generated = vec![7, 8];
+    bench.submit(used_up);
+    assert_eq!(bench.refusals.last(), Some(&(4, Refusal::NoTokensAsked)));
 }

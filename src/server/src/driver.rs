@@ -294,6 +294,7 @@ impl Driver {
                     let _ = reply.send(blocks);
                 }
             }
+            Action::Withdrawn(_) => unreachable!("no request is taken back"),
             Action::Drained => self.drained = true,
         }
     }

@@ -27,7 +27,7 @@ pub fn run(quick: bool) -> Report {
     let leaves: &[usize] = if quick { &[500] } else { &[5_000, 50_000, 1_000_000] };
     let operations = if quick { 1_000 } else { 60_000 };
     for leaves in leaves {
-        for name in eviction::names() {
+        for name in eviction::REGISTRY.names() {
             turnover(&mut report, name, *leaves, operations);
         }
     }
@@ -90,7 +90,7 @@ impl Churn {
 
 fn turnover(report: &mut Report, name: &str, leaves: usize, operations: usize) {
     let capacity = (leaves * CHAIN) as u32;
-    let policy = eviction::by_name(name, capacity).expect("it was listed");
+    let policy = eviction::REGISTRY.make(name, capacity).expect("it was listed");
     let mut churn = Churn {
         tree: PrefixTree::new(BLOCK_SIZE as u32, capacity, policy),
         numbers: Numbers::new(),

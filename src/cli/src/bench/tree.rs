@@ -132,7 +132,7 @@ pub fn publish(
 }
 
 fn lru(capacity: usize) -> Box<dyn eviction::Eviction> {
-    eviction::by_name("lru", capacity as u32).expect("there is lru")
+    eviction::REGISTRY.make("lru", capacity as u32).expect("there is lru")
 }
 
 /// A tree full of documents.
@@ -297,10 +297,10 @@ fn metadata(report: &mut Report, numbers: &mut Numbers, blocks: usize) {
     const BLOCK_SIZE: usize = 16;
     // Requests come and go: chains of many lengths.
     let lengths = [4, 16, 64, 256];
-    for name in eviction::names() {
+    for name in eviction::REGISTRY.names() {
         let (mut found, mut table) = (Vec::new(), Vec::new());
         let (tree, counted) = counted(|| {
-            let policy = eviction::by_name(name, blocks as u32).expect("it was listed");
+            let policy = eviction::REGISTRY.make(name, blocks as u32).expect("it was listed");
             let mut tree = PrefixTree::new(BLOCK_SIZE as u32, blocks as u32, policy);
             let mut stored = 0;
             while stored < 2 * blocks {

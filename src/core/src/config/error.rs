@@ -1,6 +1,6 @@
 //! Settings under which no core can work.
 
-use crate::spec::SpecError;
+use crate::registry::{RegistryError, UnknownName};
 
 /// A setting under which no core can work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,17 +47,12 @@ pub enum ConfigError {
         /// Sequences in a step.
         size: u32,
     },
-    /// No policy has that name.
-    #[error("unknown policy '{name}'; there are: {known}")]
-    UnknownPolicy {
-        /// Name that was given.
-        name: String,
-        /// Names of all policies.
-        known: String,
-    },
-    /// A parameter of the policy is not understood.
-    #[error("policy {0}")]
-    PolicyParameter(SpecError),
+    /// A policy or an eviction policy has no such name, or no such parameter.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A choice without parameters, such as a way to preempt, has no such name.
+    #[error(transparent)]
+    Unknown(#[from] UnknownName),
     /// More tiers than a core can have.
     #[error("there are {n} tiers; there can be at most {max}")]
     TooManyTiers {
@@ -65,29 +60,5 @@ pub enum ConfigError {
         n: usize,
         /// Tiers allowed, at most.
         max: usize,
-    },
-    /// No write mode of a tier has that name.
-    #[error("unknown write mode '{name}'; there are: {known}")]
-    UnknownWrite {
-        /// Name that was given.
-        name: String,
-        /// Names of all write modes.
-        known: String,
-    },
-    /// No way to preempt has that name.
-    #[error("unknown preemption '{name}'; there are: {known}")]
-    UnknownPreemption {
-        /// Name that was given.
-        name: String,
-        /// Names of all ways to preempt.
-        known: String,
-    },
-    /// No eviction policy has that name.
-    #[error("unknown eviction policy '{name}'; there are: {known}")]
-    UnknownEviction {
-        /// Name that was given.
-        name: String,
-        /// Names of all eviction policies.
-        known: String,
     },
 }

@@ -112,7 +112,7 @@ impl Notation<super::Preemption> for Plain {
     }
 
     fn parse(text: &str) -> Result<Option<super::Preemption>, ConfigError> {
-        text.parse().map(Some)
+        Ok(Some(text.parse()?))
     }
 }
 

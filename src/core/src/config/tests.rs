@@ -32,8 +32,25 @@ fn a_policy_that_is_not_understood_is_told_in_one_line() {
 }
 
 #[test]
+fn an_eviction_policy_takes_parameters_as_a_policy_does() {
+    let error = |eviction: &str| {
+        Config { eviction: eviction.into(), ..Config::default() }.validate().err().map(|error| error.to_string())
+    };
+    assert_eq!(error("s3fifo:small_percent=90"), None);
+    assert_eq!(
+        error("fifo:small_percent=90").unwrap(),
+        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, cost"
+    );
+    assert_eq!(
+        error("s3fifo:small_percent=0").unwrap(),
+        "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
+    );
+    assert_eq!(error("lru:age=1").unwrap(), "eviction policy 'lru' has no parameter 'age'; it has: none");
+}
+
+#[test]
 fn every_policy_is_made_from_its_name_and_from_its_parameters() {
-    for entry in policy::REGISTRY {
+    for entry in policy::REGISTRY.entries() {
         let with = |param: &Param| format!("{}:{}={}", entry.name, param.key, param.max);
         for policy in std::iter::once(entry.name.to_owned()).chain(entry.params.iter().map(with)) {
             assert!(Config { policy, ..Config::default() }.make_policy().is_ok());

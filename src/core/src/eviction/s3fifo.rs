@@ -7,12 +7,19 @@ use super::ghost::Ghost;
 use super::queue::Queues;
 use super::{Eviction, last};
 use crate::ids::BlockHandle;
+use crate::spec::Param;
 use crate::tree::Nodes;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// Share of the small queue, one in so many.
-const SMALL_SHARE: u32 = 10;
+
+pub(super) const PARAMS: [Param; 1] = [Param {
+    key: "small_percent",
+    about: "idle blocks that the small queue may have before the main queue is spared, per cent of the cache",
+    default: 10,
+    min: 1,
+    max: 90,
+}];
 
 /// Idle leaves in two queues.
 #[derive(Debug)]
@@ -29,11 +36,12 @@ pub(super) struct S3Fifo {
 }
 
 impl S3Fifo {
-    pub fn new(capacity: u32) -> Self {
+    pub fn new(values: &[u64], capacity: u32) -> Self {
         Self {
             queues: Queues::with_room(2, super::room(capacity)),
             ghost: Ghost::new(capacity),
-            small_max: capacity / SMALL_SHARE,
+            // Below the capacity, so it fits.
+            small_max: (u64::from(capacity) * values[0] / 100) as u32,
             unproven_idle: 0,
             proven: Vec::with_capacity(super::room(capacity)),
             popped: None,
@@ -87,5 +95,33 @@ impl Eviction for S3Fifo {
             self.ghost.insert(blocks.hash(block));
         }
         Some(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::REGISTRY;
+    use super::*;
+    use crate::hash::BlockHash;
+
+    #[test]
+    fn the_small_queue_is_evicted_from_once_it_exceeds_its_share() {
+        let first_victim = |spec: &str| {
+            let mut blocks = Nodes::default();
+            blocks.open(2);
+            let mut policy = REGISTRY.make(spec, 10).unwrap();
+            let [proven, seen_once] = [0, 1].map(|index| {
+                blocks.publish_first(index, BlockHash(u128::from(index)));
+                let chain = [BlockHandle { index, generation: 1 }];
+                policy.published(&chain, &blocks);
+                policy.idle(&chain, &blocks);
+                chain
+            });
+            policy.read(&proven, &blocks);
+            policy.idle(&proven, &blocks);
+            (policy.pop(&blocks) == Some(seen_once[0].index), policy.pop(&blocks).is_some())
+        };
+        assert_eq!(first_victim("s3fifo"), (false, true), "one block of ten is no more than a tenth");
+        assert_eq!(first_victim("s3fifo:small_percent=9"), (true, true));
     }
 }

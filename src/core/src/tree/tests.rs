@@ -1,7 +1,7 @@
 //! The tree against a model that is as literal as possible, and what policies and equal hashes make of it.
 
 use super::*;
-use crate::eviction::by_name;
+use crate::eviction::REGISTRY;
 use crate::hash::{Namespace, chain, extend_hashes};
 use proptest::prelude::*;
 
@@ -103,7 +103,7 @@ proptest! {
     #[test]
     fn the_tree_does_what_the_model_does(ops in ops(), capacity in 4u32..40) {
         let root = Namespace::default().root();
-        let mut tree = PrefixTree::new(SIZE, capacity, by_name("lru", capacity).unwrap());
+        let mut tree = PrefixTree::new(SIZE, capacity, REGISTRY.make("lru", capacity).unwrap());
         let mut model = Model::default();
         let mut readers: Vec<Reader> = Vec::new();
         for op in ops {
@@ -202,8 +202,8 @@ proptest! {
 #[test]
 fn every_policy_gives_back_every_idle_block_leaf_first() {
     let root = Namespace::default().root();
-    for name in crate::eviction::names() {
-        let mut tree = PrefixTree::new(SIZE, 60, by_name(name, 60).unwrap());
+    for name in REGISTRY.names() {
+        let mut tree = PrefixTree::new(SIZE, 60, REGISTRY.make(name, 60).unwrap());
         for round in 0..40u32 {
             let tokens = prompt(round % 3, round % 5, 8 + (round as usize * 7) % 33);
             let mut hashes = Vec::new();
@@ -233,7 +233,7 @@ fn a_hash_of_another_prefix_is_a_miss_and_cannot_be_published_over() {
     let root = Namespace::default().root();
     let tokens: Vec<Token> = (0..SIZE).collect();
     let forged = chain(root, &tokens);
-    let mut tree = PrefixTree::new(SIZE, 4, by_name("lru", 4).unwrap());
+    let mut tree = PrefixTree::new(SIZE, 4, REGISTRY.make("lru", 4).unwrap());
     let mut table = Vec::new();
     assert!(tree.allocate(2, &mut table));
     assert_eq!(tree.publish(table[0], None, forged, &tokens), Published::New);

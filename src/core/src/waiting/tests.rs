@@ -21,7 +21,7 @@ fn waiting(spec: &str, n: u64) -> Waiting {
 
 #[test]
 fn those_set_aside_are_hidden_until_they_are_restored() {
-    for entry in policy::REGISTRY {
+    for entry in policy::REGISTRY.entries() {
         let mut waiting = waiting(entry.name, 4);
         waiting.set_aside(0);
         waiting.set_aside(1);
@@ -69,7 +69,7 @@ fn refreshes_go_round_in_order_of_arrival() {
 
 #[test]
 fn a_refresh_asks_nothing_where_the_cache_does_not_matter_and_each_once_where_few_wait() {
-    for entry in policy::REGISTRY {
+    for entry in policy::REGISTRY.entries() {
         let mut waiting = waiting(entry.name, 5);
         let mut asked = Vec::new();
         waiting.refresh(&mut |slot| {
@@ -266,7 +266,7 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
 proptest! {
     #[test]
     fn the_order_is_that_of_a_list(ops in prop::collection::vec((0u8..14, 0usize..64, 0u64..10_000), 0..120)) {
-        for name in policy::names() {
+        for name in policy::REGISTRY.names() {
             run(name, &ops)?;
         }
     }

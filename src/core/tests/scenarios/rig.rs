@@ -171,6 +171,7 @@ impl Rig {
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Flushed { blocks } => self.flushed += blocks,
             Action::Drained => self.drained += 1,
+            Action::Withdrawn(request) => unreachable!("{} was not withdrawn", request.id),
         }
     }
 
