@@ -89,7 +89,7 @@ impl Settings {
     }
 }
 
-/// A key of the file.
+/// Key of the config file: of the server, or of a setting of the core.
 enum Key {
     Server(&'static str),
     Core(&'static Setting),

@@ -1,4 +1,4 @@
-//! `trunkline serve`: a model behind gRPC.
+//! `trunkline serve`: serves a model over gRPC.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use trunkline_worker::{Model, Tokenizer};
 use crate::config_file::Settings;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
-/// The weights of the small model are made from this.
+/// Seed of the weights of the small model.
 const SEED: u64 = 0;
-/// KV cache of a server that is not told how many blocks it has.
+/// KV cache on the device by default, bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
-/// Tokens it has room for at least, however large they are.
+/// Tokens in the default KV cache, at least, however large each is.
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
 const THREADS_MAX: usize = 1024;
@@ -26,8 +26,8 @@ const THREADS_MAX: usize = 1024;
 const TARGET_STEP: &str = "target_step_ns";
 /// Longest target time of a step, milliseconds.
 const TARGET_STEP_MS_MAX: f64 = 60_000.0;
-/// How fast the embedded worker copies blocks, and how many multiply-adds one of its threads makes in a prefill: guesses for
-/// a machine like any other. They are not measured, so that equal settings decide alike on every machine.
+/// Estimated speed of the embedded worker: bytes copied, and multiply-adds of one thread in a prefill. Estimates for an
+/// ordinary machine, not measured, so that equal settings decide alike on every machine.
 const COPY_BYTES_PER_S: u64 = 5_000_000_000;
 const MULTIPLY_ADDS_PER_S: u64 = 10_000_000_000;
 
@@ -39,14 +39,14 @@ Examples:
   A real model, a larger cache, and a recording to replay later:
     trunkline serve --model ./SmolLM2-135M --device-blocks 8192 --record run.jsonl.gz
 
-  Settings from a file, one of them overruled:
+  Settings from a file, one of them overridden:
     trunkline serve --config trunkline.toml --max-queue 64
 
-  where trunkline.toml has flags as keys:
+  where trunkline.toml has names of flags as keys:
     listen = \"0.0.0.0:50051\"
     max-batch-tokens = 4096
 
-SIGTERM or Ctrl-C lets running requests end and refuses new ones; a second one stops at once.";
+SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once.";
 
 /// Serve a model over gRPC.
 ///
@@ -58,15 +58,15 @@ pub struct ServeArgs {
     #[command(flatten)]
     settings: Box<Settings>,
 
-    /// TOML file with settings; keys are the names of the flags, and flags win.
+    /// TOML file with settings; keys are the names of the flags; flags override the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Serves until told to stop.
+/// Serves until a signal stops the server.
 ///
 /// # Errors
-/// If a setting is wrong, or the server cannot start or go on.
+/// If a setting is wrong, or the server cannot start or fails.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
     let settings = (*args.settings).or(file);
@@ -74,7 +74,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     if !(1..=THREADS_MAX).contains(&threads) {
         bail!("threads is {threads}; it must be between 1 and {THREADS_MAX}");
     }
-    // What is wrong with the settings alone, or with the address, is told before a large model is read.
+    // Mistakes in settings and address are reported before a large model is read.
     limits(&settings, 1 << 10, Config::default().max_context)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -97,11 +97,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
         if settings.model.is_none() {
-            // A courtesy; if standard error is closed nobody misses it.
-            let _ = writeln!(
-                io::stderr(),
-                "no --model: serving a small model with made-up weights; the text it generates is noise"
-            );
+            // If standard error is closed, the note is lost.
+            let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
         }
         info!(
             blocks = config.device_blocks,
@@ -113,7 +110,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         );
         serve(server).await
     });
-    // Whatever is still running belongs to clients that did not read to the end.
+    // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
 }
@@ -183,8 +180,7 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
     Ok(config)
 }
 
-/// Fills in what swapping and recomputing cost on the embedded worker, as far as that can be told without trying: the
-/// scheduler only compares the two.
+/// Fills in the estimated costs of swapping and recomputing on the embedded worker; the scheduler only compares the two.
 fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
     let block_bytes = u64::from(config.block_size) * model.kv_bytes_per_token();
     let shape = model.config();
@@ -198,7 +194,7 @@ fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
     Config { swap_block_ns: ns(block_bytes, COPY_BYTES_PER_S), recompute_token_ns: ns(multiply_adds, per_s), ..config }
 }
 
-/// How many blocks there are unless the user says.
+/// Returns the default number of KV blocks.
 fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
     let block_size = u64::from(block_size);
     let blocks = KV_BYTES_DEFAULT / (block_size * kv_bytes_per_token).max(1);

@@ -1,7 +1,7 @@
-//! Counts the heap allocations of a piece of work.
+//! Counts the heap allocations of a function.
 //!
-//! The system's allocator does the work; while nobody counts, this costs one look at a flag of the thread. What other threads
-//! allocate meanwhile is theirs.
+//! The system's allocator does the work; while nothing is counted, the overhead is one check of a thread-local flag.
+//! Allocations of other threads are not counted.
 
 #![expect(unsafe_code, reason = "an allocator cannot be written without")]
 
@@ -13,19 +13,19 @@ thread_local! {
     static COUNTING: Cell<Option<Counted>> = const { Cell::new(None) };
 }
 
-/// The system's allocator, which can be asked how often it was called.
+/// The system's allocator, with a count of calls for the current thread.
 pub struct Counting;
 
-/// What a piece of work did to the heap.
+/// Effect of a function on the heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Calls that asked for memory, or for more of it.
+    /// Calls that allocated or grew memory.
     pub allocations: u64,
-    /// Bytes taken and not given back.
+    /// Bytes allocated and not freed.
     pub bytes: i64,
 }
 
-/// Does the work and counts what this thread allocates for it.
+/// Runs a function and counts the allocations of this thread meanwhile.
 pub fn counted<T>(work: impl FnOnce() -> T) -> (T, Counted) {
     COUNTING.set(Some(Counted::default()));
     let out = work();
