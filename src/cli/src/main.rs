@@ -27,6 +27,8 @@ mod core_settings;
 mod generate;
 mod output;
 mod plan;
+#[cfg(test)]
+mod readme_tests;
 mod replay;
 mod selection;
 mod serve;
