@@ -19,7 +19,7 @@ use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::{
     AbortRequest, FinishReason, FlushCacheRequest, GenerateRequest, GetModelInfoRequest, Output, Sampling, TokenIds,
 };
-use trunkline_sim::recorded::replay_recorded;
+use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{Client, Faulty, TestServer, collect, gated, greedy};
 
 const TRUNK: &str = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
@@ -67,7 +67,7 @@ async fn text_and_its_token_ids_are_the_same_prompt() {
     let server = TestServer::start(config(64)).await;
     let mut client = server.client().await;
     let by_text = client.ask(greedy("abc", 8)).await.unwrap();
-    let ids = trunkline_worker::Tokenizer::bytes().encode("abc").unwrap();
+    let ids = trunkline_text::Tokenizer::bytes().encode("abc").unwrap();
     let by_ids = GenerateRequest { prompt: Some(Prompt::TokenIds(TokenIds { ids })), ..greedy("", 8) };
     assert_eq!(client.ask(by_ids).await.unwrap().token_ids, by_text.token_ids);
 }
@@ -431,7 +431,7 @@ async fn a_worker_that_fails_or_panics_changes_no_text() {
     let server = TestServer::start(config(64)).await;
     let expected = ask_all(server.client().await).await;
 
-    let wrap = |worker| -> Box<dyn trunkline_server::StepRunner> {
+    let wrap = |worker| -> Box<dyn trunkline_port::StepRunner> {
         Box::new(Faulty { worker, fails_at: vec![3], panics_at: vec![9], panics_at_reset: false })
     };
     let server = TestServer::start_with(config(64), None, wrap).await;
@@ -444,7 +444,7 @@ async fn a_worker_that_fails_every_time_fails_the_request_and_one_that_is_gone_s
     let always: Vec<u64> = (0..100).collect();
     for panics_at_reset in [false, true] {
         let fails_at = always.clone();
-        let wrap = move |worker| -> Box<dyn trunkline_server::StepRunner> {
+        let wrap = move |worker| -> Box<dyn trunkline_port::StepRunner> {
             Box::new(Faulty { worker, fails_at, panics_at: Vec::new(), panics_at_reset })
         };
         let server = TestServer::start_with(config(64), None, wrap).await;

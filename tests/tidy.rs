@@ -10,6 +10,14 @@ const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 /// The only files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 1] = ["src/cli/src/bench/allocations.rs"];
 
+/// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
+const LOW_CRATES: [(&str, &[&str]); 3] = [
+    ("src/port/Cargo.toml", &[]),
+    ("src/text/Cargo.toml", &[]),
+    // The second is for tests alone.
+    ("src/worker/Cargo.toml", &["trunkline-port", "trunkline-text"]),
+];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_path_buf()
 }
@@ -83,16 +91,32 @@ fn unsafe_code_stays_where_it_is_needed() {
 fn the_core_is_pure_and_arrows_point_down() {
     let manifest = |path: &str| fs::read_to_string(root().join(path)).expect("the manifest is there");
     let core = manifest("src/core/Cargo.toml");
-    for crate_name in ["tokio", "tonic", "rand", "crossbeam", "trunkline-"] {
-        let depends = core.lines().filter(|line| !line.starts_with("name")).any(|line| line.starts_with(crate_name));
-        assert!(!depends, "the core depends on {crate_name}");
+    let depends = |manifest: &str, on: &str| manifest.lines().any(|line| line.starts_with(on));
+    for crate_name in ["tokio", "tonic", "rand", "crossbeam"] {
+        assert!(!depends(&core, crate_name), "the core depends on {crate_name}");
+    }
+    let of_the_house = |manifest: &str| -> Vec<String> {
+        let names = manifest.lines().filter(|line| line.starts_with("trunkline-"));
+        names.map(|line| line.split(['.', ' ', '=']).next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(of_the_house(&core), ["trunkline-port"], "the core depends on the port alone");
+    for (path, allowed) in LOW_CRATES {
+        assert_eq!(of_the_house(&manifest(path)), *allowed, "{path} depends on crates that it must not");
     }
     for (name, text) in sources().iter().filter(|(name, _)| name.starts_with("src/core/src/")) {
         for word in ["Instant::now", "SystemTime", "std::fs", "std::net", "thread::spawn"] {
             assert!(!text.contains(word), "{name} uses {word}");
         }
     }
-    let sim = manifest("sim/Cargo.toml");
-    assert!(!sim.contains("trunkline-server") && !sim.contains("tokio"), "the simulator knows no server");
-    assert!(!manifest("src/worker/Cargo.toml").contains("trunkline-server"), "the worker knows no server");
+    // The simulator's crates, each of which may depend on those before it and on none after it.
+    let sim = ["workload", "perf", "report", "replay"];
+    for (at, name) in sim.iter().enumerate() {
+        let text = manifest(&format!("sim/{name}/Cargo.toml"));
+        for crate_name in ["trunkline-server", "trunkline-worker", "tokio", "tonic"] {
+            assert!(!text.contains(crate_name), "sim/{name} depends on {crate_name}");
+        }
+        for above in &sim[at + 1..] {
+            assert!(!text.contains(&format!("trunkline-sim-{above}")), "sim/{name} depends on sim/{above}");
+        }
+    }
 }

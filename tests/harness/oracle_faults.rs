@@ -46,6 +46,7 @@ fn step(id: u64, seqs: &[(u32, &[Token], &[u32])]) -> Step {
             n_tokens: tokens.len() as u32,
             n_history: 0,
             tokens_at: step.tokens.len() as u32,
+            input_from_last: false,
             kv_write_from: *computed,
             table_keep: 0,
             blocks_at: step.blocks.len() as u32,

@@ -7,7 +7,8 @@ use std::sync::{Arc, mpsc};
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
-use trunkline_core::{Config, Step, Transfer};
+use trunkline_core::Config;
+use trunkline_port::{CopyError, Step, StepError, StepOutput, StepRunner, Transfer};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -16,8 +17,9 @@ use trunkline_server::proto::{
     FinishReason, GenerateRequest, GenerateResponse, GetServerInfoRequest, GetServerInfoResponse, Output, Sampling,
     Stopping, TokenLogprob, Usage,
 };
-use trunkline_server::{Backend, Options, Outcome, RunError, Server, ServerError, ServerHandle, StepRunner, listen};
-use trunkline_worker::{Model, StepOutput, Tokenizer, Worker, WorkerConfig};
+use trunkline_server::{Backend, Options, Outcome, Server, ServerError, ServerHandle, listen};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// Times a condition is asked for before a test gives up: a call each, so about ten seconds and more.
 const ATTEMPTS_MAX: u32 = 50_000;
@@ -52,7 +54,7 @@ impl TestServer {
             threads: 1,
         };
         let worker = Worker::new(model.clone(), worker).expect("the worker is small");
-        let backend = Backend { model, tokenizer: Tokenizer::bytes(), runner: wrap(worker) };
+        let backend = Backend { model: model.info(), tokenizer: Tokenizer::bytes(), runner: wrap(worker) };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
         let server = Server::new(listener, backend, Options { config, record }).await.expect("the server starts");
         let (addr, handle) = (server.local_addr(), server.handle());
@@ -207,14 +209,14 @@ pub fn gated() -> (impl FnOnce(Worker) -> Box<dyn StepRunner>, mpsc::Sender<()>)
 }
 
 impl StepRunner for Gated {
-    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
         // An error means that the gate is open for good.
         let _ = self.gate.recv();
-        Ok(self.worker.run(step)?)
+        StepRunner::run(&mut self.worker, step)
     }
 
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        Ok(self.worker.transfer(transfer)?)
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
+        StepRunner::transfer(&mut self.worker, transfer)
     }
 
     fn reset(&mut self) {
@@ -235,16 +237,16 @@ pub struct Faulty {
 }
 
 impl StepRunner for Faulty {
-    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
         assert!(!self.panics_at.contains(&step.id), "a panic that the test wants");
         if self.fails_at.contains(&step.id) {
-            return Err("a failure that the test wants".into());
+            return Err(StepError::new("a failure that the test wants"));
         }
-        Ok(self.worker.run(step)?)
+        StepRunner::run(&mut self.worker, step)
     }
 
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        Ok(self.worker.transfer(transfer)?)
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
+        StepRunner::transfer(&mut self.worker, transfer)
     }
 
     fn reset(&mut self) {

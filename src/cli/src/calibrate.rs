@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use trunkline_sim::cost::calibrate::{calibrate, from_benchmark, from_recording};
-use trunkline_sim::{hardware, model};
+use trunkline_sim_perf::{hardware, model};
+use trunkline_sim_replay::calibrate::{calibrate, from_benchmark, from_recording};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-pub(crate) use trunkline_sim::report::grouped;
+pub(crate) use trunkline_sim_report::numbers::grouped;
 
 /// Destination of results as JSON.
 #[derive(Clone, Debug, Args)]

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::cost::BoxedCost;
-use trunkline_sim::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
-use trunkline_sim::slo::{Slo, Slos};
-use trunkline_sim::{Arrivals, Settings, Trace};
+use trunkline_sim_perf::cost::BoxedCost;
+use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
+use trunkline_sim_replay::{Arrivals, Settings};
+use trunkline_sim_report::slo::{Slo, Slos};
+use trunkline_sim_workload::Trace;
 
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::is_workload;

@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::capacity::{Load, load};
-use trunkline_sim::cost::CostModel;
-use trunkline_sim::recorded::replay_recorded;
-use trunkline_sim::{Arrivals, ReplayError, Settings};
+use trunkline_sim_perf::cost::CostModel;
+use trunkline_sim_replay::capacity::load;
+use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_sim_replay::{Arrivals, ReplayError, Settings};
+use trunkline_sim_report::report::LoadReport;
 
 use self::input::{Input, Part};
 use self::outputs::OutputArgs;
@@ -191,7 +192,7 @@ pub(crate) fn at_load(
     cost: &dyn CostModel,
     fraction: f64,
     progress: &mut dyn FnMut(u64),
-) -> anyhow::Result<Load> {
+) -> anyhow::Result<LoadReport> {
     let load = load(input.trace()?, &runs[0], cost, fraction, progress)?;
     for settings in runs {
         settings.arrivals = Arrivals::Traced { speed: load.speed };

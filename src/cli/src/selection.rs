@@ -1,8 +1,8 @@
 //! Part of a trace file to read: flags of every command that reads one.
 
 use clap::Args;
-use trunkline_sim::Format;
-use trunkline_sim::trace::{ReaderOptions, Selection, Slice};
+use trunkline_sim_workload::Format;
+use trunkline_sim_workload::trace::{ReaderOptions, Selection, Slice};
 
 /// Requests to take from a trace, and the speed at which they arrive.
 #[derive(Clone, Debug, Args)]

@@ -9,7 +9,8 @@ use clap::Args;
 use tracing::info;
 use trunkline_core::Config;
 use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, Worker, WorkerConfig};
 
 use crate::config_file::Settings;
 
@@ -92,7 +93,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = with_estimates(config, &model, threads);
     let name = model.name().to_owned();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
-    let backend = Backend::embedded(Arc::new(model), tokenizer, &config, threads)?;
+    let backend = embedded(model, tokenizer, &config, threads)?;
     let options = Options { config: config.clone(), record: settings.record };
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
@@ -122,6 +123,20 @@ fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
     // The tokenizer is the quicker one to fail.
     let tokenizer = Tokenizer::load(dir)?;
     Ok((Model::load(dir)?, tokenizer))
+}
+
+/// Starts the embedded worker with `threads` threads of arithmetic.
+fn embedded(model: Model, tokenizer: Tokenizer, config: &Config, threads: usize) -> anyhow::Result<Backend> {
+    let worker = WorkerConfig {
+        block_size: config.block_size,
+        device_blocks: config.device_blocks,
+        host_blocks: config.host_blocks,
+        max_drafts: config.max_drafts,
+        threads,
+    };
+    let info = model.info();
+    let runner = Box::new(Worker::new(Arc::new(model), worker)?);
+    Ok(Backend { model: info, tokenizer, runner })
 }
 
 async fn serve(server: Server) -> anyhow::Result<()> {

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
-use trunkline_sim::Format;
-use trunkline_sim::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
-use trunkline_sim::trace::{Conversion, TraceWriter, convert, convert_file};
-use trunkline_sim::workload::{Generator, Spec};
+use trunkline_sim_workload::Format;
+use trunkline_sim_workload::synthetic::{Generator, Spec};
+use trunkline_sim_workload::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
+use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_file};
 
 use crate::output::{align_right, grouped, per_cent, print, table, write_json};
 use crate::selection::SelectionArgs;

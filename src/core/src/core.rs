@@ -148,6 +148,11 @@ impl Core {
         self.sched.digest.value()
     }
 
+    /// Returns `true` if a request is in the waiting queue, with no block and in no step.
+    pub fn is_waiting(&self, id: RequestId) -> bool {
+        self.by_id.get(&id).is_some_and(|slot| self.sched.sequences[*slot].state == SequenceState::Waiting)
+    }
+
     /// The limits.
     pub fn config(&self) -> &Config {
         &self.config

@@ -1,70 +1,73 @@
-//! Eviction policies: which idle block goes first, one file each, found by name.
+//! Eviction policies: the order in which idle blocks leave a cache, one file each, found by name.
 //!
-//! The tree tells a policy when blocks fall idle, are read again, or become leaves; the policy says which goes. To add one:
-//! write `eviction/NAME.rs` with a type that implements [`Eviction`], and add a line to [`REGISTRY`].
+//! The tree reports to a policy when blocks fall idle, are read again, or become leaves; the policy picks the victims. To add
+//! one: write `eviction/NAME.rs` with a type that implements [`Eviction`], and add a line to [`REGISTRY`].
 
 mod cost;
 mod ghost;
+mod hazard;
 mod levels;
 mod lfu;
-mod life;
 mod lru;
 pub mod queue;
 mod reuse;
 mod s3fifo;
+mod segments;
 
 use crate::ids::BlockHandle;
+use crate::nodes::Nodes;
 use crate::registry::{Entry, Registry};
-use crate::tree::Nodes;
 
 /// An order of idle blocks.
 ///
-/// Blocks fall idle and are read in chains: blocks of one prefix, each the parent of the next. `blocks` tells what there is
-/// to know of each.
+/// Blocks fall idle and are read in chains: blocks of one prefix, each the parent of the next. `blocks` holds what the tree
+/// knows of each block.
 ///
-/// The tree guarantees: a block falls idle before it is a leaf; it does neither twice without being read or popped between;
-/// a child is idle before its parent, and its parent is read before it. Of a chain only the last block can be a leaf.
+/// The tree guarantees:
 ///
-/// An implementation MUST be a pure function of these calls and its own parameters: no clock, no randomness that is not
-/// seeded, no iteration in hash order. Each call MUST take constant or logarithmic time in the number of blocks in the cache,
-/// and at most linear time in the length of the chain.
+/// * A block falls idle before it becomes a leaf. Neither happens twice unless the block was read or popped in between.
+/// * A child falls idle before its parent, and a parent is read before its child.
+/// * Only the last block of a chain can be a leaf.
+///
+/// An implementation MUST be a pure function of these calls and its own parameters: no clock, no unseeded randomness, no
+/// iteration in hash order. Each call MUST take constant or logarithmic time in the number of blocks in the cache, and at most
+/// linear time in the length of the chain.
 pub trait Eviction: Send + std::fmt::Debug {
-    /// No sequence reads the blocks of the chain any more. In time they fell idle last to first. The last one may be a leaf.
+    /// Takes in a chain that no sequence reads any more. Its blocks fell idle last to first. The last one may be a leaf.
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes);
 
-    /// An idle block is continued by no other block any more: it may be popped from now on.
+    /// Makes an idle block a candidate for [`Self::pop`]: its last child has left the tree.
     fn leaf(&mut self, block: u32, blocks: &Nodes);
 
-    /// The idle blocks of the chain were found by a request, first to last, and are not idle any more. The last one may have
-    /// been a leaf.
+    /// Takes out the idle blocks of a chain, first to last, because a request found them. The last one may have been a leaf.
     fn read(&mut self, chain: &[BlockHandle], blocks: &Nodes);
 
-    /// Takes out the leaf that is to be evicted. MUST return a leaf if there is one; there is one if any block is idle.
+    /// Takes out the leaf to be evicted. MUST return a leaf if there is one; there is one if any block is idle.
     fn pop(&mut self, blocks: &Nodes) -> Option<u32>;
 
-    /// Takes out the leaf that is to be evicted, and perhaps its ancestors if they would be next, `n` blocks at most, into `out`. For
-    /// policies that can do so cheaper than one by one; they are told of no leaves in between.
+    /// Takes out the leaf to be evicted and, if they would be next, ancestors of it: at most `n` blocks, appended to `out`. For
+    /// policies that do this faster than block by block; [`Self::leaf`] is not called in between.
     fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
         debug_assert!(n > 0);
         out.extend(self.pop(blocks));
     }
 
-    /// Blocks were published that had no twins, first to last: their contents were computed, perhaps again. Their slots may have
-    /// stood for other contents before.
+    /// Takes note of newly computed blocks without duplicates, first to last. The contents may have been in the cache before,
+    /// and the slots may have held other contents.
     fn published(&mut self, _chain: &[BlockHandle], _blocks: &Nodes) {}
 }
 
-/// Blocks of a cache of `capacity` for which to make room at once. Memory that is never touched costs nothing.
-fn room(capacity: u32) -> usize {
+/// Number of blocks to reserve memory for at once, of a cache of `capacity` blocks. Memory that is never touched costs nothing.
+fn reserved_blocks(capacity: u32) -> usize {
     capacity.min(crate::block::ROOM_MAX) as usize
 }
 
-/// The last block of a chain, which is the only one that can be a leaf.
+/// Returns the last block of a chain, the only one that can be a leaf.
 fn last(chain: &[BlockHandle]) -> u32 {
     chain.last().expect("a chain has a block").index
 }
 
-/// All eviction policies, made for a cache of as many blocks as the context says.
+/// All eviction policies. The context is the capacity of the cache, in blocks.
 pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
     "eviction policy",
     &[

@@ -1,9 +1,9 @@
 //! Identity of a block: a chained 128-bit hash over (namespace, parent, token ids).
 //!
-//! A block's own tokens are mixed in four independent lanes of folded multiplies (as in wyhash) and chained to the 128-bit
-//! parent with one more, so the long computation of each block is independent of the others and only the short one is serial. A
-//! hash is a *name*, not a proof: whoever finds a block by its hash compares the tokens (see [`crate::tree`]), so a collision
-//! costs time, never content.
+//! The tokens of a block are mixed in four independent lanes of folded multiplies (as in wyhash) and chained to the 128-bit
+//! parent with one more. The long computation of each block is thereby independent of other blocks, and only the short one is
+//! serial. A hash is a *name*, not a proof: after a lookup by hash the tokens are compared (see [`crate::tree`]), so a
+//! collision costs time, never contents.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::const_xxh3::const_custom_default_secret;
@@ -13,10 +13,10 @@ use crate::ids::Token;
 
 const SECRET: [u8; 192] = const_custom_default_secret(0x7472_756e_6b6c_696e);
 
-/// Tokens that go through the lanes at one go.
+/// Tokens mixed by the lanes in one round.
 const STRIDE: usize = 16;
 const LANES: usize = 4;
-/// What the lanes are mixed with: any numbers whose halves are no token ids, for a factor of 0 would hide the other one.
+/// Keys mixed into the lanes: numbers whose halves are no token ids, because a factor of 0 would hide the other factor.
 const KEYS: [u64; 2 * LANES] = {
     let mut keys = [0; 2 * LANES];
     let mut i = 0;
@@ -27,11 +27,20 @@ const KEYS: [u64; 2 * LANES] = {
     keys
 };
 
-/// The chained hash of a block: of its tokens and of everything before them.
-/// Written as 32 hex digits.
+/// The chained hash of a block, over its tokens and all tokens before. Serialised as 32 hex digits.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct BlockHash(pub u128);
+
+impl BlockHash {
+    /// Returns the low 64 bits, by which the tree and the tiers find blocks. Equal contents have equal fingerprints; after a
+    /// lookup by fingerprint the tokens MUST be compared.
+    #[inline]
+    pub fn fingerprint(self) -> u64 {
+        // The bits of a chained hash are well mixed.
+        self.0 as u64
+    }
+}
 
 impl std::fmt::Debug for BlockHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -53,11 +62,11 @@ impl TryFrom<String> for BlockHash {
     }
 }
 
-/// What a prefix may be shared within: every part that changes the contents of KV for equal tokens. Its hash is the
-/// parent of a prompt's first block, so prompts of different namespaces never share a block.
+/// Scope within which prefixes are shared: all properties that change the contents of KV for equal tokens. The hash of the
+/// namespace is the parent of a prompt's first block, so prompts of different namespaces never share a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespace<'a> {
-    /// Model and revision.
+    /// Model name and revision.
     pub model: &'a str,
     /// Element type and layout of the KV cache.
     pub kv_dtype: &'a str,
@@ -66,7 +75,7 @@ pub struct Namespace<'a> {
 }
 
 impl Namespace<'_> {
-    /// The hash that stands for the empty prefix in this namespace.
+    /// Returns the hash of the empty prefix in this namespace.
     pub fn root(&self) -> BlockHash {
         // Lengths go first, so that ("ab", "c") and ("a", "bc") differ.
         let mut bytes = Vec::with_capacity(64);
@@ -78,20 +87,20 @@ impl Namespace<'_> {
     }
 }
 
-/// The hash of the block `tokens` after `parent`.
+/// Returns the chained hash of a block with `tokens` after `parent`.
 #[inline]
 pub fn chain(parent: BlockHash, tokens: &[Token]) -> BlockHash {
     link(parent, mix(tokens))
 }
 
-/// Two factors made one number in which every bit of both counts.
+/// Folds two factors into one number that depends on every bit of both.
 #[inline(always)]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// A number for the tokens of a block, whatever is before it.
+/// Mixes the tokens of a block into one number, independent of the blocks before.
 #[inline(always)]
 fn mix(tokens: &[Token]) -> u64 {
     let mut lanes = [tokens.len() as u64; LANES];
@@ -115,7 +124,7 @@ fn absorb(lanes: &mut [u64; LANES], tokens: &[Token; STRIDE]) {
     }
 }
 
-/// The hash of the block that was mixed to `local`, after `parent`.
+/// Chains the mixed tokens of a block, `local`, to `parent`.
 #[inline(always)]
 fn link(parent: BlockHash, local: u64) -> BlockHash {
     let low = parent.0 as u64 ^ local;
@@ -124,8 +133,11 @@ fn link(parent: BlockHash, local: u64) -> BlockHash {
     BlockHash(folded ^ (u128::from(low) << 64 | u128::from(high)).rotate_left(37))
 }
 
-/// Appends to `hashes` the hash of every full block of `tokens` that it does not have yet. `hashes` MUST be the hashes of a
-/// prefix of the same tokens. Nothing that was hashed before is hashed again.
+/// Appends to `hashes` the chained hashes of the full blocks of `tokens` that are not hashed yet. `hashes` MUST be the hashes
+/// of a prefix of the same tokens.
+///
+/// # Panics
+/// Panics if `block_size` is 0, or `hashes` has more entries than `tokens` has full blocks.
 pub fn extend_hashes(hashes: &mut Vec<BlockHash>, root: BlockHash, block_size: u32, tokens: &[Token]) {
     let size = block_size as usize;
     assert!(size > 0, "block size is at least one token");
@@ -194,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_does_not_depend_on_how_it_was_computed() {
+    fn hashing_at_once_and_block_by_block_agree() {
         let root = Namespace::default().root();
         let tokens: Vec<Token> = (0..600).map(|at| at * 7919 % 1009).collect();
         for size in [1, 15, 16, 17, 32, 48, 64, 100] {

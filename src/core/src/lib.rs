@@ -30,6 +30,7 @@
 //! Start with [`event`], then [`core`](Core).
 
 pub mod block;
+mod block_index;
 pub mod config;
 mod core;
 mod digest;
@@ -39,6 +40,7 @@ pub mod hash;
 pub mod host;
 pub mod ids;
 mod leap;
+pub mod nodes;
 mod pace;
 pub mod policy;
 mod preemption;

@@ -1,23 +1,33 @@
-//! Policies: what the scheduler leaves open, one file each, found by name.
+//! Scheduling policies: the order of admission and the choice of preemption victims, one file each, found by name.
 //!
-//! A policy says whose turn it is among the waiting and whose blocks are taken among the running. To add one: write
-//! `policy/NAME.rs` with a type that implements [`Policy`], and add a line to [`REGISTRY`]. It then works in the
-//! server, the simulator and every test. [`crate::waiting`] keeps the order; a policy only ranks.
+//! A policy ranks the waiting and the running requests; [`crate::waiting`] keeps the order. To add one: write `policy/NAME.rs`
+//! with a type that implements [`Policy`], and add a line to [`REGISTRY`]. The policy then works in the server, the simulator
+//! and every test.
 //!
-//! | name | first | source |
+//! | name | first to be admitted | source |
 //! |---|---|---|
 //! | `fcfs` | the oldest | |
 //! | `priority` | the most urgent, with ageing | dynamic priorities (Jackson, 1960) |
 //! | `sjf` | the least uncached work, with ageing | Smith, 1956 |
 //! | `lpm` | the longest cached prefix, with ageing | SGLang (Zheng et al., NeurIPS 2024) |
 //! | `edf` | the earliest deadline | Liu and Layland, 1973 |
-//! | `vtc` | the tenant that was served least | Virtual Token Counter (Sheng et al., OSDI 2024) |
+//! | `vtc` | the tenant served least | Virtual Token Counter (Sheng et al., OSDI 2024) |
 //!
-//! **Ageing is a place, not a process.** Where waiting counts in favour linearly, and at the same rate for all, the
-//! order of two requests never changes while they wait: `a - now + arrival_a < b - now + arrival_b` holds at every
-//! `now` or at none. So `worth + arrival` is a rank that is computed once, no clock is read, and the bound on
-//! starvation can be read off it: a request is overtaken only by those that arrive within the difference of their
-//! worths.
+//! **Ageing needs no clock.** If waiting counts in favour of a request linearly, and at the same rate for all requests, the
+//! order of two requests never changes while they wait: `a - now + arrival_a < b - now + arrival_b` holds at every `now` or at
+//! none. `worth + arrival` is therefore a rank that is computed once. The rank also bounds starvation: a request is overtaken
+//! only by requests that arrive within the difference of the two worths.
+//!
+//! ```
+//! use trunkline_core::policy::{REGISTRY, RequestView};
+//!
+//! let policy = REGISTRY.make("priority:ageing_ms=5000", ()).unwrap();
+//! let batch = RequestView { priority: 1, ..RequestView::default() };
+//! let urgent = |arrival_ms: u64| RequestView { arrival_ns: arrival_ms * 1_000_000, ..RequestView::default() };
+//! // The lower rank is admitted first: one level of priority outweighs 5 s of waiting.
+//! assert!(policy.rank(&urgent(4_999)) < policy.rank(&batch));
+//! assert!(policy.rank(&urgent(5_001)) > policy.rank(&batch));
+//! ```
 
 mod edf;
 mod fcfs;
@@ -28,27 +38,27 @@ mod vtc;
 
 use crate::registry::{Entry, Registry};
 
-/// What a policy may look at.
+/// The properties of a request that a policy may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestView {
-    /// Place in the order of arrival; unique.
+    /// Position in the order of arrival; unique.
     pub arrival: u64,
-    /// When the request was accepted, nanoseconds.
+    /// Time at which the request was accepted, nanoseconds.
     pub arrival_ns: u64,
-    /// Whom it is counted for.
+    /// Tenant whose share the request counts against.
     pub tenant: u64,
-    /// Lower is more urgent, as the client sees it.
+    /// Priority given by the client; lower is more urgent.
     pub priority: i32,
-    /// When it must end, nanoseconds.
+    /// Deadline, nanoseconds; `None` for none.
     pub deadline_ns: Option<u64>,
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub prompt_tokens: u32,
-    /// Tokens it may generate.
+    /// Upper bound on generated tokens.
     pub max_tokens: u32,
-    /// Tokens that need KV when it is admitted: the prompt, and what was generated before a preemption.
+    /// Tokens that need KV at admission: the prompt, and the output generated before a preemption.
     pub tokens: u32,
-    /// How many of these are in the cache, as far as is known. Of a running request: how many would be found if it came
-    /// back at once.
+    /// Number of those tokens found in the cache at the last count. Of a running request: the number found if the request were
+    /// preempted and came back at once.
     pub cached_tokens: u32,
 }
 
@@ -57,62 +67,61 @@ pub struct RequestView {
 /// An implementation MUST be a pure function of the calls it gets and its own parameters: no clock, no randomness, no
 /// iteration in hash order, no interior mutability. Otherwise a recording does not replay.
 ///
-/// [`Self::rank`] and [`Self::keep`] are all that most policies need. Those below them are for policies that share
-/// among tenants: what such a policy remembers of tenants MUST be bounded, and each call MUST take constant or
-/// logarithmic time.
+/// Most policies need only [`Self::rank`] and [`Self::preemption_rank`]. The other methods are for policies that share among
+/// tenants. The memory that such a policy keeps of tenants MUST be bounded, and each call MUST take constant or logarithmic
+/// time.
 pub trait Policy: Send + std::fmt::Debug {
-    /// Where a request stands among the waiting: lower goes first, equals go by arrival.
+    /// Returns the admission rank of a waiting request: the lowest is admitted first, equals in order of arrival.
     ///
-    /// It MUST NOT depend on anything that changes while the request waits, except on [`RequestView::cached_tokens`],
-    /// and on that only if [`Self::ranks_by_cache`]. Asked when a request joins the waiting, anew after a preemption,
-    /// and when its cached tokens were counted again.
+    /// The rank MUST NOT depend on anything that changes while the request waits, except [`RequestView::cached_tokens`], and
+    /// on that only if [`Self::ranks_by_cache`] is `true`. Called when a request begins to wait, also after a preemption, and
+    /// when its cached tokens were counted again.
     fn rank(&self, request: &RequestView) -> i128;
 
-    /// How dear a running request is: when blocks run out, the least dear is preempted, and among equals the one that
-    /// arrived last. Asked when a victim is chosen.
+    /// Returns the preemption rank of a running request: when blocks run out, the request of lowest rank is the victim, and
+    /// among equals the one that arrived last. Called when a victim is chosen.
     ///
-    /// It SHOULD be the least for whoever would stand last among the waiting: a victim that stood first would be
-    /// admitted again at once, and its blocks would have been taken for nothing.
-    fn keep(&self, request: &RequestView) -> i128 {
+    /// The rank SHOULD be lowest for the request that would be queued last. Otherwise the victim is admitted again at once and
+    /// the preemption gained nothing.
+    fn preemption_rank(&self, request: &RequestView) -> i128 {
         -self.rank(request)
     }
 
-    /// Whether ranks depend on [`RequestView::cached_tokens`]. MUST always answer the same.
+    /// Returns `true` if ranks depend on [`RequestView::cached_tokens`]. MUST be constant.
     fn ranks_by_cache(&self) -> bool {
         false
     }
 
-    /// Whether tenants take turns: then the tenant with the least [`Self::standing`] goes first, with its request of
-    /// the least rank. MUST always answer the same.
+    /// Returns `true` if the policy orders tenants before requests: the tenant of lowest [`Self::standing`] is served first,
+    /// with its request of lowest rank. MUST be constant.
     fn by_tenant(&self) -> bool {
         false
     }
 
-    /// Where a tenant stands: lower goes first, equals by the rank and arrival of their first requests. While the
-    /// tenant has a request waiting it MUST change only in a call that names it.
+    /// Returns the standing of a tenant: the lowest is served first, equals by rank and arrival of their first requests. While
+    /// the tenant has a waiting request, the standing MUST change only in calls that name the tenant.
     fn standing(&self, _tenant: u64) -> u64 {
         0
     }
 
-    /// A request of a tenant was accepted. It is to be queued next.
+    /// Takes note of an accepted request of a tenant, before [`Self::queued`].
     fn joined(&mut self, _tenant: u64) {}
 
-    /// A request of a tenant has ended. It is neither waiting nor running, and the tenant is not served for it any
-    /// more.
+    /// Takes note of the end of a tenant's request. The request neither waits nor runs, and no more tokens are reported for it.
     fn left(&mut self, _tenant: u64) {}
 
-    /// A tenant that had no request waiting has one now.
+    /// Takes note that a tenant without waiting requests has one now.
     fn queued(&mut self, _tenant: u64) {}
 
-    /// A tenant has no request waiting any more.
+    /// Takes note that the last waiting request of a tenant was taken out.
     fn unqueued(&mut self, _tenant: u64) {}
 
-    /// Tokens were run for a tenant: so many of prompts, and so many generated. Cached tokens are not run. Comes
-    /// between [`Self::joined`] and [`Self::left`].
+    /// Takes note of tokens run for a tenant: prompt tokens computed and output tokens generated. Cached tokens do not count.
+    /// Called between [`Self::joined`] and [`Self::left`].
     fn served(&mut self, _tenant: u64, _prompt_tokens: u32, _output_tokens: u32) {}
 }
 
-/// All policies.
+/// All policies, made without context.
 pub static REGISTRY: Registry<Box<dyn Policy>> = Registry::new(
     "policy",
     &[
@@ -155,12 +164,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::waiting::Waiting;
 
-    /// The policy of a spec.
+    /// Makes the policy of a spec.
     pub(crate) fn make(spec: &str) -> Box<dyn Policy> {
         REGISTRY.make(spec, ()).unwrap()
     }
 
-    /// The indices of `views` in the order in which they are admitted.
+    /// Returns the indices of `views` in order of admission.
     pub(super) fn order(spec: &str, views: &[RequestView]) -> Vec<usize> {
         let mut waiting = Waiting::new(make(spec));
         for (slot, view) in views.iter().enumerate() {
@@ -171,7 +180,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_rank_fits_whatever_the_request_and_the_parameters() {
+    fn ranks_of_extreme_requests_and_parameters_do_not_overflow() {
         let most = RequestView {
             arrival_ns: u64::MAX,
             priority: i32::MAX,
@@ -184,7 +193,7 @@ pub(crate) mod tests {
             let values: Vec<_> = entry.params.iter().map(|param| param.max).collect();
             let policy = (entry.make)(&values, ());
             assert!(policy.rank(&least) <= policy.rank(&most), "{}", entry.name);
-            assert!(policy.keep(&least) >= policy.keep(&most), "{}", entry.name);
+            assert!(policy.preemption_rank(&least) >= policy.preemption_rank(&most), "{}", entry.name);
         }
     }
 }

@@ -81,7 +81,7 @@ impl Scheduler {
                 Preemption::Cost => self.loss(**slot).level(),
                 _ => 0,
             };
-            let keep = self.waiting.keep(&seq.view(seq.published * self.block_size));
+            let keep = self.waiting.preemption_rank(&seq.view(seq.published * self.block_size));
             (spared, keep, cost, Reverse(seq.arrival))
         };
         *self.running.iter().min_by_key(dearness).expect("a sequence that needs a block is running")

@@ -1,42 +1,42 @@
-//! The recording of a run: every event a core saw, as JSON lines, so that another core can be shown the same.
+//! The recording of a run: all events delivered to a core, as JSON lines, so that another core can replay them.
 //!
 //! ```text
 //! {"trunkline_recording":2,"config":{...}}       the header: format version and limits
-//! {"at_ns":1200345,"event":{"submit":{...}}}     an event, in the order the core saw them
-//! {"end":{"at_ns":99,"digest":"00f1..."}}        the trailer: the digest at the end; missing if the run was cut off
+//! {"at_ns":1200345,"event":{"submit":{...}}}     an event, in order of delivery
+//! {"end":{"at_ns":99,"digest":"00f1..."}}        the trailer: the digest at the end; missing if the run was interrupted
 //! ```
 //!
-//! This file knows the lines; opening, compressing and locating files is the drivers' work.
+//! This module formats and parses lines; drivers open, compress and locate files.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::event::Event;
 
-/// Version of the format, in the header.
+/// Version of the format, written in the header.
 pub const VERSION: u32 = 2;
 
 /// A line of a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Line {
-    /// The first line.
+    /// First line of a recording.
     Header {
-        /// [`VERSION`].
+        /// Version of the format: [`VERSION`].
         trunkline_recording: u32,
-        /// The limits of the recorded core.
+        /// Configuration of the recorded core.
         config: Config,
     },
-    /// An event.
+    /// An event delivered to the core.
     Event {
-        /// When it happened, on the recorded core's clock.
+        /// Time of the event on the recorded core's clock, nanoseconds.
         at_ns: u64,
-        /// What happened.
+        /// The event as delivered.
         event: Event,
     },
-    /// The last line.
+    /// Last line of a recording.
     End {
-        /// What is known at the end.
+        /// Summary of the run.
         end: End,
     },
 }
@@ -44,34 +44,37 @@ pub enum Line {
 /// The trailer of a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// The time of the last event.
+    /// Time of the last event, nanoseconds.
     pub at_ns: u64,
     /// The decision digest, 16 hex digits.
     pub digest: String,
 }
 
-/// A line that is not one of a recording.
+/// Failure to read a line of a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// Not JSON, or JSON of another shape.
+    /// Line that is no JSON, or JSON of another shape.
     #[error("not a line of a Trunkline recording: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 
 impl Line {
     /// Parses one line.
+    ///
+    /// # Errors
+    /// Fails if the text is not a line of a recording.
     pub fn parse(line: &str) -> Result<Self, RecordError> {
         Ok(serde_json::from_str(line)?)
     }
 
-    /// The line as text, without the newline.
+    /// Formats the line as JSON, without the newline.
     pub fn to_json(&self) -> String {
         // Every type in a line is made of numbers, strings and lists, which always serialise.
         serde_json::to_string(self).expect("a recording line serialises")
     }
 }
 
-/// The line of an event, without taking it.
+/// Formats the line of an event as JSON, without taking ownership of the event.
 pub fn event_line(at_ns: u64, event: &Event) -> String {
     #[derive(Serialize)]
     struct Borrowed<'a> {

@@ -29,7 +29,7 @@ use crate::spec::{Param, Spec, SpecError};
 pub struct Entry<T: 'static, C: 'static = ()> {
     /// The name, unique in its registry.
     pub name: &'static str,
-    /// One line of help.
+    /// Help text of one line.
     pub about: &'static str,
     /// The parameters, written as in `name:key=value,key=value`.
     pub params: &'static [Param],

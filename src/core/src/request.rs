@@ -1,6 +1,7 @@
-//! What a client asks for and what it is told at the end.
+//! Requests: the parameters a client sends, and the outcome it receives.
 
 use serde::{Deserialize, Serialize};
+pub use trunkline_port::Sampling;
 
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{RequestId, Token};
@@ -8,45 +9,52 @@ use crate::ids::{RequestId, Token};
 /// A request as the core sees it. Text, channels and credentials stay with the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// The driver's name for it.
+    /// Identifier chosen by the driver.
     pub id: RequestId,
-    /// The prompt. At least one token.
+    /// Prompt, at least one token.
     pub prompt: Vec<Token>,
-    /// Tokens generated before this submission, on another core that gave the request back
-    /// ([`crate::Event::Withdraw`]). They count against `max_tokens`, are not emitted again, and sampling continues after
-    /// them. Empty for a new request.
+    /// Tokens generated before this submission, on another core that gave the request back ([`crate::Event::Withdraw`]). These count
+    /// against `max_tokens` and are not emitted again; sampling continues after them. Empty for a new request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generated: Vec<Token>,
-    /// The hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
+    /// Steps of this request that workers failed to finish before this submission, on other cores.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub worker_failures: u32,
+    /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
     pub root: BlockHash,
-    /// Chained hashes of the prompt's full blocks, made off the core's thread by [`Request::hash_prompt`].
+    /// Chained hashes of the prompt's full blocks, computed off the core's thread by [`Request::hash_prompt`].
     #[serde(skip)]
     pub hashes: Vec<BlockHash>,
-    /// Upper bound on generated tokens. At least one.
+    /// Upper bound on generated tokens, at least one.
     pub max_tokens: u32,
-    /// Generated tokens before which no stop token ends the request.
+    /// Number of generated tokens before which no stop token ends the request.
     pub min_tokens: u32,
     /// Tokens that end the request: the model's EOS ids unless the client ignores them, and the client's own. The stop token
     /// is emitted.
     pub stop_token_ids: Vec<Token>,
-    /// Whom fair policies count it for. Requests of one number share a share.
+    /// Tenant whose share fair policies charge. Requests with the same number share one share.
     #[serde(default)]
     pub tenant: u64,
-    /// Lower is served first by policies that look at it.
+    /// Priority for policies that use it; lower is served first.
     pub priority: i32,
-    /// The time at which the request ends with [`FinishReason::Timeout`], on the clock of the events, nanoseconds.
+    /// Time at which the request ends with [`FinishReason::Timeout`], on the clock of the events, nanoseconds.
     pub deadline_ns: Option<u64>,
-    /// How the worker picks tokens.
+    /// Sampling parameters for the worker.
     pub sampling: Sampling,
 }
 
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
 impl Request {
-    /// A greedy request with no stop tokens, priority 0 and no deadline, unhashed.
+    /// Creates a greedy request with no stop tokens, priority 0 and no deadline, unhashed.
     pub fn new(id: RequestId, root: BlockHash, prompt: Vec<Token>, max_tokens: u32) -> Self {
         Self {
             id,
             prompt,
             generated: Vec::new(),
+            worker_failures: 0,
             root,
             hashes: Vec::new(),
             max_tokens,
@@ -59,63 +67,30 @@ impl Request {
         }
     }
 
-    /// Fills in the prompt's block hashes for blocks of `block_size` tokens. The driver MUST call this before it submits.
+    /// Computes the chained hashes of the prompt's blocks of `block_size` tokens. The driver MUST call this before submitting.
     pub fn hash_prompt(&mut self, block_size: u32) {
         extend_hashes(&mut self.hashes, self.root, block_size, &self.prompt);
     }
 }
 
-/// Sampling parameters, passed through to the worker unread, except that a worker is sent the whole history of a sequence
-/// only if [`Sampling::needs_history`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set whose probability reaches this; 1 keeps all.
-    pub top_p: f32,
-    /// Drop tokens below this share of the most likely one's probability; 0 drops none.
-    pub min_p: f32,
-    /// Logits of tokens already in the sequence are divided (if positive) or multiplied (if negative) by this; 1 is off.
-    pub repetition_penalty: f32,
-    /// The n-th token of a request is drawn from (seed, n) alone, so neither batching nor preemption changes it.
-    pub seed: u64,
-    /// How many most likely tokens to report with each token; `None` reports no log probabilities at all.
-    pub logprobs: Option<u32>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0, logprobs: None }
-    }
-}
-
-impl Sampling {
-    /// Whether the next token depends on tokens other than through the model.
-    pub fn needs_history(&self) -> bool {
-        self.repetition_penalty != 1.0
-    }
-}
-
-/// Why a request that had been accepted ended.
+/// Reason for the end of an accepted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// A stop token was generated, or the driver found a stop string.
     Stop,
-    /// `max_tokens` were generated.
+    /// `max_tokens` tokens were generated.
     Length,
-    /// The client gave up, or the server shut down.
+    /// The client aborted the request, or the server shut down.
     Abort,
-    /// The deadline passed.
+    /// The deadline passed before the end.
     Timeout,
-    /// The worker failed on it too often, or cannot compute it at all.
+    /// The worker failed on the request too often, or cannot compute it at all.
     Error,
 }
 
 impl FinishReason {
-    /// The name used on the wire and in reports.
+    /// Returns the name used on the wire and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -127,71 +102,74 @@ impl FinishReason {
     }
 }
 
-/// What a request consumed.
+/// Resources a request consumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache when the request was first admitted.
     pub cached_tokens: u32,
-    /// Tokens generated.
+    /// Number of tokens generated.
     pub completion_tokens: u32,
     /// Times the request was preempted.
     pub preemptions: u32,
 }
 
-/// Why a request was turned away at the door; nothing was changed.
+/// Reason for refusing a request on submission. A refused request changes nothing in the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// `prompt` has no token.
     #[error("prompt is empty; send at least one token")]
     EmptyPrompt,
-    /// `max_tokens` is zero.
+    /// `max_tokens` is 0: no token was asked for.
     #[error("max_tokens is 0; ask for at least one token")]
     NoTokensAsked,
     /// Prompt and output together exceed the model's context.
     #[error("prompt of {prompt_tokens} tokens plus max_tokens {max_tokens} exceeds the context of {context} tokens")]
     ContextTooLong {
-        /// Tokens in the prompt.
+        /// Number of tokens in the prompt.
         prompt_tokens: u32,
-        /// Tokens asked for.
+        /// Output tokens asked for.
         max_tokens: u32,
-        /// The limit.
+        /// Most tokens a request may have.
         context: u32,
     },
-    /// Even alone on the device it could not finish.
+    /// The request could not finish even alone on the device.
     #[error(
         "prompt of {prompt_tokens} tokens plus max_tokens {max_tokens} needs {needed} KV blocks, the device has {capacity}"
     )]
     NeverFits {
-        /// Tokens in the prompt.
+        /// Number of tokens in the prompt.
         prompt_tokens: u32,
-        /// Tokens asked for.
+        /// Output tokens asked for.
         max_tokens: u32,
-        /// Blocks it would need.
+        /// KV blocks the request would need.
         needed: u32,
-        /// Blocks there are.
+        /// KV blocks of the device.
         capacity: u32,
     },
     /// The waiting queue is full.
     #[error("the waiting queue is full ({limit} requests); try again later")]
     QueueFull {
-        /// The limit.
+        /// Most requests that may wait.
         limit: u32,
     },
-    /// The waiting queue holds as many tokens as it may.
+    /// The waiting queue has no room for the tokens of this request.
     #[error("the waiting requests have {queued_tokens} tokens, with this one more than {limit}; try again later")]
     QueueTokensFull {
-        /// Tokens waiting.
+        /// Tokens of the waiting requests.
         queued_tokens: u64,
-        /// The limit.
+        /// Most tokens that may wait.
         limit: u64,
     },
-    /// The core is draining.
+    /// The core is draining and accepts no more requests.
     #[error("the server is draining and takes no new requests")]
     Draining,
-    /// The id names a request that has not ended.
+    /// Every engine of the cluster is out of service.
+    #[error("no engine is in service; try again later")]
+    NoEngine,
+    /// Another request with this id has not ended.
     #[error("a request with this id is still active")]
     DuplicateId,
 }

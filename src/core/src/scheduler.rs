@@ -269,7 +269,7 @@ impl Scheduler {
                     *budget -= chunk;
                 }
                 Admission::Later => {
-                    self.waiting.set_aside(slot);
+                    self.waiting.defer(slot);
                     later += 1;
                 }
                 Admission::Loads => self.begin_load(slot),
@@ -516,6 +516,7 @@ impl Scheduler {
             n_tokens,
             n_history,
             tokens_at,
+            input_from_last: false,
             kv_write_from: seq.computed.max(seq.published * self.block_size),
             table_keep: seq.table_sent,
             blocks_at,

@@ -133,7 +133,7 @@ pub struct Sequence {
     pub arrival: u64,
     /// What a policy sees of it, when it arrived. [`Self::view`] is up to date.
     pub view: RequestView,
-    /// Where it stands among the swapped: the policy's [`crate::policy::Policy::keep`] when it was swapped out.
+    /// Where it stands among the swapped: the policy's [`crate::policy::Policy::preemption_rank`] when it was swapped out.
     pub keep: i128,
     /// Leading prompt tokens that its tenant was charged for.
     pub charged: u32,
@@ -198,7 +198,7 @@ impl Sequence {
             generated_at_entry: 0,
             left_shared: 0,
             left_cached: 0,
-            worker_failures: 0,
+            worker_failures: request.worker_failures,
         }
     }
 
@@ -285,6 +285,7 @@ impl Sequence {
             id: self.id,
             prompt: self.tokens,
             generated,
+            worker_failures: self.worker_failures,
             root: self.root,
             hashes: self.hashes,
             max_tokens: self.max_tokens,

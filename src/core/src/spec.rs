@@ -1,81 +1,81 @@
 //! Names with parameters: `name` or `name:key=value,key=value`.
 //!
-//! Everything that is chosen by name takes its parameters in the same string, so that one option on the command line,
-//! one line in a config file and one field of a recording say all of it. Values are whole numbers with the unit in the
-//! key.
+//! Policies, routers and everything else chosen by name take parameters in the same string, so that one command-line option,
+//! one line of a config file or one field of a recording holds name and parameters. Values are whole numbers; the key states
+//! the unit, as in `priority:ageing_ms=5000`. [`crate::registry`] finds constructors by such strings.
 
-/// A parameter that goes with a name.
+/// A parameter of something chosen by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
-    /// How it is written, with its unit.
+    /// Key as users write it, unit included.
     pub key: &'static str,
-    /// One line about it.
+    /// Help text of one line.
     pub about: &'static str,
-    /// Its value unless it is given.
+    /// Value if the user gives none.
     pub default: u64,
-    /// The least allowed.
+    /// Lowest value allowed.
     pub min: u64,
-    /// The most allowed.
+    /// Highest value allowed.
     pub max: u64,
 }
 
-/// A name and what follows it, not yet understood.
+/// A name and its parameters, split but not yet parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec<'a> {
-    /// What stands before the colon.
+    /// Text before the colon.
     pub name: &'a str,
     params: Option<&'a str>,
 }
 
-/// Parameters that are not understood.
+/// A fault in the parameters after a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// There is no such key.
+    /// Unknown key.
     #[error("'{name}' has no parameter '{key}'; it has: {known}")]
     UnknownKey {
-        /// Whose parameter.
+        /// Name before the colon.
         name: String,
-        /// What was given.
+        /// Unknown key as given.
         key: String,
-        /// What there is.
+        /// Known keys, separated by commas.
         known: String,
     },
-    /// Not a number, or one outside the range.
+    /// Value that is no whole number, or outside the range.
     #[error("'{name}': {key} is '{value}'; it must be a whole number between {min} and {max}")]
     BadValue {
-        /// Whose parameter.
+        /// Name before the colon.
         name: String,
-        /// The parameter.
+        /// Key of the parameter.
         key: &'static str,
-        /// What was given.
+        /// Value as given.
         value: String,
-        /// The least allowed.
+        /// Lowest value allowed.
         min: u64,
-        /// The most allowed.
+        /// Highest value allowed.
         max: u64,
     },
-    /// Two values for one key.
+    /// Key given more than once.
     #[error("'{name}': {key} is given twice")]
     Twice {
-        /// Whose parameter.
+        /// Name before the colon.
         name: String,
-        /// The parameter.
+        /// Key of the parameter.
         key: &'static str,
     },
-    /// No `=`.
+    /// Part without `=`.
     #[error("'{name}': '{part}' is not of the form key=value; the keys are: {known}")]
     NoValue {
-        /// Whose parameter.
+        /// Name before the colon.
         name: String,
-        /// What was given.
+        /// Part as given.
         part: String,
-        /// What there is.
+        /// Known keys, separated by commas.
         known: String,
     },
 }
 
 impl<'a> Spec<'a> {
-    /// Splits the name from its parameters.
+    /// Splits a text into the name and its parameters.
     pub fn new(text: &'a str) -> Self {
         match text.split_once(':') {
             Some((name, params)) => Self { name, params: Some(params) },
@@ -83,7 +83,10 @@ impl<'a> Spec<'a> {
         }
     }
 
-    /// The values of `params`, in their order.
+    /// Parses the values of `params`, in their order. Parameters that are left out have their default values.
+    ///
+    /// # Errors
+    /// Fails if a key is unknown or repeated, has no `=`, or its value is no whole number within the range.
     pub fn values(&self, params: &[Param]) -> Result<Vec<u64>, SpecError> {
         let name = || self.name.to_owned();
         let known = || match params {
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_has_its_default() {
+    fn parameters_left_out_have_their_defaults() {
         assert_eq!(values("p"), Ok(vec![7, 2]));
         assert_eq!(values("p:weight=9"), Ok(vec![7, 9]));
         assert_eq!(values("p:weight=1,age_ms=0"), Ok(vec![0, 1]));
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn faults_are_reported_in_one_line() {
         let error = |text| values(text).unwrap_err();
         assert_eq!(error("p:age=1"), "'p' has no parameter 'age'; it has: age_ms, weight");
         assert_eq!(error("p: weight=1"), "'p' has no parameter ' weight'; it has: age_ms, weight");

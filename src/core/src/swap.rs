@@ -283,7 +283,7 @@ impl Scheduler {
         self.tree.release(&mut gone, (seq.published as usize).saturating_sub(stay));
         seq.published = stay as u32;
         seq.set_state(SequenceState::Swapped);
-        seq.keep = self.waiting.keep(&seq.view(seq.computed));
+        seq.keep = self.waiting.preemption_rank(&seq.view(seq.computed));
         self.swap.swapped.insert((Reverse(seq.keep), seq.arrival, slot));
     }
 

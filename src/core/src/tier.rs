@@ -6,11 +6,11 @@
 //! before it; it continues a prefix if that is its number, and it is the next block of a prompt if its tokens are the
 //! next ones.
 
+use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
-use crate::tree::Nodes;
-use crate::tree::index::Index;
+use crate::nodes::Nodes;
 
 /// A published block, wherever it lies.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct Tier {
     nodes: Nodes,
     tokens: Vec<Token>,
     /// All but free and leaving ones.
-    index: Index,
+    index: BlockIndex,
     eviction: Box<dyn Eviction>,
     /// Blocks that were dropped to make room.
     pub evicted: u64,
@@ -73,7 +73,7 @@ impl Tier {
             identities: Vec::new(),
             nodes: Nodes::default(),
             tokens: Vec::new(),
-            index: Index::new(capacity),
+            index: BlockIndex::new(capacity),
             eviction,
             evicted: 0,
         }
@@ -89,7 +89,7 @@ impl Tier {
 
     /// The block that continues the prefix `before` with these tokens, if it is here or on its way.
     fn lookup(&self, hash: u64, before: u64, tokens: &[Token]) -> Option<u32> {
-        let slot = self.index.find(hash, |slot| self.nodes.hash(slot))?;
+        let slot = self.index.find(hash, |slot| self.nodes.fingerprint(slot))?;
         (self.identities[slot as usize].1 == before && self.tokens_of(slot) == tokens).then_some(slot)
     }
 
@@ -106,13 +106,13 @@ impl Tier {
     /// What a block holds.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
         let (identity, before) = self.identities[slot as usize];
-        Contents { hash: self.nodes.hash(slot), identity, before, tokens: self.tokens_of(slot) }
+        Contents { hash: self.nodes.fingerprint(slot), identity, before, tokens: self.tokens_of(slot) }
     }
 
     /// Room for a block that a copy will bring, which may evict another. `None` if it is here or on its way already, if
     /// another of its hash is, or if no block can go.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
-        if self.index.find(contents.hash, |slot| self.nodes.hash(slot)).is_some() {
+        if self.index.find(contents.hash, |slot| self.nodes.fingerprint(slot)).is_some() {
             return None;
         }
         let slot = match self.freed.pop() {
@@ -130,7 +130,7 @@ impl Tier {
         self.identities[slot as usize] = (contents.identity, contents.before);
         self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
         let nodes = &self.nodes;
-        self.index.insert(contents.hash, slot, |slot| nodes.hash(slot));
+        self.index.insert(contents.hash, slot, |slot| nodes.fingerprint(slot));
         self.eviction.published(&[handle(slot)], &self.nodes);
         Some(slot)
     }
@@ -141,7 +141,7 @@ impl Tier {
             self.set(slot, TierState::Idle);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         } else {
-            self.index.remove(self.nodes.hash(slot), slot);
+            self.index.remove(self.nodes.fingerprint(slot), slot);
             self.nodes.remove(slot);
             self.set(slot, TierState::Free);
         }
@@ -194,7 +194,7 @@ impl Tier {
         }
         let slot = self.eviction.pop(&self.nodes).expect("some block is idle, and all are leaves");
         assert_eq!(self.states[slot as usize], TierState::Idle, "the policy evicts block {slot} of a tier");
-        self.index.remove(self.nodes.hash(slot), slot);
+        self.index.remove(self.nodes.fingerprint(slot), slot);
         self.nodes.remove(slot);
         Some(slot)
     }

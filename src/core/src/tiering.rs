@@ -18,7 +18,6 @@ use crate::stats::TierStats;
 use crate::swap::fold_pairs;
 use crate::tier::{Contents, Tier, TierState};
 use crate::transfer::Place;
-use crate::tree::PrefixTree;
 
 /// Tiers there can be.
 pub const TIERS_MAX: usize = 3;
@@ -130,7 +129,7 @@ impl Tiering {
             return;
         }
         let before = parent.map_or_else(|| empty_prefix(root), |parent| self.identities[parent as usize].0);
-        let hash = PrefixTree::name(hash);
+        let hash = hash.fingerprint();
         let identity = self.tiers.iter().find_map(|tier| tier.identity(hash, before, tokens)).unwrap_or_else(|| {
             self.next_identity += 1;
             self.next_identity
@@ -151,7 +150,7 @@ impl Tiering {
         let mut before = found.last().map_or_else(|| empty_prefix(seq.root), |last| self.identities[*last as usize].0);
         let rest = seq.hashes.iter().zip(seq.tokens.chunks_exact(size)).skip(found.len());
         for (hash, tokens) in rest {
-            let hash = PrefixTree::name(*hash);
+            let hash = hash.fingerprint();
             let hit = |(at, tier): (usize, &Tier)| tier.find(hash, before, tokens).map(|block| (at + 1, block));
             let Some((place, block)) = self.tiers.iter().enumerate().find_map(hit) else { break };
             before = self.tiers[place - 1].contents(block).identity;

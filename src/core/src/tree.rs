@@ -1,75 +1,94 @@
-//! The prefix tree: which published block continues which, who reads it, and which goes first.
+//! The prefix tree (a radix tree over KV blocks): links between published blocks, their readers, and eviction.
 //!
-//! The tree has no allocated nodes. A published block *is* a node, and everything known of it stands in arrays indexed by
-//! the block's slot (`tree/nodes.rs`). One hash table finds a block by its hash (`tree/index.rs`).
+//! The tree allocates no nodes. A published block *is* a node, and arrays indexed by the block's slot hold its links and counts
+//! ([`crate::nodes`]). One hash table finds a block by its fingerprint (`block_index.rs`).
 //!
-//! **Matching.** A chained hash names a whole prefix, so no walk over children is needed. Every block that is taken is
-//! verified: same parent, same tokens. Two prefixes of one hash can therefore cost a hit, never contents. Blocks of a chain
-//! mostly lie next to each other (see [`crate::block::BlockPool`]), so after a block is found by its hash, the ones after it
-//! are looked for right behind it: a block there whose parent is the one before it and whose tokens are the next ones is the
-//! next one, whatever its hash. The index is asked again only where such a run ends.
+//! **Matching.** A chained hash names a whole prefix, so matching walks no children. Every matched block is verified: same
+//! parent, same tokens. Two prefixes with one hash can therefore cost a hit, never contents. Blocks of a chain mostly lie next
+//! to each other (see [`crate::block::BlockPool`]), so after a block is found by its hash, the match continues with the next
+//! slot: a block there whose parent is the block before and whose tokens are the next tokens is the next block, whatever its
+//! hash. The index is read again only at the end of such a run.
 //!
-//! **Readers.** A reader of a block reads all its ancestors, so the ancestors of a held block are held, and the
-//! descendants of an idle block are idle. Eviction takes idle leaves only; an idle block always has its parent in the tree.
-
-pub(crate) mod index;
-mod nodes;
+//! **Readers.** A reader of a block reads all ancestors of the block, so ancestors of a held block are held, and descendants of
+//! an idle block are idle. Eviction takes idle leaves only, and an idle block always has its parent in the tree.
+//!
+//! ```
+//! use trunkline_core::hash::{Namespace, extend_hashes};
+//! use trunkline_core::tree::{PrefixTree, Published};
+//! use trunkline_core::eviction;
+//!
+//! let mut tree = PrefixTree::new(4, 8, eviction::REGISTRY.make("lru", 8).unwrap());
+//! let tokens: Vec<u32> = (0..8).collect();
+//! let mut hashes = Vec::new();
+//! extend_hashes(&mut hashes, Namespace::default().root(), 4, &tokens);
+//!
+//! // The first request computes both blocks, publishes them and ends.
+//! let mut table = Vec::new();
+//! assert!(tree.allocate(2, &mut table));
+//! assert_eq!(tree.publish(table[0], None, hashes[0], &tokens[..4]), Published::New);
+//! assert_eq!(tree.publish(table[1], Some(table[0]), hashes[1], &tokens[4..]), Published::New);
+//! tree.release(&mut table, 2);
+//!
+//! // The second finds the idle blocks and holds them.
+//! let mut found = Vec::new();
+//! tree.find(&hashes, &tokens, &mut found);
+//! assert_eq!((found.len(), tree.count_idle(&found)), (2, 2));
+//! tree.hold(&found, &mut table);
+//! assert_eq!(tree.usable(), 6);
+//! ```
 
 use crate::block::{BlockPool, BlockState, ROOM_MAX};
+use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
+use crate::nodes::{Nodes, ROOT, UNPUBLISHED, ascending};
 
-use index::Index;
-use nodes::{ROOT, UNPUBLISHED, ascending, name};
-
-pub use nodes::Nodes;
-
-/// Tokens for which there is room from the beginning. Memory that is never touched costs nothing.
+/// Tokens for which memory is reserved from the beginning, at most. Memory that is never touched costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
-/// Tokens compared at one go.
+/// Tokens compared in one stretch.
 const COMPARED_TOKENS: usize = 2048;
-/// Blocks that the index takes in or gives up at one go.
+/// Blocks inserted into or removed from the index in one batch.
 const INDEXED_AT_ONCE: usize = 16;
 
-/// What became of a block that was to be published.
+/// Outcome of publishing a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// It is in the tree, and its owner reads it.
+    /// The block is in the tree, and its owner reads it.
     New,
-    /// An equal block was there. The owner reads that one now, and its own block was freed.
+    /// A duplicate was in the tree. The owner reads the duplicate now, and the published block was freed.
     Merged(BlockHandle),
-    /// A different block has this hash. The block stays private, and so MUST all that follow it.
+    /// A different block has this hash. The block stays private, and so MUST all blocks after it.
     Collided,
 }
 
-/// Published blocks, and the pool they come from.
+/// The published blocks, and the pool of all blocks.
 #[derive(Debug)]
 pub struct PrefixTree {
     block_size: usize,
     pool: BlockPool,
     eviction: Box<dyn Eviction>,
-    /// Published blocks by hash.
-    index: Index,
+    /// Published blocks by fingerprint.
+    index: BlockIndex,
     nodes: Nodes,
-    /// `block_size` tokens per opened slot.
+    /// Tokens of published blocks: `block_size` per opened slot.
     tokens: Vec<Token>,
-    /// Blocks that are being evicted; empty between calls but for its memory.
+    /// Blocks being evicted; empty between calls, kept for its memory.
     leaving: Vec<u32>,
     evicted: u64,
     collisions: u64,
 }
 
 impl PrefixTree {
-    /// An empty tree over `capacity` free blocks.
+    /// Creates an empty tree over `capacity` free blocks of `block_size` tokens.
     pub fn new(block_size: u32, capacity: u32, eviction: Box<dyn Eviction>) -> Self {
         let room = capacity.min(ROOM_MAX) as usize;
         Self {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
             eviction,
-            index: Index::new(capacity),
-            nodes: Nodes::with_room(room),
+            index: BlockIndex::new(capacity),
+            nodes: Nodes::with_capacity(room),
             tokens: Vec::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
             evicted: 0,
@@ -77,28 +96,28 @@ impl PrefixTree {
         }
     }
 
-    /// The pool, to look at.
+    /// Returns the pool of all blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
-    /// Blocks that [`Self::allocate`] can give: free and idle ones.
+    /// Returns the number of blocks that [`Self::allocate`] can hand out: free and idle blocks.
     pub fn usable(&self) -> u32 {
         self.pool.count(BlockState::Free) + self.pool.count(BlockState::Idle)
     }
 
-    /// Blocks evicted so far.
+    /// Returns the number of blocks evicted so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Hashes that were equal for different prefixes so far.
+    /// Returns the number of hash collisions between different prefixes so far.
     pub fn collisions(&self) -> u64 {
         self.collisions
     }
 
     /// Finds the longest published prefix of `tokens`, whose blocks have the chained `hashes`, and puts its blocks into
-    /// `found`. Pins nothing and changes nothing: whoever wants to keep them calls [`Self::hold`] before anything else.
+    /// `found`. Holds no block: a caller that uses the blocks MUST call [`Self::hold`] before any other method.
     pub fn find(&mut self, hashes: &[BlockHash], tokens: &[Token], found: &mut Vec<u32>) {
         found.clear();
         let n = hashes.len().min(tokens.len() / self.block_size);
@@ -116,7 +135,7 @@ impl PrefixTree {
         }
     }
 
-    /// How many blocks from slot `first` on continue each other, beginning after `parent`, and hold these tokens.
+    /// Returns the number of blocks from slot `first` on that form a chain after `parent` and hold these tokens.
     fn verified(&self, first: u32, parent: u32, tokens: &[Token]) -> usize {
         let at = first as usize;
         if self.nodes.parents[at] != parent {
@@ -133,7 +152,7 @@ impl PrefixTree {
             let len = linked.min(stride);
             let range = run * self.block_size..(run + len) * self.block_size;
             if there[range.clone()] != tokens[range.clone()] {
-                return run + alike(&there[range.clone()], &tokens[range], self.block_size);
+                return run + common_blocks(&there[range.clone()], &tokens[range], self.block_size);
             }
             run += len;
             if linked <= stride {
@@ -143,7 +162,7 @@ impl PrefixTree {
         run
     }
 
-    /// How many of these blocks are idle, that is, would stop being usable if they were held.
+    /// Returns the number of idle blocks among the blocks of a prefix: the decrease of [`Self::usable`] once they are held.
     pub fn count_idle(&self, blocks: &[u32]) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
         (blocks.len() - blocks.partition_point(|index| self.nodes.readers[*index as usize] > 0)) as u32
@@ -165,7 +184,7 @@ impl PrefixTree {
         self.wake(&table[begin..]);
     }
 
-    /// Idle blocks of one prefix, first to last, have a reader now.
+    /// Moves idle blocks of one prefix, first to last, to held: they have a reader now.
     fn wake(&mut self, chain: &[BlockHandle]) {
         if chain.is_empty() {
             return;
@@ -174,13 +193,13 @@ impl PrefixTree {
         for_runs(chain, |first, len| self.pool.set_run(first, len, BlockState::Idle, BlockState::Held));
     }
 
-    /// Adds a reader to one published block: the owner of the table that `block` stands in lets another read it too.
+    /// Adds a reader to one published block. The caller MUST read the block itself.
     pub fn share(&mut self, block: BlockHandle) {
         debug_assert!(self.pool.is_current(block));
         self.add_reader(block);
     }
 
-    /// How many read a published block.
+    /// Returns the number of sequences that read a published block.
     pub fn readers(&self, block: BlockHandle) -> u32 {
         self.nodes.readers[block.index as usize]
     }
@@ -191,14 +210,14 @@ impl PrefixTree {
         self.pool.set(block.index, BlockState::Moving);
     }
 
-    /// Ends that: the block is private again, or free.
+    /// Ends a move: the block becomes private again, or free.
     pub fn end_move(&mut self, block: BlockHandle, to: BlockState) {
         debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Moving);
         self.pool.set(block.index, to);
     }
 
-    /// About how many leading blocks of a prompt are published: by their hashes alone, without looking at tokens, in
-    /// O(log blocks). For ranking requests; [`Self::find`] knows.
+    /// Estimates the number of leading blocks of a prompt that are published, by hashes alone and without comparing tokens, in
+    /// O(log blocks). For ranking requests; [`Self::find`] returns the exact number.
     pub fn estimate(&self, hashes: &[BlockHash]) -> u32 {
         // Ancestors of a published block are published, so what is there is a prefix. Often it is none of a prompt or all.
         let has = |n: usize| self.lookup(hashes[n - 1]).is_some();
@@ -212,7 +231,7 @@ impl PrefixTree {
         self.index.touch(
             std::iter::successors(Some(2), |n| Some(n * 2))
                 .map_while(|n: usize| hashes.get(n - 1))
-                .map(|hash| name(*hash)),
+                .map(|hash| hash.fingerprint()),
         );
         let mut low = 1;
         let mut high = 2;
@@ -224,7 +243,7 @@ impl PrefixTree {
         while low + 1 < high {
             let middle = low.midpoint(high);
             let next = [low.midpoint(middle), middle, middle.midpoint(high)];
-            self.index.touch(next.iter().map(|n| name(hashes[n - 1])));
+            self.index.touch(next.iter().map(|n| hashes[n - 1].fingerprint()));
             if has(middle) { low = middle } else { high = middle }
         }
         low as u32
@@ -239,7 +258,7 @@ impl PrefixTree {
         }
         self.evict(n.saturating_sub(self.pool.count(BlockState::Free)));
         let allocated = self.pool.allocate(n, table);
-        assert!(allocated, "as many are free as were counted");
+        assert!(allocated, "the blocks counted as usable are free");
         self.open(self.pool.opened());
         true
     }
@@ -257,30 +276,34 @@ impl PrefixTree {
         debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
         debug_assert_eq!(tokens.len(), self.block_size);
         let parent = parent.map_or(ROOT, |parent| parent.index);
-        // A twin would continue the same block. Where nothing does, at most another prefix has this hash, and verifying tells them
-        // apart when it is found.
-        let twin = if self.nodes.is_continued(parent) { self.lookup(hash) } else { None };
-        if let Some(twin) = twin {
-            if self.nodes.parents[twin as usize] != parent || self.tokens_of(twin) != tokens {
+        // A duplicate would have the same parent. If the parent has no child, at most another prefix has this hash, and verifying
+        // tells the two apart when one of them is found.
+        let duplicate = if self.nodes.is_continued(parent) { self.lookup(hash) } else { None };
+        if let Some(duplicate) = duplicate {
+            if self.nodes.parents[duplicate as usize] != parent || self.tokens_of(duplicate) != tokens {
                 self.collisions += 1;
                 return Published::Collided;
             }
-            let twin = self.pool.handle(twin);
-            self.add_reader(twin);
+            let duplicate = self.pool.handle(duplicate);
+            self.add_reader(duplicate);
             self.pool.set(block.index, BlockState::Free);
-            return Published::Merged(twin);
+            return Published::Merged(duplicate);
         }
         self.add_chain(&[block], parent, &[hash], tokens);
         Published::New
     }
 
-    /// Whether a published block may continue this one. If none does, [`Self::publish_chain`] is the quicker way to publish what follows.
+    /// Returns `true` if a published block may continue this one (`None`: the root). If none does, [`Self::publish_chain`] is the
+    /// faster way to publish the blocks after it.
     pub fn is_continued(&self, block: Option<BlockHandle>) -> bool {
         self.nodes.is_continued(block.map_or(ROOT, |block| block.index))
     }
 
-    /// Publishes private blocks that follow a block that no other continues, so that none of them can have a twin. Else as
-    /// [`Self::publish`] for each.
+    /// Publishes private blocks after a parent without children, so that none can have a duplicate. Otherwise equal to
+    /// [`Self::publish`] for each block.
+    ///
+    /// # Panics
+    /// Panics if [`Self::is_continued`] is `true` for the parent.
     pub fn publish_chain(
         &mut self,
         chain: &[BlockHandle],
@@ -288,7 +311,7 @@ impl PrefixTree {
         hashes: &[BlockHash],
         tokens: &[Token],
     ) {
-        assert!(!self.is_continued(parent), "the first may have a twin");
+        assert!(!self.is_continued(parent), "the first block may have a duplicate");
         debug_assert!(chain.iter().all(|block| self.pool.is_current(*block)));
         debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
         debug_assert_eq!((hashes.len(), tokens.len()), (chain.len(), chain.len() * self.block_size));
@@ -306,19 +329,19 @@ impl PrefixTree {
             at += len;
         });
         for (blocks, hashes) in chain.chunks(INDEXED_AT_ONCE).zip(hashes.chunks(INDEXED_AT_ONCE)) {
-            // Where the index has room for them is all over the memory: bring it here at once.
+            // The entries are scattered over memory: load them all at once.
             if blocks.len() > 1 {
-                self.index.touch(hashes.iter().map(|hash| name(*hash)));
+                self.index.touch(hashes.iter().map(|hash| hash.fingerprint()));
             }
             for (block, hash) in blocks.iter().zip(hashes) {
-                self.index.insert(name(*hash), block.index, |index| self.nodes.hash(index));
+                self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
             }
         }
         self.eviction.published(chain, &self.nodes);
     }
 
-    /// Takes back a whole block table, of which the first `n_published` blocks were found or published and the rest are
-    /// private, and empties it.
+    /// Releases all blocks of a table and empties it. The first `n_published` blocks were found or published; the rest are
+    /// private.
     pub fn release(&mut self, table: &mut Vec<BlockHandle>, n_published: usize) {
         debug_assert!(
             table.iter().all(|handle| self.pool.is_current(*handle)),
@@ -329,7 +352,7 @@ impl PrefixTree {
             self.pool.set(handle.index, BlockState::Free);
         }
         for_runs(published, |first, len| self.nodes.leave(first, len));
-        // Readers of a block read its ancestors: those that nobody reads now are the last ones.
+        // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
         let chain = &published[read..];
         if !chain.is_empty() {
@@ -339,67 +362,62 @@ impl PrefixTree {
         table.clear();
     }
 
-    /// Evicts every idle block. Returns how many there were.
+    /// Evicts every idle block. Returns the number of blocks evicted.
     pub fn flush(&mut self) -> u32 {
         let n = self.pool.count(BlockState::Idle);
         self.evict(n);
         n
     }
 
-    /// Evicts `n` blocks, which are there.
+    /// Evicts `n` blocks. At least `n` MUST be idle.
     fn evict(&mut self, n: u32) {
         self.evicted += u64::from(n);
         let mut leaving = std::mem::take(&mut self.leaving);
         while leaving.len() < n as usize {
             let at = leaving.len();
             self.eviction.pop_chain(n as usize - at, &self.nodes, &mut leaving);
-            assert!((at + 1..=n as usize).contains(&leaving.len()), "some block is idle, so some leaf is");
+            assert!((at + 1..=n as usize).contains(&leaving.len()), "if a block is idle, so is a leaf");
             if let Some(parent) = self.nodes.remove_chain(&leaving[at..]) {
                 self.eviction.leaf(parent, &self.nodes);
             }
         }
         self.pool.evict(&leaving);
         for blocks in leaving.chunks(INDEXED_AT_ONCE) {
-            // Where the index has them is all over the memory: bring it here at once, then strike them out.
-            self.index.touch(blocks.iter().map(|block| self.nodes.hash(*block)));
+            // The entries are scattered over memory: load them all at once, then strike them out.
+            self.index.touch(blocks.iter().map(|block| self.nodes.fingerprint(*block)));
             for block in blocks {
-                self.index.remove(self.nodes.hash(*block), *block);
+                self.index.remove(self.nodes.fingerprint(*block), *block);
             }
         }
         leaving.clear();
         self.leaving = leaving;
     }
 
-    /// Takes the idle leaf that the policy names out of the tree, to be copied elsewhere and then freed with
-    /// [`Self::end_move`]. `None` if nothing is idle.
+    /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
+    /// [`Self::end_move`]. Returns `None` if no block is idle.
     pub fn begin_demotion(&mut self) -> Option<BlockHandle> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }
-        let block = self.eviction.pop(&self.nodes).expect("some block is idle, so some leaf is");
+        let block = self.eviction.pop(&self.nodes).expect("if a block is idle, so is a leaf");
         if let Some(parent) = self.nodes.remove_chain(&[block]) {
             self.eviction.leaf(parent, &self.nodes);
         }
-        self.index.remove(self.nodes.hash(block), block);
+        self.index.remove(self.nodes.fingerprint(block), block);
         self.pool.set(block, BlockState::Moving);
         self.evicted += 1;
         Some(self.pool.handle(block))
     }
 
-    /// Part of the hash and the tokens of a block that is published, or was when its demotion began.
+    /// Returns the fingerprint and the tokens of a block that is published, or was when its demotion began.
     pub fn contents(&self, block: BlockHandle) -> (u64, &[Token]) {
         debug_assert!(self.pool.is_current(block));
-        (self.nodes.hash(block.index), self.tokens_of(block.index))
+        (self.nodes.fingerprint(block.index), self.tokens_of(block.index))
     }
 
-    /// Times a published block was found.
+    /// Returns the number of times a published block was found.
     pub fn hits(&self, block: BlockHandle) -> u32 {
         self.nodes.hits(block.index)
-    }
-
-    /// The part of a hash that blocks are found by in tiers.
-    pub fn name(hash: BlockHash) -> u64 {
-        name(hash)
     }
 
     fn add_reader(&mut self, block: BlockHandle) {
@@ -411,14 +429,14 @@ impl PrefixTree {
     }
 
     fn lookup(&self, hash: BlockHash) -> Option<u32> {
-        self.index.find(name(hash), |index| self.nodes.hash(index))
+        self.index.find(hash.fingerprint(), |index| self.nodes.fingerprint(index))
     }
 
     fn tokens_of(&self, index: u32) -> &[Token] {
         &self.tokens[index as usize * self.block_size..][..self.block_size]
     }
 
-    /// Makes room in the arrays for slots that are used for the first time.
+    /// Grows the arrays for slots used for the first time.
     fn open(&mut self, slots: u32) {
         let len = slots as usize;
         if self.nodes.len() < len {
@@ -427,7 +445,10 @@ impl PrefixTree {
         }
     }
 
-    /// Panics unless every count and link is what the others say. O(blocks).
+    /// Checks every count and link against the others. O(blocks).
+    ///
+    /// # Panics
+    /// Panics if any of them disagree.
     pub fn check(&self) {
         self.pool.check();
         let nodes = &self.nodes;
@@ -445,7 +466,7 @@ impl PrefixTree {
             }
             published += 1;
             assert_ne!(nodes.parents[at], UNPUBLISHED, "block {index} is published without a parent");
-            let found = self.index.find(nodes.hash(index), |index| nodes.hash(index));
+            let found = self.index.find(nodes.fingerprint(index), |index| nodes.fingerprint(index));
             let same = found.is_some_and(|found| found == index || nodes.parents[found as usize] != nodes.parents[at]);
             assert!(same, "block {index} is lost: its hash finds {found:?}");
             if let Some(parent) = nodes.parent(index) {
@@ -462,7 +483,7 @@ impl PrefixTree {
     }
 }
 
-/// Calls `each` for every stretch of blocks that lie one after another: with the first, and how many they are.
+/// Calls `each` for every run of blocks in adjacent slots, with the first slot and the length of the run.
 fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
     let mut rest = chain;
     while let Some(first) = rest.first() {
@@ -472,8 +493,8 @@ fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
     }
 }
 
-/// How many leading blocks of two stretches of tokens, which differ, are the same.
-fn alike(a: &[Token], b: &[Token], block_size: usize) -> usize {
+/// Returns the number of leading blocks in which two runs of tokens agree.
+fn common_blocks(a: &[Token], b: &[Token], block_size: usize) -> usize {
     a.chunks_exact(block_size).zip(b.chunks_exact(block_size)).take_while(|(a, b)| a == b).count()
 }
 

@@ -1,25 +1,25 @@
-//! The requests that wait to be admitted, in the order of a policy.
+//! The queue of requests waiting for admission, in the order of a policy.
 //!
-//! The policy ranks; the order is kept here. Most policies rank requests among each other, which is one sorted set.
-//! Where tenants take turns it has two levels: each tenant's requests, and the tenants by where they stand, so that a
-//! tenant that is served moves as a whole. Every operation takes logarithmic time in the number of waiting requests,
-//! but [`Waiting::refresh`], which is bounded.
+//! The policy ranks; [`Waiting`] keeps the order. For most policies the order is one sorted set of requests. For policies that
+//! share among tenants it has two levels, the requests of each tenant and the tenants by standing, so that a tenant moves as
+//! a whole when it is served. Every operation takes logarithmic time in the number of waiting requests, except
+//! [`Waiting::refresh`], which is bounded by [`REFRESH_MAX`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::policy::{Policy, RequestView};
 
-/// Requests whose cached tokens are counted again in one [`Waiting::refresh`] at most.
+/// Requests whose cached tokens one [`Waiting::refresh`] counts again, at most.
 pub const REFRESH_MAX: usize = 256;
 
-/// Where a request stands: (rank, arrival, slot).
+/// Position of a request in the order: (rank, arrival, slot).
 type Place = (i128, u64, usize);
 
 #[derive(Debug)]
 struct Entry {
     view: RequestView,
     rank: i128,
-    aside: bool,
+    deferred: bool,
 }
 
 impl Entry {
@@ -28,33 +28,33 @@ impl Entry {
     }
 }
 
-/// The waiting requests, by the caller's slots, and the policy that orders them.
+/// The waiting requests, by slots of the caller's choice, and the policy that orders them.
 #[derive(Debug)]
 pub struct Waiting {
     policy: Box<dyn Policy>,
-    /// By slot.
+    /// Waiting requests by slot.
     entries: Vec<Option<Entry>>,
-    /// Those that are not set aside.
+    /// Requests that are not deferred.
     order: Order,
-    /// Slots that were set aside since the last restore. Some may be gone, or waiting anew.
-    aside: Vec<usize>,
-    /// Slots by arrival, if the policy ranks by the cache.
+    /// Slots deferred since the last restore. A slot may be free by now, or hold a new request.
+    deferred: Vec<usize>,
+    /// Slots by arrival; `None` unless the policy ranks by the cache.
     by_arrival: Option<BTreeMap<u64, usize>>,
-    /// The next refresh begins with the first request that arrived here or later.
+    /// Arrival at which the next refresh begins.
     refresh_from: u64,
-    /// Slots to be refreshed; empty between calls.
+    /// Slots to refresh; empty between calls.
     to_refresh: Vec<usize>,
     len: usize,
     tokens: u64,
 }
 
 impl Waiting {
-    /// Nothing waits.
+    /// Creates an empty queue ordered by `policy`.
     pub fn new(policy: Box<dyn Policy>) -> Self {
         Self {
             entries: Vec::new(),
             order: if policy.by_tenant() { Order::Tenants(Tenants::default()) } else { Order::Plain(BTreeSet::new()) },
-            aside: Vec::new(),
+            deferred: Vec::new(),
             by_arrival: policy.ranks_by_cache().then(BTreeMap::new),
             refresh_from: 0,
             to_refresh: Vec::new(),
@@ -64,28 +64,31 @@ impl Waiting {
         }
     }
 
-    /// Requests that wait, set aside or not.
+    /// Returns the number of waiting requests, deferred ones included.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing waits.
+    /// Returns `true` if no request waits.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Tokens that need KV when all that wait, set aside or not, are admitted.
+    /// Returns the tokens that need KV once all waiting requests, deferred ones included, are admitted.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Whether the request in a slot waits, set aside or not.
+    /// Returns `true` if a slot holds a waiting request, deferred or not.
     pub fn contains(&self, slot: usize) -> bool {
         self.entries.get(slot).is_some_and(Option::is_some)
     }
 
-    /// A request waits: one that has just [`Self::joined`], or one that was preempted. Its slot MUST be free, and its
-    /// arrival MUST be that of no other.
+    /// Adds a request that has just [`Self::joined`] or was preempted. The slot MUST be free, and no other waiting request
+    /// may have the same arrival.
+    ///
+    /// # Panics
+    /// Panics if the slot holds a waiting request.
     pub fn push(&mut self, slot: usize, view: &RequestView) {
         assert!(!self.contains(slot), "slot {slot} waits already");
         if self.entries.len() <= slot {
@@ -96,7 +99,7 @@ impl Waiting {
         {
             self.policy.queued(view.tenant);
         }
-        self.entries[slot] = Some(Entry { view: *view, rank: self.policy.rank(view), aside: false });
+        self.entries[slot] = Some(Entry { view: *view, rank: self.policy.rank(view), deferred: false });
         self.len += 1;
         self.tokens += u64::from(view.tokens);
         if let Some(by_arrival) = &mut self.by_arrival {
@@ -105,13 +108,13 @@ impl Waiting {
         self.show(slot);
     }
 
-    /// A request waits no more, because it was admitted or has ended. Returns whether it did wait.
+    /// Takes out a request that was admitted or has ended. Returns `false` if the slot held none.
     pub fn remove(&mut self, slot: usize) -> bool {
         if !self.contains(slot) {
             return false;
         }
         self.hide(slot);
-        let entry = self.entries[slot].take().expect("it is contained");
+        let entry = self.entries[slot].take().expect("the slot holds a waiting request");
         self.len -= 1;
         self.tokens -= u64::from(entry.view.tokens);
         if let Some(by_arrival) = &mut self.by_arrival {
@@ -125,12 +128,12 @@ impl Waiting {
         true
     }
 
-    /// Whether the policy wants to know who was served.
+    /// Returns `true` if the policy counts the service of tenants: then the caller reports [`Self::served`].
     pub fn counts_service(&self) -> bool {
         matches!(self.order, Order::Tenants(_))
     }
 
-    /// Whose turn it is, of those not set aside.
+    /// Returns the next request to admit, deferred ones left out.
     pub fn first(&self) -> Option<usize> {
         match &self.order {
             Order::Plain(places) => places.first().map(|(.., slot)| *slot),
@@ -139,34 +142,37 @@ impl Waiting {
     }
 
     /// Hides a waiting request from [`Self::first`] until [`Self::restore`].
-    pub fn set_aside(&mut self, slot: usize) {
+    ///
+    /// # Panics
+    /// Panics if the slot holds no waiting request.
+    pub fn defer(&mut self, slot: usize) {
         self.hide(slot);
-        let entry = self.entries[slot].as_mut().expect("who is set aside waits");
-        if !entry.aside {
-            entry.aside = true;
-            self.aside.push(slot);
+        let entry = self.entries[slot].as_mut().expect("only a waiting request can be deferred");
+        if !entry.deferred {
+            entry.deferred = true;
+            self.deferred.push(slot);
         }
     }
 
-    /// Shows those that were set aside, each in its place.
+    /// Puts all deferred requests back, each into its place in the order.
     pub fn restore(&mut self) {
-        while let Some(slot) = self.aside.pop() {
+        while let Some(slot) = self.deferred.pop() {
             if let Some(entry) = self.entries[slot].as_mut()
-                && entry.aside
+                && entry.deferred
             {
-                entry.aside = false;
+                entry.deferred = false;
                 self.show(slot);
             }
         }
     }
 
-    /// Whether the order depends on what is in the cache.
+    /// Returns `true` if the order depends on cached tokens.
     pub fn needs_refresh(&self) -> bool {
         self.by_arrival.is_some()
     }
 
-    /// Counts the cached tokens of waiting requests again, by slot, if the order depends on them: those of
-    /// [`REFRESH_MAX`] at most, in order of arrival and from where the last call stopped, so that all have their turn.
+    /// Counts the cached tokens of waiting requests again, if the order depends on them. `cached_tokens` counts by slot. One
+    /// call counts [`REFRESH_MAX`] requests at most, in order of arrival, and the next call continues behind them.
     pub fn refresh(&mut self, cached_tokens: &mut dyn FnMut(usize) -> u32) {
         let Some(by_arrival) = &self.by_arrival else { return };
         let (later, earlier) = (by_arrival.range(self.refresh_from..), by_arrival.range(..self.refresh_from));
@@ -181,33 +187,34 @@ impl Waiting {
     }
 
     fn recount(&mut self, slot: usize, cached_tokens: &mut dyn FnMut(usize) -> u32) {
-        let entry = self.entries[slot].as_mut().expect("who has a place by arrival waits");
+        let entry = self.entries[slot].as_mut().expect("a slot by arrival holds a waiting request");
         let cached_tokens = cached_tokens(slot);
         if cached_tokens == entry.view.cached_tokens {
             return;
         }
         entry.view.cached_tokens = cached_tokens;
-        let (rank, aside) = (self.policy.rank(&entry.view), entry.aside);
-        if !aside {
+        let (rank, deferred) = (self.policy.rank(&entry.view), entry.deferred);
+        if !deferred {
             self.hide(slot);
         }
-        self.entries[slot].as_mut().expect("it waits").rank = rank;
-        if !aside {
+        self.entries[slot].as_mut().expect("the slot holds a waiting request").rank = rank;
+        if !deferred {
             self.show(slot);
         }
     }
 
-    /// A request of a tenant was accepted. MUST come before it is pushed.
+    /// Counts in a request of a tenant that was accepted. MUST be called before the request is pushed.
     pub fn joined(&mut self, tenant: u64) {
         self.policy.joined(tenant);
     }
 
-    /// A request of a tenant has ended, from whatever state. MUST come after it was removed and all its tokens served.
+    /// Counts out a request of a tenant that has ended, in any state. MUST be called after the request was removed and all its
+    /// tokens were reported as served.
     pub fn left(&mut self, tenant: u64) {
         self.policy.left(tenant);
     }
 
-    /// Tokens were run for a tenant: so many of prompts, and so many generated. Cached tokens are not run.
+    /// Counts tokens run for a tenant: prompt tokens computed and output tokens generated. Cached tokens do not count.
     pub fn served(&mut self, tenant: u64, prompt_tokens: u32, output_tokens: u32) {
         self.policy.served(tenant, prompt_tokens, output_tokens);
         if let Order::Tenants(tenants) = &mut self.order {
@@ -215,14 +222,14 @@ impl Waiting {
         }
     }
 
-    /// How dear a running request is: the least dear is preempted first, and of equals the last to arrive.
-    pub fn keep(&self, view: &RequestView) -> i128 {
-        self.policy.keep(view)
+    /// Returns the preemption rank of a running request. The lowest is preempted first, and of equals the last to arrive.
+    pub fn preemption_rank(&self, view: &RequestView) -> i128 {
+        self.policy.preemption_rank(view)
     }
 
     /// Puts a request into the order.
     fn show(&mut self, slot: usize) {
-        let entry = self.entries[slot].as_ref().expect("who is shown waits");
+        let entry = self.entries[slot].as_ref().expect("only a waiting request can be shown");
         match &mut self.order {
             Order::Plain(places) => {
                 places.insert(entry.place(slot));
@@ -235,9 +242,9 @@ impl Waiting {
         }
     }
 
-    /// Takes a request out of the order, if it is in it.
+    /// Takes a request out of the order; does nothing if the request is deferred.
     fn hide(&mut self, slot: usize) {
-        let entry = self.entries[slot].as_ref().expect("who is hidden waits");
+        let entry = self.entries[slot].as_ref().expect("only a waiting request can be hidden");
         match &mut self.order {
             Order::Plain(places) => {
                 places.remove(&entry.place(slot));
@@ -257,21 +264,21 @@ enum Order {
     Tenants(Tenants),
 }
 
-/// Tenants by where they stand, each with its requests in order.
+/// Tenants by standing, each with its requests in order.
 #[derive(Debug, Default)]
 struct Tenants {
     by_id: BTreeMap<u64, Tenant>,
-    /// (standing, place of its first request) of tenants with one that is not set aside.
+    /// (standing, place of the first request) of each tenant with a request that is not deferred.
     firsts: BTreeSet<(u64, Place)>,
 }
 
 #[derive(Debug, Default)]
 struct Tenant {
-    /// Requests, set aside or not.
+    /// Number of waiting requests, deferred ones included.
     waiting: usize,
-    /// Those that are not set aside.
+    /// Places of the requests that are not deferred.
     places: BTreeSet<Place>,
-    /// Its entry in `firsts`.
+    /// Entry of this tenant in `firsts`.
     first: Option<(u64, Place)>,
 }
 
@@ -280,16 +287,16 @@ impl Tenants {
         self.firsts.first().map(|(_, (.., slot))| *slot)
     }
 
-    /// Counts a request in. Returns whether the tenant had none.
+    /// Counts a request in. Returns `true` if the tenant had none.
     fn arrive(&mut self, tenant: u64) -> bool {
         let tenant = self.by_id.entry(tenant).or_default();
         tenant.waiting += 1;
         tenant.waiting == 1
     }
 
-    /// Counts a request out that is not in the order any more. Returns whether the tenant has none.
+    /// Counts out a request that is no longer in the order. Returns `true` if the tenant has none left.
     fn depart(&mut self, id: u64) -> bool {
-        let tenant = self.by_id.get_mut(&id).expect("it has a request");
+        let tenant = self.by_id.get_mut(&id).expect("the tenant has a request");
         tenant.waiting -= 1;
         let none = tenant.waiting == 0;
         if none {
@@ -300,14 +307,14 @@ impl Tenants {
     }
 
     fn show(&mut self, tenant: u64, place: Place) {
-        self.by_id.get_mut(&tenant).expect("it has a request").places.insert(place);
+        self.by_id.get_mut(&tenant).expect("the tenant has a request").places.insert(place);
     }
 
     fn hide(&mut self, tenant: u64, place: &Place) {
-        self.by_id.get_mut(&tenant).expect("it has a request").places.remove(place);
+        self.by_id.get_mut(&tenant).expect("the tenant has a request").places.remove(place);
     }
 
-    /// Puts a tenant where it stands, if any of its requests is in the order.
+    /// Moves a tenant to its standing, if a request of the tenant is in the order.
     fn place(&mut self, tenant: u64, standing: u64) {
         let Some(tenant) = self.by_id.get_mut(&tenant) else { return };
         let first = tenant.places.first().map(|place| (standing, *place));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use tokio::sync::{mpsc, oneshot};
 use trunkline_core::{FinishReason, Refusal, Request, RequestId, Stats, Token, Usage};
-use trunkline_worker::TokenLogprobs;
+use trunkline_port::TokenLogprobs;
 
 use crate::worker_thread::WorkerReport;
 

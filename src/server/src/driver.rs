@@ -13,11 +13,11 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 use trunkline_core::record::End;
 use trunkline_core::{Action, Core, Event, Refusal, RequestId, Stats};
-use trunkline_worker::TokenLogprobs;
+use trunkline_port::{StepRunner, TokenLogprobs};
 
 use crate::commands::{Clock, Command, Drafts, DriverHandle, Output, Snapshot, queue};
 use crate::recorder::Recorder;
-use crate::worker_thread::{self, Job, StepRunner, WorkerReport};
+use crate::worker_thread::{self, Job, WorkerReport};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
@@ -336,7 +336,7 @@ mod tests {
     use crossbeam_channel::unbounded;
     use trunkline_core::record::Line;
     use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
-    use trunkline_worker::StepOutput;
+    use trunkline_port::StepOutput;
 
     use super::*;
     use crate::commands::NotTaken;

@@ -32,7 +32,6 @@ mod server;
 mod service;
 mod sessions;
 mod shutdown;
-mod stop_strings;
 mod stream;
 mod validate;
 mod worker_thread;
@@ -41,7 +40,6 @@ pub use crate::commands::Drafts;
 pub use crate::driver::Outcome;
 pub use crate::server::{Backend, Options, Server, ServerError, listen};
 pub use crate::shutdown::{ServerHandle, stop_on_signals};
-pub use crate::worker_thread::{RunError, StepRunner};
 
 /// The protocol, package `trunkline.v1`, generated from `proto/trunkline/v1/inference.proto`.
 #[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code has its own style")]

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::transport::server::{Router, TcpIncoming};
 use trunkline_core::{Config, ConfigError, Core};
-use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig, WorkerError};
+use trunkline_port::{ModelInfo, StepRunner};
+use trunkline_text::Tokenizer;
 
 use crate::commands::{Command, DriverHandle};
 use crate::driver::{self, Outcome};
@@ -18,7 +18,6 @@ use crate::proto::inference_server::InferenceServer;
 use crate::recorder::Recorder;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
-use crate::worker_thread::StepRunner;
 
 /// A message from a client has at most this many bytes; a million token ids take up to five.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -33,37 +32,14 @@ const LINGER: Duration = Duration::from_secs(5);
 /// The same if someone is in a hurry.
 const LINGER_HURRIED: Duration = Duration::from_millis(500);
 
-/// What is served: a model, its tokenizer, and what runs its steps.
+/// Model to serve: its facts, its tokenizer, and the worker that runs its steps.
 pub struct Backend {
-    /// The model, for its name, its limits and its end-of-sequence tokens.
-    pub model: Arc<Model>,
-    /// Between text and tokens.
+    /// Name, limits and shape of the model.
+    pub model: ModelInfo,
+    /// Converts between text and tokens.
     pub tokenizer: Tokenizer,
-    /// Runs steps.
+    /// Worker that runs the steps.
     pub runner: Box<dyn StepRunner>,
-}
-
-impl Backend {
-    /// The model on the embedded worker, with `threads` threads of arithmetic.
-    ///
-    /// # Errors
-    /// If the worker cannot be made, for lack of memory for example.
-    pub fn embedded(
-        model: Arc<Model>,
-        tokenizer: Tokenizer,
-        config: &Config,
-        threads: usize,
-    ) -> Result<Self, WorkerError> {
-        let worker = WorkerConfig {
-            block_size: config.block_size,
-            device_blocks: config.device_blocks,
-            host_blocks: config.host_blocks,
-            max_drafts: config.max_drafts,
-            threads,
-        };
-        let runner = Box::new(Worker::new(model.clone(), worker)?);
-        Ok(Self { model, tokenizer, runner })
-    }
 }
 
 /// How to serve.
@@ -148,7 +124,7 @@ impl Server {
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, runner } = backend;
         let mut config = options.config;
-        config.max_context = config.max_context.min(model.config().max_context);
+        config.max_context = config.max_context.min(model.max_context);
         let core = Core::new(config.clone())?;
         let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
         let recorder = options

@@ -9,7 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time;
 use tonic::{Request, Response, Status};
 use trunkline_core::{Config, Namespace, Refusal, RequestId};
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_port::ModelInfo;
+use trunkline_text::Tokenizer;
 
 use crate::commands::{Command, DriverHandle, NotTaken};
 use crate::proto;
@@ -18,8 +19,6 @@ use crate::sessions::Sessions;
 use crate::stream::Generation;
 use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
 
-/// Element type of the embedded worker's KV cache, for the namespace of hashes.
-const KV_DTYPE: &str = "f32";
 /// Prompts above this many bytes are tokenised and hashed on a thread that may block.
 const INLINE_BYTES_MAX: usize = 8 << 10;
 /// Prompts that are tokenised on such threads or wait for one, at most. What waits there is in no queue of the core's, so
@@ -35,7 +34,7 @@ pub(crate) struct InferenceService {
 
 struct Shared {
     driver: DriverHandle,
-    model: Arc<Model>,
+    model: ModelInfo,
     tokenizer: Tokenizer,
     config: Config,
     sessions: Sessions,
@@ -47,7 +46,7 @@ struct Shared {
 }
 
 impl InferenceService {
-    pub(crate) fn new(driver: DriverHandle, model: Arc<Model>, tokenizer: Tokenizer, config: Config) -> Self {
+    pub(crate) fn new(driver: DriverHandle, model: ModelInfo, tokenizer: Tokenizer, config: Config) -> Self {
         let shared = Shared {
             driver,
             model,
@@ -89,7 +88,8 @@ impl Shared {
             // If there is no room at all the core says so.
             MAX_TOKENS_DEFAULT.min(u32::try_from(room).unwrap_or(u32::MAX)).max(1)
         });
-        let namespace = Namespace { model: self.model.name(), kv_dtype: KV_DTYPE, salt: &checked.cache_salt };
+        let namespace =
+            Namespace { model: &self.model.name, kv_dtype: &self.model.kv_dtype, salt: &checked.cache_salt };
         let mut request = trunkline_core::Request::new(id, namespace.root(), prompt, max_tokens);
         request.min_tokens = checked.min_tokens;
         request.stop_token_ids = std::mem::take(&mut checked.stop_token_ids);
@@ -142,7 +142,7 @@ fn refused(refusal: Refusal) -> Status {
             Status::invalid_argument(message)
         }
         Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Status::resource_exhausted(message),
-        Refusal::Draining => Status::unavailable(message),
+        Refusal::Draining | Refusal::NoEngine => Status::unavailable(message),
         Refusal::DuplicateId => Status::already_exists(message),
     }
 }
@@ -156,7 +156,7 @@ impl Inference for InferenceService {
         let arrival_ns = shared.driver.clock().now_ns();
         let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let call_timeout = header.and_then(validate::grpc_timeout);
-        let model = shared.model.config();
+        let model = &shared.model;
         let mut checked = validate::check(request.into_inner(), model.vocab_size, &model.eos_token_ids)?;
 
         // A deadline beyond the clock's range is none.
@@ -240,18 +240,17 @@ impl Inference for InferenceService {
         _request: Request<proto::GetModelInfoRequest>,
     ) -> Result<Response<proto::GetModelInfoResponse>, Status> {
         let model = &self.shared.model;
-        let config = model.config();
         Ok(Response::new(proto::GetModelInfoResponse {
-            name: model.name().into(),
-            vocab_size: config.vocab_size,
+            name: model.name.clone(),
+            vocab_size: model.vocab_size,
             max_context: self.shared.config.max_context,
-            eos_token_ids: config.eos_token_ids.clone(),
-            n_layers: config.n_layers,
-            hidden_size: config.hidden_size,
-            n_heads: config.n_heads,
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
-            kv_bytes_per_token: model.kv_bytes_per_token(),
+            eos_token_ids: model.eos_token_ids.clone(),
+            n_layers: model.n_layers,
+            hidden_size: model.hidden_size,
+            n_heads: model.n_heads,
+            n_kv_heads: model.n_kv_heads,
+            head_dim: model.head_dim,
+            kv_bytes_per_token: model.kv_bytes_per_token,
         }))
     }
 
@@ -337,7 +336,8 @@ mod tests {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_time().max_blocking_threads(1).build().unwrap();
         let (driver, commands) = queue(8);
-        let (model, tokenizer) = (Arc::new(Model::seeded(7)), Tokenizer::bytes());
+        let model = ModelInfo { vocab_size: 258, ..ModelInfo::default() };
+        let tokenizer = Tokenizer::bytes();
         let config = Config { max_context: 1 << 20, ..Config::default() };
         let service = Arc::new(InferenceService::new(driver, model, tokenizer, config));
         let (gate, opened) = std::sync::mpsc::channel();
@@ -447,6 +447,7 @@ mod tests {
             (Refusal::NeverFits { prompt_tokens, max_tokens, needed: 2, capacity: 1 }, Code::InvalidArgument),
             (Refusal::QueueFull { limit: 1 }, Code::ResourceExhausted),
             (Refusal::Draining, Code::Unavailable),
+            (Refusal::NoEngine, Code::Unavailable),
             (Refusal::DuplicateId, Code::AlreadyExists),
         ];
         for (refusal, code) in cases {

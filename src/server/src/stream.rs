@@ -11,14 +11,14 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 use trunkline_core::{FinishReason, RequestId, Token, Usage};
-use trunkline_worker::{Detokenizer, TokenLogprobs};
+use trunkline_port::TokenLogprobs;
+use trunkline_text::{Detokenizer, StopMatcher};
 
 use crate::commands::{Command, DriverHandle, Output};
 use crate::proto;
 use crate::proto::finish::StoppedBy;
 use crate::proto::generate_response::Event;
 use crate::sessions::Session;
-use crate::stop_strings::StopMatcher;
 
 /// Outputs taken from the channel at once, at most.
 const OUTPUTS_PER_CHUNK_MAX: usize = 64;
@@ -210,7 +210,7 @@ impl Drop for Generation {
 #[cfg(test)]
 mod tests {
     use tokio_stream::StreamExt;
-    use trunkline_worker::Tokenizer;
+    use trunkline_text::Tokenizer;
 
     use super::*;
     use crate::commands::queue;

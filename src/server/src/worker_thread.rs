@@ -5,44 +5,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
-use trunkline_core::{RequestId, Step, Transfer};
-use trunkline_worker::{StepOutput, Worker, WorkerError};
-
-/// Why a step could not be run, or a transfer not be made.
-pub type RunError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Runs the steps of a model. The embedded [`Worker`] is one; tests bring their own.
-pub trait StepRunner: Send {
-    /// Runs one step.
-    ///
-    /// # Errors
-    /// If the step could not be run. The KV of all blocks counts as lost then, and [`StepRunner::reset`] is called next.
-    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError>;
-
-    /// Copies blocks between device and host. When it returns, all of them are copied.
-    ///
-    /// # Errors
-    /// If they could not be. What the destinations hold is of no use then; all other blocks are as they were. The same is
-    /// taken to be so after a panic.
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError>;
-
-    /// Forgets all sequences and all KV. Called after `run` failed or panicked.
-    fn reset(&mut self);
-}
-
-impl StepRunner for Worker {
-    fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
-        Ok(Self::run(self, step)?)
-    }
-
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        Ok(Self::transfer(self, transfer)?)
-    }
-
-    fn reset(&mut self) {
-        Self::reset(self);
-    }
-}
+use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer};
 
 /// What the worker's thread is told to do, one after another.
 pub(crate) enum Job {
@@ -116,7 +79,7 @@ fn run(runner: &mut dyn StepRunner, step: Box<Step>, report: &impl Fn(WorkerRepo
             let guilty = match failure {
                 Ok(Err(err)) => {
                     error!(step = step.id, "the worker failed: {err}");
-                    guilty(&*err)
+                    err.guilty()
                 }
                 _ => {
                     error!(step = step.id, "the worker panicked");
@@ -128,14 +91,6 @@ fn run(runner: &mut dyn StepRunner, step: Box<Step>, report: &impl Fn(WorkerRepo
             info!("the worker was reset");
             heard && report(WorkerReport::Ready)
         }
-    }
-}
-
-/// The request without which the step would have run, if the error names one.
-fn guilty(err: &(dyn std::error::Error + 'static)) -> Option<RequestId> {
-    match err.downcast_ref() {
-        Some(WorkerError::NonFinite { request, .. }) => Some(*request),
-        _ => None,
     }
 }
 
@@ -158,7 +113,7 @@ fn copy(runner: &mut dyn StepRunner, transfer: &Transfer) -> WorkerReport {
 #[cfg(test)]
 mod tests {
     use crossbeam_channel::bounded;
-    use trunkline_core::Place;
+    use trunkline_port::{CopyError, Place, StepError};
 
     use super::*;
 
@@ -167,17 +122,18 @@ mod tests {
     }
 
     impl StepRunner for Faulty {
-        fn run(&mut self, step: &Step) -> Result<StepOutput, RunError> {
+        fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
             match step.id {
-                1 => Err("no".into()),
+                1 => Err(StepError::new("no")),
                 2 => panic!("a panic that the test wants"),
+                4 => Err(StepError::new("no").caused_by(RequestId(5))),
                 _ => Ok(StepOutput::default()),
             }
         }
 
-        fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+        fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
             match transfer.id {
-                1 => Err("no".into()),
+                1 => Err(CopyError::new("no")),
                 2 => panic!("a panic that the test wants"),
                 _ => Ok(()),
             }
@@ -220,7 +176,7 @@ mod tests {
     #[test]
     fn transfers_are_made_in_order_with_steps_and_their_failures_lose_nothing() {
         let (jobs, reports) = start(true);
-        for job in [transfer(1), transfer(2), step(3), transfer(3), transfer(4), step(4)] {
+        for job in [transfer(1), transfer(2), step(3), transfer(3), transfer(4), step(5)] {
             jobs.send(job).unwrap();
         }
         drop(jobs);
@@ -234,7 +190,7 @@ mod tests {
             })
             .collect();
         let expected =
-            ["transfer 1 true", "transfer 2 true", "step 3", "transfer 3 false", "transfer 4 false", "step 4", "gone"];
+            ["transfer 1 true", "transfer 2 true", "step 3", "transfer 3 false", "transfer 4 false", "step 5", "gone"];
         assert_eq!(told, expected);
     }
 
@@ -250,9 +206,13 @@ mod tests {
 
     #[test]
     fn the_request_that_an_error_names_is_reported() {
-        let named = WorkerError::NonFinite { step: 3, request: RequestId(5) };
-        assert_eq!(guilty(&named), Some(RequestId(5)));
-        assert_eq!(guilty(&std::fmt::Error), None);
+        let (jobs, reports) = start(false);
+        jobs.send(step(4)).unwrap();
+        let guilty = Some(RequestId(5));
+        assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { guilty: named, .. }) if named == guilty));
+        assert!(matches!(reports.recv(), Ok(WorkerReport::Ready)));
+        jobs.send(step(1)).unwrap();
+        assert!(matches!(reports.recv(), Ok(WorkerReport::Failed { guilty: None, .. })));
     }
 
     #[test]

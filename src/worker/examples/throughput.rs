@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use trunkline_core::{RequestId, Sampling, Step, StepSeq};
+use trunkline_port::{RequestId, Sampling, Step, StepSeq};
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 const BLOCK_SIZE: u32 = 16;
@@ -60,6 +60,7 @@ fn measure(
             n_tokens: prompt,
             n_history: 0,
             tokens_at: slot * prompt,
+            input_from_last: false,
             kv_write_from: 0,
             table_keep: 0,
             blocks_at: slot * blocks_each,
@@ -119,6 +120,7 @@ fn measure_drafts(
         n_tokens: PROMPT,
         n_history: 0,
         tokens_at: 0,
+        input_from_last: false,
         kv_write_from: 0,
         table_keep: 0,
         blocks_at: 0,

@@ -328,7 +328,7 @@ impl Queries<'_> {
 mod tests {
     use super::*;
     use crate::model::Model;
-    use crate::seeded::Noise;
+    use crate::noise::Noise;
 
     /// A configuration, a filled cache and the table of one sequence of `n` positions whose blocks lie backwards.
     fn filled(config: &ModelConfig, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {

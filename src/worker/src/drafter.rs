@@ -3,9 +3,9 @@
 //! Text repeats itself: answers quote their prompts, code repeats names, tables repeat rows. So the last few tokens are
 //! looked for earlier in the sequence, and what followed them there is the guess: prompt lookup decoding (Saxena 2023),
 //! which vLLM calls its n-gram proposer. A guess that is wrong costs the rows it ran in, never a token: see
-//! [`trunkline_core::StepSeq::n_drafts`].
+//! [`trunkline_port::StepSeq::n_drafts`].
 
-use trunkline_core::Token;
+use trunkline_port::Token;
 
 /// The longest run of last tokens that is looked for. Longer ones seldom guess better and are seldom found.
 const NGRAM_MAX: usize = 4;
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_search_finds_what_a_plain_one_finds() {
-        let mut noise = crate::seeded::Noise::new(3);
+        let mut noise = crate::noise::Noise::new(3);
         for _ in 0..500 {
             let len = (noise.unit() * 60.0) as usize;
             let tokens: Vec<Token> = (0..len).map(|_| (noise.unit() * 3.0) as Token).collect();

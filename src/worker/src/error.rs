@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use trunkline_core::{RequestId, Token};
+use trunkline_port::{RequestId, StepError, Token};
 
-/// A model folder cannot be used, or text cannot be turned into tokens.
+/// A model folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -102,20 +102,6 @@ pub enum ModelError {
         /// The weights file.
         path: PathBuf,
     },
-    /// `tokenizer.json` cannot be used.
-    #[error("{}: {problem}; it must be a Hugging Face fast tokenizer", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// What the tokenizers library said.
-        problem: String,
-    },
-    /// The tokenizer refused a text.
-    #[error("the text cannot be tokenized: {problem}")]
-    Encode {
-        /// What the tokenizers library said.
-        problem: String,
-    },
 }
 
 /// The worker cannot start or cannot run a step. A step that is refused has changed nothing, except
@@ -163,7 +149,7 @@ pub enum WorkerError {
         step: u64,
         /// Sequences with `start`.
         starts: usize,
-        /// Entries of [`trunkline_core::Step::sampling`].
+        /// Entries of [`trunkline_port::Step::sampling`].
         sampling: usize,
     },
     /// One sequence of the step contradicts itself or what the worker holds.
@@ -171,7 +157,7 @@ pub enum WorkerError {
     Sequence {
         /// The step's id.
         step: u64,
-        /// Which entry of [`trunkline_core::Step::seqs`].
+        /// Which entry of [`trunkline_port::Step::seqs`].
         index: usize,
         /// Its request.
         request: RequestId,
@@ -185,7 +171,7 @@ pub enum WorkerError {
     Transfer {
         /// The transfer's id.
         transfer: u64,
-        /// Which entry of [`trunkline_core::Transfer::pairs`].
+        /// Which entry of [`trunkline_port::Transfer::pairs`].
         index: usize,
         /// What is wrong.
         fault: TransferFault,
@@ -198,6 +184,17 @@ pub enum WorkerError {
         /// The request.
         request: RequestId,
     },
+}
+
+impl From<WorkerError> for StepError {
+    fn from(error: WorkerError) -> Self {
+        let guilty = match &error {
+            WorkerError::NonFinite { request, .. } => Some(*request),
+            _ => None,
+        };
+        let wrapped = Self::new(error);
+        guilty.into_iter().fold(wrapped, Self::caused_by)
+    }
 }
 
 /// What is wrong with one sequence of a step.
@@ -331,4 +328,16 @@ pub struct SamplingError {
     pub value: f32,
     /// The values allowed.
     pub expected: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_request_whose_logits_are_not_finite_is_named_as_guilty() {
+        let guilty = |error: WorkerError| StepError::from(error).guilty();
+        assert_eq!(guilty(WorkerError::NonFinite { step: 3, request: RequestId(5) }), Some(RequestId(5)));
+        assert_eq!(guilty(WorkerError::SamplingCount { step: 3, starts: 1, sampling: 0 }), None);
+    }
 }

@@ -17,19 +17,20 @@
 //!
 //! **Invariant: equal bits.** The logits of a row depend on its sequence alone, not on its batch, its chunks, its blocks or
 //! the number of threads; `kernel` says how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests'
-//! text, clocks or sockets. Only `weights`, `config` and `tokenizer` read files, and only when a model is loaded.
+//! text, clocks or sockets. Only `weights` and `config` read files, and only when a model is loaded.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use trunkline_core::{RequestId, Sampling, Step, StepSeq};
-//! use trunkline_worker::{Model, Tokenizer, Worker, WorkerConfig};
+//! use trunkline_port::{RequestId, Sampling, Step, StepSeq};
+//! use trunkline_text::Tokenizer;
+//! use trunkline_worker::{Model, Worker, WorkerConfig};
 //!
 //! let config = WorkerConfig { block_size: 16, device_blocks: 8, host_blocks: 0, max_drafts: 0, threads: 1 };
 //! let mut worker = Worker::new(Arc::new(Model::seeded(1)), config)?;
 //! let tokens = Tokenizer::bytes().encode("hello")?;
 //! let seq = StepSeq {
 //!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: tokens.len() as u32, n_history: 0, tokens_at: 0,
-//!     kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true, n_generated: 0,
+//!     input_from_last: false, kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true, n_generated: 0,
 //!     n_drafts: 0,
 //! };
 //! let step = Step { id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()] };
@@ -41,7 +42,6 @@
 
 mod attention;
 pub mod config;
-mod detokenizer;
 mod drafter;
 pub mod error;
 mod kernel;
@@ -49,18 +49,16 @@ mod kv;
 mod linear;
 mod mirror;
 pub mod model;
+mod noise;
 mod rope;
 mod sampler;
 mod seeded;
 mod threads;
-pub mod tokenizer;
 mod weights;
 pub mod worker;
 
 pub use crate::config::ModelConfig;
-pub use crate::detokenizer::Detokenizer;
 pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
-pub use crate::tokenizer::Tokenizer;
-pub use crate::worker::{StepOutput, TokenLogprobs, Worker, WorkerConfig};
+pub use crate::worker::{Worker, WorkerConfig};

@@ -138,7 +138,7 @@ fn tile<const R: usize>(x: &[f32], inputs: usize, depth: usize, w: &[f32], sums:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seeded::Noise;
+    use crate::noise::Noise;
 
     fn noise(seed: u64, n: usize) -> Vec<f32> {
         let mut noise = Noise::new(seed);

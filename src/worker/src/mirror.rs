@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use trunkline_core::{RequestId, Sampling, Step, StepSeq, Token};
+use trunkline_port::{RequestId, Sampling, Step, StepSeq, Token};
 
 use crate::drafter::draft;
 use crate::error::{SequenceFault, WorkerError};
@@ -243,6 +243,7 @@ mod tests {
             n_tokens: tokens.len() as u32,
             n_history: 0,
             tokens_at: 0,
+            input_from_last: false,
             kv_write_from: 0,
             table_keep: 0,
             blocks_at: 0,

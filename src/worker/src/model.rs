@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use trunkline_port::ModelInfo;
+
 use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -10,29 +12,10 @@ use crate::kv::KvCache;
 use crate::linear::{Linear, Output};
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
-use crate::weights;
+use crate::weights::{self, Weights};
 
-/// Weights as they are stored: matrices row by row, one row for each output.
-pub(crate) struct Weights {
-    pub(crate) embedding: Vec<f32>,
-    pub(crate) layers: Vec<LayerWeights>,
-    pub(crate) final_norm: Vec<f32>,
-    /// `None` if the head is the embedding.
-    pub(crate) head: Option<Vec<f32>>,
-}
-
-/// Weights of one layer.
-pub(crate) struct LayerWeights {
-    pub(crate) attention_norm: Vec<f32>,
-    pub(crate) q: Vec<f32>,
-    pub(crate) k: Vec<f32>,
-    pub(crate) v: Vec<f32>,
-    pub(crate) o: Vec<f32>,
-    pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Vec<f32>,
-    pub(crate) up: Vec<f32>,
-    pub(crate) down: Vec<f32>,
-}
+/// Element type of the KV cache, as it enters the namespace of block hashes.
+const KV_DTYPE: &str = "f32";
 
 /// One layer, its matrices packed; those that read the same input are one.
 struct Layer {
@@ -142,6 +125,24 @@ impl Model {
     /// Bytes that one token occupies in the KV cache: keys and values of all layers, F32.
     pub fn kv_bytes_per_token(&self) -> u64 {
         2 * 4 * u64::from(self.config.n_layers) * self.config.kv_width() as u64
+    }
+
+    /// Returns the facts that a front end needs to know of the model.
+    pub fn info(&self) -> ModelInfo {
+        ModelInfo {
+            name: self.name.clone(),
+            revision: String::new(),
+            vocab_size: self.config.vocab_size,
+            max_context: self.config.max_context,
+            eos_token_ids: self.config.eos_token_ids.clone(),
+            n_layers: self.config.n_layers,
+            hidden_size: self.config.hidden_size,
+            n_heads: self.config.n_heads,
+            n_kv_heads: self.config.n_kv_heads,
+            head_dim: self.config.head_dim,
+            kv_dtype: KV_DTYPE.to_owned(),
+            kv_bytes_per_token: self.kv_bytes_per_token(),
+        }
     }
 
     /// Runs a batch: writes keys and values into `kv` and leaves the wanted logits in `scratch`. Tokens MUST be in the

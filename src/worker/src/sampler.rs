@@ -6,11 +6,11 @@
 
 use std::cmp::Ordering;
 
-use trunkline_core::{Sampling, Token};
+use trunkline_port::{Sampling, Token};
 
 use crate::error::SamplingError;
 use crate::kernel::{exp, vectorised};
-use crate::seeded::Noise;
+use crate::noise::Noise;
 
 /// Candidates sorted at first when a nucleus is looked for; it grows eightfold until it is large enough.
 const NUCLEUS_GUESS: usize = 256;

@@ -13,10 +13,31 @@ use serde::Deserialize;
 
 use crate::config::{ModelConfig, read_json};
 use crate::error::ModelError;
-use crate::model::{LayerWeights, Weights};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Weights as they are stored: matrices row by row, one row for each output.
+pub(crate) struct Weights {
+    pub(crate) embedding: Vec<f32>,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) final_norm: Vec<f32>,
+    /// `None` if the head is the embedding.
+    pub(crate) head: Option<Vec<f32>>,
+}
+
+/// Weights of one layer.
+pub(crate) struct LayerWeights {
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    pub(crate) o: Vec<f32>,
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) gate: Vec<f32>,
+    pub(crate) up: Vec<f32>,
+    pub(crate) down: Vec<f32>,
+}
 
 #[derive(Deserialize)]
 struct Index {

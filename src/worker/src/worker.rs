@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use trunkline_core::{Place, RequestId, Step, StepResult, Token, Transfer};
+use trunkline_port::{CopyError, Place, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs, Transfer};
 
 use crate::attention::Sequence;
 use crate::error::{TransferFault, WorkerError};
@@ -31,37 +31,10 @@ pub struct WorkerConfig {
     /// the scheduler calls the device is this machine's memory as well.
     pub host_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
-    /// scheduler's [`trunkline_core::Config::max_drafts`] is: every sequence has to start with its history.
+    /// scheduler's `max_drafts` is: every sequence has to start with its history.
     pub max_drafts: u32,
     /// Threads to compute with, at most 1024; 0 is one for each core.
     pub threads: usize,
-}
-
-/// What a step produced.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StepOutput {
-    /// The sampled tokens.
-    pub result: StepResult,
-    /// One for each sampled token of a sequence that asked for log probabilities, in step order.
-    pub logprobs: Vec<TokenLogprobs>,
-    /// Tokens that were drafted.
-    pub drafted: u64,
-    /// Those of them that turned out to be what was sampled, and saved a step each.
-    pub accepted: u64,
-}
-
-/// Log probabilities at one sampled token: natural logarithms of a softmax over the model's own logits, before
-/// repetition penalty, temperature and truncation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    /// The request.
-    pub request: RequestId,
-    /// The token that was sampled.
-    pub token: u32,
-    /// Its log probability.
-    pub logprob: f32,
-    /// The most likely tokens and theirs, as many as were asked for, most likely first.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// A model, a KV cache and the mirror of the sequences in them.
@@ -291,8 +264,24 @@ impl Worker {
     }
 }
 
+impl StepRunner for Worker {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        Self::run(self, step).map_err(StepError::from)
+    }
+
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
+        Self::transfer(self, transfer).map_err(CopyError::new)
+    }
+
+    fn reset(&mut self) {
+        Self::reset(self);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use trunkline_port::{RequestId, Sampling, StepSeq};
+
     use super::*;
 
     #[test]
@@ -324,7 +313,7 @@ mod tests {
             WorkerConfig { block_size: 16, device_blocks: 1, host_blocks: 0, max_drafts: 0, threads: 1 },
         )
         .unwrap();
-        let seq = trunkline_core::StepSeq {
+        let seq = StepSeq {
             request: RequestId(4),
             slot: 0,
             start: true,
@@ -332,6 +321,7 @@ mod tests {
             n_tokens: 1,
             n_history: 0,
             tokens_at: 0,
+            input_from_last: false,
             kv_write_from: 0,
             table_keep: 0,
             blocks_at: 0,
@@ -340,7 +330,7 @@ mod tests {
             n_generated: 0,
             n_drafts: 0,
         };
-        let sampling = vec![trunkline_core::Sampling::default()];
+        let sampling = vec![Sampling::default()];
         let step = Step { id: 1, seqs: vec![seq], tokens: vec![1], blocks: vec![0], sampling };
         assert_eq!(worker.run(&step), Err(WorkerError::NonFinite { step: 1, request: RequestId(4) }));
     }

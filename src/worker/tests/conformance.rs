@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use rig::{Rig, Seq};
 use serde::Deserialize;
-use trunkline_core::Sampling;
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_port::Sampling;
+use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
 
 const CHECKPOINTS: [&str; 3] = ["mha-tied-f32", "gqa-untied-bf16-sharded", "gqa-llama3-rope-f16"];
 

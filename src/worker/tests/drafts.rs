@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::Sampling;
-use trunkline_worker::{Model, TokenLogprobs, Tokenizer, WorkerConfig};
+use trunkline_port::{Sampling, TokenLogprobs};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, WorkerConfig};
 
 const N: usize = 40;
 

@@ -5,8 +5,9 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::Sampling;
-use trunkline_worker::{Model, Tokenizer};
+use trunkline_port::Sampling;
+use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
 
 const BLOCKS: u32 = 1024;
 

@@ -5,8 +5,9 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_core::{Place, Sampling, Transfer};
-use trunkline_worker::{Model, Tokenizer, TransferFault, WorkerConfig, WorkerError};
+use trunkline_port::{Place, Sampling, Transfer};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{Model, TransferFault, WorkerConfig, WorkerError};
 
 const HOST_BLOCKS: u32 = 40;
 const DEVICE_BLOCKS: u32 = 64;

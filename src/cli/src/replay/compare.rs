@@ -1,7 +1,7 @@
 //! Reports of several replays of one trace, side by side.
 
 use comfy_table::Table;
-use trunkline_sim::Report;
+use trunkline_sim_report::Report;
 
 use super::render;
 use crate::output::{align_right, grouped, per_cent, seconds, table as empty_table};

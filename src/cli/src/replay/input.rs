@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use trunkline_sim::Trace;
-use trunkline_sim::trace::{FileSource, ReaderOptions, Selection, Source};
-use trunkline_sim::workload::{Generator, Spec};
+use trunkline_sim_workload::Trace;
+use trunkline_sim_workload::synthetic::{Generator, Spec};
+use trunkline_sim_workload::trace::{FileSource, ReaderOptions, Selection, Source};
 
 /// Part of a file to replay. Equal parts of one file are equal requests.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use trunkline_sim::html::{self, Run};
-use trunkline_sim::outcome::{Outcome, OutcomeWriter};
-use trunkline_sim::series::SeriesReport;
-use trunkline_sim::timeline::{TimelineWriter, Window};
-use trunkline_sim::{Observer, Report, Settings};
+use trunkline_sim_replay::Settings;
+use trunkline_sim_report::html::{self, Run};
+use trunkline_sim_report::outcome::{Outcome, OutcomeWriter};
+use trunkline_sim_report::series::SeriesReport;
+use trunkline_sim_report::timeline::{TimelineWriter, Window};
+use trunkline_sim_report::{Observer, Report};
 
 use super::compare::labels;
 use super::run::{Sampled, Stage, replay, replay_all};
@@ -92,7 +93,7 @@ impl OutputArgs {
     fn replay_one(&self, stage: &Stage<'_>, settings: &Settings) -> anyhow::Result<Sampled> {
         let mut outcomes = self.requests.as_deref().map(OutcomeWriter::create).transpose()?;
         let window = self.timeline_window.unwrap_or(Window::ALL);
-        let create = |path: &PathBuf| TimelineWriter::create(path, settings, window);
+        let create = |path: &PathBuf| TimelineWriter::create(path, &settings.fleet_shape(), window);
         let mut timeline = self.timeline.as_ref().map(create).transpose()?;
         let mut watch = |outcome: &Outcome| {
             if let Some(writer) = &mut outcomes {

@@ -1,11 +1,11 @@
 //! Reports of replays as tables of text.
 
 use comfy_table::Table;
-use trunkline_sim::Report;
-use trunkline_sim::cost::Parallel;
-use trunkline_sim::latency::Summary;
-use trunkline_sim::recorded::Replayed;
-use trunkline_sim::report::{FairnessReport, SettingsReport};
+use trunkline_sim_perf::cost::Parallel;
+use trunkline_sim_replay::recorded::Replayed;
+use trunkline_sim_report::Report;
+use trunkline_sim_report::report::{FairnessReport, SettingsReport};
+use trunkline_sim_workload::summary::Summary;
 
 use crate::output::{align_right, grouped, per_cent, seconds, table};
 

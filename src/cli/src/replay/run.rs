@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use indicatif::ProgressBar;
-use trunkline_sim::cost::CostModel;
-use trunkline_sim::outcome::Outcome;
-use trunkline_sim::series::{Series, SeriesReport};
-use trunkline_sim::{Observer, Observers, Report, Settings, replay_source};
+use trunkline_sim_perf::cost::CostModel;
+use trunkline_sim_replay::{Settings, replay_source};
+use trunkline_sim_report::outcome::Outcome;
+use trunkline_sim_report::series::{Series, SeriesReport};
+use trunkline_sim_report::{Observer, Observers, Report};
 
 use super::input::Input;
 
@@ -34,7 +35,7 @@ pub(super) fn replay<'a>(
     sampled: bool,
     others: Vec<&'a mut dyn Observer>,
 ) -> anyhow::Result<Sampled> {
-    let mut series = sampled.then(|| Series::new(settings));
+    let mut series = sampled.then(|| Series::new(settings.fleet_shape()));
     let mut progress = |_: &Outcome| {
         stage.bar.inc(1);
         ControlFlow::Continue(())

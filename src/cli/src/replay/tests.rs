@@ -6,7 +6,7 @@ use std::io::Write;
 use clap::Parser;
 use clap::error::ErrorKind;
 use trunkline_core::Preemption;
-use trunkline_sim::link::TierLink;
+use trunkline_sim_perf::link::TierLink;
 
 use super::*;
 
@@ -56,10 +56,10 @@ fn settings_of(words: &str) -> Settings {
 }
 
 /// The reports of replays of the small trace.
-fn replayed(words: &[&str]) -> Vec<trunkline_sim::Report> {
+fn replayed(words: &[&str]) -> Vec<trunkline_sim_report::Report> {
     let args = parse(&[&["t"], words].concat()).unwrap();
     let Runs { settings, cost } = runs(&args.settings, args.arrivals()).unwrap();
-    let trace = trunkline_sim::Trace::load(small_trace().path(), None, None).unwrap();
+    let trace = trunkline_sim_workload::Trace::load(small_trace().path(), None, None).unwrap();
     let stage = Stage { input: &Input::Loaded(trace), cost: &*cost, bar: &ProgressBar::hidden() };
     run::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
 }

@@ -3,9 +3,9 @@
 use anyhow::{bail, ensure};
 use clap::Args;
 use trunkline_core::{TierConfig, Write};
-use trunkline_sim::link::TierLink;
-use trunkline_sim::memory::host_blocks;
-use trunkline_sim::model::Model;
+use trunkline_sim_perf::link::TierLink;
+use trunkline_sim_perf::memory::host_blocks;
+use trunkline_sim_perf::model::Model;
 
 /// Largest tier, bytes: an exabyte.
 const BYTES_MAX: f64 = 1e18;

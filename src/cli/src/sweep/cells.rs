@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, Command, Parser};
-use trunkline_sim::Settings;
-use trunkline_sim::memory::DoesNotFit;
+use trunkline_sim_perf::memory::DoesNotFit;
+use trunkline_sim_replay::Settings;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::spec::{Point, Setting, Spec, TRACE};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use trunkline_sim::figures::Better;
+use trunkline_sim_report::figures::Better;
 
 use super::join::Row;
 

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use trunkline_sim::columns::{self, Column, ColumnWriter, Columns, Kind};
-use trunkline_sim::{Report, columns::Cell as Value, figures};
+use trunkline_sim_perf::columns::Cell as Value;
+use trunkline_sim_perf::columns::{self, Column, ColumnWriter, Columns, Kind};
+use trunkline_sim_report::{Report, figures};
 
 use super::cells::Cell;
 use super::spec::Spec;

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use trunkline_sim::columns::{Cell as Value, Columns};
-use trunkline_sim::figures;
+use trunkline_sim_perf::columns::{Cell as Value, Columns};
+use trunkline_sim_report::figures;
 
 use super::folder::{self, KNOB, OK, Plan};
 

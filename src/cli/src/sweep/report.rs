@@ -7,8 +7,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use comfy_table::Table;
 use serde_json::{Map, Value as Json, json};
-use trunkline_sim::columns::{Cell as Value, Kind};
-use trunkline_sim::figures::{self, Better};
+use trunkline_sim_perf::columns::{Cell as Value, Kind};
+use trunkline_sim_report::figures::{self, Better};
 
 use super::effects::{Effect, best, effects, front};
 use super::folder;

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use trunkline_sim::outcome::Outcome;
-use trunkline_sim::{Report, replay_source};
+use trunkline_sim_replay::replay_source;
+use trunkline_sim_report::Report;
+use trunkline_sim_report::outcome::Outcome;
 
 use super::cells::{Cell, Ready};
 use super::folder;

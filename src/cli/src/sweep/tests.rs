@@ -5,8 +5,8 @@ use std::fs;
 
 use clap::{CommandFactory, Parser};
 use tempfile::TempDir;
-use trunkline_sim::columns::{self, Cell as Value};
-use trunkline_sim::figures::Better;
+use trunkline_sim_perf::columns::{self, Cell as Value};
+use trunkline_sim_report::figures::Better;
 
 use super::effects::{Paired, effects, front};
 use super::join::{Joined, Row, load};
@@ -61,7 +61,7 @@ fn joined(place: &TempDir, outs: &[&str]) -> Joined {
 
 /// Rows without what the machine they ran on decides.
 fn without_wall_time(mut joined: Joined) -> Joined {
-    let wall = trunkline_sim::figures::columns().iter().position(|(column, _)| column.name == "wall_s").unwrap();
+    let wall = trunkline_sim_report::figures::columns().iter().position(|(column, _)| column.name == "wall_s").unwrap();
     joined.rows.iter_mut().for_each(|row| row.figures[wall] = Value::None);
     joined
 }
@@ -86,7 +86,10 @@ fn the_last_axis_changes_fastest_and_zips_go_together() {
     assert_eq!(cells.iter().map(varied).collect::<Vec<_>>(), expected);
     let ready = cells[3].ready.as_ref().unwrap();
     assert_eq!((ready.settings.hardware.name, ready.settings.replicas), ("h100-80g", 4));
-    assert_eq!((ready.settings.core.max_batch_size, ready.settings.arrivals), (128, trunkline_sim::Arrivals::Serial));
+    assert_eq!(
+        (ready.settings.core.max_batch_size, ready.settings.arrivals),
+        (128, trunkline_sim_replay::Arrivals::Serial)
+    );
 }
 
 #[test]
@@ -366,7 +369,7 @@ struct ReportCli {
 
 /// A row made by hand: two knobs, TTFT p99 and the ratio of hits.
 fn by_hand(policy: &str, size: &str, ttft: f64, hits: f64) -> Row {
-    let columns = trunkline_sim::figures::columns();
+    let columns = trunkline_sim_report::figures::columns();
     let figure = |name: &str| match name {
         "ttft_p99" => Value::Real(ttft),
         "prefix_hit_ratio" => Value::Real(hits),

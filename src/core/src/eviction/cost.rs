@@ -1,20 +1,20 @@
 //! Least cost of recomputing per byte, weighed by use: GreedyDual-Size-Frequency (Cherkasova, 1998).
 //!
-//! All blocks have the same size. Computing one costs the matrices, the same for each, and attention over what lies before it,
-//! which grows with depth; so deep blocks are dearer. A block's worth is its cost times the hits it had, plus one.
+//! All blocks have the same size. Computing a block costs the matrix products, equal for all blocks, and attention over the
+//! prefix before it, which grows with depth. The worth of a block is its cost times one more than its hits.
 
 use super::levels::{LEVELS, Levels};
 use super::{Eviction, last};
 use crate::ids::BlockHandle;
-use crate::tree::Nodes;
+use crate::nodes::Nodes;
 
-/// Worth of a shallow block that was never hit, in levels.
+/// Worth of a shallow block without hits, in levels.
 const UNIT: f32 = 8.0;
 /// Blocks of 16 tokens before a block at which attention costs as much as the matrices: 2 N FLOPs per token of
 /// an 8 B model against 4 L h d per pair of tokens is about 30,000 tokens.
 const DEPTH_OF_DOUBLE_COST: f32 = 1900.0;
 
-/// Idle leaves by what it would cost to miss them.
+/// Idle leaves, ordered by the cost of a miss.
 #[derive(Debug)]
 pub(super) struct Cost {
     levels: Levels,
@@ -22,7 +22,7 @@ pub(super) struct Cost {
 
 impl Cost {
     pub fn new(capacity: u32) -> Self {
-        Self { levels: Levels::new(super::room(capacity)) }
+        Self { levels: Levels::new(super::reserved_blocks(capacity)) }
     }
 }
 

@@ -1,43 +1,43 @@
-//! A memory of what was evicted: hashes, oldest forgotten first.
+//! A bounded memory of evicted blocks: their fingerprints, the oldest forgotten first.
 
-use crate::tree::index::Index;
+use crate::block_index::BlockIndex;
 
-/// Hashes of evicted blocks: those of the last so many that were not taken back.
+/// Fingerprints of the last `capacity` evicted blocks, less the ones taken back.
 #[derive(Debug)]
 pub(super) struct Ghost {
-    /// What was evicted, in a ring.
+    /// Ring of evicted fingerprints.
     ring: Vec<u64>,
     capacity: usize,
-    /// Where the next one goes.
-    at: usize,
-    /// Places in the ring by hash: of those that are neither taken back nor evicted again.
-    places: Index,
+    /// Position in the ring at which the next fingerprint is written.
+    next: usize,
+    /// Positions in the ring by fingerprint, without blocks that were taken back or evicted again.
+    places: BlockIndex,
 }
 
 impl Ghost {
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.max(1);
-        let ring = Vec::with_capacity(super::room(capacity));
-        Self { ring, capacity: capacity as usize, at: 0, places: Index::new(capacity) }
+        let ring = Vec::with_capacity(super::reserved_blocks(capacity));
+        Self { ring, capacity: capacity as usize, next: 0, places: BlockIndex::new(capacity) }
     }
 
-    /// Remembers a hash, and forgets the oldest for it if there is no more room.
+    /// Remembers a fingerprint, forgetting the oldest one if the ring is full.
     pub fn insert(&mut self, hash: u64) {
         self.take(hash);
-        match self.ring.get(self.at).copied() {
+        match self.ring.get(self.next).copied() {
             None => self.ring.push(hash),
             Some(oldest) => {
-                if self.place(oldest) == Some(self.at as u32) {
-                    self.places.remove(oldest, self.at as u32);
+                if self.place(oldest) == Some(self.next as u32) {
+                    self.places.remove(oldest, self.next as u32);
                 }
-                self.ring[self.at] = hash;
+                self.ring[self.next] = hash;
             }
         }
-        self.places.insert(hash, self.at as u32, |place| self.ring[place as usize]);
-        self.at = (self.at + 1) % self.capacity;
+        self.places.insert(hash, self.next as u32, |place| self.ring[place as usize]);
+        self.next = (self.next + 1) % self.capacity;
     }
 
-    /// Forgets a hash. Returns whether it was there.
+    /// Forgets a fingerprint. Returns `true` if it was remembered.
     pub fn take(&mut self, hash: u64) -> bool {
         let place = self.place(hash);
         if let Some(place) = place {
@@ -57,7 +57,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_oldest_is_forgotten_and_what_was_taken_or_renewed_is_not_forgotten_twice() {
+    fn the_oldest_is_forgotten_and_taken_or_renewed_ones_are_not_forgotten_twice() {
         let mut ghost = Ghost::new(3);
         (1..=3).for_each(|hash| ghost.insert(hash));
         assert!(ghost.take(2));
@@ -72,9 +72,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_remembers_the_last_ones_put_in(ops in prop::collection::vec((0u64..20, prop::bool::ANY), 0..200), capacity in 1u32..12) {
+        fn the_last_fingerprints_are_remembered(ops in prop::collection::vec((0u64..20, prop::bool::ANY), 0..200), capacity in 1u32..12) {
             let mut ghost = Ghost::new(capacity);
-            // Everything ever put in, and whether it still counts.
+            // Every fingerprint ever put in, and whether the ghost still has it.
             let mut model: Vec<(u64, bool)> = Vec::new();
             for (hash, insert) in ops {
                 let recent = model.len().saturating_sub(capacity as usize);

@@ -1,37 +1,37 @@
 //! A priority queue of blocks for priorities that only rise: a ring of levels.
 //!
 //! GreedyDual policies give a block the priority `floor + worth`, where `floor` is the priority of the last block evicted.
-//! Priorities in use then lie within one span of worth above the floor, so a ring of queues holds them, and every operation
-//! is O(1): the lowest level with a block is found by a bit map.
+//! All priorities in use lie between the floor and the floor plus the greatest worth, so a ring of queues can hold them. A
+//! bit map finds the lowest level with a block, and every operation is O(1).
 
 use super::queue::Queues;
 
-/// Levels of worth.
+/// Number of levels of worth.
 pub(super) const LEVELS: usize = 256;
 
-/// Blocks by priority, and in order of arrival within one.
+/// Blocks by priority; blocks of equal priority in order of arrival.
 #[derive(Debug)]
 pub(super) struct Levels {
     queues: Queues,
     occupied: [u64; LEVELS / 64],
-    /// The level of the floor.
+    /// Level of the last block evicted.
     floor: usize,
 }
 
 impl Levels {
-    /// No block yet, and room for so many.
-    pub fn new(room: usize) -> Self {
-        Self { queues: Queues::with_room(LEVELS, room), occupied: [0; LEVELS / 64], floor: 0 }
+    /// Creates an empty queue with memory reserved for `blocks`.
+    pub fn new(blocks: usize) -> Self {
+        Self { queues: Queues::with_capacity(LEVELS, blocks), occupied: [0; LEVELS / 64], floor: 0 }
     }
 
-    /// Adds a block that is worth `worth` (below [`LEVELS`]; more is as much as that) more than the last one evicted.
+    /// Adds a block with a priority of `worth` above the floor. A worth of [`LEVELS`] or more counts as `LEVELS - 1`.
     pub fn insert(&mut self, block: u32, worth: usize) {
         let level = (self.floor + worth.min(LEVELS - 1)) % LEVELS;
         self.queues.push_back(level, block);
         self.occupied[level / 64] |= 1 << (level % 64);
     }
 
-    /// Takes a block out, if it is in.
+    /// Takes a block out; does nothing if the block is not in.
     pub fn remove(&mut self, block: u32) {
         if let Some(level) = self.queues.queue_of(block) {
             self.queues.remove(block);
@@ -39,7 +39,7 @@ impl Levels {
         }
     }
 
-    /// Takes out the block of the lowest priority, and raises the floor to it.
+    /// Takes out the block of the lowest priority, and raises the floor to that priority.
     pub fn pop(&mut self) -> Option<u32> {
         let level = self.lowest()?;
         let block = self.queues.pop_front(level).expect("the level is occupied");
@@ -54,7 +54,7 @@ impl Levels {
         }
     }
 
-    /// The first occupied level at or after the floor, around the ring.
+    /// Finds the first occupied level at or after the floor, around the ring.
     fn lowest(&self) -> Option<usize> {
         let words = LEVELS / 64;
         let (word, bit) = (self.floor / 64, self.floor % 64);
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_least_priority_goes_first_and_equals_in_order(ops in prop::collection::vec((0u32..30, 0usize..300, 0u8..3), 0..300)) {
+        fn the_lowest_priority_is_popped_first_and_equals_in_order_of_arrival(ops in prop::collection::vec((0u32..30, 0usize..300, 0u8..3), 0..300)) {
             let mut levels = Levels::new(30);
             // (priority, order of arrival, block)
             let mut model: Vec<(usize, usize, u32)> = Vec::new();

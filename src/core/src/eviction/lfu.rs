@@ -1,14 +1,14 @@
 //! Least frequently used, with dynamic ageing (LFU-DA: Arlitt et al., 2000).
 //!
-//! A block's priority is the number of its hits above that of the last block evicted, so what was popular long ago does not
-//! stay for ever.
+//! The priority of a block is its number of hits plus the priority of the last block evicted. Blocks popular long ago are
+//! thereby evicted in the end.
 
 use super::levels::Levels;
 use super::{Eviction, last};
 use crate::ids::BlockHandle;
-use crate::tree::Nodes;
+use crate::nodes::Nodes;
 
-/// Idle leaves by the number of their hits.
+/// Idle leaves, ordered by number of hits.
 #[derive(Debug)]
 pub(super) struct Lfu {
     levels: Levels,
@@ -16,7 +16,7 @@ pub(super) struct Lfu {
 
 impl Lfu {
     pub fn new(capacity: u32) -> Self {
-        Self { levels: Levels::new(super::room(capacity)) }
+        Self { levels: Levels::new(super::reserved_blocks(capacity)) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Queues of blocks that share their links: every block is in at most one of them.
+//! Doubly linked queues over one array of links: a block is in at most one queue.
 
 const NIL: u32 = u32::MAX;
 const NO_QUEUE: u16 = u16::MAX;
@@ -17,7 +17,7 @@ struct Link {
     queue: u16,
 }
 
-/// Doubly linked queues over the same blocks. All operations but [`Self::iter`] are O(1).
+/// Doubly linked queues over the same blocks. All operations are O(1), except [`Self::iter`].
 #[derive(Debug)]
 pub struct Queues {
     ends: Vec<Ends>,
@@ -25,56 +25,56 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// `n` empty queues.
+    /// Creates `n` empty queues.
     pub fn new(n: usize) -> Self {
-        Self::with_room(n, 0)
+        Self::with_capacity(n, 0)
     }
 
-    /// `n` empty queues, with room for so many blocks.
-    pub fn with_room(n: usize, blocks: usize) -> Self {
+    /// Creates `n` empty queues, with memory reserved for `blocks`.
+    pub fn with_capacity(n: usize, blocks: usize) -> Self {
         assert!(n < usize::from(NO_QUEUE));
         Self { ends: vec![Ends { front: NIL, back: NIL, len: 0 }; n], links: Vec::with_capacity(blocks) }
     }
 
-    /// Blocks in a queue.
+    /// Returns the number of blocks in a queue.
     pub fn len(&self, queue: usize) -> u32 {
         self.ends[queue].len
     }
 
-    /// Whether a queue has no block.
+    /// Returns `true` if a queue has no block.
     pub fn is_empty(&self, queue: usize) -> bool {
         self.ends[queue].len == 0
     }
 
-    /// The first block of a queue.
+    /// Returns the first block of a queue.
     pub fn front(&self, queue: usize) -> Option<u32> {
         (self.ends[queue].front != NIL).then_some(self.ends[queue].front)
     }
 
-    /// The last block of a queue.
+    /// Returns the last block of a queue.
     pub fn back(&self, queue: usize) -> Option<u32> {
         (self.ends[queue].back != NIL).then_some(self.ends[queue].back)
     }
 
-    /// The queue a block is in.
+    /// Returns the queue that holds a block.
     pub fn queue_of(&self, block: u32) -> Option<usize> {
         let queue = self.links.get(block as usize)?.queue;
         (queue != NO_QUEUE).then_some(usize::from(queue))
     }
 
-    /// Adds a block at the end. It MUST NOT be in any queue.
+    /// Adds a block at the end of a queue. The block MUST NOT be in any queue.
     pub fn push_back(&mut self, queue: usize, block: u32) {
         let back = self.ends[queue].back;
         self.link(queue, block, back, NIL);
     }
 
-    /// Adds a block at the beginning. It MUST NOT be in any queue.
+    /// Adds a block at the beginning of a queue. The block MUST NOT be in any queue.
     pub fn push_front(&mut self, queue: usize, block: u32) {
         let front = self.ends[queue].front;
         self.link(queue, block, NIL, front);
     }
 
-    /// Takes a block out of the queue it is in, if it is in one.
+    /// Takes a block out of its queue. Returns `false` if the block was in none.
     pub fn remove(&mut self, block: u32) -> bool {
         let Some(queue) = self.queue_of(block) else { return false };
         let Link { next, prev, .. } = self.links[block as usize];
@@ -98,7 +98,7 @@ impl Queues {
         Some(block)
     }
 
-    /// The blocks of a queue in order. For checks.
+    /// Iterates over the blocks of a queue, first to last. For checks: O(blocks).
     pub fn iter(&self, queue: usize) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(self.front(queue), |at| {
             let next = self.links[*at as usize].next;

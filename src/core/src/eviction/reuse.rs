@@ -1,70 +1,83 @@
 //! Least likely to be used again soon, learned from the traffic.
 //!
-//! **What goes is a segment**: the blocks of one prefix that one request was the last to use. They fall idle together and will be
-//! read together or not at all, so they are judged as one and a victim goes tail first until nothing is left of it. What many
-//! requests share stands apart from what only one conversation uses: a block found more often than its conversation had
-//! turns is shared.
+//! **Victims are segments.** A segment is the blocks of one prefix that one request was the last to use. The blocks fall idle
+//! together and will be read together or not at all, so the policy judges a segment as one and evicts it tail first until
+//! nothing is left. Blocks shared by many requests form segments apart from blocks of a single conversation: a block found
+//! more often than its conversation had turns is shared.
 //!
-//! **Classes.** Conversations come back, and the longer one has lasted the surer it returns; one-off prompts do not. A
-//! segment is classed by the *turn* of its request; first turns further by the length of the prompt, later ones by the time since
-//! the turn before, each compared with a running mean; shared segments by hits. A request is a further turn of a segment if it
-//! leaves behind at most a quarter of it, or one block (the last of a prompt is often partial); what it leaves behind is a
-//! class of its own.
+//! **Classes.** Conversations return, the more surely the longer they have lasted; one-off prompts do not. The class of a
+//! segment is the *turn* of its request. First turns are further classed by the length of the prompt, later turns by the time
+//! since the turn before, each compared with a running mean; shared segments are classed by hits. A request counts as a
+//! further turn of a segment if it leaves behind at most a quarter of the segment, or one block (the last block of a prompt is
+//! often partial). Blocks left behind have a class of their own.
 //!
-//! **Learning.** Of each segment one block is followed by its hash, whether it is still in the cache or not: the one before
-//! the last. Per class and age, the policy counts how many followed segments reached that age and how many of these were then used again: a life
-//! table (Kaplan and Meier 1958; those that are no longer followed do not bias it). Age is counted in blocks published
-//! or read, so that it is proportional to the time a block survives, whatever the load. A class with few counts leans on the
-//! turn before, and all on a chance of return that falls with age, which is least recently used.
+//! **Learning.** One block of each segment, the one before the last, is followed by its fingerprint, whether it is still
+//! cached or not. Per class and age, a [`HazardTable`] counts the segments that reached the age and the ones that were then
+//! used again (a life table; Kaplan and Meier 1958; segments no longer followed add no bias). Age is counted in blocks
+//! published or read, so that age is proportional to the time a block survives, whatever the load. The prior of a class with
+//! few counts is the turn before, and the prior of all classes a probability of return that falls with age, which is least
+//! recently used.
 //!
-//! **Deciding.** From the hazards follows what keeping a segment of a class and age is worth: the best ratio, over all
-//! horizons, of the chance to be read within the horizon to the expected time it would stay for it (the Gittins
-//! index; least hit density, Beckmann et al., NSDI 2018, is its relative with one horizon). The least goes. Length does not
-//! matter: a long segment costs more and saves more. Within a class the candidates are the oldest and the youngest: the
-//! chance of a return first rises with age and then falls, so the least is mostly at one of the ends.
+//! **Deciding.** From the hazards follows the worth of keeping a segment of a class and age: the best ratio, over all
+//! horizons, of the probability of a read within the horizon to the expected time in the cache (the Gittins index; least hit
+//! density, Beckmann et al., NSDI 2018, is a relative with one horizon). The segment of least worth is evicted. Length does
+//! not matter: a long segment costs more and saves more. Within a class only the oldest and the youngest segment are
+//! candidates: the probability of a return first rises with age and then falls, so the least is mostly at one of the ends.
 
 use super::Eviction;
-use super::life::{Entry, Life};
+use super::hazard::{Followed, HazardTable, KINDS};
 use super::queue::Queues;
+use super::segments::Segments;
 use crate::ids::BlockHandle;
-use crate::tree::Nodes;
+use crate::nodes::Nodes;
 
+/// Turns that have classes of their own; later turns count as the last of them.
 const TURNS: usize = 8;
-/// Kinds of one turn: lengths of a first one, gaps before a later one.
-pub(super) const KINDS: usize = 4;
-/// The first class of shared segments.
+/// First class of shared segments.
 const SHARED: usize = TURNS * KINDS;
 const SHARED_CLASSES: usize = 4;
-/// The class of what a request left behind of the segment it continued.
-const LEFT: usize = SHARED + SHARED_CLASSES;
-const CLASSES: usize = LEFT + 1;
+/// Class of the blocks that a request left behind of the segment it continued.
+const LEFT_BEHIND: usize = SHARED + SHARED_CLASSES;
+const CLASSES: usize = LEFT_BEHIND + 1;
 /// Weight of one observation in a running mean.
 const STEP: f32 = 1.0 / 256.0;
 const NONE: u32 = u32::MAX;
 
-/// What is known of a block, by slot.
+/// State of a block, by slot.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     segment: u32,
-    /// Turn and kind of the request that used it last; the kind of one that continues it.
+    /// Turn of the request that used the block last.
     turn: u8,
+    /// Kind of that turn.
     gap: u8,
+    /// Kind of the turn of a request that continues the block.
     next_gap: u8,
-    /// It has fallen idle since it was published: whoever continues it now is another request.
+    /// `true` if the block has fallen idle since it was published: a request that continues the block now is another one.
     settled: bool,
-    /// Whoever read it last left next to nothing of its segment behind.
+    /// `true` if the last reader left next to nothing of the block's segment behind.
     continues: bool,
+    /// `true` if the segment is followed by this block's fingerprint.
     followed: bool,
+}
+
+impl Known {
+    /// Creates the state of a block just published.
+    fn new(turn: u8, gap: u8) -> Self {
+        Self { segment: NONE, turn, gap, next_gap: 0, settled: false, continues: false, followed: false }
+    }
 }
 
 /// Idle blocks of one chain that one request was the last to use.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
-    /// Its leaf, if it is in a queue.
+    /// Last block of the segment, once that is a leaf.
     tail: u32,
-    /// Blocks now, and when it fell idle.
+    /// Blocks left in the segment.
     len: u32,
+    /// Blocks when the segment was complete.
     full: u32,
+    /// Clock at which the segment fell idle.
     idle_at: u32,
     class: u8,
 }
@@ -73,18 +86,20 @@ struct Segment {
 #[derive(Debug)]
 pub(super) struct Reuse {
     queues: Queues,
-    life: Life,
+    hazards: HazardTable,
     known: Vec<Known>,
-    segments: Vec<Segment>,
-    unused: Vec<u32>,
+    segments: Segments<Segment>,
+    /// Running mean of the time between two turns, in blocks published or read.
     mean_gap: f32,
+    /// Running mean of the length of first turns, in blocks.
     mean_length: f32,
-    /// The block that fell idle just now, and whether to follow its parent in its stead.
+    /// Block that fell idle last, until another event.
     last_idle: Option<u32>,
+    /// `true` if the parent of `last_idle` is to be followed instead of it.
     follow_parent: bool,
-    /// The segment that is being evicted.
+    /// Segment that is being evicted.
     victim: u32,
-    /// The segment that a request is reading, if what is left of it was left behind.
+    /// Segment that a request is reading, if blocks are left behind of it.
     left: u32,
 }
 
@@ -92,10 +107,9 @@ impl Reuse {
     pub fn new(capacity: u32) -> Self {
         Self {
             queues: Queues::new(CLASSES),
-            life: Life::new(capacity, CLASSES, SHARED),
+            hazards: HazardTable::new(capacity, CLASSES, SHARED),
             known: Vec::new(),
-            segments: Vec::new(),
-            unused: Vec::new(),
+            segments: Segments::new(),
             mean_gap: capacity as f32,
             mean_length: 1.0,
             last_idle: None,
@@ -105,19 +119,19 @@ impl Reuse {
         }
     }
 
-    /// The contents that are followed under this hash, if they are, are used again.
-    fn returned(&mut self, hash: u64) -> Option<Entry> {
-        let entry = self.life.returned(hash)?;
+    /// Counts a return of the contents with this fingerprint, if they are followed.
+    fn returned(&mut self, fingerprint: u64) -> Option<Followed> {
+        let entry = self.hazards.returned(fingerprint)?;
         if usize::from(entry.class) < SHARED {
-            let gap = self.life.clock.wrapping_sub(entry.since) as f32;
+            let gap = self.hazards.clock.wrapping_sub(entry.since) as f32;
             self.mean_gap += (gap - self.mean_gap) * STEP;
         }
         Some(entry)
     }
 
-    /// The kind of a later turn, by the time since the one before. 0 is kept for none.
+    /// Returns the kind of a later turn, by the time since the turn before. Never 0.
     fn gap_class(&self, since: u32) -> u8 {
-        let gap = self.life.clock.wrapping_sub(since) as f32;
+        let gap = self.hazards.clock.wrapping_sub(since) as f32;
         if gap > self.mean_gap {
             1
         } else if gap > self.mean_gap * 0.5 {
@@ -127,7 +141,7 @@ impl Reuse {
         }
     }
 
-    /// The kind of a first turn.
+    /// Returns the kind of a first turn, by its length in blocks.
     fn length_class(&mut self, length: u32) -> u8 {
         let length = length as f32;
         self.mean_length += (length - self.mean_length) * STEP;
@@ -143,11 +157,12 @@ impl Reuse {
         }
     }
 
+    /// Returns the worth of keeping a segment.
     fn worth(&self, class: usize, segment: u32) -> f32 {
-        self.life.index[class][self.life.bucket(self.segments[segment as usize].idle_at)]
+        self.hazards.index[class][self.hazards.bucket(self.segments[segment].idle_at)]
     }
 
-    /// The segment with the least worth.
+    /// Returns the queued segment of least worth.
     fn least(&self) -> Option<u32> {
         let mut least: Option<(f32, u32)> = None;
         for class in 0..CLASSES {
@@ -163,13 +178,12 @@ impl Reuse {
         least.map(|(_, segment)| segment)
     }
 
+    /// Puts a segment into the queue of its class: at the end if it is the youngest, else at the front.
     fn enqueue(&mut self, segment: u32) {
-        let Segment { class, idle_at, .. } = self.segments[segment as usize];
+        let Segment { class, idle_at, .. } = self.segments[segment];
         let class = usize::from(class);
-        let youngest = self
-            .queues
-            .back(class)
-            .is_none_or(|back| self.segments[back as usize].idle_at.wrapping_sub(idle_at) as i32 <= 0);
+        let youngest =
+            self.queues.back(class).is_none_or(|back| self.segments[back].idle_at.wrapping_sub(idle_at) as i32 <= 0);
         if youngest {
             self.queues.push_back(class, segment);
         } else {
@@ -177,13 +191,13 @@ impl Reuse {
         }
     }
 
-    /// One block less in a segment.
-    fn shrink(&mut self, segment: u32) {
-        let it = &mut self.segments[segment as usize];
-        it.len -= 1;
-        if it.len == 0 {
+    /// Takes one block out of a segment. Returns the segment as it is then.
+    fn shrink(&mut self, segment: u32) -> Segment {
+        self.segments[segment].len -= 1;
+        let shrunk = self.segments[segment];
+        if shrunk.len == 0 {
             self.queues.remove(segment);
-            self.unused.push(segment);
+            self.segments.release(segment);
             if self.victim == segment {
                 self.victim = NONE;
             }
@@ -191,38 +205,43 @@ impl Reuse {
                 self.left = NONE;
             }
         }
+        shrunk
     }
 
-    /// The request has read all it found: what is left of the segment it continued was left behind.
+    /// Gives the rest of the segment that a request continued its own class: the request has read all it found.
     fn settle_left(&mut self, blocks: &Nodes) {
         let segment = std::mem::replace(&mut self.left, NONE);
         if segment == NONE {
             return;
         }
         let queued = self.queues.remove(segment);
-        let it = &mut self.segments[segment as usize];
-        it.class = LEFT as u8;
-        it.idle_at = self.life.clock;
-        let tail = it.tail;
+        self.segments[segment].class = LEFT_BEHIND as u8;
+        self.segments[segment].idle_at = self.hazards.clock;
+        let tail = self.segments[segment].tail;
         if queued {
             self.enqueue(segment);
-            self.life.follow(blocks.hash(tail), LEFT as u8, 0);
+            self.hazards.follow(blocks.fingerprint(tail), LEFT_BEHIND as u8, 0);
             self.known[tail as usize].followed = true;
         }
     }
 
-    /// A block falls idle, after those of its chain that continue it.
-    fn fall_idle(&mut self, block: u32, blocks: &Nodes) {
-        let at = block as usize;
-        let before = self.last_idle.filter(|before| blocks.parent(*before) == Some(block));
-        let mut known = self.known[at];
+    /// Returns the turn of the request that used a block last, and the kind of that turn. `before` is the child that fell idle
+    /// just before the block.
+    fn turn(&mut self, block: u32, before: Option<u32>, blocks: &Nodes) -> (u8, u8) {
+        let known = self.known[block as usize];
         let (turn, gap) = match before {
             Some(before) => (self.known[before as usize].turn, self.known[before as usize].gap),
-            None if !known.settled => (known.turn, known.gap),
-            None if known.continues => (known.turn.saturating_add(1), known.next_gap),
+            None if known.settled && known.continues => (known.turn.saturating_add(1), known.next_gap),
             None => (known.turn, known.gap),
         };
-        let gap = if turn == 0 && before.is_none() { self.length_class(blocks.depth(block) + 1) } else { gap };
+        let first = turn == 0 && before.is_none();
+        (turn, if first { self.length_class(blocks.depth(block) + 1) } else { gap })
+    }
+
+    /// Puts a block that falls idle into a segment, after the blocks of its chain that continue it.
+    fn fall_idle(&mut self, block: u32, blocks: &Nodes) {
+        let before = self.last_idle.filter(|before| blocks.parent(*before) == Some(block));
+        let (turn, gap) = self.turn(block, before, blocks);
         let shared = blocks.hits(block) > u32::from(turn) + 1;
         let class = if shared {
             SHARED + (blocks.hits(block).ilog2() as usize).min(SHARED_CLASSES) - 1
@@ -230,60 +249,42 @@ impl Reuse {
             usize::from(turn).min(TURNS - 1) * KINDS + usize::from(gap)
         } as u8;
         let joined = before.map(|before| self.known[before as usize].segment).filter(|segment| {
-            let of = usize::from(self.segments[*segment as usize].class);
-            shared == (SHARED..LEFT).contains(&of)
+            let class = usize::from(self.segments[*segment].class);
+            shared == (SHARED..LEFT_BEHIND).contains(&class)
         });
-        let mut follow = false;
-        let segment = match joined {
+        let (segment, follow) = match joined {
             Some(segment) => {
-                let it = &mut self.segments[segment as usize];
-                it.len += 1;
-                it.full += 1;
-                if self.follow_parent {
-                    follow = true;
-                }
-                segment
+                self.segments[segment].len += 1;
+                self.segments[segment].full += 1;
+                (segment, self.follow_parent)
             }
             None => {
-                let fresh = Segment { tail: block, len: 1, full: 1, idle_at: self.life.clock, class };
-                // The last block of a request is often not what the next one continues; follow the one before it.
-                follow = shared || blocks.parent(block).is_none() || blocks.parent_hits(block) > u32::from(turn) + 1;
-                match self.unused.pop() {
-                    Some(segment) => {
-                        self.segments[segment as usize] = fresh;
-                        segment
-                    }
-                    None => {
-                        self.segments.push(fresh);
-                        self.segments.len() as u32 - 1
-                    }
-                }
+                let idle_at = self.hazards.clock;
+                let segment = self.segments.insert(Segment { tail: block, len: 1, full: 1, idle_at, class });
+                // The next request often does not continue the last block of this one; follow the block before the last.
+                let follow =
+                    shared || blocks.parent(block).is_none() || blocks.parent_hits(block) > u32::from(turn) + 1;
+                (segment, follow)
             }
         };
         self.follow_parent = joined.is_none() && !follow;
-        known.segment = segment;
-        known.turn = turn;
-        known.gap = gap;
-        known.settled = true;
-        known.continues = false;
-        known.followed = follow;
-        self.known[at] = known;
+        let known = &mut self.known[block as usize];
+        *known = Known { segment, turn, gap, settled: true, continues: false, followed: follow, ..*known };
         if follow {
-            self.life.follow(blocks.hash(block), self.segments[segment as usize].class, turn);
+            self.hazards.follow(blocks.fingerprint(block), self.segments[segment].class, turn);
         }
         self.last_idle = Some(block);
     }
 
-    /// An idle block is read, after its parent.
+    /// Takes an idle block out of its segment because a request reads it, after its parent.
     fn read_one(&mut self, block: u32, blocks: &Nodes) {
-        self.life.clock = self.life.clock.wrapping_add(1);
+        self.hazards.clock = self.hazards.clock.wrapping_add(1);
         let at = block as usize;
         let segment = self.known[at].segment;
         if self.left != segment {
             self.settle_left(blocks);
         }
-        self.shrink(segment);
-        let Segment { len, full, idle_at, class, .. } = self.segments[segment as usize];
+        let Segment { len, full, idle_at, class, .. } = self.shrink(segment);
         let continues = usize::from(class) < SHARED && (len <= 1 || len <= full / 4);
         if continues && len > 0 {
             self.left = segment;
@@ -294,27 +295,17 @@ impl Reuse {
         known.next_gap = next_gap;
         if known.followed {
             known.followed = false;
-            self.returned(blocks.hash(block));
+            self.returned(blocks.fingerprint(block));
         }
     }
-}
 
-impl Reuse {
+    /// Takes note of a newly computed block: its turn follows from its parent, or from its return.
     fn published_one(&mut self, block: u32, blocks: &Nodes) {
-        self.life.clock = self.life.clock.wrapping_add(1);
+        self.hazards.clock = self.hazards.clock.wrapping_add(1);
         self.settle_left(blocks);
         let at = block as usize;
         if self.known.len() <= at {
-            let fresh = Known {
-                segment: NONE,
-                turn: 0,
-                gap: 0,
-                next_gap: 0,
-                settled: false,
-                continues: false,
-                followed: false,
-            };
-            self.known.resize(at + 1, fresh);
+            self.known.resize(at + 1, Known::new(0, 0));
         }
         let (mut turn, mut gap) = match blocks.parent(block).map(|parent| &self.known[parent as usize]) {
             None => (0, 0),
@@ -322,14 +313,13 @@ impl Reuse {
             Some(parent) if !parent.continues || blocks.parent_hits(block) > u32::from(parent.turn) + 1 => (0, 0),
             Some(parent) => (parent.turn.saturating_add(1), parent.next_gap),
         };
-        if let Some(entry) = self.returned(blocks.hash(block))
+        if let Some(entry) = self.returned(blocks.fingerprint(block))
             && usize::from(entry.class) < SHARED
         {
             turn = entry.turn.saturating_add(1);
             gap = self.gap_class(entry.since);
         }
-        self.known[at] =
-            Known { segment: NONE, turn, gap, next_gap: 0, settled: false, continues: false, followed: false };
+        self.known[at] = Known::new(turn, gap);
     }
 }
 
@@ -350,7 +340,7 @@ impl Eviction for Reuse {
 
     fn leaf(&mut self, block: u32, _: &Nodes) {
         let segment = self.known[block as usize].segment;
-        self.segments[segment as usize].tail = block;
+        self.segments[segment].tail = block;
         self.enqueue(segment);
     }
 
@@ -371,7 +361,7 @@ impl Eviction for Reuse {
         };
         self.victim = segment;
         self.queues.remove(segment);
-        let block = self.segments[segment as usize].tail;
+        let block = self.segments[segment].tail;
         self.shrink(segment);
         Some(block)
     }

@@ -1,49 +1,51 @@
-//! S3-FIFO (Yang et al., SOSP 2023): a small queue for what is seen once, a main queue for the rest, a ghost.
+//! S3-FIFO (Yang et al., SOSP 2023): a small queue for blocks seen once, a main queue for the rest, and a ghost that remembers
+//! blocks evicted from the small queue.
 //!
-//! One change for a prefix tree: a block that is read leaves the queues, because it cannot be evicted, and joins the
-//! main queue when it falls idle again; the original leaves it where it is and moves it when it comes to the front.
+//! One change for a prefix tree: a block leaves the queues when it is read, because a held block cannot be evicted, and joins
+//! the main queue when it falls idle again. The original leaves the object in its queue and moves it on reaching the front.
 
 use super::ghost::Ghost;
 use super::queue::Queues;
 use super::{Eviction, last};
 use crate::ids::BlockHandle;
+use crate::nodes::Nodes;
 use crate::spec::Param;
-use crate::tree::Nodes;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 
 pub(super) const PARAMS: [Param; 1] = [Param {
     key: "small_percent",
-    about: "idle blocks that the small queue may have before the main queue is spared, per cent of the cache",
+    about: "blocks seen once that may be idle before the main queue is spared, per cent of the cache",
     default: 10,
     min: 1,
     max: 90,
 }];
 
-/// Idle leaves in two queues.
+/// Idle leaves in a small and a main queue.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     queues: Queues,
     ghost: Ghost,
+    /// Unproven idle blocks above which the small queue is evicted from.
     small_max: u32,
-    /// Idle blocks, leaves or not, that are not proven.
+    /// Unproven idle blocks, leaves or not.
     unproven_idle: u32,
-    /// Blocks that came back from the ghost, or were read: they go to the main queue.
+    /// `true` for blocks that were read or came back from the ghost. Proven blocks go to the main queue.
     proven: Vec<bool>,
-    /// The last block popped and where from: its parent, a leaf now, is of its age and takes its place.
+    /// Queue of the last block popped. The parent of that block, a leaf now, has the same age and takes its place.
     popped: Option<usize>,
 }
 
 impl S3Fifo {
     pub fn new(values: &[u64], capacity: u32) -> Self {
         Self {
-            queues: Queues::with_room(2, super::room(capacity)),
+            queues: Queues::with_capacity(2, super::reserved_blocks(capacity)),
             ghost: Ghost::new(capacity),
             // Below the capacity, so it fits.
             small_max: (u64::from(capacity) * values[0] / 100) as u32,
             unproven_idle: 0,
-            proven: Vec::with_capacity(super::room(capacity)),
+            proven: Vec::with_capacity(super::reserved_blocks(capacity)),
             popped: None,
         }
     }
@@ -56,7 +58,7 @@ impl Eviction for S3Fifo {
             if self.proven.len() <= at {
                 self.proven.resize(at + 1, false);
             }
-            self.proven[at] = self.ghost.take(blocks.hash(block.index));
+            self.proven[at] = self.ghost.take(blocks.fingerprint(block.index));
         }
     }
 
@@ -92,7 +94,7 @@ impl Eviction for S3Fifo {
         self.popped = Some(queue);
         if queue == SMALL {
             self.unproven_idle -= 1;
-            self.ghost.insert(blocks.hash(block));
+            self.ghost.insert(blocks.fingerprint(block));
         }
         Some(block)
     }

@@ -1,12 +1,12 @@
 //! Earliest deadline first (Liu and Layland, 1973).
 //!
-//! If any order meets all deadlines of a single server, this one does; when none can, it tells nothing about who should
-//! lose. There is no ageing: a deadline comes nearer by itself. Those without one wait for as long as others have one.
+//! If any order meets all deadlines of a single server, this order does. If none can, the policy does not choose well which
+//! requests miss theirs. There is no ageing, because a deadline comes nearer by itself. Requests without a deadline wait as
+//! long as others have one.
 
 use super::{Policy, RequestView};
 
-/// The request that must end first is admitted first and preempted last; those without a deadline come last, in order
-/// of arrival.
+/// Admits the earliest deadline first and preempts it last. Requests without a deadline come last, in order of arrival.
 #[derive(Debug)]
 pub(super) struct Edf;
 
@@ -26,10 +26,10 @@ mod tests {
     }
 
     #[test]
-    fn the_earliest_deadline_goes_first_and_those_without_one_last() {
+    fn the_earliest_deadline_goes_first_and_requests_without_one_last() {
         let views = [None, Some(9), Some(8), None, Some(9), Some(u64::MAX)].map(until);
         assert_eq!(order("edf", &views), [2, 1, 4, 0, 3, 5]);
-        let keep = |deadline_ns| make("edf").keep(&until(deadline_ns));
-        assert!(keep(None) < keep(Some(9)) && keep(Some(9)) < keep(Some(8)));
+        let rank = |deadline_ns| make("edf").preemption_rank(&until(deadline_ns));
+        assert!(rank(None) < rank(Some(9)) && rank(Some(9)) < rank(Some(8)));
     }
 }

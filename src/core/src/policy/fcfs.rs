@@ -2,7 +2,7 @@
 
 use super::{Policy, RequestView};
 
-/// Requests are admitted in the order in which they were accepted; the youngest is preempted first.
+/// Admits requests in the order in which they were accepted, and preempts the youngest first.
 #[derive(Debug)]
 pub(super) struct Fcfs;
 
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_counts_but_arrival() {
+    fn only_arrival_counts() {
         let view = RequestView::default();
         let views = [
             RequestView { tokens: 900, priority: 9, ..view },
@@ -26,7 +26,7 @@ mod tests {
             view,
         ];
         assert_eq!(order("fcfs", &views), [0, 1, 2]);
-        let keep = views.map(|view| make("fcfs").keep(&view));
-        assert_eq!(keep, [0; 3], "so that the latest arrival is the victim");
+        let ranks = views.map(|view| make("fcfs").preemption_rank(&view));
+        assert_eq!(ranks, [0; 3], "so that the latest arrival is the victim");
     }
 }

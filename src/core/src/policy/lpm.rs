@@ -1,14 +1,14 @@
 //! Longest prefix match first (Zheng et al., *SGLang: Efficient Execution of Structured Language Model Programs*,
 //! NeurIPS 2024).
 //!
-//! Who finds most in the cache goes first, before what it finds is evicted; requests that share a prefix so run
-//! together. For requests known beforehand this is a depth-first walk of their tree, which has the best hit rate there
-//! is. It starves those that find nothing, so here a cached token is worth so much waiting and no more: the rank is
-//! `arrival_ns - cached_tokens * ageing_ns_per_token`. A request is overtaken only by those that arrive within the
-//! weight of the tokens they find.
+//! The request with the most cached tokens is admitted first, before its prefix is evicted, and requests that share a prefix
+//! run together. For requests known beforehand this order is a depth-first walk of their prefix tree, which has the best
+//! possible hit rate. Pure longest-prefix-match starves requests without a hit, so here a cached token weighs a fixed amount
+//! of waiting: the rank is `arrival_ns - cached_tokens * ageing_ns_per_token`. A request is overtaken only by requests that
+//! arrive within the weight of their own cached tokens.
 //!
-//! The default is 1 ms for a token, as in `sjf`: ten times what computing it takes at 10,000 tokens/s. A shared
-//! prefix of 2,000 tokens then outweighs 2 s of waiting, about as long as a busy cache keeps what nobody reads.
+//! The default weight is 1 ms per token, as in `sjf`: ten times the time to compute a token at 10,000 tokens/s. A shared
+//! prefix of 2,000 tokens then outweighs 2 s of waiting, about as long as a busy cache keeps an idle prefix.
 
 use super::{Policy, RequestView};
 use crate::spec::Param;
@@ -23,7 +23,7 @@ pub(super) const PARAMS: [Param; 1] = [Param {
 
 const NS_PER_US: i128 = 1_000;
 
-/// The request that finds the most tokens in the cache, plus what it has waited, is admitted first and preempted last.
+/// Admits the request with the most cached tokens plus time waited first, and preempts it last.
 #[derive(Debug)]
 pub(super) struct Lpm {
     ageing_ns_per_token: i128,
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_nothing_is_overtaken_only_within_the_weight_of_what_others_find() {
+    fn a_request_without_a_hit_is_overtaken_only_within_the_weight_of_the_hits_of_others() {
         let mut views = vec![at(0, 0)];
         views.extend((1..=100).map(|i| at(1_000, i * 100)));
         let place = |spec| order(spec, &views).iter().position(|slot| *slot == 0).unwrap();
@@ -71,9 +71,9 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_would_find_least_is_preempted_first() {
-        let keep = |view| make("lpm").keep(&view);
-        assert!(keep(at(10, 0)) < keep(at(20, 0)));
-        assert!(keep(at(10, 1)) < keep(at(10, 0)));
+    fn the_request_with_the_fewest_cached_tokens_is_preempted_first() {
+        let rank = |view| make("lpm").preemption_rank(&view);
+        assert!(rank(at(10, 0)) < rank(at(20, 0)));
+        assert!(rank(at(10, 1)) < rank(at(10, 0)));
     }
 }

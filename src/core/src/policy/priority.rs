@@ -1,12 +1,12 @@
 //! Priorities, with linear ageing (Jackson, *Some Problems in Queueing with Dynamic Priorities*, 1960).
 //!
-//! As in vLLM, lower is more urgent. Strict priorities starve: a steady stream of urgent requests keeps the others
-//! waiting for ever. So waiting `ageing_ms` is worth one level. That is a static rank, `priority * ageing_ns +
-//! arrival_ns`: all age at the same rate, so two that wait keep their order. A request that is `n` levels less urgent
-//! is overtaken by those that arrive up to `n * ageing_ms` after it, and by none that arrive later.
+//! As in vLLM, a lower value is more urgent. Strict priorities starve: a steady stream of urgent requests keeps all others
+//! waiting for ever. Waiting `ageing_ms` is therefore worth one level. The rank is static, `priority * ageing_ns +
+//! arrival_ns`: all requests age at the same rate, and two waiting requests keep their order. A request `n` levels less urgent
+//! is overtaken by requests that arrive up to `n * ageing_ms` after it, and by none that arrive later.
 //!
-//! The default is 30 s for a level: an interactive client has given up by then, so in a queue that is not hopeless
-//! levels are strict, and a batch ten levels down still moves after five minutes.
+//! The default is 30 s per level. An interactive client has disconnected by then, so levels are strict in any queue short
+//! enough to be useful, and a batch request ten levels down still runs after five minutes.
 
 use super::{Policy, RequestView};
 use crate::spec::Param;
@@ -21,7 +21,7 @@ pub(super) const PARAMS: [Param; 1] = [Param {
 
 const NS_PER_MS: i128 = 1_000_000;
 
-/// The lowest priority value, less what the request has waited, is admitted first and preempted last.
+/// Admits the lowest priority value less the time waited first, and preempts it last.
 #[derive(Debug)]
 pub(super) struct Priority {
     ageing_ns: i128,
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_made_up_for_by_waiting() {
+    fn waiting_compensates_a_level() {
         let views = [at(1, 0), at(0, 4_999), at(0, 5_000), at(-1, 9_999), at(-1, 10_001)];
         assert_eq!(order("priority:ageing_ms=5000", &views), [1, 3, 0, 2, 4]);
         assert_eq!(order("priority:ageing_ms=0", &views), [3, 4, 1, 2, 0]);
@@ -68,20 +68,20 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_stream_of_urgent_requests_starves_no_one_but_if_strict() {
+    fn a_steady_stream_of_urgent_requests_starves_others_only_if_priorities_are_strict() {
         // One arrives each second and one is admitted each second.
         let mut views = vec![at(3, 0)];
         views.extend((0..60).map(|second| at(0, second * 1_000)));
         let place = |spec| order(spec, &views).iter().position(|slot| *slot == 0).unwrap();
-        assert_eq!(place("priority:ageing_ms=10000"), 30, "after those that arrived within 3 levels of 10 s");
+        assert_eq!(place("priority:ageing_ms=10000"), 30, "after the requests that arrived within 3 levels of 10 s");
         assert_eq!(place("priority:ageing_ms=0"), 60);
     }
 
     #[test]
     fn the_least_urgent_is_preempted_first() {
-        let keep = |view| make("priority").keep(&view);
-        assert!(keep(at(1, 0)) < keep(at(0, 0)));
-        assert!(keep(at(0, 1)) < keep(at(0, 0)));
-        assert!(keep(at(1, 0)) > keep(at(0, 31_000)));
+        let rank = |view| make("priority").preemption_rank(&view);
+        assert!(rank(at(1, 0)) < rank(at(0, 0)));
+        assert!(rank(at(0, 1)) < rank(at(0, 0)));
+        assert!(rank(at(1, 0)) > rank(at(0, 31_000)));
     }
 }

@@ -1,15 +1,15 @@
-//! Shortest job first (Smith, 1956), where the job is the prefill that the cache does not spare.
+//! Shortest job first (Smith, 1956), where a job is the prefill of the uncached tokens.
 //!
-//! Short jobs first gives the least mean wait, and starves long ones. So each uncached token is weighed as so much
-//! waiting: the rank is `uncached_tokens * ageing_ns_per_token + arrival_ns`. A request is overtaken only by those that
-//! arrive within the weight of its own tokens, so its wait is bounded by its own length, whatever the others do.
+//! Shortest job first has the least mean wait, and starves long jobs. Each uncached token therefore weighs a fixed amount of
+//! waiting: the rank is `uncached_tokens * ageing_ns_per_token + arrival_ns`. A request is overtaken only by requests that
+//! arrive within the weight of its own tokens, so its own length bounds its wait, whatever the load.
 //!
-//! The default is 1 ms for a token. At 10,000 tokens/s of prefill, the estimate that
-//! [`crate::Config::recompute_token_ns`] has too, a token takes 0.1 ms: a request lets pass those that arrive within
-//! ten times what it takes itself. Much less than the service time is `fcfs`, for then no wait in a queue of several
-//! requests is outweighed; much more is a long wait for long prompts.
+//! The default weight is 1 ms per token. At 10,000 tokens/s of prefill, also the default of
+//! [`crate::Config::recompute_token_ns`], a token takes 0.1 ms: a request lets others pass that arrive within ten times its own
+//! prefill time. A weight far below the prefill time is `fcfs`, because no wait in a queue of several requests is outweighed; a
+//! weight far above makes long prompts wait long.
 //!
-//! How long it will decode is not known, and the tokens it may generate are a poor guess, so they do not count.
+//! The length of the output is not known, and `max_tokens` predicts it poorly, so the output does not count.
 
 use super::{Policy, RequestView};
 use crate::spec::Param;
@@ -24,7 +24,7 @@ pub(super) const PARAMS: [Param; 1] = [Param {
 
 const NS_PER_US: i128 = 1_000;
 
-/// The request with the fewest tokens to prefill, less what it has waited, is admitted first and preempted last.
+/// Admits the request with the fewest uncached tokens less time waited first, and preempts it last.
 #[derive(Debug)]
 pub(super) struct Sjf {
     ageing_ns_per_token: i128,
@@ -68,16 +68,16 @@ mod tests {
         let mut views = vec![at(1_000, 0, 0)];
         views.extend((1..=100).map(|i| at(1, 0, i * 100)));
         let place = |spec| order(spec, &views).iter().position(|slot| *slot == 0).unwrap();
-        assert_eq!(place("sjf"), 9, "those that arrived within 999 ms");
+        assert_eq!(place("sjf"), 9, "behind the requests that arrived within 999 ms");
         assert_eq!(place("sjf:ageing_us_per_token=5000"), 49);
         assert_eq!(place("sjf:ageing_us_per_token=0"), 0);
         assert_eq!(place("sjf:ageing_us_per_token=1000000"), 100);
     }
 
     #[test]
-    fn the_one_with_the_most_to_compute_is_preempted_first() {
-        let keep = |view| make("sjf").keep(&view);
-        assert!(keep(at(100, 0, 0)) < keep(at(100, 50, 0)));
-        assert!(keep(at(100, 0, 0)) < keep(at(90, 0, 0)));
+    fn the_request_with_the_most_to_compute_is_preempted_first() {
+        let rank = |view| make("sjf").preemption_rank(&view);
+        assert!(rank(at(100, 0, 0)) < rank(at(100, 50, 0)));
+        assert!(rank(at(100, 0, 0)) < rank(at(90, 0, 0)));
     }
 }

@@ -1,25 +1,24 @@
 //! Virtual Token Counter (Sheng et al., *Fairness in Serving Large Language Models*, OSDI 2024).
 //!
-//! Each tenant has a counter of what it was served: tokens of prompts that were computed, weighed with `prompt_weight`,
-//! and tokens generated, with `output_weight`. The tenant with the least counter goes first, and within a tenant the
-//! first to come. The server is never idle for fairness' sake. The weights are the paper's, 1 and 2: an output token
-//! takes a forward pass of its own, a prompt token a share of one.
+//! Each tenant has a counter of its service: prompt tokens computed, weighted with `prompt_weight`, plus output tokens
+//! generated, weighted with `output_weight`. The tenant with the lowest counter is served first, and of its requests the
+//! oldest. The policy is work-conserving. The default weights, 1 and 2, are the paper's: an output token takes a forward pass
+//! of its own, a prompt token a share of one.
 //!
-//! *Lift.* Who was away saves up nothing. A tenant that starts to wait gets at least the least counter of those
-//! waiting; if there are none, that of the tenant that was the last to wait. Here that number is the `floor`. It never
-//! falls.
+//! *Lift.* An absent tenant saves up no credit. A tenant that begins to wait is lifted to the lowest counter of the waiting
+//! tenants or, if there are none, to the counter of the last tenant that waited. This number is the `floor`; it never falls.
 //!
-//! *Bound* (the paper's theorem for clients that are backlogged). Of two tenants that have requests waiting all the
-//! time, neither is ever served more than `2 max(prompt_weight * longest prompt, output_weight * tokens the batch can
-//! hold)` more than the other, for any length of time. A tenant that asks for less than its share waits for its share
-//! only, however many requests another one sends.
+//! *Bound* (the paper's theorem for backlogged clients). Of two tenants that always have waiting requests, neither is ever
+//! served more than `2 max(prompt_weight * longest prompt, output_weight * tokens the batch can hold)` more than the other,
+//! over any interval. A tenant that asks for less than its share waits for its own share only, however many requests others
+//! send.
 //!
-//! *Memory.* A tenant without a request whose counter is at or below the floor is forgotten. That is exact: it would be
-//! lifted to the floor anyway. Of those above it, [`GONE_MAX`] are remembered; if there are more, the one nearest to
-//! the floor is forgotten, which forgives it what it was served above the floor.
+//! *Memory.* A tenant without requests and with a counter at or below the floor is forgotten, which is exact: it would be
+//! lifted to the floor anyway. Above the floor, [`GONE_MAX`] such tenants are remembered; beyond that, the tenant nearest to
+//! the floor is forgotten, and with it the service above the floor.
 //!
-//! *Victims.* The tenant that was served most gives way first, and of its requests the latest. Its next turn is the
-//! last as well, so what was taken from it is not given back at once.
+//! *Victims.* The tenant served most is preempted first, and of its requests the latest. That tenant is also admitted last, so
+//! blocks taken from a tenant do not return to it at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,41 +27,35 @@ use crate::spec::Param;
 
 /// At a token per nanosecond and this weight, a counter of 64 bits lasts for half a year; at a real rate for ever.
 const WEIGHT_MAX: u64 = 1_000;
-/// Tenants without requests that are remembered at most.
+/// Tenants without requests that are remembered, at most.
 const GONE_MAX: usize = 1 << 16;
 
 pub(super) const PARAMS: [Param; 2] = [
-    Param {
-        key: "prompt_weight",
-        about: "what computing a token of a prompt counts",
-        default: 1,
-        min: 0,
-        max: WEIGHT_MAX,
-    },
-    Param { key: "output_weight", about: "what generating a token counts", default: 2, min: 0, max: WEIGHT_MAX },
+    Param { key: "prompt_weight", about: "weight of a prompt token computed", default: 1, min: 0, max: WEIGHT_MAX },
+    Param { key: "output_weight", about: "weight of an output token generated", default: 2, min: 0, max: WEIGHT_MAX },
 ];
 
 #[derive(Debug)]
 struct Tenant {
     counter: u64,
-    /// Requests waiting or running.
+    /// Number of requests waiting or running.
     requests: u64,
     queued: bool,
 }
 
-/// The tenant that was served least is admitted first and preempted last.
+/// Admits the tenant served least first, and preempts it last.
 #[derive(Debug)]
 pub(super) struct Vtc {
     prompt_weight: u64,
     output_weight: u64,
     tenants: BTreeMap<u64, Tenant>,
-    /// (counter, tenant) of those with a request waiting.
+    /// (counter, tenant) of tenants with a waiting request.
     queued: BTreeSet<(u64, u64)>,
-    /// (counter, tenant) of those without any request. All counters are above the floor.
+    /// (counter, tenant) of tenants without requests. All counters are above the floor.
     gone: BTreeSet<(u64, u64)>,
-    /// The least a tenant gets that starts to wait.
+    /// Lowest counter of a tenant that begins to wait.
     floor: u64,
-    /// Who was the last to wait, while nobody does.
+    /// Last tenant that waited, while none does.
     last_queued: Option<u64>,
 }
 
@@ -79,8 +72,8 @@ impl Vtc {
         }
     }
 
-    /// Moves the floor to the least counter of those waiting, or else to that of the last who was, and forgets whom it
-    /// reaches.
+    /// Raises the floor to the lowest counter of the waiting tenants, or else of the last tenant that waited, and forgets the
+    /// tenants it reaches.
     fn raise_floor(&mut self) {
         let least = match self.queued.first() {
             Some((counter, _)) => Some(*counter),
@@ -102,7 +95,7 @@ impl Policy for Vtc {
         0
     }
 
-    fn keep(&self, request: &RequestView) -> i128 {
+    fn preemption_rank(&self, request: &RequestView) -> i128 {
         -i128::from(self.standing(request.tenant))
     }
 

@@ -1,4 +1,4 @@
-//! The tree against a model that is as literal as possible, and what policies and equal hashes make of it.
+//! The tree against a literal model, under every eviction policy, and with colliding hashes.
 
 use super::*;
 use crate::eviction::REGISTRY;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const SIZE: u32 = 4;
 
-/// The contract, as literally as possible: published prefixes with readers and the time they were last left.
+/// Reference model: published prefixes with their readers and the time at which the last reader left.
 #[derive(Default)]
 struct Model {
     /// (prefix in tokens, readers, left at); `left at` orders idle prefixes.
@@ -53,7 +53,7 @@ enum Op {
     Admit(u32, u32, usize),
     /// Publish one more block of the n-th reader.
     Publish(usize),
-    /// Publish as many blocks of the n-th reader as has been computed, a chain at one go where it may be, as the scheduler does.
+    /// Publish the computed blocks of the n-th reader, as one chain if allowed, as the scheduler does.
     PublishTo(usize, usize),
     /// The n-th reader leaves.
     Leave(usize),
@@ -81,15 +81,15 @@ fn publish_one(tree: &mut PrefixTree, model: &mut Model, reader: &mut Reader) ->
     let tokens = &reader.tokens[at * SIZE as usize..][..SIZE as usize];
     let parent = at.checked_sub(1).map(|at| reader.table[at]);
     let prefix = &reader.tokens[..(at + 1) * SIZE as usize];
-    let twin = model.published.iter_mut().find(|(p, ..)| p == prefix);
+    let duplicate = model.published.iter_mut().find(|(p, ..)| p == prefix);
     match tree.publish(reader.table[at], parent, reader.hashes[at], tokens) {
         Published::New => {
-            prop_assert!(twin.is_none());
+            prop_assert!(duplicate.is_none());
             model.published.push((prefix.to_vec(), 1, 0));
         }
         Published::Merged(handle) => {
             prop_assert!(tree.pool().is_current(handle));
-            twin.expect("merged with a published block").1 += 1;
+            duplicate.expect("merged with a published block").1 += 1;
             reader.table[at] = handle;
         }
         Published::Collided => prop_assert!(false, "no collision can happen here"),
@@ -101,7 +101,7 @@ fn publish_one(tree: &mut PrefixTree, model: &mut Model, reader: &mut Reader) ->
 
 proptest! {
     #[test]
-    fn the_tree_does_what_the_model_does(ops in ops(), capacity in 4u32..40) {
+    fn the_tree_agrees_with_the_model(ops in ops(), capacity in 4u32..40) {
         let root = Namespace::default().root();
         let mut tree = PrefixTree::new(SIZE, capacity, REGISTRY.make("lru", capacity).unwrap());
         let mut model = Model::default();
@@ -163,7 +163,7 @@ proptest! {
                         tree.publish_chain(&reader.table[from..to], parent, &reader.hashes[from..to], tokens);
                         for blocks in from + 1..=to {
                             let prefix = &reader.tokens[..blocks * SIZE as usize];
-                            prop_assert!(!model.published.iter().any(|(p, ..)| p == prefix), "a twin was published");
+                            prop_assert!(!model.published.iter().any(|(p, ..)| p == prefix), "a duplicate was published");
                             model.published.push((prefix.to_vec(), 1, 0));
                         }
                         model.private -= (to - from) as u32;
@@ -200,7 +200,7 @@ proptest! {
 }
 
 #[test]
-fn every_policy_gives_back_every_idle_block_leaf_first() {
+fn every_policy_evicts_every_idle_block_leaf_first() {
     let root = Namespace::default().root();
     for name in REGISTRY.names() {
         let mut tree = PrefixTree::new(SIZE, 60, REGISTRY.make(name, 60).unwrap());
@@ -211,7 +211,10 @@ fn every_policy_gives_back_every_idle_block_leaf_first() {
             let (mut found, mut table) = (Vec::new(), Vec::new());
             tree.find(&hashes, &tokens, &mut found);
             tree.hold(&found, &mut table);
-            assert!(tree.allocate((hashes.len() - found.len()) as u32, &mut table), "{name}: all others are idle");
+            assert!(
+                tree.allocate((hashes.len() - found.len()) as u32, &mut table),
+                "{name}: all other blocks are idle"
+            );
             for at in found.len()..hashes.len() {
                 let block = &tokens[at * SIZE as usize..][..SIZE as usize];
                 let parent = at.checked_sub(1).map(|at| table[at]);
@@ -243,7 +246,7 @@ fn a_hash_of_another_prefix_is_a_miss_and_cannot_be_published_over() {
     assert!(found.is_empty(), "the hash is there, the tokens are not");
     assert_eq!(tree.publish(table[1], None, forged, &other), Published::Collided);
     assert_eq!(tree.collisions(), 2);
-    // Behind a block that nothing continues no twin is looked for; there the second of one hash is found or not, never mistaken.
+    // Behind a block without children no duplicate is looked for: the second block of one hash is found or not, never mistaken.
     assert_eq!(tree.publish(table[1], Some(table[0]), forged, &tokens), Published::New);
     tree.find(&[forged, forged], &[&tokens[..], &tokens].concat(), &mut found);
     assert!(found.is_empty() || found == [table[0].index] || found == [table[0].index, table[1].index], "{found:?}");

@@ -1,4 +1,4 @@
-//! The order against a plain list, under every policy.
+//! The order of waiting requests against a plain list, under every policy.
 
 use proptest::prelude::*;
 
@@ -20,20 +20,20 @@ fn waiting(spec: &str, n: u64) -> Waiting {
 }
 
 #[test]
-fn those_set_aside_are_hidden_until_they_are_restored() {
+fn deferred_requests_are_hidden_until_restored() {
     for entry in policy::REGISTRY.entries() {
         let mut waiting = waiting(entry.name, 4);
-        waiting.set_aside(0);
-        waiting.set_aside(1);
-        waiting.set_aside(1);
+        waiting.defer(0);
+        waiting.defer(1);
+        waiting.defer(1);
         assert_eq!((waiting.first(), waiting.len(), waiting.tokens()), (Some(2), 4, 40));
         assert!(waiting.contains(0));
         assert!(waiting.remove(0) && !waiting.remove(0));
-        waiting.set_aside(2);
-        waiting.set_aside(3);
+        waiting.defer(2);
+        waiting.defer(3);
         assert_eq!((waiting.first(), waiting.len(), waiting.tokens()), (None, 3, 30));
         waiting.push(0, &at(9));
-        assert_eq!(waiting.first(), Some(0), "the slot is another's now");
+        assert_eq!(waiting.first(), Some(0), "the slot has another request now");
         waiting.restore();
         assert_eq!((waiting.first(), waiting.len()), (Some(1), 4));
         waiting.restore();
@@ -59,7 +59,7 @@ fn refreshes_go_round_in_order_of_arrival() {
     assert!(waiting.needs_refresh());
     assert_eq!(refresh(&mut waiting), (0..REFRESH_MAX).collect::<Vec<_>>());
     assert_eq!(waiting.first(), Some(REFRESH_MAX - 1));
-    // The one it stopped at and the one it would go on with are gone.
+    // The last one refreshed and the next one to refresh are gone.
     assert!(waiting.remove(REFRESH_MAX - 1) && waiting.remove(REFRESH_MAX));
     assert_eq!(refresh(&mut waiting), (REFRESH_MAX + 1..=2 * REFRESH_MAX).collect::<Vec<_>>());
     let round = (2 * REFRESH_MAX + 1..n as usize).chain(0..REFRESH_MAX - 9);
@@ -68,7 +68,7 @@ fn refreshes_go_round_in_order_of_arrival() {
 }
 
 #[test]
-fn a_refresh_asks_nothing_where_the_cache_does_not_matter_and_each_once_where_few_wait() {
+fn a_refresh_counts_each_request_once_and_none_if_the_policy_ignores_the_cache() {
     for entry in policy::REGISTRY.entries() {
         let mut waiting = waiting(entry.name, 5);
         let mut asked = Vec::new();
@@ -87,16 +87,16 @@ fn a_slot_is_taken_once() {
     waiting("fcfs", 2).push(1, &at(7));
 }
 
-/// What a request does in the model.
+/// A request of the model.
 #[derive(Clone, Debug)]
 struct Modelled {
     slot: usize,
     view: RequestView,
     waits: bool,
-    aside: bool,
+    deferred: bool,
 }
 
-/// All requests in a list, and the counters of all tenants for ever, as in the paper.
+/// Reference model: all requests in a list, and a counter for every tenant ever seen, as in the paper.
 struct Model {
     name: &'static str,
     requests: Vec<Modelled>,
@@ -129,10 +129,10 @@ impl Model {
             };
             (rank, view.arrival)
         };
-        self.waiting().filter(|request| !request.aside).min_by_key(key).map(|request| request.slot)
+        self.waiting().filter(|request| !request.deferred).min_by_key(key).map(|request| request.slot)
     }
 
-    /// Before a request of the tenant waits.
+    /// Lifts the counter of a tenant whose request is about to wait.
     fn lift(&mut self, tenant: u64) {
         if self.waiting().all(|request| request.view.tenant != tenant) {
             let least = self.waiting().map(|request| self.counter(request.view.tenant)).min();
@@ -142,7 +142,7 @@ impl Model {
         }
     }
 
-    /// After a request of the tenant waits no more.
+    /// Notes the last tenant to wait, after a request was taken out.
     fn unqueue(&mut self, tenant: u64) {
         if self.waiting().all(|request| request.view.tenant != tenant) {
             self.last_queued = Some(tenant);
@@ -154,7 +154,7 @@ impl Model {
         self.counters.insert(tenant, counter);
     }
 
-    /// The `pick`-th of those that wait, or of those that run.
+    /// Returns the `pick`-th waiting request, or the `pick`-th running one.
     fn pick(&self, waits: bool, pick: usize) -> Option<usize> {
         let of: Vec<_> = (0..self.requests.len()).filter(|at| self.requests[*at].waits == waits).collect();
         (!of.is_empty()).then(|| of[pick % of.len()])
@@ -165,7 +165,7 @@ fn cached(slot: usize, salt: u64) -> u32 {
     (slot as u64 * 7 + salt * 13) as u32 % 40
 }
 
-/// Does the same to both, and compares.
+/// Applies the same operations to the order and to the model, and compares the two after each.
 fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError> {
     let mut waiting = Waiting::new(make(name));
     let (counters, last_queued) = (BTreeMap::new(), None);
@@ -188,7 +188,7 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                 };
                 model.next_arrival += 1;
                 model.lift(view.tenant);
-                model.requests.push(Modelled { slot, view, waits: true, aside: false });
+                model.requests.push(Modelled { slot, view, waits: true, deferred: false });
                 waiting.joined(view.tenant);
                 waiting.push(slot, &view);
             }
@@ -213,11 +213,11 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
             }
             7 => {
                 let Some(at) = model.pick(true, pick) else { continue };
-                model.requests[at].aside = true;
-                waiting.set_aside(model.requests[at].slot);
+                model.requests[at].deferred = true;
+                waiting.defer(model.requests[at].slot);
             }
             8 => {
-                model.requests.iter_mut().for_each(|request| request.aside = false);
+                model.requests.iter_mut().for_each(|request| request.deferred = false);
                 waiting.restore();
             }
             9 => {
@@ -240,7 +240,7 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                 model.lift(model.requests[at].view.tenant);
                 let request = &mut model.requests[at];
                 request.view.tokens += draw as u32 % 5;
-                (request.waits, request.aside) = (true, false);
+                (request.waits, request.deferred) = (true, false);
                 waiting.push(request.slot, &request.view);
             }
             // One ends while it runs.
@@ -256,7 +256,10 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
         for request in &model.requests {
             prop_assert_eq!(waiting.contains(request.slot), request.waits);
             if name == "vtc" {
-                prop_assert_eq!(waiting.keep(&request.view), -i128::from(model.counter(request.view.tenant)));
+                prop_assert_eq!(
+                    waiting.preemption_rank(&request.view),
+                    -i128::from(model.counter(request.view.tenant))
+                );
             }
         }
     }
@@ -265,7 +268,7 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
 
 proptest! {
     #[test]
-    fn the_order_is_that_of_a_list(ops in prop::collection::vec((0u8..14, 0usize..64, 0u64..10_000), 0..120)) {
+    fn the_order_is_the_order_of_a_list(ops in prop::collection::vec((0u8..14, 0usize..64, 0u64..10_000), 0..120)) {
         for name in policy::REGISTRY.names() {
             run(name, &ops)?;
         }

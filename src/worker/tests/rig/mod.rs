@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use trunkline_core::{RequestId, Sampling, Step, StepSeq};
-use trunkline_worker::{Model, StepOutput, Worker, WorkerConfig};
+use trunkline_port::{RequestId, Sampling, Step, StepOutput, StepSeq};
+use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// A worker and the blocks that nobody has yet.
 pub struct Rig {
@@ -114,6 +114,7 @@ impl Rig {
                 n_tokens: n as u32,
                 n_history: n_history as u32,
                 tokens_at: step.tokens.len() as u32,
+                input_from_last: false,
                 kv_write_from: seq.write_from,
                 table_keep: seq.sent_blocks as u32,
                 blocks_at: step.blocks.len() as u32,

@@ -85,7 +85,7 @@ fn a_victim_is_of_the_tenant_served_most() {
     vtc.served(1, 100, 10);
     vtc.served(2, 100, 11);
     vtc.served(3, 121, 0);
-    assert_eq!([1, 2, 3].map(|tenant| vtc.keep(&of(tenant))), [-120, -122, -121]);
+    assert_eq!([1, 2, 3].map(|tenant| vtc.preemption_rank(&of(tenant))), [-120, -122, -121]);
 }
 
 #[test]

@@ -1,0 +1,220 @@
+//! Where a model's weights lie: on the device, or on their way to it in every step.
+//!
+//! | choice | weights |
+//! |---|---|
+//! | `resident` | all on the device |
+//! | `stream` | layers that stay are spread evenly between those that come from the disk, which is the best there is |
+//! | `stream_first` | the first layers stay, the rest come from the disk |
+//!
+//! The last two take parameters, [`PARAMS`]. Embedding, norms and output matrix always stay on the device.
+
+use std::fmt;
+use std::str::FromStr;
+
+use trunkline_core::spec::{Param, Spec, SpecError};
+
+use super::{Order, Resident, StreamingPlan};
+use crate::hardware::Hardware;
+use crate::model::Model;
+use trunkline_sim_workload::UnknownName;
+
+/// Stands for all layers that are not on the device. No model has so many.
+const ALL_OTHERS: u64 = 4096;
+const KNOWN: [&str; 3] = ["resident", "stream", "stream_first"];
+
+/// What `stream` and `stream_first` take, in this order.
+pub const PARAMS: [Param; 6] = [
+    Param { key: "device_layers", about: "layers that stay on the device", default: 0, min: 0, max: ALL_OTHERS },
+    Param {
+        key: "host_layers",
+        about: "layers that stay in the host's memory; 4096 is all that are not on the device",
+        default: ALL_OTHERS,
+        min: 0,
+        max: ALL_OTHERS,
+    },
+    // An assumption: what --disk-gb-s assumes of the disk behind a prefix cache.
+    Param { key: "disk_mb_s", about: "what the disk reads, MB/s", default: 6_000, min: 1, max: 10_000_000 },
+    Param {
+        key: "link_mb_s",
+        about: "what the link to the device carries, MB/s; 0 is what the hardware's file says",
+        default: 0,
+        min: 0,
+        max: 10_000_000,
+    },
+    Param {
+        key: "device_window",
+        about: "layers the device has room for beside those that stay",
+        default: 2,
+        min: 1,
+        max: ALL_OTHERS,
+    },
+    Param { key: "host_window", about: "layers that the disk may read ahead", default: 4, min: 1, max: ALL_OTHERS },
+];
+
+/// Where weights lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// All on the device.
+    #[default]
+    Resident,
+    /// On their way to it in every step.
+    Streamed(Streamed),
+}
+
+/// How weights stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streamed {
+    /// Which layers stay.
+    pub order: Order,
+    /// Layers that stay on the device.
+    pub device_layers: u32,
+    /// Layers that stay in the host's memory; nothing is all that are not on the device.
+    pub host_layers: Option<u32>,
+    /// What the disk reads, MB/s.
+    pub disk_mb_s: u32,
+    /// What the link to the device carries, MB/s; nothing is what the hardware's host link carries.
+    pub link_mb_s: Option<u32>,
+    /// Layers the device has room for beside those that stay.
+    pub device_window: u32,
+    /// Layers that the disk may read ahead.
+    pub host_window: u32,
+}
+
+/// Weights that are nowhere.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsError {
+    /// No choice has this name.
+    #[error(transparent)]
+    Unknown(#[from] UnknownName),
+    /// A parameter is not understood.
+    #[error("weights {0}")]
+    Spec(#[from] SpecError),
+}
+
+impl Streamed {
+    /// The plan for one device.
+    pub fn plan(&self, hardware: &Hardware, model: &Model) -> StreamingPlan {
+        let others = (model.layers as u32).saturating_sub(self.device_layers);
+        let host = self.host_layers.unwrap_or(others);
+        let resident = Resident { device: self.device_layers, host, order: self.order };
+        StreamingPlan {
+            disk_bytes_s: f64::from(self.disk_mb_s) * 1e6,
+            link_bytes_s: self.link_mb_s.map_or(hardware.host_link_bytes_s, |mb_s| f64::from(mb_s) * 1e6),
+            host_window: self.host_window,
+            device_slots: self.device_layers.saturating_add(self.device_window),
+            ..StreamingPlan::new(model, resident)
+        }
+    }
+
+    /// Bytes of weights that the device holds at any time.
+    pub fn device_bytes(&self, model: &Model) -> u64 {
+        let layer_bytes = StreamingPlan::new(model, Resident::all_in_host(model)).layer_bytes;
+        let slots = model.layers.min(u64::from(self.device_layers) + u64::from(self.device_window));
+        model.weight_bytes() - layer_bytes * (model.layers - slots)
+    }
+}
+
+impl FromStr for Weights {
+    type Err = WeightsError;
+
+    fn from_str(text: &str) -> Result<Self, WeightsError> {
+        let spec = Spec::new(text);
+        let order = match spec.name {
+            "resident" => {
+                spec.values(&[])?;
+                return Ok(Self::Resident);
+            }
+            "stream" => Order::Interleaved,
+            "stream_first" => Order::First,
+            name => {
+                return Err(UnknownName { kind: "place of weights", name: name.into(), known: KNOWN.into() }.into());
+            }
+        };
+        // Every value is within its range, which fits.
+        let values = spec.values(&PARAMS)?;
+        let at = |i: usize| values[i] as u32;
+        Ok(Self::Streamed(Streamed {
+            order,
+            device_layers: at(0),
+            host_layers: (values[1] < ALL_OTHERS).then(|| at(1)),
+            disk_mb_s: at(2),
+            link_mb_s: (values[3] > 0).then(|| at(3)),
+            device_window: at(4),
+            host_window: at(5),
+        }))
+    }
+}
+
+impl fmt::Display for Weights {
+    /// What was given, with all that was left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Streamed(streamed) = self else { return f.write_str("resident") };
+        let name = if streamed.order == Order::First { "stream_first" } else { "stream" };
+        let values = [
+            streamed.device_layers,
+            streamed.host_layers.unwrap_or(ALL_OTHERS as u32),
+            streamed.disk_mb_s,
+            streamed.link_mb_s.unwrap_or(0),
+            streamed.device_window,
+            streamed.host_window,
+        ];
+        let params: Vec<_> = PARAMS.iter().zip(values).map(|(param, value)| format!("{}={value}", param.key)).collect();
+        write!(f, "{name}:{}", params.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{hardware, model};
+
+    fn streamed(text: &str) -> Streamed {
+        match text.parse().unwrap() {
+            Weights::Streamed(streamed) => streamed,
+            Weights::Resident => panic!("{text} is resident"),
+        }
+    }
+
+    #[test]
+    fn written_and_read() {
+        for text in ["resident", "stream", "stream_first:host_layers=0", "stream:device_layers=4,link_mb_s=64000"] {
+            let weights: Weights = text.parse().unwrap();
+            assert_eq!(weights.to_string().parse(), Ok(weights), "{weights}");
+        }
+        assert_eq!("resident".parse(), Ok(Weights::Resident));
+        assert_eq!(streamed("stream").order, Order::Interleaved);
+        assert_eq!(streamed("stream_first").order, Order::First);
+    }
+
+    #[test]
+    fn what_is_left_out_follows_from_model_and_hardware() {
+        let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        let plan = streamed("stream:device_layers=4").plan(rtx, llama);
+        assert_eq!((plan.resident.device, plan.resident.host, plan.device_slots), (4, 76, 6));
+        assert_eq!((plan.link_bytes_s, plan.disk_bytes_s), (25e9, 6e9));
+        let plan = streamed("stream:host_layers=50,disk_mb_s=3000,link_mb_s=64000").plan(rtx, llama);
+        assert_eq!((plan.resident.host, plan.link_bytes_s, plan.disk_bytes_s), (50, 64e9, 3e9));
+    }
+
+    #[test]
+    fn the_device_holds_what_stays_and_a_window() {
+        let llama = model::by_name("llama-3.1-70b").unwrap();
+        let bytes = |text: &str| streamed(text).device_bytes(llama);
+        let layer = bytes("stream:device_layers=1") - bytes("stream");
+        assert_eq!(layer, llama.layer_elements() / 80 * 2);
+        assert_eq!(bytes("stream:device_layers=1,device_window=3"), bytes("stream") + 2 * layer);
+        assert_eq!(bytes("stream:device_layers=80"), llama.weight_bytes());
+        assert_eq!(bytes("stream:device_window=4096"), llama.weight_bytes());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told_in_one_line() {
+        let error = |text: &str| text.parse::<Weights>().unwrap_err().to_string();
+        assert_eq!(error("ssd"), "unknown place of weights 'ssd'; there are: resident, stream, stream_first");
+        assert_eq!(error("resident:disk_mb_s=1"), "weights 'resident' has no parameter 'disk_mb_s'; it has: none");
+        assert_eq!(
+            error("stream:disk_mb_s=0"),
+            "weights 'stream': disk_mb_s is '0'; it must be a whole number between 1 and 10000000"
+        );
+    }
+}

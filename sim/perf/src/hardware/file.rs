@@ -1,0 +1,364 @@
+//! The file that describes a device.
+//!
+//! ```toml
+//! name = "h100-80g"
+//! source = "the vendor's data sheet"  # for people
+//! bf16_tflops = 989.4                 # dense
+//! fp8_tflops = 1978.9                 # dense; optional
+//! memory_gb_s = 3350.0
+//! memory_mib = 81559
+//! processors = 132                    # multiprocessors
+//!
+//! [host_link]                         # copies between host and device, each direction
+//! gb_s = 55.0
+//! latency_us = 10.0
+//!
+//! [peer_link]                         # all-reduces among devices; optional, else the host link's
+//! gb_s = 130.0
+//! latency_us = 6.0
+//!
+//! [efficiency]                        # shares of the peaks that kernels reach; each is optional
+//! linear_flops = 0.65
+//! attention_flops = 0.4
+//! weight_bandwidth = 0.7
+//! kv_bandwidth = 0.78
+//! mixed_rows = 1.0                    # rows computed for a decode beside prefills
+//!
+//! [overhead]                          # optional
+//! step_us = 100.0
+//! layer_us = 15.0
+//!
+//! [fit]                               # how far [step_time], or else the roofline, is from measurements; optional
+//! against = "which measurements"
+//! median_error = 0.05
+//! p95_error = 0.12
+//!
+//! [step_time]                         # what steps of one model take here; optional; made by calibration
+//! model = "llama-3.1-8b"
+//! constant_us = 180.0                 # each step
+//! token_us = 21.0                     # each token run
+//! sequence_us = 4.0                   # each sequence in the step
+//! context_token_ns = 40.0             # each token of context that decodes read
+//! prefill_pair_ns = 0.9               # each pair of a prefill's token and one it attends to
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Efficiency, Fit, Hardware};
+use crate::cost::StepTime;
+use trunkline_sim_workload::UnknownName;
+
+/// Of a step: launches, the gap between steps. An assumption, not a measurement.
+const STEP_OVERHEAD_US: f64 = 100.0;
+/// Of an attention call that does not depend on its size: 13 to 17 us in fits to decode attention on A100, RTX 4090 and RTX PRO 6000.
+const LAYER_OVERHEAD_US: f64 = 15.0;
+/// No peak, link or time is above this in the units of a file: a thousand times the greatest of today.
+const NUMBER_MAX: f64 = 1e9;
+
+/// Why a device could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HardwareError {
+    /// No preset has that name.
+    #[error(transparent)]
+    UnknownName(#[from] UnknownName),
+    /// The file could not be read.
+    #[error("{}: cannot be read: {fault}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        fault: std::io::Error,
+    },
+    /// A fault in a file.
+    #[error("{}: {fault}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Box<Self>,
+    },
+    /// The file is no TOML, or a field is missing or unknown.
+    #[error("not a description of a device: {0}")]
+    Malformed(String),
+    /// A number makes no sense.
+    #[error("{field} is {value}; it must be {expected}")]
+    OutOfRange {
+        /// The field.
+        field: &'static str,
+        /// What it says.
+        value: f64,
+        /// What it should be.
+        expected: &'static str,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    source: String,
+    bf16_tflops: f64,
+    fp8_tflops: Option<f64>,
+    memory_gb_s: f64,
+    memory_mib: u64,
+    processors: u32,
+    host_link: LinkFile,
+    peer_link: Option<LinkFile>,
+    #[serde(default)]
+    efficiency: EfficiencyFile,
+    #[serde(default)]
+    overhead: OverheadFile,
+    fit: Option<FitFile>,
+    step_time: Option<StepTimeFile>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkFile {
+    gb_s: f64,
+    latency_us: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct EfficiencyFile {
+    linear_flops: f64,
+    attention_flops: f64,
+    weight_bandwidth: f64,
+    kv_bandwidth: f64,
+    mixed_rows: f64,
+}
+
+impl Default for EfficiencyFile {
+    fn default() -> Self {
+        let Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
+            Efficiency::ASSUMED;
+        Self { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct OverheadFile {
+    step_us: f64,
+    layer_us: f64,
+}
+
+impl Default for OverheadFile {
+    fn default() -> Self {
+        Self { step_us: STEP_OVERHEAD_US, layer_us: LAYER_OVERHEAD_US }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FitFile {
+    against: String,
+    median_error: f64,
+    p95_error: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepTimeFile {
+    model: String,
+    constant_us: f64,
+    token_us: f64,
+    sequence_us: f64,
+    context_token_ns: f64,
+    prefill_pair_ns: f64,
+}
+
+/// Reads the file at `path`.
+pub fn load(path: &Path) -> Result<Hardware, HardwareError> {
+    let text = std::fs::read_to_string(path).map_err(|fault| HardwareError::Unreadable { path: path.into(), fault })?;
+    parse(&text).map_err(|fault| HardwareError::File { path: path.into(), fault: fault.into() })
+}
+
+/// Reads the text of a file. Names stay in memory as long as the program runs.
+pub fn parse(text: &str) -> Result<Hardware, HardwareError> {
+    let file: File = toml::from_str(text).map_err(|fault| {
+        // What is missing is missing in no line.
+        let line = fault.span().filter(|span| span.start > 0).map(|span| text[..span.start].lines().count());
+        let place = line.map_or(String::new(), |line| format!("line {line}: "));
+        HardwareError::Malformed(format!("{place}{}", fault.message().replace('\n', " ")))
+    })?;
+    file.check()?;
+    Ok(file.hardware())
+}
+
+/// The text of a file that describes `hardware`.
+pub fn to_toml(hardware: &Hardware) -> String {
+    // Strings, numbers and tables of them, which always serialise.
+    toml::to_string(&File::of(hardware)).expect("a device serialises")
+}
+
+impl File {
+    fn check(&self) -> Result<(), HardwareError> {
+        let out = |field, value, expected| Err(HardwareError::OutOfRange { field, value, expected });
+        let peer_link = self.peer_link.unwrap_or(self.host_link);
+        let peaks = [
+            ("bf16_tflops", self.bf16_tflops),
+            ("fp8_tflops", self.fp8_tflops.unwrap_or(1.0)),
+            ("memory_gb_s", self.memory_gb_s),
+            ("memory_mib", self.memory_mib as f64),
+            ("processors", f64::from(self.processors)),
+            ("efficiency.mixed_rows", self.efficiency.mixed_rows),
+            ("host_link.gb_s", self.host_link.gb_s),
+            ("peer_link.gb_s", peer_link.gb_s),
+        ];
+        if let Some((field, value)) = peaks.into_iter().find(|(_, value)| !(*value > 0.0 && *value < NUMBER_MAX)) {
+            return out(field, value, "above 0 and below a milliard");
+        }
+        let shares = [
+            ("efficiency.linear_flops", self.efficiency.linear_flops),
+            ("efficiency.attention_flops", self.efficiency.attention_flops),
+            ("efficiency.weight_bandwidth", self.efficiency.weight_bandwidth),
+            ("efficiency.kv_bandwidth", self.efficiency.kv_bandwidth),
+        ];
+        if let Some((field, value)) = shares.into_iter().find(|(_, value)| !(*value > 0.0 && *value <= 1.0)) {
+            return out(field, value, "above 0 and at most 1");
+        }
+        let mut times = vec![
+            ("host_link.latency_us", self.host_link.latency_us),
+            ("peer_link.latency_us", peer_link.latency_us),
+            ("overhead.step_us", self.overhead.step_us),
+            ("overhead.layer_us", self.overhead.layer_us),
+        ];
+        if let Some(time) = &self.step_time {
+            times.extend([
+                ("step_time.constant_us", time.constant_us),
+                ("step_time.token_us", time.token_us),
+                ("step_time.sequence_us", time.sequence_us),
+                ("step_time.context_token_ns", time.context_token_ns),
+                ("step_time.prefill_pair_ns", time.prefill_pair_ns),
+            ]);
+        }
+        match times.into_iter().find(|(_, value)| !(0.0..NUMBER_MAX).contains(value)) {
+            Some((field, value)) => out(field, value, "at least 0 and below a milliard"),
+            None => Ok(()),
+        }
+    }
+
+    fn hardware(self) -> Hardware {
+        let peer_link = self.peer_link.unwrap_or(self.host_link);
+        let EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
+            self.efficiency;
+        Hardware {
+            name: self.name.leak(),
+            peak_flops_s: self.bf16_tflops * 1e12,
+            fp8_flops_s: self.fp8_tflops.unwrap_or(self.bf16_tflops) * 1e12,
+            bandwidth_bytes_s: self.memory_gb_s * 1e9,
+            memory_bytes: self.memory_mib << 20,
+            host_link_bytes_s: self.host_link.gb_s * 1e9,
+            host_link_latency_s: self.host_link.latency_us / 1e6,
+            peer_link_bytes_s: peer_link.gb_s * 1e9,
+            peer_link_latency_s: peer_link.latency_us / 1e6,
+            processors: f64::from(self.processors),
+            efficiency: Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
+            step_overhead_s: self.overhead.step_us / 1e6,
+            layer_overhead_s: self.overhead.layer_us / 1e6,
+            fit: self.fit.map(|fit| Fit {
+                against: fit.against.leak(),
+                median_error: fit.median_error,
+                p95_error: fit.p95_error,
+            }),
+            step_time: self.step_time.map(|time| StepTime {
+                model: time.model.leak(),
+                constant_s: time.constant_us / 1e6,
+                token_s: time.token_us / 1e6,
+                sequence_s: time.sequence_us / 1e6,
+                context_token_s: time.context_token_ns / 1e9,
+                prefill_pair_s: time.prefill_pair_ns / 1e9,
+            }),
+        }
+    }
+
+    fn of(hardware: &Hardware) -> Self {
+        let Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
+            hardware.efficiency;
+        let link = |bytes_s: f64, latency_s: f64| LinkFile { gb_s: bytes_s / 1e9, latency_us: latency_s * 1e6 };
+        Self {
+            name: hardware.name.into(),
+            source: String::new(),
+            bf16_tflops: hardware.peak_flops_s / 1e12,
+            fp8_tflops: Some(hardware.fp8_flops_s / 1e12),
+            memory_gb_s: hardware.bandwidth_bytes_s / 1e9,
+            memory_mib: hardware.memory_bytes >> 20,
+            host_link: link(hardware.host_link_bytes_s, hardware.host_link_latency_s),
+            peer_link: Some(link(hardware.peer_link_bytes_s, hardware.peer_link_latency_s)),
+            processors: hardware.processors as u32,
+            efficiency: EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
+            overhead: OverheadFile {
+                step_us: hardware.step_overhead_s * 1e6,
+                layer_us: hardware.layer_overhead_s * 1e6,
+            },
+            fit: hardware.fit.map(|fit| FitFile {
+                against: fit.against.into(),
+                median_error: fit.median_error,
+                p95_error: fit.p95_error,
+            }),
+            step_time: hardware.step_time.map(|time| StepTimeFile {
+                model: time.model.into(),
+                constant_us: time.constant_s * 1e6,
+                token_us: time.token_s * 1e6,
+                sequence_us: time.sequence_s * 1e6,
+                context_token_ns: time.context_token_s * 1e9,
+                prefill_pair_ns: time.prefill_pair_s * 1e9,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::presets;
+
+    const LEAST: &str = "name = 'x'\nbf16_tflops = 100\nmemory_gb_s = 1000\nmemory_mib = 8192\nprocessors = 9\n\
+                         host_link = { gb_s = 10, latency_us = 5 }\n";
+
+    #[test]
+    fn a_device_survives_being_written_and_read() {
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;
+        for preset in presets() {
+            let read = parse(&to_toml(preset)).unwrap();
+            assert_eq!((read.name, read.memory_bytes, read.fit), (preset.name, preset.memory_bytes, preset.fit));
+            assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.fp8_flops_s, preset.fp8_flops_s));
+            assert!(near(read.bandwidth_bytes_s, preset.bandwidth_bytes_s));
+            assert_eq!(read.efficiency, preset.efficiency);
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_assumed() {
+        let least = parse(LEAST).unwrap();
+        assert_eq!(least.efficiency, Efficiency::ASSUMED);
+        assert_eq!((least.fp8_flops_s, least.peer_link_bytes_s, least.fit), (1e14, 1e10, None));
+        let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();
+        assert_eq!(one.efficiency, Efficiency { kv_bandwidth: 0.5, ..Efficiency::ASSUMED });
+    }
+
+    #[test]
+    fn a_fault_is_told_in_one_line() {
+        let error = |text: &str| parse(text).unwrap_err().to_string();
+        assert_eq!(error(""), "not a description of a device: missing field `name`");
+        assert_eq!(
+            error(&format!("{LEAST}[efficiency]\nkv_bandwidth = 1.5\n")),
+            "efficiency.kv_bandwidth is 1.5; it must be above 0 and at most 1"
+        );
+        assert_eq!(error(&LEAST.replace("1000", "nan")), "memory_gb_s is NaN; it must be above 0 and below a milliard");
+        let unknown = error(&format!("{LEAST}speed = 1\n"));
+        assert!(unknown.starts_with("not a description of a device: line ") && unknown.contains("speed"), "{unknown}");
+        assert!(!unknown.contains('\n'));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let message = crate::hardware::find("no/such.toml").unwrap_err().to_string();
+        assert!(message.starts_with("no/such.toml: cannot be read: "), "{message}");
+    }
+}

@@ -1,0 +1,280 @@
+//! The links of a replica: how long copies of KV blocks take.
+//!
+//! One link joins the device to its host's memory, where swapped requests and the first tier of the prefix cache lie; one
+//! more joins the host to each tier behind that. A copy goes over the link of the farther of its two ends. A link carries
+//! both directions at once, each at its full rate: each is a lane (`link/lane.rs`). A copy takes the link's latency, in which it needs nothing of
+//! its rate, and then moves its bytes. Copies that move in one direction share the rate equally. Copies do not slow down steps, nor steps
+//! copies: a link takes a few per cent of the device's memory bandwidth.
+//!
+//! Where blocks are compressed, the rate in each direction is the less of the link's and of what the codec makes of it: the copies of a
+//! lane share the codec as they share the link.
+
+use serde::{Deserialize, Serialize};
+use trunkline_core::TIERS_MAX;
+use trunkline_core::transfer::{Place, Transfer};
+
+use crate::hardware::Hardware;
+use crate::model::Model;
+
+mod lane;
+
+use self::lane::Lane;
+pub use self::lane::{Copy, Turn};
+
+/// Directions of links that a replica has at most: out and in over the link to the host, and over that to each tier behind it.
+pub const LANES: usize = 2 * TIERS_MAX;
+
+/// What joins a far tier to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TierLink {
+    /// Rate in each direction, bytes/s.
+    pub bytes_s: f64,
+    /// What each copy takes beside its bytes, seconds.
+    pub latency_s: f64,
+    /// Bytes of a block there for each of its bytes on the device: below 1 if it is compressed.
+    pub ratio: f64,
+    /// What compresses blocks on their way there, and what decompresses them on their way back: bytes/s as they are on the device. Not a limit
+    /// if there is none, nor where blocks are not compressed.
+    pub codec_bytes_s: Option<f64>,
+}
+
+impl TierLink {
+    /// How long so many bytes of the device take if they are alone, seconds.
+    fn bytes_take_s(&self, bytes: f64) -> f64 {
+        let link_s = bytes * self.ratio / self.bytes_s;
+        match self.codec_bytes_s {
+            Some(codec_bytes_s) if self.ratio < 1.0 => link_s.max(bytes / codec_bytes_s),
+            _ => link_s,
+        }
+    }
+}
+
+/// The links of one replica: to the host, then to each tier behind that.
+#[derive(Clone, Debug)]
+pub struct Links(Vec<Link>);
+
+#[derive(Clone, Debug)]
+struct Link {
+    latency_s: f64,
+    block_s: f64,
+    /// Away from the device, and towards it.
+    lanes: [Lane; 2],
+}
+
+/// What was copied in one direction over one link, over all replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LinkReport {
+    /// Copies, each of one or more blocks.
+    pub transfers: u64,
+    /// Blocks in them.
+    pub blocks: u64,
+    /// Time in which the bytes of at least one copy moved, seconds, summed over replicas. Latencies are not in it.
+    pub busy_s: f64,
+}
+
+/// How far a place is from the device, in links; a copy goes over the link of the farther of its ends.
+fn distance(place: Place) -> usize {
+    match place {
+        Place::Device => 0,
+        Place::Host => 1,
+        Place::Tier(tier) => 1 + usize::from(tier),
+    }
+}
+
+/// Which direction of which link a copy goes over. Even is away from the device, odd towards it; the nearest link first.
+pub fn lane(from: Place, to: Place) -> usize {
+    let (from, to) = (distance(from), distance(to));
+    2 * (from.max(to) - 1) + usize::from(to < from)
+}
+
+/// What a lane is called, where `tiers` are the names of the tiers.
+pub fn lane_name<'a>(lane: usize, mut tiers: impl Iterator<Item = &'a str>) -> String {
+    let place = tiers.nth(lane / 2).unwrap_or("host");
+    if lane.is_multiple_of(2) { format!("to {place}") } else { format!("from {place}") }
+}
+
+/// Seconds as nanoseconds.
+fn ns(seconds: f64) -> u64 {
+    (seconds * 1e9).round() as u64
+}
+
+impl Links {
+    /// Idle links that move blocks of `block_size` tokens; `far` are those behind the host.
+    pub fn new(hardware: &Hardware, model: &Model, block_size: u32, far: &[TierLink]) -> Self {
+        let link = |latency_s, block_s| Link { latency_s, block_s, lanes: [Lane::default(), Lane::default()] };
+        let block_bytes = block_bytes(model, block_size);
+        let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, model, block_size))];
+        links.extend(far.iter().map(|far| link(far.latency_s, far.bytes_take_s(block_bytes))));
+        Self(links)
+    }
+
+    /// A copy is asked for at `now_ns`. Gives its lane, whose next turn may have changed.
+    pub fn ask(&mut self, now_ns: u64, transfer: &Transfer) -> usize {
+        let &Transfer { id, from, to, ref pairs } = transfer;
+        let lane = lane(from, to);
+        let link = &mut self.0[lane / 2];
+        let latency_ns = ns(link.latency_s);
+        // Rounded together with the latency: a copy that is alone is exact to the nanosecond.
+        let work_ns = ns(link.latency_s + link.block_s * pairs.len() as f64).saturating_sub(latency_ns);
+        let begin_ns = now_ns.saturating_add(latency_ns);
+        let blocks = pairs.len() as u32;
+        link.lanes[lane % 2].ask(Copy { id, asked_ns: now_ns, begin_ns, work_ns, from, to, blocks });
+        lane
+    }
+
+    /// When something happens next in a lane, if that has changed: to be asked after every change. A turn that was given before is void.
+    pub fn next_turn(&mut self, lane: usize) -> Option<Turn> {
+        self.0[lane / 2].lanes[lane % 2].next_turn()
+    }
+
+    /// A turn of a lane has come. Adds the copies to `ended` that end then; a turn that is void does nothing.
+    pub fn turn(&mut self, now_ns: u64, lane: usize, version: u64, ended: &mut Vec<Copy>) {
+        self.0[lane / 2].lanes[lane % 2].turn(now_ns, version, ended);
+    }
+
+    /// The replica is gone at `now_ns`, and with it every copy that has not ended.
+    pub fn lose(&mut self, now_ns: u64) -> Vec<Copy> {
+        let mut lost = Vec::new();
+        self.0.iter_mut().flat_map(|link| &mut link.lanes).for_each(|lane| lane.lose(now_ns, &mut lost));
+        lost
+    }
+
+    /// What went out, and in, over the `at`-th link of all replicas; 0 is that to the host.
+    pub fn report<'a>(replicas: impl Iterator<Item = &'a Self>, at: usize) -> [LinkReport; 2] {
+        let mut sums = [LinkReport::default(); 2];
+        for link in replicas.filter_map(|links| links.0.get(at)) {
+            for (sum, lane) in sums.iter_mut().zip(&link.lanes) {
+                sum.transfers += lane.copies;
+                sum.blocks += lane.blocks;
+                sum.busy_s += lane.busy_ns as f64 / 1e9;
+            }
+        }
+        sums
+    }
+}
+
+fn block_bytes(model: &Model, block_size: u32) -> f64 {
+    (model.kv_bytes_per_token() * u64::from(block_size)) as f64
+}
+
+fn block_s(hardware: &Hardware, model: &Model, block_size: u32) -> f64 {
+    block_bytes(model, block_size) / hardware.host_link_bytes_s
+}
+
+/// What copying a block of `block_size` tokens one way costs, for [`trunkline_core::Config::swap_block_ns`]: its bytes alone, because
+/// a request's blocks share one latency.
+pub fn swap_block_ns(hardware: &Hardware, model: &Model, block_size: u32) -> u64 {
+    (block_s(hardware, model, block_size) * 1e9).ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+    use std::collections::BinaryHeap;
+
+    use super::*;
+    use crate::{hardware, model};
+
+    const OUT: (Place, Place) = (Place::Device, Place::Host);
+    const IN: (Place, Place) = (Place::Tier(0), Place::Device);
+    const DOWN: (Place, Place) = (Place::Tier(0), Place::Tier(1));
+    const UP: (Place, Place) = (Place::Tier(1), Place::Tier(0));
+
+    /// 16 tokens of Llama-3.1-8B are 2 MiB; here the link to the host moves one in 100 us after 10 us, and that to the disk
+    /// one in 1 ms after 1 ms, at half the size.
+    fn links(codec_bytes_s: Option<f64>) -> Links {
+        let hardware = Hardware {
+            host_link_bytes_s: 2_097_152.0 / 100e-6,
+            host_link_latency_s: 10e-6,
+            ..*hardware::by_name("h100-80g").unwrap()
+        };
+        let disk = TierLink { bytes_s: 2_097_152.0 / 2e-3, latency_s: 1e-3, ratio: 0.5, codec_bytes_s };
+        Links::new(&hardware, model::by_name("llama-3.1-8b").unwrap(), 16, &[disk])
+    }
+
+    /// Asks for copies, each at a time with its ends and blocks, and says when each ended.
+    fn ends(links: &mut Links, asked: &[(u64, (Place, Place), u32)]) -> Vec<u64> {
+        let mut turns = BinaryHeap::new();
+        let mut ends = vec![0; asked.len()];
+        for (id, (at_ns, (from, to), blocks)) in asked.iter().enumerate() {
+            let pairs = (0..*blocks).map(|i| (i, i)).collect();
+            let lane = links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs });
+            turns.extend(links.next_turn(lane).map(|turn| Reverse((turn.at_ns, lane, turn.version))));
+        }
+        let mut ended = Vec::new();
+        while let Some(Reverse((at_ns, lane, version))) = turns.pop() {
+            links.turn(at_ns, lane, version, &mut ended);
+            ended.drain(..).for_each(|copy| ends[copy.id as usize] = at_ns);
+            turns.extend(links.next_turn(lane).map(|turn| Reverse((turn.at_ns, lane, turn.version))));
+        }
+        ends
+    }
+
+    #[test]
+    fn a_copy_that_is_alone_takes_latency_and_bytes_of_the_farther_link() {
+        let end = |at_ns, ends_of, blocks| ends(&mut links(None), &[(at_ns, ends_of, blocks)])[0];
+        assert_eq!(end(0, OUT, 1), 110_000);
+        assert_eq!(end(5_000, IN, 10), 5_000 + 1_010_000);
+        assert_eq!(end(0, DOWN, 2), 3_000_000);
+        assert_eq!(end(0, (Place::Tier(1), Place::Device), 2), 3_000_000);
+    }
+
+    #[test]
+    fn copies_of_one_direction_share_it_and_the_other_is_not_touched() {
+        let mut links = links(None);
+        let asked = [(0, OUT, 2), (0, OUT, 2), (0, IN, 1), (0, DOWN, 1), (1_000_000, OUT, 1)];
+        // Both of the first two move from 10 us on, each at half the rate.
+        assert_eq!(ends(&mut links, &asked), [410_000, 410_000, 110_000, 2_000_000, 1_110_000]);
+        let other = self::links(None);
+        let [out, into] = Links::report([&links, &other].into_iter(), 0);
+        assert_eq!((out.transfers, out.blocks, out.busy_s), (3, 5, 500e-6));
+        assert_eq!((into.transfers, into.blocks, into.busy_s), (1, 1, 100e-6));
+        assert_eq!(Links::report([&links, &other].into_iter(), 1)[0].blocks, 1);
+    }
+
+    #[test]
+    fn a_codec_that_is_slower_than_the_link_sets_the_pace_of_what_is_compressed() {
+        // The link moves a block in 1 ms. A codec that takes 4 ms for one is the limit, one that takes 0.5 ms is not.
+        let took = |block_s: f64, asked: &[_]| ends(&mut links(Some(2_097_152.0 / block_s)), asked);
+        assert_eq!(took(4e-3, &[(0, DOWN, 1)]), [5_000_000]);
+        assert_eq!(took(4e-3, &[(0, DOWN, 1), (0, DOWN, 1), (0, UP, 1)]), [9_000_000, 9_000_000, 5_000_000]);
+        assert_eq!(took(0.5e-3, &[(0, DOWN, 1)]), [2_000_000]);
+        assert_eq!(took(4e-3, &[(0, OUT, 1)]), [110_000], "the host's memory is not compressed");
+        let plain = TierLink { bytes_s: 1e9, latency_s: 0.0, ratio: 1.0, codec_bytes_s: Some(1.0) };
+        assert_eq!(plain.bytes_take_s(1e9), 1.0, "nothing to compress");
+    }
+
+    #[test]
+    fn copies_that_are_lost_are_told_and_count_as_far_as_they_moved() {
+        let mut links = links(None);
+        for (id, (from, to)) in [(1, OUT), (2, IN), (3, DOWN)] {
+            let lane = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)] });
+            let turn = links.next_turn(lane).unwrap();
+            if turn.at_ns == 10_000 {
+                links.turn(turn.at_ns, lane, turn.version, &mut Vec::new());
+            }
+        }
+        assert_eq!(links.lose(60_000).iter().map(|copy| copy.id).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(links.lose(60_000), []);
+        let [out, into] = Links::report([&links].into_iter(), 0);
+        assert_eq!((out.busy_s, into.busy_s), (50e-6, 50e-6));
+        assert_eq!(Links::report([&links].into_iter(), 1)[0].busy_s, 0.0, "it was in its latency");
+    }
+
+    #[test]
+    fn lanes_are_named_for_where_they_lead() {
+        let tiers = ["host", "disk"];
+        let name = |(from, to)| lane_name(lane(from, to), tiers.into_iter());
+        assert_eq!([OUT, IN, DOWN, UP].map(name), ["to host", "from host", "to disk", "from disk"]);
+        assert_eq!(name((Place::Tier(1), Place::Device)), "from disk");
+        assert_eq!(lane_name(0, [].into_iter()), "to host", "swapped requests need no tier");
+    }
+
+    #[test]
+    fn what_a_block_costs() {
+        let ns =
+            |hardware| swap_block_ns(hardware::by_name(hardware).unwrap(), model::by_name("llama-3.1-8b").unwrap(), 16);
+        // 2 MiB at 55 and at 25 GB/s.
+        assert_eq!((ns("h100-80g"), ns("a100-80g")), (38_131, 83_887));
+    }
+}

@@ -1,0 +1,242 @@
+//! The steps of a benchmark, as far as clients see them.
+//!
+//! vLLM's and SGLang's benchmarks write, if told to save details, per request: `input_lens`, `output_lens`, `ttfts`, `itls` (the gaps
+//! between its tokens, seconds) and, newer ones, `start_times`. From these every token has a time. Tokens that reach clients together
+//! came from one step: a step begins with one such group of tokens and ends with the next, and in it ran
+//!
+//! * a decode for each request that has a token at its end and had one before,
+//! * the prompts of the requests whose first token is at its end, as many of their tokens as a step may have, of those that came last
+//!   first. What is left of them ran in the step before.
+//!
+//! A step without decodes begins when its first prompt came, if that was later. A step is left out if a prompt that ended in it came
+//! after it began: then something else happened; and if a request came back in it that had no token in the step before: then it was
+//! preempted, and how much of it was computed again is not seen. Nor is what was found in a cache.
+//!
+//! That is a sketch of what the server did. Fit to a recording where there is one.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::Sample;
+use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
+
+/// Why a benchmark gives no samples.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchmarkError {
+    /// The file could not be read.
+    #[error("{}: cannot be read: {fault}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        fault: std::io::Error,
+    },
+    /// It is not the result of a benchmark with details.
+    #[error("{}: not a benchmark with details ({fault}); run it with --save-detailed (vLLM) or --output-details (SGLang)", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: serde_json::Error,
+    },
+    /// Arrays that should be of one length are not.
+    #[error("{}: {field} is of {found} requests, input_lens of {expected}", path.display())]
+    Lengths {
+        /// The file.
+        path: PathBuf,
+        /// The array.
+        field: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length of the others.
+        expected: usize,
+    },
+    /// It is not known which requests ran together.
+    #[error(
+        "{}: says not when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
+         concurrency)",
+        path.display()
+    )]
+    NoStarts {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+#[derive(Deserialize)]
+struct Benchmark {
+    input_lens: Vec<u64>,
+    ttfts: Vec<f64>,
+    itls: Vec<Vec<f64>>,
+    start_times: Option<Vec<f64>>,
+    request_rate: Option<serde_json::Value>,
+    max_concurrency: Option<u64>,
+}
+
+/// Tokens that clients see within this time came from one step: far less than a step, far more than sending a batch of tokens.
+const TOGETHER_S: f64 = 1e-3;
+/// A token: when it and the one before it reached their client, whose it is, which of its tokens.
+struct Seen {
+    at_s: f64,
+    before_s: f64,
+    request: usize,
+    number: u64,
+}
+
+/// The steps of the benchmark at `path`: a JSON file, or the last line of several. The server ran at most `step_tokens` in a step: vLLM's
+/// `max_num_batched_tokens`, SGLang's `chunked_prefill_size`.
+pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, BenchmarkError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
+    // SGLang adds a line per run; vLLM writes one object, perhaps over several lines.
+    let last = || text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let benchmark: Benchmark = serde_json::from_str(&text)
+        .or_else(|fault| serde_json::from_str(last()).map_err(|_| fault))
+        .map_err(|fault| BenchmarkError::Malformed { path: path.into(), fault })?;
+    let starts = benchmark.starts(path)?;
+    Ok(benchmark.samples(&starts, step_tokens))
+}
+
+impl Benchmark {
+    /// When each request started, seconds.
+    fn starts(&self, path: &Path) -> Result<Vec<f64>, BenchmarkError> {
+        let expected = self.input_lens.len();
+        let at_once = self.max_concurrency.is_none()
+            && self.request_rate.as_ref().is_some_and(|rate| *rate == "inf" || rate.as_f64() == Some(f64::INFINITY));
+        let starts = match &self.start_times {
+            Some(starts) => starts.clone(),
+            None if at_once => vec![0.0; expected],
+            None => return Err(BenchmarkError::NoStarts { path: path.into() }),
+        };
+        for (field, found) in [("ttfts", self.ttfts.len()), ("itls", self.itls.len()), ("start_times", starts.len())] {
+            if found != expected {
+                return Err(BenchmarkError::Lengths { path: path.into(), field, found, expected });
+            }
+        }
+        Ok(starts)
+    }
+
+    /// Tokens of a prompt, no more than a trace may have.
+    fn input(&self, request: usize) -> u64 {
+        self.input_lens[request].min(u64::from(LENGTH_TOKENS_MAX))
+    }
+
+    fn samples(&self, starts: &[f64], step_tokens: u64) -> Vec<Sample> {
+        let mut seen = Vec::new();
+        for (request, (start, ttft)) in starts.iter().zip(&self.ttfts).enumerate() {
+            let mut at_s = start + ttft;
+            seen.push(Seen { at_s, before_s: *start, request, number: 0 });
+            for (gap, number) in self.itls[request].iter().zip(1..) {
+                let before_s = at_s;
+                at_s += gap;
+                seen.push(Seen { at_s, before_s, request, number });
+            }
+        }
+        seen.sort_unstable_by(|a, b| a.at_s.total_cmp(&b.at_s).then(a.request.cmp(&b.request)));
+        let steps: Vec<&[Seen]> = seen.chunk_by(|a, b| b.at_s - a.at_s < TOGETHER_S).collect();
+        let end_s = |step: &[Seen]| step[step.len() - 1].at_s;
+        let mut samples = Vec::new();
+        // Prompts that were under way when the step at hand began, and how many of their tokens had been run by its end. Backwards, because
+        // it is the end of a prompt that is seen.
+        let mut prompts: Vec<(usize, u64)> = Vec::new();
+        for pair in steps.windows(2).rev() {
+            let before_s = end_s(pair[0]);
+            let first = |token: &Seen| (token.number == 0).then(|| (token.request, self.input(token.request)));
+            prompts.extend(pair[1].iter().filter_map(first));
+            prompts.sort_by(|a, b| starts[b.0].total_cmp(&starts[a.0]));
+            let came_s = prompts.last().map_or(before_s, |(request, _)| starts[*request]);
+            let late = prompts.first().is_some_and(|(request, _)| starts[*request] > before_s);
+            let mut shape = self.decodes(pair[1]);
+            let begin_s = if shape.decodes == 0 { before_s.max(came_s) } else { before_s };
+            let mut budget = step_tokens.saturating_sub(shape.decodes);
+            for (_, end) in &mut prompts {
+                let n = budget.min(*end);
+                budget -= n;
+                *end -= n;
+                if n > 0 {
+                    shape = shape.and(StepShape::prefill(n, *end));
+                }
+            }
+            prompts.retain(|(_, end)| *end > 0);
+            let back = pair[1].iter().any(|token| token.number > 0 && token.before_s < before_s - TOGETHER_S);
+            if !back && (!late || shape.decodes == 0) {
+                samples.push(Sample { shape, time_s: end_s(pair[1]) - begin_s });
+            }
+        }
+        samples.reverse();
+        samples
+    }
+
+    /// The decodes that ended in a step.
+    fn decodes(&self, step: &[Seen]) -> StepShape {
+        let later = step.iter().filter(|token| token.number > 0);
+        later.fold(StepShape::default(), |shape, token| {
+            shape.and(StepShape::decodes(1, self.input(token.request) + token.number))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<Sample>, BenchmarkError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("b.json");
+        std::fs::write(&path, text).unwrap();
+        from_benchmark(&path, 64)
+    }
+
+    #[test]
+    fn tokens_that_come_together_are_of_one_step() {
+        let samples = read(
+            r#"{"input_lens": [100, 50], "output_lens": [3, 3], "start_times": [10.0, 10.05], "ttfts": [0.1, 0.07],
+                "itls": [[0.02, 0.03], [0.0302, 0.01]], "request_rate": 5.0, "max_concurrency": null}"#,
+        )
+        .unwrap();
+        // 10.10 first of A; 10.12 second of A and first of B; 10.15 third of A and second of B; 10.16 third of B.
+        let shapes = [
+            StepShape::decodes(1, 101).and(StepShape::prefill(50, 0)),
+            StepShape::decodes(1, 102).and(StepShape::decodes(1, 51)),
+            StepShape::decodes(1, 52),
+        ];
+        assert_eq!(samples.iter().map(|sample| sample.shape).collect::<Vec<_>>(), shapes);
+        for (sample, time_s) in samples.iter().zip([0.02, 0.0302, 0.01]) {
+            assert!((sample.time_s - time_s).abs() < 1e-6, "{sample:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_too_long_for_a_step_began_in_the_one_before() {
+        let samples = read(
+            r#"{"input_lens": [10, 100], "start_times": [0.0, 0.5], "ttfts": [1.0, 2.5],
+                "itls": [[1.0, 1.0, 1.0], []], "request_rate": 1}"#,
+        )
+        .unwrap();
+        let (first, rest) = (StepShape::prefill(37, 0), StepShape::prefill(63, 37));
+        let shapes =
+            [first.and(StepShape::decodes(1, 11)), rest.and(StepShape::decodes(1, 12)), StepShape::decodes(1, 13)];
+        assert_eq!(samples.iter().map(|sample| sample.shape).collect::<Vec<_>>(), shapes);
+    }
+
+    #[test]
+    fn the_last_of_several_runs_counts_and_all_at_once_needs_no_starts() {
+        let run = |rate: &str, itl: f64| {
+            format!(r#"{{"input_lens": [9], "ttfts": [0.125], "itls": [[{itl}]], "request_rate": {rate}}}"#)
+        };
+        let samples = read(&format!("{}\n{}\n", run("1.0", 0.5), run("\"inf\"", 0.25))).unwrap();
+        assert_eq!(samples, [Sample { shape: StepShape::decodes(1, 10), time_s: 0.25 }]);
+        let message = read(&run("1.0", 0.5)).unwrap_err().to_string();
+        assert!(message.contains("b.json: says not when requests started"), "{message}");
+    }
+
+    #[test]
+    fn what_is_no_benchmark_is_refused() {
+        let error = |text: &str| read(text).unwrap_err().to_string();
+        assert!(error("{}").contains("not a benchmark with details (missing field `input_lens`"), "{}", error("{}"));
+        let short = r#"{"input_lens": [1, 2], "ttfts": [0.1], "itls": [[], []], "start_times": [0, 0]}"#;
+        assert!(error(short).ends_with("b.json: ttfts is of 1 requests, input_lens of 2"), "{}", error(short));
+    }
+}

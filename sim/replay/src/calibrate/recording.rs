@@ -1,0 +1,98 @@
+//! The steps of a recording: from when the core asked for a step to when it ended.
+
+use std::path::Path;
+
+use trunkline_core::event::Action;
+
+use super::Sample;
+use crate::recorded::{RecordingError, replay_watched};
+use trunkline_sim_perf::cost::StepShape;
+
+/// A step that has not ended.
+struct InFlight {
+    id: u64,
+    begun_ns: u64,
+    shape: StepShape,
+}
+
+/// The steps of the recording at `path`, made again by showing a core the events. A step that never ended, because the worker was
+/// lost, is left out.
+pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
+    let mut samples = Vec::new();
+    let mut in_flight: Option<InFlight> = None;
+    replay_watched(path, &mut |_| {}, &mut |shown| {
+        if let Some(step) = in_flight.take_if(|step| shown.lost || shown.finished == Some(step.id))
+            && !shown.lost
+        {
+            samples.push(Sample { shape: step.shape, time_s: (shown.at_ns - step.begun_ns) as f64 / 1e9 });
+        }
+        for action in shown.actions {
+            if let Action::RunStep(step) = action {
+                in_flight = Some(InFlight { id: step.id, begun_ns: shown.at_ns, shape: StepShape::of(step) });
+            }
+        }
+    })?;
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use trunkline_core::event::Event;
+    use trunkline_core::record::{self, Line};
+    use trunkline_core::step::StepResult;
+    use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
+
+    use super::*;
+    use crate::calibrate::calibrate;
+    use trunkline_sim_perf::cost::StepTime;
+
+    /// What a step of the recorded server takes, seconds.
+    const TRUE: StepTime = StepTime {
+        model: "m",
+        constant_s: 5e-3,
+        token_s: 30e-6,
+        sequence_s: 100e-6,
+        context_token_s: 1e-6,
+        prefill_pair_s: 20e-9,
+    };
+
+    #[test]
+    fn a_recorded_server_is_calibrated() {
+        let config = Config { max_batch_tokens: 128, max_batch_size: 8, ..Config::default() };
+        let mut lines = vec![Line::Header { trunkline_recording: record::VERSION, config: config.clone() }.to_json()];
+        let mut core = Core::new(config).unwrap();
+        let mut tell = |core: &mut Core, at_ns: u64, event: Event| {
+            lines.push(record::event_line(at_ns, &event));
+            let mut actions = Vec::new();
+            core.handle(at_ns, event, &mut actions);
+            actions
+        };
+        let mut pending = tell(&mut core, 0, Event::WorkerJoined);
+        for id in 0..20u64 {
+            let prompt = (0..40 + 13 * id as u32).map(|at| at + 1000 * id as u32).collect();
+            let mut request = Request::new(RequestId(id), BlockHash(5), prompt, 5 + (7 * id as u32) % 40);
+            request.hash_prompt(16);
+            pending.extend(tell(&mut core, id, Event::Submit(Box::new(request))));
+        }
+        let mut at_ns = 100;
+        let mut steps = 0;
+        while let Some(Action::RunStep(step)) = pending.iter().find(|action| matches!(action, Action::RunStep(_))) {
+            let mut result = StepResult { step: step.id, ..StepResult::default() };
+            step.seqs.iter().for_each(|seq| result.push(if seq.sample { &[7] } else { &[] }));
+            at_ns += (TRUE.step_s(&StepShape::of(step)) * 1e9) as u64;
+            steps += 1;
+            pending = tell(&mut core, at_ns, Event::StepFinished(result));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.jsonl");
+        fs::write(&path, lines.join("\n") + "\n").unwrap();
+        let samples = from_recording(&path).unwrap();
+        assert_eq!(samples.len(), steps);
+        let found = calibrate("m", &samples).unwrap();
+        assert!(found.residuals.p95 < 1e-3, "{found:?}");
+        let (found, expected) = (found.time.coefficients(), TRUE.coefficients());
+        assert!(found.iter().zip(expected).all(|(found, expected)| (found / expected - 1.0).abs() < 0.05), "{found:?}");
+    }
+}

@@ -1,0 +1,128 @@
+//! Steps that are leapt over: what follows from them for the driver, all at once.
+//!
+//! Nothing that happens elsewhere touches a replica before the next arrival: that may be sent to it, and is routed by the loads of all.
+//! If arrivals depend on ends, the next end anywhere can bring one. Failures can come at any time, tenants are compared at every
+//! step, and an observer may want to see them: then nothing is leapt over.
+
+use trunkline_core::{Leaper, Leapt, RequestId, SteadyBatch, SteadyStep, Token};
+
+use super::{Fleet, Replica, What};
+use crate::flights::Flights;
+use crate::meters::Meters;
+use crate::router::Load;
+use crate::settings::Arrivals;
+use trunkline_sim_perf::cost::{CostModel, StepShape};
+use trunkline_sim_workload::trace::{Source, generated_token};
+
+/// What a leap of one replica touches.
+struct Leap<'a, 'b> {
+    cost: &'a dyn CostModel,
+    replica: usize,
+    slowness: f64,
+    /// A step that ends then or later is not leapt over.
+    until_ns: u64,
+    /// The end of the first step of the leap, and of the last so far.
+    first_ns: u64,
+    last_ns: u64,
+    flights: &'a mut Flights,
+    meters: &'a mut Meters<'b>,
+    load: &'a mut Load,
+    steps: u64,
+    seqs_run: u64,
+    busy_ns: u64,
+}
+
+impl Leaper for Leap<'_, '_> {
+    fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
+        let n = u64::from(batch.seqs);
+        let kv_tokens = batch.computed + n;
+        let shape = StepShape {
+            tokens: n,
+            decodes: n,
+            sampled: n,
+            decode_pairs: kv_tokens,
+            decode_kv_tokens: kv_tokens,
+            decode_kv_max: u64::from(batch.computed_max) + 1,
+            ..StepShape::default()
+        };
+        let duration_ns = Replica::slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
+        let end_ns = begin_ns + duration_ns;
+        let leap_over = end_ns < self.until_ns;
+        self.meters.gaps(duration_ns, n);
+        self.busy_ns += duration_ns;
+        self.steps += 1;
+        self.seqs_run += n;
+        if leap_over {
+            self.last_ns = end_ns;
+        }
+        SteadyStep { end_ns, leap_over }
+    }
+
+    fn ended(&mut self, requests: u32) {
+        self.load.tokens += u64::from(requests);
+    }
+
+    fn token(&mut self, request: RequestId, n: u32) -> Token {
+        generated_token(request.0, n)
+    }
+
+    fn gave(&mut self, request: RequestId, tokens: u32) {
+        self.meters.leapt(self.flights.get(request.0), self.first_ns, self.last_ns, tokens);
+    }
+}
+
+impl Fleet<'_> {
+    /// Ends the step in flight, and begins and ends those after it as far as they are like it and undisturbed. Returns whether it did.
+    pub(super) fn leap(&mut self, replica: usize) -> bool {
+        let until_ns = self.undisturbed_until_ns();
+        let it = &mut self.replicas[replica];
+        if it.in_flight.is_some() {
+            it.leap_first_ns = self.now_ns;
+        }
+        let mut leap = Leap {
+            cost: self.cost,
+            replica,
+            slowness: it.slowness,
+            until_ns,
+            first_ns: it.leap_first_ns,
+            last_ns: self.now_ns,
+            flights: &mut self.flights,
+            meters: &mut self.meters,
+            load: &mut self.loads[replica],
+            steps: 0,
+            seqs_run: 0,
+            busy_ns: 0,
+        };
+        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.actions);
+        if leapt == Leapt::Nowhere {
+            return false;
+        }
+        it.busy_ns += leap.busy_ns;
+        self.leapt += leap.steps;
+        self.seqs_run += leap.seqs_run;
+        self.tokens_run += leap.seqs_run;
+        if let Some(step) = it.in_flight.take() {
+            it.core.recycle(step);
+        }
+        let life = it.life;
+        match leapt {
+            Leapt::Nowhere => unreachable!("it was seen"),
+            Leapt::Steady { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
+            Leapt::Landed { begin_ns } => {
+                let actions = std::mem::take(&mut self.actions);
+                self.perform_all(begin_ns, replica, actions);
+            }
+        }
+        true
+    }
+
+    /// The first time at which something from outside may reach a replica, unless one of its own copies ends.
+    fn undisturbed_until_ns(&self) -> u64 {
+        let arrival_ns = match self.arrivals {
+            Arrivals::Traced { .. } => self.next_arrival_ns,
+            Arrivals::Serial | Arrivals::AtOnce => None,
+        };
+        let end_ns = if self.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
+        arrival_ns.into_iter().chain(end_ns).min().unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,259 @@
+//! Leaping over steps against going through them one by one: the same decisions at the same times.
+
+use trunkline_core::{Preemption, TierConfig, Write};
+
+use super::*;
+use crate::fleet::replay_source;
+use trunkline_sim_perf::link::TierLink;
+use trunkline_sim_report::observer::{Observer, StepSeen};
+use trunkline_sim_workload::synthetic::{Generator, Spec};
+
+/// Wants to see every step, so that none is leapt over.
+#[derive(Default)]
+struct Shown {
+    outcomes: Vec<Outcome>,
+    steps: u64,
+}
+
+impl Observer for Shown {
+    fn ended(&mut self, outcome: &Outcome) -> ControlFlow<()> {
+        self.outcomes.push(*outcome);
+        ControlFlow::Continue(())
+    }
+
+    fn wants_steps(&self) -> bool {
+        true
+    }
+
+    fn step(&mut self, _: &StepSeen<'_>) {
+        self.steps += 1;
+    }
+}
+
+/// Every step takes a time of its own.
+struct Linear;
+
+impl CostModel for Linear {
+    fn name(&self) -> &str {
+        "linear"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        MS + 7_919 * shape.tokens + 13 * shape.decode_kv_tokens + 5 * shape.decode_kv_max
+    }
+}
+
+/// So it does, on each replica another.
+struct Uneven;
+
+impl CostModel for Uneven {
+    fn name(&self) -> &str {
+        "uneven"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        Linear.step_ns(shape)
+    }
+
+    fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
+        self.step_ns(shape) * (10 + replica as u64 % 2) / 10
+    }
+}
+
+/// Replays leaping and stepping, and expects the same of both.
+fn same(trace: &Trace, settings: &Settings, cost: &dyn CostModel) -> Report {
+    let mut outcomes = Vec::new();
+    let mut watch = |outcome: &Outcome| {
+        outcomes.push(*outcome);
+        ControlFlow::Continue(())
+    };
+    let leapt = replay_watched(trace, settings, cost, &mut watch).unwrap();
+    let mut shown = Shown::default();
+    let stepped = replay_watched(trace, settings, cost, &mut shown).unwrap();
+    assert_eq!(shown.steps, stepped.steps);
+    assert_eq!(outcomes, shown.outcomes);
+    let leapt = Report { wall_s: 0.0, ..leapt };
+    assert_eq!(leapt, Report { wall_s: 0.0, ..stepped });
+    leapt
+}
+
+#[test]
+fn a_leap_is_the_steps_it_leaps_over() {
+    let mut preemptions = 0;
+    for seed in 0..6 {
+        let trace = conversations(150, seed);
+        for block_size in [4, 16, 64] {
+            for blocks in [400, 40_000] {
+                let mut settings = settings(block_size, blocks * 64 / block_size);
+                settings.replicas = 1 + seed as u32 % 3;
+                settings.core.max_batch_size = [256, 5][seed as usize % 2];
+                settings.routing.router = ["round_robin", "least_loaded", "prefix_affinity"][seed as usize % 3].into();
+                preemptions += same(&trace, &settings, &Linear).preemptions;
+            }
+        }
+    }
+
+    assert!(preemptions > 0, "some blocks were missing in a leap");
+}
+
+#[test]
+fn nearly_all_steps_of_lone_decodes_are_in_leaps() {
+    let trace = trace(vec![request(0, 100, 500, &[1]), request(5, 90, 300, &[2])]);
+    let settings = settings(16, 1000);
+    let (mut source, mut watch) = (trace.source(), |_: &Outcome| ControlFlow::Continue(()));
+    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
+    fleet.run().unwrap();
+    let (leapt, report) = (fleet.leapt, fleet.report());
+    // Not in leaps: each prefill and the step after it (1, 2, 7, 8), the last of the second and the step after it (306, 307), and the
+    // last of the first (500).
+    assert_eq!((report.steps, leapt), (500, 493));
+}
+
+#[test]
+fn whatever_the_policies_and_the_arrivals() {
+    let trace = conversations(120, 9);
+    for policy in ["fcfs", "sjf", "lpm", "vtc", "priority"] {
+        for arrivals in [Arrivals::Traced { speed: 0.37 }, Arrivals::Serial, Arrivals::AtOnce] {
+            let mut settings = settings(16, 1600);
+            settings.replicas = 2;
+            settings.core.policy = policy.into();
+            settings.core.eviction = "reuse".into();
+            settings.arrivals = arrivals;
+            same(&trace, &settings, &Linear);
+        }
+    }
+}
+
+#[test]
+fn whatever_is_copied_between() {
+    let trace = conversations(150, 4);
+    for write in [Write::Through, Write::SecondUse] {
+        let mut settings = settings(16, 1200);
+        settings.replicas = 2;
+        (settings.core.host_blocks, settings.core.preemption) = (500, Preemption::Swap);
+        settings.core.tiers = vec![TierConfig { name: "host".into(), blocks: 3000, write, eviction: "lru".into() }];
+        // So slow that copies share the link.
+        settings.hardware.host_link_bytes_s = 8e9;
+        same(&trace, &settings, &Linear);
+        let mut watch = |_: &Outcome| ControlFlow::Continue(());
+        let mut source = trace.source();
+        let mut fleet = Fleet::new(&mut source, &settings, &Linear, &mut watch).unwrap();
+        fleet.run().unwrap();
+        assert!(fleet.leapt > 0, "there is time between copies");
+        assert!(fleet.report().link_in.blocks > 0);
+    }
+}
+
+#[test]
+fn a_closed_source_too() {
+    let spec = r#"
+        seed = 3
+        requests = 300
+        [[population]]
+        name = "chat"
+        arrivals = { process = "poisson", sessions-per-s = 8 }
+        input-tokens = { kind = "lognormal", mean = 200, cv = 0.5, max = 1000 }
+        output-tokens = { kind = "lognormal", mean = 60, cv = 0.8, max = 300 }
+        session = { turns = { kind = "constant", value = 4 }, think-s = { kind = "exponential", mean = 0.3 } }
+    "#;
+    let spec = Spec::parse(spec).unwrap();
+    let mut settings = settings(16, 2000);
+    settings.replicas = 3;
+    let run = |observer: &mut dyn Observer| {
+        let mut source = Generator::new(&spec).unwrap();
+        assert!(source.waits_for_ends());
+        Report { wall_s: 0.0, ..replay_source(&mut source, &settings, &Linear, observer).unwrap() }
+    };
+    let stepped = run(&mut Shown::default());
+    let leapt = run(&mut |_: &Outcome| ControlFlow::Continue(()));
+    assert_eq!(leapt, stepped);
+    assert_eq!(leapt.completed, 300);
+}
+
+/// Short prompts, some of which share a beginning, and long answers: blocks run out while nothing but decodes runs.
+fn long_answers(numbers: &mut Numbers) -> Trace {
+    let mut arrival_ms = 0;
+    let requests = (0..60).map(|_| {
+        arrival_ms += numbers.below(30);
+        let (first, input_tokens) = (numbers.below(12) as u32, 20 + numbers.below(300) as u32);
+        request(arrival_ms, input_tokens, 1 + numbers.below(400) as u32, &[first])
+    });
+    trace(requests.collect())
+}
+
+/// Settings in which everything may come together: tiers of all kinds, swapping, drafts, tenants, failures, slow replicas, groups.
+fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
+    let mut pick = |n: u64| numbers.below(n) as usize;
+    let block_size = [4, 16, 64][pick(3)];
+    let blocks = |tokens: u32| tokens.div_ceil(block_size);
+    let mut settings = settings(block_size, blocks([1, 1, 2, 100][pick(4)] * least_tokens));
+    settings.replicas = 1 + pick(3) as u32;
+    settings.arrivals = match pick(8) {
+        0 => Arrivals::AtOnce,
+        1 => Arrivals::Serial,
+        _ => Arrivals::Traced { speed: [0.05, 0.3, 1.0][pick(3)] },
+    };
+    settings.routing.router =
+        ["round_robin", "least_loaded", "random2", "prefix_affinity", "prefix_affinity:stale_ms=30"][pick(5)].into();
+    let core = &mut settings.core;
+    core.policy = ["fcfs", "sjf", "lpm", "priority", "edf", "vtc"][pick(12).min(5)].into();
+    if core.policy == "vtc" && pick(2) == 0 {
+        core.policy = "fcfs".into();
+    }
+    core.eviction = ["lru", "lfu", "s3fifo", "reuse", "cost"][pick(5)].into();
+    core.preemption = [Preemption::Swap, Preemption::Recompute, Preemption::Cost][pick(3)];
+    core.max_batch_size = [3, 8, 256][pick(3)];
+    core.max_batch_tokens = [600, 8192][pick(2)];
+    core.align_chunks = pick(2) == 0;
+    core.target_step_ns = [0, 2 * MS][pick(2)];
+    core.host_blocks = blocks([0, least_tokens / 2, 10 * least_tokens][pick(3)]);
+    core.max_drafts = [0, 0, 0, 3][pick(4)];
+    for (at, name) in ["host", "disk", "remote"].into_iter().enumerate().take(pick(7).saturating_sub(3)) {
+        let write = [Write::Through, Write::SecondUse, Write::Through, Write::SecondUse, Write::Back][pick(5)];
+        let tier = blocks([1, 4, 50][pick(3)] * least_tokens);
+        core.tiers.push(TierConfig {
+            name: name.into(),
+            blocks: tier,
+            write,
+            eviction: ["lru", "s3fifo"][pick(2)].into(),
+        });
+        if at > 0 {
+            settings.far_links.push(TierLink {
+                bytes_s: [1e9, 20e9][pick(2)],
+                latency_s: 1e-4,
+                ratio: 1.0,
+                codec_bytes_s: None,
+            });
+        }
+    }
+    if pick(3) == 0 {
+        let hardware = *hardware::by_name("a100-80g").unwrap();
+        settings.add_group(hardware, Parallel::ONE, 1 + pick(2) as u32, Some(blocks(3 * least_tokens))).unwrap();
+    }
+    if pick(3) == 0 {
+        settings.routing.slow.push("0:2.5".parse().unwrap());
+    }
+    if pick(6) == 0 && settings.n_replicas() > 1 && settings.arrivals != Arrivals::AtOnce {
+        settings.routing.failures.push(["1@0.3..0.6", "0@0.5"][pick(2)].parse().unwrap());
+    }
+    if pick(6) == 0 {
+        settings.tenants = "0.7,0.3".parse().unwrap();
+    }
+    settings
+}
+
+#[test]
+fn whatever_comes_together() {
+    let mut numbers = Numbers(11);
+    let (mut preemptions, mut swaps, mut copies, mut hits) = (0, 0, 0, 0);
+    for seed in 0..15 {
+        for (trace, least_tokens) in [(conversations(60, seed), 25_600), (long_answers(&mut numbers), 1_600)] {
+            let report = same(&trace, &anything(&mut numbers, least_tokens), &Uneven);
+            preemptions += report.preemptions;
+            swaps += report.swap_ins;
+            copies += report.link_out.transfers;
+            hits += report.prefix_hit_tokens;
+        }
+    }
+    assert!(preemptions > swaps && swaps > 0 && copies > swaps && hits > 0, "{preemptions} {swaps} {copies} {hits}");
+}

@@ -1,0 +1,154 @@
+//! Copies, drafts, and what is counted of steps.
+
+use trunkline_core::transfer::{Place, Transfer};
+use trunkline_core::{Preemption, TierConfig, Write};
+
+use super::*;
+use trunkline_sim_perf::link::{self, TierLink};
+use trunkline_sim_report::observer::TransferSeen;
+
+/// The copies that were told of, in that order.
+#[derive(Default)]
+struct Copies(Vec<TransferSeen>);
+
+impl Observer for Copies {
+    fn ended(&mut self, _: &Outcome) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn transfer(&mut self, transfer: &TransferSeen) {
+        self.0.push(*transfer);
+    }
+}
+
+#[test]
+fn transfers_share_the_link_and_their_ends_are_told() {
+    let trace = trace(vec![request(0, 10, 1, &[0])]);
+    let mut settings = settings(16, 100);
+    // 2 MiB blocks, one in 100 us after 10 us.
+    settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-6;
+    let mut copies = Copies::default();
+    let mut source = trace.source();
+    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut copies).unwrap();
+    let copy = |id, from, to, n| Action::Transfer(Box::new(Transfer { id, from, to, pairs: vec![(0, 0); n] }));
+    let out = |id| copy(id, Place::Device, Place::Host, 2);
+    let back = |id, n| copy(id, Place::Host, Place::Device, n);
+    for copy in [out(1), out(2), back(3, 2), back(4, 4), back(5, 100)] {
+        fleet.perform(fleet.now_ns, 0, copy);
+    }
+    // A lane has one turn on the queue, whatever waits for it; ends are in the order of their numbers.
+    let turn = |lane| (10_000, What::LinkTurn { replica: 0, lane, version: 1 });
+    let mut queued: Vec<_> = fleet.queue.iter().map(|Reverse(it)| (it.at_ns, it.what)).collect();
+    queued.sort_unstable();
+    assert_eq!(queued, [turn(0), turn(1)]);
+    // The core waits for none of them, so the replay goes on as if there were none, and their ends do not make it longer.
+    fleet.run().unwrap();
+    let report = fleet.report();
+    assert_eq!((report.link_out.transfers, report.link_out.blocks, report.link_in.blocks), (2, 4, 106));
+    assert_eq!((report.link_out.busy_s, report.link_in.busy_s), (400e-6, 10.6e-3));
+    assert_eq!(report.duration_s, 0.001);
+    // Halves out. In: thirds until the shortest has its 200 us, halves until the next has its other 200, the rest alone.
+    let ends = copies.0.iter().map(|copy| (copy.end_ns, copy.blocks)).collect::<Vec<_>>();
+    assert_eq!(ends, [(410_000, 2), (410_000, 2), (610_000, 2), (1_010_000, 4), (10_610_000, 100)]);
+    assert!(copies.0.iter().all(|copy| (copy.asked_ns, copy.begin_ns, copy.cut) == (0, 10_000, false)));
+}
+
+#[test]
+fn every_copy_is_told_of_once_when_it_is_over() {
+    let trace = conversations(200, 5);
+    let mut settings = Settings { replicas: 2, ..settings(16, 900) };
+    (settings.core.host_blocks, settings.core.preemption) = (500, Preemption::Swap);
+    let tier =
+        |name: &str, blocks| TierConfig { name: name.into(), blocks, write: Write::Through, eviction: "lru".into() };
+    settings.core.tiers = vec![tier("host", 600), tier("disk", 20_000)];
+    settings.far_links = vec![TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 0.5, codec_bytes_s: Some(5e9) }];
+    // A link so slow that copies overlap.
+    settings.hardware.host_link_bytes_s = 10e9;
+    settings.routing.failures = vec!["0@0.5005..0.7".parse().unwrap(), "1@0.8005..0.9".parse().unwrap()];
+    let mut copies = Copies::default();
+    let report = replay_watched(&trace, &settings, &OneMs, &mut copies).unwrap();
+    let copies = copies.0;
+    assert_eq!(report.completed, 200);
+    assert!(copies.is_sorted_by_key(|copy| copy.end_ns));
+    let begin_of = |copy: &TransferSeen| copy.asked_ns <= copy.begin_ns && copy.begin_ns <= copy.end_ns;
+    assert!(copies.iter().all(begin_of));
+    let cut: Vec<_> = copies.iter().filter(|copy| copy.cut).map(|copy| (copy.end_ns, copy.replica)).collect();
+    let failures = [(500_500_000, 0), (800_500_000, 1)];
+    assert!(
+        failures.iter().all(|failure| cut.contains(failure)) && cut.iter().all(|it| failures.contains(it)),
+        "{cut:?}"
+    );
+    for (lane, link) in report.tiers.iter().flat_map(|tier| [tier.link_out, tier.link_in]).enumerate() {
+        let of_lane = || copies.iter().filter(|copy| link::lane(copy.from, copy.to) == lane);
+        let blocks = of_lane().map(|copy| u64::from(copy.blocks)).sum::<u64>();
+        assert_eq!((link.transfers, link.blocks), (of_lane().count() as u64, blocks), "lane {lane}");
+        assert!(link.transfers > 0, "lane {lane}");
+        // A link is busy as long as what came over it takes: sharing loses nothing, but for what was cut.
+        let block_s = 2_097_152.0 / [10e9, 5e9][lane / 2];
+        let whole = of_lane().filter(|copy| !copy.cut).map(|copy| f64::from(copy.blocks) * block_s).sum::<f64>();
+        let least_s = whole - 1e-6;
+        assert!(
+            (least_s..blocks as f64 * block_s + 1e-6).contains(&link.busy_s),
+            "lane {lane}: {} {whole}",
+            link.busy_s
+        );
+    }
+    assert_eq!(report, Report { wall_s: report.wall_s, ..run(&trace, &settings) });
+}
+
+#[test]
+fn requests_are_swapped_over_the_link_and_back() {
+    let requests = (0..8).map(|i| request(0, 64, 200, &[i])).collect();
+    let trace = trace(requests);
+    let mut settings = settings(16, 60);
+    (settings.core.host_blocks, settings.core.preemption) = (200, Preemption::Swap);
+    let report = run(&trace, &settings);
+    assert_eq!((report.completed, report.output_tokens), (8, 1600));
+    assert!(report.swap_outs > 0 && report.swap_outs == report.swap_ins, "{} {}", report.swap_outs, report.swap_ins);
+    assert!(report.link_out.blocks > 0 && report.link_in.blocks > 0);
+    let bytes_s = report.link_out.blocks as f64 * 2_097_152.0 / 55e9;
+    assert!((report.link_out.busy_s - bytes_s).abs() < 1e-6, "{} {bytes_s}", report.link_out.busy_s);
+    assert_eq!(report, Report { wall_s: report.wall_s, ..run(&trace, &settings) });
+    // A link on which a block takes as long as a hundred steps makes the requests that were swapped late.
+    settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-3;
+    assert!(run(&trace, &settings).duration_s > report.duration_s + 0.1);
+}
+
+#[test]
+fn costs_are_estimated_from_hardware_and_model() {
+    let mut settings = settings(16, 100);
+    settings.estimate_costs(&OneMs);
+    // 2 MiB at 55 GB/s; a millisecond for 2,048 tokens.
+    assert_eq!((settings.core.swap_block_ns, settings.core.recompute_token_ns), (38_131, 489));
+}
+
+#[test]
+fn drafts_that_are_right_save_steps() {
+    let trace = trace(vec![request(0, 64, 100, &[0])]);
+    let steps = |max_drafts, draft_acceptance| {
+        let mut settings = Settings { draft_acceptance, ..settings(16, 100) };
+        settings.core.max_drafts = max_drafts;
+        let report = run(&trace, &settings);
+        assert_eq!(report.output_tokens, 100);
+        assert_eq!(
+            report.steps + report.accepted_drafts,
+            100,
+            "every step gives a token, and one for every right draft"
+        );
+        assert!(report.accepted_drafts <= report.drafted_tokens);
+        report.steps
+    };
+    assert_eq!((steps(0, 1.0), steps(4, 0.0)), (100, 100));
+    assert!((20..30).contains(&steps(4, 1.0)), "{}", steps(4, 1.0));
+    assert!((35..60).contains(&steps(4, 0.6)), "{}", steps(4, 0.6));
+}
+
+#[test]
+fn means_of_steps() {
+    let settings = settings(16, 100);
+    let report = run(&trace(vec![request(0, 10, 3, &[0]), request(0, 20, 2, &[1])]), &settings);
+    // The first alone: it came first. Then its decode and the other's prompt, then two decodes.
+    assert_eq!((report.steps, report.mean_batch), (3, 5.0 / 3.0));
+    assert_eq!(report.mean_step_tokens, (10.0 + 21.0 + 2.0) / 3.0);
+    assert_eq!((report.drafted_tokens, report.requests_s), (0, 2.0 / 0.003));
+}

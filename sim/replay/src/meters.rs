@@ -1,0 +1,259 @@
+//! What is measured of requests, by tenant.
+
+use trunkline_core::{StepSeq, Token, Usage};
+
+use crate::flights::{Flight, Flights};
+use trunkline_sim_report::fairness::{Contention, OUTPUT_UNITS};
+use trunkline_sim_report::numbers::ratio;
+use trunkline_sim_report::outcome::Outcome;
+use trunkline_sim_report::report::{FairnessReport, TenantReport};
+use trunkline_sim_workload::summary::{Histogram, Kept, Summary};
+use trunkline_sim_workload::tenants::Shares;
+use trunkline_sim_workload::trace::generated_token;
+
+/// What is measured of a tenant.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TenantMeters {
+    pub requests: u64,
+    pub completed: u64,
+    pub refused: u64,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub output_tokens: u64,
+    pub ttft: Kept,
+    pub tpot: Kept,
+    pub e2e: Kept,
+}
+
+/// All meters of a replay.
+pub(crate) struct Meters<'a> {
+    shares: &'a Shares,
+    tenants: Vec<TenantMeters>,
+    itl: Histogram,
+    /// By replica; empty if there is one tenant, who competes with nobody.
+    contentions: Vec<Contention>,
+}
+
+impl<'a> Meters<'a> {
+    pub(crate) fn new(shares: &'a Shares, replicas: usize) -> Self {
+        let n_tenants = shares.as_slice().len();
+        Self {
+            shares,
+            tenants: vec![TenantMeters::default(); n_tenants],
+            itl: Histogram::default(),
+            contentions: if n_tenants == 1 { Vec::new() } else { vec![Contention::new(n_tenants); replicas] },
+        }
+    }
+
+    /// Whether there is one tenant, so that it does not matter how steps divide their service.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.contentions.is_empty()
+    }
+
+    /// A request goes to `replica`.
+    pub(crate) fn submit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
+        self.tenants[usize::from(flight.tenant)].requests += 1;
+        self.resubmit(flight, now_ns, replica);
+    }
+
+    /// A request was turned away.
+    pub(crate) fn refuse(&mut self, flight: &Flight, now_ns: u64, replica: usize, request: u64) -> Outcome {
+        let tenant = usize::from(flight.tenant);
+        self.tenants[tenant].refused += 1;
+        if let Some(contention) = self.contentions.get_mut(replica) {
+            contention.leave(now_ns, tenant);
+        }
+        Outcome {
+            request,
+            arrival_ns: flight.submitted_ns,
+            replica: replica as u32,
+            tenant: tenant as u32,
+            prompt_tokens: flight.traced.input_tokens,
+            cached_tokens: 0,
+            output_tokens: 0,
+            queue_ns: None,
+            ttft_ns: None,
+            tpot_ns: None,
+            e2e_ns: None,
+            preemptions: 0,
+            refused: true,
+        }
+    }
+
+    /// A request was taken from `replica` and is to start over elsewhere.
+    pub(crate) fn take_back(&mut self, flight: &mut Flight, now_ns: u64, replica: usize) {
+        flight.n_here = 0;
+        let began = std::mem::replace(&mut flight.began, false);
+        if let (false, Some(contention)) = (began, self.contentions.get_mut(replica)) {
+            contention.leave(now_ns, usize::from(flight.tenant));
+        }
+    }
+
+    /// A request that was taken back goes to `replica`.
+    pub(crate) fn resubmit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
+        if let Some(contention) = self.contentions.get_mut(replica) {
+            contention.wait(now_ns, usize::from(flight.tenant));
+        }
+    }
+
+    /// A step with these sequences begins.
+    pub(crate) fn step_began(&mut self, flights: &mut Flights, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
+        for seq in seqs.iter().filter(|seq| seq.start) {
+            let flight = flights.get(seq.request.0);
+            if std::mem::replace(&mut flight.began, true) {
+                continue;
+            }
+            if flight.n_generated == 0 {
+                flight.began_ns = now_ns;
+            }
+            if let Some(contention) = self.contentions.get_mut(replica) {
+                contention.leave(now_ns, usize::from(flight.tenant));
+            }
+        }
+    }
+
+    /// A step ended; `ends` are those of its result. Nobody has been told its tokens yet.
+    pub(crate) fn step_ended(&mut self, flights: &mut Flights, replica: usize, seqs: &[StepSeq], ends: &[u32]) {
+        let Some(contention) = self.contentions.get_mut(replica) else { return };
+        let mut begin = 0;
+        for (seq, end) in seqs.iter().zip(ends) {
+            let flight = flights.get(seq.request.0);
+            let mut units = u64::from(end - begin) * OUTPUT_UNITS;
+            begin = *end;
+            if seq.n_generated == 0 {
+                let served = (seq.computed + seq.n_tokens).min(flight.traced.input_tokens);
+                units += u64::from(served.saturating_sub(flight.prompt_served.max(seq.computed)));
+                flight.prompt_served = flight.prompt_served.max(served);
+            }
+            contention.serve(usize::from(flight.tenant), units);
+        }
+        contention.step_ended();
+    }
+
+    /// A request was given its next token.
+    pub(crate) fn token(&mut self, flight: &mut Flight, now_ns: u64, request: u64, token: Token) {
+        assert_eq!(token, generated_token(request, flight.n_here), "tokens of a request come once and in order");
+        flight.n_here += 1;
+        if flight.n_here <= flight.n_generated {
+            // Its client has it from the replica that failed.
+            return;
+        }
+        if flight.n_generated == 0 {
+            flight.first_token_ns = now_ns;
+            self.tenants[usize::from(flight.tenant)].ttft.record(now_ns - flight.submitted_ns);
+        } else {
+            self.itl.record(now_ns - flight.last_token_ns, 1);
+        }
+        flight.last_token_ns = now_ns;
+        flight.n_generated += 1;
+    }
+
+    /// A step that was leapt over gave `n` requests, all of which got a token when it began, their next one.
+    pub(crate) fn gaps(&mut self, duration_ns: u64, n: u64) {
+        self.itl.record(duration_ns, n);
+    }
+
+    /// A leap gave a request, which had a token before, one at `first_ns` and others until `last_ns`, whose gaps are counted.
+    pub(crate) fn leapt(&mut self, flight: &mut Flight, first_ns: u64, last_ns: u64, tokens: u32) {
+        debug_assert!(flight.n_generated > 0 && flight.n_here == flight.n_generated);
+        self.itl.record(first_ns - flight.last_token_ns, 1);
+        flight.last_token_ns = last_ns;
+        flight.n_generated += tokens;
+        flight.n_here += tokens;
+    }
+
+    /// A request has all its tokens.
+    pub(crate) fn finish(
+        &mut self,
+        flight: &Flight,
+        now_ns: u64,
+        replica: usize,
+        request: u64,
+        usage: &Usage,
+    ) -> Outcome {
+        let asked = flight.traced.output_tokens;
+        assert_eq!((flight.n_generated, flight.n_here), (asked, asked), "a request ends when it has its tokens");
+        let tenant = &mut self.tenants[usize::from(flight.tenant)];
+        let e2e_ns = now_ns - flight.submitted_ns;
+        tenant.e2e.record(e2e_ns);
+        let tpot_ns = (asked > 1).then(|| (now_ns - flight.first_token_ns) / u64::from(asked - 1));
+        tpot_ns.into_iter().for_each(|ns| tenant.tpot.record(ns));
+        tenant.completed += 1;
+        tenant.prompt_tokens += u64::from(usage.prompt_tokens);
+        tenant.cached_tokens += u64::from(usage.cached_tokens);
+        tenant.output_tokens += u64::from(usage.completion_tokens);
+        Outcome {
+            request,
+            arrival_ns: flight.submitted_ns,
+            replica: replica as u32,
+            tenant: u32::from(flight.tenant),
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            output_tokens: usage.completion_tokens,
+            queue_ns: Some(flight.began_ns - flight.submitted_ns),
+            ttft_ns: Some(flight.first_token_ns - flight.submitted_ns),
+            tpot_ns,
+            e2e_ns: Some(e2e_ns),
+            preemptions: usage.preemptions,
+            refused: false,
+        }
+    }
+
+    /// What was measured over all tenants, every gap between two tokens, and how the tenants fared if there are several.
+    pub(crate) fn end(mut self) -> (TenantMeters, Summary, Option<FairnessReport>) {
+        let itl = self.itl.summary();
+        match self.tenants.len() {
+            1 => (self.tenants.remove(0), itl, None),
+            _ => (self.total(), itl, Some(self.fairness())),
+        }
+    }
+
+    fn total(&self) -> TenantMeters {
+        let mut total = TenantMeters::default();
+        for tenant in &self.tenants {
+            total.requests += tenant.requests;
+            total.completed += tenant.completed;
+            total.refused += tenant.refused;
+            total.prompt_tokens += tenant.prompt_tokens;
+            total.cached_tokens += tenant.cached_tokens;
+            total.output_tokens += tenant.output_tokens;
+            total.ttft.extend(&tenant.ttft);
+            total.tpot.extend(&tenant.tpot);
+            total.e2e.extend(&tenant.e2e);
+        }
+        total
+    }
+
+    fn fairness(self) -> FairnessReport {
+        let contended = |tenant: usize| {
+            let contenders = self.contentions.iter().map(|contention| contention.tenants()[tenant]);
+            contenders.fold((0, 0), |(ns, service), it| (ns + it.contended_ns, service + it.contended_service))
+        };
+        let report = |(number, meters): (usize, TenantMeters)| {
+            let (contended_ns, service) = contended(number);
+            tenant_report(self.shares.as_slice()[number], meters, contended_ns, service)
+        };
+        FairnessReport {
+            service_gap_max: self.contentions.iter().map(Contention::gap_max).max().unwrap_or(0),
+            tenants: self.tenants.into_iter().enumerate().map(report).collect(),
+        }
+    }
+}
+
+fn tenant_report(share: f64, meters: TenantMeters, contended_ns: u64, contended_service: u64) -> TenantReport {
+    let contended_s = contended_ns as f64 / 1e9;
+    TenantReport {
+        share,
+        requests: meters.requests,
+        completed: meters.completed,
+        refused: meters.refused,
+        prompt_tokens: meters.prompt_tokens,
+        output_tokens: meters.output_tokens,
+        prefix_hit_tokens: meters.cached_tokens,
+        ttft_s: meters.ttft.summary(),
+        tpot_s: meters.tpot.summary(),
+        e2e_s: meters.e2e.summary(),
+        contended_s,
+        contended_service_s: ratio(contended_service as f64, contended_s),
+    }
+}

@@ -1,0 +1,168 @@
+//! Answers against those of trying everything.
+
+use super::*;
+use crate::fleet::replay;
+use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::{hardware, model};
+use trunkline_sim_report::outcome::Outcome;
+use trunkline_sim_report::slo::Slo;
+use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
+
+const MS: u64 = 1_000_000;
+
+/// Steps get longer with what is in them.
+struct Linear;
+
+impl CostModel for Linear {
+    fn name(&self) -> &str {
+        "linear"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        MS + shape.tokens * 20_000
+    }
+}
+
+fn steady(n: u32, gap_ms: u64) -> Trace {
+    let request = |i: u32| TraceRequest {
+        arrival_ns: u64::from(i) * gap_ms * MS,
+        input_tokens: 100 + i * 37 % 100,
+        output_tokens: 20,
+        content: Content::Unique(i),
+    };
+    Trace { format: Format::Azure, requests: (0..n).map(request).collect() }
+}
+
+fn settings(replicas: u32, device_blocks: u32) -> Settings {
+    Settings {
+        replicas,
+        core: trunkline_core::Config { device_blocks, ..Settings::core() },
+        draft_acceptance: 0.5,
+        ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
+    }
+}
+
+fn slos(specs: &[&str], goodput: Option<f64>) -> Slos {
+    Slos::new(&specs.iter().map(|spec| spec.parse::<Slo>().unwrap()).collect::<Vec<_>>(), goodput).unwrap()
+}
+
+fn answer(trace: &Trace, settings: Settings, slos: &Slos, goal: Goal, complete: bool) -> Result<Answer, PlanError> {
+    let candidate = Candidate { settings, cost: &Linear, price_hour: Some(2.0) };
+    plan(trace, &candidate, &Search { slos, goal, complete }, &|| {})
+}
+
+#[test]
+fn the_least_number_of_replicas_is_that_of_trying_all() {
+    let trace = steady(400, 1);
+    let mut answers = Vec::new();
+    for (specs, goodput) in [
+        (&["ttft_p99=40ms"][..], None),
+        (&["ttft_p99=15ms", "tpot_p95=20ms"], None),
+        (&["e2e_mean=90ms"], None),
+        (&["ttft=12ms", "e2e=200ms"], Some(0.9)),
+        (&["itl_p99=12ms"], None),
+        (&["ttft_p99=1us"], None),
+    ] {
+        let slos = slos(specs, goodput);
+        let met: Vec<bool> = (1..=24)
+            .map(|replicas| {
+                let mut judge = Judge::new(&slos, 400);
+                let settings = settings(replicas, 2_000);
+                let report = replay_watched(&trace, &settings, &Linear, &mut |outcome: &Outcome| {
+                    judge.see(outcome);
+                    ControlFlow::Continue(())
+                });
+                judge.figures(&report.unwrap()).iter().all(|figure| figure.met)
+            })
+            .collect();
+        let expected = met.iter().position(|met| *met).map(|at| at as u32 + 1);
+        assert!(met.is_sorted(), "more replicas are never worse here: {specs:?} {met:?}");
+        for complete in [false, true] {
+            let found = answer(&trace, settings(7, 2_000), &slos, Goal::Replicas { max: 24 }, complete).unwrap();
+            assert_eq!(found.best.as_ref().map(|probe| probe.replicas), expected, "{specs:?}");
+            assert!(found.monotone);
+            assert!(found.probes.is_sorted_by_key(|probe| probe.replicas));
+            for probe in &found.probes {
+                assert_eq!(probe.met, met[probe.replicas as usize - 1]);
+                assert!(
+                    probe.met || !complete || probe.figures.iter().any(|figure| !figure.met && figure.margin < 0.0)
+                );
+                assert_eq!(probe.stopped_by.is_some(), probe.figures.is_empty());
+                assert!(!complete || probe.stopped_by.is_none());
+            }
+            let easiest = found.probes.last().unwrap();
+            assert!(found.best.is_some() || !easiest.figures.is_empty(), "it is told by how much all fail");
+            if let Some(best) = found.best {
+                assert!(best.figures.iter().all(|figure| figure.met && figure.margin >= 0.0));
+                assert!(expected == Some(1) || found.probes.iter().any(|probe| probe.replicas == best.replicas - 1));
+                assert!(found.probes.iter().any(|probe| probe.replicas == best.replicas + 1));
+            }
+        }
+        answers.push(expected);
+    }
+    assert!(answers.contains(&None) && answers.iter().flatten().any(|n| *n > 2), "{answers:?}");
+}
+
+#[test]
+fn the_highest_rate_is_met_and_a_little_more_is_not() {
+    let slos = slos(&["ttft_p99=20ms"], None);
+    // From far below what the trace asks to far above.
+    for gap_ms in [1, 4, 100] {
+        let trace = steady(400, gap_ms);
+        let found = answer(&trace, settings(2, 2_000), &slos, Goal::Rate, false).unwrap();
+        let best = found.best.clone().unwrap();
+        assert!(best.met && found.monotone && !found.at_end);
+        assert_eq!(best.replicas, 2);
+        let p99_at = |speed| {
+            let settings = Settings { arrivals: Arrivals::Traced { speed }, ..settings(2, 2_000) };
+            replay(&trace, &settings, &Linear, &mut |_| {}).unwrap().ttft_s.p99
+        };
+        assert!(p99_at(best.speed) <= 0.02 && p99_at(best.speed * 2f64.powf(1.0 / 32.0)) > 0.02);
+        assert!((best.arrival_requests_s.unwrap() / best.speed - 1_000.0 / gap_ms as f64).abs() < 1e-6);
+    }
+    // What a lone request cannot meet, no rate can.
+    let never = self::slos(&["ttft_p99=1us"], None);
+    assert_eq!(answer(&steady(20, 10), settings(1, 2_000), &never, Goal::Rate, false).unwrap().best, None);
+    let at_once = answer(&steady(20, 0), settings(1, 2_000), &never, Goal::Rate, false).unwrap_err().to_string();
+    assert_eq!(at_once, "all requests of the trace arrive at one instant, so it has no rate; give no load");
+}
+
+#[test]
+fn prices_are_per_token() {
+    let trace = steady(100, 10);
+    let easy = slos(&["e2e_max=100s"], None);
+    let found = answer(&trace, settings(1, 2_000), &easy, Goal::Replicas { max: 3 }, false).unwrap();
+    assert!(!found.is_saturated() && found.load.is_some_and(|load| load > 0.0), "{:?}", found.load);
+    let best = found.best.unwrap();
+    let report = replay(&trace, &settings(1, 2_000), &Linear, &mut |_| {}).unwrap();
+    let million = 2.0 * report.duration_s / 3600.0 / (100.0 * 20.0 / 1e6);
+    assert!((best.price_million_output_tokens.unwrap() / million - 1.0).abs() < 1e-9);
+    assert!(best.price_million_tokens.unwrap() < million);
+    assert_eq!(best.utilisation, Some(report.utilisation));
+}
+
+#[test]
+fn what_no_fleet_can_do_is_told() {
+    let trace = steady(100, 10);
+    let slos = slos(&["ttft=1s"], Some(0.99));
+    let told = |settings, goal| answer(&trace, settings, &slos, goal, false).unwrap_err().to_string();
+    // Ten blocks hold prompts of 141 tokens and less.
+    let too_large = told(settings(1, 10), Goal::Replicas { max: 8 });
+    assert!(
+        too_large.ends_with(
+            " of 100 requests are too large for h100-80g, more than the goodput allows; give it more blocks"
+        ),
+        "{too_large}"
+    );
+    assert_eq!(told(settings(1, 1_000), Goal::Replicas { max: 0 }), "the most replicas is 0; it must be at least 1");
+    let mut faulty = settings(1, 1_000);
+    faulty.routing.slow = vec!["0:2".parse().unwrap()];
+    assert_eq!(
+        told(faulty, Goal::Replicas { max: 2 }),
+        "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
+    );
+    let candidate = Candidate { settings: settings(1, 1_000), cost: &Linear, price_hour: Some(-1.0) };
+    let search = Search { slos: &slos, goal: Goal::Rate, complete: false };
+    let price = plan(&trace, &candidate, &search, &|| {}).unwrap_err().to_string();
+    assert_eq!(price, "price of h100-80g is -1; it must be a number above 0");
+}

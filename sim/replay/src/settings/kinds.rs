@@ -1,0 +1,115 @@
+//! Settings of fleets of several kinds of replica.
+
+use trunkline_core::Config;
+use trunkline_sim_perf::cost::{BoxedCost, CostError, Mixed, Parallel};
+use trunkline_sim_perf::hardware::Hardware;
+use trunkline_sim_perf::memory::{DoesNotFit, device_blocks_beside};
+use trunkline_sim_report::FleetShape;
+
+use super::Settings;
+use crate::group::Group;
+
+impl Settings {
+    /// Replicas of all kinds.
+    pub fn n_replicas(&self) -> u32 {
+        self.others.iter().fold(self.replicas, |sum, group| sum.saturating_add(group.replicas))
+    }
+
+    /// The group of a replica, if it is not of the first kind.
+    pub fn group_of(&self, replica: usize) -> Option<&Group> {
+        let mut after = self.replicas as usize;
+        self.others.iter().find(|group| {
+            let before = after;
+            after += group.replicas as usize;
+            (before..after).contains(&replica)
+        })
+    }
+
+    /// The device of a replica.
+    pub fn hardware_of(&self, replica: usize) -> &Hardware {
+        self.group_of(replica).map_or(&self.hardware, |group| &group.hardware)
+    }
+
+    /// The limits of a replica's core.
+    pub fn core_of(&self, replica: usize) -> Config {
+        match self.group_of(replica) {
+            None => self.core.clone(),
+            Some(group) => self.core_in(group),
+        }
+    }
+
+    /// The limits of the cores of a group.
+    pub(crate) fn core_in(&self, group: &Group) -> Config {
+        Config {
+            device_blocks: group.device_blocks,
+            swap_block_ns: group.swap_block_ns,
+            recompute_token_ns: group.recompute_token_ns,
+            ..self.core.clone()
+        }
+    }
+
+    /// The name of the device, or of each kind how many replicas of which devices.
+    pub fn devices(&self) -> String {
+        if self.others.is_empty() {
+            return self.hardware.name.into();
+        }
+        let kinds = self.kinds().map(|(replicas, hardware, parallel, _)| match parallel {
+            Parallel::ONE => format!("{replicas} x {}", hardware.name),
+            parallel => format!("{replicas} x {} {parallel}", hardware.name),
+        });
+        kinds.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Adds replicas of another kind, with so many blocks or as many as fit beside the weights, and with costs that are yet to be
+    /// estimated ([`Settings::estimate_costs`]).
+    pub fn add_group(
+        &mut self,
+        hardware: Hardware,
+        parallel: Parallel,
+        replicas: u32,
+        device_blocks: Option<u32>,
+    ) -> Result<(), DoesNotFit> {
+        let fitting = || device_blocks_beside(self.weights, &hardware, &self.model, parallel, self.core.block_size);
+        let device_blocks = device_blocks.map_or_else(fitting, Ok)?;
+        let Config { swap_block_ns, recompute_token_ns, .. } = self.core;
+        self.others.push(Group { hardware, parallel, replicas, device_blocks, swap_block_ns, recompute_token_ns });
+        Ok(())
+    }
+
+    /// Each kind: replicas, device, shape, blocks.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = (u32, &Hardware, Parallel, u32)> {
+        let first = (self.replicas, &self.hardware, self.parallel, self.core.device_blocks);
+        let others = self.others.iter();
+        std::iter::once(first)
+            .chain(others.map(|group| (group.replicas, &group.hardware, group.parallel, group.device_blocks)))
+    }
+
+    /// Makes the cost model. That can mean reading a table: once is enough for settings that differ in nothing it depends on.
+    pub fn cost_model(&self) -> Result<BoxedCost, CostError> {
+        let make = |hardware, parallel| self.cost.make(hardware, &self.model, parallel, self.weights);
+        if self.others.is_empty() {
+            return make(&self.hardware, self.parallel);
+        }
+        let kinds = self.kinds().map(|(replicas, hardware, parallel, _)| {
+            let cost = make(hardware, parallel)?;
+            Ok((replicas, format!("{replicas} x {}: {}", hardware.name, cost.name()), cost))
+        });
+        Ok(Box::new(Mixed::new(kinds.collect::<Result<_, CostError>>()?)))
+    }
+
+    /// Returns the sizes and permanent failures of this fleet, as the observers of a replay need them.
+    pub fn fleet_shape(&self) -> FleetShape {
+        let n = self.n_replicas();
+        let tiers = self.core.tiers.iter();
+        let lost = self.routing.failures.iter().filter(|failure| failure.back_ns.is_none());
+        FleetShape {
+            device_blocks: (0..n as usize).map(|replica| self.core_of(replica).device_blocks.into()).collect(),
+            block_bytes: self.model.kv_bytes_per_token() * u64::from(self.core.block_size),
+            tiers: tiers.map(|tier| (tier.name.clone(), u64::from(tier.blocks) * u64::from(n))).collect(),
+            lost: lost.map(|failure| (failure.at_ns, failure.replica)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

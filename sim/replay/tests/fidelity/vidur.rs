@@ -1,0 +1,84 @@
+//! Vidur's own run of Sarathi-Serve (8B on an A100, Azure's conversations at two thirds of their rate), replayed from Vidur's own tables.
+
+use trunkline_core::Config;
+use trunkline_sim_perf::cost::{CostChoice, CostModel, Parallel, Roofline, StepShape, Table, Weights};
+use trunkline_sim_perf::{hardware, model};
+use trunkline_sim_replay::{Arrivals, Settings, engines, replay};
+use trunkline_sim_report::Report;
+use trunkline_sim_workload::Trace;
+use trunkline_sim_workload::summary::Summary;
+use trunkline_sim_workload::trace::{ReaderOptions, Selection};
+
+use crate::{data, errors, line};
+
+/// Blocks of the run, and the longest sequence of its tables.
+const BLOCKS: u32 = 30_208;
+const CONTEXT_MAX: u32 = 4096;
+
+fn run(requests: u64, block_size: u32) -> Option<Report> {
+    let (profile, trace) = (data("profiles/vidur/llama3_8b_tp1")?, data("traces/azure_conv_2023.csv.gz")?);
+    let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
+    let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
+    let settings = Settings {
+        far_links: Vec::new(),
+        routing: trunkline_sim_replay::Routing::default(),
+        parallel: Parallel::ONE,
+        cost: CostChoice::Table { layout: None, path: profile },
+        weights: Weights::Resident,
+        others: Vec::new(),
+        hardware: *hardware::by_name("a100-80g").unwrap(),
+        model: *model::by_name("llama-3.1-8b").unwrap(),
+        replicas: 1,
+        core: Config { block_size, ..engines::by_name("sarathi").unwrap().core(BLOCKS * 16 / block_size) },
+        arrivals: Arrivals::Traced { speed: 1.0 / 1.5 },
+        tenants: "1".parse().unwrap(),
+        draft_acceptance: 0.0,
+    };
+    let cost = settings.cost_model().unwrap();
+    Some(replay(&trace, &settings, &*cost, &mut |_| {}).unwrap())
+}
+
+#[test]
+fn the_first_request_takes_as_long_to_the_microsecond() {
+    let Some(report) = run(1, 16) else { return };
+    let (ttft_ms, e2e_s) = (report.ttft_s.max * 1e3, report.e2e_s.max);
+    println!("TTFT {ttft_ms} ms, E2E {e2e_s} s");
+    assert!((ttft_ms - 29.00256).abs() < 1e-5, "{ttft_ms}");
+    assert!((e2e_s - 0.4814835).abs() < 1e-6, "{e2e_s}");
+}
+
+#[test]
+fn the_whole_run_has_its_percentiles() {
+    // What Vidur reports, seconds: mean, p50, p90, p95, p99, max. Its TPOT is the time between tokens after the first.
+    let ttft = Summary { mean: 0.201219, p50: 0.116728, p90: 0.434908, p95: 0.621351, p99: 1.196509, max: 3.453711 };
+    let tpot =
+        Summary { mean: 0.0187916, p50: 0.0167053, p90: 0.0270990, p95: 0.0326410, p99: 0.0444755, max: 0.0479892 };
+    let e2e = Summary { mean: 3.950100, p50: 2.682937, p90: 7.979438, p95: 9.253648, p99: 12.831547, max: 28.641607 };
+    let Some(report) = run(u64::MAX, 16) else { return };
+    println!("{} steps, wall {} s", report.steps, report.wall_s);
+    println!("       mean    p50    p90    p95    p99    max");
+    for (what, found, expected) in
+        [("TTFT", &report.ttft_s, &ttft), ("TPOT", &report.tpot_s, &tpot), ("E2E", &report.e2e_s, &e2e)]
+    {
+        let errors = errors(found, expected);
+        println!("{}", line(what, &errors));
+        assert!(errors.iter().all(|error| error.abs() < 0.005), "{what}: {errors:?}");
+    }
+    assert_eq!((report.completed, report.preemptions), (19_366, 0));
+}
+
+#[test]
+fn a_table_of_two_devices_includes_what_they_tell_each_other() {
+    let Some(profile) = data("profiles/vidur/llama2_70b_tp2") else { return };
+    let text = r#"{"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
+        "num_key_value_heads": 8, "vocab_size": 32000}"#;
+    let model = model::parse_config("llama-2-70b", text).unwrap();
+    let hardware = hardware::by_name("a100-80g").unwrap();
+    let table = Table::from_vidur(&profile, hardware, &model, 2).unwrap();
+    let roofline = Roofline::parallel(hardware, &model, Parallel { tensor: 2, pipeline: 1 });
+    for shape in [StepShape::decodes(1, 100), StepShape::decodes(64, 2000), StepShape::prefill(2048, 0)] {
+        let (table_ms, roofline_ms) = (table.step_ns(&shape) as f64 / 1e6, roofline.step_ns(&shape) as f64 / 1e6);
+        println!("{table_ms:.1} ms in the table, {roofline_ms:.1} ms by the roofline");
+        assert!((0.7..1.3).contains(&(roofline_ms / table_ms)), "{shape:?}");
+    }
+}

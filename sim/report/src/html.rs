@@ -1,0 +1,175 @@
+//! A report as one HTML page: charts of one replay, or of several side by side.
+//!
+//! The page needs nothing but itself: styles, the script that draws the charts and the data they are drawn from are in it, and it asks no
+//! network for anything. Tables are HTML, so they can be read without the script. The same replays give the same page, byte for byte: what
+//! a replay took on the machine it ran on is not in it.
+
+use serde::Serialize;
+
+use crate::numbers::grouped;
+use crate::report::Report;
+use crate::series::SeriesReport;
+
+mod figures;
+mod settings;
+mod tables;
+
+const PAGE: &str = include_str!("html/page.html");
+const STYLE: &str = include_str!("html/style.css");
+const SCRIPT: &str = include_str!("html/charts.js");
+
+/// A replay that is shown.
+#[derive(Clone, Debug)]
+pub struct Run<'a> {
+    /// What tells it from the others, such as `fcfs, lru`.
+    pub label: String,
+    /// What it found.
+    pub report: &'a Report,
+    /// What it was like over time.
+    pub series: &'a SeriesReport,
+}
+
+/// What the script is given of a run.
+#[derive(Serialize)]
+struct Data<'a> {
+    label: &'a str,
+    report: serde_json::Value,
+    series: &'a SeriesReport,
+}
+
+/// The page of these runs of one trace; empty if there are none.
+pub fn page(runs: &[Run<'_>]) -> String {
+    let Some(first) = runs.first() else { return String::new() };
+    let several = runs.len() > 1;
+    let settings = &first.report.settings;
+    let trace = if settings.trace.is_empty() { "a trace" } else { &settings.trace };
+    let heading = escape(file_name(trace));
+    let replicas = runs.iter().any(|run| run.report.settings.replicas > 1);
+    let max_note = if several { ", mean" } else { ": the mean, and the most at any time" };
+    let arrived_note = if several { "" } else { ", and those that arrived" };
+    fill(
+        PAGE,
+        &[
+            ("count", if several { "several" } else { "one" }.into()),
+            ("title", format!("{heading} - Trunkline replay")),
+            ("style", STYLE.into()),
+            ("heading", heading),
+            ("lede", lede(runs)),
+            ("runs", tables::legend(runs)),
+            ("summary", if several { tables::comparison(runs) } else { tables::cards(first) }),
+            ("percentiles", tables::percentiles(runs)),
+            ("buckets", buckets(runs)),
+            ("arrived_note", arrived_note.into()),
+            ("max_note", max_note.into()),
+            ("replicas_link", if replicas { r##"<a href="#replicas">Replicas</a>"##.into() } else { String::new() }),
+            ("replicas", if replicas { REPLICAS.into() } else { String::new() }),
+            ("settings", settings::tables(runs)),
+            ("trust", settings::trust(runs)),
+            ("footer", footer(runs)),
+            ("data", data(runs)),
+            ("script", SCRIPT.into()),
+        ],
+    )
+}
+
+/// The part on replicas, if there are several.
+const REPLICAS: &str = r#"<section id="replicas">
+  <h2>Replicas</h2>
+  <div class="charts">
+    <figure data-chart="busy" class="stack"><h3>Utilisation</h3><figcaption>Time in which each replica ran steps (%), of the whole replay.</figcaption></figure>
+    <figure data-chart="shares" class="stack"><h3>Requests</h3><figcaption>Requests that ended at each replica.</figcaption></figure>
+  </div>
+</section>"#;
+
+/// What was replayed on what, in a sentence or two.
+fn lede(runs: &[Run<'_>]) -> String {
+    let report = runs[0].report;
+    let settings = &report.settings;
+    let replicas = match (settings.replicas, settings.groups.len()) {
+        (1, _) => format!("one replica of {}", settings::hardware(settings)),
+        (n, 1) => format!("{} replicas of {}", grouped(n.into()), settings::hardware(settings)),
+        (n, _) => format!("{} replicas ({})", grouped(n.into()), settings::hardware(settings)),
+    };
+    let requests = if report.requests == 1 { "request" } else { "requests" };
+    let runs = match runs.len() {
+        1 => String::new(),
+        n => format!("{n} runs of "),
+    };
+    escape(&format!(
+        "{runs}{} {requests} on {replicas} serving {}, under a virtual clock; {}.",
+        grouped(report.requests),
+        settings.model,
+        settings::arrivals(report)
+    ))
+}
+
+fn buckets(runs: &[Run<'_>]) -> String {
+    let mut widths: Vec<f64> = runs.iter().map(|run| run.series.bucket_s).collect();
+    widths.dedup();
+    let widths: Vec<String> = widths.into_iter().map(figures::short_seconds).collect();
+    format!(
+        "Charts over time have a value for every {}. Steps and copies are counted evenly over the time they take.",
+        widths.join(" or ")
+    )
+}
+
+fn footer(runs: &[Run<'_>]) -> String {
+    let digests: Vec<String> = runs.iter().map(|run| format!("<code>{}</code>", escape(&run.report.digest))).collect();
+    format!(
+        "Digest of every decision: {}. The same trace and settings give the same digest, and this same page.",
+        digests.join(", ")
+    )
+}
+
+/// The runs as JSON that can stand inside a script element: no `<` is left in it, so nothing in it can end the element.
+fn data(runs: &[Run<'_>]) -> String {
+    let runs: Vec<Data<'_>> =
+        runs.iter().map(|run| Data { label: &run.label, report: lasting(run.report), series: run.series }).collect();
+    // All keys are strings and all values numbers, strings, booleans or null.
+    let json = serde_json::to_string(&serde_json::json!({ "runs": runs })).expect("runs serialise");
+    json.replace('<', "\\u003c")
+}
+
+/// A report but for what differs from machine to machine.
+fn lasting(report: &Report) -> serde_json::Value {
+    let mut value = serde_json::to_value(report).expect("a report serialises");
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("wall_s");
+    }
+    value
+}
+
+/// Puts values in the place of `{{name}}`, in one pass: what is put in is not looked at again.
+fn fill(template: &str, values: &[(&str, String)]) -> String {
+    let mut out = String::new();
+    let mut parts = template.split("{{");
+    out.push_str(parts.next().unwrap_or_default());
+    for part in parts {
+        let (name, rest) = part.split_once("}}").expect("the template is ours: each name ends");
+        let (_, value) =
+            values.iter().find(|(known, _)| *known == name).expect("the template is ours: names are known");
+        out.push_str(value);
+        out.push_str(rest);
+    }
+    out
+}
+
+/// Text that can stand between tags and in attributes.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit(['/', '\\']).next().unwrap_or(path)
+}

@@ -1,0 +1,214 @@
+//! What a replay was like over time, and how its latencies are distributed: the figures behind the charts of a report.
+//!
+//! [`Series`] is an observer. It sums up what it is shown in at most 240 buckets of time, all as wide; when they are used up it merges pairs
+//! of them and goes on with twice the width, so its memory does not grow with the length of a replay (but for 32 bytes a request, for
+//! the latencies). Everything is over all replicas.
+//!
+//! | what | how it comes into buckets |
+//! |---|---|
+//! | tokens, time and sequences of a step | evenly over the step; one that a failure cut gives no token |
+//! | blocks of a copy | evenly over the time in which its bytes moved; one that a failure cut is not counted |
+//! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the next begin of a step |
+//! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over the replicas that lasted |
+//!
+//! Gauges are seen when a step begins and hold until the next. If none follows, the batch is empty from the end of the last, and what it
+//! held counts as cached. Requests that arrive at a replica that is down are not seen until it is back.
+
+use std::ops::ControlFlow;
+
+use trunkline_core::{Stats, TIERS_MAX};
+
+use crate::fleet_shape::FleetShape;
+use crate::observer::{Observer, StepSeen, TransferSeen};
+use crate::outcome::Outcome;
+use crate::report::Report;
+use crate::settled::{PastStep, Settling};
+use trunkline_sim_perf::link::lane;
+
+mod buckets;
+mod distribution;
+mod gauges;
+mod told;
+
+pub use self::distribution::Distribution;
+pub use self::told::{LinkSeries, ReplicaTotals, SeriesReport, TierSeries};
+
+use self::buckets::{Buckets, Sum};
+use self::gauges::Gauges;
+
+/// Samples a replay.
+#[derive(Clone, Debug)]
+pub struct Series {
+    buckets: Buckets,
+    gauges: Gauges,
+    settling: Settling,
+    /// By replica.
+    counted: Vec<Counted>,
+    replicas: Vec<ReplicaTotals>,
+    /// Failures seen and not yet counted: those after the end of the last request count for nothing.
+    failed: Vec<(u64, u32)>,
+    /// Failures after which the replica does not come back.
+    lost: Vec<(u64, u32)>,
+    block_bytes: u64,
+    device_blocks: u64,
+    /// Name and blocks over all replicas.
+    tiers: Vec<(String, u64)>,
+    latencies_ns: Latencies,
+}
+
+/// Counters of a replica's core when they were last looked at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    generated_tokens: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    preemptions: u64,
+}
+
+/// Every latency of every completed request.
+#[derive(Clone, Debug, Default)]
+struct Latencies {
+    ttft: Vec<u64>,
+    tpot: Vec<u64>,
+    e2e: Vec<u64>,
+    queue: Vec<u64>,
+}
+
+impl Series {
+    /// Returns a series of a replay on the fleet `shape`, with nothing observed yet.
+    pub fn new(shape: FleetShape) -> Self {
+        let n = shape.replicas();
+        let FleetShape { device_blocks, block_bytes, mut tiers, lost } = shape;
+        tiers.truncate(TIERS_MAX);
+        Self {
+            buckets: Buckets::default(),
+            gauges: Gauges::new(&device_blocks),
+            settling: Settling::new(n),
+            counted: vec![Counted::default(); n as usize],
+            replicas: vec![ReplicaTotals::default(); n as usize],
+            failed: Vec::new(),
+            lost,
+            block_bytes,
+            device_blocks: device_blocks.iter().sum(),
+            tiers,
+            latencies_ns: Latencies::default(),
+        }
+    }
+
+    /// What was seen of the replay that `report` is of.
+    pub fn finish(mut self, report: &Report) -> SeriesReport {
+        let duration_ns = (report.duration_s * 1e9).round() as u64;
+        self.failed.retain(|(at_ns, _)| *at_ns < duration_ns);
+        self.count_failures();
+        for step in self.settling.end() {
+            // No core says what came of its last step. A sequence that samples gives a token at least; drafts come on top.
+            let tokens = step.shape.sampled.min(step.shape.decodes + step.shape.prefills);
+            self.count_step(&step, tokens);
+        }
+        self.gauges.pass(duration_ns, &mut self.buckets);
+        told::told(self, report, duration_ns)
+    }
+
+    /// Replicas that failed, now that something is seen to happen later.
+    fn count_failures(&mut self) {
+        for (at_ns, replica) in std::mem::take(&mut self.failed) {
+            let returns = !self.lost.contains(&(at_ns, replica));
+            self.gauges.fail(at_ns, replica, returns, &mut self.buckets);
+            if let Some(step) = self.settling.fail(at_ns, replica) {
+                // One that ended in the instant of the failure was answered if that came later; its tokens are counted with the next step.
+                self.count_step(&step, 0);
+            }
+        }
+    }
+
+    fn count_step(&mut self, step: &PastStep, output_tokens: u64) {
+        let busy_ns = step.end_ns - step.begin_ns;
+        self.replicas[step.replica as usize].busy_ns += busy_ns;
+        let shape = &step.shape;
+        let sums = [
+            (Sum::OutputTokens, output_tokens),
+            (Sum::Steps, 1),
+            (Sum::BusyNs, busy_ns),
+            (Sum::Decodes, shape.decodes),
+            (Sum::Prefills, shape.prefills),
+            (Sum::DecodeTokens, shape.tokens - shape.prefill_tokens),
+            (Sum::PrefillTokens, shape.prefill_tokens),
+        ];
+        self.buckets.spread(step.begin_ns, step.end_ns, &sums.map(|(sum, n)| (sum, n as f64)));
+    }
+
+    /// Counts what a core's counters went up by. Gives the tokens it generated since its last step began.
+    fn count_counters(&mut self, now_ns: u64, replica: u32, stats: &Stats) -> u64 {
+        let now = Counted {
+            generated_tokens: stats.generated_tokens,
+            prompt_tokens: stats.prompt_tokens,
+            cached_tokens: stats.cached_tokens,
+            preemptions: stats.preemptions,
+        };
+        let last = std::mem::replace(&mut self.counted[replica as usize], now);
+        for (sum, n) in [
+            (Sum::PromptTokens, now.prompt_tokens - last.prompt_tokens),
+            (Sum::CachedTokens, now.cached_tokens - last.cached_tokens),
+            (Sum::Preemptions, now.preemptions - last.preemptions),
+        ] {
+            if n > 0 {
+                self.buckets.add(sum, now_ns, n as f64);
+            }
+        }
+        now.generated_tokens - last.generated_tokens
+    }
+}
+
+impl Observer for Series {
+    fn ended(&mut self, outcome: &Outcome) -> ControlFlow<()> {
+        self.count_failures();
+        self.buckets.add(Sum::Arrived, outcome.arrival_ns, 1.0);
+        let totals = &mut self.replicas[outcome.replica as usize];
+        let (Some(ttft_ns), Some(e2e_ns)) = (outcome.ttft_ns, outcome.e2e_ns) else {
+            totals.refused += 1;
+            return ControlFlow::Continue(());
+        };
+        totals.completed += 1;
+        totals.prompt_tokens += u64::from(outcome.prompt_tokens);
+        totals.cached_tokens += u64::from(outcome.cached_tokens);
+        totals.output_tokens += u64::from(outcome.output_tokens);
+        self.buckets.add(Sum::Ended, outcome.arrival_ns + e2e_ns, 1.0);
+        self.buckets.add(Sum::TtftNs, outcome.arrival_ns, ttft_ns as f64);
+        self.buckets.add(Sum::TtftRequests, outcome.arrival_ns, 1.0);
+        let latencies = &mut self.latencies_ns;
+        latencies.ttft.push(ttft_ns);
+        latencies.e2e.push(e2e_ns);
+        latencies.tpot.extend(outcome.tpot_ns);
+        latencies.queue.extend(outcome.queue_ns);
+        ControlFlow::Continue(())
+    }
+
+    fn wants_steps(&self) -> bool {
+        true
+    }
+
+    fn step(&mut self, seen: &StepSeen<'_>) {
+        self.count_failures();
+        let tokens = self.count_counters(seen.begin_ns, seen.replica, seen.stats);
+        match self.settling.step(seen) {
+            Some(past) => self.count_step(&past, tokens),
+            // The step that gave them ended in the instant of a failure.
+            None if tokens > 0 => self.buckets.add(Sum::OutputTokens, seen.begin_ns, tokens as f64),
+            None => {}
+        }
+        self.gauges.step(seen.begin_ns, seen.end_ns, seen.replica, seen.stats, &mut self.buckets);
+    }
+
+    fn transfer(&mut self, seen: &TransferSeen) {
+        // Of a copy that was cut, what had passed is not known; it did not arrive.
+        if !seen.cut {
+            self.buckets.spread_copy(seen.begin_ns, seen.end_ns, lane(seen.from, seen.to), seen.blocks.into());
+        }
+    }
+
+    fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
+        if !up {
+            self.failed.push((now_ns, replica));
+        }
+    }
+}

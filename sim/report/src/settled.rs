@@ -1,0 +1,79 @@
+//! Steps as they were, not as they were to be: each is held back until no failure of its replica can cut it short.
+
+use crate::observer::StepSeen;
+use trunkline_sim_perf::cost::StepShape;
+
+/// A step that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PastStep {
+    pub replica: u32,
+    pub begin_ns: u64,
+    pub end_ns: u64,
+    /// Whether its replica failed before its end, so that nothing came of it.
+    pub cut: bool,
+    pub shape: StepShape,
+    /// Device blocks in use while it ran.
+    pub blocks_in_use: u32,
+}
+
+/// Holds back what a failure could still cut: the step that each replica has under way.
+#[derive(Clone, Debug)]
+pub(crate) struct Settling(Vec<Option<PastStep>>);
+
+impl Settling {
+    pub(crate) fn new(replicas: u32) -> Self {
+        Self(vec![None; replicas as usize])
+    }
+
+    /// A step begins. Gives the one before it, which has ended if it had not been cut.
+    pub(crate) fn step(&mut self, seen: &StepSeen<'_>) -> Option<PastStep> {
+        let stats = seen.stats;
+        self.0[seen.replica as usize].replace(PastStep {
+            replica: seen.replica,
+            begin_ns: seen.begin_ns,
+            end_ns: seen.end_ns,
+            cut: false,
+            shape: seen.shape,
+            blocks_in_use: stats.held_blocks + stats.private_blocks + stats.moving_blocks,
+        })
+    }
+
+    /// A replica fails. Gives its step, cut if it was not over.
+    pub(crate) fn fail(&mut self, now_ns: u64, replica: u32) -> Option<PastStep> {
+        let step = self.0[replica as usize].take()?;
+        Some(PastStep { end_ns: step.end_ns.min(now_ns), cut: step.end_ns > now_ns, ..step })
+    }
+
+    /// The replay has ended: gives the last steps.
+    pub(crate) fn end(&mut self) -> Vec<PastStep> {
+        self.0.iter_mut().filter_map(Option::take).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::Stats;
+
+    use super::*;
+
+    fn step(settling: &mut Settling, begin_ns: u64, end_ns: u64) -> Option<(u64, u64, bool)> {
+        let stats = &Stats::default();
+        let past = settling.step(&StepSeen { replica: 0, begin_ns, end_ns, shape: StepShape::default(), stats });
+        past.map(|past| (past.begin_ns, past.end_ns, past.cut))
+    }
+
+    #[test]
+    fn a_failure_cuts_the_step_that_is_under_way() {
+        let mut settling = Settling::new(1);
+        assert_eq!(step(&mut settling, 0, 10), None);
+        assert_eq!(step(&mut settling, 10, 20), Some((0, 10, false)));
+        let cut = settling.fail(16, 0).unwrap();
+        assert_eq!((cut.end_ns, cut.cut), (16, true));
+        assert_eq!(settling.fail(17, 0), None);
+        // After the failure nothing of before is left.
+        assert_eq!(step(&mut settling, 30, 40), None);
+        let whole = settling.fail(40, 0).unwrap();
+        assert_eq!((whole.end_ns, whole.cut), (40, false), "it ended in the instant of the failure");
+        assert_eq!(settling.end(), []);
+    }
+}

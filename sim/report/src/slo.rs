@@ -1,0 +1,422 @@
+//! Promises about latency, and whether they are kept.
+//!
+//! A promise is `METRIC_STATISTIC=DURATION`, such as `ttft_p99=2s`: the statistic of the metric over all completed requests is at most so
+//! long. `METRIC=DURATION` is a promise about each request. The *goodput* is the share of requests that keep all promises about single
+//! requests; those that were refused keep none. If there is no promise about each request for a metric, but there are promises of
+//! statistics, the longest of them counts as one. ITL is of tokens, not of requests, and is no part of it; a request of
+//! one token has no TPOT and so keeps any.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use crate::outcome::Outcome;
+use crate::report::Report;
+use trunkline_sim_workload::summary::Summary;
+
+/// What is measured. See [`trunkline_sim_workload::summary`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Arrival to first token.
+    Ttft,
+    /// Mean time per token after the first, of a request.
+    Tpot,
+    /// Every gap between two tokens.
+    Itl,
+    /// Arrival to end.
+    E2e,
+}
+
+/// What of a distribution is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statistic {
+    /// Arithmetic mean.
+    Mean,
+    /// The p-th percentile: 50, 90, 95 or 99.
+    Percentile(u64),
+    /// Greatest value.
+    Max,
+    /// Every request on its own, for goodput.
+    Each,
+}
+
+const METRICS: [(&str, Metric); 4] =
+    [("ttft", Metric::Ttft), ("tpot", Metric::Tpot), ("itl", Metric::Itl), ("e2e", Metric::E2e)];
+const STATISTICS: [(&str, Statistic); 6] = [
+    ("mean", Statistic::Mean),
+    ("p50", Statistic::Percentile(50)),
+    ("p90", Statistic::Percentile(90)),
+    ("p95", Statistic::Percentile(95)),
+    ("p99", Statistic::Percentile(99)),
+    ("max", Statistic::Max),
+];
+const UNITS_S: [(&str, f64); 3] = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
+
+/// A promise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slo {
+    /// What is measured.
+    pub metric: Metric,
+    /// What of it.
+    pub statistic: Statistic,
+    /// What it is at most, seconds.
+    pub limit_s: f64,
+}
+
+/// A promise that cannot be understood, or a set of them that makes no sense.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SloError {
+    /// No `=`.
+    #[error("SLO is '{0}'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s")]
+    Form(String),
+    /// There is no such metric.
+    #[error("SLO '{spec}': there is no metric '{metric}'; there are: ttft, tpot, itl, e2e")]
+    Metric {
+        /// What was given.
+        spec: String,
+        /// The part that is wrong.
+        metric: String,
+    },
+    /// There is no such statistic.
+    #[error("SLO '{spec}': there is no statistic '{statistic}'; there are: mean, p50, p90, p95, p99, max")]
+    Statistic {
+        /// What was given.
+        spec: String,
+        /// The part that is wrong.
+        statistic: String,
+    },
+    /// Not a duration.
+    #[error("SLO '{spec}': '{duration}' is no duration; give a number above 0 with s, ms or us, such as 50ms")]
+    Duration {
+        /// What was given.
+        spec: String,
+        /// The part that is wrong.
+        duration: String,
+    },
+    /// ITL is not measured by request.
+    #[error("SLO '{0}': itl is of tokens, not of requests; give a statistic, such as itl_p99")]
+    EachItl(String),
+    /// The same twice.
+    #[error("{0} is promised twice")]
+    Twice(String),
+    /// Not a share.
+    #[error("goodput is {0}; it must be above 0 and at most 1, such as 0.99")]
+    Goodput(f64),
+    /// A promise about each request, and no word on how many are to keep it.
+    #[error("{0} is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99")]
+    NoGoodput(String),
+    /// A share of requests, and no word on what they are to keep.
+    #[error("a goodput needs a promise about requests: ttft, tpot or e2e")]
+    NothingPromised,
+    /// Nothing to meet.
+    #[error("there is no SLO; give one, such as ttft_p99=2s")]
+    None,
+}
+
+impl FromStr for Slo {
+    type Err = SloError;
+
+    fn from_str(spec: &str) -> Result<Self, SloError> {
+        let (name, duration) = spec.split_once('=').ok_or_else(|| SloError::Form(spec.into()))?;
+        let (metric, statistic) = match name.split_once('_') {
+            Some((metric, statistic)) => (metric, Some(statistic)),
+            None => (name, None),
+        };
+        let find_metric = METRICS.iter().find(|(name, _)| *name == metric);
+        let metric = find_metric
+            .map(|(_, metric)| *metric)
+            .ok_or_else(|| SloError::Metric { spec: spec.into(), metric: metric.into() })?;
+        let statistic = match statistic {
+            None if metric == Metric::Itl => return Err(SloError::EachItl(spec.into())),
+            None => Statistic::Each,
+            Some(statistic) => STATISTICS
+                .iter()
+                .find(|(name, _)| *name == statistic)
+                .map(|(_, statistic)| *statistic)
+                .ok_or_else(|| SloError::Statistic { spec: spec.into(), statistic: statistic.into() })?,
+        };
+        let limit_s =
+            duration_s(duration).ok_or_else(|| SloError::Duration { spec: spec.into(), duration: duration.into() })?;
+        Ok(Self { metric, statistic, limit_s })
+    }
+}
+
+fn duration_s(text: &str) -> Option<f64> {
+    let (number, unit_s) = UNITS_S.iter().find_map(|(unit, unit_s)| Some((text.strip_suffix(unit)?, unit_s)))?;
+    let seconds = number.trim().parse::<f64>().ok()? * unit_s;
+    (seconds > 0.0 && seconds.is_finite()).then_some(seconds)
+}
+
+impl fmt::Display for Slo {
+    /// What it is about, without the limit: `ttft_p99`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let metric = METRICS.iter().find(|(_, metric)| *metric == self.metric).map_or("", |(name, _)| name);
+        let statistic = STATISTICS.iter().find(|(_, statistic)| *statistic == self.statistic);
+        match statistic {
+            Some((name, _)) => write!(f, "{metric}_{name}"),
+            None => f.write_str(metric),
+        }
+    }
+}
+
+/// All promises.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slos {
+    /// Promises of statistics.
+    of_all: Vec<Slo>,
+    /// Limits of TTFT, TPOT and E2E of each request, nanoseconds.
+    of_each: [Option<f64>; 3],
+    /// The share of requests that is to keep those.
+    goodput: Option<f64>,
+}
+
+/// What came of a promise.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// What it is: `ttft_p99`, or `goodput`.
+    pub name: String,
+    /// What it was to be at most, seconds; of goodput, at least.
+    pub limit: f64,
+    /// What it was.
+    pub value: f64,
+    /// Whether that is enough.
+    pub met: bool,
+    /// How far it was from the limit, as a share of it: of a latency `1 - value / limit`; of goodput, the share of the failures it
+    /// allows that there were not. Below 0 if it was not met.
+    pub margin: f64,
+}
+
+impl Slos {
+    /// Checks that the promises make sense together.
+    pub fn new(slos: &[Slo], goodput: Option<f64>) -> Result<Self, SloError> {
+        if slos.is_empty() {
+            return Err(SloError::None);
+        }
+        for (at, slo) in slos.iter().enumerate() {
+            if slos[..at].iter().any(|other| (other.metric, other.statistic) == (slo.metric, slo.statistic)) {
+                return Err(SloError::Twice(slo.to_string()));
+            }
+        }
+        if let Some(goodput) = goodput.filter(|goodput| !(*goodput > 0.0 && *goodput <= 1.0)) {
+            return Err(SloError::Goodput(goodput));
+        }
+        let (each, of_all): (Vec<Slo>, Vec<Slo>) = slos.iter().partition(|slo| slo.statistic == Statistic::Each);
+        if let (None, Some(slo)) = (goodput, each.first()) {
+            return Err(SloError::NoGoodput(slo.to_string()));
+        }
+        let of_each = [Metric::Ttft, Metric::Tpot, Metric::E2e].map(|metric| {
+            let limits = |slos: &[Slo]| {
+                slos.iter().filter(|slo| slo.metric == metric).map(|slo| slo.limit_s * 1e9).reduce(f64::max)
+            };
+            limits(&each).or_else(|| limits(&of_all))
+        });
+        if goodput.is_some() && of_each == [None; 3] {
+            return Err(SloError::NothingPromised);
+        }
+        Ok(Self { of_all, of_each, goodput })
+    }
+
+    /// The share of requests that is to keep the promises about each, if there is one.
+    pub fn goodput(&self) -> Option<f64> {
+        self.goodput
+    }
+
+    fn keeps_each(&self, outcome: &Outcome) -> bool {
+        let values = [outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns];
+        let kept = |(limit_ns, value_ns): (Option<f64>, Option<u64>)| match (limit_ns, value_ns) {
+            (Some(limit_ns), Some(value_ns)) => value_ns as f64 <= limit_ns,
+            _ => true,
+        };
+        !outcome.refused && self.of_each.into_iter().zip(values).all(kept)
+    }
+}
+
+/// Counts, while requests end, how many broke a promise.
+#[derive(Clone, Debug)]
+pub struct Judge<'a> {
+    slos: &'a Slos,
+    requests: u64,
+    bad: u64,
+    /// By promise of [`Slos::of_all`]: values above the limit, and the sum of all, nanoseconds.
+    counts: Vec<(u64, u128)>,
+}
+
+impl<'a> Judge<'a> {
+    /// Of a trace of so many requests.
+    pub fn new(slos: &'a Slos, requests: u64) -> Self {
+        Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()] }
+    }
+
+    /// A request ended. Gives the promise that can no longer be kept whatever comes, if there is one.
+    pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
+        let mut lost = None;
+        for (slo, (above, sum_ns)) in self.slos.of_all.iter().zip(&mut self.counts) {
+            let value_ns = match slo.metric {
+                Metric::Ttft => outcome.ttft_ns,
+                Metric::Tpot => outcome.tpot_ns,
+                Metric::E2e => outcome.e2e_ns,
+                Metric::Itl => None,
+            };
+            let Some(value_ns) = value_ns else { continue };
+            *sum_ns += u128::from(value_ns);
+            *above += u64::from(value_ns as f64 / 1e9 > slo.limit_s);
+            let is_lost = match slo.statistic {
+                // The greatest number of values above a nearest-rank percentile, if every request to come completes.
+                Statistic::Percentile(per_cent) => *above > self.requests * (100 - per_cent) / 100,
+                Statistic::Max => *above > 0,
+                // All to come would have to take no time.
+                Statistic::Mean => *sum_ns as f64 / 1e9 / self.requests as f64 > slo.limit_s,
+                Statistic::Each => false,
+            };
+            // All are counted on: whoever replays to the end wants the figures of all.
+            if is_lost && lost.is_none() {
+                lost = Some(slo);
+            }
+        }
+        self.bad += u64::from(!self.slos.keeps_each(outcome));
+        let too_few = || self.slos.goodput.is_some_and(|goodput| self.best() < goodput).then(|| "goodput".into());
+        lost.map(ToString::to_string).or_else(too_few)
+    }
+
+    /// The goodput if all requests to come are good.
+    fn best(&self) -> f64 {
+        (self.requests - self.bad) as f64 / self.requests as f64
+    }
+
+    /// What came of each promise when all requests have ended.
+    pub fn figures(&self, report: &Report) -> Vec<Figure> {
+        let of_all = self.slos.of_all.iter().map(|slo| {
+            let summary = match slo.metric {
+                Metric::Ttft => report.ttft_s,
+                Metric::Tpot => report.tpot_s,
+                Metric::Itl => report.itl_s,
+                Metric::E2e => report.e2e_s,
+            };
+            let (value, limit) = (statistic_s(&summary, slo.statistic), slo.limit_s);
+            Figure { name: slo.to_string(), limit, value, met: value <= limit, margin: 1.0 - value / limit }
+        });
+        let goodput = self.slos.goodput.map(|limit| {
+            let value = self.best();
+            let margin = if limit < 1.0 { 1.0 - (1.0 - value) / (1.0 - limit) } else { value - limit };
+            Figure { name: "goodput".into(), limit, value, met: value >= limit, margin }
+        });
+        of_all.chain(goodput).collect()
+    }
+}
+
+fn statistic_s(summary: &Summary, statistic: Statistic) -> f64 {
+    match statistic {
+        Statistic::Mean => summary.mean,
+        Statistic::Percentile(50) => summary.p50,
+        Statistic::Percentile(90) => summary.p90,
+        Statistic::Percentile(95) => summary.p95,
+        Statistic::Percentile(99) => summary.p99,
+        Statistic::Max => summary.max,
+        Statistic::Percentile(_) | Statistic::Each => unreachable!("no promise of all is about {statistic:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slos(specs: &[&str], goodput: Option<f64>) -> Result<Slos, SloError> {
+        Slos::new(&specs.iter().map(|spec| spec.parse().unwrap()).collect::<Vec<_>>(), goodput)
+    }
+
+    #[test]
+    fn promises_are_read() {
+        let slo = |metric, statistic, limit_s| Slo { metric, statistic, limit_s };
+        let cases = [
+            ("ttft_p99=2s", slo(Metric::Ttft, Statistic::Percentile(99), 2.0)),
+            ("tpot_p95=50ms", slo(Metric::Tpot, Statistic::Percentile(95), 0.05)),
+            ("itl_mean=1500us", slo(Metric::Itl, Statistic::Mean, 0.0015)),
+            ("e2e_max=.5s", slo(Metric::E2e, Statistic::Max, 0.5)),
+            ("ttft=1e3ms", slo(Metric::Ttft, Statistic::Each, 1.0)),
+        ];
+        for (spec, expected) in cases {
+            let read: Slo = spec.parse().unwrap();
+            assert_eq!((read.metric, read.statistic), (expected.metric, expected.statistic));
+            assert!((read.limit_s / expected.limit_s - 1.0).abs() < 1e-12, "{spec}");
+            assert_eq!(read.to_string(), spec.split_once('=').unwrap().0);
+        }
+    }
+
+    #[test]
+    fn what_is_no_promise_is_told() {
+        let duration = "is no duration; give a number above 0 with s, ms or us, such as 50ms";
+        let cases = [
+            ("ttft_p99", "SLO is 'ttft_p99'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s".to_string()),
+            ("x_p99=2s", "SLO 'x_p99=2s': there is no metric 'x'; there are: ttft, tpot, itl, e2e".into()),
+            (
+                "ttft_p98=2s",
+                "SLO 'ttft_p98=2s': there is no statistic 'p98'; there are: mean, p50, p90, p95, p99, max".into(),
+            ),
+            ("itl=2s", "SLO 'itl=2s': itl is of tokens, not of requests; give a statistic, such as itl_p99".into()),
+            ("ttft_p99=2", format!("SLO 'ttft_p99=2': '2' {duration}")),
+            ("ttft_p99=0s", format!("SLO 'ttft_p99=0s': '0s' {duration}")),
+            ("ttft_p99=-1ms", format!("SLO 'ttft_p99=-1ms': '-1ms' {duration}")),
+            ("ttft_p99=nans", format!("SLO 'ttft_p99=nans': 'nans' {duration}")),
+        ];
+        for (spec, expected) in cases {
+            assert_eq!(spec.parse::<Slo>().unwrap_err().to_string(), expected);
+        }
+        let told = |specs: &[&str], goodput| slos(specs, goodput).unwrap_err().to_string();
+        assert_eq!(told(&[], None), "there is no SLO; give one, such as ttft_p99=2s");
+        assert_eq!(told(&["ttft_p99=2s", "ttft_p99=3s"], None), "ttft_p99 is promised twice");
+        assert_eq!(told(&["e2e_max=1s"], Some(1.5)), "goodput is 1.5; it must be above 0 and at most 1, such as 0.99");
+        assert_eq!(
+            told(&["ttft=2s"], None),
+            "ttft is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99"
+        );
+        assert_eq!(told(&["itl_p99=2s"], Some(0.9)), "a goodput needs a promise about requests: ttft, tpot or e2e");
+    }
+
+    #[test]
+    fn goodput_is_counted_on_after_another_promise_is_lost() {
+        let both = slos(&["ttft_max=1s", "ttft=1s"], Some(0.1)).unwrap();
+        let mut judge = Judge::new(&both, 4);
+        assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_max".into()));
+        assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_max".into()));
+        assert_eq!(judge.best(), 0.5);
+    }
+
+    fn outcome(ttft_s: f64, e2e_s: f64) -> Outcome {
+        Outcome {
+            request: 0,
+            arrival_ns: 0,
+            replica: 0,
+            tenant: 0,
+            prompt_tokens: 1,
+            cached_tokens: 0,
+            output_tokens: 1,
+            queue_ns: Some(0),
+            ttft_ns: Some((ttft_s * 1e9) as u64),
+            tpot_ns: None,
+            e2e_ns: Some((e2e_s * 1e9) as u64),
+            preemptions: 0,
+            refused: false,
+        }
+    }
+
+    #[test]
+    fn a_promise_is_lost_when_no_rest_can_save_it() {
+        // The 90th percentile of 20 is above 1 s as soon as three are.
+        let p90 = slos(&["ttft_p90=1s"], None).unwrap();
+        let mut judge = Judge::new(&p90, 20);
+        assert_eq!([2.0, 1.0, 2.0].map(|s| judge.see(&outcome(s, s))), [None, None, None]);
+        assert_eq!(judge.see(&outcome(2.0, 2.0)), Some("ttft_p90".into()));
+        // A mean of 1 s over 4 is lost with the sum above 4 s.
+        let mean = slos(&["e2e_mean=1s"], None).unwrap();
+        let mut judge = Judge::new(&mean, 4);
+        assert_eq!([3.0, 1.0].map(|s| judge.see(&outcome(0.0, s))), [None, None]);
+        assert_eq!(judge.see(&outcome(0.0, 0.1)), Some("e2e_mean".into()));
+        // Half of 4 are to be good, in both ways; the longest promise of a metric counts, and that of each before it.
+        let both = slos(&["ttft_p50=1s", "ttft_p99=2s", "e2e=5s", "e2e_max=100s"], Some(0.5)).unwrap();
+        let mut judge = Judge::new(&both, 4);
+        let refused = Outcome { refused: true, ttft_ns: None, e2e_ns: None, ..outcome(0.0, 0.0) };
+        assert_eq!([outcome(2.0, 5.0), outcome(0.1, 6.0), refused].map(|it| judge.see(&it)), [None, None, None]);
+        assert_eq!(judge.see(&outcome(0.2, 7.0)), Some("goodput".into()));
+    }
+}

@@ -1,0 +1,565 @@
+//! The state machine over many cores: inputs in, outputs out.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use trunkline_core::registry::RegistryError;
+use trunkline_core::{
+    Action, ConfigError, Core, Event, FinishReason, Leaper, Leapt, Refusal, Request, RequestId, SteadyBatch,
+    SteadyStep, Step, StepResult, Token, Usage,
+};
+
+use crate::digest::{ClusterDigest, decision};
+use crate::engine::{Engine, EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role};
+use crate::handover::HandOver;
+use crate::input::{Input, Move, Output};
+use crate::placement::Placements;
+use crate::router::{self, ROUTER_DEFAULT, RouterContext};
+
+/// Engines in a cluster, at most.
+pub const ENGINES_MAX: usize = 4096;
+
+/// Settings of a cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterConfig {
+    /// Settings of each engine; at least one. All engines have the same block size.
+    pub engines: Vec<EngineConfig>,
+    /// Router by name, with parameters if any, such as `prefix_affinity:stale_ms=500` (see [`crate::router`]).
+    pub router: String,
+}
+
+impl ClusterConfig {
+    /// Returns the settings of `n` equal engines that serve whole requests.
+    pub fn uniform(core: &trunkline_core::Config, n: usize) -> Self {
+        let engine = EngineConfig { core: core.clone(), role: Role::Both };
+        Self { engines: vec![engine; n], router: ROUTER_DEFAULT.into() }
+    }
+
+    fn validate(&self) -> Result<(), ClusterError> {
+        let n = self.engines.len();
+        if n == 0 || n > ENGINES_MAX {
+            return Err(ClusterError::EngineCount(n));
+        }
+        let first = self.engines[0].core.block_size;
+        for (at, engine) in self.engines.iter().enumerate() {
+            let size = engine.core.block_size;
+            if size != first {
+                return Err(ClusterError::BlockSizes { engine: EngineId(at as u32), size, first });
+            }
+        }
+        let any = |role: Role| self.engines.iter().any(|engine| engine.role == role || engine.role == Role::Both);
+        let error = |missing, role| ClusterError::Roles { missing, role };
+        if !any(Role::Prefill) {
+            return Err(error("takes new requests", "prefill"));
+        }
+        if !any(Role::Decode) {
+            return Err(error("takes over what others prefilled", "decode"));
+        }
+        Ok(())
+    }
+
+    /// Returns what the router is built for. The smallest engine counts: what it cannot cache is taken to be gone.
+    fn router_context(&self) -> RouterContext {
+        let blocks = |engine: &EngineConfig| {
+            let tiers = engine.core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
+            u64::from(engine.core.device_blocks) + tiers
+        };
+        RouterContext {
+            engines: self.engines.len(),
+            block_size: self.engines[0].core.block_size,
+            cache_blocks: self.engines.iter().map(blocks).min().unwrap_or(0),
+        }
+    }
+}
+
+/// Settings that no cluster can work under.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// The number of engines is outside its range.
+    #[error("a cluster has {0} engines; it must have between 1 and {ENGINES_MAX}")]
+    EngineCount(usize),
+    /// Two engines cut prompts into blocks of different sizes, so block hashes do not compare.
+    #[error("{engine} has blocks of {size} tokens and engine 0 has blocks of {first}; all engines need one block size")]
+    BlockSizes {
+        /// The engine that differs.
+        engine: EngineId,
+        /// Its block size, tokens.
+        size: u32,
+        /// Block size of engine 0, tokens.
+        first: u32,
+    },
+    /// No engine takes new requests, or none takes over what others prefilled.
+    #[error("no engine {missing}; give at least one engine the role '{role}' or 'both'")]
+    Roles {
+        /// The work that nobody does.
+        missing: &'static str,
+        /// Name of the role that does it.
+        role: &'static str,
+    },
+    /// The limits of an engine are out of range.
+    #[error("{engine}: {error}")]
+    Core {
+        /// The engine.
+        engine: EngineId,
+        /// The fault.
+        error: ConfigError,
+    },
+    /// The router is unknown, or its parameters are.
+    #[error(transparent)]
+    Router(#[from] RegistryError),
+}
+
+/// Many engines behind one interface. Single-threaded, without I/O, clock or randomness: its decisions are a function of its inputs
+/// and their times.
+pub struct Cluster {
+    engines: Vec<Engine>,
+    placements: Placements,
+    /// Requests that left an engine and are to be placed on another.
+    moving: VecDeque<Departure>,
+    digest: ClusterDigest,
+    now_ns: u64,
+    closing: Closing,
+    /// The end of draining has been reported.
+    drained: bool,
+    /// The request being submitted has the id of another that is there.
+    duplicate: bool,
+    /// Blocks forgotten by the flush that is under way.
+    flushed: u32,
+    /// Actions of one core; empty between calls, kept to reuse its memory.
+    actions: Vec<Action>,
+}
+
+/// Acceptance of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    Open,
+    /// No new request is taken; those that are there run to their end.
+    Draining,
+    /// No new request is taken; those that were there have been ended.
+    ShutDown,
+}
+
+/// A request between two engines.
+struct Departure {
+    request: Box<Request>,
+    from: EngineId,
+    why: Move,
+    cached_tokens: Option<u32>,
+}
+
+impl Cluster {
+    /// Creates a cluster of engines with empty caches and no workers yet.
+    ///
+    /// # Errors
+    /// Fails if there are no engines or too many, block sizes differ, roles leave a phase to nobody, a limit is out of range, or the
+    /// router is unknown.
+    pub fn new(config: &ClusterConfig) -> Result<Self, ClusterError> {
+        config.validate()?;
+        let mut engines = Vec::with_capacity(config.engines.len());
+        for (at, engine) in config.engines.iter().enumerate() {
+            let fail = |error| ClusterError::Core { engine: EngineId(at as u32), error };
+            engines.push(Engine::new(Core::new(engine.core.clone()).map_err(fail)?, engine.role));
+        }
+        let router = router::make(&config.router, config.router_context())?;
+        Ok(Self {
+            placements: Placements::new(router, engines.len()),
+            engines,
+            moving: VecDeque::new(),
+            digest: ClusterDigest::default(),
+            now_ns: 0,
+            closing: Closing::Open,
+            drained: false,
+            duplicate: false,
+            flushed: 0,
+            actions: Vec::new(),
+        })
+    }
+
+    /// Takes in an input that happened at `now_ns` and appends what is to be done to `out`.
+    ///
+    /// Times MUST NOT go back; an earlier time counts as the latest time seen.
+    pub fn handle(&mut self, now_ns: u64, input: Input, out: &mut Vec<Output>) {
+        self.now_ns = self.now_ns.max(now_ns);
+        match input {
+            Input::Client(event) => self.handle_client(event, out),
+            Input::Engine(engine, event) => self.handle_engine(engine, event, out),
+            Input::Retire(engine) => self.change(engine, EngineEvent::Retired, out),
+            Input::DrainEngine(engine) => {
+                self.engines[engine.index()].notify_empty = true;
+                self.change(engine, EngineEvent::Drained, out);
+            }
+            Input::OpenEngine(engine) => {
+                self.engines[engine.index()].notify_empty = false;
+                self.change(engine, EngineEvent::Opened, out);
+            }
+        }
+        while let Some(departure) = self.moving.pop_front() {
+            self.replace(departure, out);
+        }
+        self.report_empty(out);
+        if self.closing != Closing::Open && self.engines.len() > 1 {
+            self.report_drained(self.placements.len() == 0, out);
+        }
+    }
+
+    fn handle_client(&mut self, event: Event, out: &mut Vec<Output>) {
+        match event {
+            Event::Submit(request) => self.submit(request, out),
+            Event::Abort(id) | Event::Stop(id) | Event::Fail(id) | Event::Withdraw(id) => {
+                // An unknown request has just ended; the first engine ignores the event.
+                let engine = self.placements.get(id).map_or(EngineId(0), |placed| placed.engine);
+                self.deliver(engine, event, out);
+            }
+            Event::FlushCache => {
+                self.flushed = 0;
+                self.deliver_to_all(&event, out);
+                out.push(Output::Cluster(Action::Flushed { blocks: self.flushed }));
+            }
+            // Requests may still move from one core to another, so the cores of several engines stay open.
+            Event::Drain if self.engines.len() > 1 => self.closing = Closing::Draining,
+            Event::Drain => {
+                self.closing = Closing::Draining;
+                self.deliver_to_all(&event, out);
+            }
+            Event::Shutdown => {
+                self.closing = Closing::ShutDown;
+                self.deliver_to_all(&event, out);
+            }
+            event => self.deliver_to_all(&event, out),
+        }
+    }
+
+    fn handle_engine(&mut self, engine: EngineId, event: Event, out: &mut Vec<Output>) {
+        match event {
+            Event::WorkerJoined => self.change(engine, EngineEvent::Joined, out),
+            Event::WorkerLost => self.change(engine, EngineEvent::Lost, out),
+            Event::Submit(request) if self.placements.get(request.id).is_none() => self.place(engine, 0, request, out),
+            Event::Submit(request) => self.submit(request, out),
+            event => self.deliver(engine, event, out),
+        }
+    }
+
+    /// Changes the state of an engine, and reports the change to its core and to the router.
+    fn change(&mut self, engine: EngineId, event: EngineEvent, out: &mut Vec<Output>) {
+        let before = self.engines[engine.index()].state;
+        let after = before.after(event);
+        self.engines[engine.index()].state = after;
+        if matches!(event, EngineEvent::Lost | EngineEvent::Retired) {
+            self.placements.lost(engine);
+        }
+        let had_worker = matches!(before, EngineState::Up | EngineState::Draining);
+        match event {
+            EngineEvent::Joined => self.deliver(engine, Event::WorkerJoined, out),
+            EngineEvent::Lost => self.deliver(engine, Event::WorkerLost, out),
+            EngineEvent::Retired if had_worker => self.deliver(engine, Event::WorkerLost, out),
+            EngineEvent::Retired | EngineEvent::Drained | EngineEvent::Opened => {}
+        }
+        match after {
+            EngineState::Gone => self.withdraw_all(engine, Move::Lost, out),
+            EngineState::Draining => self.withdraw_all(engine, Move::Drained, out),
+            EngineState::Absent | EngineState::Up => {}
+        }
+    }
+
+    fn submit(&mut self, request: Box<Request>, out: &mut Vec<Output>) {
+        if let Some(placed) = self.placements.get(request.id) {
+            // The core that has the request refuses the second of the same id.
+            let engine = placed.engine;
+            self.duplicate = true;
+            self.deliver(engine, Event::Submit(request), out);
+            self.duplicate = false;
+            return;
+        }
+        if self.closing != Closing::Open && self.engines.len() > 1 {
+            return self.refuse(request.id, Refusal::Draining, out);
+        }
+        match self.pick(&request, Role::Decode) {
+            Some((engine, known_tokens)) => self.place(engine, known_tokens, request, out),
+            // A core that waits for its worker takes requests; with no engine in service nobody will run them.
+            None => self.refuse(request.id, Refusal::NoEngine, out),
+        }
+    }
+
+    fn refuse(&mut self, request: RequestId, refusal: Refusal, out: &mut Vec<Output>) {
+        self.digest.decide(decision::REFUSE, request.0, u64::from(refusal == Refusal::NoEngine));
+        out.push(Output::Cluster(Action::Refuse { request, refusal }));
+    }
+
+    /// Chooses an engine for a request and returns it with the prompt tokens that are believed cached there. Engines that are up go
+    /// before engines that will be; engines of the role `unfit` are left out.
+    fn pick(&mut self, request: &Request, unfit: Role) -> Option<(EngineId, u32)> {
+        if let [engine] = &self.engines[..] {
+            return (engine.state != EngineState::Gone).then_some((EngineId(0), 0));
+        }
+        let fits = |engine: &Engine, state| engine.role != unfit && engine.state == state;
+        let any_up = self.engines.iter().any(|engine| fits(engine, EngineState::Up));
+        let open = if any_up { EngineState::Up } else { EngineState::Absent };
+        let engines = &self.engines;
+        let pick = self.placements.pick(self.now_ns, request, |id| fits(&engines[id.index()], open))?;
+        Some((EngineId(pick.engine as u32), pick.known_tokens))
+    }
+
+    fn place(&mut self, engine: EngineId, known_tokens: u32, mut request: Box<Request>, out: &mut Vec<Output>) {
+        let handover = HandOver::split(self.engines[engine.index()].role, &mut request);
+        self.placements.place(&request, engine, known_tokens, handover);
+        self.deliver(engine, Event::Submit(request), out);
+    }
+
+    /// Takes the requests of an engine back that can run elsewhere: all of them, or those that wait if it is being drained.
+    fn withdraw_all(&mut self, engine: EngineId, why: Move, out: &mut Vec<Output>) {
+        let takes = |engine: &Engine| {
+            engine.role != Role::Decode && matches!(engine.state, EngineState::Up | EngineState::Absent)
+        };
+        if !self.engines.iter().any(takes) {
+            // There is nowhere to go; the worker may come back after all.
+            return;
+        }
+        for request in self.placements.at(engine) {
+            if why == Move::Lost || self.engines[engine.index()].core.is_waiting(request) {
+                self.deliver(engine, Event::Withdraw(request), out);
+            }
+        }
+    }
+
+    /// Places a request that left its engine on another. A request that no engine takes ends with an error: its client has been
+    /// told that it was accepted, and perhaps has tokens.
+    fn replace(&mut self, departure: Departure, out: &mut Vec<Output>) {
+        let Departure { request, from, why, cached_tokens } = departure;
+        if self.closing == Closing::ShutDown {
+            let usage = usage_so_far(&request, cached_tokens);
+            return out.push(Output::Cluster(Action::Finish {
+                request: request.id,
+                reason: FinishReason::Abort,
+                usage,
+            }));
+        }
+        let unfit = if why == Move::HandedOver { Role::Prefill } else { Role::Decode };
+        let (id, usage) = (request.id, usage_so_far(&request, cached_tokens));
+        if let Some((to, known_tokens)) = self.pick(&request, unfit) {
+            self.digest.decide(decision::MOVE, id.0, u64::from(to.0));
+            out.push(Output::Moved { request: id, from, to, why });
+            let first = out.len();
+            self.place(to, known_tokens, request, out);
+            if let Some(cached_tokens) = cached_tokens {
+                self.placements.keep_cached_tokens(id, cached_tokens);
+            }
+            let refused =
+                |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
+            match out[first..].iter().position(refused) {
+                Some(at) => drop(out.remove(first + at)),
+                None => return,
+            }
+        }
+        self.digest.decide(decision::GIVE_UP, id.0, 0);
+        out.push(Output::Cluster(Action::Finish { request: id, reason: FinishReason::Error, usage }));
+    }
+
+    fn deliver_to_all(&mut self, event: &Event, out: &mut Vec<Output>) {
+        for at in 0..self.engines.len() {
+            self.deliver(EngineId(at as u32), event.clone(), out);
+        }
+    }
+
+    /// Delivers an event to the core of an engine, and turns its actions into outputs.
+    fn deliver(&mut self, engine: EngineId, event: Event, out: &mut Vec<Output>) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.engines[engine.index()].core.handle(self.now_ns, event, &mut actions);
+        self.absorb_all(engine, &mut actions, out);
+        self.actions = actions;
+    }
+
+    fn absorb_all(&mut self, engine: EngineId, actions: &mut Vec<Action>, out: &mut Vec<Output>) {
+        for action in actions.drain(..) {
+            self.absorb(engine, action, out);
+        }
+    }
+
+    /// Updates the placements after an action of a core, and passes the action on unless it is the cluster's own affair.
+    fn absorb(&mut self, engine: EngineId, action: Action, out: &mut Vec<Output>) {
+        match action {
+            Action::Token { request, token } => {
+                let splits = self.engines[engine.index()].role == Role::Prefill;
+                self.placements.count_token(engine, request, token, splits);
+                out.push(Output::Engine(engine, action));
+            }
+            Action::Finish { request, reason, usage } => self.finish(engine, request, reason, usage, out),
+            Action::Refuse { request, .. } => {
+                if !self.duplicate {
+                    self.placements.leave_refused(request);
+                }
+                out.push(Output::Engine(engine, action));
+            }
+            Action::Withdrawn(request) => {
+                let placed = self.placements.leave(request.id, request.generated.len() as u32);
+                let draining = self.engines[engine.index()].state == EngineState::Draining;
+                let why = if draining { Move::Drained } else { Move::Lost };
+                let cached_tokens = placed.cached_tokens;
+                // The tokens so far are in what the core returns; a request cut for its prefill gets its own limits back.
+                let request = match placed.handover {
+                    Some(handover) => handover.take_over(*request),
+                    None => request,
+                };
+                self.moving.push_back(Departure { request, from: engine, why, cached_tokens });
+            }
+            Action::ResetWorker => {
+                self.engines[engine.index()].state = EngineState::Absent;
+                self.placements.lost(engine);
+                out.push(Output::Engine(engine, action));
+            }
+            Action::Flushed { blocks } => self.flushed += blocks,
+            Action::Drained => {
+                self.engines[engine.index()].drained = true;
+                self.report_drained(self.engines.iter().all(|engine| engine.drained), out);
+            }
+            Action::RunStep(_) | Action::Transfer(_) => out.push(Output::Engine(engine, action)),
+        }
+    }
+
+    fn finish(
+        &mut self,
+        engine: EngineId,
+        request: RequestId,
+        reason: FinishReason,
+        usage: Usage,
+        out: &mut Vec<Output>,
+    ) {
+        let mut placed = self.placements.leave(request, usage.completion_tokens);
+        let cached_tokens = Some(placed.cached_tokens.unwrap_or(usage.cached_tokens));
+        if let Some(handover) = placed.handover.take_if(|handover| handover.continues_after(reason)) {
+            let departure =
+                Departure { request: handover.into_request(), from: engine, why: Move::HandedOver, cached_tokens };
+            return self.moving.push_back(departure);
+        }
+        let usage = placed.usage(usage);
+        out.push(Output::Engine(engine, Action::Finish { request, reason, usage }));
+    }
+
+    /// Reports, once, that nothing is left in a cluster that drains or was shut down.
+    fn report_drained(&mut self, is_empty: bool, out: &mut Vec<Output>) {
+        if is_empty && !self.drained {
+            self.drained = true;
+            out.push(Output::Cluster(Action::Drained));
+        }
+    }
+
+    fn report_empty(&mut self, out: &mut Vec<Output>) {
+        for (at, engine) in self.engines.iter_mut().enumerate() {
+            let id = EngineId(at as u32);
+            if engine.notify_empty && self.placements.load(id).requests == 0 {
+                engine.notify_empty = false;
+                out.push(Output::Emptied(id));
+            }
+        }
+    }
+}
+
+impl Cluster {
+    /// Returns the number of engines.
+    pub fn n_engines(&self) -> usize {
+        self.engines.len()
+    }
+
+    /// Returns the core of an engine.
+    pub fn core(&self, engine: EngineId) -> &Core {
+        &self.engines[engine.index()].core
+    }
+
+    /// Returns the state of an engine at this moment.
+    pub fn status(&self, engine: EngineId) -> EngineStatus {
+        let Engine { core, role, state, .. } = &self.engines[engine.index()];
+        let load = *self.placements.load(engine);
+        EngineStatus { role: *role, state: *state, load, stats: core.stats(), digest: core.digest() }
+    }
+
+    /// Returns the number of requests that have not ended.
+    pub fn requests(&self) -> usize {
+        self.placements.len()
+    }
+
+    /// Returns the engine that has a request, if the request has not ended.
+    pub fn engine_of(&self, request: RequestId) -> Option<EngineId> {
+        self.placements.get(request).map(|placed| placed.engine)
+    }
+
+    /// Returns the digest of all decisions: equal for equal inputs and times, on every driver. A cluster of one engine has the digest
+    /// of its core.
+    pub fn digest(&self) -> u64 {
+        self.digest.with(self.engines.iter().map(|engine| engine.core.digest()))
+    }
+
+    /// Returns the earliest deadline of a request: the driver delivers [`Event::Tick`] then, unless another input comes first.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min()
+    }
+
+    /// Leaves the tokens of prefills out of steps from now on ([`Core::omit_tokens`]), for workers that compute nothing.
+    pub fn omit_tokens(&mut self) {
+        self.engines.iter_mut().for_each(|engine| engine.core.omit_tokens());
+    }
+
+    /// Returns the memory of the last step's answer of an engine, empty, for the next one.
+    pub fn spare_result(&mut self, engine: EngineId) -> StepResult {
+        self.engines[engine.index()].core.spare_result()
+    }
+
+    /// Takes the memory of a step back, so that the next one needs no allocation.
+    pub fn recycle(&mut self, engine: EngineId, step: Box<Step>) {
+        self.engines[engine.index()].core.recycle(step);
+    }
+
+    /// Ends the step in flight on an engine and runs through the steps after it as far as nothing is decided anew
+    /// ([`Core::leap`]).
+    pub fn leap(&mut self, now_ns: u64, engine: EngineId, leaper: &mut dyn Leaper, out: &mut Vec<Output>) -> Leapt {
+        let mut counted = CountedTokens { leaper, tokens: 0 };
+        let mut actions = std::mem::take(&mut self.actions);
+        let leapt = self.engines[engine.index()].core.leap(now_ns, &mut counted, &mut actions);
+        self.placements.count_tokens(engine, counted.tokens);
+        self.absorb_all(engine, &mut actions, out);
+        self.actions = actions;
+        leapt
+    }
+
+    /// Panics unless every core is consistent ([`Core::check`]) and the loads are the sums over the requests.
+    pub fn check(&self) {
+        self.engines.iter().for_each(|engine| engine.core.check());
+        self.placements.check();
+    }
+}
+
+/// Counts the tokens of fast-forwarded steps on their way to the driver.
+struct CountedTokens<'a> {
+    leaper: &'a mut dyn Leaper,
+    tokens: u32,
+}
+
+impl Leaper for CountedTokens<'_> {
+    fn begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
+        self.leaper.begin(begin_ns, batch)
+    }
+
+    fn ended(&mut self, requests: u32) {
+        self.tokens += requests;
+        self.leaper.ended(requests);
+    }
+
+    fn token(&mut self, request: RequestId, n: u32) -> Token {
+        self.leaper.token(request, n)
+    }
+
+    fn gave(&mut self, request: RequestId, tokens: u32) {
+        self.leaper.gave(request, tokens);
+    }
+}
+
+/// Returns the usage of a request between two engines.
+fn usage_so_far(request: &Request, cached_tokens: Option<u32>) -> Usage {
+    Usage {
+        prompt_tokens: request.prompt.len() as u32,
+        cached_tokens: cached_tokens.unwrap_or(0),
+        completion_tokens: request.generated.len() as u32,
+        preemptions: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,383 @@
+//! Clusters of cores with workers that answer at once when told.
+
+use std::collections::BTreeMap;
+
+use trunkline_core::{Config, Namespace, Stats};
+
+use super::*;
+
+/// A cluster, the steps in flight on its engines, and everything that clients were sent.
+struct Rig {
+    cluster: Cluster,
+    now_ns: u64,
+    steps: BTreeMap<EngineId, Box<Step>>,
+    tokens: BTreeMap<u64, Vec<Token>>,
+    ends: Vec<(u64, FinishReason, u32)>,
+    refusals: Vec<(u64, Refusal)>,
+    moves: Vec<(u64, u32, u32, Move)>,
+    emptied: Vec<u32>,
+    drained: u32,
+    resets: Vec<u32>,
+}
+
+fn config() -> Config {
+    Config {
+        block_size: 4,
+        device_blocks: 32,
+        max_batch_tokens: 32,
+        max_batch_size: 4,
+        max_queue: 8,
+        max_context: 128,
+        ..Config::default()
+    }
+}
+
+fn roles(roles: &[Role]) -> ClusterConfig {
+    let engines = roles.iter().map(|role| EngineConfig { core: config(), role: *role }).collect();
+    ClusterConfig { engines, router: ROUTER_DEFAULT.into() }
+}
+
+/// The token that every worker samples after `n_generated` others of a request.
+fn token(request: u64, n_generated: u32) -> Token {
+    request as u32 * 100 + n_generated
+}
+
+impl Rig {
+    fn new(config: &ClusterConfig) -> Self {
+        let mut rig = Self {
+            cluster: Cluster::new(config).unwrap(),
+            now_ns: 0,
+            steps: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            ends: Vec::new(),
+            refusals: Vec::new(),
+            moves: Vec::new(),
+            emptied: Vec::new(),
+            drained: 0,
+            resets: Vec::new(),
+        };
+        for engine in 0..config.engines.len() as u32 {
+            rig.engine(engine, Event::WorkerJoined);
+        }
+        rig
+    }
+
+    fn input(&mut self, input: Input) {
+        self.now_ns += 1;
+        let mut out = Vec::new();
+        self.cluster.handle(self.now_ns, input, &mut out);
+        self.cluster.check();
+        for output in out {
+            match output {
+                Output::Engine(engine, Action::RunStep(step)) => {
+                    assert!(self.steps.insert(engine, step).is_none(), "one step at a time");
+                }
+                Output::Engine(engine, Action::ResetWorker) => {
+                    self.steps.remove(&engine);
+                    self.resets.push(engine.0);
+                }
+                Output::Engine(_, action) | Output::Cluster(action) => self.client(action),
+                Output::Moved { request, from, to, why } => self.moves.push((request.0, from.0, to.0, why)),
+                Output::Emptied(engine) => self.emptied.push(engine.0),
+            }
+        }
+    }
+
+    fn client(&mut self, action: Action) {
+        match action {
+            Action::Token { request, token } => self.tokens.entry(request.0).or_default().push(token),
+            Action::Finish { request, reason, usage } => {
+                self.ends.push((request.0, reason, usage.completion_tokens));
+            }
+            Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
+            Action::Drained => self.drained += 1,
+            Action::Flushed { .. } => {}
+            action => panic!("{action:?} is for no client"),
+        }
+    }
+
+    fn client_event(&mut self, event: Event) {
+        self.input(Input::Client(event));
+    }
+
+    fn engine(&mut self, engine: u32, event: Event) {
+        if event == Event::WorkerLost {
+            self.steps.remove(&EngineId(engine));
+        }
+        self.input(Input::Engine(EngineId(engine), event));
+    }
+
+    fn retire(&mut self, engine: u32) {
+        self.steps.remove(&EngineId(engine));
+        self.input(Input::Retire(EngineId(engine)));
+    }
+
+    fn submit(&mut self, id: u64, tokens: u32, max_tokens: u32) {
+        let prompt = (0..tokens).map(|at| id as u32 * 1_000 + at).collect();
+        let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
+        request.hash_prompt(4);
+        self.client_event(Event::Submit(Box::new(request)));
+    }
+
+    fn answer(&mut self, engine: u32) {
+        let step = self.steps.remove(&EngineId(engine)).expect("a step is in flight");
+        let mut result = StepResult { step: step.id, ..StepResult::default() };
+        for seq in &step.seqs {
+            let sampled = [token(seq.request.0, seq.n_generated)];
+            result.push(if seq.sample { &sampled } else { &[] });
+        }
+        self.engine(engine, Event::StepFinished(result));
+    }
+
+    fn run_all(&mut self) {
+        while let Some(engine) = self.steps.keys().next().copied() {
+            self.answer(engine.0);
+        }
+    }
+
+    fn at(&self, request: u64) -> Option<u32> {
+        self.cluster.engine_of(RequestId(request)).map(|engine| engine.0)
+    }
+
+    fn stats(&self, engine: u32) -> Stats {
+        self.cluster.core(EngineId(engine)).stats()
+    }
+
+    /// Asserts that a request got each token once and in order, and ended by length.
+    fn assert_whole(&self, request: u64, n: u32) {
+        let expected: Vec<_> = (0..n).map(|at| token(request, at)).collect();
+        assert_eq!(self.tokens[&request], expected);
+        let ends: Vec<_> = self.ends.iter().filter(|(id, ..)| *id == request).collect();
+        assert_eq!(ends, [&(request, FinishReason::Length, n)]);
+    }
+}
+
+#[test]
+fn a_cluster_of_one_decides_as_its_core() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 1));
+    let mut core = Core::new(config()).unwrap();
+    let mut ignored = Vec::new();
+    core.handle(1, Event::WorkerJoined, &mut ignored);
+    for (id, tokens) in [(1, 9), (2, 200), (1, 5), (3, 0)] {
+        rig.submit(id, tokens, 3);
+        let prompt = (0..tokens).map(|at| id as u32 * 1_000 + at).collect();
+        let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 3);
+        request.hash_prompt(4);
+        core.handle(rig.now_ns, Event::Submit(Box::new(request)), &mut ignored);
+    }
+    let refused: Vec<_> = rig.refusals.iter().map(|(id, _)| *id).collect();
+    assert_eq!(refused, [2, 1, 3], "too long, a duplicate, empty");
+    assert_eq!(rig.at(1), Some(0), "the refused duplicate leaves the first alone");
+    rig.client_event(Event::Drain);
+    core.handle(rig.now_ns, Event::Drain, &mut ignored);
+    assert_eq!(rig.cluster.digest(), core.digest());
+    rig.run_all();
+    rig.assert_whole(1, 3);
+    assert_eq!(rig.drained, 1);
+}
+
+#[test]
+fn engines_take_turns_and_loads_follow() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 3));
+    (0..4).for_each(|id| rig.submit(id, 8, 2));
+    assert_eq!([0, 1, 2, 3].map(|id| rig.at(id)), [Some(0), Some(1), Some(2), Some(0)]);
+    let load = rig.cluster.status(EngineId(0)).load;
+    assert_eq!((load.requests, load.tokens, load.prefill_tokens), (2, 16, 16));
+    rig.answer(0);
+    let load = rig.cluster.status(EngineId(0)).load;
+    assert_eq!((load.requests, load.tokens, load.prefill_tokens), (2, 17, 8), "one has its first token");
+    rig.run_all();
+    (0..4).for_each(|id| rig.assert_whole(id, 2));
+    assert_eq!(rig.cluster.requests(), 0);
+}
+
+#[test]
+fn requests_of_an_engine_that_is_expected_back_wait_for_it() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+    rig.submit(0, 8, 3);
+    rig.answer(0);
+    rig.engine(0, Event::WorkerLost);
+    assert_eq!((rig.at(0), rig.moves.len()), (Some(0), 0));
+    rig.submit(1, 8, 2);
+    rig.submit(2, 8, 2);
+    assert_eq!((rig.at(1), rig.at(2)), (Some(1), Some(1)), "new requests go to the engine that is up");
+    rig.engine(0, Event::WorkerJoined);
+    rig.run_all();
+    rig.assert_whole(0, 3);
+    rig.engine(0, Event::WorkerLost);
+    rig.engine(1, Event::WorkerLost);
+    rig.submit(3, 8, 2);
+    assert!(rig.at(3).is_some() && rig.refusals.is_empty(), "both are expected back, so one of them takes it");
+}
+
+#[test]
+fn requests_of_a_retired_engine_continue_elsewhere_with_their_tokens() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 3));
+    (0..6).for_each(|id| rig.submit(id, 8, 4));
+    rig.answer(0);
+    rig.retire(0);
+    assert_eq!(rig.moves, [(0, 0, 1, Move::Lost), (3, 0, 2, Move::Lost)], "in the order in which they came");
+    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Gone);
+    rig.run_all();
+    (0..6).for_each(|id| rig.assert_whole(id, 4));
+    assert_eq!(rig.stats(0).withdrawn, 2);
+    rig.retire(1);
+    rig.retire(2);
+    rig.submit(7, 8, 2);
+    assert_eq!(rig.refusals, [(7, Refusal::NoEngine)]);
+    rig.engine(2, Event::WorkerJoined);
+    rig.submit(8, 8, 2);
+    rig.run_all();
+    rig.assert_whole(8, 2);
+}
+
+#[test]
+fn the_last_engine_keeps_its_requests_when_it_is_retired() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+    rig.submit(0, 8, 3);
+    rig.retire(1);
+    rig.retire(0);
+    assert_eq!((rig.at(0), rig.moves.len()), (Some(0), 0));
+    rig.engine(0, Event::WorkerJoined);
+    rig.run_all();
+    rig.assert_whole(0, 3);
+}
+
+#[test]
+fn a_drained_engine_finishes_what_runs_and_hands_back_what_waits() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { max_batch_size: 1, ..config() }, 2));
+    (0..4).for_each(|id| rig.submit(id, 8, 2));
+    rig.input(Input::DrainEngine(EngineId(0)));
+    assert_eq!(rig.moves, [(2, 0, 1, Move::Drained)], "the running one stays");
+    rig.submit(4, 8, 2);
+    assert_eq!((rig.at(0), rig.at(4)), (Some(0), Some(1)));
+    assert!(rig.emptied.is_empty());
+    rig.answer(0);
+    rig.answer(0);
+    assert_eq!(rig.emptied, [0]);
+    rig.run_all();
+    (0..5).for_each(|id| rig.assert_whole(id, 2));
+    rig.input(Input::OpenEngine(EngineId(0)));
+    rig.submit(5, 8, 2);
+    assert_eq!(rig.at(5), Some(0));
+}
+
+#[test]
+fn a_request_that_breaks_every_worker_does_not_travel_for_ever() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 4));
+    rig.submit(0, 8, 3);
+    for engine in 0..3 {
+        assert_eq!(rig.at(0), Some(engine));
+        rig.engine(engine, Event::WorkerLost);
+        rig.retire(engine);
+    }
+    assert_eq!(rig.ends, [(0, FinishReason::Error, 0)], "three workers failed on it");
+    assert_eq!(rig.cluster.requests(), 0);
+}
+
+#[test]
+fn a_moved_request_that_nobody_takes_ends_with_an_error() {
+    let small = Config { device_blocks: 2, ..config() };
+    let mut two = ClusterConfig::uniform(&config(), 2);
+    two.engines[1].core = small;
+    let mut rig = Rig::new(&two);
+    rig.submit(0, 16, 4);
+    rig.answer(0);
+    rig.retire(0);
+    assert_eq!(rig.ends, [(0, FinishReason::Error, 1)]);
+    assert!(rig.refusals.is_empty(), "the client was accepted, so it gets an end");
+    assert_eq!(rig.cluster.status(EngineId(1)).load.requests, 0);
+}
+
+#[test]
+fn prefill_engines_hand_over_after_the_first_token() {
+    let mut rig = Rig::new(&roles(&[Role::Prefill, Role::Decode, Role::Decode]));
+    (0..2).for_each(|id| rig.submit(id, 8, 3));
+    assert_eq!((rig.at(0), rig.at(1)), (Some(0), Some(0)));
+    rig.answer(0);
+    rig.answer(0);
+    assert_eq!(rig.moves, [(0, 0, 1, Move::HandedOver), (1, 0, 2, Move::HandedOver)]);
+    assert!(rig.ends.is_empty() && rig.tokens[&0].len() == 1);
+    rig.run_all();
+    (0..2).for_each(|id| rig.assert_whole(id, 3));
+    rig.submit(2, 8, 1);
+    rig.answer(0);
+    rig.assert_whole(2, 1);
+    assert_eq!(rig.moves.len(), 2, "one token is prefill only");
+
+    // Tokens seen so far stay right when the decode engine goes too: prefill and hand-over begin anew behind them.
+    rig.submit(3, 8, 4);
+    rig.answer(0);
+    let decode = rig.at(3).unwrap();
+    rig.answer(decode);
+    rig.retire(decode);
+    assert_eq!(rig.at(3), Some(0));
+    rig.run_all();
+    rig.assert_whole(3, 4);
+    // A prefill engine that goes in the middle of a prefill leaves the request whole.
+    rig.submit(4, 8, 4);
+    rig.retire(0);
+    assert_eq!(rig.at(4), Some(0), "nobody else prefills");
+    rig.engine(0, Event::WorkerJoined);
+    rig.run_all();
+    rig.assert_whole(4, 4);
+}
+
+#[test]
+fn an_untrusted_worker_is_absent_until_it_joins_again() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+    rig.submit(0, 8, 3);
+    let id = rig.steps.remove(&EngineId(0)).unwrap().id;
+    rig.engine(0, Event::StepFinished(StepResult { step: id, ..StepResult::default() }));
+    assert_eq!(rig.resets, [0]);
+    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Absent);
+    rig.submit(1, 8, 3);
+    rig.submit(2, 8, 3);
+    assert_eq!((rig.at(1), rig.at(2)), (Some(1), Some(1)));
+    rig.engine(0, Event::WorkerJoined);
+    rig.run_all();
+    (0..3).for_each(|id| rig.assert_whole(id, 3));
+}
+
+#[test]
+fn aborts_and_duplicates_find_their_engine_and_draining_ends_everywhere() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+    (0..4).for_each(|id| rig.submit(id, 8, 2));
+    rig.submit(1, 8, 2);
+    assert_eq!(rig.refusals, [(1, Refusal::DuplicateId)]);
+    rig.client_event(Event::Abort(RequestId(3)));
+    rig.client_event(Event::Abort(RequestId(99)));
+    rig.client_event(Event::Drain);
+    rig.submit(5, 8, 2);
+    assert_eq!(rig.refusals[1..], [(5, Refusal::Draining)]);
+    assert_eq!(rig.drained, 0);
+    rig.retire(0);
+    assert!(!rig.moves.is_empty(), "requests still move while the cluster drains");
+    rig.run_all();
+    (0..3).for_each(|id| rig.assert_whole(id, 2));
+    assert_eq!((rig.ends.len(), rig.drained), (4, 1));
+}
+
+#[test]
+fn settings_that_cannot_work_are_named() {
+    let error = |config: ClusterConfig| Cluster::new(&config).err().unwrap().to_string();
+    let uniform = |n| ClusterConfig::uniform(&config(), n);
+    assert_eq!(error(uniform(0)), "a cluster has 0 engines; it must have between 1 and 4096");
+    let mut sizes = uniform(2);
+    sizes.engines[1].core.block_size = 8;
+    let expected = "engine 1 has blocks of 8 tokens and engine 0 has blocks of 4; all engines need one block size";
+    assert_eq!(error(sizes), expected);
+    let mut bad = uniform(2);
+    bad.engines[1].core.device_blocks = 0;
+    assert!(error(bad).starts_with("engine 1: device_blocks is 0"));
+    let router = ClusterConfig { router: "nearest".into(), ..uniform(2) };
+    assert_eq!(
+        error(router),
+        "unknown router 'nearest'; there are: round_robin, least_loaded, random2, prefix_affinity"
+    );
+    assert_eq!(
+        error(roles(&[Role::Prefill, Role::Prefill])),
+        "no engine takes over what others prefilled; give at least one engine the role 'decode' or 'both'"
+    );
+    assert!(error(roles(&[Role::Decode])).starts_with("no engine takes new requests"));
+}

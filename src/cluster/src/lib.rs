@@ -1,0 +1,57 @@
+//! Many engines behind one interface: which engine a request goes to, and what becomes of requests when an engine is lost, returns or
+//! is drained.
+//!
+//! An *engine* is a [`trunkline_core::Core`] and the worker that runs its steps. A [`Cluster`] owns the cores and, like a core, is a pure
+//! state machine: every [`Input`] is delivered with its time, every [`Output`] is for the driver to perform. The server drives a
+//! cluster with a real clock and real workers, the simulator with a virtual clock and modelled ones; both route, fail over and drain
+//! alike, and a recording replays bit for bit. The relation is that of quinn-proto's `Endpoint` to its `Connection`s.
+//!
+//! # The way of a request
+//!
+//! 1. `Submit` reaches [`Cluster::handle`] with the prompt hashed. The [`router`] picks an open engine by loads and known prefixes.
+//! 2. The core of that engine runs the request. Its actions come out as [`Output::Engine`], with the engine's number.
+//! 3. If the worker of the engine is lost and expected back, the request waits and starts over there. If it is lost for good, or the
+//!    engine is drained, the core gives the request back and the router picks another engine: the request continues with the tokens
+//!    it has ([`Output::Moved`]).
+//! 4. On a prefill engine the request ends with its first token, and is handed over to a decode engine ([`handover`]).
+//!
+//! # Invariants
+//!
+//! * Every accepted request is on exactly one engine and gets exactly one `Finish`, whatever becomes of the engines.
+//! * A client sees every token once: a request that moves is not run from the beginning, and draws the same samples.
+//! * A cluster of one engine decides as its core does: same digest, same recording.
+//! * Decisions are a function of inputs and times. No container is iterated in hash order.
+//!
+//! **Architecture invariant:** like the core, this crate knows no tokio, no tonic, no file, no socket, no clock and no thread.
+//!
+//! ```
+//! use trunkline_cluster::{Cluster, ClusterConfig, EngineId, Input, Output};
+//! use trunkline_core::{Action, Config, Event, Namespace, Request, RequestId};
+//!
+//! let config = Config::default();
+//! let mut cluster = Cluster::new(&ClusterConfig::uniform(&config, 2))?;
+//! let mut out = Vec::new();
+//! for engine in 0..2 {
+//!     cluster.handle(0, Input::Engine(EngineId(engine), Event::WorkerJoined), &mut out);
+//! }
+//! let mut request = Request::new(RequestId(7), Namespace::default().root(), vec![1, 2, 3], 5);
+//! request.hash_prompt(config.block_size);
+//! cluster.handle(1_000, Input::Client(Event::Submit(Box::new(request))), &mut out);
+//! assert!(matches!(&out[..], [Output::Engine(EngineId(0), Action::RunStep(_))]));
+//! # Ok::<(), trunkline_cluster::ClusterError>(())
+//! ```
+
+mod cluster;
+mod digest;
+pub mod draw;
+mod engine;
+pub mod handover;
+mod input;
+mod placement;
+pub mod record;
+pub mod router;
+
+pub use crate::cluster::{Cluster, ClusterConfig, ClusterError, ENGINES_MAX};
+pub use crate::engine::{EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role, TRANSITIONS};
+pub use crate::input::{Input, Move, Output};
+pub use crate::router::{Load, ROUTER_DEFAULT};

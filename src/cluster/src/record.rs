@@ -1,0 +1,234 @@
+//! Recording of a run: every input a cluster saw, as JSON lines, so that another cluster can be shown the same.
+//!
+//! ```text
+//! {"trunkline_recording":2,"config":{...}}                   header of one engine: format version and limits
+//! {"trunkline_recording":3,"cluster":{"engines":[...],...}}  header of several
+//! {"at_ns":1200345,"event":{"submit":{...}}}                 an input, in the order the cluster saw them
+//! {"at_ns":1200399,"engine":1,"event":"worker_lost"}         with several engines: from the worker of engine 1
+//! {"at_ns":1200400,"engine":1,"change":"drain"}              engine 1 is drained, opened or retired
+//! {"end":{"at_ns":99,"digest":"00f1..."}}                    trailer: the digest at the end; missing if the run was interrupted
+//! ```
+//!
+//! Lines of one engine name no engine, so a server with one engine writes what a single core saw. Drivers open, compress and locate
+//! the files.
+
+use serde::{Deserialize, Serialize};
+use trunkline_core::{Config, Event};
+
+use crate::cluster::ClusterConfig;
+use crate::engine::{EngineConfig, EngineId, Role};
+use crate::input::Input;
+use crate::router::ROUTER_DEFAULT;
+
+/// Format version of a recording of one engine.
+pub const VERSION: u32 = 2;
+/// Format version of a recording of several engines.
+pub const VERSION_CLUSTER: u32 = 3;
+
+/// A line of a recording.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// The first line of one engine.
+    Header {
+        /// [`VERSION`].
+        trunkline_recording: u32,
+        /// Limits of the recorded core.
+        config: Config,
+    },
+    /// The first line of several engines.
+    ClusterHeader {
+        /// [`VERSION_CLUSTER`].
+        trunkline_recording: u32,
+        /// Settings of the recorded cluster.
+        cluster: ClusterConfig,
+    },
+    /// An event of a client, or of an engine's worker.
+    Event {
+        /// Time of the event on the recorded clock, nanoseconds.
+        at_ns: u64,
+        /// The engine whose worker sent the event; absent for clients' events, and if there is only one engine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        engine: Option<EngineId>,
+        /// The event.
+        event: Event,
+    },
+    /// An engine leaves or enters service.
+    Change {
+        /// Time of the change on the recorded clock, nanoseconds.
+        at_ns: u64,
+        /// The engine.
+        engine: EngineId,
+        /// The change.
+        change: Change,
+    },
+    /// The last line.
+    End {
+        /// Facts known at the end.
+        end: End,
+    },
+}
+
+/// Inputs about an engine that are no events of its core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// [`Input::Retire`].
+    Retire,
+    /// [`Input::DrainEngine`].
+    Drain,
+    /// [`Input::OpenEngine`].
+    Open,
+}
+
+/// Trailer of a recording.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// Time of the last input, nanoseconds.
+    pub at_ns: u64,
+    /// Digest of the decisions, 16 hex digits.
+    pub digest: String,
+}
+
+/// A line that is not one of a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Not JSON, or JSON of another shape.
+    #[error("not a line of a Trunkline recording: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+impl Line {
+    /// Returns the header of a cluster's recording.
+    pub fn header(cluster: &ClusterConfig) -> Self {
+        match &cluster.engines[..] {
+            [EngineConfig { core, role: Role::Both }] => {
+                Self::Header { trunkline_recording: VERSION, config: core.clone() }
+            }
+            _ => Self::ClusterHeader { trunkline_recording: VERSION_CLUSTER, cluster: cluster.clone() },
+        }
+    }
+
+    /// Returns the settings that a header holds, or `None` for other lines.
+    pub fn cluster(self) -> Option<ClusterConfig> {
+        match self {
+            Self::Header { config, .. } => {
+                let engines = vec![EngineConfig { core: config, role: Role::Both }];
+                Some(ClusterConfig { engines, router: ROUTER_DEFAULT.into() })
+            }
+            Self::ClusterHeader { cluster, .. } => Some(cluster),
+            _ => None,
+        }
+    }
+
+    /// Returns the line of an input of a cluster of `n_engines`.
+    pub fn of(at_ns: u64, input: &Input, n_engines: usize) -> Self {
+        match input {
+            Input::Client(event) => Self::Event { at_ns, engine: None, event: event.clone() },
+            Input::Engine(engine, event) => {
+                Self::Event { at_ns, engine: (n_engines > 1).then_some(*engine), event: event.clone() }
+            }
+            Input::Retire(engine) => Self::Change { at_ns, engine: *engine, change: Change::Retire },
+            Input::DrainEngine(engine) => Self::Change { at_ns, engine: *engine, change: Change::Drain },
+            Input::OpenEngine(engine) => Self::Change { at_ns, engine: *engine, change: Change::Open },
+        }
+    }
+
+    /// Returns the input of a line and its time, or `None` for headers and the trailer.
+    pub fn input(self) -> Option<(u64, Input)> {
+        match self {
+            Self::Event { at_ns, engine: Some(engine), event } => Some((at_ns, Input::Engine(engine, event))),
+            Self::Event { at_ns, engine: None, event } if is_from_worker(&event) => {
+                Some((at_ns, Input::Engine(EngineId(0), event)))
+            }
+            Self::Event { at_ns, engine: None, event } => Some((at_ns, Input::Client(event))),
+            Self::Change { at_ns, engine, change } => {
+                let input = match change {
+                    Change::Retire => Input::Retire(engine),
+                    Change::Drain => Input::DrainEngine(engine),
+                    Change::Open => Input::OpenEngine(engine),
+                };
+                Some((at_ns, input))
+            }
+            Self::Header { .. } | Self::ClusterHeader { .. } | Self::End { .. } => None,
+        }
+    }
+
+    /// Parses one line.
+    ///
+    /// # Errors
+    /// Fails if the text is not JSON, or not of the form of any line.
+    pub fn parse(line: &str) -> Result<Self, RecordError> {
+        Ok(serde_json::from_str(line)?)
+    }
+
+    /// Returns the line as text, without the newline.
+    pub fn to_json(&self) -> String {
+        // Every type in a line is made of numbers, strings and lists, which always serialise.
+        serde_json::to_string(self).expect("a recording line serialises")
+    }
+}
+
+fn is_from_worker(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::WorkerJoined
+            | Event::WorkerLost
+            | Event::StepFinished(_)
+            | Event::TransferFinished(_)
+            | Event::TransferFailed(_)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::{RequestId, StepResult};
+
+    use super::*;
+
+    #[test]
+    fn a_line_gives_back_its_input() {
+        let inputs = [
+            Input::Client(Event::Abort(RequestId(u64::MAX))),
+            Input::Client(Event::Tick),
+            Input::Engine(EngineId(1), Event::WorkerJoined),
+            Input::Engine(EngineId(0), Event::WorkerLost),
+            Input::Engine(EngineId(1), Event::StepFinished(StepResult { step: 9, tokens: vec![1], ends: vec![1] })),
+            Input::Retire(EngineId(1)),
+            Input::DrainEngine(EngineId(0)),
+            Input::OpenEngine(EngineId(1)),
+        ];
+        for input in inputs {
+            let line = Line::of(u64::MAX, &input, 2);
+            assert_eq!(Line::parse(&line.to_json()).unwrap(), line);
+            assert_eq!(line.input(), Some((u64::MAX, input)));
+        }
+    }
+
+    #[test]
+    fn one_engine_is_recorded_as_a_core_without_a_cluster() {
+        let config = Config::default();
+        let header = Line::header(&ClusterConfig::uniform(&config, 1));
+        assert_eq!(header, Line::Header { trunkline_recording: 2, config: config.clone() });
+        assert!(header.to_json().starts_with("{\"trunkline_recording\":2,\"config\":{\"block_size\":16,"));
+        assert_eq!(header.cluster(), Some(ClusterConfig::uniform(&config, 1)));
+        let joined = Input::Engine(EngineId(0), Event::WorkerJoined);
+        let line = Line::of(5, &joined, 1);
+        assert_eq!(line.to_json(), "{\"at_ns\":5,\"event\":\"worker_joined\"}");
+        assert_eq!(line.input(), Some((5, joined)));
+
+        let two = ClusterConfig { router: "random2:seed=3".into(), ..ClusterConfig::uniform(&config, 2) };
+        let header = Line::header(&two);
+        assert_eq!(Line::parse(&header.to_json()).unwrap().cluster(), Some(two));
+    }
+
+    #[test]
+    fn other_lines_are_refused() {
+        for line in ["", "{", "{}", "[1]", "{\"at_ns\":1}", "{\"at_ns\":-1,\"event\":\"tick\"}"] {
+            assert!(Line::parse(line).is_err(), "{line}");
+        }
+        for line in ["{\"at_ns\":1,\"event\":\"nap\"}", "{\"at_ns\":1,\"engine\":1,\"change\":\"rest\"}"] {
+            assert!(Line::parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Hash table from fingerprints to blocks.
+//!
+//! Entries of 4 bytes lie in buckets of one cache line: a lookup touches one line of the table, and one more to read the
+//! fingerprint of the block it found. An entry is the index of a block and, in the bits above, a tag: as many bits of the
+//! fingerprint as fit, so that other blocks are hardly ever read. A full bucket counts each further block and the next bucket
+//! takes the block in. A removal therefore leaves no trace, and the table never needs a clean-up.
+
+use crate::block::ROOM_MAX;
+
+/// Words in a bucket, a cache line of 64 bytes. The last word counts the blocks that overflowed.
+const WORDS: usize = 16;
+const ENTRIES: usize = WORDS - 1;
+/// Blocks per bucket when the table is full: four fifths of its entries.
+const LOAD: usize = 12;
+/// Greatest capacity that leaves bits for a tag in an entry.
+const BLOCKS_MAX: u32 = 1 << 30;
+
+/// Indices of blocks by fingerprint. If blocks have equal fingerprints, which hardly ever happens, only one of them is found.
+#[derive(Debug)]
+pub(crate) struct BlockIndex {
+    words: Vec<u32>,
+    /// Words before the first cache line.
+    skip: usize,
+    buckets: usize,
+    len: usize,
+    /// Bits of an entry that hold the index.
+    index_bits: u32,
+}
+
+impl BlockIndex {
+    /// Creates an empty index for blocks below `capacity`.
+    pub fn new(capacity: u32) -> Self {
+        assert!(capacity <= BLOCKS_MAX, "{capacity} blocks are more than can be told apart");
+        let index_bits = 32 - capacity.saturating_sub(1).leading_zeros();
+        let mut index = Self { words: Vec::new(), skip: 0, buckets: 0, len: 0, index_bits };
+        index.make_room((capacity.min(ROOM_MAX) as usize).div_ceil(LOAD).max(1));
+        index
+    }
+
+    /// Returns the number of blocks in the index.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Finds a block by its fingerprint. `hash_of` returns the fingerprint of a block in the index.
+    #[inline]
+    pub fn find(&self, hash: u64, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
+        let tag = self.tag(hash);
+        let mut at = self.home(hash);
+        // Once around at most: in a small table every bucket may have overflowed.
+        for _ in 0..self.buckets {
+            let bucket = self.bucket(at);
+            let mut tagged = matches(bucket, tag, u32::MAX << self.index_bits);
+            while tagged != 0 {
+                let index = bucket[tagged.trailing_zeros() as usize] ^ tag;
+                if hash_of(index) == hash {
+                    return Some(index);
+                }
+                tagged &= tagged - 1;
+            }
+            if bucket[ENTRIES] == 0 {
+                break;
+            }
+            at = self.after(at);
+        }
+        None
+    }
+
+    /// Adds a block. The block MUST NOT be in the index.
+    pub fn insert(&mut self, hash: u64, index: u32, hash_of: impl Fn(u32) -> u64) {
+        if self.len == self.buckets * LOAD {
+            self.grow(hash_of);
+        }
+        self.place(hash, index);
+    }
+
+    fn place(&mut self, hash: u64, index: u32) {
+        self.len += 1;
+        let entry = self.tag(hash) | index;
+        let mut at = self.home(hash);
+        loop {
+            let bucket = self.bucket_mut(at);
+            let empty = matches(bucket, 0, u32::MAX);
+            if empty != 0 {
+                bucket[empty.trailing_zeros() as usize] = entry;
+                return;
+            }
+            bucket[ENTRIES] += 1;
+            at = self.after(at);
+        }
+    }
+
+    /// Removes a block. The block MUST be in the index.
+    pub fn remove(&mut self, hash: u64, index: u32) {
+        let entry = self.tag(hash) | index;
+        let mut at = self.home(hash);
+        for _ in 0..self.buckets {
+            let bucket = self.bucket_mut(at);
+            let here = matches(bucket, entry, u32::MAX);
+            if here != 0 {
+                bucket[here.trailing_zeros() as usize] = 0;
+                self.len -= 1;
+                return;
+            }
+            assert!(bucket[ENTRIES] > 0, "block {index} is not in the index");
+            bucket[ENTRIES] -= 1;
+            at = self.after(at);
+        }
+        unreachable!("block {index} is in no bucket");
+    }
+
+    /// Prefetches the buckets of some fingerprints, all at once, so that the lookups that follow hit the processor's caches.
+    #[inline]
+    pub fn touch(&self, hashes: impl Iterator<Item = u64>) {
+        let sum = hashes.fold(0u32, |sum, hash| sum ^ self.words[self.skip + self.home(hash) * WORDS]);
+        std::hint::black_box(sum);
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.buckets as u64) >> 32) as usize
+    }
+
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.buckets { 0 } else { at + 1 }
+    }
+
+    /// Returns the tag of a fingerprint. At least one bit is set, because an entry of 0 means none.
+    fn tag(&self, hash: u64) -> u32 {
+        let mask = u32::MAX.checked_shr(self.index_bits).unwrap_or(0);
+        (hash as u32 & mask).max(1) << self.index_bits
+    }
+
+    #[inline]
+    fn bucket(&self, at: usize) -> &[u32; WORDS] {
+        self.words[self.skip + at * WORDS..].first_chunk().expect("there is a whole bucket")
+    }
+
+    #[inline]
+    fn bucket_mut(&mut self, at: usize) -> &mut [u32; WORDS] {
+        self.words[self.skip + at * WORDS..].first_chunk_mut().expect("there is a whole bucket")
+    }
+
+    fn make_room(&mut self, buckets: usize) {
+        self.words = vec![0; (buckets + 1) * WORDS];
+        // The first cache line. Any other offset is as correct, and slower.
+        self.skip = self.words.as_ptr().align_offset(size_of::<[u32; WORDS]>()).min(WORDS);
+        self.buckets = buckets;
+        self.len = 0;
+    }
+
+    #[cold]
+    fn grow(&mut self, hash_of: impl Fn(u32) -> u64) {
+        let (words, skip, buckets) = (std::mem::take(&mut self.words), self.skip, self.buckets);
+        self.make_room(buckets * 2);
+        let mask = !(u32::MAX << self.index_bits);
+        for bucket in words[skip..].chunks_exact(WORDS).take(buckets) {
+            for entry in bucket[..ENTRIES].iter().filter(|entry| **entry != 0) {
+                self.place(hash_of(entry & mask), entry & mask);
+            }
+        }
+    }
+}
+
+/// Returns a bit set of the entries of a bucket that are equal to `entry` under `mask`.
+#[inline]
+fn matches(bucket: &[u32; WORDS], entry: u32, mask: u32) -> u32 {
+    let mut bits = 0;
+    for (i, word) in bucket.iter().enumerate() {
+        bits |= u32::from((word ^ entry) & mask == 0) << i;
+    }
+    bits & !(1 << ENTRIES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    proptest! {
+        /// Few buckets and many equal tags, so that buckets overflow into each other and around the end.
+        #[test]
+        fn the_index_agrees_with_a_map(
+            ops in prop::collection::vec((0u32..200, 0u8..3), 0..600), capacity in 1u32..200, spread in 1u64..40,
+        ) {
+            let hash = |index: u32| (u64::from(index) % spread).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(index) >> 3 << 20;
+            let hash = |index: u32| hash(index) & !0xff | u64::from(index);
+            let mut index = BlockIndex::new(capacity);
+            let mut model: HashMap<u64, u32> = HashMap::default();
+            for (block, op) in ops {
+                let block = block % capacity;
+                let hash_of = |index: u32| hash(index);
+                prop_assert_eq!(index.find(hash(block), hash_of), model.get(&hash(block)).copied());
+                match (op, model.contains_key(&hash(block))) {
+                    (0 | 1, false) => {
+                        model.insert(hash(block), block);
+                        index.insert(hash(block), block, hash_of);
+                    }
+                    (2, true) => {
+                        model.remove(&hash(block));
+                        index.remove(hash(block), block);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(index.len(), model.len());
+            }
+            for block in 0..capacity {
+                prop_assert_eq!(index.find(hash(block), hash), model.get(&hash(block)).copied());
+            }
+            for block in model.into_values() {
+                index.remove(hash(block), block);
+            }
+            prop_assert!(index.words.iter().all(|word| *word == 0), "nothing is left behind");
+        }
+    }
+
+    #[test]
+    fn the_index_grows_past_the_memory_reserved_at_first() {
+        let hash = |index: u32| u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut index = BlockIndex::new(1 << 20);
+        index.make_room(1);
+        for block in 0..10_000 {
+            index.insert(hash(block), block, hash);
+        }
+        assert!((0..10_000).all(|block| index.find(hash(block), hash) == Some(block)));
+        assert_eq!(index.find(hash(10_000), hash), None);
+    }
+
+    #[test]
+    fn the_ends_of_the_range_of_capacities_work() {
+        for capacity in [1, 2, BLOCKS_MAX] {
+            let mut index = BlockIndex::new(capacity);
+            index.insert(0, capacity - 1, |_| 0);
+            assert_eq!(index.find(0, |_| 0), Some(capacity - 1));
+            index.remove(0, capacity - 1);
+            assert_eq!(index.find(0, |_| 0), None);
+        }
+    }
+}

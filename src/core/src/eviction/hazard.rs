@@ -1,0 +1,263 @@
+//! Hazard tables: the probability that contents are used again, by class and age, learned from the traffic.
+//!
+//! The `reuse` policy follows one block of each segment by its fingerprint, cached or not, and reports every return. Per class
+//! and age bucket the table counts the blocks that reached the age (at risk) and the ones that returned before the next age
+//! (events): a life table after Kaplan and Meier (1958). [`HazardTable::index`] derives from the hazards the worth of keeping
+//! a segment.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+/// Kinds of one turn. Ordered classes come in groups of this many, one group for each turn.
+pub(super) const KINDS: usize = 4;
+/// Age buckets per doubling of the age.
+const PER_DOUBLING: usize = 3;
+/// Doublings of the age that have buckets, from [`FIRST_AGE`] on.
+const DOUBLINGS: usize = 10;
+const BUCKETS: usize = PER_DOUBLING * DOUBLINGS;
+/// Least age of the second bucket, as a share of the capacity.
+const FIRST_AGE: f64 = 1.0 / 32.0;
+/// Blocks of the cache per followed segment; the number of followed segments is clamped to the bounds below.
+const BLOCKS_PER_FOLLOWED: usize = 4;
+const FOLLOWED_MIN: usize = 1 << 12;
+const FOLLOWED_MAX: usize = 1 << 16;
+/// Segments of a class after which all counts of the class are halved, so that recent traffic counts more.
+const REMEMBERED: f32 = 4096.0;
+/// Segments between two computations of the indices, at first and at most. The interval doubles.
+const LEARN_FIRST: u32 = 32;
+const LEARN_EVERY: u32 = 512;
+/// Weight of a prior, in observations.
+const PRIOR: f32 = 16.0;
+/// Probability of a return on which the prior of all classes rests.
+const PRIOR_RETURN: f32 = 0.1;
+
+/// A followed segment, cached or not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Followed {
+    fingerprint: u64,
+    /// Clock at which the segment fell idle.
+    pub since: u32,
+    pub class: u8,
+    pub turn: u8,
+    /// `false` once the segment returned or is followed anew.
+    alive: bool,
+}
+
+/// Life table of a class: by age bucket, the segments that reached the age and the ones that returned before the next.
+#[derive(Clone, Debug)]
+struct Class {
+    events: [f32; BUCKETS],
+    at_risk: [f32; BUCKETS],
+}
+
+/// Followed segments, and the life tables and indices learned from them.
+#[derive(Debug)]
+pub(super) struct HazardTable {
+    /// First class without an order. The classes below come in groups of [`KINDS`]; the prior of a group is the group before.
+    unordered: usize,
+    classes: Vec<Class>,
+    /// Worth of keeping a segment, by class and age bucket (Gittins index).
+    pub index: Vec<[f32; BUCKETS]>,
+    /// Followed segments, oldest first.
+    followed: VecDeque<Followed>,
+    /// Number of the first entry of `followed`; the others are numbered on from there.
+    base: u64,
+    /// Numbers of followed segments by fingerprint.
+    numbers: HashMap<u64, u64, std::hash::BuildHasherDefault<Identity>>,
+    /// For each bucket, the number of the first followed segment that has not reached the bucket's age.
+    cursors: [u64; BUCKETS],
+    followed_max: usize,
+    capacity: u32,
+    /// Time, counted in blocks published or read.
+    pub clock: u32,
+    /// Least age of each bucket.
+    ages: [u32; BUCKETS],
+    observations: u32,
+    learn_every: u32,
+    /// Next class whose indices are to be computed.
+    to_learn: usize,
+    /// Hazards over all classes: the prior of unordered classes and of the first group.
+    prior_of_all: [f32; BUCKETS],
+    /// Hazards of the group before: the prior of an ordered class.
+    prior_of_turn: [f32; BUCKETS],
+}
+
+impl HazardTable {
+    /// Creates a table of `classes` classes for a cache of `capacity` blocks. Classes from `unordered` on have no order.
+    pub fn new(capacity: u32, classes: usize, unordered: usize) -> Self {
+        let mut ages = [0; BUCKETS];
+        for (bucket, age) in ages.iter_mut().enumerate().skip(1) {
+            let doublings = (bucket - 1) as f64 / PER_DOUBLING as f64;
+            *age = (f64::from(capacity) * FIRST_AGE * doublings.exp2()).ceil() as u32;
+        }
+        let mut table = Self {
+            unordered,
+            classes: vec![Class { events: [0.0; BUCKETS], at_risk: [0.0; BUCKETS] }; classes],
+            index: vec![[0.0; BUCKETS]; classes],
+            followed: VecDeque::new(),
+            base: 0,
+            numbers: HashMap::default(),
+            cursors: [0; BUCKETS],
+            followed_max: (capacity as usize / BLOCKS_PER_FOLLOWED).clamp(FOLLOWED_MIN, FOLLOWED_MAX),
+            capacity,
+            clock: 0,
+            ages,
+            observations: 0,
+            learn_every: LEARN_FIRST,
+            to_learn: 0,
+            prior_of_all: [0.0; BUCKETS],
+            prior_of_turn: [0.0; BUCKETS],
+        };
+        table.begin_to_learn();
+        while table.learn() {}
+        table
+    }
+
+    /// Returns the age bucket of a segment that fell idle at `since`.
+    pub fn bucket(&self, since: u32) -> usize {
+        let age = self.clock.wrapping_sub(since);
+        self.ages.partition_point(|least| *least <= age) - 1
+    }
+
+    /// Follows the segment with this fingerprint from now on.
+    pub fn follow(&mut self, fingerprint: u64, class: u8, turn: u8) {
+        self.advance();
+        if let Some(old) = self.numbers.insert(fingerprint, self.base + self.followed.len() as u64) {
+            self.followed[(old - self.base) as usize].alive = false;
+        }
+        self.followed.push_back(Followed { fingerprint, since: self.clock, class, turn, alive: true });
+        if self.followed.len() > self.followed_max {
+            self.forget();
+        }
+        self.observations += 1;
+        if self.observations >= self.learn_every {
+            self.observations = 0;
+            self.learn_every = (self.learn_every * 2).min(LEARN_EVERY);
+            self.begin_to_learn();
+        }
+        self.learn();
+    }
+
+    /// Stops following the oldest segment.
+    fn forget(&mut self) {
+        let entry = self.followed.pop_front().expect("not empty");
+        if entry.alive {
+            self.numbers.remove(&entry.fingerprint);
+        }
+        self.base += 1;
+        for cursor in &mut self.cursors {
+            *cursor = (*cursor).max(self.base);
+        }
+    }
+
+    /// Counts the segments that reached a further age since the last call.
+    fn advance(&mut self) {
+        for bucket in 0..BUCKETS {
+            while let Some(entry) = self.followed.get((self.cursors[bucket] - self.base) as usize) {
+                if self.clock.wrapping_sub(entry.since) < self.ages[bucket] {
+                    break;
+                }
+                if entry.alive {
+                    let class = &mut self.classes[usize::from(entry.class)];
+                    class.at_risk[bucket] += 1.0;
+                    if bucket == 0 && class.at_risk[0] > REMEMBERED {
+                        class.at_risk.iter_mut().chain(&mut class.events).for_each(|count| *count *= 0.5);
+                    }
+                }
+                self.cursors[bucket] += 1;
+            }
+        }
+        let end = self.ages[BUCKETS - 1].saturating_mul(2);
+        while self.followed.front().is_some_and(|entry| self.clock.wrapping_sub(entry.since) > end) {
+            self.forget();
+        }
+    }
+
+    /// Counts a return of the segment with this fingerprint and stops following it. Returns `None` if it is not followed.
+    pub fn returned(&mut self, fingerprint: u64) -> Option<Followed> {
+        let at = self.numbers.remove(&fingerprint)?;
+        self.advance();
+        let at = at.checked_sub(self.base)? as usize;
+        let entry = self.followed[at];
+        self.followed[at].alive = false;
+        let bucket = self.bucket(entry.since);
+        self.classes[usize::from(entry.class)].events[bucket] += 1.0;
+        Some(entry)
+    }
+
+    /// Begins to compute the indices from the life tables, one class for each segment followed from now on, so that no request
+    /// waits for all classes.
+    fn begin_to_learn(&mut self) {
+        for bucket in 0..BUCKETS {
+            let age = self.ages[bucket] as f32;
+            let end = self.ages.get(bucket + 1).map_or(age * 2.0, |end| *end as f32);
+            self.prior_of_all[bucket] = PRIOR_RETURN * (end - age) / (end + self.capacity as f32);
+        }
+        self.prior_of_all = hazards(&self.classes, &self.prior_of_all);
+        self.prior_of_turn = self.prior_of_all;
+        self.to_learn = 0;
+    }
+
+    /// Computes the indices of the next class. Returns `false` if all classes are done.
+    fn learn(&mut self) -> bool {
+        let class = self.to_learn;
+        if class == self.classes.len() {
+            return false;
+        }
+        let ordered = class < self.unordered;
+        if ordered && class.is_multiple_of(KINDS) {
+            self.prior_of_turn = hazards(&self.classes[class..class + KINDS], &self.prior_of_turn);
+        }
+        let prior = if ordered { &self.prior_of_turn } else { &self.prior_of_all };
+        self.index[class] = indices(&hazards(&self.classes[class..=class], prior), &self.ages);
+        self.to_learn += 1;
+        true
+    }
+}
+
+/// Returns, for each age bucket, the probability that a segment of these classes returns. With few counts, mostly the prior.
+fn hazards(classes: &[Class], prior: &[f32; BUCKETS]) -> [f32; BUCKETS] {
+    let mut hazards = *prior;
+    for (bucket, hazard) in hazards.iter_mut().enumerate() {
+        let events: f32 = classes.iter().map(|class| class.events[bucket]).sum();
+        let at_risk: f32 = classes.iter().map(|class| class.at_risk[bucket]).sum();
+        *hazard = ((events + PRIOR * *hazard) / (at_risk + PRIOR)).min(1.0);
+    }
+    hazards
+}
+
+/// Returns, for each age bucket, the best ratio of returns to time spent over all horizons.
+fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
+    let mut out = [0.0; BUCKETS];
+    for (from, out) in out.iter_mut().enumerate() {
+        let (mut hits, mut time, mut alive) = (0.0, 0.0, 1.0);
+        for to in from..BUCKETS {
+            let end = ages.get(to + 1).copied().unwrap_or(ages[to].saturating_mul(2));
+            let width = (end - ages[to]).max(1) as f32;
+            hits += alive * hazard[to];
+            time += alive * (1.0 - hazard[to] * 0.5) * width;
+            alive *= 1.0 - hazard[to];
+            *out = f32::max(*out, hits / time.max(f32::MIN_POSITIVE));
+        }
+    }
+    out
+}
+
+/// Hasher that returns its key: fingerprints of blocks are mixed already.
+#[derive(Default)]
+struct Identity(u64);
+
+impl std::hash::Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only fingerprints are keys here");
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}

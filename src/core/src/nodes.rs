@@ -1,0 +1,192 @@
+//! Links and counts of published blocks, in arrays indexed by the block's slot.
+//!
+//! Each property has an array of its own. Blocks of a chain mostly lie in adjacent slots, so an operation on a chain works on
+//! whole stretches of these arrays.
+
+use crate::hash::BlockHash;
+
+/// Parent of the first block of a prefix.
+pub(crate) const ROOT: u32 = u32::MAX;
+/// Parent of a block that is not published.
+pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
+
+/// The published blocks of a tree or a tier, as shared with its eviction policy.
+#[derive(Debug, Default)]
+pub struct Nodes {
+    /// Fingerprints of the chained hashes; tokens decide on equality.
+    pub(crate) fingerprints: Vec<u64>,
+    /// Parents: the block before in the prefix, [`ROOT`] or [`UNPUBLISHED`].
+    pub(crate) parents: Vec<u32>,
+    /// Numbers of published blocks that continue the block.
+    pub(crate) children: Vec<u32>,
+    /// Numbers of sequences that read the block.
+    pub(crate) readers: Vec<u32>,
+    /// Numbers of blocks before the block in its prefix.
+    pub(crate) depths: Vec<u32>,
+    /// Times the block was found since it was published; saturates.
+    pub(crate) hits: Vec<u16>,
+}
+
+impl Nodes {
+    /// Creates no slots, with memory reserved for `blocks`.
+    pub(crate) fn with_capacity(blocks: usize) -> Self {
+        Self {
+            fingerprints: Vec::with_capacity(blocks),
+            parents: Vec::with_capacity(blocks),
+            children: Vec::with_capacity(blocks),
+            readers: Vec::with_capacity(blocks),
+            depths: Vec::with_capacity(blocks),
+            hits: Vec::with_capacity(blocks),
+        }
+    }
+
+    /// Returns the number of slots.
+    pub(crate) fn len(&self) -> usize {
+        self.parents.len()
+    }
+
+    /// Creates slots up to `len`.
+    pub(crate) fn open(&mut self, len: usize) {
+        self.fingerprints.resize(len, 0);
+        self.parents.resize(len, UNPUBLISHED);
+        self.children.resize(len, 0);
+        self.readers.resize(len, 0);
+        self.depths.resize(len, 0);
+        self.hits.resize(len, 0);
+    }
+
+    /// Records newly published blocks from slot `first` on, each the parent of the next, with one reader.
+    pub(crate) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
+        let range = first as usize..first as usize + hashes.len();
+        let mut depth = 0;
+        if parent != ROOT {
+            self.children[parent as usize] += 1;
+            depth = self.depths[parent as usize] + 1;
+        }
+        self.fingerprints[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = hash.fingerprint());
+        self.parents[range.start] = parent;
+        self.parents[range.start + 1..range.end].iter_mut().zip(first..).for_each(|(to, before)| *to = before);
+        self.children[range.clone()].fill(1);
+        self.children[range.end - 1] = 0;
+        self.readers[range.clone()].fill(1);
+        self.depths[range.clone()].iter_mut().zip(depth..).for_each(|(to, depth)| *to = depth);
+        self.hits[range].fill(0);
+    }
+
+    /// Records a newly published block without parent and readers.
+    pub(crate) fn publish_first(&mut self, index: u32, hash: BlockHash) {
+        self.publish(index, ROOT, &[hash]);
+        self.readers[index as usize] = 0;
+    }
+
+    /// Counts a hit of a block.
+    pub(crate) fn found(&mut self, index: u32) {
+        let hits = &mut self.hits[index as usize];
+        *hits = hits.saturating_add(1);
+    }
+
+    /// Removes a leaf. Returns its parent if the parent is now an idle leaf.
+    pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
+        let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
+        if parent == ROOT {
+            return None;
+        }
+        self.children[parent as usize] -= 1;
+        (self.children[parent as usize] == 0 && self.readers[parent as usize] == 0).then_some(parent)
+    }
+
+    /// Removes a leaf and ancestors of it, each the parent of the block before. Returns the parent of the last one if the parent
+    /// is now an idle leaf.
+    pub(crate) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
+        let mut parent = None;
+        for block in chain {
+            assert!(parent.is_none_or(|parent| parent == *block), "block {block} is not the parent of the one before");
+            assert!(self.is_leaf(*block) && self.readers[*block as usize] == 0, "block {block} is no idle leaf");
+            parent = self.remove(*block);
+        }
+        parent
+    }
+
+    /// Adds a reader and a hit to `len` blocks from `first` on.
+    pub(crate) fn hit(&mut self, first: u32, len: usize) {
+        let range = first as usize..first as usize + len;
+        self.readers[range.clone()].iter_mut().for_each(|readers| *readers += 1);
+        self.hits[range].iter_mut().for_each(|hits| *hits = hits.saturating_add(1));
+    }
+
+    /// Removes a reader from `len` blocks from `first` on.
+    pub(crate) fn leave(&mut self, first: u32, len: usize) {
+        self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers -= 1);
+    }
+
+    /// Returns the block before a block in its prefix; `None` for the first.
+    pub fn parent(&self, index: u32) -> Option<u32> {
+        let parent = self.parents[index as usize];
+        debug_assert_ne!(parent, UNPUBLISHED);
+        (parent != ROOT).then_some(parent)
+    }
+
+    /// Returns `true` if no published block continues this one.
+    pub fn is_leaf(&self, index: u32) -> bool {
+        self.children[index as usize] == 0
+    }
+
+    /// Returns `true` if a published block may continue this one. Always `true` for [`ROOT`].
+    pub(crate) fn is_continued(&self, parent: u32) -> bool {
+        parent == ROOT || self.children[parent as usize] > 0
+    }
+
+    /// Returns the number of blocks before a block in its prefix.
+    pub fn depth(&self, index: u32) -> u32 {
+        self.depths[index as usize]
+    }
+
+    /// Returns the fingerprint of a block: equal contents have equal fingerprints, whatever the slot.
+    pub fn fingerprint(&self, index: u32) -> u64 {
+        self.fingerprints[index as usize]
+    }
+
+    /// Returns the number of times a request found a block since it was published.
+    pub fn hits(&self, index: u32) -> u32 {
+        u32::from(self.hits[index as usize])
+    }
+
+    /// Returns the hits of the block before; 0 if there is none.
+    pub fn parent_hits(&self, index: u32) -> u32 {
+        self.parent(index).map_or(0, |parent| self.hits(parent))
+    }
+}
+
+/// Returns the number of leading values, `n` at most, that count up from `from`.
+#[inline]
+pub(crate) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
+    const STRIDE: usize = 32;
+    let is = |at: usize| value(at) == from.wrapping_add(at as u32);
+    let mut at = 0;
+    // A stretch at a time without a branch, which the compiler vectorises. The last value of a stretch is checked first, because
+    // it is the most likely one to break the run.
+    while at + STRIDE <= n && is(at + STRIDE - 1) && (0..STRIDE).fold(true, |all, i| all & is(at + i)) {
+        at += STRIDE;
+    }
+    while at < n && is(at) {
+        at += 1;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_where_it_is_broken() {
+        let mut values: Vec<u32> = (7..207).collect();
+        assert_eq!(ascending(200, 7, |i| values[i]), 200);
+        assert_eq!(ascending(0, 7, |i| values[i]), 0);
+        for broken in [0, 1, 31, 32, 33, 63, 64, 150, 199] {
+            values[broken] ^= 1 << 20;
+            assert_eq!(ascending(200, 7, |i| values[i]), broken);
+            values[broken] ^= 1 << 20;
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The interface between Trunkline's scheduling core and the workers that run its steps: plain values and a trait.
+//!
+//! The core sends a [`Step`] and receives a [`StepResult`]; it requests copies of KV blocks with a [`Transfer`]. A worker
+//! implements [`StepRunner`] and describes its model with a [`ModelInfo`]. Neither side sees more of the other, so a worker
+//! needs no scheduler and the core needs no model.
+//!
+//! **Boundary:** this crate depends on no other crate of Trunkline and holds no logic beyond reading and building its values.
+//!
+//! # Example
+//!
+//! A step with one sequence: a prompt of three tokens in device block 5, to be sampled after.
+//!
+//! ```
+//! use trunkline_port::{RequestId, Sampling, Step, StepResult, StepSeq};
+//!
+//! let seq = StepSeq {
+//!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: 3, n_history: 0, tokens_at: 0,
+//!     input_from_last: false, kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true,
+//!     n_generated: 0, n_drafts: 0,
+//! };
+//! let step = Step { id: 1, seqs: vec![seq], tokens: vec![7, 8, 9], blocks: vec![5], sampling: vec![Sampling::default()] };
+//!
+//! // A worker reads it ...
+//! assert_eq!(step.run_tokens(&step.seqs[0]), [7, 8, 9]);
+//! assert_eq!(step.new_blocks(&step.seqs[0]), [5]);
+//! // ... and answers with one token for the sequence.
+//! let mut result = StepResult { step: step.id, ..StepResult::default() };
+//! result.push(&[42]);
+//! assert_eq!(result.of(0), [42]);
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod ids;
+pub mod model_info;
+pub mod output;
+pub mod sampling;
+pub mod step;
+pub mod transfer;
+pub mod worker;
+
+pub use crate::ids::{RequestId, Token};
+pub use crate::model_info::ModelInfo;
+pub use crate::output::{StepOutput, TokenLogprobs};
+pub use crate::sampling::Sampling;
+pub use crate::step::{Step, StepResult, StepSeq};
+pub use crate::transfer::{Place, Transfer};
+pub use crate::worker::{CopyError, StepError, StepRunner};

@@ -1,0 +1,31 @@
+//! Everything a worker returns for one step.
+
+use crate::ids::{RequestId, Token};
+use crate::step::StepResult;
+
+/// Sampled tokens of a step, with log probabilities and counts of drafts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    /// The sampled tokens; the only part that the core reads.
+    pub result: StepResult,
+    /// One entry for each sampled token of a sequence that asked for log probabilities, in step order.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Number of tokens drafted in this step.
+    pub drafted: u64,
+    /// Number of drafts that equal the sampled token; each saved a step.
+    pub accepted: u64,
+}
+
+/// Log probabilities at one sampled token: natural logarithms of a softmax over the model's own logits, before
+/// repetition penalty, temperature and truncation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// Request that the token was sampled for.
+    pub request: RequestId,
+    /// The sampled token.
+    pub token: Token,
+    /// Log probability of the sampled token.
+    pub logprob: f32,
+    /// The most likely tokens with their log probabilities, as many as the request asked for, most likely first.
+    pub top: Vec<(Token, f32)>,
+}

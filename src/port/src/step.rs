@@ -1,0 +1,124 @@
+//! One step of the model: the batch that a worker runs, and its answer.
+//!
+//! A step is flat: `seqs` point into shared `tokens` and `blocks` arrays, so a step of a thousand decodes is four
+//! vectors that are used again, not a thousand small ones. The worker keeps a mirror of each sequence's block table and
+//! receives only its changes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{RequestId, Token};
+use crate::sampling::Sampling;
+
+/// A batch of prefill chunks and decodes to run in one forward pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// Number of the step; counts up from 1 for the lifetime of the core.
+    pub id: u64,
+    /// The sequences, decodes first.
+    pub seqs: Vec<StepSeq>,
+    /// The tokens of all sequences, one range after another.
+    pub tokens: Vec<Token>,
+    /// New tails of block tables, one range after another.
+    pub blocks: Vec<u32>,
+    /// Sampling parameters of the sequences that have `start`, in order.
+    pub sampling: Vec<Sampling>,
+}
+
+/// Part of one sequence in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepSeq {
+    /// Request that the sequence belongs to.
+    pub request: RequestId,
+    /// Index of the worker's mirror of this sequence: small, dense, used again by later sequences.
+    pub slot: u32,
+    /// The worker MUST forget the earlier contents of `slot` and take the next entry of [`Step::sampling`].
+    pub start: bool,
+    /// Tokens at positions below this have their KV in the block table already.
+    pub computed: u32,
+    /// Tokens to run through the model: positions `computed .. computed + n_tokens`.
+    pub n_tokens: u32,
+    /// Leading entries of this sequence's range in [`Step::tokens`] that are not run: the tokens at positions
+    /// `0 .. computed`. Sent with `start` if sampling needs them or the core's `max_drafts` is above 0; otherwise 0.
+    pub n_history: u32,
+    /// Start of this sequence's `n_history + n_tokens` tokens in [`Step::tokens`].
+    pub tokens_at: u32,
+    /// The first token to run is not in the step: it is the token that this sequence's previous step sampled, which the
+    /// core does not know yet. The worker MUST take its own record of it; the entry in [`Step::tokens`] is a placeholder.
+    /// `n_tokens` is 1 then, and `start` is `false`.
+    pub input_from_last: bool,
+    /// The worker MUST write KV only at positions from here on: earlier ones lie in blocks that other sequences read.
+    pub kv_write_from: u32,
+    /// The mirror of the block table is cut to this length, then the new blocks are appended.
+    pub table_keep: u32,
+    /// Start of this sequence's new blocks in [`Step::blocks`].
+    pub blocks_at: u32,
+    /// Number of new blocks.
+    pub n_blocks: u32,
+    /// `true` to sample after the last token; `false` for a prefill chunk that is not the last.
+    pub sample: bool,
+    /// Tokens sampled so far, including one that the core has not seen: the index of the token to be sampled.
+    pub n_generated: u32,
+    /// Tokens the worker MAY draft to follow the tokens it runs, and run in the same pass. It then answers with every token
+    /// that it samples up to and including the first that differs from its draft: one to `n_drafts + 1` tokens, equal to
+    /// the tokens of so many single steps. The block table has room for the drafts' KV.
+    pub n_drafts: u32,
+}
+
+impl Step {
+    /// Returns the tokens to run of sequence `seq`.
+    pub fn run_tokens(&self, seq: &StepSeq) -> &[Token] {
+        let at = (seq.tokens_at + seq.n_history) as usize;
+        &self.tokens[at..at + seq.n_tokens as usize]
+    }
+
+    /// Returns the tokens before the tokens to run, if the step has them.
+    pub fn history(&self, seq: &StepSeq) -> &[Token] {
+        let at = seq.tokens_at as usize;
+        &self.tokens[at..at + seq.n_history as usize]
+    }
+
+    /// Returns the new tail of the block table of sequence `seq`.
+    pub fn new_blocks(&self, seq: &StepSeq) -> &[u32] {
+        let at = seq.blocks_at as usize;
+        &self.blocks[at..at + seq.n_blocks as usize]
+    }
+
+    /// Returns the number of tokens run by the whole step.
+    pub fn n_tokens(&self) -> u32 {
+        self.seqs.iter().map(|seq| seq.n_tokens).sum()
+    }
+
+    /// Empties the step and keeps its memory.
+    pub fn clear(&mut self) {
+        self.seqs.clear();
+        self.tokens.clear();
+        self.blocks.clear();
+        self.sampling.clear();
+    }
+}
+
+/// Sampled tokens: the answer of a worker to a [`Step`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepResult {
+    /// Number of the step, [`Step::id`].
+    pub step: u64,
+    /// Sampled tokens of all sequences, in the order of [`Step::seqs`].
+    pub tokens: Vec<Token>,
+    /// For each sequence the end of its tokens in `tokens`. A sequence that did not sample has none; one that did has
+    /// at least one, and at most one more than it had drafts.
+    pub ends: Vec<u32>,
+}
+
+impl StepResult {
+    /// Returns the tokens sampled for the `i`-th sequence of the step.
+    pub fn of(&self, i: usize) -> &[Token] {
+        let begin = if i == 0 { 0 } else { self.ends[i - 1] as usize };
+        &self.tokens[begin..self.ends[i] as usize]
+    }
+
+    /// Adds the next sequence's tokens.
+    pub fn push(&mut self, tokens: &[Token]) {
+        self.tokens.extend_from_slice(tokens);
+        self.ends.push(self.tokens.len() as u32);
+    }
+}

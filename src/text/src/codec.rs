@@ -1,0 +1,166 @@
+//! Tables that a tokenizer and its detokenizers share: the library's tokenizer, and the bytes of each token.
+
+use tokenizers::{Decoder, DecoderWrapper};
+
+/// Token ids beyond this are a mistake in the file, not a vocabulary.
+const VOCAB_MAX: u32 = 1 << 24;
+/// Begin token of the byte tokenizer, after the bytes 0 to 255.
+pub(crate) const BOS: u32 = 256;
+/// End token of the byte tokenizer.
+pub(crate) const EOS: u32 = 257;
+
+/// The bytes of every token.
+#[derive(Default)]
+pub(crate) struct Pieces {
+    /// Of token 0, token 1 and so on, without gaps.
+    bytes: Vec<u8>,
+    /// Where each token's bytes end.
+    ends: Vec<usize>,
+    special: Vec<bool>,
+    /// Spaces to drop at the very beginning of a text.
+    pub(crate) strip: usize,
+}
+
+impl Pieces {
+    /// Adds the next token.
+    pub(crate) fn push(&mut self, bytes: &[u8], special: bool) {
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len());
+        self.special.push(special);
+    }
+
+    /// The bytes of a token; none for an unknown one, and for a special one that is to be skipped.
+    pub(crate) fn of(&self, token: u32, skip_special: bool) -> &[u8] {
+        let at = token as usize;
+        match self.ends.get(at) {
+            Some(end) if !(skip_special && self.special[at]) => {
+                let begin = if at == 0 { 0 } else { self.ends[at - 1] };
+                &self.bytes[begin..*end]
+            }
+            _ => &[],
+        }
+    }
+}
+
+/// Both directions, shared with the detokenizers.
+pub(crate) struct Codec {
+    /// `None`: one token for each byte.
+    pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
+    /// The bytes of each token; `None` if a token's text depends on its neighbours.
+    pub(crate) pieces: Option<Pieces>,
+    /// One more than the largest token id.
+    pub(crate) vocab_size: u32,
+}
+
+/// How the bytes of a token follow from its name.
+enum Naming<'a> {
+    /// Each character of a name stands for one byte.
+    ByteLevel,
+    /// Names are text after some replacements, except `<0xNN>`, which are bytes.
+    ByteFallback { replacements: Vec<&'a DecoderWrapper>, strip: usize },
+}
+
+impl Codec {
+    /// Reads the text of a `tokenizer.json`. Truncation and padding are switched off.
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+        tokenizer.with_padding(None);
+        let last = tokenizer.get_vocab(true).into_values().max().ok_or("the vocabulary is empty")?;
+        if last >= VOCAB_MAX {
+            return Err(format!("token id {last} is not below {VOCAB_MAX}"));
+        }
+        let pieces = naming(tokenizer.get_decoder()).map(|naming| pieces(&tokenizer, last, &naming));
+        Ok(Self { hugging_face: Some(tokenizer), pieces, vocab_size: last + 1 })
+    }
+
+    /// Makes the codec in which token `b` is byte `b`.
+    pub(crate) fn bytes() -> Self {
+        let mut pieces = Pieces::default();
+        for byte in 0..=u8::MAX {
+            pieces.push(&[byte], false);
+        }
+        // In the order of BOS and EOS.
+        pieces.push(b"<bos>", true);
+        pieces.push(b"<eos>", true);
+        debug_assert_eq!((BOS, EOS), (256, 257));
+        Self { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1 }
+    }
+}
+
+/// Recognises the two decoders of Llama's generations, byte-level BPE and SentencePiece with byte fallback. The text of
+/// other tokenizers is decoded as a whole.
+fn naming(decoder: Option<&DecoderWrapper>) -> Option<Naming<'_>> {
+    let steps = match decoder? {
+        DecoderWrapper::ByteLevel(_) => return Some(Naming::ByteLevel),
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders(),
+        _ => return None,
+    };
+    let (mut replacements, mut strip) = (Vec::new(), 0);
+    let (mut fallback, mut fused) = (false, false);
+    for step in steps {
+        match step {
+            DecoderWrapper::Replace(_) if !fallback && !fused => replacements.push(step),
+            DecoderWrapper::ByteFallback(_) if !fused => fallback = true,
+            DecoderWrapper::Fuse(_) => fused = true,
+            DecoderWrapper::Strip(cut) if fused && cut.content == ' ' && cut.stop == 0 && strip == 0 => {
+                strip = cut.start;
+            }
+            _ => return None,
+        }
+    }
+    (fallback && fused).then_some(Naming::ByteFallback { replacements, strip })
+}
+
+fn pieces(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> Pieces {
+    let byte_of = byte_level_alphabet();
+    let special = tokenizer.get_added_tokens_decoder();
+    let mut pieces = Pieces::default();
+    if let Naming::ByteFallback { strip, .. } = naming {
+        pieces.strip = *strip;
+    }
+    for id in 0..=last {
+        let is_special = special.get(&id).is_some_and(|token| token.special);
+        let name = tokenizer.id_to_token(id).unwrap_or_default();
+        let bytes = match naming {
+            Naming::ByteLevel => {
+                let bytes: Option<Vec<u8>> = name.chars().map(|c| byte_of.get(c as usize).copied().flatten()).collect();
+                // Added tokens may have characters outside of the alphabet: they stand for themselves.
+                bytes.unwrap_or_else(|| name.into_bytes())
+            }
+            Naming::ByteFallback { replacements, .. } => match fallback_byte(&name) {
+                Some(byte) => vec![byte],
+                None => replaced(name, replacements).into_bytes(),
+            },
+        };
+        pieces.push(&bytes, is_special);
+    }
+    pieces
+}
+
+/// The byte that a name such as `<0x0A>` stands for.
+fn fallback_byte(name: &str) -> Option<u8> {
+    let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+}
+
+fn replaced(name: String, replacements: &[&DecoderWrapper]) -> String {
+    replacements.iter().fold(name, |name, step| match step.decode_chain(vec![name.clone()]) {
+        Ok(names) => names.concat(),
+        Err(_) => name,
+    })
+}
+
+/// The byte that each character of a byte-level name stands for, by code point. Printable characters of Latin-1 stand for
+/// themselves; the other bytes, in order, are the code points from 256 on.
+pub(crate) fn byte_level_alphabet() -> Vec<Option<u8>> {
+    let mut byte_of = vec![None; 256];
+    for byte in 0..=u8::MAX {
+        if matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) {
+            byte_of[byte as usize] = Some(byte);
+        } else {
+            byte_of.push(Some(byte));
+        }
+    }
+    byte_of
+}

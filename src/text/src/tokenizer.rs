@@ -1,0 +1,269 @@
+//! Text to tokens, with the `tokenizer.json` of a model folder or byte by byte.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::codec::Codec;
+use crate::detokenizer::{Detokenizer, decode_all};
+use crate::error::TokenizerError;
+
+/// A tokenizer: a Hugging Face `tokenizer.json`, or one token per byte. Clones share their tables.
+#[derive(Clone)]
+pub struct Tokenizer {
+    codec: Arc<Codec>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding that the file asks for are switched off.
+    ///
+    /// # Errors
+    ///
+    /// The file is missing or is not a fast tokenizer.
+    pub fn load(dir: &Path) -> Result<Tokenizer, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        if !path.exists() {
+            return Err(TokenizerError::MissingFile { path });
+        }
+        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+        match Codec::parse(&bytes) {
+            Ok(codec) => Ok(Self { codec: Arc::new(codec) }),
+            Err(problem) => Err(TokenizerError::Invalid { path, problem }),
+        }
+    }
+
+    /// Returns the byte tokenizer: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds neither, so a text
+    /// has as many tokens as bytes. Small models made in memory use it.
+    pub fn bytes() -> Tokenizer {
+        Self { codec: Arc::new(Codec::bytes()) }
+    }
+
+    /// Returns one more than the largest token id that [`Tokenizer::encode`] can give. A model with a smaller vocabulary
+    /// does not belong to this tokenizer.
+    pub fn vocab_size(&self) -> u32 {
+        self.codec.vocab_size
+    }
+
+    /// Returns the tokens of `text`, with the special tokens that the tokenizer puts around a text (for Llama: a begin token).
+    /// Names of special tokens in the text become those tokens.
+    ///
+    /// # Errors
+    ///
+    /// The tokenizer has no token for a part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(text, true)
+    }
+
+    /// Returns the tokens of `text`, with special tokens around it only if `add_special_tokens`: a text with special tokens of
+    /// its own, such as a rendered chat template, must not get a second set.
+    ///
+    /// # Errors
+    ///
+    /// The tokenizer has no token for a part of the text.
+    pub fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
+        match &self.codec.hugging_face {
+            None => Ok(text.bytes().map(u32::from).collect()),
+            Some(tokenizer) => match tokenizer.encode_fast(text, add_special_tokens) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(error) => Err(TokenizerError::Encode { problem: error.to_string() }),
+            },
+        }
+    }
+
+    /// Starts a new stream of text. With `skip_special_tokens` the text leaves out the names of special tokens.
+    pub fn detokenizer(&self, skip_special_tokens: bool) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.codec), skip_special_tokens)
+    }
+
+    /// Returns the text of `ids` without special tokens, as a [`Detokenizer`] gives it. Unknown ids have no text; bytes
+    /// outside of UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        decode_all(&self.codec, ids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::codec::{BOS, EOS, byte_level_alphabet};
+
+    const TEXT: &str = "Zürich, 東京 and \u{1F600}\u{1F469}\u{200D}\u{1F680}: na\u{EF}ve\n\ttabs  two spaces";
+
+    fn added(names: &[(u32, &str, bool)]) -> Value {
+        let flags = |(id, content, special): &(u32, &str, bool)| {
+            json!({
+                "id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false,
+            })
+        };
+        names.iter().map(flags).collect()
+    }
+
+    /// Byte-level BPE without merges: every byte is a token.
+    fn byte_level() -> Tokenizer {
+        byte_level_with(&Value::Null)
+    }
+
+    fn byte_level_with(post_processor: &Value) -> Tokenizer {
+        let alphabet = byte_level_alphabet();
+        let vocab: serde_json::Map<String, Value> = alphabet
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| byte.is_some())
+            .enumerate()
+            .map(|(id, (c, _))| (char::from_u32(c as u32).unwrap().to_string(), json!(id)))
+            .collect();
+        let json = json!({
+            "version": "1.0",
+            "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+            "added_tokens": added(&[(256, "<|begin|>", true), (257, "a b", false)]),
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+            "post_processor": post_processor,
+        });
+        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
+    }
+
+    /// SentencePiece as converted for Llama 2: names with U+2581 for spaces and bytes as `<0xNN>`.
+    fn byte_fallback() -> Tokenizer {
+        let mut vocab = serde_json::Map::from_iter([("<unk>".to_owned(), json!(0)), ("<s>".to_owned(), json!(1))]);
+        for byte in 0..=255u8 {
+            vocab.insert(format!("<0x{byte:02X}>"), json!(2 + u32::from(byte)));
+        }
+        for (i, c) in ('a'..='z').chain(['\u{2581}', 'Z', ',', ':']).enumerate() {
+            vocab.insert(c.to_string(), json!(300 + i));
+        }
+        let json = json!({
+            "version": "1.0",
+            "added_tokens": added(&[(0, "<unk>", true), (1, "<s>", true)]),
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "\u{2581}"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+            ]},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ]},
+            "model": {
+                "type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": true,
+                "fuse_unk": true,
+            },
+        });
+        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
+    }
+
+    /// A decoder that is decoded as a whole: WordPiece.
+    fn word_piece() -> Tokenizer {
+        let json = json!({
+            "version": "1.0",
+            "pre_tokenizer": {"type": "Whitespace"},
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {
+                "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": {"[UNK]": 0, "token": 1, "##izer": 2, "##s": 3, "split": 4, "words": 5, "\u{6771}": 6},
+            },
+        });
+        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
+    }
+
+    #[test]
+    fn text_survives_every_tokenizer_and_streams_without_a_byte_lost_or_doubled() {
+        for tokenizer in [Tokenizer::bytes(), byte_level(), byte_fallback()] {
+            let ids = tokenizer.encode(TEXT).unwrap();
+            assert!(ids.iter().all(|id| *id < tokenizer.vocab_size()));
+            assert_eq!(tokenizer.decode(&ids), TEXT);
+            // Every prefix of the stream is a prefix of the text, and lags behind the bytes by one character at most.
+            let mut detokenizer = tokenizer.detokenizer(false);
+            let mut text = String::new();
+            for (n, id) in ids.iter().enumerate() {
+                text.push_str(&detokenizer.push(*id));
+                assert!(TEXT.starts_with(&text));
+                let now = text.clone() + &detokenizer_after(&tokenizer, &ids[..=n]);
+                assert!(now.trim_end_matches('\u{FFFD}').len() <= text.len(), "{now:?} is ahead of {text:?}");
+            }
+            assert_eq!(text + &detokenizer.finish(), TEXT);
+        }
+    }
+
+    /// What `finish` adds after `ids`.
+    fn detokenizer_after(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let mut detokenizer = tokenizer.detokenizer(false);
+        ids.iter().for_each(|id| drop(detokenizer.push(*id)));
+        detokenizer.finish()
+    }
+
+    #[test]
+    fn decoding_agrees_with_the_tokenizers_library() {
+        for (tokenizer, text) in
+            [(byte_level(), TEXT), (byte_fallback(), TEXT), (word_piece(), "tokenizers split words \u{6771}")]
+        {
+            let ids = tokenizer.encode(text).unwrap();
+            let library = tokenizer.codec.hugging_face.as_ref().unwrap();
+            assert_eq!(tokenizer.decode(&ids), library.decode(&ids, true).unwrap());
+        }
+        let words = word_piece();
+        let mut detokenizer = words.detokenizer(true);
+        let parts: Vec<String> = [1, 2, 3, 4, 5].into_iter().map(|id| detokenizer.push(id)).collect();
+        assert_eq!(parts, ["token", "izer", "s", " split", " words"]);
+        assert_eq!(detokenizer.finish(), "");
+    }
+
+    #[test]
+    fn special_tokens_are_read_from_text_and_shown_only_if_asked_for() {
+        let tokenizer = byte_level();
+        let ids = tokenizer.encode("<|begin|>xa b").unwrap();
+        assert_eq!((ids[0], ids[2], ids.len()), (256, 257, 3));
+        assert_eq!(tokenizer.decode(&ids), "xa b");
+        let mut shown = tokenizer.detokenizer(false);
+        assert_eq!(ids.iter().map(|id| shown.push(*id)).collect::<String>(), "<|begin|>xa b");
+        let mut bytes = Tokenizer::bytes().detokenizer(false);
+        assert_eq!([BOS, 65, EOS].map(|id| bytes.push(id)).concat(), "<bos>A<eos>");
+        assert_eq!(Tokenizer::bytes().decode(&[BOS, 65, EOS]), "A");
+    }
+
+    #[test]
+    fn a_begin_token_is_put_before_the_text_unless_the_text_brings_its_own() {
+        let tokenizer = byte_level_with(&json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [256], "tokens": ["<|begin|>"]}},
+        }));
+        let plain = tokenizer.encode_with("xy", false).unwrap();
+        assert_eq!(plain.len(), 2);
+        let begun = [&[256], plain.as_slice()].concat();
+        assert_eq!(tokenizer.encode("xy").unwrap(), begun);
+        assert_eq!(tokenizer.encode_with("<|begin|>xy", false).unwrap(), begun);
+        assert_eq!(tokenizer.encode("<|begin|>xy").unwrap(), [&[256], begun.as_slice()].concat());
+    }
+
+    #[test]
+    fn truncation_asked_for_by_the_file_is_off() {
+        assert_eq!(byte_level().encode("more than four").unwrap().len(), 14);
+    }
+
+    #[test]
+    fn ids_that_no_one_knows_have_no_text() {
+        for tokenizer in [Tokenizer::bytes(), byte_level(), byte_fallback(), word_piece()] {
+            assert_eq!(tokenizer.decode(&[100_000, u32::MAX]), "");
+        }
+    }
+
+    #[test]
+    fn bad_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded") };
+        assert!(matches!(error, TokenizerError::MissingFile { .. }), "{error}");
+        for bad in ["", "{", "{}", "[1]", r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#] {
+            std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
+            let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded {bad}") };
+            assert!(matches!(error, TokenizerError::Invalid { .. }), "{error}");
+        }
+        let json = r#"{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}"#;
+        std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+        assert!(Tokenizer::load(dir.path()).is_err());
+    }
+}
