@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_before_the_trace_is_read() {
+    fn errors_are_reported_before_the_trace_is_read() {
         assert_eq!(
             fault("chat.toml --slo ttft_p99=2s"),
             "chat.toml is a workload, and a plan needs a trace; write it down with `trunkline trace generate`"
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_replica_costs_is_a_mean_over_kinds() {
+    fn the_price_of_a_replica_is_the_mean_over_kinds() {
         let words =
             "t --slo ttft_p99=2s --find-rate --fleet h100-80g,a100-80g:tp2*2 --price h100-80g=4 --price a100-80g=1";
         let args = parse(words);

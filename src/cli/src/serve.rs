@@ -243,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_the_cores_default() {
+    fn settings_not_given_have_the_cores_defaults() {
         let config = limits(&Settings::default(), 1 << 14, 512).unwrap();
         assert_eq!(config, Config { device_blocks: 4096, max_context: 512, ..Config::default() });
     }
 
     #[test]
-    fn wrong_settings_are_told_by_name() {
+    fn wrong_settings_are_reported_by_name() {
         let wrong = |flag: &str| format!("{:#}", limits(&given(&[flag]), 1 << 14, 512).unwrap_err());
         assert_eq!(wrong("--block-size=0"), "block_size is 0; it must be between 1 and 4096");
         let message = wrong("--policy=magic");

@@ -301,7 +301,7 @@ system-prompts = { count = 2, zipf = 1.0, tokens = { kind = \"constant\", value 
 ";
 
     #[test]
-    fn what_is_made_up_can_be_converted_and_looked_at() {
+    fn a_synthetic_trace_can_be_converted_and_inspected() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
         fs::write(path("spec.toml"), SPEC).unwrap();
@@ -317,7 +317,7 @@ system-prompts = { count = 2, zipf = 1.0, tokens = { kind = \"constant\", value 
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_in_one_line() {
+    fn bad_input_is_refused_in_one_line() {
         assert_eq!(fault(&["stats", "none"]), "none: no such file; check the path");
         assert_eq!(
             fault(&["stats", "none", "--speed", "0"]),

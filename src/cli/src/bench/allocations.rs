@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_allocator_gives_can_be_used_grown_and_given_back() {
+    fn allocated_memory_can_be_used_grown_and_freed() {
         let layout = Layout::array::<u64>(4).unwrap();
         // SAFETY: the layout is not empty, what is read was written, and everything is given back with its own layout.
         unsafe {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_and_what_was_asked_for_is_counted() {
+    fn calls_and_bytes_not_freed_are_counted() {
         let (kept, counted) = counted(|| (vec![0u8; 1 << 20], drop(std::hint::black_box(vec![1u8; 10]))));
         assert_eq!(counted, Counted { allocations: 2, bytes: 1 << 20 });
         drop(kept);

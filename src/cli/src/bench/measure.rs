@@ -11,7 +11,7 @@ use serde::Serialize;
 /// Size of a buffer larger than any processor cache, in words of 8 bytes.
 const SWEEP_WORDS: usize = 24 << 20;
 
-/// One figure of a benchmark, as text.
+/// Figure of a benchmark: median and range of several runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Name of the operation: `find`, `store`.
@@ -57,7 +57,7 @@ impl Report {
     pub fn add(&mut self, what: &str, case: impl Into<String>, unit: &'static str, mut values: Vec<f64>) {
         values.sort_by(f64::total_cmp);
         let case = case.into();
-        // Who waits should see what for. If standard error is closed there is nobody left to tell.
+        // Progress for the user. If standard error is closed, it is lost.
         let _ = writeln!(io::stderr(), "{what}, {case}: {:.3} {unit}", quantile(&values, 0.5));
         self.rows.push(Row {
             what: what.into(),

@@ -29,7 +29,7 @@ pub(super) struct ReplayCli {
     pub args: ReplayArgs,
 }
 
-/// One cell of the grid: a replay.
+/// Cell of the grid: a replay, checked.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     /// Hash of everything that affects the result.
