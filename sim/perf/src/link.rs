@@ -1,13 +1,13 @@
-//! The links of a replica: how long copies of KV blocks take.
+//! Links of a replica: durations of copies of KV blocks.
 //!
-//! One link joins the device to its host's memory, where swapped requests and the first tier of the prefix cache lie; one
-//! more joins the host to each tier behind that. A copy goes over the link of the farther of its two ends. A link carries
-//! both directions at once, each at its full rate: each is a lane (`link/lane.rs`). A copy takes the link's latency, in which it needs nothing of
-//! its rate, and then moves its bytes. Copies that move in one direction share the rate equally. Copies do not slow down steps, nor steps
-//! copies: a link takes a few per cent of the device's memory bandwidth.
+//! One link joins the device to the host's memory, the place of swapped requests and of the first tier of the prefix cache; one
+//! more link joins the host to each further tier. A copy uses the link of the farther of its two ends. A link carries both
+//! directions at once, each at its full rate; each is a [`LinkDirection`]. A copy first takes the link's latency, without using its
+//! rate, and then moves its bytes. Copies in one direction share the rate equally. Copies and steps do not slow each other down: a
+//! link takes a few per cent of the device's memory bandwidth.
 //!
-//! Where blocks are compressed, the rate in each direction is the less of the link's and of what the codec makes of it: the copies of a
-//! lane share the codec as they share the link.
+//! With compression, the rate in each direction is the lower of the rates of link and codec: the copies of a direction share the
+//! codec as they share the link.
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::TIERS_MAX;
@@ -21,25 +21,24 @@ mod lane;
 use self::lane::Lane;
 pub use self::lane::{Copy, Turn};
 
-/// Directions of links that a replica has at most: out and in over the link to the host, and over that to each tier behind it.
+/// Link directions of a replica, at most: out and in for the host link and for the link of each further tier.
 pub const LANES: usize = 2 * TIERS_MAX;
 
-/// What joins a far tier to the host.
+/// Link between the host and a further tier.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TierLink {
     /// Rate in each direction, bytes/s.
     pub bytes_s: f64,
-    /// What each copy takes beside its bytes, seconds.
+    /// Latency of a copy, seconds.
     pub latency_s: f64,
-    /// Bytes of a block there for each of its bytes on the device: below 1 if it is compressed.
+    /// Bytes in the tier per byte on the device: below 1 with compression.
     pub ratio: f64,
-    /// What compresses blocks on their way there, and what decompresses them on their way back: bytes/s as they are on the device. Not a limit
-    /// if there is none, nor where blocks are not compressed.
+    /// Rate of the codec in each direction, in uncompressed bytes/s; `None` for no limit. Ignored without compression.
     pub codec_bytes_s: Option<f64>,
 }
 
 impl TierLink {
-    /// How long so many bytes of the device take if they are alone, seconds.
+    /// Returns the time to move `bytes` device bytes alone, seconds.
     fn bytes_take_s(&self, bytes: f64) -> f64 {
         let link_s = bytes * self.ratio / self.bytes_s;
         match self.codec_bytes_s {
@@ -49,7 +48,7 @@ impl TierLink {
     }
 }
 
-/// The links of one replica: to the host, then to each tier behind that.
+/// Links of one replica: the host link, then the link of each further tier.
 #[derive(Clone, Debug)]
 pub struct Links(Vec<Link>);
 
@@ -57,22 +56,22 @@ pub struct Links(Vec<Link>);
 struct Link {
     latency_s: f64,
     block_s: f64,
-    /// Away from the device, and towards it.
+    /// Directions away from the device and towards it.
     lanes: [Lane; 2],
 }
 
-/// What was copied in one direction over one link, over all replicas.
+/// Copies in one direction over one link, over all replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LinkReport {
-    /// Copies, each of one or more blocks.
+    /// Number of copies, each of one or more blocks.
     pub transfers: u64,
-    /// Blocks in them.
+    /// Number of blocks copied.
     pub blocks: u64,
-    /// Time in which the bytes of at least one copy moved, seconds, summed over replicas. Latencies are not in it.
+    /// Time with the bytes of at least one copy in motion, seconds, summed over replicas, without latencies.
     pub busy_s: f64,
 }
 
-/// How far a place is from the device, in links; a copy goes over the link of the farther of its ends.
+/// Returns the distance of a place from the device, in links. A copy uses the link of the farther end.
 fn distance(place: Place) -> usize {
     match place {
         Place::Device => 0,
@@ -81,25 +80,25 @@ fn distance(place: Place) -> usize {
     }
 }
 
-/// Which direction of which link a copy goes over. Even is away from the device, odd towards it; the nearest link first.
+/// Returns the link direction of a copy: even away from the device, odd towards it; the nearest link first.
 pub fn lane(from: Place, to: Place) -> usize {
     let (from, to) = (distance(from), distance(to));
     2 * (from.max(to) - 1) + usize::from(to < from)
 }
 
-/// What a lane is called, where `tiers` are the names of the tiers.
+/// Returns the name of a link direction, such as `to host`; `tiers` are the names of the tiers.
 pub fn lane_name<'a>(lane: usize, mut tiers: impl Iterator<Item = &'a str>) -> String {
     let place = tiers.nth(lane / 2).unwrap_or("host");
     if lane.is_multiple_of(2) { format!("to {place}") } else { format!("from {place}") }
 }
 
-/// Seconds as nanoseconds.
+/// Converts seconds to nanoseconds.
 fn ns(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
 
 impl Links {
-    /// Idle links that move blocks of `block_size` tokens; `far` are those behind the host.
+    /// Returns idle links for blocks of `block_size` tokens; `far` are the links behind the host.
     pub fn new(hardware: &Hardware, model: &Model, block_size: u32, far: &[TierLink]) -> Self {
         let link = |latency_s, block_s| Link { latency_s, block_s, lanes: [Lane::default(), Lane::default()] };
         let block_bytes = block_bytes(model, block_size);
@@ -108,7 +107,7 @@ impl Links {
         Self(links)
     }
 
-    /// A copy is asked for at `now_ns`. Gives its lane, whose next turn may have changed.
+    /// Begins a copy at `now_ns`. Returns its link direction, whose next wake-up may have changed.
     pub fn ask(&mut self, now_ns: u64, transfer: &Transfer) -> usize {
         let &Transfer { id, from, to, ref pairs } = transfer;
         let lane = lane(from, to);
@@ -122,24 +121,25 @@ impl Links {
         lane
     }
 
-    /// When something happens next in a lane, if that has changed: to be asked after every change. A turn that was given before is void.
+    /// Returns the next wake-up of a link direction if it has changed. MUST be called after every change; an earlier wake-up is
+    /// void.
     pub fn next_turn(&mut self, lane: usize) -> Option<Turn> {
         self.0[lane / 2].lanes[lane % 2].next_turn()
     }
 
-    /// A turn of a lane has come. Adds the copies to `ended` that end then; a turn that is void does nothing.
+    /// Handles a wake-up of a link direction and adds the finished copies to `ended`. A void wake-up does nothing.
     pub fn turn(&mut self, now_ns: u64, lane: usize, version: u64, ended: &mut Vec<Copy>) {
         self.0[lane / 2].lanes[lane % 2].turn(now_ns, version, ended);
     }
 
-    /// The replica is gone at `now_ns`, and with it every copy that has not ended.
+    /// Cancels all copies at `now_ns` because the replica failed, and returns them.
     pub fn lose(&mut self, now_ns: u64) -> Vec<Copy> {
         let mut lost = Vec::new();
         self.0.iter_mut().flat_map(|link| &mut link.lanes).for_each(|lane| lane.lose(now_ns, &mut lost));
         lost
     }
 
-    /// What went out, and in, over the `at`-th link of all replicas; 0 is that to the host.
+    /// Sums the copies out and in over the link number `at` of all replicas; 0 is the host link.
     pub fn report<'a>(replicas: impl Iterator<Item = &'a Self>, at: usize) -> [LinkReport; 2] {
         let mut sums = [LinkReport::default(); 2];
         for link in replicas.filter_map(|links| links.0.get(at)) {
@@ -161,8 +161,8 @@ fn block_s(hardware: &Hardware, model: &Model, block_size: u32) -> f64 {
     block_bytes(model, block_size) / hardware.host_link_bytes_s
 }
 
-/// What copying a block of `block_size` tokens one way costs, for [`trunkline_core::Config::swap_block_ns`]: its bytes alone, because
-/// a request's blocks share one latency.
+/// Returns the cost of copying a block of `block_size` tokens one way, for [`trunkline_core::Config::swap_block_ns`]: its bytes
+/// alone, since the blocks of a request share one latency.
 pub fn swap_block_ns(hardware: &Hardware, model: &Model, block_size: u32) -> u64 {
     (block_s(hardware, model, block_size) * 1e9).ceil() as u64
 }

@@ -1,16 +1,16 @@
-//! Limits of a core that come nearest to how known engines schedule, for comparisons with them.
+//! Core limits that resemble the scheduling of known engines, for comparisons.
 
 use trunkline_core::{Config, Preemption};
 
 use crate::settings::Settings;
 use trunkline_sim_workload::UnknownName;
 
-/// An engine whose scheduling is imitated.
+/// Engine with imitated scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// The preset's name.
+    /// Name of the preset.
     pub name: &'static str,
-    /// What it imitates, and what it does not.
+    /// Imitated and missing features.
     pub about: &'static str,
     max_batch_tokens: u32,
     max_batch_size: u32,
@@ -34,7 +34,7 @@ pub const PRESETS: &[Engine] = &[
 ];
 
 impl Engine {
-    /// The limits for a device with so many blocks of 16 tokens.
+    /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
         Config {
             block_size: 16,
@@ -51,7 +51,11 @@ impl Engine {
     }
 }
 
-/// The preset called `name`.
+/// Returns the preset called `name`.
+///
+/// # Errors
+///
+/// [`UnknownName`] with the known presets.
 pub fn by_name(name: &str) -> Result<&'static Engine, UnknownName> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| UnknownName {
         kind: "engine",

@@ -1,11 +1,10 @@
-//! The driver: replicas of the core, a queue of what happens next, a worker and a link that only take time.
+//! Discrete-event driver: replicas of the core, an event queue, a modelled worker, and modelled links.
 //!
-//! A replica is a [`Core`], the step it has in flight, and the links to its host and tiers. A [`crate::router`] says which of them a
-//! request goes to. Time jumps to whatever comes next, an entry of the queue or an arrival of the [`Source`]; everything that follows
-//! from it at that instant is done before the next is taken. What comes at one instant comes in the order of `What`, arrivals last:
-//! no matter when it was scheduled, so that steps may be leapt over (`fleet/leap.rs`). When a replica fails, what it had under way
-//! stays on the queue with the number of the life it was begun in, and is passed over when its time comes; so is a turn of a link if what
-//! is under way there has changed (`fleet/copying.rs`).
+//! A replica is a [`Core`], its step in flight, and the links to its host and tiers. A [`crate::router`] chooses the replica of
+//! each request. Time jumps to the next event: an entry of the queue or an arrival of the [`Source`]. All consequences at that
+//! instant are handled before the next event. Events of one instant are ordered by `SimEvent`, arrivals last, whenever they were
+//! scheduled; so fast-forwarded steps change nothing (`fleet/fast_forward.rs`). Events of a failed replica stay in the queue with
+//! the number of its previous life and are skipped; so are outdated wake-ups of a link (`fleet/copying.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -38,38 +37,42 @@ mod reporting;
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
 
-/// Why a trace could not be replayed to its end.
+/// Failed replay of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// Nothing can be replayed under the settings.
+    /// Invalid settings.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The requests could not be read to their end.
+    /// Requests cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// No load.
+    /// Load out of range.
     #[error("load is {0}; it must be above 0, such as 0.8 for 80 % of the capacity")]
     LoadFraction(f64),
-    /// There is no rate of arrivals that could be scaled.
+    /// Arrivals at a single instant, without a rate to scale.
     #[error("all requests of the trace arrive at one instant, so it has no rate; give no load")]
     NoRate,
-    /// Every request was refused.
+    /// Every request refused.
     #[error("every request is too large for the device, so there is no capacity; give it more blocks")]
     NoCapacity,
-    /// Nothing is left to happen, yet requests have not ended. A fault of the core.
+    /// No event left, but unfinished requests: a fault of the core.
     #[error("the core fell silent at {at_s} s with {unfinished} requests unfinished")]
     Stalled {
-        /// When, seconds after the first arrival.
+        /// Time of the last event, seconds after the first arrival.
         at_s: f64,
-        /// How many had not ended.
+        /// Number of unfinished requests.
         unfinished: u64,
     },
-    /// Who watched it had seen enough.
+    /// Stopped by an observer.
     #[error("the replay was stopped")]
     Stopped,
 }
 
-/// Replays `trace` to its end. `progress` is told now and then how many requests have ended.
+/// Replays `trace` to its end. Calls `progress` with the number of ended requests now and then.
+///
+/// # Errors
+///
+/// [`ReplayError`] if the settings are invalid.
 pub fn replay(
     trace: &Trace,
     settings: &Settings,
@@ -89,7 +92,11 @@ pub fn replay(
     result
 }
 
-/// Replays `trace`, watched by `observer`.
+/// Replays `trace` under `observer`.
+///
+/// # Errors
+///
+/// [`ReplayError`] if the settings are invalid or the observer stops the replay.
 pub fn replay_watched(
     trace: &Trace,
     settings: &Settings,
@@ -99,8 +106,12 @@ pub fn replay_watched(
     replay_source(&mut trace.source(), settings, cost, observer)
 }
 
-/// Replays what `source` gives, watched by `observer`. Memory grows with the requests that are under way, and by 24 bytes for each of the
-/// first million, whose latencies are kept.
+/// Replays the requests of `source` under `observer`. Memory grows with the requests in flight, and by 24 bytes for each of the
+/// first million latencies.
+///
+/// # Errors
+///
+/// [`ReplayError`] if the settings are invalid, the source cannot be read, or the observer stops the replay.
 pub fn replay_source(
     source: &mut dyn Source,
     settings: &Settings,
@@ -115,33 +126,33 @@ pub fn replay_source(
     Ok(report)
 }
 
-/// One replica's core and what it waits for.
+/// Core of one replica, with its pending step and copies.
 struct Replica {
     core: Core,
-    /// Nothing while no step is in flight, and in a leap.
+    /// Step in flight; `None` between steps and during a fast-forward.
     in_flight: Option<Box<Step>>,
-    /// When the first step of the leap ended that is under way.
+    /// End of the first step of the current fast-forward.
     leap_first_ns: u64,
     links: Links,
     state: State,
-    /// How often it failed: which life it is in.
+    /// Number of failures so far, to identify events of earlier lives.
     life: u32,
-    /// By what the durations of its steps are multiplied.
+    /// Factor on the durations of its steps.
     slowness: f64,
     step_ends_ns: u64,
     busy_ns: u64,
 }
 
-/// Whether a replica works.
+/// Availability of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Up,
-    /// It will come back.
+    /// Failed, with a return ahead.
     Down,
     Gone,
 }
 
-/// What is done at a time. What is done at the same time is done in this order, by replica.
+/// Event of the simulation. Events of one instant are handled in this order, then by replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Fail {
@@ -150,7 +161,7 @@ enum What {
     Return {
         replica: usize,
     },
-    /// Something happens in one direction of a link, unless what is under way there has changed since this was said.
+    /// Wake-up of a link direction; void if the copies under way there have changed since.
     LinkTurn {
         replica: usize,
         lane: usize,
@@ -167,7 +178,7 @@ enum What {
     },
 }
 
-/// An entry of the queue.
+/// Entry of the event queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Scheduled {
     at_ns: u64,
@@ -179,41 +190,63 @@ struct Fleet<'a> {
     settings: &'a Settings,
     cost: &'a dyn CostModel,
     observer: &'a mut dyn Observer,
-    /// Whether steps that are like the one before them are leapt over.
+    /// `true` if steady decode steps are fast-forwarded.
     leaps: bool,
     stopped: bool,
-    arrivals: Arrivals,
-    /// When the next request arrives, if requests arrive as the source says and it knows.
-    next_arrival_ns: Option<u64>,
-    /// Requests that were taken from the source for a replica before their turn, by replica.
-    ahead: Vec<VecDeque<u64>>,
+    pending: Pending,
     block_size: u32,
     root: BlockHash,
     replicas: Vec<Replica>,
     router: Box<dyn Router>,
-    /// By replica.
+    /// Load of each replica.
     loads: Vec<Load>,
     flights: Flights,
-    /// Requests taken from replicas that are gone, not yet sent elsewhere.
+    /// Requests of permanently failed replicas, waiting for another replica.
     displaced: Vec<u64>,
     rerouted: u64,
     worker: Worker,
     meters: Meters<'a>,
     now_ns: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
-    actions: Vec<Action>,
-    /// Copies that end at one turn of a link, emptied after each use.
-    ended_copies: Vec<Copy>,
-    /// Requests taken from the source, those that ended or were refused, and when the last of them did.
-    taken: u64,
-    ended: u64,
-    last_end_ns: u64,
-    /// Where requests ended since arrivals that may wait for that were last looked at.
+    spare: Spare,
+    totals: Totals,
+}
+
+/// Requests that have not arrived yet.
+struct Pending {
+    arrivals: Arrivals,
+    /// Time of the next arrival, if arrivals follow the source and the source knows.
+    next_ns: Option<u64>,
+    /// Requests taken from the source for a replica before their turn, by replica.
+    ahead: Vec<VecDeque<u64>>,
+    /// Replicas where requests ended since the last look at arrivals that wait for ends.
     freed: Vec<usize>,
+}
+
+/// Buffers kept between uses to save allocations; empty between uses.
+#[derive(Default)]
+struct Spare {
+    /// Actions of one core.
+    actions: Vec<Action>,
+    /// Copies that ended at one wake-up of a link.
+    ended_copies: Vec<Copy>,
+}
+
+/// Counters over all replicas.
+#[derive(Default)]
+struct Totals {
+    /// Requests taken from the source.
+    taken: u64,
+    /// Requests completed or refused.
+    ended: u64,
+    /// Time of the last end, nanoseconds.
+    last_end_ns: u64,
+    /// Sequences of all steps.
     seqs_run: u64,
+    /// Tokens of all steps, drafts included.
     tokens_run: u64,
-    /// Steps begun in leaps.
-    leapt: u64,
+    /// Steps begun in fast-forwards.
+    fast_forwarded: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -225,31 +258,8 @@ impl<'a> Fleet<'a> {
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let routing = &settings.routing;
-        let mut replicas = Vec::new();
-        for number in 0..settings.n_replicas() as usize {
-            let mut core = Core::new(settings.core_of(number)).map_err(SettingsError::Config)?;
-            core.omit_tokens();
-            replicas.push(Replica {
-                core,
-                in_flight: None,
-                leap_first_ns: 0,
-                links: Links::new(
-                    settings.hardware_of(number),
-                    &settings.model,
-                    settings.core.block_size,
-                    &settings.far_links,
-                ),
-                state: State::Up,
-                life: 0,
-                slowness: routing
-                    .slow
-                    .iter()
-                    .find(|slow| slow.replica as usize == number)
-                    .map_or(1.0, |slow| slow.factor),
-                step_ends_ns: 0,
-                busy_ns: 0,
-            });
-        }
+        let replicas = (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number));
+        let replicas = replicas.collect::<Result<Vec<_>, _>>()?;
         let speed = match settings.arrivals {
             Arrivals::Traced { speed } => speed,
             Arrivals::Serial | Arrivals::AtOnce => 1.0,
@@ -262,9 +272,12 @@ impl<'a> Fleet<'a> {
             leaps: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
             observer,
             stopped: false,
-            arrivals: settings.arrivals,
-            next_arrival_ns: None,
-            ahead: vec![VecDeque::new(); replicas.len()],
+            pending: Pending {
+                arrivals: settings.arrivals,
+                next_ns: None,
+                ahead: vec![VecDeque::new(); replicas.len()],
+                freed: Vec::new(),
+            },
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
             meters,
@@ -277,15 +290,8 @@ impl<'a> Fleet<'a> {
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
             queue: BinaryHeap::new(),
-            actions: Vec::new(),
-            ended_copies: Vec::new(),
-            taken: 0,
-            ended: 0,
-            last_end_ns: 0,
-            freed: Vec::new(),
-            seqs_run: 0,
-            tokens_run: 0,
-            leapt: 0,
+            spare: Spare::default(),
+            totals: Totals::default(),
         })
     }
 
@@ -301,7 +307,7 @@ impl<'a> Fleet<'a> {
                 return Err(ReplayError::Stopped);
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
-            match self.next_arrival_ns {
+            match self.pending.next_ns {
                 Some(at_ns) if queued_ns.is_none_or(|queued_ns| at_ns < queued_ns) => {
                     self.now_ns = self.now_ns.max(at_ns);
                     self.arrive_next()?;
@@ -312,7 +318,7 @@ impl<'a> Fleet<'a> {
                 },
             }
         }
-        match self.taken - self.ended {
+        match self.totals.taken - self.totals.ended {
             0 => Ok(()),
             unfinished => Err(ReplayError::Stalled { at_s: self.now_ns as f64 / 1e9, unfinished }),
         }
@@ -349,21 +355,21 @@ impl<'a> Fleet<'a> {
         self.tell(replica, Event::StepFinished(result));
     }
 
-    /// Gives a core an event and does what it wants.
+    /// Delivers an event to a core and performs its actions.
     fn tell(&mut self, replica: usize, event: Event) {
-        let mut actions = std::mem::take(&mut self.actions);
+        let mut actions = std::mem::take(&mut self.spare.actions);
         self.replicas[replica].core.handle(self.now_ns, event, &mut actions);
         self.perform_all(self.now_ns, replica, actions);
         let deadline_ns = self.replicas[replica].core.next_deadline_ns();
         debug_assert_eq!(deadline_ns, None, "traced requests have no deadline, so nothing is to be ticked");
     }
 
-    /// Does what a core wanted at `at_ns`, which is now unless it leapt ahead.
+    /// Performs the actions of a core at `at_ns`, which is later than now after a fast-forward.
     fn perform_all(&mut self, at_ns: u64, replica: usize, mut actions: Vec<Action>) {
         for action in actions.drain(..) {
             self.perform(at_ns, replica, action);
         }
-        self.actions = actions;
+        self.spare.actions = actions;
     }
 
     fn perform(&mut self, at_ns: u64, replica: usize, action: Action) {
@@ -400,8 +406,8 @@ impl<'a> Fleet<'a> {
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
         let shape = StepShape::of(&step);
         self.meters.step_began(&mut self.flights, at_ns, replica, &step.seqs);
-        self.seqs_run += shape.sequences();
-        self.tokens_run += shape.tokens;
+        self.totals.seqs_run += shape.sequences();
+        self.totals.tokens_run += shape.tokens;
         let it = &mut self.replicas[replica];
         let duration_ns = Replica::slowed(self.cost.replica_step_ns(replica, &shape), it.slowness);
         let previous = it.in_flight.replace(step);
@@ -416,19 +422,38 @@ impl<'a> Fleet<'a> {
         self.schedule(end_ns, What::StepEnd { replica, life });
     }
 
-    /// A request of this replica left it; some arrivals wait for that.
+    /// Counts the end of a request at a replica; some arrivals wait for ends.
     fn end(&mut self, replica: usize, outcome: &Outcome) {
         self.stopped |= self.observer.ended(outcome).is_break();
-        self.ended += 1;
-        self.last_end_ns = self.now_ns;
-        self.freed.push(replica);
+        self.totals.ended += 1;
+        self.totals.last_end_ns = self.now_ns;
+        self.pending.freed.push(replica);
         let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
         self.source.ended(outcome.request, self.now_ns, how);
     }
 }
 
 impl Replica {
-    /// How long a step takes that would take `duration_ns` if the replica were well.
+    /// Returns replica `number` of a fleet, up and idle.
+    fn new(settings: &Settings, number: usize) -> Result<Self, SettingsError> {
+        let mut core = Core::new(settings.core_of(number))?;
+        core.omit_tokens();
+        let (hardware, block_size) = (settings.hardware_of(number), settings.core.block_size);
+        let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
+        Ok(Self {
+            core,
+            in_flight: None,
+            leap_first_ns: 0,
+            links: Links::new(hardware, &settings.model, block_size, &settings.far_links),
+            state: State::Up,
+            life: 0,
+            slowness: slow.map_or(1.0, |slow| slow.factor),
+            step_ends_ns: 0,
+            busy_ns: 0,
+        })
+    }
+
+    /// Returns the duration of a step on a slow replica.
     fn slowed(duration_ns: u64, slowness: f64) -> u64 {
         if slowness == 1.0 { duration_ns } else { (duration_ns as f64 * slowness).round() as u64 }
     }

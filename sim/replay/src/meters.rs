@@ -1,4 +1,11 @@
-//! What is measured of requests, by tenant.
+//! Meters of requests by tenant.
+//!
+//! | metric | definition | memory |
+//! |---|---|---|
+//! | TTFT | arrival to first token | exact, 8 bytes per request; within 0.05 % beyond a million requests |
+//! | TPOT | (E2E - TTFT) / (output tokens - 1), of requests with more than one token | as TTFT |
+//! | E2E | arrival to end | as TTFT |
+//! | ITL | every gap between two tokens of a request | in a [`Histogram`], within 0.05 % |
 
 use trunkline_core::{StepSeq, Token, Usage};
 
@@ -11,7 +18,7 @@ use trunkline_sim_workload::summary::{Histogram, Kept, Summary};
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::generated_token;
 
-/// What is measured of a tenant.
+/// Meters of one tenant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TenantMeters {
     pub requests: u64,
@@ -30,7 +37,7 @@ pub(crate) struct Meters<'a> {
     shares: &'a Shares,
     tenants: Vec<TenantMeters>,
     itl: Histogram,
-    /// By replica; empty if there is one tenant, who competes with nobody.
+    /// Competition at each replica; empty with a single tenant.
     contentions: Vec<Contention>,
 }
 
@@ -45,18 +52,18 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// Whether there is one tenant, so that it does not matter how steps divide their service.
+    /// Returns `true` with a single tenant, for whom the division of service among steps is irrelevant.
     pub(crate) fn is_alone(&self) -> bool {
         self.contentions.is_empty()
     }
 
-    /// A request goes to `replica`.
+    /// Counts the submission of a request to `replica`.
     pub(crate) fn submit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
         self.tenants[usize::from(flight.tenant)].requests += 1;
         self.resubmit(flight, now_ns, replica);
     }
 
-    /// A request was turned away.
+    /// Counts the refusal of a request and returns its outcome.
     pub(crate) fn refuse(&mut self, flight: &Flight, now_ns: u64, replica: usize, request: u64) -> Outcome {
         let tenant = usize::from(flight.tenant);
         self.tenants[tenant].refused += 1;
@@ -80,7 +87,7 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// A request was taken from `replica` and is to start over elsewhere.
+    /// Removes a request from `replica`; it starts over elsewhere.
     pub(crate) fn take_back(&mut self, flight: &mut Flight, now_ns: u64, replica: usize) {
         flight.n_here = 0;
         let began = std::mem::replace(&mut flight.began, false);
@@ -89,14 +96,14 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// A request that was taken back goes to `replica`.
+    /// Adds a removed request to `replica`.
     pub(crate) fn resubmit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
         if let Some(contention) = self.contentions.get_mut(replica) {
             contention.wait(now_ns, usize::from(flight.tenant));
         }
     }
 
-    /// A step with these sequences begins.
+    /// Counts the start of a step with these sequences.
     pub(crate) fn step_began(&mut self, flights: &mut Flights, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
         for seq in seqs.iter().filter(|seq| seq.start) {
             let flight = flights.get(seq.request.0);
@@ -112,7 +119,7 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// A step ended; `ends` are those of its result. Nobody has been told its tokens yet.
+    /// Counts the end of a step, before its tokens are delivered; `ends` are those of its result.
     pub(crate) fn step_ended(&mut self, flights: &mut Flights, replica: usize, seqs: &[StepSeq], ends: &[u32]) {
         let Some(contention) = self.contentions.get_mut(replica) else { return };
         let mut begin = 0;
@@ -130,7 +137,7 @@ impl<'a> Meters<'a> {
         contention.step_ended();
     }
 
-    /// A request was given its next token.
+    /// Counts the next token of a request.
     pub(crate) fn token(&mut self, flight: &mut Flight, now_ns: u64, request: u64, token: Token) {
         assert_eq!(token, generated_token(request, flight.n_here), "tokens of a request come once and in order");
         flight.n_here += 1;
@@ -148,12 +155,13 @@ impl<'a> Meters<'a> {
         flight.n_generated += 1;
     }
 
-    /// A step that was leapt over gave `n` requests, all of which got a token when it began, their next one.
+    /// Counts the gaps of a fast-forwarded step: `n` requests received a token at its start and at its end.
     pub(crate) fn gaps(&mut self, duration_ns: u64, n: u64) {
         self.itl.record(duration_ns, n);
     }
 
-    /// A leap gave a request, which had a token before, one at `first_ns` and others until `last_ns`, whose gaps are counted.
+    /// Counts the tokens of a fast-forward for one request: the gap before the token at `first_ns`, and the tokens until `last_ns`,
+    /// whose gaps are counted already.
     pub(crate) fn leapt(&mut self, flight: &mut Flight, first_ns: u64, last_ns: u64, tokens: u32) {
         debug_assert!(flight.n_generated > 0 && flight.n_here == flight.n_generated);
         self.itl.record(first_ns - flight.last_token_ns, 1);
@@ -162,7 +170,7 @@ impl<'a> Meters<'a> {
         flight.n_here += tokens;
     }
 
-    /// A request has all its tokens.
+    /// Counts the end of a request with all its tokens and returns its outcome.
     pub(crate) fn finish(
         &mut self,
         flight: &Flight,
@@ -199,7 +207,7 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// What was measured over all tenants, every gap between two tokens, and how the tenants fared if there are several.
+    /// Returns the totals over all tenants, the summary of ITL, and the fairness among several tenants.
     pub(crate) fn end(mut self) -> (TenantMeters, Summary, Option<FairnessReport>) {
         let itl = self.itl.summary();
         match self.tenants.len() {

@@ -1,18 +1,18 @@
-//! What a replay was like over time, and how its latencies are distributed: the figures behind the charts of a report.
+//! Replays over time, and distributions of latencies: the data behind the charts of a report.
 //!
-//! [`Series`] is an observer. It sums up what it is shown in at most 240 buckets of time, all as wide; when they are used up it merges pairs
-//! of them and goes on with twice the width, so its memory does not grow with the length of a replay (but for 32 bytes a request, for
-//! the latencies). Everything is over all replicas.
+//! [`Series`] is an observer. It sums events in at most 240 time buckets of equal width; when all are used, it merges pairs of
+//! buckets and doubles the width, so its memory does not grow with the length of a replay (except 32 bytes per request for the
+//! latencies). All sums are over all replicas.
 //!
-//! | what | how it comes into buckets |
+//! | event | accounting |
 //! |---|---|
-//! | tokens, time and sequences of a step | evenly over the step; one that a failure cut gives no token |
-//! | blocks of a copy | evenly over the time in which its bytes moved; one that a failure cut is not counted |
-//! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the next begin of a step |
-//! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over the replicas that lasted |
+//! | tokens, time and sequences of a step | evenly over the step; an interrupted step gives no token |
+//! | blocks of a copy | evenly over the time of its bytes; interrupted copies are not counted |
+//! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the start of the next step |
+//! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over replicas that lasted |
 //!
-//! Gauges are seen when a step begins and hold until the next. If none follows, the batch is empty from the end of the last, and what it
-//! held counts as cached. Requests that arrive at a replica that is down are not seen until it is back.
+//! Gauges are sampled at the start of a step and hold until the next step. Without a next step, the batch is empty from the end of
+//! the last step, and its blocks count as cached. Requests that arrive at a failed replica are not visible until its return.
 
 use std::ops::ControlFlow;
 
@@ -28,35 +28,38 @@ use trunkline_sim_perf::link::lane;
 mod buckets;
 mod distribution;
 mod gauges;
-mod told;
+mod report;
 
 pub use self::distribution::Distribution;
-pub use self::told::{LinkSeries, ReplicaTotals, SeriesReport, TierSeries};
+pub use self::report::{
+    BlockSeries, FlowSeries, LatencyDistributions, LinkSeries, ReplicaTotals, RequestSeries, SeriesReport, StepSeries,
+    TierSeries,
+};
 
 use self::buckets::{Buckets, Sum};
 use self::gauges::Gauges;
 
-/// Samples a replay.
+/// Sampler of a replay.
 #[derive(Clone, Debug)]
 pub struct Series {
     buckets: Buckets,
     gauges: Gauges,
     settling: Settling,
-    /// By replica.
+    /// Last counters of each replica.
     counted: Vec<Counted>,
     replicas: Vec<ReplicaTotals>,
-    /// Failures seen and not yet counted: those after the end of the last request count for nothing.
+    /// Failures not yet counted; those after the end of the last request never count.
     failed: Vec<(u64, u32)>,
     /// Failures after which the replica does not come back.
     lost: Vec<(u64, u32)>,
     block_bytes: u64,
     device_blocks: u64,
-    /// Name and blocks over all replicas.
+    /// Name of each tier and its blocks over all replicas.
     tiers: Vec<(String, u64)>,
     latencies_ns: Latencies,
 }
 
-/// Counters of a replica's core when they were last looked at.
+/// Counters of a replica's core at the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     generated_tokens: u64,
@@ -65,7 +68,7 @@ struct Counted {
     preemptions: u64,
 }
 
-/// Every latency of every completed request.
+/// Latencies of all completed requests, nanoseconds.
 #[derive(Clone, Debug, Default)]
 struct Latencies {
     ttft: Vec<u64>,
@@ -95,7 +98,7 @@ impl Series {
         }
     }
 
-    /// What was seen of the replay that `report` is of.
+    /// Returns the series of the replay with the given `report`.
     pub fn finish(mut self, report: &Report) -> SeriesReport {
         let duration_ns = (report.duration_s * 1e9).round() as u64;
         self.failed.retain(|(at_ns, _)| *at_ns < duration_ns);
@@ -106,10 +109,10 @@ impl Series {
             self.count_step(&step, tokens);
         }
         self.gauges.pass(duration_ns, &mut self.buckets);
-        told::told(self, report, duration_ns)
+        SeriesReport::from_series(self, report, duration_ns)
     }
 
-    /// Replicas that failed, now that something is seen to happen later.
+    /// Counts pending failures before a later event.
     fn count_failures(&mut self) {
         for (at_ns, replica) in std::mem::take(&mut self.failed) {
             let returns = !self.lost.contains(&(at_ns, replica));
@@ -137,7 +140,7 @@ impl Series {
         self.buckets.spread(step.begin_ns, step.end_ns, &sums.map(|(sum, n)| (sum, n as f64)));
     }
 
-    /// Counts what a core's counters went up by. Gives the tokens it generated since its last step began.
+    /// Adds the increase of a core's counters. Returns the tokens generated since the start of its last step.
     fn count_counters(&mut self, now_ns: u64, replica: u32, stats: &Stats) -> u64 {
         let now = Counted {
             generated_tokens: stats.generated_tokens,

@@ -1,22 +1,22 @@
-//! Steps as they were, not as they were to be: each is held back until no failure of its replica can cut it short.
+//! Completed steps: each step is held back until no failure of its replica can interrupt it.
 
 use crate::observer::StepSeen;
 use trunkline_sim_perf::cost::StepShape;
 
-/// A step that is over.
+/// Step after its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PastStep {
     pub replica: u32,
     pub begin_ns: u64,
     pub end_ns: u64,
-    /// Whether its replica failed before its end, so that nothing came of it.
+    /// `true` if the replica failed before the end of the step, which then has no result.
     pub cut: bool,
     pub shape: StepShape,
-    /// Device blocks in use while it ran.
+    /// Device blocks in use during the step.
     pub blocks_in_use: u32,
 }
 
-/// Holds back what a failure could still cut: the step that each replica has under way.
+/// Step under way of each replica, which a failure could still interrupt.
 #[derive(Clone, Debug)]
 pub(crate) struct Settling(Vec<Option<PastStep>>);
 
@@ -25,7 +25,7 @@ impl Settling {
         Self(vec![None; replicas as usize])
     }
 
-    /// A step begins. Gives the one before it, which has ended if it had not been cut.
+    /// Records the start of a step and returns the previous step of the replica, now complete.
     pub(crate) fn step(&mut self, seen: &StepSeen<'_>) -> Option<PastStep> {
         let stats = seen.stats;
         self.0[seen.replica as usize].replace(PastStep {
@@ -38,13 +38,13 @@ impl Settling {
         })
     }
 
-    /// A replica fails. Gives its step, cut if it was not over.
+    /// Returns the step of a failing replica, interrupted unless it has ended.
     pub(crate) fn fail(&mut self, now_ns: u64, replica: u32) -> Option<PastStep> {
         let step = self.0[replica as usize].take()?;
         Some(PastStep { end_ns: step.end_ns.min(now_ns), cut: step.end_ns > now_ns, ..step })
     }
 
-    /// The replay has ended: gives the last steps.
+    /// Returns the last steps at the end of the replay.
     pub(crate) fn end(&mut self) -> Vec<PastStep> {
         self.0.iter_mut().filter_map(Option::take).collect()
     }

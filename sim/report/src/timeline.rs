@@ -1,16 +1,16 @@
-//! A replay as a timeline: Chrome's trace event format, which Perfetto (ui.perfetto.dev) and `chrome://tracing` open.
+//! Timelines in Chrome's trace event format, for Perfetto (ui.perfetto.dev) and `chrome://tracing`.
 //!
-//! | in the timeline | what it is |
+//! | in the timeline | meaning |
 //! |---|---|
-//! | a process | a replica |
-//! | its thread `steps` | a slice for each step, named for what is in it |
-//! | async slices for each direction of a link, `to host` | a copy from asking to end, and in it the time in which its bytes moved; copies overlap |
-//! | async slices `request` | a request from arrival to end, and in it `queue`, `prefill` and `decode`, at the replica where it ended |
-//! | counters `requests`, `KV blocks` | gauges while each step runs |
-//! | instants `failed`, `back`, `refused` | what they say |
+//! | process | replica |
+//! | thread `steps` of a process | a slice per step, named after its batch shape |
+//! | async slices per link direction, `to host` | a copy from request to end, and inside the time of its bytes; copies overlap |
+//! | async slices `request` | a request from arrival to end, and inside `queue`, `prefill` and `decode`, at its last replica |
+//! | counters `requests`, `KV blocks` | gauges during each step |
+//! | instants `failed`, `back`, `refused` | failures, returns and refusals |
 //!
-//! Times are microseconds after the first arrival, exact to the nanosecond. The file is written as the replay goes on; only what a failure
-//! could still cut short is held back. Events are not in the order of time, which neither viewer asks for.
+//! Times are microseconds after the first arrival, exact to the nanosecond. The file is written during the replay; only steps that
+//! a failure could still interrupt are held back. Events are not sorted by time, which neither viewer requires.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -29,20 +29,20 @@ use crate::outcome::Outcome;
 use crate::settled::{PastStep, Settling};
 use trunkline_sim_perf::link::{lane, lane_name};
 
-/// The thread of the steps.
+/// Thread number of the steps.
 const STEPS_THREAD: usize = 1;
 
-/// What of a replay a timeline shows: everything that overlaps with it.
+/// Time window of a timeline: only overlapping events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// From when, nanoseconds after the first arrival.
+    /// Begin, nanoseconds after the first arrival.
     pub from_ns: u64,
-    /// To when, nanoseconds; later.
+    /// End, nanoseconds after the first arrival; above `from_ns`.
     pub to_ns: u64,
 }
 
 impl Window {
-    /// All of a replay.
+    /// Whole replay.
     pub const ALL: Self = Self { from_ns: 0, to_ns: u64::MAX };
 
     fn overlaps(&self, begin_ns: u64, end_ns: u64) -> bool {
@@ -50,29 +50,29 @@ impl Window {
     }
 }
 
-/// A timeline that cannot be written.
+/// Failed writing of a timeline.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the timeline to {}: {fault}", path.display())]
 pub struct TimelineError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the system.
     pub fault: io::Error,
 }
 
-/// Writes the timeline of a replay; gzip if the file's name ends in `.gz`.
+/// Writer of the timeline of a replay; gzip for file names ending in `.gz`.
 pub struct TimelineWriter {
     path: PathBuf,
     to: Output,
     window: Window,
-    /// Whether an event was written, which the next is to be separated from.
+    /// `true` once an event was written, so the next needs a separator.
     any: bool,
-    /// The first fault; after it nothing more is written.
+    /// First error; nothing is written after it.
     fault: Option<io::Error>,
     settling: Settling,
-    /// Copies written: each has a number of its own, by which a viewer joins its begin and its end.
+    /// Copies written. Each has a unique number that joins its begin and end in a viewer.
     copies: u64,
-    /// By replica.
+    /// Gauges of each replica.
     gauges: Vec<Gauges>,
     tiers: Vec<String>,
 }
@@ -98,7 +98,7 @@ impl Output {
     }
 }
 
-/// What the counters of a replica show.
+/// Counters of a replica as shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Gauges {
     waiting: u32,
@@ -121,23 +121,23 @@ impl Gauges {
         }
     }
 
-    /// After a step that none follows.
+    /// Returns the gauges after a step without a successor.
     fn idle(self) -> Self {
         Self { running: 0, in_use: 0, cached: self.cached + self.in_use, ..self }
     }
 }
 
-/// Nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds.
 fn us(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }
 
-/// Replicas are numbered from 0, processes from 1.
+/// Returns the process id of a replica: replicas count from 0, processes from 1.
 fn pid(replica: u32) -> u64 {
     u64::from(replica) + 1
 }
 
-/// `prefill 2 (4096 tokens) + decode 31`.
+/// Returns the name of a step, such as `prefill 2 (4096 tokens) + decode 31`.
 fn step_name(step: &PastStep) -> String {
     let shape = &step.shape;
     let prefill = format!("prefill {} ({} tokens)", shape.prefills, shape.prefill_tokens);
@@ -158,7 +158,11 @@ fn place_name(place: Place, tiers: &[String]) -> &str {
 }
 
 impl TimelineWriter {
-    /// Creates the file, or empties it, for a replay on the fleet `shape`.
+    /// Creates or truncates the file for a replay on the fleet `shape`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimelineError`] if the file cannot be created.
     pub fn create(path: &Path, shape: &FleetShape, window: Window) -> Result<Self, TimelineError> {
         let fail = |fault| TimelineError { path: path.into(), fault };
         let file = BufWriter::new(File::create(path).map_err(fail)?);
@@ -200,7 +204,11 @@ impl TimelineWriter {
         );
     }
 
-    /// Ends the file. Tells the first fault there was.
+    /// Finishes the file.
+    ///
+    /// # Errors
+    ///
+    /// [`TimelineError`] with the first failure of any write.
     pub fn finish(mut self) -> Result<(), TimelineError> {
         for step in self.settling.end() {
             self.write_step(&step);
@@ -227,7 +235,7 @@ impl TimelineWriter {
         self.put(event);
     }
 
-    /// An event at a time; the rest of its fields follow in `rest`, each after a comma.
+    /// Writes an event with a time; `rest` holds further fields, each after a comma.
     fn timed(&mut self, phase: char, at_ns: u64, replica: u32, tid: usize, name: &str, rest: &str) {
         // Names are made here, but for those of tiers, which may be anything.
         let name = json!(name);
@@ -256,14 +264,14 @@ impl TimelineWriter {
         self.timed('X', step.begin_ns, step.replica, STEPS_THREAD, &step_name(step), &rest);
     }
 
-    /// Nothing runs after a step.
+    /// Writes idle gauges after a step without a successor.
     fn write_idle(&mut self, step: &PastStep) {
         let idle = self.gauges[step.replica as usize].idle();
         self.write_gauges(step.end_ns, step.replica, idle);
     }
 
-    /// The slices of a copy, that in which its bytes moved inside that from asking to end. The outer one is named for its lane, so that a
-    /// viewer shows the copies of a lane together.
+    /// Writes the slices of a copy: the outer from request to end, the inner for the time of its bytes. The outer slice has the
+    /// name of its link direction, so that a viewer groups the copies of a direction.
     fn write_copy(&mut self, copy: &TransferSeen) {
         if !self.window.overlaps(copy.asked_ns, copy.end_ns) {
             return;
@@ -283,7 +291,7 @@ impl TimelineWriter {
         self.timed('e', copy.end_ns, copy.replica, 0, &lane, &id);
     }
 
-    /// Counters, if they changed.
+    /// Writes the counters if they changed.
     fn write_gauges(&mut self, at_ns: u64, replica: u32, gauges: Gauges) {
         let before = std::mem::replace(&mut self.gauges[replica as usize], gauges);
         if before == gauges || !self.window.overlaps(at_ns, at_ns) {
@@ -302,7 +310,7 @@ impl TimelineWriter {
         }
     }
 
-    /// The slices of a request, the inner ones between begin and end of the outer.
+    /// Writes the slices of a request; the inner slices lie between begin and end of the outer.
     fn write_request(&mut self, outcome: &Outcome, [queue_ns, ttft_ns, e2e_ns]: [u64; 3]) {
         let begin_ns = outcome.arrival_ns;
         if !self.window.overlaps(begin_ns, begin_ns + e2e_ns) {

@@ -1,17 +1,17 @@
-//! Numbers that look random and are none: each is a hash of what it is drawn for, so a replay draws the same ones again.
+//! Reproducible pseudo-random numbers: each is a hash of its purpose and subject, so every replay draws the same numbers.
 
-/// What a number is drawn for. Draws for different purposes have nothing to do with each other.
+/// Purpose of a draw. Draws for different purposes are independent.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
-    /// The tenant of a request.
+    /// Tenant of a request.
     Tenant = 1,
-    /// Whether a drafted token is accepted.
+    /// Acceptance of a draft token.
     Draft = 2,
-    /// The replicas a request may go to.
+    /// Candidate replicas for a request.
     Route = 16,
 }
 
-/// SplitMix64's finaliser: every bit of the input changes half the bits of the output.
+/// Mixes the bits of `value` with SplitMix64's finaliser: every input bit flips half the output bits on average.
 pub const fn mix(value: u64) -> u64 {
     let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,7 +19,7 @@ pub const fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A number from 0 up to but without 1.
+/// Draws a number uniformly from `[0, 1)` for a request and a position.
 pub fn unit(purpose: Purpose, request: u64, position: u64) -> f64 {
     let hash = mix(mix(mix(purpose as u64) ^ request) ^ position);
     (hash >> 11) as f64 / (1u64 << 53) as f64

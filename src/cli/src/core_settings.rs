@@ -134,7 +134,7 @@ fn parser(kind: Kind) -> ValueParser {
         Kind::U64 => value_parser!(u64).map(|value| value.to_string()).into(),
         Kind::F64 => ValueParser::new(|text: &str| text.parse::<f64>().map(|value| value.to_string())),
         Kind::Bool => BoolValueParser::new().map(|value| value.to_string()).into(),
-        Kind::Text => value_parser!(String).into(),
+        Kind::Text => value_parser!(String),
     }
 }
 

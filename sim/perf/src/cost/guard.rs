@@ -1,14 +1,14 @@
-//! The limit that no step may be faster than: physics.
+//! Physical lower bound of the step time.
 
 use super::work::Demand;
 use super::{Parallel, StepShape};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// The time below which no kernels could run a step on so many devices: all FLOPs at their peak, or all bytes at full bandwidth, evenly
-/// spread over the devices.
+/// Lower bound of the step time on a group of devices: all FLOPs at peak, or all bytes at full bandwidth, spread evenly over the
+/// devices.
 ///
-/// It would be wrong only where caches save reading: a step whose KV is in the L2 cache. Weights never are.
+/// The bound would be wrong only for steps with their KV in the L2 cache. Weights never fit there.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     demand: Demand,
@@ -17,7 +17,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The limit of `model` on `hardware`.
+    /// Returns the lower bound for `model` on `hardware`.
     pub fn new(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let devices = f64::from(parallel.devices());
         Self {
@@ -27,12 +27,12 @@ impl Limit {
         }
     }
 
-    /// The limit for a step, seconds.
+    /// Returns the lower bound for a step, seconds.
     pub fn step_s(&self, shape: &StepShape) -> f64 {
         self.demand.parts(shape).total().time_s(self.flops_s, self.bytes_s)
     }
 
-    /// `time_s`, or the limit if that is more.
+    /// Returns the greater of `time_s` and the lower bound, seconds.
     pub fn hold(&self, time_s: f64, shape: &StepShape) -> f64 {
         time_s.max(self.step_s(shape))
     }

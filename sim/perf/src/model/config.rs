@@ -1,4 +1,4 @@
-//! Reads a model's shapes from the `config.json` that is published with its weights.
+//! Reader of a model's shapes from the `config.json` published with its weights.
 
 use std::path::{Path, PathBuf};
 
@@ -7,51 +7,51 @@ use serde::Deserialize;
 use super::{Experts, Latent, Model};
 use trunkline_sim_workload::UnknownName;
 
-/// Why a `config.json` gives no model.
+/// Failure to load a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// No preset has that name.
+    /// Unknown preset.
     #[error(transparent)]
     UnknownName(#[from] UnknownName),
-    /// The file could not be read.
+    /// File cannot be read.
     #[error("{}: cannot be read: {fault}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         fault: std::io::Error,
     },
-    /// It is not a configuration of a decoder.
+    /// Not a configuration of a decoder.
     #[error("{name}: not the config.json of a decoder that is known here: {fault}")]
     Malformed {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// What is wrong.
+        /// Error of the parser.
         fault: serde_json::Error,
     },
-    /// A number makes no sense.
+    /// Number out of range.
     #[error("{name}: {field} is {value}; it must be {expected}")]
     OutOfRange {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Value as found.
         value: u64,
-        /// What it should be.
+        /// Permitted values.
         expected: &'static str,
     },
-    /// The weights are in a type whose size or speed is not known here.
+    /// Weights of a type with unknown size or speed.
     #[error("{name}: weights of type '{dtype}' are not known here; there are: bfloat16, float16, float32, fp8")]
     UnknownDtype {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// What the file says.
+        /// Type as found.
         dtype: String,
     },
 }
 
-/// The fields that matter, under all the names they go by.
+/// Relevant fields, under all their names.
 #[derive(Deserialize)]
 struct Config {
     #[serde(alias = "n_layer")]
@@ -89,19 +89,27 @@ struct Quantization {
     quant_method: String,
 }
 
-/// No model has a width above this.
+/// Greatest width of any matrix, elements.
 const WIDTH_MAX: u64 = 1 << 20;
-/// Nor so many layers, heads or experts, nor heads so wide. Products of these and two widths fit in 64 bits.
+/// Greatest number of layers, heads or experts, and greatest head width. Products of these and two widths fit in 64 bits.
 const COUNT_MAX: u64 = 1 << 12;
 
-/// Reads the file at `path`. The model is named after the folder it is in.
+/// Reads the file at `path` and names the model after the folder of the file.
+///
+/// # Errors
+///
+/// [`ModelError`] if the file cannot be read or is invalid.
 pub fn from_config(path: &Path) -> Result<Model, ModelError> {
     let text = std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })?;
     let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     parse_config(&folder.unwrap_or_else(|| path.display().to_string()), &text)
 }
 
-/// Reads the text of a `config.json`. `name` stays in memory as long as the program runs.
+/// Parses the text of a `config.json`. `name` stays in memory for the life of the program.
+///
+/// # Errors
+///
+/// [`ModelError`] if the text is invalid.
 pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let config: Config =
         serde_json::from_str(text).map_err(|fault| ModelError::Malformed { name: name.into(), fault })?;

@@ -1,8 +1,8 @@
 //! Copies of blocks over the links of replicas.
 //!
-//! When a copy ends is not known when it is asked for: those that come after it take their shares of the link ([`trunkline_sim_perf::link`]). So each
-//! direction of a link has one turn on the queue that counts, the next time that something happens there. When what is under way
-//! changes such that it comes at another time, a new one is put on the queue, and the old one is passed over by its number.
+//! The end of a copy is unknown at its start, since later copies take their shares of the link ([`trunkline_sim_perf::link`]). Each
+//! link direction therefore has one valid wake-up in the queue. When the copies under way change the time of the next event, a new
+//! wake-up replaces the old one, which is recognised by its version and skipped.
 
 use trunkline_core::transfer::Transfer;
 
@@ -16,9 +16,10 @@ impl Fleet<'_> {
         self.schedule_turn(replica, lane);
     }
 
-    /// The core is told of the copies that have ended after all turns of this instant, in the order in which it asked for them.
+    /// Handles a wake-up of a link. The core learns of finished copies after all wake-ups of this instant, in the order of its
+    /// requests.
     pub(super) fn turn_link(&mut self, replica: usize, lane: usize, version: u64) {
-        let mut ended = std::mem::take(&mut self.ended_copies);
+        let mut ended = std::mem::take(&mut self.spare.ended_copies);
         let it = &mut self.replicas[replica];
         it.links.turn(self.now_ns, lane, version, &mut ended);
         let life = it.life;
@@ -26,11 +27,11 @@ impl Fleet<'_> {
             self.show_copy(replica, &copy, false);
             self.schedule(self.now_ns, What::TransferEnd { replica, life, id: copy.id });
         }
-        self.ended_copies = ended;
+        self.spare.ended_copies = ended;
         self.schedule_turn(replica, lane);
     }
 
-    /// The copies of a replica that failed.
+    /// Cancels the copies of a failed replica.
     pub(super) fn lose_copies(&mut self, replica: usize) {
         for copy in self.replicas[replica].links.lose(self.now_ns) {
             self.show_copy(replica, &copy, true);

@@ -1,8 +1,8 @@
-//! Steps that are leapt over: what follows from them for the driver, all at once.
+//! Fast-forward of steady decode steps, with all their effects on the driver at once.
 //!
-//! Nothing that happens elsewhere touches a replica before the next arrival: that may be sent to it, and is routed by the loads of all.
-//! If arrivals depend on ends, the next end anywhere can bring one. Failures can come at any time, tenants are compared at every
-//! step, and an observer may want to see them: then nothing is leapt over.
+//! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If
+//! arrivals depend on ends, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
+//! time; with several tenants, compared at every step; and with observers of steps.
 
 use trunkline_core::{Leaper, Leapt, RequestId, SteadyBatch, SteadyStep, Token};
 
@@ -14,14 +14,14 @@ use crate::settings::Arrivals;
 use trunkline_sim_perf::cost::{CostModel, StepShape};
 use trunkline_sim_workload::trace::{Source, generated_token};
 
-/// What a leap of one replica touches.
+/// State affected by a fast-forward of one replica.
 struct Leap<'a, 'b> {
     cost: &'a dyn CostModel,
     replica: usize,
     slowness: f64,
-    /// A step that ends then or later is not leapt over.
+    /// Limit: steps that end at this time or later are not fast-forwarded.
     until_ns: u64,
-    /// The end of the first step of the leap, and of the last so far.
+    /// End of the first step of the fast-forward, and of the last step so far.
     first_ns: u64,
     last_ns: u64,
     flights: &'a mut Flights,
@@ -72,7 +72,8 @@ impl Leaper for Leap<'_, '_> {
 }
 
 impl Fleet<'_> {
-    /// Ends the step in flight, and begins and ends those after it as far as they are like it and undisturbed. Returns whether it did.
+    /// Ends the step in flight and fast-forwards the following steady steps up to the next event. Returns `false` if no step could
+    /// be fast-forwarded.
     pub(super) fn leap(&mut self, replica: usize) -> bool {
         let until_ns = self.undisturbed_until_ns();
         let it = &mut self.replicas[replica];
@@ -93,14 +94,14 @@ impl Fleet<'_> {
             seqs_run: 0,
             busy_ns: 0,
         };
-        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.actions);
+        let leapt = it.core.leap(self.now_ns, &mut leap, &mut self.spare.actions);
         if leapt == Leapt::Nowhere {
             return false;
         }
         it.busy_ns += leap.busy_ns;
-        self.leapt += leap.steps;
-        self.seqs_run += leap.seqs_run;
-        self.tokens_run += leap.seqs_run;
+        self.totals.fast_forwarded += leap.steps;
+        self.totals.seqs_run += leap.seqs_run;
+        self.totals.tokens_run += leap.seqs_run;
         if let Some(step) = it.in_flight.take() {
             it.core.recycle(step);
         }
@@ -109,17 +110,17 @@ impl Fleet<'_> {
             Leapt::Nowhere => unreachable!("it was seen"),
             Leapt::Steady { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
             Leapt::Landed { begin_ns } => {
-                let actions = std::mem::take(&mut self.actions);
+                let actions = std::mem::take(&mut self.spare.actions);
                 self.perform_all(begin_ns, replica, actions);
             }
         }
         true
     }
 
-    /// The first time at which something from outside may reach a replica, unless one of its own copies ends.
+    /// Returns the earliest time of an external event at any replica, other than the end of its own copies.
     fn undisturbed_until_ns(&self) -> u64 {
-        let arrival_ns = match self.arrivals {
-            Arrivals::Traced { .. } => self.next_arrival_ns,
+        let arrival_ns = match self.pending.arrivals {
+            Arrivals::Traced { .. } => self.pending.next_ns,
             Arrivals::Serial | Arrivals::AtOnce => None,
         };
         let end_ns = if self.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };

@@ -191,8 +191,9 @@ fn a_replay_of_the_workload_is_near() {
         settings.cost = cost;
         let cost = settings.cost_model().unwrap();
         let report = replay(&trace, &settings, &*cost, &mut |_| {}).unwrap();
-        let title = format!("{}: {} steps, {} preemptions", cost.name(), report.steps, report.preemptions);
-        let worst = compare(&title, &[report.ttft_s, report.tpot_s, report.e2e_s], &run.expected);
+        let title = format!("{}: {} steps, {} preemptions", cost.name(), report.batches.steps, report.preemptions);
+        let worst =
+            compare(&title, &[report.latencies.ttft_s, report.latencies.tpot_s, report.latencies.e2e_s], &run.expected);
         assert!(worst < most, "{worst}");
     }
 }

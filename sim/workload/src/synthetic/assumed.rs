@@ -1,4 +1,4 @@
-//! A closed loop that is cut: answers take as long as is assumed.
+//! Open loop: requests of a closed source under an assumed latency of answers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,13 +7,13 @@ use serde::Deserialize;
 
 use crate::trace::{Outcome, Source, TraceError, TraceRequest};
 
-/// How long an answer takes. An assumption, not a measurement.
+/// Assumed latency of an answer. An assumption, not a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Assumed {
-    /// To the first token, seconds.
+    /// Time to the first token, seconds.
     pub first_token_s: f64,
-    /// For every other token, seconds.
+    /// Time per further token, seconds.
     pub per_token_s: f64,
 }
 
@@ -24,7 +24,7 @@ impl Default for Assumed {
 }
 
 impl Assumed {
-    /// The requests of a source, were all answers to take so long.
+    /// Returns the requests of a source as if every answer had this latency.
     pub fn requests<S: Source>(self, source: S) -> AsIfServed<S> {
         AsIfServed { source, assumed: self, ends: BinaryHeap::new(), n_given: 0, failed: false }
     }
@@ -35,12 +35,12 @@ impl Assumed {
     }
 }
 
-/// The requests of a source in the order of arrival; see [`Assumed::requests`].
+/// Iterator over the requests of a source in the order of arrival; see [`AssumedLatency::requests`].
 #[derive(Clone, Debug)]
 pub struct AsIfServed<S> {
     source: S,
     assumed: Assumed,
-    /// When requests end, and their numbers.
+    /// Ends of requests with their numbers.
     ends: BinaryHeap<Reverse<(u64, u64)>>,
     n_given: u64,
     failed: bool,

@@ -1,26 +1,26 @@
-//! Draws from distributions, the same on every machine.
+//! Reproducible random numbers: equal on every machine.
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use crate::draw::mix;
 
-/// What one part of a workload draws from; parts draw apart, so that none depends on when another draws.
+/// Random stream for one part of a workload. Each part has a stream of its own, independent of the draws of other parts.
 #[derive(Clone, Debug)]
 pub(super) struct Dice(Pcg64Mcg);
 
 impl Dice {
-    /// The dice of part `part` of population `population`.
+    /// Returns the stream for part `part` of population `population`.
     pub(super) fn new(seed: u64, population: u64, part: u64) -> Self {
         Self(Pcg64Mcg::seed_from_u64(mix(mix(mix(seed) ^ population) ^ part)))
     }
 
-    /// From 0 up to but without 1.
+    /// Draws uniformly from `[0, 1)`.
     pub(super) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Above 0, up to 1.
+    /// Draws uniformly from `(0, 1]`.
     fn positive_unit(&mut self) -> f64 {
         1.0 - self.unit()
     }
@@ -29,19 +29,19 @@ impl Dice {
         -mean * libm::log(self.positive_unit())
     }
 
-    /// With mean 0 and variance 1, by Box and Muller.
+    /// Draws from the standard normal distribution, by Box and Muller.
     pub(super) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * libm::log(self.positive_unit())).sqrt();
         radius * libm::cos(std::f64::consts::TAU * self.unit())
     }
 
-    /// By mean and coefficient of variation.
+    /// Draws from the lognormal distribution with this mean and coefficient of variation.
     pub(super) fn lognormal(&mut self, mean: f64, cv: f64) -> f64 {
         let variance = libm::log1p(cv * cv);
         mean * libm::exp(variance.sqrt() * self.normal() - variance / 2.0)
     }
 
-    /// By mean and coefficient of variation, after Marsaglia and Tsang.
+    /// Draws from the gamma distribution with this mean and coefficient of variation, after Marsaglia and Tsang.
     pub(super) fn gamma(&mut self, mean: f64, cv: f64) -> f64 {
         let shape = 1.0 / (cv * cv);
         // Their method needs a shape of at least 1; a power of a uniform number makes up for one more.

@@ -11,60 +11,60 @@ use crate::trace::LENGTH_TOKENS_MAX;
 
 const CV_MAX: f64 = 100.0;
 
-/// A distribution of counts, or of seconds.
+/// Distribution of counts, or of seconds.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Raw")]
 pub enum Distribution {
-    /// Always the same.
+    /// One fixed value.
     Constant {
-        /// The value.
+        /// Value of every draw.
         value: f64,
     },
-    /// All between two values alike.
+    /// Uniform between two values.
     Uniform {
-        /// The least.
+        /// Least value.
         min: f64,
-        /// The greatest.
+        /// Greatest value.
         max: f64,
     },
-    /// Without memory.
+    /// Exponential, memoryless.
     Exponential {
-        /// The mean, before values are cut.
+        /// Mean before clipping.
         mean: f64,
-        /// What higher values are cut to.
+        /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
-    /// Whose logarithm is normal.
+    /// Lognormal: the logarithm is normal.
     Lognormal {
-        /// The mean, before values are cut.
+        /// Mean before clipping.
         mean: f64,
-        /// Standard deviation over mean, before values are cut.
+        /// Standard deviation over mean, before clipping.
         cv: f64,
-        /// What higher values are cut to.
+        /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
-    /// The lengths of a trace.
+    /// Lengths of a trace.
     Empirical {
-        /// The trace; counted from the spec's folder if it is relative.
+        /// Path of the trace; relative to the folder of the spec.
         trace: PathBuf,
-        /// Which of its lengths.
+        /// Kind of length.
         of: Column,
-        /// What higher values are cut to.
+        /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
 }
 
-/// A length of a trace's requests.
+/// Kind of length of a trace's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Column {
-    /// Tokens of the prompt.
+    /// Prompt length in tokens.
     Input,
-    /// Tokens generated.
+    /// Output length in tokens.
     Output,
 }
 
-/// As it is written down.
+/// Form in the TOML file, before validation.
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 enum Raw {
@@ -108,25 +108,25 @@ impl TryFrom<Raw> for Distribution {
 /// Lengths of the requests of a trace.
 #[derive(Clone, Debug)]
 pub(super) struct Samples {
-    /// Input and output tokens of each.
+    /// Input and output tokens of each request.
     pub lengths: Arc<[(u32, u32)]>,
 }
 
-/// A distribution that can be drawn from.
+/// Distribution with its samples loaded.
 #[derive(Clone, Debug)]
 pub(super) struct Sampler {
     distribution: Distribution,
-    /// For an empirical one.
+    /// Samples of an empirical distribution.
     samples: Option<Samples>,
 }
 
 impl Sampler {
-    /// `samples` are those of the trace that it names, if it names one.
+    /// Prepares a distribution; `samples` are the lengths of its trace, for an empirical distribution.
     pub(super) fn new(distribution: Distribution, samples: Option<Samples>) -> Self {
         Self { distribution, samples }
     }
 
-    /// The trace that it draws from.
+    /// Returns the trace of an empirical distribution.
     pub(super) fn trace(&self) -> Option<&PathBuf> {
         match &self.distribution {
             Distribution::Empirical { trace, .. } => Some(trace),
@@ -147,7 +147,7 @@ impl Sampler {
         }
     }
 
-    /// For an empirical one: the length of the row at this share of the way through the trace.
+    /// Returns the length of the row at the share `at` of the way through the trace.
     fn of_row(&self, at: f64) -> f64 {
         let Distribution::Empirical { of, max, .. } = &self.distribution else { return 0.0 };
         let Some(samples) = &self.samples else { return 0.0 };
@@ -157,7 +157,7 @@ impl Sampler {
         f64::from(length).min(*max)
     }
 
-    /// A count of at least 1 and at most `max`. A uniform one has whole numbers, both ends included.
+    /// Draws a whole number from 1 to `max`. A uniform distribution includes both ends.
     pub(super) fn count(&self, dice: &mut Dice, max: u32) -> u32 {
         let drawn = match &self.distribution {
             Distribution::Uniform { min, max } => {
@@ -173,12 +173,12 @@ impl Sampler {
         self.count(dice, LENGTH_TOKENS_MAX)
     }
 
-    /// Nanoseconds.
+    /// Draws a time, nanoseconds.
     pub(super) fn time_ns(&self, dice: &mut Dice) -> u64 {
         (self.draw(dice).clamp(0.0, SECONDS_MAX) * 1e9).round() as u64
     }
 
-    /// Draws from two, of one row if they are of one trace.
+    /// Draws from two distributions; from one row if both name one trace.
     pub(super) fn pair(input: &Self, output: &Self, dice: &mut Dice) -> (u32, u32) {
         match (input.trace(), output.trace()) {
             (Some(a), Some(b)) if a == b => {

@@ -1,4 +1,4 @@
-//! Makes the requests of a workload, one by one.
+//! Generator of the requests of a workload.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -13,17 +13,17 @@ use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Piece, Source, TraceError, TraceFault, TraceReader, TraceRequest,
 };
 
-/// What of a population is drawn apart; sessions are numbered from here on.
+/// Random streams of a population: arrivals first, then one per session.
 const PART_ARRIVALS: u64 = 0;
 const PART_PROMPTS: u64 = 1;
 const PART_SESSIONS: u64 = 2;
-/// A system prompt takes at most this part of the context, and a first answer this part of the rest.
+/// A system prompt takes at most this fraction of the context, and a first answer this fraction of the rest.
 const SHARE_AT_MOST: u32 = 4;
 
-/// A population, ready to be drawn from.
+/// Population with its distributions loaded.
 struct Population {
     beginnings: Beginnings,
-    /// When the next session begins, nanoseconds.
+    /// Start of the next session, nanoseconds.
     next_ns: Option<u64>,
     n_sessions: u64,
     prompts: Prompts,
@@ -33,7 +33,7 @@ struct Population {
     agent: Option<Agent>,
 }
 
-/// An agent's calls, what they generate, how long tools take and what they say.
+/// Calls of an agent, their tokens, and the time and output of tools.
 struct Agent {
     calls: Sampler,
     call_tokens: Sampler,
@@ -45,7 +45,7 @@ struct Agent {
 #[derive(Default)]
 struct Prompts {
     pieces: Vec<Piece>,
-    /// Sums of the weights up to each.
+    /// Cumulative weights.
     weights: Vec<f64>,
 }
 
@@ -57,21 +57,21 @@ impl Prompts {
     }
 }
 
-/// A session and what was said in it.
+/// Session and its conversation so far.
 struct Session {
     population: usize,
     dice: Dice,
     said: Vec<Piece>,
     said_tokens: u32,
-    /// Turns after this one.
+    /// Turns after the current one.
     turns_left: u32,
-    /// Calls of this turn after this one.
+    /// Calls of the current turn after the current one.
     calls_left: u32,
-    /// Tokens that are generated next.
+    /// Length of the next output, tokens.
     output_tokens: u32,
 }
 
-/// A session that will ask; the first in order of time, then of scheduling.
+/// Session with a scheduled request, ordered by time, then by scheduling.
 struct Due {
     at_ns: u64,
     order: u64,
@@ -98,7 +98,7 @@ impl Ord for Due {
     }
 }
 
-/// A closed source of the requests of a workload. Times count from the first session's beginning.
+/// Closed source of the requests of a workload. Times count from the start of the first session.
 pub struct Generator {
     seed: u64,
     requests: u64,
@@ -108,15 +108,19 @@ pub struct Generator {
     populations: Vec<Population>,
     due: BinaryHeap<Reverse<Due>>,
     order: u64,
-    /// Sessions that wait for an answer, by the number of the request.
+    /// Sessions waiting for an answer, by request number.
     waiting: HashMap<u64, Session>,
     n_given: u64,
-    /// The number of the next content that is new.
+    /// Number of the next new content.
     next_content: u32,
 }
 
 impl Generator {
-    /// Prepares a workload; reads the traces that lengths are drawn from.
+    /// Prepares a workload and reads the traces of its empirical distributions.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] if the spec is invalid or a trace cannot be read.
     pub fn new(spec: &Spec) -> Result<Self, WorkloadError> {
         let fail = |fault| WorkloadError { path: spec.folder.clone(), line: 0, fault };
         spec.check().map_err(fail)?;
@@ -183,12 +187,12 @@ impl Generator {
         Ok(Population { beginnings, next_ns, n_sessions: 0, prompts, input, output, turns, agent })
     }
 
-    /// Sessions that are under way: they will ask, or wait for an answer after which they will.
+    /// Returns the number of sessions with a request scheduled or in flight that is not their last.
     pub fn sessions_under_way(&self) -> usize {
         self.due.len() + self.waiting.len()
     }
 
-    /// The population whose next session begins first, and when.
+    /// Returns the start and the population of the next session.
     fn next_beginning(&self) -> Option<(u64, usize)> {
         let beginnings = self.populations.iter().enumerate();
         beginnings.filter_map(|(number, population)| Some((population.next_ns?, number))).min()
@@ -200,7 +204,7 @@ impl Generator {
         content
     }
 
-    /// A new session of a population, with its first question.
+    /// Starts a session of a population with its first question.
     fn begin(&mut self, number: usize) -> Session {
         let content = self.content();
         let population = &mut self.populations[number];
@@ -228,7 +232,7 @@ impl Generator {
         }
     }
 
-    /// The request with which a session asks; the session waits if it will ask again.
+    /// Returns the request of a session; the session waits for the answer unless this request is its last.
     fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
         let number = self.n_given;
         self.n_given += 1;
@@ -244,7 +248,7 @@ impl Generator {
         request
     }
 
-    /// A session has its answer and goes on, if the context leaves room.
+    /// Continues a session after its answer, if the context has room.
     fn go_on(&mut self, mut session: Session, number: u64, now_ns: u64) {
         let answer = Piece { content: GENERATED_FROM | number as u32, tokens: session.output_tokens };
         session.said.push(answer);
@@ -264,7 +268,7 @@ impl Generator {
 }
 
 impl Population {
-    /// Tokens of a user's question and of the answer to its first call, and the calls of the turn.
+    /// Draws the tokens of a question, of the answer to its first call, and the calls of the turn.
     fn question(&self, dice: &mut Dice) -> (u32, u32, u32) {
         let (input, output) = Sampler::pair(&self.input, &self.output, dice);
         let Some(agent) = &self.agent else { return (input, output, 1) };
@@ -273,8 +277,7 @@ impl Population {
         (input, output, calls)
     }
 
-    /// How long after its answer a session asks again, and with how many tokens: a tool's output or a user's next
-    /// question.
+    /// Draws the delay and length of the next message: a tool's output or a user's next question.
     fn next_message(&self, session: &mut Session) -> (u64, u32) {
         let dice = &mut session.dice;
         if session.calls_left > 0
@@ -293,7 +296,7 @@ impl Population {
     }
 }
 
-/// When a population's next session begins, if it does before the end.
+/// Returns the start of a population's next session, if before the end.
 fn next_ns(beginnings: &mut Beginnings, duration_ns: u64) -> Option<u64> {
     beginnings.next_s().map(|at_s| (at_s * 1e9) as u64).filter(|at_ns| *at_ns <= duration_ns)
 }
@@ -347,7 +350,7 @@ impl Source for Generator {
     }
 }
 
-/// Lengths of the traces that distributions are made of, each read once.
+/// Lengths of traces for empirical distributions, each trace read once.
 struct Library<'a> {
     folder: &'a Path,
     loaded: HashMap<PathBuf, Samples>,

@@ -1,8 +1,7 @@
-//! A line of a Bailian usage trace: a JSON object.
+//! Lines of a Bailian usage trace: JSON objects.
 //!
-//! Its block ids name the content of 16 tokens alone, not of the whole prefix, which comes to the same: a cache finds a
-//! block under its prefix only. Chats, turns and types are not looked at: what a turn shares with the one before is in
-//! the ids.
+//! A block id names the content of 16 tokens alone rather than a whole prefix. Both are equivalent here, since a cache finds a
+//! block only under its prefix. Chats, turns and types are ignored: block ids already express the content shared between turns.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,7 +12,7 @@ use super::reader::{Row, RowContent, length};
 use super::{Format, Piece, TraceFault};
 
 const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
-/// Tokens that an id stands for.
+/// Tokens per block id.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! A line of a Mooncake trace: a JSON object.
+//! Lines of a Mooncake trace: JSON objects.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Opt
     value.ok_or(TraceFault::MissingField { field, expected })
 }
 
-/// Ids that are as many as a prompt of so many tokens has, and can be told apart.
+/// Checks that a prompt of `input_tokens` tokens has the right number of block ids, none above [`HASH_ID_MAX`].
 pub(super) fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
     if ids.len() != expected {
@@ -42,10 +42,10 @@ pub(super) fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> R
     ids.into_iter().map(checked).collect()
 }
 
-/// Later than this no trace goes: 31 years, far from where the clock of a replay would wrap.
+/// First timestamp out of range, nanoseconds: 31 years, far below the limit of a replay's clock.
 const TIMESTAMP_NS_MAX: u64 = 1_000_000_000_000_000_000;
 
-/// Whole milliseconds exactly, fractions to the nearest nanosecond.
+/// Returns whole milliseconds exactly, fractions to the nearest nanosecond.
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
     let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64)).filter(|ns| *ns < TIMESTAMP_NS_MAX);
     let any = || {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use trunkline_sim_report::figures::Better;
+use trunkline_sim_report::figures::Direction;
 
 use super::join::Row;
 
@@ -69,8 +69,8 @@ fn effect(is_first: bool, first: &HashMap<&[&str], f64>, value: &[&str], members
 
 /// Returns for each point `true` if it is on the Pareto front: no other point is at least as good in both figures and
 /// better in one.
-pub(super) fn front(points: &[(f64, f64)], better: [Better; 2]) -> Vec<bool> {
-    let sign = better.map(|better| if better == Better::Higher { -1.0 } else { 1.0 });
+pub(super) fn front(points: &[(f64, f64)], better: [Direction; 2]) -> Vec<bool> {
+    let sign = better.map(|better| if better == Direction::Higher { -1.0 } else { 1.0 });
     let cost = |(a, b): (f64, f64)| (a * sign[0], b * sign[1]);
     let beaten = |point: (f64, f64)| {
         let (a, b) = cost(point);
@@ -80,10 +80,10 @@ pub(super) fn front(points: &[(f64, f64)], better: [Better; 2]) -> Vec<bool> {
 }
 
 /// Returns the best value; `None` if all are equal.
-pub(super) fn best(values: impl Iterator<Item = f64>, better: Better) -> Option<f64> {
+pub(super) fn best(values: impl Iterator<Item = f64>, better: Direction) -> Option<f64> {
     match better {
-        Better::Lower => values.min_by(f64::total_cmp),
-        Better::Higher => values.max_by(f64::total_cmp),
-        Better::Neither => None,
+        Direction::Lower => values.min_by(f64::total_cmp),
+        Direction::Higher => values.max_by(f64::total_cmp),
+        Direction::Neither => None,
     }
 }

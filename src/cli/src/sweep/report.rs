@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde_json::{Map, Value as Json, json};
 use trunkline_sim_perf::columns::{Cell as Value, Kind};
-use trunkline_sim_report::figures::{self, Better};
+use trunkline_sim_report::figures::{self, Direction};
 
 use super::effects::{Effect, best, effects, front};
 use super::folder;
@@ -68,7 +68,7 @@ pub(super) struct ReportArgs {
 pub(super) struct Metric {
     pub name: String,
     kind: Kind,
-    better: Better,
+    better: Direction,
     /// Index in [`Row::figures`].
     at: usize,
 }
@@ -190,7 +190,7 @@ fn facts(joined: &Joined) -> String {
 /// Returns the rows on the Pareto front of `a` and `b`.
 fn on_front<'a>(rows: &[&'a Row], a: &Metric, b: &Metric) -> anyhow::Result<Vec<&'a Row>> {
     for metric in [a, b] {
-        if metric.better == Better::Neither {
+        if metric.better == Direction::Neither {
             bail!("no value of {} is better than another, so it has no Pareto front", metric.name);
         }
     }
@@ -233,7 +233,7 @@ fn lines(rows: &[&Row], shown: &[usize], metrics: &[Metric], grouped: bool) -> V
 
 fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metric], sort: Option<&Metric>) -> Table {
     if let Some((at, metric)) = sort.and_then(|sort| metrics.iter().enumerate().find(|(_, metric)| *metric == sort)) {
-        let sign = if metric.better == Better::Higher { -1.0 } else { 1.0 };
+        let sign = if metric.better == Direction::Higher { -1.0 } else { 1.0 };
         let key = |line: &Line| line.figures[at].map_or(f64::INFINITY, |x| sign * x);
         lines.sort_by(|a, b| key(a).total_cmp(&key(b)));
     }

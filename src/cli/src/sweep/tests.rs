@@ -6,7 +6,7 @@ use std::fs;
 use clap::{CommandFactory, Parser};
 use tempfile::TempDir;
 use trunkline_sim_perf::columns::{self, Cell as Value};
-use trunkline_sim_report::figures::Better;
+use trunkline_sim_report::figures::Direction;
 
 use super::effects::{Paired, effects, front};
 use super::join::{Joined, Row, load};
@@ -262,7 +262,8 @@ fn a_result_of_something_else_is_not_mistaken_for_this() {
     assert_eq!(run_shard(&place, &other, "out", "1/1", 0, 1).found, 0);
     // A hardware file counts by what is in it.
     let hardware = |bandwidth: &str| {
-        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/perf/hardware/l4-24g.toml")).unwrap();
+        let text =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/perf/hardware/l4-24g.toml")).unwrap();
         fs::write(place.path().join("mine.toml"), text.replace("latency_us = 10.0", bandwidth)).unwrap();
         cells_of(&place, "trace = 't.jsonl'\n[fixed]\nhardware = 'mine.toml'\n").unwrap()[0].id.clone()
     };
@@ -463,9 +464,9 @@ fn tables_mark_the_best_and_keep_the_order_asked_for() {
 #[test]
 fn a_front_holds_the_points_that_nothing_beats() {
     let points = [(1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 1.0), (0.5, 0.5)];
-    assert_eq!(front(&points, [Better::Lower, Better::Higher]), [true, true, false, true, true]);
-    assert_eq!(front(&points, [Better::Lower, Better::Lower]), [false, false, false, false, true]);
-    assert_eq!(front(&[], [Better::Lower, Better::Lower]), Vec::<bool>::new());
+    assert_eq!(front(&points, [Direction::Lower, Direction::Higher]), [true, true, false, true, true]);
+    assert_eq!(front(&points, [Direction::Lower, Direction::Lower]), [false, false, false, false, true]);
+    assert_eq!(front(&[], [Direction::Lower, Direction::Lower]), Vec::<bool>::new());
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! aiconfigurator's tables of kernels: a folder with these files, as Parquet as they are published or as CSV of the same columns
+//! aiconfigurator's tables of kernels: a folder with these files, Parquet as published, or CSV with equal columns.
 //!
-//! | file | columns used | of |
+//! | file | columns used | kernel |
 //! |---|---|---|
-//! | `gemm_perf.parquet` | `gemm_dtype,m,n,k,latency` | a product of an `m x k` and a `k x n` matrix |
-//! | `context_attention_perf.parquet` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | of prefills |
-//! | `generation_attention_perf.parquet` | the same and `step` | of decodes after `step` tokens |
-//! | `custom_allreduce_perf.parquet` | `num_gpus,message_size,latency,backend` | an all-reduce; only if there are several devices |
+//! | `gemm_perf.parquet` | `gemm_dtype,m,n,k,latency` | product of an `m x k` and a `k x n` matrix |
+//! | `context_attention_perf.parquet` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | attention of prefills |
+//! | `generation_attention_perf.parquet` | the same and `step` | attention of decodes after `step` tokens |
+//! | `custom_allreduce_perf.parquet` | `num_gpus,message_size,latency,backend` | all-reduce; only with several devices |
 //!
-//! Latencies are in milliseconds. A matrix of a shape that was not measured is as efficient as the one nearest to it in shape that was,
-//! at the same number of rows. Prefills after computed tokens were not measured; they are taken to be as long as one without of as many
-//! pairs of tokens. What is no matrix product and no attention (norms, activation, rotation) is counted as the bytes it moves.
-//! Dense models only.
+//! Latencies are in milliseconds. A matrix of an unmeasured shape is assumed as efficient as the measured one nearest in shape, at
+//! the same number of rows. Prefills after computed tokens are missing from the tables; their time is that of a prefill from the
+//! start with as many (query, key) pairs. Operations other than matrix products and attention (norms, activation, rotation) count
+//! as the bytes they move. Dense models only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,18 +22,18 @@ use super::{
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// Rows of the matrices that steps are looked up at.
+/// Rows of the matrices for lookups, at most.
 const TOKENS_MAX: u64 = 8192;
-/// Matrices with fewer measured numbers of rows say too little.
+/// Measured row counts required of a matrix.
 const ROWS_MIN: usize = 8;
 const BF16_BYTES: f64 = 2.0;
 
-/// Attention of prefills and of decodes, added up.
+/// Attention of prefills and of decodes, measured separately and added up.
 #[derive(Clone, Debug)]
 pub(super) struct Apart {
-    /// By tokens of a chunk.
+    /// Prefill times by tokens of a chunk.
     prefill: Grid<1>,
-    /// By decodes and context.
+    /// Decode times by decodes and context.
     decode: Grid<2>,
     device: Device,
 }
@@ -57,7 +57,11 @@ impl Apart {
 }
 
 impl Table {
-    /// The table in folder `path` put together for `model` on `tensor` devices of kind `hardware`, which it was measured on.
+    /// Builds the table in folder `path` for `model` on `tensor` devices of kind `hardware`, on which it was measured.
+    ///
+    /// # Errors
+    ///
+    /// [`TableError`] if a file cannot be read, or lacks the shapes of the model.
     pub fn from_aiconfigurator(
         path: &Path,
         hardware: &Hardware,
@@ -95,12 +99,12 @@ impl Table {
     }
 }
 
-/// Counts that times are computed for: all small ones, then sixteen for each factor of two.
+/// Returns the counts with computed times: all small ones, then sixteen per factor of two.
 fn tokens() -> impl Iterator<Item = u64> {
     (1..=TOKENS_MAX).filter(|n| n.is_multiple_of((n.next_power_of_two() / 32).max(1)))
 }
 
-/// Measured products: by columns and depth, the times by rows. Seconds.
+/// Measured matrix products: times by rows, for each pair of columns and depth, seconds.
 struct Products {
     shapes: Vec<((u64, u64), Grid<1>)>,
     device: Device,
@@ -137,7 +141,7 @@ impl Products {
         (2.0 * m * n * k / self.device.flops_s).max(BF16_BYTES * (n * k + m * (n + k)) / self.device.bytes_s)
     }
 
-    /// The time of a product of `m` rows, `n` columns and depth `k`.
+    /// Returns the time of a product of `m` rows, `n` columns and depth `k`, seconds.
     fn time_s(&self, m: u64, n: u64, k: u64) -> f64 {
         let distance = |(a, b): (u64, u64)| {
             let part = |measured: u64, asked: u64| (measured as f64 / asked as f64).ln().abs();
@@ -149,7 +153,7 @@ impl Products {
         time_s * self.ideal_s(m as f64, n, k) / self.ideal_s(m as f64, *near_n, *near_k)
     }
 
-    /// All that depends on the tokens in a layer, seconds by tokens.
+    /// Returns the time of all operations of a layer that depend on tokens, seconds by tokens.
     fn linear(&self, model: &Model, tensor: u32) -> Vec<(u64, f64)> {
         let share = |n: u64| n.div_ceil(u64::from(tensor));
         let (hidden, query) = (model.hidden, share(model.heads * model.head_dim));
@@ -165,7 +169,7 @@ impl Products {
     }
 }
 
-/// All-reduces of a step's residual stream, seconds by tokens.
+/// Returns the time of a step's all-reduces of the residual stream, seconds by tokens.
 fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableError> {
     let mut sizes = BTreeMap::new();
     rows::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {

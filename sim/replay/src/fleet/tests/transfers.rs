@@ -44,8 +44,11 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     // The core waits for none of them, so the replay goes on as if there were none, and their ends do not make it longer.
     fleet.run().unwrap();
     let report = fleet.report();
-    assert_eq!((report.link_out.transfers, report.link_out.blocks, report.link_in.blocks), (2, 4, 106));
-    assert_eq!((report.link_out.busy_s, report.link_in.busy_s), (400e-6, 10.6e-3));
+    assert_eq!(
+        (report.swaps.link_out.transfers, report.swaps.link_out.blocks, report.swaps.link_in.blocks),
+        (2, 4, 106)
+    );
+    assert_eq!((report.swaps.link_out.busy_s, report.swaps.link_in.busy_s), (400e-6, 10.6e-3));
     assert_eq!(report.duration_s, 0.001);
     // Halves out. In: thirds until the shortest has its 200 us, halves until the next has its other 200, the rest alone.
     let ends = copies.0.iter().map(|copy| (copy.end_ns, copy.blocks)).collect::<Vec<_>>();
@@ -103,11 +106,16 @@ fn requests_are_swapped_over_the_link_and_back() {
     let mut settings = settings(16, 60);
     (settings.core.host_blocks, settings.core.preemption) = (200, Preemption::Swap);
     let report = run(&trace, &settings);
-    assert_eq!((report.completed, report.output_tokens), (8, 1600));
-    assert!(report.swap_outs > 0 && report.swap_outs == report.swap_ins, "{} {}", report.swap_outs, report.swap_ins);
-    assert!(report.link_out.blocks > 0 && report.link_in.blocks > 0);
-    let bytes_s = report.link_out.blocks as f64 * 2_097_152.0 / 55e9;
-    assert!((report.link_out.busy_s - bytes_s).abs() < 1e-6, "{} {bytes_s}", report.link_out.busy_s);
+    assert_eq!((report.completed, report.tokens.output_tokens), (8, 1600));
+    assert!(
+        report.swaps.swap_outs > 0 && report.swaps.swap_outs == report.swaps.swap_ins,
+        "{} {}",
+        report.swaps.swap_outs,
+        report.swaps.swap_ins
+    );
+    assert!(report.swaps.link_out.blocks > 0 && report.swaps.link_in.blocks > 0);
+    let bytes_s = report.swaps.link_out.blocks as f64 * 2_097_152.0 / 55e9;
+    assert!((report.swaps.link_out.busy_s - bytes_s).abs() < 1e-6, "{} {bytes_s}", report.swaps.link_out.busy_s);
     assert_eq!(report, Report { wall_s: report.wall_s, ..run(&trace, &settings) });
     // A link on which a block takes as long as a hundred steps makes the requests that were swapped late.
     settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-3;
@@ -129,14 +137,14 @@ fn drafts_that_are_right_save_steps() {
         let mut settings = Settings { draft_acceptance, ..settings(16, 100) };
         settings.core.max_drafts = max_drafts;
         let report = run(&trace, &settings);
-        assert_eq!(report.output_tokens, 100);
+        assert_eq!(report.tokens.output_tokens, 100);
         assert_eq!(
-            report.steps + report.accepted_drafts,
+            report.batches.steps + report.batches.accepted_drafts,
             100,
             "every step gives a token, and one for every right draft"
         );
-        assert!(report.accepted_drafts <= report.drafted_tokens);
-        report.steps
+        assert!(report.batches.accepted_drafts <= report.batches.drafted_tokens);
+        report.batches.steps
     };
     assert_eq!((steps(0, 1.0), steps(4, 0.0)), (100, 100));
     assert!((20..30).contains(&steps(4, 1.0)), "{}", steps(4, 1.0));
@@ -148,7 +156,7 @@ fn means_of_steps() {
     let settings = settings(16, 100);
     let report = run(&trace(vec![request(0, 10, 3, &[0]), request(0, 20, 2, &[1])]), &settings);
     // The first alone: it came first. Then its decode and the other's prompt, then two decodes.
-    assert_eq!((report.steps, report.mean_batch), (3, 5.0 / 3.0));
-    assert_eq!(report.mean_step_tokens, (10.0 + 21.0 + 2.0) / 3.0);
-    assert_eq!((report.drafted_tokens, report.requests_s), (0, 2.0 / 0.003));
+    assert_eq!((report.batches.steps, report.batches.mean_batch), (3, 5.0 / 3.0));
+    assert_eq!(report.batches.mean_step_tokens, (10.0 + 21.0 + 2.0) / 3.0);
+    assert_eq!((report.batches.drafted_tokens, report.requests_s), (0, 2.0 / 0.003));
 }
