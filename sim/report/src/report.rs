@@ -1,8 +1,9 @@
 //! Report of a replay.
 
-use serde::Serialize;
-use trunkline_core::{Preemption, TierStats};
-
+use serde::ser::Error;
+use serde::{Serialize, Serializer};
+use trunkline_core::config::SETTINGS;
+use trunkline_core::{Config, TierStats};
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
 
@@ -218,7 +219,7 @@ pub struct GroupReport {
     pub device_blocks: u32,
 }
 
-/// Settings of a replay, as far as relevant to the result. JSON is flat: the fields of [`CoreReport`] are fields of the settings.
+/// Settings of a replay, as far as relevant to the result. JSON is flat: the settings of the core are fields of the settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SettingsReport {
     /// Path of the trace as given on the command line; empty for a trace without a file.
@@ -239,9 +240,9 @@ pub struct SettingsReport {
     pub failures: Vec<String>,
     /// Slow replicas as `REPLICA:FACTOR`.
     pub slow: Vec<String>,
-    /// Limits and policies of the cores.
-    #[serde(flatten)]
-    pub core: CoreReport,
+    /// Limits and policies of the cores; of the first kind in a fleet of several.
+    #[serde(flatten, serialize_with = "core_settings")]
+    pub core: Config,
     /// Probability that a draft token is accepted.
     pub draft_acceptance: f64,
     /// `true` if each request arrived at the end of the one before.
@@ -252,37 +253,13 @@ pub struct SettingsReport {
     pub cost_model: String,
 }
 
-/// Limits and policies of the cores; of the first kind in a fleet of several.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CoreReport {
-    /// Tokens in a KV block.
-    pub block_size: u32,
-    /// KV blocks on each device.
-    pub device_blocks: u32,
-    /// Token budget of a step.
-    pub max_batch_tokens: u32,
-    /// Sequences in a step, at most.
-    pub max_batch_size: u32,
-    /// Scheduling policy: order of the queue and choice of preemption victims.
-    pub policy: String,
-    /// Eviction policy of cached blocks.
-    pub eviction: String,
-    /// Treatment of preempted requests: recomputed or swapped out.
-    pub preemption: Preemption,
-    /// KV blocks in each host's memory for swapped requests.
-    pub host_blocks: u32,
-    /// Estimated cost of copying a block, nanoseconds.
-    pub swap_block_ns: u64,
-    /// Estimated cost of recomputing a token, nanoseconds.
-    pub recompute_token_ns: u64,
-    /// Usable blocks kept per running request when another is admitted.
-    pub launch_watermark: f64,
-    /// Usable blocks kept per running request when one is swapped in.
-    pub swap_in_watermark: f64,
-    /// Positions sampled in a step, at most.
-    pub max_step_logits: u32,
-    /// Target duration of steps with decodes, nanoseconds; 0 for no target.
-    pub target_step_ns: u64,
-    /// Draft tokens per decode, at most.
-    pub max_drafts: u32,
+/// Settings of the core without a place in a report: a replay sets or reports them otherwise.
+pub(crate) const CORE_UNREPORTED: [&str; 5] =
+    ["max_queue", "max_queued_tokens", "align_chunks", "tiers", "max_context"];
+
+/// Serialises the settings of the core, all but [`CORE_UNREPORTED`], with their names in [`Config`].
+fn core_settings<S: Serializer>(core: &Config, serializer: S) -> Result<S::Ok, S::Error> {
+    let json = serde_json::to_value(core).map_err(S::Error::custom)?;
+    let reported = SETTINGS.iter().filter(|setting| !CORE_UNREPORTED.contains(&setting.name));
+    serializer.collect_map(reported.filter_map(|setting| Some((setting.name, json.get(setting.name)?))))
 }

@@ -9,7 +9,7 @@ use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::report::{
-    BatchReport, CoreReport, GroupReport, Latencies, Report, SettingsReport, SwapReport, TierReport, TokenTotals,
+    BatchReport, GroupReport, Latencies, Report, SettingsReport, SwapReport, TierReport, TokenTotals,
 };
 use trunkline_sim_workload::trace::{Format, Source};
 
@@ -100,7 +100,6 @@ fn group_report((replicas, hardware, parallel, device_blocks): (u32, &Hardware, 
 }
 
 fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> SettingsReport {
-    let core = &settings.core;
     SettingsReport {
         trace: String::new(),
         format: format.as_str(),
@@ -111,23 +110,7 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         router: settings.routing.router.clone(),
         failures: settings.routing.failures.iter().map(ToString::to_string).collect(),
         slow: settings.routing.slow.iter().map(ToString::to_string).collect(),
-        core: CoreReport {
-            block_size: core.block_size,
-            device_blocks: core.device_blocks,
-            max_batch_tokens: core.max_batch_tokens,
-            max_batch_size: core.max_batch_size,
-            policy: core.policy.clone(),
-            eviction: core.eviction.clone(),
-            preemption: core.preemption,
-            host_blocks: core.host_blocks,
-            swap_block_ns: core.swap_block_ns,
-            recompute_token_ns: core.recompute_token_ns,
-            launch_watermark: core.launch_watermark,
-            swap_in_watermark: core.swap_in_watermark,
-            max_step_logits: core.max_step_logits,
-            target_step_ns: core.target_step_ns,
-            max_drafts: core.max_drafts,
-        },
+        core: settings.core.clone(),
         draft_acceptance: settings.draft_acceptance,
         serial: settings.arrivals == Arrivals::Serial,
         speed: match settings.arrivals {

@@ -1,16 +1,16 @@
-//! Reports as tables.
+//! Reports of replays as tables of text.
 
-use comfy_table::{CellAlignment, Table, presets};
-use trunkline_core::Preemption;
+use comfy_table::Table;
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
 use trunkline_sim_report::figures::{Latency, Statistic};
-pub(crate) use trunkline_sim_report::numbers::grouped;
 use trunkline_sim_report::report::{FairnessReport, SettingsReport};
 use trunkline_sim_workload::summary::Summary;
 
-/// One report in full.
+use crate::output::{align_right, grouped, per_cent, seconds, table};
+
+/// Returns one report in full.
 pub(super) fn report(report: &Report) -> String {
     let mut facts = facts(std::slice::from_ref(report), &[]);
     results(&mut facts, report);
@@ -33,7 +33,7 @@ pub(super) fn report(report: &Report) -> String {
     tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n")
 }
 
-/// What reports have in common; a setting named in `differing` is left out.
+/// Returns the settings that all reports share, without those named in `differing`.
 pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let report = &reports[0];
     let settings = &report.settings;
@@ -82,7 +82,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     facts
 }
 
-/// How many replicas of which kind.
+/// Returns the kinds of replicas and the number of each.
 fn devices(settings: &SettingsReport) -> String {
     let one_device = Parallel::ONE.to_string();
     let kinds = settings.groups.iter().map(|group| {
@@ -92,7 +92,7 @@ fn devices(settings: &SettingsReport) -> String {
     kinds.collect::<Vec<_>>().join(", ")
 }
 
-/// What each replica has of KV blocks, of each kind if they differ.
+/// Returns the KV blocks of a replica, of each kind if the kinds differ.
 fn blocks(settings: &SettingsReport) -> String {
     let each = if settings.replicas == 1 { "" } else { " each" };
     let mut blocks: Vec<_> = settings.groups.iter().map(|group| grouped(group.device_blocks.into())).collect();
@@ -120,13 +120,7 @@ fn preempted(settings: &SettingsReport) -> String {
         0 => "no host memory".into(),
         blocks => format!("{} blocks of host memory", grouped(blocks.into())),
     };
-    format!("{}, {host}", preemption(settings.core.preemption))
-}
-
-/// The name of a preemption.
-pub(super) fn preemption(preemption: Preemption) -> &'static str {
-    let found = Preemption::ALL.iter().find(|(_, known)| *known == preemption);
-    found.map(|(name, _)| *name).expect("every preemption has a name")
+    format!("{}, {host}", settings.core.preemption.name())
 }
 
 fn results(facts: &mut Table, report: &Report) {
@@ -228,7 +222,7 @@ fn outcome(report: &Report) -> String {
     format!("{} of {} completed{refused}", grouped(report.completed), grouped(report.requests))
 }
 
-/// What a replayed recording came to.
+/// Returns the result of a replayed recording.
 pub(super) fn recorded(replayed: &Replayed) -> String {
     let mut facts = table();
     facts.add_rows([
@@ -239,26 +233,4 @@ pub(super) fn recorded(replayed: &Replayed) -> String {
         ["match", replayed.matches.map_or("nothing to compare", |matches| if matches { "yes" } else { "NO" })],
     ]);
     facts.trim_fmt()
-}
-
-/// An empty table without lines.
-pub(crate) fn table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
-}
-
-/// Aligns all columns but the first `skip` to the right.
-pub(crate) fn align_right(table: &mut Table, skip: usize) {
-    table.column_iter_mut().skip(skip).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-}
-
-/// Seconds to a tenth of a millisecond.
-pub(crate) fn seconds(s: f64) -> String {
-    format!("{s:.4}")
-}
-
-/// A share in per cent.
-pub(crate) fn per_cent(share: f64) -> String {
-    format!("{:.2} %", share * 100.0)
 }
