@@ -1,11 +1,11 @@
-//! Shows a core the events that another one saw, and compares what the two decided.
+//! Replay of recordings: shows the recorded events to a core and compares the decisions.
 //!
-//! A recording (see [`trunkline_core::record`]) holds every event with its time and the limits of the core that saw it. The core
-//! is deterministic, so a second one under the same limits decides the same, and the two digests are equal. If they are not, the
-//! recording was made by another version of the core, or the core has a fault.
+//! A recording (see [`trunkline_core::record`]) holds every event with its time, and the limits of the core. The core is
+//! deterministic, so a second core with equal limits makes equal decisions with an equal digest. Different digests mean another
+//! version of the core, or a fault in the core.
 //!
-//! Block hashes are not recorded; they are made again. A recording may be gzip. One that was cut off (no trailer, a torn last line, a
-//! gzip stream that ends early) is replayed as far as it goes, and [`Replayed::cut_off`] says so.
+//! Block hashes are recomputed rather than recorded. A recording may be gzip. A truncated recording (no trailer, a torn last line,
+//! a gzip stream that ends early) is replayed as far as possible, and [`Replayed::cut_off`] reports the truncation.
 
 use std::path::{Path, PathBuf};
 
@@ -16,38 +16,38 @@ use trunkline_core::{ConfigError, Core};
 
 use trunkline_sim_workload::lines::{LineFault, LineNumber, Lines};
 
-/// The result of replaying a recording.
+/// Result of replaying a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Events shown to the core.
     pub events: u64,
-    /// Requests among them.
+    /// Submitted requests among the events.
     pub requests: u64,
     /// Digest of the replayed decisions, 16 hex digits.
     pub digest: String,
-    /// Digest of the recorded decisions, if the recording has its trailer.
+    /// Digest of the recorded decisions; `None` without a trailer.
     pub recorded_digest: Option<String>,
-    /// Whether they are equal; nothing if there is nothing to compare.
+    /// `true` if the digests are equal; `None` without a recorded digest.
     #[serde(rename = "match")]
     pub matches: Option<bool>,
-    /// Why the recording has no trailer: it ends too early, in this way.
+    /// Kind of truncation; `None` for a whole recording.
     pub cut_off: Option<CutOff>,
 }
 
-/// How a recording ends too early.
+/// Truncation of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutOff {
-    /// Its last line is whole, but is no trailer.
+    /// Last line is whole, but no trailer.
     NoTrailer,
-    /// Its last line is torn; it was left out.
+    /// Last line is torn, and was skipped.
     TornLine,
-    /// Its gzip stream ends early; the line in which it does was left out.
+    /// Gzip stream ends early; the last line was skipped.
     TornGzip,
 }
 
 impl CutOff {
-    /// For people.
+    /// Returns a description for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoTrailer => "it has no trailer",
@@ -57,72 +57,76 @@ impl CutOff {
     }
 }
 
-/// A fault in a recording: which file, which line, what.
+/// Error in a recording: file, line and fault.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {fault}", path.display(), LineNumber(*line))]
 pub struct RecordingError {
-    /// The file.
+    /// Path of the recording.
     pub path: PathBuf,
-    /// The line, from 1; 0 if the fault is not in a line.
+    /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// What is wrong with it.
+    /// Fault found at that place.
     pub fault: RecordingFault,
 }
 
-/// What can be wrong with a recording.
+/// Fault in a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingFault {
-    /// The file could not be read as lines.
+    /// File cannot be read as lines.
     #[error(transparent)]
     Line(#[from] LineFault),
-    /// The first line is no header.
+    /// First line is not a header.
     #[error("not a Trunkline recording: the first line is no header")]
     NoHeader,
-    /// The header is of another version.
+    /// Header of another version.
     #[error(
         "the recording has format version {found}, this program reads {}; replay it with the version that made it",
         record::VERSION
     )]
     Version {
-        /// The version.
+        /// Version as found in the header.
         found: u32,
     },
-    /// The recorded limits are none that a core can work under.
+    /// Recorded limits are invalid.
     #[error("recorded limits: {0}")]
     Config(#[from] ConfigError),
-    /// A line in the middle is damaged.
+    /// Damaged line before the end.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A header or anything after the trailer.
+    /// Header or line after the trailer.
     #[error("a second header, or a line after the trailer; this is more than one recording")]
     Misplaced,
-    /// An event comes before the one above it.
+    /// Event with an earlier time than the event above.
     #[error("the time goes back from {before_ns} to {at_ns} ns; the recording is damaged")]
     TimeGoesBack {
-        /// The time above, nanoseconds.
+        /// Time of the event above, nanoseconds.
         before_ns: u64,
-        /// The time here, nanoseconds.
+        /// Time of this event, nanoseconds.
         at_ns: u64,
     },
 }
 
-/// An event of a recording and what the replayed core wants done after it.
+/// Recorded event with the actions of the replayed core.
 pub(crate) struct Shown<'a> {
-    /// When it happened, on the recorded core's clock.
+    /// Time of the event on the recorded core's clock.
     pub at_ns: u64,
-    /// The step it ended, if it ended one.
+    /// Step ended by the event, if any.
     pub finished: Option<u64>,
-    /// Whether it is the loss of the worker, and of the step in flight.
+    /// `true` for the loss of the worker and its step in flight.
     pub lost: bool,
     pub actions: &'a [Action],
 }
 
-/// Replays the recording at `path`. `progress` is told the number of events now and then.
+/// Replays the recording at `path`. Calls `progress` with the number of events now and then.
+///
+/// # Errors
+///
+/// [`RecordingError`] if the recording cannot be read, is damaged before the end, or has invalid limits.
 pub fn replay_recorded(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Replayed, RecordingError> {
     replay_watched(path, progress, &mut |_| {})
 }
 
-/// The same, and `watch` is shown every event.
+/// Replays the recording at `path` and shows every event to `watch`.
 pub(crate) fn replay_watched(
     path: &Path,
     progress: &mut dyn FnMut(u64),
@@ -154,7 +158,7 @@ struct Replay {
     actions: Vec<Action>,
 }
 
-/// The format version that a header claims.
+/// Returns the format version claimed by a header.
 fn header_version(line: &[u8]) -> Option<u32> {
     let header: serde_json::Value = serde_json::from_slice(line).ok()?;
     u32::try_from(header.get("trunkline_recording")?.as_u64()?).ok()
@@ -162,7 +166,7 @@ fn header_version(line: &[u8]) -> Option<u32> {
 
 impl Replay {
     fn new(lines: &mut Lines) -> Result<Self, RecordingFault> {
-        let first = lines.next()?.unwrap_or_default();
+        let first = lines.next_line()?.unwrap_or_default();
         // The version is looked at before the rest of the header, which other versions may have in other forms.
         match header_version(first) {
             None => return Err(RecordingFault::NoHeader),
@@ -182,9 +186,9 @@ impl Replay {
         })
     }
 
-    /// Takes in a line; `false` at the end.
+    /// Handles a line; returns `false` at the end.
     fn next_line(&mut self, lines: &mut Lines, watch: &mut dyn FnMut(&Shown)) -> Result<bool, RecordingFault> {
-        let line = match lines.next() {
+        let line = match lines.next_line() {
             Ok(Some(line)) => parse(line),
             Ok(None) => {
                 if self.recorded_digest.is_none() {

@@ -1,4 +1,4 @@
-//! The steps of a recording: from when the core asked for a step to when it ended.
+//! Steps of a recording: from the core's request for a step to the end.
 
 use std::path::Path;
 
@@ -8,15 +8,18 @@ use super::Sample;
 use crate::recorded::{RecordingError, replay_watched};
 use trunkline_sim_perf::cost::StepShape;
 
-/// A step that has not ended.
+/// Step that has not ended yet.
 struct InFlight {
     id: u64,
     begun_ns: u64,
     shape: StepShape,
 }
 
-/// The steps of the recording at `path`, made again by showing a core the events. A step that never ended, because the worker was
-/// lost, is left out.
+/// Returns the steps of the recording at `path`, by replaying its events through a core. Steps lost with their worker are skipped.
+///
+/// # Errors
+///
+/// [`RecordingError`] if the recording cannot be read or replayed.
 pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
     let mut samples = Vec::new();
     let mut in_flight: Option<InFlight> = None;

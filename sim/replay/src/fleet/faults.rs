@@ -1,16 +1,16 @@
-//! Replicas that fail in the middle of a replay. See [`crate::faults`] for what becomes of their requests.
+//! Replicas that fail in the middle of a replay. See [`crate::faults`] for the fate of their requests.
 
 use trunkline_cluster::Input;
 use trunkline_core::event::Event;
 
-use super::{Fleet, What, engine};
+use super::{Fleet, SimEvent, engine};
 
 impl Fleet<'_> {
     pub(super) fn schedule_faults(&mut self) {
         for (failure, it) in self.settings.routing.failures.iter().enumerate() {
-            self.schedule(it.at_ns, What::Fail { failure });
+            self.schedule(it.at_ns, SimEvent::Fail { failure });
             if let Some(back_ns) = it.back_ns {
-                self.schedule(back_ns, What::Return { replica: it.replica as usize });
+                self.schedule(back_ns, SimEvent::Return { replica: it.replica as usize });
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Moments as Azure's traces write them.
+//! Timestamps of Azure's traces.
 
 const YEAR_MIN: u64 = 1970;
 const YEAR_MAX: u64 = 2199;
 
-/// `YYYY-MM-DD hh:mm:ss`, then perhaps a fraction of up to nine digits, then perhaps `Z` or an offset such as `+00:00`;
-/// nanoseconds since the beginning of 1970.
+/// Parses `YYYY-MM-DD hh:mm:ss` with an optional fraction of up to nine digits and an optional `Z` or offset such as `+00:00`.
+/// Returns nanoseconds since 1970.
 pub(super) fn timestamp_ns(text: &str) -> Option<u64> {
     let (date, rest) = text.split_once([' ', 'T'])?;
     let mut date = date.split('-');

@@ -70,7 +70,7 @@ fn same(trace: &Trace, settings: &Settings, cost: &dyn CostModel) -> Report {
     let leapt = replay_watched(trace, settings, cost, &mut watch).unwrap();
     let mut shown = Shown::default();
     let stepped = replay_watched(trace, settings, cost, &mut shown).unwrap();
-    assert_eq!(shown.steps, stepped.steps);
+    assert_eq!(shown.steps, stepped.batches.steps);
     assert_eq!(outcomes, shown.outcomes);
     let leapt = Report { wall_s: 0.0, ..leapt };
     assert_eq!(leapt, Report { wall_s: 0.0, ..stepped });
@@ -103,10 +103,10 @@ fn nearly_all_steps_of_lone_decodes_are_in_leaps() {
     let (mut source, mut watch) = (trace.source(), |_: &Outcome| ControlFlow::Continue(()));
     let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
     fleet.run().unwrap();
-    let (leapt, report) = (fleet.leapt, fleet.report());
+    let (leapt, report) = (fleet.totals.fast_forwarded, fleet.report());
     // Not in leaps: each prefill and the step after it (1, 2, 7, 8), the last of the second and the step after it (306, 307), and the
     // last of the first (500).
-    assert_eq!((report.steps, leapt), (500, 493));
+    assert_eq!((report.batches.steps, leapt), (500, 493));
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn whatever_is_copied_between() {
         let mut source = trace.source();
         let mut fleet = Fleet::new(&mut source, &settings, &Linear, &mut watch).unwrap();
         fleet.run().unwrap();
-        assert!(fleet.leapt > 0, "there is time between copies");
-        assert!(fleet.report().link_in.blocks > 0);
+        assert!(fleet.totals.fast_forwarded > 0, "there is time between copies");
+        assert!(fleet.report().swaps.link_in.blocks > 0);
     }
 }
 
@@ -250,9 +250,9 @@ fn whatever_comes_together() {
         for (trace, least_tokens) in [(conversations(60, seed), 25_600), (long_answers(&mut numbers), 1_600)] {
             let report = same(&trace, &anything(&mut numbers, least_tokens), &Uneven);
             preemptions += report.preemptions;
-            swaps += report.swap_ins;
-            copies += report.link_out.transfers;
-            hits += report.prefix_hit_tokens;
+            swaps += report.swaps.swap_ins;
+            copies += report.swaps.link_out.transfers;
+            hits += report.tokens.prefix_hit_tokens;
         }
     }
     assert!(preemptions > swaps && swaps > 0 && copies > swaps && hits > 0, "{preemptions} {swaps} {copies} {hits}");

@@ -1,36 +1,36 @@
-//! Steps that are leapt over: what follows from them for the driver, all at once.
+//! Fast-forward of steady decode steps, with all effects on the driver at once.
 //!
-//! Nothing that happens elsewhere touches a replica before the next arrival: that may be sent to it, and is routed by the loads of all.
-//! If arrivals depend on ends, the next end anywhere can bring one. Failures can come at any time, tenants are compared at every
-//! step, and an observer may want to see them: then nothing is leapt over.
+//! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If
+//! arrivals depend on ends, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
+//! time; with several tenants, compared at every step; and with observers of steps.
 
 use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
 
-use super::{Fleet, Replica, What, engine};
-use crate::flights::Flights;
+use super::{Fleet, Replica, SimEvent, engine};
+use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::Arrivals;
 use trunkline_sim_perf::cost::{CostModel, StepShape};
 use trunkline_sim_workload::trace::{Source, generated_token};
 
-/// What a leap of one replica touches.
-struct Leap<'a, 'b> {
+/// State affected by a fast-forward of one replica.
+struct FastForward<'a, 'b> {
     cost: &'a dyn CostModel,
     replica: usize,
     slowness: f64,
-    /// A step that ends then or later is not leapt over.
+    /// Limit: steps that end at this time or later are not fast-forwarded.
     until_ns: u64,
-    /// The end of the first step of the leap, and of the last so far.
+    /// End of the first step of the fast-forward, and of the last step so far.
     first_ns: u64,
     last_ns: u64,
-    flights: &'a mut Flights,
+    flights: &'a mut InFlightRequests,
     meters: &'a mut Meters<'b>,
     steps: u64,
     seqs_run: u64,
     busy_ns: u64,
 }
 
-impl FastForwardDriver for Leap<'_, '_> {
+impl FastForwardDriver for FastForward<'_, '_> {
     fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
         let n = u64::from(batch.seqs);
         let kv_tokens = batch.computed + n;
@@ -63,24 +63,25 @@ impl FastForwardDriver for Leap<'_, '_> {
     }
 
     fn on_tokens(&mut self, request: RequestId, tokens: u32) {
-        self.meters.leapt(self.flights.get(request.0), self.first_ns, self.last_ns, tokens);
+        self.meters.fast_forwarded(self.flights.get(request.0), self.first_ns, self.last_ns, tokens);
     }
 }
 
 impl Fleet<'_> {
-    /// Ends the step in flight, and begins and ends those after it as far as they are like it and undisturbed. Returns whether it did.
-    pub(super) fn leap(&mut self, replica: usize) -> bool {
+    /// Ends the step in flight and fast-forwards the following steady steps up to the next event. Returns `false` if no step could
+    /// be fast-forwarded.
+    pub(super) fn fast_forward(&mut self, replica: usize) -> bool {
         let until_ns = self.undisturbed_until_ns();
         let it = &mut self.replicas[replica];
         if it.in_flight.is_some() {
-            it.leap_first_ns = self.now_ns;
+            it.fast_forward_first_ns = self.now_ns;
         }
-        let mut leap = Leap {
+        let mut driver = FastForward {
             cost: self.cost,
             replica,
             slowness: it.slowness,
             until_ns,
-            first_ns: it.leap_first_ns,
+            first_ns: it.fast_forward_first_ns,
             last_ns: self.now_ns,
             flights: &mut self.flights,
             meters: &mut self.meters,
@@ -88,36 +89,37 @@ impl Fleet<'_> {
             seqs_run: 0,
             busy_ns: 0,
         };
-        let leapt = self.cluster.fast_forward(self.now_ns, engine(replica), &mut leap, &mut self.outputs);
-        if leapt == FastForwardResult::NotSteady {
+        let result = self.cluster.fast_forward(self.now_ns, engine(replica), &mut driver, &mut self.spare.outputs);
+        if result == FastForwardResult::NotSteady {
             return false;
         }
-        it.busy_ns += leap.busy_ns;
-        self.leapt += leap.steps;
-        self.seqs_run += leap.seqs_run;
-        self.tokens_run += leap.seqs_run;
+        it.busy_ns += driver.busy_ns;
+        self.totals.fast_forwarded += driver.steps;
+        self.totals.seqs_run += driver.seqs_run;
+        self.totals.tokens_run += driver.seqs_run;
         if let Some(step) = it.in_flight.take() {
             self.cluster.recycle(engine(replica), step);
         }
         let life = it.life;
-        match leapt {
-            FastForwardResult::NotSteady => unreachable!("it was seen"),
-            FastForwardResult::Paused { end_ns } => self.schedule(end_ns, What::StepEnd { replica, life }),
+        match result {
+            FastForwardResult::NotSteady => unreachable!("returned above"),
+            FastForwardResult::Paused { end_ns } => self.schedule(end_ns, SimEvent::StepEnd { replica, life }),
             FastForwardResult::Ended { begin_ns } => {
-                let outputs = std::mem::take(&mut self.outputs);
+                let outputs = std::mem::take(&mut self.spare.outputs);
                 self.perform_all(begin_ns, outputs);
             }
         }
         true
     }
 
-    /// The first time at which something from outside may reach a replica, unless one of its own copies ends.
+    /// Returns the earliest time of an external event at any replica, other than the end of its own copies.
     fn undisturbed_until_ns(&self) -> u64 {
-        let arrival_ns = match self.arrivals {
-            Arrivals::Traced { .. } => self.next_arrival_ns,
+        let arrival_ns = match self.pending.arrivals {
+            Arrivals::Traced { .. } => self.pending.next_ns,
             Arrivals::Serial | Arrivals::AtOnce => None,
         };
-        let end_ns = if self.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
+        let end_ns =
+            if self.pending.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
         arrival_ns.into_iter().chain(end_ns).min().unwrap_or(u64::MAX)
     }
 }
