@@ -174,6 +174,15 @@ impl StepShape {
     }
 }
 
+/// Times of a step that passes through the stages of a pipeline, with other steps in the stages before and behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PipelinedStep {
+    /// Time from the begin in the first stage to the end in the last, nanoseconds.
+    pub latency_ns: u64,
+    /// Time in the slowest stage, nanoseconds: the next step begins and ends so much later.
+    pub stage_ns: u64,
+}
+
 /// Model of step durations. MUST be a pure function of the shape; otherwise replays differ.
 pub trait CostModel {
     /// Returns the name for reports.
@@ -181,6 +190,18 @@ pub trait CostModel {
 
     /// Returns the duration of a step, nanoseconds.
     fn step_ns(&self, shape: &StepShape) -> u64;
+
+    /// Returns the times of a step that is one of several in a pipeline. A model without stages runs steps one after another.
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        let latency_ns = self.step_ns(shape);
+        PipelinedStep { latency_ns, stage_ns: latency_ns }
+    }
+
+    /// Returns the times of a step in the pipeline of one replica of a fleet; equal for all replicas of one kind.
+    fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
+        let _ = replica;
+        self.pipelined(shape)
+    }
 
     /// Returns the duration of a step on one replica of a fleet, nanoseconds; equal for all replicas of one kind.
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {

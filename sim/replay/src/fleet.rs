@@ -20,7 +20,7 @@ use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
-use trunkline_sim_perf::cost::{CostModel, StepShape};
+use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepShape};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
@@ -31,7 +31,10 @@ mod arriving;
 mod copying;
 mod fast_forward;
 mod faults;
+mod pipeline;
 mod reporting;
+
+use self::pipeline::Pipeline;
 
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
@@ -127,8 +130,9 @@ pub fn replay_source(
 
 /// Pending step and copies of one engine of the cluster.
 struct Replica {
-    /// Step in flight; `None` between steps and during a fast-forward.
-    in_flight: Option<Box<Step>>,
+    /// Steps in flight, oldest first; empty between steps and during a fast-forward.
+    in_flight: VecDeque<Box<Step>>,
+    pipeline: Pipeline,
     /// End of the first step of the current fast-forward.
     fast_forward_first_ns: u64,
     links: Links,
@@ -136,8 +140,6 @@ struct Replica {
     life: u32,
     /// Factor on the durations of the steps.
     slowness: f64,
-    step_ends_ns: u64,
-    busy_ns: u64,
 }
 
 /// Event of the simulation. Events of one instant are handled in this order, then by replica.
@@ -334,7 +336,7 @@ impl<'a> Fleet<'a> {
         if self.can_fast_forward && self.fast_forward(replica) {
             return;
         }
-        let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
+        let step = self.replicas[replica].in_flight.pop_front().expect("a step in flight ends once");
         let spare = self.cluster.spare_result(engine(replica));
         let result = self.worker.answer(&step, spare);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
@@ -449,19 +451,22 @@ impl<'a> Fleet<'a> {
 
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
         let shape = StepShape::of(&step);
-        self.meters.step_began(&mut self.flights, at_ns, replica, &step.seqs);
         self.totals.seqs_run += shape.sequences();
         self.totals.tokens_run += shape.tokens;
+        let times = if self.settings.core.pipeline_stages > 1 {
+            self.cost.replica_pipelined(replica, &shape)
+        } else {
+            let latency_ns = self.cost.replica_step_ns(replica, &shape);
+            PipelinedStep { latency_ns, stage_ns: latency_ns }
+        };
         let it = &mut self.replicas[replica];
-        let duration_ns = Replica::slowed(self.cost.replica_step_ns(replica, &shape), it.slowness);
-        let previous = it.in_flight.replace(step);
-        assert!(previous.is_none(), "one step in flight at a time");
-        it.step_ends_ns = at_ns + duration_ns;
-        it.busy_ns += duration_ns;
-        let (end_ns, life) = (it.step_ends_ns, it.life);
+        let (begin_ns, end_ns) = it.pipeline.push(at_ns, times, it.slowness);
+        self.meters.step_began(&mut self.flights, begin_ns, replica, &step.seqs);
+        it.in_flight.push_back(step);
+        let life = it.life;
         if !self.can_fast_forward && self.observer.wants_steps() {
             let stats = &self.cluster.core(engine(replica)).stats();
-            self.observer.step(&StepSeen { replica: replica as u32, begin_ns: at_ns, end_ns, shape, stats });
+            self.observer.step(&StepSeen { replica: replica as u32, begin_ns, end_ns, shape, stats });
         }
         self.schedule(end_ns, SimEvent::StepEnd { replica, life });
     }
@@ -488,19 +493,13 @@ impl Replica {
         let (hardware, block_size) = (settings.hardware_of(number), settings.core.block_size);
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
         Self {
-            in_flight: None,
+            in_flight: VecDeque::new(),
+            pipeline: Pipeline::default(),
             fast_forward_first_ns: 0,
             links: Links::new(hardware, &settings.model, block_size, &settings.far_links),
             life: 0,
             slowness: slow.map_or(1.0, |slow| slow.factor),
-            step_ends_ns: 0,
-            busy_ns: 0,
         }
-    }
-
-    /// Returns the duration of a step on a slow replica.
-    fn slowed(duration_ns: u64, slowness: f64) -> u64 {
-        if slowness == 1.0 { duration_ns } else { (duration_ns as f64 * slowness).round() as u64 }
     }
 }
 

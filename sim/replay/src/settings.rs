@@ -162,6 +162,12 @@ impl Settings {
             group.parallel.check(&self.model)?;
             self.core_in(group).validate()?;
         }
+        let pipelines = self.kinds().map(|(_, _, parallel, _)| parallel.pipeline);
+        if let Some(pipeline) =
+            pipelines.into_iter().find(|pipeline| ![1, *pipeline].contains(&self.core.pipeline_stages))
+        {
+            return Err(SettingsError::PipelineStages { stages: self.core.pipeline_stages, pipeline });
+        }
         if self.replicas == 0 || self.others.iter().any(|group| group.replicas == 0) {
             return Err(SettingsError::NoReplicas);
         }
@@ -208,6 +214,14 @@ impl Settings {
 /// Settings that cannot be replayed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
+    /// The scheduler assumes other stages than the model is spread over.
+    #[error("pipeline_stages is {stages}, but a replica spreads the model over {pipeline}; it must be 1 or {pipeline}")]
+    PipelineStages {
+        /// Number of stages that the scheduler was to assume.
+        stages: u32,
+        /// Number of stages of the replica.
+        pipeline: u32,
+    },
     /// Invalid limits of the core.
     #[error(transparent)]
     Config(#[from] ConfigError),

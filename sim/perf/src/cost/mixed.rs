@@ -1,6 +1,6 @@
 //! Cost model of a fleet with several kinds of replica.
 
-use super::{BoxedCost, CostModel, StepShape};
+use super::{BoxedCost, CostModel, PipelinedStep, StepShape};
 
 /// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
@@ -35,6 +35,15 @@ impl CostModel for Mixed {
     /// Returns the step time of the first kind.
     fn step_ns(&self, shape: &StepShape) -> u64 {
         self.kinds[0].step_ns(shape)
+    }
+
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        self.kinds[0].pipelined(shape)
+    }
+
+    fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].pipelined(shape)
     }
 
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {

@@ -24,7 +24,7 @@
 //! waiting, but reads the weights once more per part.
 
 use super::work::{Demand, Parts, Work};
-use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
 use crate::hardware::{Fit, Hardware};
 use crate::model::Model;
 
@@ -120,16 +120,20 @@ impl Roofline {
 
     /// Returns the time of a step before applying the lower bound, seconds.
     fn step_s(&self, shape: &StepShape) -> f64 {
-        let Hardware { bandwidth_bytes_s, efficiency: e, step_overhead_s, .. } = self.hardware;
         let parts = self.demand.parts(shape);
         let mut stages_s = self.stages_s(shape, &parts, 1);
         let n = self.parallel.pipeline;
         if n > 1 && shape.tokens >= u64::from(n) {
             stages_s = stages_s.min(self.stages_s(shape, &parts, n));
         }
+        stages_s + self.head_s(&parts) + self.hardware.step_overhead_s
+    }
+
+    /// Returns the time of the output matrix, seconds.
+    fn head_s(&self, parts: &Parts) -> f64 {
+        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
-        let head_s = head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
-        stages_s + head_s + step_overhead_s
+        head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
     }
 }
 
@@ -150,6 +154,20 @@ impl CostModel for Roofline {
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
         nanoseconds(self.limit.hold(self.step_s(shape), shape))
+    }
+
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        let stages = f64::from(self.parallel.pipeline);
+        if self.parallel.pipeline == 1 {
+            let latency_ns = self.step_ns(shape);
+            return PipelinedStep { latency_ns, stage_ns: latency_ns };
+        }
+        // The step is not divided: the other steps in flight fill the pipeline. The last stage has the output matrix too.
+        let parts = self.demand.parts(shape);
+        let end_s = self.head_s(&parts) + self.hardware.step_overhead_s;
+        let latency_s = self.limit.hold(self.stages_s(shape, &parts, 1) + end_s, shape);
+        let stage_s = self.stage_s(shape, &parts, 1.0) + end_s;
+        PipelinedStep { latency_ns: nanoseconds(latency_s), stage_ns: nanoseconds(stage_s.max(latency_s / stages)) }
     }
 }
 

@@ -6,7 +6,8 @@
 
 use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
 
-use super::{Fleet, Replica, SimEvent, engine};
+use super::pipeline::slowed;
+use super::{Fleet, SimEvent, engine};
 use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::Arrivals;
@@ -43,7 +44,7 @@ impl FastForwardDriver for FastForward<'_, '_> {
             decode_kv_max: u64::from(batch.computed_max) + 1,
             ..StepShape::default()
         };
-        let duration_ns = Replica::slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
+        let duration_ns = slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
         let end_ns = begin_ns + duration_ns;
         let skip = end_ns < self.until_ns;
         self.meters.gaps(duration_ns, n);
@@ -73,7 +74,7 @@ impl Fleet<'_> {
     pub(super) fn fast_forward(&mut self, replica: usize) -> bool {
         let until_ns = self.undisturbed_until_ns();
         let it = &mut self.replicas[replica];
-        if it.in_flight.is_some() {
+        if !it.in_flight.is_empty() {
             it.fast_forward_first_ns = self.now_ns;
         }
         let mut driver = FastForward {
@@ -93,11 +94,11 @@ impl Fleet<'_> {
         if result == FastForwardResult::NotSteady {
             return false;
         }
-        it.busy_ns += driver.busy_ns;
+        it.pipeline.busy_ns += driver.busy_ns;
         self.totals.fast_forwarded += driver.steps;
         self.totals.seqs_run += driver.seqs_run;
         self.totals.tokens_run += driver.seqs_run;
-        if let Some(step) = it.in_flight.take() {
+        if let Some(step) = it.in_flight.pop_front() {
             self.cluster.recycle(engine(replica), step);
         }
         let life = it.life;

@@ -20,8 +20,8 @@ impl Fleet<'_> {
         let at = failure.replica as usize;
         let replica = &mut self.replicas[at];
         replica.life += 1;
-        if let Some(step) = replica.in_flight.take() {
-            replica.busy_ns -= replica.step_ends_ns - self.now_ns;
+        replica.pipeline.clear(self.now_ns);
+        for step in replica.in_flight.drain(..) {
             self.cluster.recycle(engine(at), step);
         }
         self.lose_copies(at);

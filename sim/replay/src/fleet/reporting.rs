@@ -27,7 +27,7 @@ impl Fleet<'_> {
             tiers.map(|(at, tier)| TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at)));
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
-        let busy_s = self.replicas.iter().map(|replica| replica.busy_ns as f64 / 1e9).sum::<f64>();
+        let busy_s = self.replicas.iter().map(|replica| replica.pipeline.busy_ns as f64 / 1e9).sum::<f64>();
         let (total, itl_s, fairness) = self.meters.end();
         Report {
             settings: settings_report(self.pending.source.format(), settings, self.cost.name()),

@@ -17,6 +17,7 @@ mod arrivals;
 mod failures;
 mod leaps;
 mod routers;
+mod steps_in_flight;
 mod tenants;
 mod transfers;
 
