@@ -20,7 +20,8 @@ pub struct ServeFlags;
 
 impl CoreFlags for ServeFlags {
     // The embedded worker decides these.
-    const OMITTED: &'static [&'static str] = &["align_chunks", "swap_block_ns", "recompute_token_ns"];
+    const OMITTED: &'static [&'static str] =
+        &["align_chunks", "swap_block_ns", "recompute_token_ns", "pipeline_stages"];
     const COMPARED: &'static [&'static str] = &[];
 
     fn default_text(setting: &Setting) -> String {
@@ -174,6 +175,7 @@ mod tests {
             "--max-batch-size=5",
             "--max-queue=6",
             "--max-queued-tokens=8589934592",
+            "--max-steps-in-flight=2",
             "--max-step-logits=9",
             "--target-step-ms=2.5",
             "--max-drafts=10",

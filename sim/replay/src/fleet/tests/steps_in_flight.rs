@@ -64,8 +64,7 @@ fn chunks_of_a_long_prefill_fill_the_pipeline() {
 
 #[test]
 fn steps_sent_ahead_change_no_token_and_no_step_time() {
-    let trace =
-        trace((0..60).map(|n| request(u64::from(n) * 3, 513 + 8 * n, 20 + n % 7, &[n, 100 + n % 5])).collect());
+    let trace = trace((0..60).map(|n| request(u64::from(n) * 3, 513 + 8 * n, 20 + n % 7, &[n, 100 + n % 5])).collect());
     let mut ahead = with(2, 1);
     let mut one = with(1, 1);
     for settings in [&mut ahead, &mut one] {
