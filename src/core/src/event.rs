@@ -85,6 +85,6 @@ pub enum Action {
         /// Blocks that were forgotten.
         blocks: u32,
     },
-    /// The core was told to drain or shut down, and nothing is left in it. Comes once.
+    /// Nothing is left in the core after a request to drain or shut down. Comes once.
     Drained,
 }
