@@ -89,7 +89,7 @@ pub enum RecordingFault {
     },
     /// Recorded limits are invalid.
     #[error("recorded limits: {0}")]
-    Config(#[from] ConfigError),
+    Config(#[from] Box<ConfigError>),
     /// Damaged line before the end.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -176,7 +176,7 @@ impl Replay {
         let Ok(Line::Header { config, .. }) = parse(first) else { return Err(RecordingFault::NoHeader) };
         Ok(Self {
             block_size: config.block_size,
-            core: Core::new(config)?,
+            core: Core::new(config).map_err(Box::new)?,
             events: 0,
             requests: 0,
             at_ns: 0,

@@ -15,7 +15,7 @@ use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceReques
 
 mod arrivals;
 mod failures;
-mod leaps;
+mod fast_forwards;
 mod routers;
 mod steps_in_flight;
 mod tenants;
