@@ -47,6 +47,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.moved_lost > seeds / 2 && sum.moved_drained > seeds / 2 && sum.handed_over > seeds);
     assert!(sum.moved_and_completed > seeds && sum.orphaned > 0 && sum.emptied > seeds / 10);
     assert!(sum.lost > seeds / 2 && sum.retired > seeds / 2 && sum.nonsense > seeds / 10);
+    assert!(sum.steps_ahead > seeds);
 }
 
 #[test]

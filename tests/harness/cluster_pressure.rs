@@ -1,7 +1,7 @@
 //! A seeded run of a cluster under pressure: several cores with tiny pools, one content oracle for each, and engines that lose
 //! their workers, are retired, drained and opened again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -43,6 +43,8 @@ pub struct Outcome {
     pub lost: u64,
     /// Engines retired.
     pub retired: u64,
+    /// Steps that ended with another in flight behind them.
+    pub steps_ahead: u64,
     /// Steps that a worker answered with nonsense.
     pub nonsense: u64,
     /// Drained engines that reported to be empty.
@@ -66,6 +68,7 @@ impl Outcome {
             moved_and_completed: self.moved_and_completed + other.moved_and_completed,
             lost: self.lost + other.lost,
             retired: self.retired + other.retired,
+            steps_ahead: self.steps_ahead + other.steps_ahead,
             nonsense: self.nonsense + other.nonsense,
             emptied: self.emptied + other.emptied,
         }
@@ -85,7 +88,8 @@ struct Known {
 struct Engine {
     worker: OracleWorker,
     joined: bool,
-    step: Option<Box<Step>>,
+    /// Steps in flight, oldest first. The worker has begun the first.
+    steps: VecDeque<Box<Step>>,
     transfers: Vec<Transfer>,
     /// Of a hundred chances to join, about this many are taken.
     returns: u32,
@@ -95,8 +99,15 @@ impl Engine {
     fn reset(&mut self) {
         self.worker.reset();
         self.joined = false;
-        self.step = None;
+        self.steps.clear();
         self.transfers.clear();
+    }
+
+    /// The worker begins the oldest step in flight.
+    fn begin_front(&mut self) {
+        if let Some(step) = self.steps.front() {
+            self.worker.begin_step(step);
+        }
     }
 }
 
@@ -126,7 +137,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let engine = |engine: &EngineConfig, seed| Engine {
         worker: OracleWorker::new(&engine.core, seed),
         joined: false,
-        step: None,
+        steps: VecDeque::new(),
         transfers: Vec::new(),
         returns: 100,
     };
@@ -185,7 +196,7 @@ impl Run {
         self.input(Input::Client(if gentle { Event::Drain } else { Event::Shutdown }));
         self.engines.iter_mut().for_each(|engine| engine.returns = 100);
         for _ in 0..1_000_000 {
-            if self.drained > 0 && self.engines.iter().all(|engine| engine.step.is_none()) {
+            if self.drained > 0 && self.engines.iter().all(|engine| engine.steps.is_empty()) {
                 return;
             }
             self.now_ns += self.rng.random_range(0..1000);
@@ -226,7 +237,7 @@ impl Run {
     fn advance(&mut self, engine: EngineId) {
         let chance = self.rng.random_range(0..100);
         let worker = self.engine(engine);
-        if worker.joined && (worker.step.is_none() || chance < 20) {
+        if worker.joined && (worker.steps.is_empty() || chance < 20) {
             self.end_transfer(engine);
         } else if worker.joined {
             self.end_step(engine, |_| ());
@@ -240,16 +251,27 @@ impl Run {
     /// A worker ends its step; its answer passes through `spoil`.
     fn end_step(&mut self, engine: EngineId, spoil: fn(&mut StepResult)) {
         let worker = self.engine(engine);
-        let Some(step) = worker.step.take() else { return };
+        let Some(step) = worker.steps.pop_front() else { return };
         let mut result = worker.worker.end_step(&step);
+        let next = worker.steps.front().map(|step| step.id);
         self.cluster.recycle(engine, step);
         spoil(&mut result);
+        self.outcome.steps_ahead += u64::from(next.is_some());
+        // The worker begins the next step before the core has the answer to the last one, or after.
+        let at_once = self.rng.random_range(0..2) == 0;
+        if at_once {
+            self.engine(engine).begin_front();
+        }
         self.input(Input::Engine(engine, Event::StepFinished(result)));
+        let worker = self.engine(engine);
+        if !at_once && next.is_some() && worker.steps.front().map(|step| step.id) == next {
+            worker.begin_front();
+        }
     }
 
     /// A worker runs its step, but the answer lacks a sequence.
     fn answer_nonsense(&mut self, engine: EngineId) {
-        self.outcome.nonsense += u64::from(self.engine(engine).step.is_some());
+        self.outcome.nonsense += u64::from(!self.engine(engine).steps.is_empty());
         self.end_step(engine, |result| {
             result.ends.pop();
         });
@@ -261,7 +283,7 @@ impl Run {
         if self.engine(engine).transfers.iter().all(|other| other.id != transfer) {
             self.input(Input::Engine(engine, Event::TransferFinished(transfer)));
         }
-        if self.engine(engine).step.is_none() {
+        if self.engine(engine).steps.is_empty() {
             let result = StepResult { step: self.cluster.core(engine).stats().steps, ..StepResult::default() };
             self.input(Input::Engine(engine, Event::StepFinished(result)));
         }
@@ -346,7 +368,7 @@ impl Run {
         for id in &self.live {
             let at = self.cluster.engine_of(*id).expect("every unanswered request is on an engine");
             let engine = &self.engines[at.index()];
-            let is_under_way = engine.step.is_some() || !engine.transfers.is_empty();
+            let is_under_way = !engine.steps.is_empty() || !engine.transfers.is_empty();
             assert!(!engine.joined || is_under_way, "request {id} waits on {at}, which waits for nothing");
         }
     }
@@ -391,20 +413,27 @@ impl Run {
     }
 
     fn begin_step(&mut self, engine: EngineId, step: Box<Step>) {
+        let ahead = |request| {
+            let parts = self.engines[engine.index()].steps.iter().flat_map(|step| &step.seqs);
+            parts.filter(|part| part.request == request && part.sample).count()
+        };
         for seq in &step.seqs {
             assert!(self.live.contains(&seq.request), "request {} runs after its end", seq.request);
             let text = &self.known[&seq.request].text;
             assert_eq!(
                 seq.n_generated as usize,
-                text.len(),
+                text.len() + ahead(seq.request),
                 "request {} lost count on its way to {engine}",
                 seq.request
             );
         }
+        let max = self.config.engines[engine.index()].core.max_steps_in_flight as usize;
         let worker = self.engine(engine);
-        assert!(worker.joined && worker.step.is_none(), "one step at a time, on a worker that is there");
-        worker.worker.begin_step(&step);
-        worker.step = Some(step);
+        assert!(worker.joined && worker.steps.len() < max, "so many steps in flight, on a worker that is there");
+        worker.steps.push_back(step);
+        if worker.steps.len() == 1 {
+            worker.begin_front();
+        }
     }
 
     /// Performs an action that is for clients.

@@ -187,6 +187,8 @@ impl Memory {
 struct Mirror {
     request: RequestId,
     table: Vec<u32>,
+    /// Token that the last step of the sequence sampled.
+    sampled: Option<Token>,
 }
 
 /// A worker with a paged cache of cells on the device, another on the host, and one in each tier.
@@ -350,7 +352,7 @@ impl OracleWorker {
             self.mirrors.resize(slot + 1, None);
         }
         if seq.start {
-            self.mirrors[slot] = Some(Mirror { request: seq.request, table: Vec::new() });
+            self.mirrors[slot] = Some(Mirror { request: seq.request, table: Vec::new(), sampled: None });
         }
         let mirror =
             self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("request {} goes on without a start", seq.request));
@@ -422,11 +424,16 @@ impl OracleWorker {
         let request = seq.request;
         let (computed, end) = (seq.computed as usize, (seq.computed + seq.n_tokens) as usize);
         assert!(end <= truth.tokens.len(), "request {request} runs past its end");
-        assert_eq!(
-            step.run_tokens(seq),
-            &truth.tokens[computed..end],
-            "request {request} is sent other tokens than its own"
-        );
+        if seq.input_from_last {
+            assert_eq!(
+                (seq.n_tokens, seq.start),
+                (1, false),
+                "request {request} runs one token that it has just sampled"
+            );
+        } else {
+            let own = &truth.tokens[computed..end];
+            assert_eq!(step.run_tokens(seq), own, "request {request} is sent other tokens than its own");
+        }
         let wants_history = seq.start && (truth.needs_history || self.max_drafts > 0);
         assert_eq!(
             seq.n_history,
@@ -463,13 +470,19 @@ impl OracleWorker {
     fn run(&mut self, step: &Step, seq: &StepSeq) -> Vec<Token> {
         let before = self.truths.get(&seq.request).map_or(EMPTY, |truth| truth.before);
         let mut cell = if seq.computed == 0 { before } else { self.read(seq, seq.computed as usize - 1) };
+        let last = self.mirrors[seq.slot as usize].as_ref().and_then(|mirror| mirror.sampled);
         for (position, token) in (seq.computed as usize..).zip(step.run_tokens(seq)) {
+            let token = if seq.input_from_last { last.expect("the step before sampled") } else { *token };
             if position >= seq.kv_write_from as usize {
-                self.write(seq, position, next_cell(cell, *token));
+                self.write(seq, position, next_cell(cell, token));
             }
             cell = self.read(seq, position);
         }
-        if seq.sample { self.draft(seq, cell) } else { Vec::new() }
+        let sampled = if seq.sample { self.draft(seq, cell) } else { Vec::new() };
+        if let Some(mirror) = &mut self.mirrors[seq.slot as usize] {
+            mirror.sampled = sampled.last().copied();
+        }
+        sampled
     }
 
     /// Samples after `cell`, then drafts as many tokens as it likes. KV of drafts that are wrong is written as well.

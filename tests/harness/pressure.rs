@@ -1,7 +1,7 @@
 //! A seeded run of a core under pressure: tiny pools, shared prefixes, aborts, stops, deadlines, lost workers, flushes,
 //! copies that end late or fail, drafts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -39,6 +39,8 @@ pub struct Outcome {
     pub evicted_blocks: u64,
     /// Times the worker was lost.
     pub workers_lost: u64,
+    /// Steps that ended with another in flight behind them.
+    pub steps_ahead: u64,
     /// Steps that the worker answered with nonsense.
     pub nonsense: u64,
     /// Copies to the host that succeeded.
@@ -84,6 +86,7 @@ impl Outcome {
             merged_blocks: self.merged_blocks + other.merged_blocks,
             evicted_blocks: self.evicted_blocks + other.evicted_blocks,
             workers_lost: self.workers_lost + other.workers_lost,
+            steps_ahead: self.steps_ahead + other.steps_ahead,
             nonsense: self.nonsense + other.nonsense,
             swaps_out: self.swaps_out + other.swaps_out,
             blocks_out: self.blocks_out + other.blocks_out,
@@ -120,7 +123,8 @@ struct Run {
     core: Core,
     worker: OracleWorker,
     joined: bool,
-    step: Option<Box<Step>>,
+    /// Steps in flight, oldest first. The worker has begun the first.
+    steps: VecDeque<Box<Step>>,
     /// Copies in flight.
     transfers: Vec<Transfer>,
     /// Of a hundred things that happen, about this many are requests that come.
@@ -154,7 +158,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         worker: OracleWorker::new(&config, rng.next_u64()),
         core: Core::new(config.clone()).expect("the limits are within their ranges"),
         joined: false,
-        step: None,
+        steps: VecDeque::new(),
         transfers: Vec::new(),
         arrivals: pick(&mut rng, &[6, 15, 30]),
         transfer_pace: pick(&mut rng, &[2, 20, 60]),
@@ -227,6 +231,8 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
         tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
         host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
         preemption: pick(rng, &Preemption::ALL).1,
+        max_steps_in_flight: pick(rng, &[1, 1, 2, 2, 3, 5]),
+        pipeline_stages: pick(rng, &[1, 1, 1, 2, 3]),
         launch_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
         swap_in_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
         max_step_logits: pick(rng, &[few_logits, 1 << 16]),
@@ -282,7 +288,7 @@ impl Run {
         let gentle = self.rng.random_range(0..4) > 0;
         self.event(if gentle { Event::Drain } else { Event::Shutdown });
         for _ in 0..1_000_000 {
-            if self.drained > 0 && self.step.is_none() && self.transfers.is_empty() {
+            if self.drained > 0 && self.steps.is_empty() && self.transfers.is_empty() {
                 return;
             }
             self.now_ns += self.rng.random_range(0..1000);
@@ -296,7 +302,7 @@ impl Run {
         if !self.joined {
             self.joined = true;
             self.event(Event::WorkerJoined);
-        } else if self.step.is_none() || self.rng.random_range(0..100) < self.transfer_pace {
+        } else if self.steps.is_empty() || self.rng.random_range(0..100) < self.transfer_pace {
             self.end_transfer();
         } else {
             self.end_step(|_| ());
@@ -305,11 +311,20 @@ impl Run {
 
     /// The worker ends its step; its answer passes through `spoil`.
     fn end_step(&mut self, spoil: fn(&mut StepResult)) {
-        if let Some(step) = self.step.take() {
-            let mut result = self.worker.end_step(&step);
-            self.core.recycle(step);
-            spoil(&mut result);
-            self.event(Event::StepFinished(result));
+        let Some(step) = self.steps.pop_front() else { return };
+        let mut result = self.worker.end_step(&step);
+        self.outcome.steps_ahead += u64::from(!self.steps.is_empty());
+        self.core.recycle(step);
+        spoil(&mut result);
+        // The worker begins the next step before the core has the answer to the last one, or after.
+        let at_once = self.rng.random_range(0..2) == 0;
+        let next = self.steps.front().map(|step| step.id);
+        if at_once {
+            self.begin_front();
+        }
+        self.event(Event::StepFinished(result));
+        if !at_once && next.is_some() && self.steps.front().map(|step| step.id) == next {
+            self.begin_front();
         }
     }
 
@@ -338,7 +353,7 @@ impl Run {
     fn lose_worker(&mut self) {
         if std::mem::take(&mut self.joined) {
             self.worker.reset();
-            self.step = None;
+            self.steps.clear();
             self.outcome.workers_lost += 1;
             self.outcome.lost_transfers += self.transfers.len() as u64;
             self.transfers.clear();
@@ -353,7 +368,7 @@ impl Run {
             let ok = self.rng.random_range(0..2) == 0;
             self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
         }
-        if self.step.is_none() {
+        if self.steps.is_empty() {
             let step = self.rng.random_range(0..=self.core.stats().steps);
             self.event(Event::StepFinished(StepResult { step, ..StepResult::default() }));
         }
@@ -361,7 +376,14 @@ impl Run {
 
     /// The worker runs its step, but the answer lacks a sequence.
     fn answer_nonsense(&mut self) {
-        self.outcome.nonsense += u64::from(self.step.is_some());
+        self.outcome.nonsense += u64::from(!self.steps.is_empty());
+        if self.steps.len() > 1 && self.rng.random_range(0..2) == 0 {
+            // The answer to a later step before that to the first.
+            let seqs = &self.steps[1].seqs;
+            let mut result = StepResult { step: self.steps[1].id, ..StepResult::default() };
+            seqs.iter().for_each(|seq| result.push(if seq.sample { &[EOS] } else { &[] }));
+            return self.event(Event::StepFinished(result));
+        }
         self.end_step(|result| {
             result.ends.pop();
         });
@@ -417,13 +439,13 @@ impl Run {
     fn check_progress(&self) {
         let waits = self.withdrawn.is_empty()
             && self.joined
-            && self.step.is_none()
+            && self.steps.is_empty()
             && self.transfers.is_empty()
             && !self.live.is_empty();
         assert!(!waits, "requests wait and the core waits for nothing: {:?}", self.core.stats());
         for id in &self.live {
             let late = self.known[id].deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns);
-            let runs = || self.step.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
+            let runs = || self.steps.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
             let back = self.withdrawn.iter().any(|request| request.id == *id);
             assert!(!late || back || !self.transfers.is_empty() || runs(), "request {id} is late and nothing runs it");
         }
@@ -435,6 +457,7 @@ impl Run {
             Action::ResetWorker => {
                 self.joined = false;
                 self.worker.reset();
+                self.steps.clear();
                 self.outcome.lost_transfers += self.transfers.len() as u64;
                 self.transfers.clear();
             }
@@ -504,20 +527,34 @@ impl Run {
     }
 
     fn begin_step(&mut self, step: Box<Step>) {
-        assert!(self.joined && self.step.is_none(), "one step at a time, on a worker that is there");
         let config = self.core.config();
+        let room = self.steps.len() < config.max_steps_in_flight as usize;
+        assert!(self.joined && room, "so many steps in flight, on a worker that is there");
         let logits: u32 = step.seqs.iter().filter(|seq| seq.sample).map(|seq| 1 + seq.n_drafts).sum();
         assert!(logits <= config.max_step_logits, "step {} samples from {logits} positions", step.id);
         assert!(step.n_tokens() <= config.max_batch_tokens && step.seqs.len() <= config.max_batch_size as usize);
         for seq in &step.seqs {
             assert!(self.live.contains(&seq.request), "request {} runs after its end", seq.request);
             let known = &self.known[&seq.request];
-            assert_eq!(seq.n_generated as usize, known.text.len(), "request {} lost count", seq.request);
-            let is_last = (seq.computed + seq.n_tokens) as usize == known.prompt.len() + known.text.len();
+            let parts = self.steps.iter().flat_map(|step| &step.seqs).filter(|part| part.request == seq.request);
+            let ahead = parts.clone().filter(|part| part.sample).count();
+            assert!(parts.clone().all(|part| part.n_drafts == 0), "request {} runs on behind drafts", seq.request);
+            assert_eq!(seq.n_generated as usize, known.text.len() + ahead, "request {} lost count", seq.request);
+            assert!(seq.n_generated < known.max_tokens, "request {} runs past its last token", seq.request);
+            let is_last = (seq.computed + seq.n_tokens) as usize == known.prompt.len() + known.text.len() + ahead;
             assert_eq!(seq.sample, is_last, "request {} samples if it runs its last token", seq.request);
         }
-        self.worker.begin_step(&step);
-        self.step = Some(step);
+        self.steps.push_back(step);
+        if self.steps.len() == 1 {
+            self.begin_front();
+        }
+    }
+
+    /// The worker begins the oldest step in flight.
+    fn begin_front(&mut self) {
+        if let Some(step) = self.steps.front() {
+            self.worker.begin_step(step);
+        }
     }
 
     /// Every request has exactly one answer, and the text it would have alone, or a beginning of it.

@@ -114,7 +114,7 @@ fn opens_badly(doc: &Doc) -> bool {
         let rest = doc.text.strip_prefix(words);
         rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
     };
-    OPENINGS.iter().any(|words| opens(words))
+    OPENINGS.iter().any(opens)
 }
 
 fn beginning(text: &str) -> String {

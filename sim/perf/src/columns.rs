@@ -1,8 +1,9 @@
-//! Files of rows with typed columns: Parquet, written a row at a time and read whole.
+//! Files of rows with typed columns: Parquet, written row by row and read whole.
 //!
-//! What is written has four types of column (64-bit integers, doubles, UTF-8 text, booleans), each of which may be empty where it says
-//! so, compressed by Zstandard. What is read may have those and 32-bit numbers, from any writer, plain or compressed by Snappy or
-//! Zstandard; nested columns and other types are told by name.
+//! The writer supports four types of column (64-bit integers, doubles, UTF-8 text, booleans), optional or required, compressed by
+//! Zstandard. The reader also accepts 32-bit numbers and files of other writers, plain or compressed by Snappy or Zstandard; an
+//! error names any nested column or other type. Builds without the feature `parquet` have the types of this module, but every read
+//! or write fails.
 
 use std::path::PathBuf;
 
@@ -21,65 +22,65 @@ pub use self::{
 #[cfg(not(feature = "parquet"))]
 pub use unavailable::{ColumnWriter, read, read_some};
 
-/// What a column holds.
+/// Type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Whole numbers.
+    /// Whole numbers, 64 bits.
     Int,
-    /// Doubles.
+    /// Real numbers, stored as doubles.
     Real,
-    /// UTF-8.
+    /// Text, encoded in UTF-8.
     Text,
-    /// Yes or no.
+    /// Booleans, `true` or `false`.
     Flag,
 }
 
-/// A column.
+/// Description of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
-    /// What it holds.
+    /// Type of its cells.
     pub kind: Kind,
-    /// Whether it may be empty in some rows.
+    /// `true` if cells may be empty.
     pub optional: bool,
 }
 
 impl Column {
-    /// A column that is never empty.
+    /// Describes a column without empty cells.
     pub fn new(name: impl Into<String>, kind: Kind) -> Self {
         Self { name: name.into(), kind, optional: false }
     }
 
-    /// A column that may be empty.
+    /// Describes a column with optional cells.
     pub fn optional(name: impl Into<String>, kind: Kind) -> Self {
         Self { optional: true, ..Self::new(name, kind) }
     }
 }
 
-/// One column of one row.
+/// Cell of one column in one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Cell {
-    /// Empty.
+    /// Empty cell of an optional column.
     #[default]
     None,
-    /// Of [`Kind::Int`].
+    /// Cell of a [`Kind::Int`] column.
     Int(i64),
-    /// Of [`Kind::Real`].
+    /// Cell of a [`Kind::Real`] column.
     Real(f64),
-    /// Of [`Kind::Text`].
+    /// Cell of a [`Kind::Text`] column.
     Text(String),
-    /// Of [`Kind::Flag`].
+    /// Cell of a [`Kind::Flag`] column.
     Flag(bool),
 }
 
 impl Cell {
-    /// A count. None here comes near 2^63; one that did would be held to it.
+    /// Returns a cell with a count, capped at 2^63 - 1.
     pub fn count(n: u64) -> Self {
         Self::Int(i64::try_from(n).unwrap_or(i64::MAX))
     }
 
-    /// The number, if it is one.
+    /// Returns the value of a numeric cell.
     pub fn number(&self) -> Option<f64> {
         match self {
             Self::Int(n) => Some(*n as f64),
@@ -88,7 +89,7 @@ impl Cell {
         }
     }
 
-    /// The text, if it is one.
+    /// Returns the text of a text cell.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -96,7 +97,7 @@ impl Cell {
         }
     }
 
-    /// As in CSV: nothing if it is empty, numbers so that they read back the same.
+    /// Formats the cell for CSV: empty cells as nothing, numbers with all digits needed to read back the same value.
     pub fn to_text(&self) -> String {
         match self {
             Self::None => String::new(),
@@ -108,64 +109,64 @@ impl Cell {
     }
 }
 
-/// A file of columns that cannot be read or written.
+/// Error of a file of columns: the path and the fault.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {fault}", path.display())]
 pub struct ColumnError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Fault found at that place.
     pub fault: ColumnFault,
 }
 
-/// Why a file of columns cannot be read or written.
+/// Fault in reading or writing a file of columns.
 #[derive(Debug, thiserror::Error)]
 pub enum ColumnFault {
-    /// There is no such file.
+    /// File not found at the path.
     #[error("no such file; check the path")]
     NotFound,
-    /// The file cannot be opened or created.
+    /// File cannot be opened or created.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// The file is not Parquet, is damaged, or cannot be written.
+    /// Not Parquet, damaged, or not writable.
     #[cfg(feature = "parquet")]
     #[error("{0}")]
     Parquet(#[from] parquet::errors::ParquetError),
-    /// This build has no Parquet.
+    /// Build without the feature `parquet`.
     #[cfg(not(feature = "parquet"))]
     #[error(
         "this build neither reads nor writes Parquet; build with the feature 'parquet', or give another kind of file"
     )]
     Unavailable,
-    /// It lacks a column.
+    /// Column missing from the file.
     #[error("there is no column '{0}'")]
     MissingColumn(String),
-    /// A column is of a type that is not read here.
+    /// Column of an unsupported type.
     #[error("column '{0}' is nested, or neither numbers, text nor booleans")]
     Unread(String),
-    /// A row has a cell that its column does not take. A fault of the caller.
+    /// Cell of another type than its column: a fault of the caller.
     #[error("column '{0}' does not take what was written to it")]
     WrongCell(String),
 }
 
-/// What a file of columns holds.
+/// Contents of a file of columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Columns {
-    /// The names of its columns.
+    /// Names of the columns.
     pub names: Vec<String>,
-    /// The cells of each column, as many in each.
+    /// Cells of each column, equally many in each.
     pub cells: Vec<Vec<Cell>>,
-    /// What its writer said of it.
+    /// Key-value metadata from the writer.
     pub about: Vec<(String, String)>,
 }
 
 impl Columns {
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.cells.first().map_or(0, Vec::len)
     }
 
-    /// The cells of the column called `name`, if there is one.
+    /// Returns the cells of the column called `name`.
     pub fn column(&self, name: &str) -> Option<&[Cell]> {
         let at = self.names.iter().position(|known| known == name)?;
         Some(&self.cells[at])

@@ -1,41 +1,42 @@
-//! Cost models: how long a step takes.
+//! Cost models: durations of steps.
 //!
-//! | model | from | use |
+//! | model | source | use |
 //! |---|---|---|
-//! | [`Table`] | measured times of operations, or of whole attention calls | the device and model were profiled |
-//! | [`Fitted`] | the steps or the benchmark of a server, see [`calibrate`](mod@calibrate) | there is a server |
-//! | [`Roofline`] | peaks of the device, shapes of the model, shares of the peaks | anything else |
-//! | [`Streaming`] | rates of a disk and a link, and a model of the computing | weights are larger than the memory |
+//! | [`Table`] | measured times of operations, or of whole attention calls | profiled devices and models |
+//! | [`Fitted`] | steps or benchmark of a server | servers at hand |
+//! | [`Roofline`] | peaks of the device, shapes of the model, shares of the peaks | everything else |
+//! | [`Streaming`] | rates of a disk and a link, and a compute model | weights larger than the memory |
 //!
-//! [`CostChoice`] names one of them, and [`Weights`] says where weights lie; [`trunkline_sim_replay::Settings::cost_model`] makes what was named.
+//! [`CostChoice`] selects a model by name, and [`Weights`] the placement of the weights.
 //!
-//! **None gives a step less time than the hardware needs**: each has a [`Limit`] of its own and holds every step to it.
+//! **No model is faster than the hardware**: each applies a [`LowerBound`] to every step.
 //!
-//! A sequence that drafts runs its drafts as further rows of the same step: they pass through all matrices, are sampled, and attend to
-//! its context, which is read once for all of them. Making the drafts costs nothing, as when they are looked up in the context.
+//! A sequence with speculative decoding runs its drafts as further rows of the same step: drafts pass through all matrices, are
+//! sampled, and attend to the context, which is read once for all. Proposing drafts costs nothing, as with lookups in the context.
 //!
-//! Not modelled: tokenising, transport, and the time the core itself takes.
+//! Not modelled: tokenising, transport, and the time of the core itself.
 //!
-//! # How far to trust them
+//! # Accuracy
 //!
-//! Each model's name says what it was compared with, and reports carry it. Errors of a step's time, without sign, over 600 steps of
+//! The name of each model states its reference, and reports carry the name. Absolute errors of the step time over 600 steps of
 //! Llama-3.1-8B (up to 128 decodes, chunks up to 2,048 tokens, and both), median and 95th percentile:
 //!
-//! | of | against | median | p95 |
+//! | model | reference | median | p95 |
 //! |---|---|---|---|
-//! | roofline, RTX 4090 | LLMServingSim's profile of vLLM 0.19, which times calls that mix | 4.2 % | 18.7 % |
+//! | roofline, RTX 4090 | LLMServingSim's profile of vLLM 0.19, with mixed calls | 4.2 % | 18.7 % |
 //! | roofline, H100 | aiconfigurator's kernels of vLLM 0.24, added up | 4.4 % | 14.1 % |
-//! | roofline, H200 | the same | 5.1 % | 13.2 % |
+//! | roofline, H200 | aiconfigurator's kernels of vLLM 0.24, added up | 5.1 % | 13.2 % |
 //! | roofline, A100 | aiconfigurator's kernels of vLLM 0.14, added up | 8.9 % | 17.0 % |
-//! | aiconfigurator's A100 table | Vidur's A100 tables: other kernels for attention | 12.3 % | 24.1 % |
+//! | aiconfigurator's A100 table | Vidur's A100 tables, with other attention kernels | 12.3 % | 24.1 % |
 //!
-//! The last line is how far two profiles of one device are apart, so no model of it can be said to be nearer to the truth than that.
-//! Other devices have no table at hand; their factors are assumptions.
+//! The last line compares two profiles of one device, so no model of that device can be shown to be more accurate. No table exists
+//! for other devices; their factors are assumptions.
 //!
-//! Whole runs: with Vidur's tables its own run of 19,366 requests comes out within 0.35 % in all means and percentiles if chunks end where
-//! Vidur's do, and within 2.1 % if they end at blocks of 16 tokens; the first request is the same to the microsecond. For a run of a
-//! real engine see the crate's documentation. Near saturation a small error of step times is a large one
-//! of latencies: at nine tenths of the capacity one per cent of a step can be ten of a waiting time.
+//! Whole runs: with Vidur's tables, Vidur's own run of 19,366 requests is reproduced within 0.35 % in all means and percentiles if
+//! chunks end at Vidur's positions, and within 2.1 % if chunks end at blocks of 16 tokens; the first request matches to the
+//! microsecond. The front page of `trunkline-sim-replay` reports a run of a real engine. Near saturation, a small error of step
+//! times becomes a large error of latencies: at 90 % of the capacity, one per cent of a step can become ten per cent of a waiting
+//! time.
 
 use trunkline_core::Step;
 
@@ -46,7 +47,7 @@ use crate::model::Model;
 pub mod choice;
 mod fitted;
 mod grid;
-mod guard;
+mod lower_bound;
 mod mixed;
 mod parallel;
 mod roofline;
@@ -57,7 +58,7 @@ mod work;
 
 pub use choice::{CostChoice, CostChoiceError, CostError};
 pub use fitted::{FEATURES, Fitted, features};
-pub use guard::Limit;
+pub use lower_bound::LowerBound;
 pub use mixed::Mixed;
 pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;
@@ -65,36 +66,35 @@ pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
 pub use table::Table;
 pub use weights::{Weights, WeightsError};
 
-/// What of a step decides its duration.
+/// Batch shape of a step, as far as it determines the duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Tokens run through the model, drafts included.
     pub tokens: u64,
-    /// Sequences of one token and perhaps drafts: decodes, and prefill chunks that are no different.
+    /// Sequences with one token and perhaps drafts: decodes, and prefill chunks of one token.
     pub decodes: u64,
-    /// Sequences of more than one token.
+    /// Sequences with more than one token.
     pub prefills: u64,
-    /// Positions at which a token is sampled.
+    /// Number of sampled positions in the step.
     pub sampled: u64,
-    /// Pairs (query token, key token) in prefill attention: for a chunk of `c` tokens after `k` computed ones
-    /// `c * k + c * (c + 1) / 2`.
+    /// (Query, key) pairs in prefill attention: for a chunk of `c` tokens after `k` computed ones `c * k + c * (c + 1) / 2`.
     pub prefill_pairs: u64,
-    /// Tokens whose KV prefill attention reads: the sum of `k + c`.
+    /// Tokens of KV read by prefill attention: the sum of `k + c`.
     pub prefill_kv_tokens: u64,
     /// Tokens of prefill chunks: the sum of `c`.
     pub prefill_tokens: u64,
-    /// The sum of `c * c`.
+    /// Sum of `c * c` over prefill chunks.
     pub prefill_squares: u64,
-    /// Pairs (query token, key token) in decode attention: `k + 1`, and with drafts as for a chunk.
+    /// (Query, key) pairs in decode attention: `k + 1`, and with drafts as for a chunk.
     pub decode_pairs: u64,
-    /// Tokens whose KV decode attention reads: the sum of `k + 1` and drafts.
+    /// Tokens of KV read by decode attention: the sum of `k + 1` and drafts.
     pub decode_kv_tokens: u64,
-    /// The longest context of a decode, tokens.
+    /// Longest context of a decode, tokens.
     pub decode_kv_max: u64,
 }
 
 impl StepShape {
-    /// Sums up a step.
+    /// Returns the batch shape of a step.
     pub fn of(step: &Step) -> Self {
         let mut shape = Self::default();
         for seq in &step.seqs {
@@ -119,7 +119,7 @@ impl StepShape {
         shape
     }
 
-    /// A chunk of `chunk` tokens after `computed` ones, sampled at its end.
+    /// Returns the shape of a prefill chunk of `chunk` tokens after `computed` ones, sampled at its end.
     pub fn prefill(chunk: u64, computed: u64) -> Self {
         Self {
             tokens: chunk,
@@ -133,7 +133,7 @@ impl StepShape {
         }
     }
 
-    /// `n` decodes, each of which reads `context` tokens.
+    /// Returns the shape of `n` decodes with contexts of `context` tokens.
     pub fn decodes(n: u64, context: u64) -> Self {
         Self {
             tokens: n,
@@ -146,7 +146,7 @@ impl StepShape {
         }
     }
 
-    /// Both in one step.
+    /// Combines two shapes into one step.
     pub fn and(self, other: Self) -> Self {
         Self {
             tokens: self.tokens + other.tokens,
@@ -163,53 +163,73 @@ impl StepShape {
         }
     }
 
-    /// Sequences in the step.
+    /// Returns the number of sequences in the step.
     pub fn sequences(&self) -> u64 {
         self.decodes + self.prefills
     }
 
-    /// Tokens computed before, of the sequences that prefill: the sum of `k`.
+    /// Returns the computed tokens before the chunks of prefills: the sum of `k`.
     pub fn prefill_computed(&self) -> u64 {
         self.prefill_kv_tokens - self.prefill_tokens
     }
 }
 
-/// Gives steps their durations. It MUST be a pure function of the shape, or replays will differ.
+/// Times of a step that passes through the stages of a pipeline, with other steps in the stages before and behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PipelinedStep {
+    /// Time from the begin in the first stage to the end in the last, nanoseconds.
+    pub latency_ns: u64,
+    /// Time in the slowest stage, nanoseconds: the next step begins and ends so much later.
+    pub stage_ns: u64,
+}
+
+/// Model of step durations. MUST be a pure function of the shape; otherwise replays differ.
 pub trait CostModel {
-    /// The name that reports carry.
+    /// Returns the name for reports.
     fn name(&self) -> &str;
 
-    /// The duration of a step, nanoseconds.
+    /// Returns the duration of a step, nanoseconds.
     fn step_ns(&self, shape: &StepShape) -> u64;
 
-    /// The duration of a step of one replica of a fleet, nanoseconds; all take the same unless they are of several kinds.
+    /// Returns the times of a step that is one of several in a pipeline. A model without stages runs steps one after another.
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        let latency_ns = self.step_ns(shape);
+        PipelinedStep { latency_ns, stage_ns: latency_ns }
+    }
+
+    /// Returns the times of a step in the pipeline of one replica of a fleet; equal for all replicas of one kind.
+    fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
+        let _ = replica;
+        self.pipelined(shape)
+    }
+
+    /// Returns the duration of a step on one replica of a fleet, nanoseconds; equal for all replicas of one kind.
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
         let _ = replica;
         self.step_ns(shape)
     }
 }
 
-/// A cost model that several threads may ask at once: making one can take as long as reading a table does, asking it takes no memory.
+/// Cost model that several threads can share. Construction can take as long as reading a table; queries allocate nothing.
 pub type BoxedCost = Box<dyn CostModel + Send + Sync>;
 
-/// Tokens of a typical prefill chunk.
+/// Length of a typical prefill chunk, tokens.
 const TYPICAL_CHUNK_TOKENS: u64 = 2048;
 
-/// What computing the KV of a token costs in a prefill, for [`trunkline_core::Config::recompute_token_ns`]: its share of a chunk of
-/// 2,048 tokens that begins a sequence. In chunks far into a long sequence attention makes it more.
+/// Returns the cost of recomputing a token in a prefill, for [`trunkline_core::Config::recompute_token_ns`]: its share of an
+/// initial chunk of 2,048 tokens. Later chunks of a long sequence cost more per token, because of attention.
 pub fn recompute_token_ns(cost: &dyn CostModel) -> u64 {
     replica_recompute_token_ns(cost, 0)
 }
 
-/// The same on one replica of a fleet.
+/// Returns the cost of recomputing a token on one replica of a fleet, nanoseconds.
 pub fn replica_recompute_token_ns(cost: &dyn CostModel, replica: usize) -> u64 {
     let chunk = TYPICAL_CHUNK_TOKENS;
     let shape = StepShape { sampled: 0, ..StepShape::prefill(chunk, 0) };
     cost.replica_step_ns(replica, &shape).div_ceil(chunk)
 }
 
-/// The best model there is of steps of `model` on `hardware`: what was measured on it, if that was this model on one device, else a
-/// roofline.
+/// Returns the best model for steps of `model` on `hardware`: measured step times of this model on one device, else a roofline.
 pub fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> BoxedCost {
     match choice::fitted(hardware, model, parallel) {
         Some(fitted) => Box::new(fitted),
@@ -217,7 +237,7 @@ pub fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> BoxedCost {
     }
 }
 
-/// Seconds as whole nanoseconds, never less.
+/// Converts seconds to nanoseconds, rounding up.
 pub(crate) fn nanoseconds(time_s: f64) -> u64 {
     (time_s * 1e9).ceil() as u64
 }

@@ -1,21 +1,21 @@
-//! Hardware: what a device can do at best, and what share of it kernels reach.
+//! Devices: peak rates, and the shares of the peaks reached by kernels.
 //!
-//! A device is described by a TOML file: a preset, all of which are in `sim/hardware/` and built in, or a file of the user's, such as
-//! [`trunkline_sim_replay::calibrate`] writes. [`mod@file`] says what is in one.
+//! A TOML file describes a device: a preset from `sim/perf/hardware/`, built in, or a user's own file, such as calibration writes.
+//! [`mod@file`] documents the fields.
 //!
-//! Peaks are those of the vendor's data sheets: dense, with FP32 accumulation, without sparsity; each file names its source. Memory is
-//! what the driver reports as total (`nvidia-smi`), which is what an engine divides up; it is a little less than the label where ECC or
-//! firmware takes a share.
+//! Peaks come from the vendors' data sheets: dense, with FP32 accumulation, without sparsity; each file names its source. Memory is
+//! the total reported by the driver (`nvidia-smi`), which engines divide up; ECC and firmware make the total slightly smaller than
+//! the label.
 //!
-//! The link to the host is what copies between pinned host memory and the device commonly reach in bandwidth tests, each direction,
-//! not the label: PCIe 5.0 x16 (63 GB/s after line coding) 55 GB/s, PCIe 4.0 x16 (31.5 GB/s) 25 GB/s. Boards with a narrower slot, or
-//! that share a switch, have less.
+//! The host link is the rate of copies between pinned host memory and the device in common bandwidth tests, each direction, rather
+//! than the label: PCIe 5.0 x16 (63 GB/s after line coding) 55 GB/s, PCIe 4.0 x16 (31.5 GB/s) 25 GB/s. Boards with a narrower slot
+//! or a shared switch have less.
 //!
-//! The link to peers is what an all-reduce of 8 MiB over two to eight devices reaches, counted as `2 (n - 1) / n` of its bytes: on
-//! A100, H100 and H200 from aiconfigurator's measurements of vLLM's kernel (Apache-2.0 licence), else an assumption: twice the H100 on
-//! B200, a share of PCIe on boards without NVLink.
+//! The peer link is the rate of an all-reduce of 8 MiB over two to eight devices, counted as `2 (n - 1) / n` of its bytes: on A100,
+//! H100 and H200 from aiconfigurator's measurements of vLLM's kernel (Apache-2.0 licence), elsewhere an assumption: twice the H100
+//! on B200, a share of PCIe on boards without NVLink.
 //!
-//! Factors that a file does not give are those of [`Efficiency::ASSUMED`].
+//! A file without efficiency factors gets [`Efficiency::ASSUMED`].
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -26,87 +26,87 @@ pub mod file;
 
 pub use file::{HardwareError, parse};
 
-/// A device.
+/// Device with its peaks, links and efficiency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hardware {
-    /// The preset's name.
+    /// Name of the preset or file.
     pub name: &'static str,
     /// Dense BF16 peak, FLOP/s.
     pub peak_flops_s: f64,
-    /// Dense FP8 peak, FLOP/s; that of BF16 if the device has none.
+    /// Dense FP8 peak, FLOP/s; the BF16 peak on devices without FP8.
     pub fp8_flops_s: f64,
     /// Memory bandwidth peak, bytes/s.
     pub bandwidth_bytes_s: f64,
-    /// Memory, bytes.
+    /// Total size of the memory, bytes.
     pub memory_bytes: u64,
-    /// What copies between host and device reach, each direction, bytes/s.
+    /// Rate of copies between host and device, each direction, bytes/s.
     pub host_link_bytes_s: f64,
-    /// Time of such a copy that does not depend on its size, seconds.
+    /// Latency of such a copy, independent of its size, seconds.
     pub host_link_latency_s: f64,
-    /// What an all-reduce among devices reaches, bytes/s.
+    /// Rate of an all-reduce among devices, bytes/s.
     pub peer_link_bytes_s: f64,
-    /// Time of an all-reduce that does not depend on its size, seconds.
+    /// Latency of an all-reduce, independent of its size, seconds.
     pub peer_link_latency_s: f64,
-    /// Multiprocessors.
+    /// Number of multiprocessors of the device.
     pub processors: f64,
-    /// The shares of the peaks that kernels reach.
+    /// Shares of the peaks reached by kernels.
     pub efficiency: Efficiency,
-    /// Time of a step that is neither arithmetic nor memory: launches, the gap between steps. Seconds.
+    /// Overhead of a step beyond arithmetic and memory, such as launches and the gap between steps, seconds.
     pub step_overhead_s: f64,
-    /// The same of a layer, seconds.
+    /// Overhead of a layer, seconds.
     pub layer_overhead_s: f64,
-    /// How far `step_time`, or else a roofline with these factors, is from measurements, if that is known.
+    /// Measured error of `step_time`, or else of a roofline with these factors; `None` without a measurement.
     pub fit: Option<Fit>,
-    /// What steps take on this device with one model, if they were measured.
+    /// Measured step times with one model; `None` without a measurement.
     pub step_time: Option<StepTime>,
 }
 
-/// Shares of the peaks, each above 0 and at most 1, and what else kernels are like.
+/// Shares of the peaks, each above 0 and at most 1, and other properties of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Efficiency {
-    /// Of peak FLOP/s, in matrix products with weights.
+    /// Share of peak FLOP/s in matrix products with weights.
     pub linear_flops: f64,
-    /// Of peak FLOP/s, in attention.
+    /// Share of peak FLOP/s in attention.
     pub attention_flops: f64,
-    /// Of peak bandwidth, reading weights.
+    /// Share of peak bandwidth in reading weights.
     pub weight_bandwidth: f64,
-    /// Of peak bandwidth, reading KV in attention.
+    /// Share of peak bandwidth in reading KV for attention.
     pub kv_bandwidth: f64,
-    /// Rows of queries that a call of attention computes for a decode if it computes prefills too: kernels for prefills work on tiles of
-    /// rows, all but one of which are empty then. 1 if they do not.
+    /// Query rows computed per decode in an attention call shared with prefills. Prefill kernels work on tiles of rows, and a
+    /// decode fills one row of a tile. 1 for kernels without such tiles.
     pub mixed_rows: f64,
 }
 
-/// How far a model is from measured steps: the relative error of a step's time, without its sign.
+/// Error of a model against measured steps: relative error of the step time, without sign.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
-    /// What it was compared with.
+    /// Reference of the comparison.
     pub against: &'static str,
-    /// Half of the steps are nearer than this.
+    /// Median of the errors.
     pub median_error: f64,
-    /// Of 100 steps 95 are nearer than this.
+    /// 95th percentile of the errors.
     pub p95_error: f64,
 }
 
-/// What a step takes: the sum of these times what it has of each. None is below 0.
+/// Coefficients of a linear step-time model: `time = sum(coefficient * feature)`. All are non-negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// The model that was served.
+    /// Model served during the measurement.
     pub model: &'static str,
-    /// Every step, seconds.
+    /// Time of every step, seconds.
     pub constant_s: f64,
-    /// Each token run, seconds.
+    /// Time per token run, seconds.
     pub token_s: f64,
-    /// Each sequence, seconds.
+    /// Time per sequence, seconds.
     pub sequence_s: f64,
-    /// Each token of context that decodes read, seconds.
+    /// Time per token of context read by decodes, seconds.
     pub context_token_s: f64,
-    /// Each pair of a prefill's token and one it attends to, seconds.
+    /// Time per (query, key) pair of prefill attention, seconds.
     pub prefill_pair_s: f64,
 }
 
 impl Fit {
-    /// For the names of cost models, which reports carry.
+    /// Describes the error for the name of a cost model, as shown in reports.
     pub fn describe(fit: Option<Self>) -> String {
         match fit {
             None => "error not measured".into(),
@@ -119,22 +119,22 @@ impl Fit {
 }
 
 impl Efficiency {
-    /// For devices without a table of their own; the others' files say what was fitted to theirs. From closed forms fitted to published
-    /// kernel timings, not to whole steps:
+    /// Factors for devices without a table of their own; files with fitted factors name their source. They come from closed forms
+    /// fitted to published kernel timings, not to whole steps:
     ///
-    /// * `linear_flops` 0.65: the slope of all linear operations of a layer over tokens in Vidur's profiles (MIT licence):
-    ///   A100 8B 0.67, A100 70B 0.71, H100 7B 0.64, H100 70B 0.66, A40 7B 0.72.
-    /// * `attention_flops` 0.40: prefill attention, A100, 32 query heads, the same profiles (127 of 312 TFLOPS).
+    /// * `linear_flops` 0.65: the slope of all linear operations of a layer over tokens in Vidur's profiles (MIT licence): A100 8B
+    ///   0.67, A100 70B 0.71, H100 7B 0.64, H100 70B 0.66, A40 7B 0.72.
+    /// * `attention_flops` 0.40: prefill attention, A100, 32 query heads, same profiles (127 of 312 TFLOPS).
     /// * `weight_bandwidth` 0.70: the floor of the same linear operations at few tokens, A100 8B.
-    /// * `kv_bandwidth` 0.78: decode attention, A100, 32 query and 8 KV heads, aiconfigurator's tables (Apache-2.0 licence):
-    ///   1.60 of 2.04 TB/s.
-    /// * `mixed_rows` 1: of calls that mix there is a table for one device only.
+    /// * `kv_bandwidth` 0.78: decode attention, A100, 32 query and 8 KV heads, aiconfigurator's tables (Apache-2.0 licence): 1.60
+    ///   of 2.04 TB/s.
+    /// * `mixed_rows` 1: a table of mixed calls exists for one device only.
     pub const ASSUMED: Self =
         Self { linear_flops: 0.65, attention_flops: 0.40, weight_bandwidth: 0.70, kv_bandwidth: 0.78, mixed_rows: 1.0 };
 }
 
 impl Hardware {
-    /// The peak for weights of so many bytes an element, FLOP/s.
+    /// Returns the peak for weights of `dtype_bytes` bytes per element, FLOP/s.
     pub fn flops_s(&self, dtype_bytes: u64) -> f64 {
         match dtype_bytes {
             0 | 1 => self.fp8_flops_s,
@@ -151,7 +151,7 @@ macro_rules! presets {
     };
 }
 
-/// The files of all presets, in the order they are listed.
+/// Files of all presets, in the order of their listing.
 const FILES: &[&str] = &presets![
     "h100-80g",
     "h200-141g",
@@ -167,12 +167,16 @@ const FILES: &[&str] = &presets![
 static PRESETS: LazyLock<Vec<Hardware>> =
     LazyLock::new(|| FILES.iter().map(|text| parse(text).expect("a built-in file is right")).collect());
 
-/// All presets.
+/// Returns all presets, built into the program.
 pub fn presets() -> &'static [Hardware] {
     &PRESETS
 }
 
-/// The preset called `name`.
+/// Returns the preset called `name`.
+///
+/// # Errors
+///
+/// [`UnknownName`] with the known presets.
 pub fn by_name(name: &str) -> Result<&'static Hardware, UnknownName> {
     presets().iter().find(|preset| preset.name == name).ok_or_else(|| UnknownName {
         kind: "hardware",
@@ -181,7 +185,11 @@ pub fn by_name(name: &str) -> Result<&'static Hardware, UnknownName> {
     })
 }
 
-/// The preset called `text`, or what the file `text` says if it is the name of a TOML file.
+/// Returns the preset called `text`, or reads the TOML file at the path `text`.
+///
+/// # Errors
+///
+/// [`HardwareError`] for an unknown preset, or an unreadable or invalid file.
 pub fn find(text: &str) -> Result<Hardware, HardwareError> {
     if text.ends_with(".toml") {
         return file::load(Path::new(text));

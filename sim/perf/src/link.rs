@@ -1,13 +1,13 @@
-//! The links of a replica: how long copies of KV blocks take.
+//! Links of a replica: durations of copies of KV blocks.
 //!
-//! One link joins the device to its host's memory, where swapped requests and the first tier of the prefix cache lie; one
-//! more joins the host to each tier behind that. A copy goes over the link of the farther of its two ends. A link carries
-//! both directions at once, each at its full rate: each is a lane (`link/lane.rs`). A copy takes the link's latency, in which it needs nothing of
-//! its rate, and then moves its bytes. Copies that move in one direction share the rate equally. Copies do not slow down steps, nor steps
-//! copies: a link takes a few per cent of the device's memory bandwidth.
+//! One link joins the device to the host's memory, the place of swapped requests and of the first tier of the prefix cache; one
+//! more link joins the host to each further tier. A copy uses the link of the farther of its two ends. A link carries both
+//! directions at once, each at its full rate; each is a direction of its own (`link/direction.rs`). A copy first takes the link's latency, without using its
+//! rate, and then moves its bytes. Copies in one direction share the rate equally. Copies and steps do not slow each other down: a
+//! link takes a few per cent of the device's memory bandwidth.
 //!
-//! Where blocks are compressed, the rate in each direction is the less of the link's and of what the codec makes of it: the copies of a
-//! lane share the codec as they share the link.
+//! With compression, the rate in each direction is the lower of the rates of link and codec: the copies of a direction share the
+//! codec as they share the link.
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::TIERS_MAX;
@@ -16,30 +16,29 @@ use trunkline_core::transfer::{Place, Transfer};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-mod lane;
+mod direction;
 
-use self::lane::Lane;
-pub use self::lane::{Copy, Turn};
+use self::direction::LinkDirection;
+pub use self::direction::{Copy, WakeUp};
 
-/// Directions of links that a replica has at most: out and in over the link to the host, and over that to each tier behind it.
-pub const LANES: usize = 2 * TIERS_MAX;
+/// Link directions of a replica, at most: out and in for the host link and for the link of each further tier.
+pub const LINK_DIRECTIONS: usize = 2 * TIERS_MAX;
 
-/// What joins a far tier to the host.
+/// Link between the host and a further tier.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TierLink {
     /// Rate in each direction, bytes/s.
     pub bytes_s: f64,
-    /// What each copy takes beside its bytes, seconds.
+    /// Latency of a copy, seconds.
     pub latency_s: f64,
-    /// Bytes of a block there for each of its bytes on the device: below 1 if it is compressed.
+    /// Bytes in the tier per byte on the device: below 1 with compression.
     pub ratio: f64,
-    /// What compresses blocks on their way there, and what decompresses them on their way back: bytes/s as they are on the device. Not a limit
-    /// if there is none, nor where blocks are not compressed.
+    /// Rate of the codec in each direction, in uncompressed bytes/s; `None` for no limit. Ignored without compression.
     pub codec_bytes_s: Option<f64>,
 }
 
 impl TierLink {
-    /// How long so many bytes of the device take if they are alone, seconds.
+    /// Returns the time to move `bytes` device bytes alone, seconds.
     fn bytes_take_s(&self, bytes: f64) -> f64 {
         let link_s = bytes * self.ratio / self.bytes_s;
         match self.codec_bytes_s {
@@ -49,7 +48,7 @@ impl TierLink {
     }
 }
 
-/// The links of one replica: to the host, then to each tier behind that.
+/// Links of one replica: the host link, then the link of each further tier.
 #[derive(Clone, Debug)]
 pub struct Links(Vec<Link>);
 
@@ -57,22 +56,22 @@ pub struct Links(Vec<Link>);
 struct Link {
     latency_s: f64,
     block_s: f64,
-    /// Away from the device, and towards it.
-    lanes: [Lane; 2],
+    /// Directions away from the device and towards it.
+    directions: [LinkDirection; 2],
 }
 
-/// What was copied in one direction over one link, over all replicas.
+/// Copies in one direction over one link, over all replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LinkReport {
-    /// Copies, each of one or more blocks.
+    /// Number of copies, each of one or more blocks.
     pub transfers: u64,
-    /// Blocks in them.
+    /// Number of blocks copied.
     pub blocks: u64,
-    /// Time in which the bytes of at least one copy moved, seconds, summed over replicas. Latencies are not in it.
+    /// Time with the bytes of at least one copy in motion, seconds, summed over replicas, without latencies.
     pub busy_s: f64,
 }
 
-/// How far a place is from the device, in links; a copy goes over the link of the farther of its ends.
+/// Returns the distance of a place from the device, in links. A copy uses the link of the farther end.
 fn distance(place: Place) -> usize {
     match place {
         Place::Device => 0,
@@ -81,72 +80,77 @@ fn distance(place: Place) -> usize {
     }
 }
 
-/// Which direction of which link a copy goes over. Even is away from the device, odd towards it; the nearest link first.
-pub fn lane(from: Place, to: Place) -> usize {
+/// Returns the link direction of a copy: even away from the device, odd towards it; the nearest link first.
+pub fn direction(from: Place, to: Place) -> usize {
     let (from, to) = (distance(from), distance(to));
     2 * (from.max(to) - 1) + usize::from(to < from)
 }
 
-/// What a lane is called, where `tiers` are the names of the tiers.
-pub fn lane_name<'a>(lane: usize, mut tiers: impl Iterator<Item = &'a str>) -> String {
-    let place = tiers.nth(lane / 2).unwrap_or("host");
-    if lane.is_multiple_of(2) { format!("to {place}") } else { format!("from {place}") }
+/// Returns the name of a link direction, such as `to host`; `tiers` are the names of the tiers.
+pub fn direction_name<'a>(direction: usize, mut tiers: impl Iterator<Item = &'a str>) -> String {
+    let place = tiers.nth(direction / 2).unwrap_or("host");
+    if direction.is_multiple_of(2) { format!("to {place}") } else { format!("from {place}") }
 }
 
-/// Seconds as nanoseconds.
+/// Converts seconds to nanoseconds.
 fn ns(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
 
 impl Links {
-    /// Idle links that move blocks of `block_size` tokens; `far` are those behind the host.
+    /// Returns idle links for blocks of `block_size` tokens; `far` are the links behind the host.
     pub fn new(hardware: &Hardware, model: &Model, block_size: u32, far: &[TierLink]) -> Self {
-        let link = |latency_s, block_s| Link { latency_s, block_s, lanes: [Lane::default(), Lane::default()] };
+        let link = |latency_s, block_s| Link {
+            latency_s,
+            block_s,
+            directions: [LinkDirection::default(), LinkDirection::default()],
+        };
         let block_bytes = block_bytes(model, block_size);
         let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, model, block_size))];
         links.extend(far.iter().map(|far| link(far.latency_s, far.bytes_take_s(block_bytes))));
         Self(links)
     }
 
-    /// A copy is asked for at `now_ns`. Gives its lane, whose next turn may have changed.
+    /// Begins a copy at `now_ns`. Returns its link direction, whose next wake-up may have changed.
     pub fn ask(&mut self, now_ns: u64, transfer: &Transfer) -> usize {
         let &Transfer { id, from, to, ref pairs } = transfer;
-        let lane = lane(from, to);
-        let link = &mut self.0[lane / 2];
+        let direction = direction(from, to);
+        let link = &mut self.0[direction / 2];
         let latency_ns = ns(link.latency_s);
         // Rounded together with the latency: a copy that is alone is exact to the nanosecond.
         let work_ns = ns(link.latency_s + link.block_s * pairs.len() as f64).saturating_sub(latency_ns);
         let begin_ns = now_ns.saturating_add(latency_ns);
         let blocks = pairs.len() as u32;
-        link.lanes[lane % 2].ask(Copy { id, asked_ns: now_ns, begin_ns, work_ns, from, to, blocks });
-        lane
+        link.directions[direction % 2].ask(Copy { id, asked_ns: now_ns, begin_ns, work_ns, from, to, blocks });
+        direction
     }
 
-    /// When something happens next in a lane, if that has changed: to be asked after every change. A turn that was given before is void.
-    pub fn next_turn(&mut self, lane: usize) -> Option<Turn> {
-        self.0[lane / 2].lanes[lane % 2].next_turn()
+    /// Returns the next wake-up of a link direction if it has changed. MUST be called after every change; an earlier wake-up is
+    /// void.
+    pub fn next_wake_up(&mut self, direction: usize) -> Option<WakeUp> {
+        self.0[direction / 2].directions[direction % 2].next_wake_up()
     }
 
-    /// A turn of a lane has come. Adds the copies to `ended` that end then; a turn that is void does nothing.
-    pub fn turn(&mut self, now_ns: u64, lane: usize, version: u64, ended: &mut Vec<Copy>) {
-        self.0[lane / 2].lanes[lane % 2].turn(now_ns, version, ended);
+    /// Handles a wake-up of a link direction and adds the finished copies to `ended`. A void wake-up does nothing.
+    pub fn wake_up(&mut self, now_ns: u64, direction: usize, version: u64, ended: &mut Vec<Copy>) {
+        self.0[direction / 2].directions[direction % 2].wake_up(now_ns, version, ended);
     }
 
-    /// The replica is gone at `now_ns`, and with it every copy that has not ended.
+    /// Cancels all copies at `now_ns` because the replica failed, and returns them.
     pub fn lose(&mut self, now_ns: u64) -> Vec<Copy> {
         let mut lost = Vec::new();
-        self.0.iter_mut().flat_map(|link| &mut link.lanes).for_each(|lane| lane.lose(now_ns, &mut lost));
+        self.0.iter_mut().flat_map(|link| &mut link.directions).for_each(|direction| direction.lose(now_ns, &mut lost));
         lost
     }
 
-    /// What went out, and in, over the `at`-th link of all replicas; 0 is that to the host.
+    /// Sums the copies out and in over the link number `at` of all replicas; 0 is the host link.
     pub fn report<'a>(replicas: impl Iterator<Item = &'a Self>, at: usize) -> [LinkReport; 2] {
         let mut sums = [LinkReport::default(); 2];
         for link in replicas.filter_map(|links| links.0.get(at)) {
-            for (sum, lane) in sums.iter_mut().zip(&link.lanes) {
-                sum.transfers += lane.copies;
-                sum.blocks += lane.blocks;
-                sum.busy_s += lane.busy_ns as f64 / 1e9;
+            for (sum, direction) in sums.iter_mut().zip(&link.directions) {
+                sum.transfers += direction.copies;
+                sum.blocks += direction.blocks;
+                sum.busy_s += direction.busy_ns as f64 / 1e9;
             }
         }
         sums
@@ -161,8 +165,8 @@ fn block_s(hardware: &Hardware, model: &Model, block_size: u32) -> f64 {
     block_bytes(model, block_size) / hardware.host_link_bytes_s
 }
 
-/// What copying a block of `block_size` tokens one way costs, for [`trunkline_core::Config::swap_block_ns`]: its bytes alone, because
-/// a request's blocks share one latency.
+/// Returns the cost of copying a block of `block_size` tokens one way, for [`trunkline_core::Config::swap_block_ns`]: its bytes
+/// alone, since the blocks of a request share one latency.
 pub fn swap_block_ns(hardware: &Hardware, model: &Model, block_size: u32) -> u64 {
     (block_s(hardware, model, block_size) * 1e9).ceil() as u64
 }
@@ -194,18 +198,22 @@ mod tests {
 
     /// Asks for copies, each at a time with its ends and blocks, and says when each ended.
     fn ends(links: &mut Links, asked: &[(u64, (Place, Place), u32)]) -> Vec<u64> {
-        let mut turns = BinaryHeap::new();
+        let mut wake_ups = BinaryHeap::new();
         let mut ends = vec![0; asked.len()];
         for (id, (at_ns, (from, to), blocks)) in asked.iter().enumerate() {
             let pairs = (0..*blocks).map(|i| (i, i)).collect();
-            let lane = links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs });
-            turns.extend(links.next_turn(lane).map(|turn| Reverse((turn.at_ns, lane, turn.version))));
+            let direction = links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs });
+            wake_ups.extend(
+                links.next_wake_up(direction).map(|wake_up| Reverse((wake_up.at_ns, direction, wake_up.version))),
+            );
         }
         let mut ended = Vec::new();
-        while let Some(Reverse((at_ns, lane, version))) = turns.pop() {
-            links.turn(at_ns, lane, version, &mut ended);
+        while let Some(Reverse((at_ns, direction, version))) = wake_ups.pop() {
+            links.wake_up(at_ns, direction, version, &mut ended);
             ended.drain(..).for_each(|copy| ends[copy.id as usize] = at_ns);
-            turns.extend(links.next_turn(lane).map(|turn| Reverse((turn.at_ns, lane, turn.version))));
+            wake_ups.extend(
+                links.next_wake_up(direction).map(|wake_up| Reverse((wake_up.at_ns, direction, wake_up.version))),
+            );
         }
         ends
     }
@@ -248,10 +256,10 @@ mod tests {
     fn copies_that_are_lost_are_told_and_count_as_far_as_they_moved() {
         let mut links = links(None);
         for (id, (from, to)) in [(1, OUT), (2, IN), (3, DOWN)] {
-            let lane = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)] });
-            let turn = links.next_turn(lane).unwrap();
-            if turn.at_ns == 10_000 {
-                links.turn(turn.at_ns, lane, turn.version, &mut Vec::new());
+            let direction = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)] });
+            let wake_up = links.next_wake_up(direction).unwrap();
+            if wake_up.at_ns == 10_000 {
+                links.wake_up(wake_up.at_ns, direction, wake_up.version, &mut Vec::new());
             }
         }
         assert_eq!(links.lose(60_000).iter().map(|copy| copy.id).collect::<Vec<_>>(), [1, 2, 3]);
@@ -262,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_named_for_where_they_lead() {
+    fn directions_are_named_after_the_far_place() {
         let tiers = ["host", "disk"];
-        let name = |(from, to)| lane_name(lane(from, to), tiers.into_iter());
+        let name = |(from, to)| direction_name(direction(from, to), tiers.into_iter());
         assert_eq!([OUT, IN, DOWN, UP].map(name), ["to host", "from host", "to disk", "from disk"]);
         assert_eq!(name((Place::Tier(1), Place::Device)), "from disk");
-        assert_eq!(lane_name(0, [].into_iter()), "to host", "swapped requests need no tier");
+        assert_eq!(direction_name(0, [].into_iter()), "to host", "swapped requests need no tier");
     }
 
     #[test]

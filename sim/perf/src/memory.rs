@@ -1,15 +1,15 @@
-//! How many KV blocks a device has room for beside the weights, and a host in the memory it is given.
+//! KV blocks that fit on a device beside the weights, and in a host's memory.
 
 use crate::cost::{Parallel, Weights};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// The share of a device's memory that weights and KV may fill, per cent; the rest is for activations and the runtime.
+/// Usable share of a device's memory for weights and KV, per cent; activations and the runtime take the rest.
 pub const USABLE_PERCENT: u64 = 90;
-/// The most blocks a core can manage.
+/// Blocks that a core can manage, at most.
 const BLOCKS_MAX: u64 = 1 << 30;
 
-/// A model that leaves no room for KV.
+/// Model too large for the device: no room for KV.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
     "{model} does not fit on {hardware}: weights and one KV block need {:.2} GB, {USABLE_PERCENT} % of the memory is {:.2} GB, \
@@ -17,23 +17,31 @@ const BLOCKS_MAX: u64 = 1 << 30;
     *needed_bytes as f64 / 1e9, *usable_bytes as f64 / 1e9, (needed_bytes - usable_bytes) as f64 / 1e9
 )]
 pub struct DoesNotFit {
-    /// The model.
+    /// Name of the model.
     pub model: &'static str,
-    /// The device.
+    /// Name of the device.
     pub hardware: &'static str,
     /// Bytes of the weights and one block.
     pub needed_bytes: u64,
-    /// Bytes there are for them.
+    /// Usable bytes of the device.
     pub usable_bytes: u64,
 }
 
-/// Blocks of `block_size` tokens that fit beside the weights. `block_size` MUST be at least 1.
+/// Returns the number of blocks of `block_size` tokens that fit beside the weights. `block_size` MUST be at least 1.
+///
+/// # Errors
+///
+/// [`DoesNotFit`] if no block fits.
 pub fn device_blocks(hardware: &Hardware, model: &Model, block_size: u32) -> Result<u32, DoesNotFit> {
     parallel_device_blocks(hardware, model, Parallel::ONE, block_size)
 }
 
-/// Blocks of `block_size` tokens that fit beside the weights if the model is spread over devices: what fits on the one that holds most of
-/// both. `block_size` MUST be at least 1.
+/// Returns the number of blocks of `block_size` tokens that fit beside the weights of a model spread over devices, on the fullest
+/// device. `block_size` MUST be at least 1.
+///
+/// # Errors
+///
+/// [`DoesNotFit`] if no block fits.
 pub fn parallel_device_blocks(
     hardware: &Hardware,
     model: &Model,
@@ -43,7 +51,12 @@ pub fn parallel_device_blocks(
     blocks_beside(parallel.weight_bytes(model), hardware, model, parallel, block_size)
 }
 
-/// Blocks of `block_size` tokens that fit beside those weights that lie on the device. `block_size` MUST be at least 1.
+/// Returns the number of blocks of `block_size` tokens that fit beside the resident or streamed weights. `block_size` MUST be at
+/// least 1.
+///
+/// # Errors
+///
+/// [`DoesNotFit`] if no block fits.
 pub fn device_blocks_beside(
     weights: Weights,
     hardware: &Hardware,
@@ -75,7 +88,7 @@ fn blocks_beside(
     Ok(((usable_bytes - weight_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
 }
 
-/// Blocks of `block_size` tokens that fit in `bytes` of a host's memory. `block_size` MUST be at least 1.
+/// Returns the number of blocks of `block_size` tokens that fit in `bytes` of host memory. `block_size` MUST be at least 1.
 pub fn host_blocks(bytes: u64, model: &Model, block_size: u32) -> u32 {
     assert!(block_size > 0, "block size is at least one token");
     (bytes / (model.kv_bytes_per_token() * u64::from(block_size))).min(BLOCKS_MAX) as u32

@@ -1,8 +1,8 @@
-//! Models: the shapes that decide FLOPs and bytes.
+//! Models: shapes that determine FLOPs and bytes.
 //!
-//! The numbers are those of each model's published `config.json`; [`from_config`] reads one. Decoders with grouped-query or multi-head
-//! attention, or with a latent cache as in DeepSeek, and gated feed-forward networks of three matrices, dense or of experts. Norms,
-//! biases, routers and rotary tables are left out: they are below 0.1 % of the weights.
+//! The numbers come from each model's published `config.json`, which [`from_config`] reads. Covered are decoders with grouped-query
+//! or multi-head attention, or with a latent cache as in DeepSeek, and gated feed-forward networks of three matrices, dense or with
+//! experts. Norms, biases, routers and rotary tables are ignored: below 0.1 % of the weights.
 
 use std::path::Path;
 
@@ -12,18 +12,18 @@ mod config;
 
 pub use config::{ModelError, from_config, parse_config};
 
-/// A decoder-only transformer.
+/// Shapes of a decoder-only transformer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// The preset's name.
+    /// Name of the preset or folder.
     pub name: &'static str,
-    /// Layers.
+    /// Number of layers of the model.
     pub layers: u64,
     /// Width of the residual stream, elements.
     pub hidden: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u64,
-    /// Key and value heads.
+    /// Number of key-value heads.
     pub kv_heads: u64,
     /// Width of a head, elements.
     pub head_dim: u64,
@@ -31,41 +31,41 @@ pub struct Model {
     pub intermediate: u64,
     /// Tokens in the vocabulary.
     pub vocab: u64,
-    /// Whether the output matrix is the embedding.
+    /// `true` if the output matrix is the embedding (tied).
     pub tied: bool,
-    /// Bytes of an element of the weights.
+    /// Bytes per element of the weights.
     pub dtype_bytes: u64,
-    /// Bytes of an element of the KV.
+    /// Bytes per element of the KV cache.
     pub kv_dtype_bytes: u64,
-    /// The experts, if it has any.
+    /// Experts; `None` for a dense model.
     pub experts: Option<Experts>,
-    /// The shape of the latent cache, if it has one.
+    /// Latent cache; `None` for ordinary attention.
     pub latent: Option<Latent>,
 }
 
-/// Feed-forward networks of which a router chooses some for each token.
+/// Mixture of experts: a router chooses some feed-forward networks for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
-    /// Experts in a layer.
+    /// Number of experts per layer.
     pub count: u64,
-    /// How many of them a token passes through.
+    /// Number of experts used per token.
     pub active: u64,
-    /// Width of one, elements.
+    /// Width of an expert, elements.
     pub width: u64,
-    /// Width of what every token passes through beside them, elements; 0 is none.
+    /// Width of the shared experts used by every token, elements; 0 for none.
     pub shared_width: u64,
-    /// Layers that have a dense network instead.
+    /// Layers with a dense network instead of experts.
     pub dense_layers: u64,
 }
 
-/// Multi-head latent attention: keys and values of all heads are made from one short vector, which alone is cached.
+/// Multi-head latent attention: keys and values of all heads derive from one short cached vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latent {
-    /// Width of the vector that queries are made from; 0 if they are made from the residual stream.
+    /// Width of the query vector; 0 if queries come directly from the residual stream.
     pub query_rank: u64,
-    /// Width of the vector that keys and values are made from.
+    /// Width of the vector for keys and values.
     pub kv_rank: u64,
-    /// Width of the part of a key that carries the position, shared by all heads.
+    /// Width of the positional part of a key, shared by all heads.
     pub rope_dim: u64,
     /// Width of the rest of a key.
     pub nope_dim: u64,
@@ -73,11 +73,11 @@ pub struct Latent {
     pub value_dim: u64,
 }
 
-/// More than any model has, and so few that bytes of all weights can be counted.
+/// Elements in a matrix, at most: beyond any model, and few enough to count the bytes of all weights.
 const ELEMENTS_MAX: f64 = (1u64 << 58) as f64;
 
 impl Model {
-    /// Elements of the attention matrices of a layer.
+    /// Returns the elements of the attention matrices of a layer.
     const fn attention_elements(&self) -> u64 {
         match self.latent {
             None => self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads),
@@ -93,7 +93,7 @@ impl Model {
         }
     }
 
-    /// Elements of the feed-forward matrices of all layers when a layer's tokens pass through `experts` of its experts.
+    /// Returns the elements of the feed-forward matrices of all layers if the tokens of a layer use `experts` of its experts.
     fn feed_forward_elements(&self, experts: f64) -> f64 {
         let matrices = (3 * self.hidden) as f64;
         match self.experts {
@@ -106,12 +106,12 @@ impl Model {
         }
     }
 
-    /// Elements of the matrices of all layers.
+    /// Returns the elements of the matrices of all layers.
     pub fn layer_elements(&self) -> u64 {
         self.elements(self.experts.map_or(0.0, |moe| moe.count as f64)).min(ELEMENTS_MAX) as u64
     }
 
-    /// Elements of the layers' matrices that one token is multiplied with.
+    /// Returns the elements of the layers' matrices multiplied with one token.
     pub fn active_elements(&self) -> u64 {
         self.elements(self.experts.map_or(0.0, |moe| moe.active as f64)).min(ELEMENTS_MAX) as u64
     }
@@ -120,8 +120,8 @@ impl Model {
         (self.layers * self.attention_elements()) as f64 + self.feed_forward_elements(experts)
     }
 
-    /// Elements of the layers' matrices that are read for a step of `tokens`: of a layer's experts only those that some token passes
-    /// through. That many are expected if tokens choose independently and evenly.
+    /// Returns the elements of the layers' matrices read in a step of `tokens`. Of a layer's experts only used ones are read; the
+    /// number is the expectation for tokens that choose independently and evenly.
     pub fn read_elements(&self, tokens: u64) -> f64 {
         let touched = self.experts.map_or(0.0, |moe| {
             let missed = (1.0 - moe.active as f64 / moe.count as f64).powf(tokens as f64);
@@ -130,18 +130,18 @@ impl Model {
         self.elements(touched)
     }
 
-    /// Elements of the output matrix: those every sampled position is multiplied with.
+    /// Returns the elements of the output matrix, multiplied with every sampled position.
     pub const fn head_elements(&self) -> u64 {
         self.vocab * self.hidden
     }
 
-    /// Bytes of all weights, the embedding included.
+    /// Returns the bytes of all weights, the embedding included.
     pub fn weight_bytes(&self) -> u64 {
         let embedding = if self.tied { 0 } else { self.vocab * self.hidden };
         (self.layer_elements() + self.head_elements() + embedding) * self.dtype_bytes
     }
 
-    /// Elements of KV that one token leaves in a layer.
+    /// Returns the KV elements of one token in one layer.
     const fn kv_elements(&self) -> u64 {
         match self.latent {
             None => 2 * self.kv_heads * self.head_dim,
@@ -149,13 +149,13 @@ impl Model {
         }
     }
 
-    /// Bytes of KV that one token leaves in all layers.
+    /// Returns the KV bytes of one token in all layers.
     pub const fn kv_bytes_per_token(&self) -> u64 {
         self.layers * self.kv_elements() * self.kv_dtype_bytes
     }
 
-    /// FLOPs of attention per pair (query token, key token), all layers: scores and weighted values, two FLOPs for each element, in
-    /// every query head. A latent cache is counted at the width of its heads, the least that computes it.
+    /// Returns the FLOPs of attention per (query, key) pair over all layers: scores and weighted values, two FLOPs for each
+    /// element, in every query head. A latent cache counts at the width of its heads, the least that computes the result.
     pub const fn pair_flops(&self) -> u64 {
         let width = match self.latent {
             None => 2 * self.head_dim,
@@ -165,7 +165,7 @@ impl Model {
     }
 }
 
-/// A dense model with grouped-query attention.
+/// Dense model with grouped-query attention, as a base for presets.
 const DENSE: Model = Model {
     name: "",
     layers: 0,
@@ -184,7 +184,7 @@ const DENSE: Model = Model {
 
 const BF16_BYTES: u64 = 2;
 
-/// All presets, all in BF16.
+/// All presets, in BF16.
 pub const PRESETS: &[Model] = &[
     Model { name: "llama-3.1-8b", layers: 32, hidden: 4096, heads: 32, intermediate: 14_336, vocab: 128_256, ..DENSE },
     Model { name: "llama-3.1-70b", layers: 80, hidden: 8192, heads: 64, intermediate: 28_672, vocab: 128_256, ..DENSE },
@@ -247,7 +247,11 @@ pub const PRESETS: &[Model] = &[
     Model { name: "qwen3-32b", layers: 64, hidden: 5120, heads: 64, intermediate: 25_600, vocab: 151_936, ..DENSE },
 ];
 
-/// The preset called `name`.
+/// Returns the preset called `name`.
+///
+/// # Errors
+///
+/// [`UnknownName`] with the known presets.
 pub fn by_name(name: &str) -> Result<&'static Model, UnknownName> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| UnknownName {
         kind: "model",
@@ -256,7 +260,11 @@ pub fn by_name(name: &str) -> Result<&'static Model, UnknownName> {
     })
 }
 
-/// The preset called `text`, or what the `config.json` file `text` says.
+/// Returns the preset called `text`, or reads the `config.json` at the path `text`.
+///
+/// # Errors
+///
+/// [`ModelError`] for an unknown preset, or an unreadable or invalid file.
 pub fn find(text: &str) -> Result<Model, ModelError> {
     if text.ends_with(".json") {
         return from_config(Path::new(text));

@@ -1,16 +1,16 @@
-//! Fits a cost model to a server: from its recording, or from a benchmark against it.
+//! Calibration: fits a step-time model to a server's recording, or to a benchmark against the server.
 //!
-//! Both become samples, the shape of a step and the time it took. The coefficients of a [`StepTime`] are those that make the sum of the
-//! squared *relative* errors least, none below 0: a decode of 10 ms counts as much as a prefill of 300 ms. Errors above 5 % count as
-//! themselves, not as their squares.
+//! Both sources become samples: the batch shape and the duration of a step. The coefficients of a [`StepTime`] minimise the sum of
+//! squared *relative* errors, all non-negative: a decode of 10 ms counts as much as a prefill of 300 ms. Errors above 5 % count
+//! linearly rather than squared.
 //!
-//! | source | samples | how good |
+//! | source | samples | quality |
 //! |---|---|---|
-//! | [`from_recording`] | every step, as it was | exact shapes; times include what the server does between steps |
-//! | [`from_benchmark`] | every gap between tokens of any request | shapes are put together from what clients saw; see there |
+//! | [`from_recording`] | every step | exact shapes; times include the server's work between steps |
+//! | [`from_benchmark`] | every gap between tokens of any request | shapes reconstructed from the clients' view; see there |
 //!
-//! [`calibrate`] gives the coefficients and how far they are from the samples; [`Calibration::hardware`] puts them in a description of the
-//! device, which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
+//! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
+//! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
 use trunkline_sim_perf::cost::{FEATURES, StepShape, StepTime, features};
 use trunkline_sim_perf::hardware::{Fit, Hardware};
@@ -22,55 +22,59 @@ mod recording;
 pub use benchmark::{BenchmarkError, from_benchmark};
 pub use recording::from_recording;
 
-/// A step that was seen.
+/// Step with a measured duration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// What it had to do.
+    /// Batch shape of the step.
     pub shape: StepShape,
-    /// How long it took, seconds.
+    /// Measured duration of the step, seconds.
     pub time_s: f64,
 }
 
-/// What was found.
+/// Result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
-    /// The coefficients.
+    /// Coefficients of the fitted model.
     pub time: StepTime,
-    /// Samples they were fitted to.
+    /// Number of samples in the fit.
     pub samples: usize,
-    /// How far they are from the samples.
+    /// Errors of the fit.
     pub residuals: Residuals,
 }
 
 /// Relative errors of predicted times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Residuals {
-    /// Median of the errors without their signs.
+    /// Median of the absolute errors.
     pub median: f64,
-    /// 95th percentile of the same.
+    /// 95th percentile of the absolute errors.
     pub p95: f64,
-    /// All predicted times together against all measured ones, less 1: what a long run would be off by.
+    /// Sum of predicted times over sum of measured times, minus 1: the error of a long run.
     pub bias: f64,
 }
 
-/// Too little to fit to.
+/// Too few samples for a fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there are {found} steps to fit to; it takes at least {SAMPLES_MIN}, of different shapes: record a longer run")]
 pub struct TooFewSamples {
-    /// How many there are.
+    /// Number of usable samples.
     pub found: usize,
 }
 
-/// Ten for each coefficient.
+/// Samples required: ten per coefficient.
 pub const SAMPLES_MIN: usize = 10 * FEATURES;
 
-/// A relative error above this counts as itself and not as its square (Huber's loss): a step that was taken for another, or in which the
-/// server did something else as well, says little about all others.
+/// Threshold of Huber's loss: larger relative errors count linearly, since a misattributed step, or one with other work of the
+/// server, says little about the rest.
 const OUTLIER: f64 = 0.05;
-/// Fits, each weighted by the errors of the one before. The coefficients have long settled after so many.
+/// Number of reweighted fits; the coefficients converge long before.
 const ROUNDS: usize = 20;
 
-/// Fits the time of a step to samples of `model`.
+/// Fits step times to samples of `model`.
+///
+/// # Errors
+///
+/// [`TooFewSamples`] with fewer than [`SAMPLES_MIN`] usable samples.
 pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration, TooFewSamples> {
     let usable: Vec<Sample> = samples.iter().copied().filter(|s| s.time_s > 0.0 && s.time_s.is_finite()).collect();
     if usable.len() < SAMPLES_MIN {
@@ -91,7 +95,7 @@ pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration,
 }
 
 impl Residuals {
-    /// How far `predict` is from samples.
+    /// Returns the errors of `predict` against samples.
     pub fn of(samples: &[Sample], predict: impl Fn(&StepShape) -> f64) -> Self {
         if samples.is_empty() {
             return Self::default();
@@ -111,8 +115,8 @@ impl Residuals {
 }
 
 impl Calibration {
-    /// `base`, with what was found in place of what was known of its steps. `name` and `against`, what was measured, stay in memory as long
-    /// as the program runs.
+    /// Returns `base` with the fitted step times. `name` and `against`, the reference of the fit, stay in memory for the life of
+    /// the program.
     pub fn hardware(&self, base: &Hardware, name: &str, against: &str) -> Hardware {
         Hardware {
             name: name.to_owned().leak(),

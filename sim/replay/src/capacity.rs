@@ -1,8 +1,8 @@
-//! How much a fleet can take, and at which speed a trace is a given share of that.
+//! Capacity of a fleet, and the trace speed for a given load.
 //!
-//! The *capacity* of a fleet for a trace is the rate at which it ends the trace's requests when all are there from the beginning, first
-//! come first served: nine tenths of them, by the time at which so many have ended. The last tenth is left out because a fleet that runs
-//! empty is not at its capacity. The *load* of a replay is the mean rate of arrivals over the capacity.
+//! The *capacity* of a fleet for a trace is the completion rate with all requests present from the beginning, first come first
+//! served: nine tenths of the requests divided by the completion time. The last tenth is ignored, because a fleet that runs empty
+//! is below its capacity. The *load* of a replay is the mean arrival rate over the capacity.
 
 use crate::fleet::{ReplayError, replay};
 use crate::settings::{Arrivals, Routing, Settings};
@@ -11,13 +11,17 @@ use trunkline_sim_report::report::LoadReport;
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::Trace;
 
-/// The share of the requests after whose end the rate is taken; that of [`trunkline_sim_workload::summary::Summary::p90`].
+/// Share of the requests for the completion time, as in [`trunkline_sim_workload::summary::Summary::p90`].
 const MEASURED_SHARE: f64 = 0.9;
 
-/// Measures the capacity with one replay of the whole trace, and finds the speed at which arrivals are `fraction` of it.
+/// Measures the capacity with one replay of the whole trace, and returns the speed for arrivals at `fraction` of the capacity.
 ///
-/// It is measured under `fcfs`, with requests in turn and all replicas well, whatever policy, router and faults the settings name, so that
-/// those compared at one load see the same arrivals.
+/// The measurement uses `fcfs`, round-robin routing and no faults under all settings, so that compared replays have equal arrivals
+/// at equal load.
+///
+/// # Errors
+///
+/// [`ReplayError`] if `fraction` is not above 0, the trace has no rate or the fleet no capacity, or the replay fails.
 pub fn load(
     trace: &Trace,
     settings: &Settings,
@@ -34,7 +38,7 @@ pub fn load(
     Ok(LoadReport { fraction, capacity_requests_s, arrival_requests_s, speed: arrival_requests_s / traced_requests_s })
 }
 
-/// Requests that the fleet can end in a second.
+/// Returns the capacity in requests per second.
 pub(crate) fn capacity_requests_s(
     trace: &Trace,
     settings: &Settings,
@@ -51,10 +55,10 @@ pub(crate) fn capacity_requests_s(
         return Err(ReplayError::NoCapacity);
     }
     // All arrive at time 0, so the 90th percentile of E2E is when nine tenths have ended. Those refused cost nothing.
-    Ok(MEASURED_SHARE * report.requests as f64 / report.e2e_s.p90)
+    Ok(MEASURED_SHARE * report.requests as f64 / report.latencies.e2e_s.p90)
 }
 
-/// The mean rate of a trace's arrivals, if they do not all come at one instant.
+/// Returns the mean arrival rate of a trace in requests per second; `None` if all requests arrive at once.
 pub(crate) fn arrival_requests_s(trace: &Trace) -> Option<f64> {
     let last_ns = trace.requests.last()?.arrival_ns;
     (last_ns > 0).then(|| (trace.requests.len() - 1) as f64 / (last_ns as f64 / 1e9))

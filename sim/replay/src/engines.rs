@@ -1,40 +1,39 @@
-//! Limits of a core that come nearest to how known engines schedule, for comparisons with them.
+//! Core limits that resemble the scheduling of known engines, for comparisons.
 
+use trunkline_core::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption};
 
 use crate::settings::Settings;
-use trunkline_sim_workload::UnknownName;
 
-/// An engine whose scheduling is imitated.
+/// Engine with imitated scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// The preset's name.
-    pub name: &'static str,
-    /// What it imitates, and what it does not.
-    pub about: &'static str,
     max_batch_tokens: u32,
     max_batch_size: u32,
 }
 
-/// All presets.
-pub const PRESETS: &[Engine] = &[
-    Engine {
-        name: "vllm-v1",
-        about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks. Unlike it, a request \
-                takes all blocks of its prompt when it is admitted, and others may be admitted after a preemption",
-        max_batch_tokens: 2048,
-        max_batch_size: 256,
-    },
-    Engine {
-        name: "sarathi",
-        about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
-        max_batch_tokens: 512,
-        max_batch_size: 128,
-    },
-];
+/// All presets, with their imitated and missing features.
+pub static PRESETS: Registry<Engine> = Registry::new(
+    "engine",
+    &[
+        Entry {
+            name: "vllm-v1",
+            about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks. Unlike it, a request \
+                    takes all blocks of its prompt when it is admitted, and others may be admitted after a preemption",
+            params: &[],
+            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256 },
+        },
+        Entry {
+            name: "sarathi",
+            about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
+            params: &[],
+            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128 },
+        },
+    ],
+);
 
 impl Engine {
-    /// The limits for a device with so many blocks of 16 tokens.
+    /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
         Config {
             block_size: 16,
@@ -51,13 +50,13 @@ impl Engine {
     }
 }
 
-/// The preset called `name`.
-pub fn by_name(name: &str) -> Result<&'static Engine, UnknownName> {
-    PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| UnknownName {
-        kind: "engine",
-        name: name.into(),
-        known: PRESETS.iter().map(|preset| preset.name).collect(),
-    })
+/// Returns the preset called `name`.
+///
+/// # Errors
+///
+/// Fails if no preset has the name; the message lists the known ones.
+pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
+    PRESETS.make(name, ())
 }
 
 #[cfg(test)]
@@ -66,10 +65,12 @@ mod tests {
 
     #[test]
     fn a_core_can_work_under_every_preset() {
-        for preset in PRESETS {
-            assert_eq!(by_name(preset.name).unwrap(), preset);
-            assert_eq!(preset.core(1000).validate(), Ok(()));
+        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "sarathi"]);
+        for name in PRESETS.names() {
+            assert_eq!(by_name(name).unwrap().core(1000).validate(), Ok(()));
         }
+        let limits = |name: &str| (by_name(name).unwrap().max_batch_tokens, by_name(name).unwrap().max_batch_size);
+        assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
         let message = by_name("orca").unwrap_err().to_string();
         assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, sarathi");
     }

@@ -1,66 +1,65 @@
-//! Replicas that fail, and replicas that are slow.
+//! Failing and slow replicas.
 //!
-//! A replica fails at a time and may come back at a later one. When it fails, its KV on device and host is gone and the step and
-//! the copies under way are not answered. If it is to come back, its requests stay in its core, keep the tokens they have, and are computed
-//! again when it is back. If it is not, they are taken from it and sent elsewhere, where they start over; tokens that their client
-//! already had are not given twice. Either way new requests go to replicas that are up; only if none is, they go to one
-//! that will come back, and wait there. No request is lost.
+//! A replica fails at a given time and may return later. A failure destroys its KV on device and host, and interrupts its step and
+//! copies. If the replica returns, the requests stay in the core, keep all tokens, and are recomputed after the return. Otherwise
+//! its requests move to other replicas and start over; clients receive no token twice. New requests go to replicas that are up; if
+//! none is, they go to one that will return, and wait there. No request is lost.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The latest time at which a replica can fail, seconds: 30 years, far from where the clock would wrap.
+/// Latest failure, seconds: 30 years, far below the limit of the clock.
 const TIME_S_MAX: f64 = 1e9;
 
-/// A replica fails.
+/// Failure of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The replica, from 0.
+    /// Number of the replica, from 0.
     pub replica: u32,
-    /// When, nanoseconds after the first arrival.
+    /// Time of the failure, nanoseconds after the first arrival.
     pub at_ns: u64,
-    /// When it is back, later than that; never if there is none.
+    /// Time of the return, later than the failure; `None` for a permanent failure.
     pub back_ns: Option<u64>,
 }
 
-/// A replica is slow all the time.
+/// Slow replica, throughout a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slow {
-    /// The replica, from 0.
+    /// Number of the replica, from 0.
     pub replica: u32,
-    /// By what the durations of its steps are multiplied; finite and above 0.
+    /// Factor on the duration of the steps; finite and above 0.
     pub factor: f64,
 }
 
-/// A failure or slowness that cannot be understood, or cannot be.
+/// Invalid failure or slowness.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FaultError {
-    /// Not of the form.
+    /// Failure of another form than `REPLICA@SECONDS..SECONDS`.
     #[error("failure is '{0}'; give REPLICA@SECONDS, or REPLICA@SECONDS..SECONDS if it comes back, such as 2@30..60")]
     BadFailure(String),
-    /// Not of the form.
+    /// Slowness of another form than `REPLICA:FACTOR`.
     #[error("slowness is '{0}'; give REPLICA:FACTOR with a factor above 0, such as 2:1.5")]
     BadSlow(String),
-    /// There is no such replica.
+    /// Number of no replica in the fleet.
     #[error("replica {replica} is to {what}, but there are {replicas}, numbered from 0")]
     NoReplica {
-        /// The replica.
+        /// Number of the replica.
         replica: u32,
-        /// `fail` or `be slow`.
+        /// Fault of the replica: `fail` or `be slow`.
         what: &'static str,
-        /// How many there are.
+        /// Number of replicas in the fleet.
         replicas: u32,
     },
-    /// It is not there to fail.
+    /// Failure of a replica that is down.
     #[error("replica {0} is to fail while it is already down")]
     Overlap(u32),
-    /// Two factors.
+    /// Two factors for one replica.
     #[error("replica {0} is to be slow twice")]
     SlowTwice(u32),
-    /// Requests would wait for ever.
+    /// Permanent failure of every replica.
     #[error("every replica is to fail and none to come back; leave one")]
     NoneLeft,
-    /// Capacity is that of a fleet that works.
+    /// Failures in a measurement of capacity.
     #[error("a fleet that is measured by sending all requests at once cannot have failures")]
     AtOnce,
 }
@@ -117,7 +116,7 @@ impl fmt::Display for Slow {
     }
 }
 
-/// Checks that all this can happen to `replicas` replicas.
+/// Checks that all faults are possible in a fleet of `replicas` replicas.
 pub(crate) fn validate(replicas: u32, failures: &[Failure], slow: &[Slow]) -> Result<(), FaultError> {
     let known = |replica, what| match replica < replicas {
         true => Ok(()),

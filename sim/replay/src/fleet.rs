@@ -1,11 +1,10 @@
-//! The driver: replicas of the core, a queue of what happens next, a worker and a link that only take time.
+//! Discrete-event driver: a cluster of engines, an event queue, a modelled worker, and modelled links.
 //!
-//! A replica is a [`Core`], the step it has in flight, and the links to its host and tiers. A [`crate::router`] says which of them a
-//! request goes to. Time jumps to whatever comes next, an entry of the queue or an arrival of the [`Source`]; everything that follows
-//! from it at that instant is done before the next is taken. What comes at one instant comes in the order of `What`, arrivals last:
-//! no matter when it was scheduled, so that steps may be leapt over (`fleet/leap.rs`). When a replica fails, what it had under way
-//! stays on the queue with the number of the life it was begun in, and is passed over when its time comes; so is a turn of a link if what
-//! is under way there has changed (`fleet/copying.rs`).
+//! A replica is an engine of a [`Cluster`], with a step in flight, and links to the host and tiers. The cluster chooses the replica
+//! of each request. Time jumps to the next event: an entry of the queue or an arrival of the [`Source`]. All consequences at that
+//! instant are handled before the next event. Events of one instant are ordered by `SimEvent`, arrivals last, whenever they were
+//! scheduled; so fast-forwarded steps change nothing (`fleet/fast_forward.rs`). Events of a failed replica stay in the queue with
+//! the number of a previous life and are skipped; so are outdated wake-ups of a link (`fleet/copying.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,58 +16,65 @@ use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
 use trunkline_core::{BlockHash, FinishReason, Namespace, Request, RequestId};
 
-use crate::flights::Flights;
+use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
-use trunkline_sim_perf::cost::{CostModel, StepShape};
+use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepShape};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
-use trunkline_sim_workload::trace::{self, Source, Sped, Trace, TraceError, generated_token};
+use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError, generated_token};
 
 mod arriving;
 mod copying;
+mod fast_forward;
 mod faults;
-mod leap;
+mod pipeline;
 mod reporting;
+
+use self::pipeline::Pipeline;
 
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
 
-/// Why a trace could not be replayed to its end.
+/// Failed replay of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// Nothing can be replayed under the settings.
+    /// Settings that cannot be replayed.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The requests could not be read to their end.
+    /// Requests cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// No load.
+    /// Load out of range.
     #[error("load is {0}; it must be above 0, such as 0.8 for 80 % of the capacity")]
     LoadFraction(f64),
-    /// There is no rate of arrivals that could be scaled.
+    /// Arrivals at a single instant, without a rate to scale.
     #[error("all requests of the trace arrive at one instant, so it has no rate; give no load")]
     NoRate,
-    /// Every request was refused.
+    /// Every request refused, so no capacity exists.
     #[error("every request is too large for the device, so there is no capacity; give it more blocks")]
     NoCapacity,
-    /// Nothing is left to happen, yet requests have not ended. A fault of the core.
+    /// No event left, but unfinished requests: a fault of the core.
     #[error("the core fell silent at {at_s} s with {unfinished} requests unfinished")]
     Stalled {
-        /// When, seconds after the first arrival.
+        /// Time of the last event, seconds after the first arrival.
         at_s: f64,
-        /// How many had not ended.
+        /// Number of unfinished requests.
         unfinished: u64,
     },
-    /// Who watched it had seen enough.
+    /// Stopped by an observer.
     #[error("the replay was stopped")]
     Stopped,
 }
 
-/// Replays `trace` to its end. `progress` is told now and then how many requests have ended.
+/// Replays `trace` to the end. Calls `progress` with the number of ended requests now and then.
+///
+/// # Errors
+///
+/// [`ReplayError`] if the settings are invalid.
 pub fn replay(
     trace: &Trace,
     settings: &Settings,
@@ -88,7 +94,11 @@ pub fn replay(
     result
 }
 
-/// Replays `trace`, watched by `observer`.
+/// Replays `trace` under `observer`.
+///
+/// # Errors
+///
+/// [`ReplayError`] if the settings are invalid or the observer stops the replay.
 pub fn replay_watched(
     trace: &Trace,
     settings: &Settings,
@@ -98,8 +108,12 @@ pub fn replay_watched(
     replay_source(&mut trace.source(), settings, cost, observer)
 }
 
-/// Replays what `source` gives, watched by `observer`. Memory grows with the requests that are under way, and by 24 bytes for each of the
-/// first million, whose latencies are kept.
+/// Replays the requests of `source` under `observer`. Memory grows with the requests in flight, and by 24 bytes for each of the
+/// first million latencies.
+///
+/// # Errors
+///
+/// [`ReplayError`] if the settings are invalid, the source cannot be read, or the observer stops the replay.
 pub fn replay_source(
     source: &mut dyn Source,
     settings: &Settings,
@@ -114,34 +128,33 @@ pub fn replay_source(
     Ok(report)
 }
 
-/// What one engine of the cluster waits for.
+/// Pending step and copies of one engine of the cluster.
 struct Replica {
-    /// Nothing while no step is in flight, and in a leap.
-    in_flight: Option<Box<Step>>,
-    /// When the first step of the leap ended that is under way.
-    leap_first_ns: u64,
+    /// Steps in flight, oldest first; empty between steps and during a fast-forward.
+    in_flight: VecDeque<Box<Step>>,
+    pipeline: Pipeline,
+    /// End of the first step of the current fast-forward.
+    fast_forward_first_ns: u64,
     links: Links,
-    /// How often it failed: which life it is in.
+    /// Number of failures so far, to identify events of earlier lives.
     life: u32,
-    /// By what the durations of its steps are multiplied.
+    /// Factor on the durations of the steps.
     slowness: f64,
-    step_ends_ns: u64,
-    busy_ns: u64,
 }
 
-/// What is done at a time. What is done at the same time is done in this order, by replica.
+/// Event of the simulation. Events of one instant are handled in this order, then by replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum SimEvent {
     Fail {
         failure: usize,
     },
     Return {
         replica: usize,
     },
-    /// Something happens in one direction of a link, unless what is under way there has changed since this was said.
-    LinkTurn {
+    /// Wake-up of a link direction; void if the copies under way there have changed since.
+    LinkWakeUp {
         replica: usize,
-        lane: usize,
+        direction: usize,
         version: u64,
     },
     TransferEnd {
@@ -155,31 +168,26 @@ enum What {
     },
 }
 
-/// An entry of the queue.
+/// Entry of the event queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Scheduled {
     at_ns: u64,
-    what: What,
+    what: SimEvent,
 }
 
 struct Fleet<'a> {
-    source: Sped<&'a mut dyn Source>,
     settings: &'a Settings,
     cost: &'a dyn CostModel,
     observer: &'a mut dyn Observer,
-    /// Whether steps that are like the one before them are leapt over.
-    leaps: bool,
+    /// `true` if steady decode steps are fast-forwarded.
+    can_fast_forward: bool,
     stopped: bool,
-    arrivals: Arrivals,
-    /// When the next request arrives, if requests arrive as the source says and it knows.
-    next_arrival_ns: Option<u64>,
-    /// Requests that were taken from the source for a replica before their turn, by replica.
-    ahead: Vec<VecDeque<u64>>,
+    pending: Pending<'a>,
     block_size: u32,
     root: BlockHash,
     cluster: Cluster,
     replicas: Vec<Replica>,
-    flights: Flights,
+    flights: InFlightRequests,
     rerouted: u64,
     /// Requests that a core gave up on, to be submitted again.
     again: Vec<u64>,
@@ -187,19 +195,46 @@ struct Fleet<'a> {
     meters: Meters<'a>,
     now_ns: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
-    outputs: Vec<Output>,
-    /// Copies that end at one turn of a link, emptied after each use.
-    ended_copies: Vec<Copy>,
-    /// Requests taken from the source, those that ended or were refused, and when the last of them did.
-    taken: u64,
-    ended: u64,
-    last_end_ns: u64,
-    /// Where requests ended since arrivals that may wait for that were last looked at.
+    spare: Spare,
+    totals: Totals,
+}
+
+/// Requests that have not arrived yet.
+struct Pending<'a> {
+    source: TimeScaled<&'a mut dyn Source>,
+    arrivals: Arrivals,
+    /// Time of the next arrival, if arrivals follow the source and the source knows.
+    next_ns: Option<u64>,
+    /// Requests taken from the source for a replica before their turn, by replica.
+    ahead: Vec<VecDeque<u64>>,
+    /// Replicas where requests ended since the last look at arrivals that wait for ends.
     freed: Vec<usize>,
+}
+
+/// Buffers kept between uses to save allocations; empty between uses.
+#[derive(Default)]
+struct Spare {
+    /// Outputs of the cluster.
+    outputs: Vec<Output>,
+    /// Copies that ended at one wake-up of a link.
+    ended_copies: Vec<Copy>,
+}
+
+/// Counters over all replicas.
+#[derive(Default)]
+struct Totals {
+    /// Requests taken from the source.
+    taken: u64,
+    /// Requests completed or refused.
+    ended: u64,
+    /// Time of the last end, nanoseconds.
+    last_end_ns: u64,
+    /// Sequences of all steps.
     seqs_run: u64,
+    /// Tokens of all steps, drafts included.
     tokens_run: u64,
-    /// Steps begun in leaps.
-    leapt: u64,
+    /// Steps begun in fast-forwards.
+    fast_forwarded: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -211,27 +246,8 @@ impl<'a> Fleet<'a> {
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let routing = &settings.routing;
-        let mut replicas = Vec::new();
-        for number in 0..settings.n_replicas() as usize {
-            replicas.push(Replica {
-                in_flight: None,
-                leap_first_ns: 0,
-                links: Links::new(
-                    settings.hardware_of(number),
-                    &settings.model,
-                    settings.core.block_size,
-                    &settings.far_links,
-                ),
-                life: 0,
-                slowness: routing
-                    .slow
-                    .iter()
-                    .find(|slow| slow.replica as usize == number)
-                    .map_or(1.0, |slow| slow.factor),
-                step_ends_ns: 0,
-                busy_ns: 0,
-            });
-        }
+        let replicas =
+            (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number)).collect::<Vec<_>>();
         let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
         cluster.omit_tokens();
         let speed = match settings.arrivals {
@@ -240,35 +256,31 @@ impl<'a> Fleet<'a> {
         };
         let meters = Meters::new(&settings.tenants, replicas.len());
         Ok(Self {
-            source: Sped::new(source, speed),
             settings,
             cost,
-            leaps: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
+            can_fast_forward: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
             observer,
             stopped: false,
-            arrivals: settings.arrivals,
-            next_arrival_ns: None,
-            ahead: vec![VecDeque::new(); replicas.len()],
+            pending: Pending {
+                source: TimeScaled::new(source, speed),
+                arrivals: settings.arrivals,
+                next_ns: None,
+                ahead: vec![VecDeque::new(); replicas.len()],
+                freed: Vec::new(),
+            },
             block_size: settings.core.block_size,
             root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
             meters,
             cluster,
-            flights: Flights::default(),
+            flights: InFlightRequests::default(),
             rerouted: 0,
             again: Vec::new(),
             replicas,
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
             queue: BinaryHeap::new(),
-            outputs: Vec::new(),
-            ended_copies: Vec::new(),
-            taken: 0,
-            ended: 0,
-            last_end_ns: 0,
-            freed: Vec::new(),
-            seqs_run: 0,
-            tokens_run: 0,
-            leapt: 0,
+            spare: Spare::default(),
+            totals: Totals::default(),
         })
     }
 
@@ -284,7 +296,7 @@ impl<'a> Fleet<'a> {
                 return Err(ReplayError::Stopped);
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
-            match self.next_arrival_ns {
+            match self.pending.next_ns {
                 Some(at_ns) if queued_ns.is_none_or(|queued_ns| at_ns < queued_ns) => {
                     self.now_ns = self.now_ns.max(at_ns);
                     self.arrive_next()?;
@@ -295,7 +307,7 @@ impl<'a> Fleet<'a> {
                 },
             }
         }
-        match self.taken - self.ended {
+        match self.totals.taken - self.totals.ended {
             0 => Ok(()),
             unfinished => Err(ReplayError::Stalled { at_s: self.now_ns as f64 / 1e9, unfinished }),
         }
@@ -305,26 +317,26 @@ impl<'a> Fleet<'a> {
         assert!(next.at_ns >= self.now_ns, "time goes forward");
         self.now_ns = next.at_ns;
         match next.what {
-            What::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
-            What::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
+            SimEvent::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
+            SimEvent::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
                 self.tell(replica, Event::TransferFinished(id));
             }
-            What::StepEnd { .. } | What::TransferEnd { .. } => {}
-            What::LinkTurn { replica, lane, version } => self.turn_link(replica, lane, version),
-            What::Fail { failure } => self.fail(failure),
-            What::Return { replica } => self.come_back(replica),
+            SimEvent::StepEnd { .. } | SimEvent::TransferEnd { .. } => {}
+            SimEvent::LinkWakeUp { replica, direction, version } => self.wake_up_link(replica, direction, version),
+            SimEvent::Fail { failure } => self.fail(failure),
+            SimEvent::Return { replica } => self.come_back(replica),
         }
     }
 
-    fn schedule(&mut self, at_ns: u64, what: What) {
+    fn schedule(&mut self, at_ns: u64, what: SimEvent) {
         self.queue.push(Reverse(Scheduled { at_ns, what }));
     }
 
     fn end_step(&mut self, replica: usize) {
-        if self.leaps && self.leap(replica) {
+        if self.can_fast_forward && self.fast_forward(replica) {
             return;
         }
-        let step = self.replicas[replica].in_flight.take().expect("a step in flight ends once");
+        let step = self.replicas[replica].in_flight.pop_front().expect("a step in flight ends once");
         let spare = self.cluster.spare_result(engine(replica));
         let result = self.worker.answer(&step, spare);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
@@ -351,7 +363,7 @@ impl<'a> Fleet<'a> {
 
     /// Delivers an input to the cluster and performs its outputs.
     fn input(&mut self, input: Input) {
-        let mut outputs = std::mem::take(&mut self.outputs);
+        let mut outputs = std::mem::take(&mut self.spare.outputs);
         self.cluster.handle(self.now_ns, input, &mut outputs);
         self.perform_all(self.now_ns, outputs);
         while let Some(number) = self.again.pop() {
@@ -370,7 +382,7 @@ impl<'a> Fleet<'a> {
         for output in outputs.drain(..) {
             self.perform(at_ns, output);
         }
-        self.outputs = outputs;
+        self.spare.outputs = outputs;
     }
 
     fn perform(&mut self, at_ns: u64, output: Output) {
@@ -439,31 +451,34 @@ impl<'a> Fleet<'a> {
 
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
         let shape = StepShape::of(&step);
-        self.meters.step_began(&mut self.flights, at_ns, replica, &step.seqs);
-        self.seqs_run += shape.sequences();
-        self.tokens_run += shape.tokens;
+        self.totals.seqs_run += shape.sequences();
+        self.totals.tokens_run += shape.tokens;
+        let times = if self.settings.core.pipeline_stages > 1 {
+            self.cost.replica_pipelined(replica, &shape)
+        } else {
+            let latency_ns = self.cost.replica_step_ns(replica, &shape);
+            PipelinedStep { latency_ns, stage_ns: latency_ns }
+        };
         let it = &mut self.replicas[replica];
-        let duration_ns = Replica::slowed(self.cost.replica_step_ns(replica, &shape), it.slowness);
-        let previous = it.in_flight.replace(step);
-        assert!(previous.is_none(), "one step in flight at a time");
-        it.step_ends_ns = at_ns + duration_ns;
-        it.busy_ns += duration_ns;
-        let (end_ns, life) = (it.step_ends_ns, it.life);
-        if !self.leaps && self.observer.wants_steps() {
+        let (begin_ns, end_ns) = it.pipeline.push(at_ns, times, it.slowness);
+        self.meters.step_began(&mut self.flights, begin_ns, replica, &step.seqs);
+        it.in_flight.push_back(step);
+        let life = it.life;
+        if !self.can_fast_forward && self.observer.wants_steps() {
             let stats = &self.cluster.core(engine(replica)).stats();
-            self.observer.step(&StepSeen { replica: replica as u32, begin_ns: at_ns, end_ns, shape, stats });
+            self.observer.step(&StepSeen { replica: replica as u32, begin_ns, end_ns, shape, stats });
         }
-        self.schedule(end_ns, What::StepEnd { replica, life });
+        self.schedule(end_ns, SimEvent::StepEnd { replica, life });
     }
 
-    /// A request of this replica left it; some arrivals wait for that.
+    /// Counts the end of a request at a replica; some arrivals wait for ends.
     fn end(&mut self, replica: usize, outcome: &Outcome) {
         self.stopped |= self.observer.ended(outcome).is_break();
-        self.ended += 1;
-        self.last_end_ns = self.now_ns;
-        self.freed.push(replica);
+        self.totals.ended += 1;
+        self.totals.last_end_ns = self.now_ns;
+        self.pending.freed.push(replica);
         let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
-        self.source.ended(outcome.request, self.now_ns, how);
+        self.pending.source.ended(outcome.request, self.now_ns, how);
     }
 }
 
@@ -473,9 +488,18 @@ fn engine(replica: usize) -> EngineId {
 }
 
 impl Replica {
-    /// How long a step takes that would take `duration_ns` if the replica were well.
-    fn slowed(duration_ns: u64, slowness: f64) -> u64 {
-        if slowness == 1.0 { duration_ns } else { (duration_ns as f64 * slowness).round() as u64 }
+    /// Returns replica `number` of a fleet, up and idle.
+    fn new(settings: &Settings, number: usize) -> Self {
+        let (hardware, block_size) = (settings.hardware_of(number), settings.core.block_size);
+        let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
+        Self {
+            in_flight: VecDeque::new(),
+            pipeline: Pipeline::default(),
+            fast_forward_first_ns: 0,
+            links: Links::new(hardware, &settings.model, block_size, &settings.far_links),
+            life: 0,
+            slowness: slow.map_or(1.0, |slow| slow.factor),
+        }
     }
 }
 

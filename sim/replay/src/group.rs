@@ -1,11 +1,11 @@
-//! Fleets of several kinds: replicas of other devices, or of other numbers of them.
+//! Fleets with several kinds of replica: other devices, or other numbers of devices.
 //!
-//! [`Settings`] describe the replicas of the first kind; [`Settings::others`] are those of further kinds, numbered after them. All serve
-//! one model in blocks of one size by one policy, so that only what follows from the devices differs: how many blocks there are, and how
-//! long steps and copies take.
+//! [`crate::Settings`] describe the replicas of the first kind; [`crate::Settings::others`] are further kinds, numbered after them.
+//! All kinds serve one model, with one block size and one policy. Kinds differ only by their devices: number of blocks, and
+//! durations of steps and copies.
 //!
-//! Routers count load in requests and tokens, not in time, so a fast replica is sent as much as a slow one until its load falls behind;
-//! and a request that a small replica is sent and has no room for is refused, though a larger one might have had it.
+//! Routers measure load in requests and tokens rather than time, so a fast replica receives as much as a slow one until its load
+//! falls behind. A request too large for its replica is refused, even if a larger replica had room.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,36 +16,36 @@ use trunkline_sim_perf::hardware::Hardware;
 /// Replicas of a further kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
-    /// The devices of each replica.
+    /// Device of each replica.
     pub hardware: Hardware,
-    /// How one replica spreads the model over devices.
+    /// Parallelism of each replica.
     pub parallel: Parallel,
-    /// Replicas, at least one.
+    /// Number of replicas, at least one.
     pub replicas: u32,
     /// KV blocks on each device.
     pub device_blocks: u32,
-    /// What copying a block is estimated to cost, nanoseconds.
+    /// Estimated cost of copying a block, nanoseconds.
     pub swap_block_ns: u64,
-    /// What computing a token again is estimated to cost, nanoseconds.
+    /// Estimated cost of recomputing a token, nanoseconds.
     pub recompute_token_ns: u64,
 }
 
-/// Replicas of one kind as they are written: `a100-80g:tp2*4`.
+/// Text form of one kind, such as `a100-80g:tp2*4`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
-    /// A preset, or a file.
+    /// Preset or path of a file.
     pub hardware: String,
-    /// How one replica spreads the model over devices.
+    /// Parallelism of each replica.
     pub parallel: Parallel,
-    /// Replicas.
+    /// Number of replicas, at least one.
     pub replicas: u32,
 }
 
-/// A fleet as it is written: groups, separated by commas.
+/// Text form of a fleet: kinds separated by commas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetSpec(pub Vec<GroupSpec>);
 
-/// What is no fleet.
+/// Invalid fleet, as given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "fleet is '{0}'; give HARDWARE[:SHAPE][*REPLICAS] for each kind, separated by commas, such as h100-80g*2,a100-80g:tp2*4, with 1 to \
@@ -53,7 +53,7 @@ pub struct FleetSpec(pub Vec<GroupSpec>);
 )]
 pub struct BadFleet(pub String);
 
-/// More replicas than any fleet that is worth replaying as one.
+/// Replicas in a fleet, at most.
 pub const REPLICAS_MAX: u32 = 4096;
 
 impl GroupSpec {

@@ -1,60 +1,74 @@
-//! Replays traces and recordings through the Trunkline core under a virtual clock.
+//! Replays of traces and recordings through the Trunkline core under a virtual clock.
 //!
-//! The simulator owns no scheduler of its own: it is a driver of [`trunkline_core::Core`], the same state machine that the
-//! server drives. What differs is the clock, which jumps from event to event, and the worker, which computes nothing and
-//! takes as long as a [`cost::CostModel`] says; copies between device and host take as long as a [`link`] does. So a question about
-//! capacity, policy or block size is answered by the code that will serve.
+//! The simulator has no scheduler of its own: it drives [`trunkline_core::Core`], the state machine of the server. Only the clock
+//! and the worker differ: the clock jumps from event to event, and the worker takes the time of a
+//! [`CostModel`](trunkline_sim_perf::cost::CostModel) without computing. Copies between device and host take the time of a
+//! [`link`](trunkline_sim_perf::link). Questions about capacity, policy or block size are therefore answered by the code that will
+//! serve.
+//!
+//! ```
+//! use trunkline_sim_perf::{hardware, model};
+//! use trunkline_sim_replay::{Settings, replay};
+//! use trunkline_sim_workload::trace::{Content, Format, Trace, TraceRequest};
+//!
+//! let request = |n: u32| TraceRequest {
+//!     arrival_ns: u64::from(n) * 1_000_000,
+//!     input_tokens: 100,
+//!     output_tokens: 10,
+//!     content: Content::Unique(n),
+//! };
+//! let trace = Trace { format: Format::Azure, requests: (0..20).map(request).collect() };
+//! let mut settings = Settings::new(*hardware::by_name("h100-80g")?, *model::by_name("llama-3.1-8b")?);
+//! settings.core.device_blocks = settings.fitting_device_blocks()?;
+//! let cost = settings.cost_model()?;
+//! let report = replay(&trace, &settings, &*cost, &mut |_| {})?;
+//! assert_eq!(report.completed, 20);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # A replay in seven steps
 //!
-//! 1. A [`trace::Source`] gives requests one by one: when each arrives, how long it is, what it shares with others. It is a trace in
-//!    memory, a file that is read on the way, or a [`workload`] whose users ask when they have been answered.
-//! 2. [`fleet::replay_source`] makes a core per replica and goes from one thing that happens to the next.
-//! 3. An arrival becomes a request: its tokens are made ([`trace::TraceRequest::prompt`]), hashed and submitted to the replica
-//!    that a router picks ([`trunkline_cluster`]).
-//! 4. The core answers with a step. [`cost::StepShape`] sums it up, the cost model gives its duration, and its end is
-//!    put on the queue.
-//! 5. When it ends, the modelled worker answers with a token for each sequence that samples, and with the drafts that were right.
-//!    Copies of blocks that the core asks for go to the replica's [`link`], and their ends on the queue. Steps that are like the one
-//!    before them are leapt over ([`trunkline_core::Core::fast_forward`]), unless an [`observer`] wants to see them.
-//! 6. Tokens and ends of requests go to the meters of [`latency`], and of [`fairness`] if there are several [`tenants`].
-//! 7. When nothing is left to happen, [`report::Report`] says what happened.
+//! 1. A [`Source`](trunkline_sim_workload::trace::Source) yields requests one by one: a trace in memory, a file read on demand, or
+//!    a synthetic workload of users who react to answers.
+//! 2. [`fleet::replay_source`] creates a core per replica and processes events in the order of time.
+//! 3. An arrival becomes a request: the prompt tokens are made, hashed and submitted to the replica chosen by a router of the [`trunkline_cluster`].
+//! 4. The core answers with a step. The cost model gives its duration from the batch shape, and the end enters the queue.
+//! 5. At the end of a step, the modelled worker returns a token for each sampled sequence, plus accepted drafts. Copies of blocks
+//!    go to the replica's link, and all wake-ups enter the queue. Steady decode steps are fast-forwarded unless an
+//!    [`Observer`](trunkline_sim_report::Observer) wants to see each.
+//! 6. Tokens and ends of requests go to meters of latency, and of [`fairness`](trunkline_sim_report::fairness) for several tenants.
+//! 7. After the last event, the fleet returns a [`Report`](trunkline_sim_report::Report).
 //!
-//! [`capacity`] finds out how much a fleet can take, so that a load can be given as a share of it. [`plan`] finds the smallest fleet that
-//! keeps promises about latency ([`slo`]), or the highest rate at which a fleet keeps them. A fleet may be of several kinds ([`group`]).
-//! Replicas can be slow or fail ([`faults`]), and how each request fared can be had one by one ([`outcome`]). What a replay was like over
-//! time is sampled by [`series`] and drawn by [`html`]; [`timeline`] has every step. [`figures`] makes a report a row of [`columns`], for joining many.
-//!
-//! [`trace`] also writes and converts traces and counts what they are like ([`trace::stats`]); [`workload`] makes requests up.
-//!
-//! [`recorded`] is the second way in: it shows a core the events that a server recorded and compares the decisions.
+//! [`capacity`] measures the throughput limit of a fleet, so that a load can be given as a share of it. [`plan`] finds the smallest
+//! fleet for a set of SLOs, or the highest rate for a fleet. A fleet may have several kinds of replica ([`group`]), and replicas
+//! can be slow or fail ([`faults`]). [`calibrate`](mod@calibrate) fits step times to a server, and [`recorded`] replays the
+//! recording of a server and compares the decisions.
 //!
 //! # Invariants
 //!
-//! * **The same input gives the same digest and the same report** (but for `wall_s`): one thread, one clock, what happens at one instant
-//!   in a fixed order, nothing random: what is drawn is a hash of what it is drawn for.
-//! * **No step is faster than the hardware can be**: every cost model holds every step to [`cost::Limit`], peak FLOP/s and peak
-//!   bandwidth.
-//! * **Every request of a trace ends or is refused**; a core that falls silent before is an error, not a short report.
-//! * Prompts exist only while a request is in a core, so memory grows with the requests in flight, and with the lines of the trace if
-//!   that is in memory, not with its tokens.
-//! * The simulator knows neither the server nor a real worker.
+//! * **Equal inputs give equal digests and equal reports**, except `wall_s`: one thread, one clock, a fixed order of events at one
+//!   instant, and hashes instead of randomness.
+//! * **No step is faster than the hardware**: every cost model applies [`LowerBound`](trunkline_sim_perf::cost::LowerBound), peak
+//!   FLOP/s and peak bandwidth, to every step.
+//! * **Every request of a trace ends or is refused**; a core without further actions before is an error, not a short report.
+//! * Prompts exist only while their request is in a core. Memory grows with the requests in flight, and with the lines of a trace
+//!   in memory, but not with its tokens.
+//! * The simulator depends neither on the server nor on a real worker.
 //!
-//! # How near it comes
+//! # Accuracy
 //!
-//! Every report names its cost model and what that was compared with; [`cost`] says which ones there are, [`Settings::cost_model`] makes
-//! the one that was chosen. With the measured table of a
-//! device and the limits of [`engines`], a real run of vLLM 0.19 (300 requests, 195 preemptions) comes out with means and percentiles of
-//! TTFT, TPOT and E2E within 1.2 %; with the roofline of that device within 3.5 %. That is one model on one device: elsewhere compare
-//! policies with it, and calibrate ([`cost::calibrate`]) before buying hardware by it.
+//! Every report names the cost model with its reference; [`trunkline_sim_perf::cost`] lists the models. With a measured
+//! table of the device and the limits of [`engines`], the means and percentiles of TTFT, TPOT and E2E of a real run of vLLM 0.19
+//! (300 requests, 195 preemptions) are reproduced within 1.2 %; with the roofline of the device within 3.5 %. The comparison covers
+//! one model on one device: elsewhere use the simulator to compare policies, and calibrate before buying hardware.
 
 pub mod calibrate;
 pub mod capacity;
 pub mod engines;
 pub mod faults;
 pub mod fleet;
-mod flights;
 pub mod group;
+mod in_flight;
 mod meters;
 pub mod plan;
 pub mod recorded;

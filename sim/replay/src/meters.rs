@@ -1,8 +1,15 @@
-//! What is measured of requests, by tenant.
+//! Meters of requests by tenant.
+//!
+//! | metric | definition | memory |
+//! |---|---|---|
+//! | TTFT | arrival to first token | exact, 8 bytes per request; within 0.05 % beyond a million requests |
+//! | TPOT | (E2E - TTFT) / (output tokens - 1), of requests with more than one token | as TTFT |
+//! | E2E | arrival to end | as TTFT |
+//! | ITL | every gap between two tokens of a request | in a [`Histogram`], within 0.05 % |
 
 use trunkline_core::{StepSeq, Token, Usage};
 
-use crate::flights::{Flight, Flights};
+use crate::in_flight::{InFlightRequest, InFlightRequests};
 use trunkline_sim_report::fairness::{Contention, OUTPUT_UNITS};
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::outcome::Outcome;
@@ -11,7 +18,7 @@ use trunkline_sim_workload::summary::{Histogram, Kept, Summary};
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::generated_token;
 
-/// What is measured of a tenant.
+/// Meters of one tenant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TenantMeters {
     pub requests: u64,
@@ -30,7 +37,7 @@ pub(crate) struct Meters<'a> {
     shares: &'a Shares,
     tenants: Vec<TenantMeters>,
     itl: Histogram,
-    /// By replica; empty if there is one tenant, who competes with nobody.
+    /// Competition at each replica; empty with a single tenant.
     contentions: Vec<Contention>,
 }
 
@@ -45,19 +52,19 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// Whether there is one tenant, so that it does not matter how steps divide their service.
+    /// Returns `true` with a single tenant, for whom the division of service among steps is irrelevant.
     pub(crate) fn is_alone(&self) -> bool {
         self.contentions.is_empty()
     }
 
-    /// A request goes to `replica`.
-    pub(crate) fn submit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
+    /// Counts the submission of a request to `replica`.
+    pub(crate) fn submit(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize) {
         self.tenants[usize::from(flight.tenant)].requests += 1;
         self.resubmit(flight, now_ns, replica);
     }
 
-    /// A request was turned away.
-    pub(crate) fn refuse(&mut self, flight: &Flight, now_ns: u64, replica: usize, request: u64) -> Outcome {
+    /// Counts the refusal of a request and returns the outcome.
+    pub(crate) fn refuse(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize, request: u64) -> Outcome {
         let tenant = usize::from(flight.tenant);
         self.tenants[tenant].refused += 1;
         if let Some(contention) = self.contentions.get_mut(replica) {
@@ -80,23 +87,23 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// A request was taken from `replica` and continues elsewhere.
-    pub(crate) fn take_back(&mut self, flight: &mut Flight, now_ns: u64, replica: usize) {
+    /// Removes a request from `replica`; it continues elsewhere.
+    pub(crate) fn take_back(&mut self, flight: &mut InFlightRequest, now_ns: u64, replica: usize) {
         let began = std::mem::replace(&mut flight.began, false);
         if let (false, Some(contention)) = (began, self.contentions.get_mut(replica)) {
             contention.leave(now_ns, usize::from(flight.tenant));
         }
     }
 
-    /// A request that was taken back goes to `replica`.
-    pub(crate) fn resubmit(&mut self, flight: &Flight, now_ns: u64, replica: usize) {
+    /// Adds a removed request to `replica`.
+    pub(crate) fn resubmit(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize) {
         if let Some(contention) = self.contentions.get_mut(replica) {
             contention.wait(now_ns, usize::from(flight.tenant));
         }
     }
 
-    /// A step with these sequences begins.
-    pub(crate) fn step_began(&mut self, flights: &mut Flights, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
+    /// Counts the start of a step with the given sequences.
+    pub(crate) fn step_began(&mut self, flights: &mut InFlightRequests, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
         for seq in seqs.iter().filter(|seq| seq.start) {
             let flight = flights.get(seq.request.0);
             if std::mem::replace(&mut flight.began, true) {
@@ -111,8 +118,14 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// A step ended; `ends` are those of its result. Nobody has been told its tokens yet.
-    pub(crate) fn step_ended(&mut self, flights: &mut Flights, replica: usize, seqs: &[StepSeq], ends: &[u32]) {
+    /// Counts the end of a step, before its tokens are delivered; `ends` are those of its result.
+    pub(crate) fn step_ended(
+        &mut self,
+        flights: &mut InFlightRequests,
+        replica: usize,
+        seqs: &[StepSeq],
+        ends: &[u32],
+    ) {
         let Some(contention) = self.contentions.get_mut(replica) else { return };
         let mut begin = 0;
         for (seq, end) in seqs.iter().zip(ends) {
@@ -129,8 +142,8 @@ impl<'a> Meters<'a> {
         contention.step_ended();
     }
 
-    /// A request was given its next token.
-    pub(crate) fn token(&mut self, flight: &mut Flight, now_ns: u64, request: u64, token: Token) {
+    /// Counts the next token of a request.
+    pub(crate) fn token(&mut self, flight: &mut InFlightRequest, now_ns: u64, request: u64, token: Token) {
         assert_eq!(token, generated_token(request, flight.n_generated), "tokens of a request come once and in order");
         if flight.n_generated == 0 {
             flight.first_token_ns = now_ns;
@@ -142,23 +155,24 @@ impl<'a> Meters<'a> {
         flight.n_generated += 1;
     }
 
-    /// A step that was leapt over gave `n` requests, all of which got a token when it began, their next one.
+    /// Counts the gaps of a fast-forwarded step: `n` requests received a token at the start and at the end.
     pub(crate) fn gaps(&mut self, duration_ns: u64, n: u64) {
         self.itl.record(duration_ns, n);
     }
 
-    /// A leap gave a request, which had a token before, one at `first_ns` and others until `last_ns`, whose gaps are counted.
-    pub(crate) fn leapt(&mut self, flight: &mut Flight, first_ns: u64, last_ns: u64, tokens: u32) {
+    /// Counts the tokens of a fast-forward for one request: the gap before the token at `first_ns`, and the tokens until `last_ns`,
+    /// whose gaps are counted already.
+    pub(crate) fn fast_forwarded(&mut self, flight: &mut InFlightRequest, first_ns: u64, last_ns: u64, tokens: u32) {
         debug_assert!(flight.n_generated > 0);
         self.itl.record(first_ns - flight.last_token_ns, 1);
         flight.last_token_ns = last_ns;
         flight.n_generated += tokens;
     }
 
-    /// A request has all its tokens.
+    /// Counts the end of a request with all its tokens and returns the outcome.
     pub(crate) fn finish(
         &mut self,
-        flight: &Flight,
+        flight: &InFlightRequest,
         now_ns: u64,
         replica: usize,
         request: u64,
@@ -192,7 +206,7 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// What was measured over all tenants, every gap between two tokens, and how the tenants fared if there are several.
+    /// Returns the totals over all tenants, the summary of ITL, and the fairness among several tenants.
     pub(crate) fn end(mut self) -> (TenantMeters, Summary, Option<FairnessReport>) {
         let itl = self.itl.summary();
         match self.tenants.len() {

@@ -1,15 +1,15 @@
-//! How many replicas keep a set of promises on a trace, or how fast a trace may come for a fleet to keep them.
+//! Capacity planning: the smallest fleet for a set of SLOs on a trace, or the highest rate for a fleet.
 //!
-//! Every probe replays the same trace with the same arrivals, so probes differ by what is asked and by nothing else. The answer is
-//! bracketed by doubling and then narrowed by cutting the bracket in three: two probes at a time, which run beside each other if there
-//! are two cores. Which probes are made does not depend on the machine.
+//! Every probe replays one trace with equal arrivals, so probes differ only in the quantity sought. The answer is bracketed by
+//! doubling, and the bracket is then cut in three by two probes at a time, which run in parallel on two cores. The set of probes
+//! does not depend on the machine.
 //!
-//! That is sound if more replicas, or a lower rate, never do worse. Near saturation that can fail by a little, and with
-//! prefix caches by more (a request may find less in each of more caches), so the next larger fleet is
-//! probed as well, and [`Answer::monotone`] says whether any probe contradicts the others.
+//! The search is sound if more replicas, or a lower rate, never do worse. Near saturation this can fail slightly, and with prefix
+//! caches more (a request may find less in each of more caches), so the next larger fleet is probed as well, and
+//! [`Answer::monotone`] reports contradictions between probes.
 //!
-//! A probe stops as soon as a promise can no longer be kept ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the longest to
-//! replay; it has no figures then. If no probe meets the promises, the easiest one is replayed to its end.
+//! A probe stops once an SLO can no longer be met ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the
+//! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to the end.
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
@@ -23,139 +23,143 @@ use crate::fleet::{ReplayError, replay_watched};
 use crate::settings::{Arrivals, Settings};
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::slo::{Figure, Judge, Slos};
+use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
-/// Above this load tails of latency tell little: small errors of step times make large ones of waiting times.
+/// Highest load with reliable tails of latency: above, small errors of step times become large errors of waiting times.
 pub const LOAD_RELIABLE_MAX: f64 = 0.85;
-/// Steps of the search in which a rate doubles, so that it is found within 2.2 %.
+/// Search steps per doubling of the rate, for an answer within 2.2 %.
 const STEPS_PER_DOUBLING: i64 = 32;
-/// How far from the trace's own rate is searched: by a factor of 2^20 up or down.
+/// Range of the search: a factor of 2^20 above and below the rate of the trace.
 const DOUBLINGS_MAX: i64 = 20;
 
-/// What is looked for.
+/// Quantity to find by the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
-    /// The least number of replicas.
+    /// Least number of replicas.
     Replicas {
-        /// The most that may be.
+        /// Number of replicas, at most.
         max: u32,
     },
-    /// The highest speed of the trace for the replicas of the settings.
+    /// Highest speed of the trace for the replicas of the settings.
     Rate,
 }
 
-/// A kind of fleet.
+/// Candidate fleet with a cost model.
 pub struct Candidate<'a> {
-    /// What is replayed on. Its replicas are what is looked for, or its speed.
+    /// Settings of the replays; the search varies the replicas or speed.
     pub settings: Settings,
-    /// How long its steps take. Probes run beside each other and share it.
+    /// Cost model, shared by parallel probes.
     pub cost: &'a (dyn CostModel + Sync),
-    /// What a replica costs in an hour, in any currency; if there are several kinds, on average.
+    /// Price of a replica per hour, in any currency; the mean over several kinds.
     pub price_hour: Option<f64>,
 }
 
-/// What was found for a candidate.
+/// Answer for a candidate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
-    /// The device of each replica; if there are several kinds, how many of which.
+    /// Device of each replica, or the number of replicas per device.
     pub hardware: String,
-    /// The probe that is the answer, if any met the promises.
+    /// Best probe within all SLOs, if any.
     pub best: Option<Probe>,
-    /// Rate of arrivals over capacity ([`crate::capacity`]) of the answer, if the trace has a rate. Utilisation does not tell how
-    /// much more a fleet could take, because a replica that decodes a single request is in use as well.
+    /// Load of the answer: arrival rate over capacity ([`crate::capacity`]); `None` for a trace without a rate. Utilisation does
+    /// not show the headroom of a fleet, since a replica with a single decode is busy too.
     pub load: Option<f64>,
-    /// All probes in the order of what was asked: replicas, or speed.
+    /// All probes, ordered by replicas or speed.
     pub probes: Vec<Probe>,
-    /// Whether no probe failed where a harder one did not.
+    /// `true` if no probe failed where a harder one succeeded.
     pub monotone: bool,
-    /// Whether [`Answer::best`] was as far as the search goes, so that there may be more.
+    /// `true` if [`Answer::best`] lies at the end of the search range, so a better answer may exist.
     pub at_end: bool,
 }
 
-/// One replay.
+/// Replay at one point of the search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Probe {
-    /// Replicas.
+    /// Number of replicas, at least one.
     pub replicas: u32,
-    /// By how much the times of arrival were divided.
+    /// Divisor of the arrival times.
     pub speed: f64,
-    /// Requests that arrived in a second on average, if they did not all come at one instant.
+    /// Mean arrival rate in requests per second; `None` if all requests arrive at once.
     pub arrival_requests_s: Option<f64>,
-    /// What came of each promise; nothing if the probe was stopped.
-    pub figures: Vec<Figure>,
-    /// The promise for which it was stopped.
+    /// Result of each SLO; empty for a stopped probe.
+    pub figures: Vec<SloResult>,
+    /// SLO that stopped the probe.
     pub stopped_by: Option<String>,
-    /// Whether every promise was kept.
+    /// `true` if every SLO was met.
     pub met: bool,
-    /// Requests that were refused as too large for the device, until it was stopped.
+    /// Requests refused as too large for the device, until the stop.
     pub refused: u64,
-    /// Time in which steps ran, over replicas times duration; nothing if it was stopped.
+    /// Share of the replicas' time spent in steps; `None` for a stopped probe.
     pub utilisation: Option<f64>,
-    /// What the fleet costs for a million tokens, generated or of prompts.
+    /// Price per million tokens of prompts and outputs.
     pub price_million_tokens: Option<f64>,
-    /// The same for a million generated tokens.
+    /// Price per million generated tokens.
     pub price_million_output_tokens: Option<f64>,
 }
 
 impl Answer {
-    /// Whether the tails of the answer are not to be trusted.
+    /// Returns `true` if the load is too high for reliable tails.
     pub fn is_saturated(&self) -> bool {
         self.load.is_some_and(|load| load > LOAD_RELIABLE_MAX)
     }
 }
 
-/// Why there is no answer.
+/// Failure to find an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The replay failed.
+    /// Replay that failed.
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    /// Prompts do not fit, and more replicas or time do not help.
+    /// Prompts too large for the device, whatever the fleet or rate.
     #[error(
         "{refused} of {requests} requests are too large for {hardware}, more than the goodput allows; give it more blocks"
     )]
     TooLarge {
-        /// The device.
+        /// Name of the device.
         hardware: &'static str,
-        /// Requests refused.
+        /// Number of requests refused.
         refused: u64,
-        /// Requests in all.
+        /// Number of requests in all.
         requests: u64,
     },
-    /// Which replica fails has no meaning while their number is looked for.
+    /// Numbered faults with an unknown number of replicas.
     #[error(
         "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
     )]
     Faults,
-    /// No fleet has none.
+    /// Search over zero replicas.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,
-    /// How many of each kind would have to be said.
+    /// Search over replicas of several kinds.
     #[error("a fleet of several kinds has its replicas; look for the rate")]
     Mixed,
-    /// Not a price.
+    /// Price out of range.
     #[error("price of {hardware} is {price}; it must be a number above 0")]
     Price {
-        /// The device.
+        /// Name of the device.
         hardware: &'static str,
-        /// What it was set to.
+        /// Price as given on input.
         price: f64,
     },
 }
 
-/// How a search is made.
+/// Parameters of a search.
 #[derive(Clone, Debug)]
 pub struct Search<'a> {
-    /// What is to be kept.
+    /// SLOs that the answer must meet.
     pub slos: &'a Slos,
-    /// What is looked for.
+    /// Quantity to find by the search.
     pub goal: Goal,
-    /// Whether every probe is replayed to its end, so that it has figures.
+    /// `true` to replay every probe to the end, for its figures.
     pub complete: bool,
 }
 
-/// Finds the answer for a candidate. `progress` is told of each request that ended, from several threads.
+/// Finds the answer for a candidate. Calls `progress` for each ended request, from several threads.
+///
+/// # Errors
+///
+/// [`PlanError`] if a replay fails, prompts do not fit the device, or the candidate does not suit the goal.
 pub fn plan(
     trace: &Trace,
     candidate: &Candidate<'_>,
@@ -213,7 +217,7 @@ pub fn plan(
     })
 }
 
-/// What share of what a probe's fleet could take it was given.
+/// Returns the load of a probe.
 fn load_of(trace: &Trace, candidate: &Candidate<'_>, probe: &Probe) -> Result<Option<f64>, ReplayError> {
     let Some(arrival_requests_s) = probe.arrival_requests_s else { return Ok(None) };
     let mut settings = candidate.settings.clone();
@@ -233,7 +237,7 @@ struct Prober<'a> {
 }
 
 impl Prober<'_> {
-    /// Probes 1, 2, 4, ..., `last` until one meets, and then between.
+    /// Probes 1, 2, 4, ..., `last` until one succeeds, then between.
     fn least_replicas(&mut self, last: i64) -> Result<Option<i64>, PlanError> {
         let (mut missed, mut next) = (0, 1);
         loop {
@@ -251,7 +255,7 @@ impl Prober<'_> {
         }
     }
 
-    /// Probes the trace's own rate, and doubles or halves until one meets and another does not; then between.
+    /// Probes the rate of the trace, doubles or halves the rate until one probe succeeds and another fails, then searches between.
     fn least_ease(&mut self, first: i64, last: i64) -> Result<Option<i64>, PlanError> {
         let one = STEPS_PER_DOUBLING;
         // At the trace's own rate and at twice that.
@@ -280,7 +284,7 @@ impl Prober<'_> {
         }
     }
 
-    /// The least number above `missed` that meets; `met` does.
+    /// Returns the least successful number above `missed`, where `met` succeeds.
     fn narrow(&mut self, mut missed: i64, mut met: i64) -> Result<i64, PlanError> {
         while met - missed > 1 {
             let third = ((met - missed) / 3).max(1);
@@ -298,7 +302,7 @@ impl Prober<'_> {
         Ok(met)
     }
 
-    /// Whether each of `numbers` meets. Runs those not run before, beside each other.
+    /// Runs the missing probes of `numbers` in parallel, and returns the success of each.
     fn probe(&mut self, numbers: &[i64]) -> Result<Vec<bool>, PlanError> {
         let known = |done: &[(i64, Probe)], number| done.iter().find(|(other, _)| *other == number).map(|(_, p)| p.met);
         let new: Vec<i64> = numbers.iter().copied().filter(|number| known(&self.done, *number).is_none()).collect();
@@ -309,7 +313,7 @@ impl Prober<'_> {
         Ok(numbers.iter().map(|number| known(&self.done, *number).expect("it was probed")).collect())
     }
 
-    /// Replays a probe, to its end if it is to be `complete`.
+    /// Replays a probe, to the end if `complete`.
     fn run(&self, number: i64, complete: bool) -> Result<Probe, PlanError> {
         let mut settings = self.candidate.settings.clone();
         match self.search.goal {
@@ -363,14 +367,14 @@ impl Prober<'_> {
         if let Some(price_hour) = self.candidate.price_hour {
             let price = price_hour * f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
             let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
-            probe.price_million_tokens = million(report.prompt_tokens + report.output_tokens);
-            probe.price_million_output_tokens = million(report.output_tokens);
+            probe.price_million_tokens = million(report.tokens.prompt_tokens + report.tokens.output_tokens);
+            probe.price_million_output_tokens = million(report.tokens.output_tokens);
         }
         Ok(probe)
     }
 }
 
-/// Does `work` for every item, as many at a time as there are cores. Results come in the order of the items.
+/// Applies `work` to every item on all cores. Results are in the order of the items.
 fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let share = || {

@@ -1,11 +1,11 @@
-//! Replays the inputs of a recorded cluster into another, and compares the decisions of the two.
+//! Replay of recordings: delivers the recorded inputs to a cluster and compares the decisions.
 //!
-//! A recording (see [`trunkline_cluster::record`]) holds every input with its time, and the settings of the cluster that saw them. A
-//! server with one engine is a cluster of one. Clusters are deterministic, so a second one under the same settings decides the same, and
-//! the two digests are equal. Unequal digests mean that another version made the recording, or that there is a fault.
+//! A recording (see [`trunkline_cluster::record`]) holds every input with its time, and the settings of the cluster; a server with one
+//! engine is a cluster of one. Clusters are deterministic, so a second cluster with equal settings makes equal decisions with an equal
+//! digest. Different digests mean another version of the program, or a fault in it.
 //!
-//! Block hashes are not recorded; they are made again. A recording may be gzip. One that was cut off (no trailer, a torn last line, a
-//! gzip stream that ends early) is replayed as far as it goes, and [`Replayed::cut_off`] says so.
+//! Block hashes are recomputed rather than recorded. A recording may be gzip. A truncated recording (no trailer, a torn last line,
+//! a gzip stream that ends early) is replayed as far as possible, and [`Replayed::cut_off`] reports the truncation.
 
 use std::path::{Path, PathBuf};
 
@@ -17,38 +17,38 @@ use trunkline_core::{ConfigError, Request};
 
 use trunkline_sim_workload::lines::{LineFault, LineNumber, Lines};
 
-/// The result of replaying a recording.
+/// Result of replaying a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Inputs replayed.
     pub events: u64,
-    /// Requests among them.
+    /// Submitted requests among the events.
     pub requests: u64,
     /// Digest of the replayed decisions, 16 hex digits.
     pub digest: String,
-    /// Digest of the recorded decisions, if the recording has its trailer.
+    /// Digest of the recorded decisions; `None` without a trailer.
     pub recorded_digest: Option<String>,
-    /// Whether they are equal; nothing if there is nothing to compare.
+    /// `true` if the digests are equal; `None` without a recorded digest.
     #[serde(rename = "match")]
     pub matches: Option<bool>,
-    /// Why the recording has no trailer: it ends too early, in this way.
+    /// Kind of truncation; `None` for a whole recording.
     pub cut_off: Option<CutOff>,
 }
 
-/// How a recording ends too early.
+/// Truncation of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutOff {
-    /// Its last line is whole, but is no trailer.
+    /// Last line is whole, but no trailer.
     NoTrailer,
-    /// Its last line is torn; it was left out.
+    /// Last line is torn, and was skipped.
     TornLine,
-    /// Its gzip stream ends early; the line in which it does was left out.
+    /// Gzip stream ends early; the last line was skipped.
     TornGzip,
 }
 
 impl CutOff {
-    /// For people.
+    /// Returns a description for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoTrailer => "it has no trailer",
@@ -58,84 +58,88 @@ impl CutOff {
     }
 }
 
-/// A fault in a recording: which file, which line, what.
+/// Error in a recording: file, line and fault.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {fault}", path.display(), LineNumber(*line))]
 pub struct RecordingError {
-    /// The file.
+    /// Path of the recording.
     pub path: PathBuf,
-    /// The line, from 1; 0 if the fault is not in a line.
+    /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// What is wrong with it.
+    /// Fault found at that place.
     pub fault: RecordingFault,
 }
 
-/// What can be wrong with a recording.
+/// Fault in a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingFault {
-    /// The file could not be read as lines.
+    /// File cannot be read as lines.
     #[error(transparent)]
     Line(#[from] LineFault),
-    /// The first line is no header.
+    /// First line is not a header.
     #[error("not a Trunkline recording: the first line is no header")]
     NoHeader,
-    /// The header is of another version.
+    /// Header of another version.
     #[error(
         "the recording has format version {found}, this program reads {} and {}; replay it with the version that made it",
         record::VERSION,
         record::VERSION_CLUSTER
     )]
     Version {
-        /// The version.
+        /// Version as found in the header.
         found: u32,
     },
-    /// The recorded limits are none that a core can work under.
+    /// Recorded limits are invalid.
     #[error("recorded limits: {0}")]
-    Config(ConfigError),
-    /// The recorded settings are none that a cluster can work under.
+    Config(Box<ConfigError>),
+    /// Recorded settings of a cluster are invalid.
     #[error("recorded settings: {0}")]
-    Cluster(ClusterError),
-    /// An input is of an engine that the cluster does not have.
+    Cluster(Box<ClusterError>),
+    /// Input of an engine that the cluster lacks.
     #[error("{engine} is none of the recorded cluster, which has {engines}; the recording is damaged")]
     Engine {
-        /// The engine named in the line.
+        /// Engine named in the line.
         engine: EngineId,
-        /// Engines of the recorded cluster.
+        /// Number of engines of the recorded cluster.
         engines: usize,
     },
-    /// A line in the middle is damaged.
+    /// Damaged line before the end.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A header or anything after the trailer.
+    /// Header or line after the trailer.
     #[error("a second header, or a line after the trailer; this is more than one recording")]
     Misplaced,
-    /// An event comes before the one above it.
+    /// Event with an earlier time than the event above.
     #[error("the time goes back from {before_ns} to {at_ns} ns; the recording is damaged")]
     TimeGoesBack {
-        /// The time above, nanoseconds.
+        /// Time of the event above, nanoseconds.
         before_ns: u64,
-        /// The time here, nanoseconds.
+        /// Time of this event, nanoseconds.
         at_ns: u64,
     },
 }
 
-/// An input of a recording, and the outputs of the replayed cluster after it.
+/// Recorded input with the outputs of the replayed cluster.
 pub(crate) struct Shown<'a> {
     /// Time of the input on the recorded clock, nanoseconds.
     pub at_ns: u64,
-    /// Engine and id of the step that the input ended, if it ended one.
+    /// Engine and id of the step ended by the input, if any.
     pub finished: Option<(EngineId, u64)>,
-    /// Engine whose worker, and the step in flight with it, the input lost.
+    /// Engine whose worker was lost with its steps in flight.
     pub lost: Option<EngineId>,
     pub outputs: &'a [Output],
 }
 
-/// Replays the recording at `path`. `progress` is told the number of events now and then.
+/// Replays the recording at `path`. Calls `progress` with the number of events now and then.
+///
+/// # Errors
+///
+/// [`RecordingError`] if the recording cannot be read, is damaged before the end, or has invalid limits.
 pub fn replay_recorded(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Replayed, RecordingError> {
     replay_watched(path, progress, &mut |_| {})
 }
 
-/// The same, and `watch` is shown every event.
+/// Replays the recording at `path` and shows every event to `watch`.
 pub(crate) fn replay_watched(
     path: &Path,
     progress: &mut dyn FnMut(u64),
@@ -167,7 +171,7 @@ struct Replay {
     outputs: Vec<Output>,
 }
 
-/// The format version that a header claims.
+/// Returns the format version claimed by a header.
 fn header_version(line: &[u8]) -> Option<u32> {
     let header: serde_json::Value = serde_json::from_slice(line).ok()?;
     u32::try_from(header.get("trunkline_recording")?.as_u64()?).ok()
@@ -175,7 +179,7 @@ fn header_version(line: &[u8]) -> Option<u32> {
 
 impl Replay {
     fn new(lines: &mut Lines) -> Result<Self, RecordingFault> {
-        let first = lines.next()?.unwrap_or_default();
+        let first = lines.next_line()?.unwrap_or_default();
         // The version is looked at before the rest of the header, which other versions may have in other forms.
         match header_version(first) {
             None => return Err(RecordingFault::NoHeader),
@@ -184,8 +188,8 @@ impl Replay {
         }
         let Some(config) = parse(first).ok().and_then(Line::cluster) else { return Err(RecordingFault::NoHeader) };
         let cluster = Cluster::new(&config).map_err(|fault| match (fault, config.engines.len()) {
-            (ClusterError::Core { error, .. }, 1) => RecordingFault::Config(error),
-            (fault, _) => RecordingFault::Cluster(fault),
+            (ClusterError::Core { error, .. }, 1) => RecordingFault::Config(Box::new(error)),
+            (fault, _) => RecordingFault::Cluster(Box::new(fault)),
         })?;
         Ok(Self {
             block_size: config.engines[0].core.block_size,
@@ -199,9 +203,9 @@ impl Replay {
         })
     }
 
-    /// Takes in a line; `false` at the end.
+    /// Handles a line; returns `false` at the end.
     fn next_line(&mut self, lines: &mut Lines, watch: &mut dyn FnMut(&Shown)) -> Result<bool, RecordingFault> {
-        let line = match lines.next() {
+        let line = match lines.next_line() {
             Ok(Some(line)) => parse(line),
             Ok(None) => {
                 if self.recorded_digest.is_none() {

@@ -1,4 +1,4 @@
-//! What a trace is replayed on, and when its requests arrive.
+//! Settings of a replay: fleet, limits, arrivals and routing.
 
 use trunkline_cluster::router::{self, ROUTER_DEFAULT};
 use trunkline_cluster::{ClusterConfig, ClusterError, EngineConfig, Role};
@@ -19,87 +19,87 @@ use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
 mod kinds;
 
-/// A queue no trace fills: a replay measures how long requests wait, so none is turned away for waiting.
+/// Queue limit above any trace: a replay measures waiting times, so no request is rejected for a full queue.
 pub const MAX_QUEUE: u32 = 1 << 24;
-/// Prompt tokens that no queue of so many requests exceeds.
+/// Limit of queued prompt tokens, above any queue of that length.
 pub const MAX_QUEUED_TOKENS: u64 = MAX_QUEUE as u64 * LENGTH_TOKENS_MAX as u64;
-/// A context no trace exceeds, tokens: whether a model was trained for a length is not the replay's question.
+/// Context limit above any trace, tokens: a replay ignores the trained context of a model.
 pub const MAX_CONTEXT: u32 = 2 * LENGTH_TOKENS_MAX;
-/// The probability that a drafted token is right, unless the user says otherwise. An assumption, not a measurement.
+/// Default probability that a draft token is accepted. An assumption, not a measurement.
 pub const DRAFT_ACCEPTANCE_DEFAULT: f64 = 0.6;
 
-/// What a trace is replayed on.
+/// Settings of a replay.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The device of each replica. Its compute is in the cost model; its link to the host is used from here.
+    /// Device of each replica. The cost model covers its compute; the host link is used from here.
     pub hardware: Hardware,
-    /// The model they serve.
+    /// Model served by the fleet.
     pub model: Model,
-    /// How one replica spreads the model over devices.
+    /// Parallelism of each replica.
     pub parallel: Parallel,
-    /// How long its steps take.
+    /// Cost model of the steps.
     pub cost: CostChoice,
-    /// Where its weights lie.
+    /// Placement of the weights.
     pub weights: Weights,
-    /// Replicas of this kind, at least one.
+    /// Number of replicas of this kind, at least one.
     pub replicas: u32,
-    /// Replicas of other kinds, numbered after those.
+    /// Replicas of other kinds, numbered after this kind.
     pub others: Vec<Group>,
-    /// The limits of each replica's core. [`Settings::core`] gives limits fit for a replay.
+    /// Limits of each replica's core. [`Settings::core`] returns limits suited to a replay.
     pub core: Config,
-    /// What joins the tiers of the prefix cache behind the first to the host; as many as [`Config::tiers`] less one.
+    /// Links between the host and the further tiers of the prefix cache; one fewer than [`Config::tiers`].
     pub far_links: Vec<TierLink>,
-    /// When requests arrive.
+    /// Arrival times of requests.
     pub arrivals: Arrivals,
-    /// Whose they are.
+    /// Shares of the tenants.
     pub tenants: Shares,
-    /// The probability that a drafted token is right.
+    /// Probability that a draft token is accepted, from 0 to 1.
     pub draft_acceptance: f64,
-    /// Which replica each goes to, and which replicas fail.
+    /// Routing of requests, and faults of replicas.
     pub routing: Routing,
 }
 
-/// How requests are spread over replicas, and what is wrong with these.
+/// Routing of requests, and faults of replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
-    /// One of [`trunkline_cluster::router::REGISTRY`], perhaps with parameters.
+    /// Name of a router in [`trunkline_cluster::router::REGISTRY`], with optional parameters.
     pub router: String,
-    /// Replicas that fail.
+    /// Failures of replicas, with optional returns.
     pub failures: Vec<Failure>,
-    /// Replicas that are slow.
+    /// Replicas with a factor on the step time.
     pub slow: Vec<Slow>,
 }
 
 impl Default for Routing {
-    /// In turn; all replicas are well.
+    /// Returns the default router without faults.
     fn default() -> Self {
         Self { router: ROUTER_DEFAULT.into(), failures: Vec::new(), slow: Vec::new() }
     }
 }
 
-/// When the requests of a trace arrive.
+/// Arrival times of the requests of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// As in the trace, so many times as fast.
+    /// Arrivals of the trace, scaled by a speed.
     Traced {
-        /// Times of arrival are divided by this; it is finite and above 0.
+        /// Divisor of the arrival times; finite and above 0.
         speed: f64,
     },
-    /// Each when the one before it ended: so the cache alone is measured.
+    /// Each request at the end of the one before, to measure the cache alone.
     Serial,
-    /// All at the beginning: so the capacity is measured. Latencies count from there. Prompts are made only when their request comes
-    /// near the head of its replica's queue, lest all be in memory at once; under `fcfs` that changes no decision. They go to replicas
-    /// in turn whatever the router: there are no loads to choose by when all are there.
+    /// All requests at the beginning, to measure capacity. Latencies count from there. Prompts are made only near the head of their
+    /// replica's queue, so they are never all in memory at once; under `fcfs` no decision depends on this. Requests go to replicas
+    /// in turn under any router, since there are no loads yet.
     AtOnce,
 }
 
 impl Arrivals {
-    /// As in the trace.
+    /// Arrivals of the trace, unscaled.
     pub const TRACED: Self = Self::Traced { speed: 1.0 };
 }
 
 impl Settings {
-    /// One replica of one device that serves `model` to requests that arrive as in their trace; everything else is the default.
+    /// Returns default settings: one replica of one device serving `model`, with the arrivals of the trace.
     pub fn new(hardware: Hardware, model: Model) -> Self {
         Self {
             hardware,
@@ -118,7 +118,7 @@ impl Settings {
         }
     }
 
-    /// Limits with a queue and a context that nothing exceeds, and else the core's defaults.
+    /// Returns the core's default limits, with an unlimited queue and context.
     pub fn core() -> Config {
         Config {
             max_queue: MAX_QUEUE,
@@ -128,13 +128,16 @@ impl Settings {
         }
     }
 
-    /// KV blocks that a device has room for beside the weights on it.
+    /// Returns the number of KV blocks that fit on a device beside the weights.
+    ///
+    /// # Errors
+    ///
+    /// [`DoesNotFit`] if no block fits.
     pub fn fitting_device_blocks(&self) -> Result<u32, DoesNotFit> {
         device_blocks_beside(self.weights, &self.hardware, &self.model, self.parallel, self.core.block_size)
     }
 
-    /// Tells the cores what copying a block and computing a token cost on this hardware with this model, so that they can choose
-    /// between the two.
+    /// Sets the estimated costs of copying a block and recomputing a token, by which the cores choose between the two.
     pub fn estimate_costs(&mut self, cost: &dyn CostModel) {
         let (model, block_size) = (self.model, self.core.block_size);
         self.core.swap_block_ns = swap_block_ns(&self.hardware, &model, block_size);
@@ -147,13 +150,23 @@ impl Settings {
         }
     }
 
-    /// Checks everything, the core's limits too.
+    /// Checks all settings, including the core's limits.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`] with the first invalid setting.
     pub fn validate(&self) -> Result<(), SettingsError> {
         self.core.validate()?;
         self.parallel.check(&self.model)?;
         for group in &self.others {
             group.parallel.check(&self.model)?;
             self.core_in(group).validate()?;
+        }
+        let pipelines = self.kinds().map(|(_, _, parallel, _)| parallel.pipeline);
+        if let Some(pipeline) =
+            pipelines.into_iter().find(|pipeline| ![1, *pipeline].contains(&self.core.pipeline_stages))
+        {
+            return Err(SettingsError::PipelineStages { stages: self.core.pipeline_stages, pipeline });
         }
         if self.replicas == 0 || self.others.iter().any(|group| group.replicas == 0) {
             return Err(SettingsError::NoReplicas);
@@ -198,47 +211,55 @@ impl Settings {
     }
 }
 
-/// Settings under which nothing can be replayed.
+/// Settings that cannot be replayed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
-    /// The core cannot work under the limits.
+    /// The scheduler assumes other stages than the model is spread over.
+    #[error("pipeline_stages is {stages}, but a replica spreads the model over {pipeline}; it must be 1 or {pipeline}")]
+    PipelineStages {
+        /// Number of stages that the scheduler was to assume.
+        stages: u32,
+        /// Number of stages of the replica.
+        pipeline: u32,
+    },
+    /// Invalid limits of the core.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The model cannot be spread so.
+    /// Parallelism that the model does not permit.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
-    /// There is nothing to replay on.
+    /// Fleet without a single replica.
     #[error("replicas is 0; it must be at least 1")]
     NoReplicas,
-    /// Time would stand still or go back.
+    /// Speed out of range.
     #[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
     Speed(f64),
-    /// A tier without a link, or a link without a tier.
+    /// Different numbers of links and further tiers.
     #[error("{links} links for {tiers} tiers behind the first")]
     FarLinks {
-        /// Links.
+        /// Number of links in the settings.
         links: usize,
-        /// Tiers behind the first.
+        /// Number of tiers behind the first.
         tiers: usize,
     },
-    /// A link on which nothing moves.
+    /// Parameter of a tier's link out of range.
     #[error("{name} of a tier's link is {value}; it must be a number above 0")]
     TierLink {
-        /// What of it.
+        /// Name of the parameter.
         name: &'static str,
-        /// What it was set to.
+        /// Value as given on input.
         value: f64,
     },
-    /// Not a probability.
+    /// Probability out of range.
     #[error("draft_acceptance is {0}; it must be between 0 and 1")]
     DraftAcceptance(f64),
-    /// No router is of this name and parameters.
+    /// Unknown router, or invalid parameters.
     #[error(transparent)]
     Router(#[from] RegistryError),
-    /// No cluster can be made of the replicas.
+    /// Replicas that cannot form a cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// Replicas cannot fail or be slow so.
+    /// Faults that cannot happen in the fleet.
     #[error(transparent)]
     Faults(#[from] FaultError),
 }

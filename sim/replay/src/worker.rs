@@ -1,27 +1,28 @@
-//! The modelled worker: it computes nothing, yet answers every step as a real one would.
+//! Modelled worker: answers every step like a real worker, without computing.
 //!
-//! Token `n` of a request depends on the request and on `n` alone, so neither batching, nor a preemption, nor drafts change what is
-//! generated. Whether a draft is the token that the model samples is drawn for its request and position, with one probability
-//! for all.
+//! Token `n` of a request depends only on the request and `n`, so batching, preemptions and drafts never change the output. The
+//! acceptance of a draft is drawn for its request and position, with one probability for all.
 
+use trunkline_core::draw::unit;
 use trunkline_core::step::{Step, StepResult};
-
-use trunkline_sim_workload::draw::{Purpose, unit};
 use trunkline_sim_workload::trace::generated_token;
 
-/// Answers steps.
+/// Stream of draws for the acceptance of drafts; see [`trunkline_core::draw`].
+const DRAFT_STREAM: u64 = 2;
+
+/// Worker that answers steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Worker {
     acceptance: f64,
 }
 
 impl Worker {
-    /// A worker each of whose drafts is right with probability `acceptance`.
+    /// Returns a worker with the given probability of accepting a draft.
     pub(crate) fn new(acceptance: f64) -> Self {
         Self { acceptance }
     }
 
-    /// What it answers to a step, in the memory of an empty answer.
+    /// Returns the answer to a step, in the memory of an empty answer.
     pub(crate) fn answer(&self, step: &Step, mut result: StepResult) -> StepResult {
         debug_assert!(result.tokens.is_empty() && result.ends.is_empty());
         result.step = step.id;
@@ -38,9 +39,9 @@ impl Worker {
         result
     }
 
-    /// How many of `n_drafts` drafts are accepted: those before the first that is wrong.
+    /// Returns the number of accepted drafts: those before the first rejected one.
     fn accepted(&self, request: u64, n_generated: u32, n_drafts: u32) -> u32 {
-        let right = |i: &u32| unit(Purpose::Draft, request, u64::from(n_generated + i)) < self.acceptance;
+        let right = |i: &u32| unit(DRAFT_STREAM, request, u64::from(n_generated + i)) < self.acceptance;
         (0..n_drafts).take_while(right).count() as u32
     }
 }

@@ -1,43 +1,43 @@
-//! How evenly one replica serves tenants that compete for it.
+//! Fairness of one replica towards tenants that compete for it.
 //!
-//! *Service* is the work that was done for a tenant, in units: one for each prompt token computed, and [`OUTPUT_UNITS`] for each token
-//! generated; nothing for what was found in the cache, nor for what is computed again after a preemption. It counts when the step
-//! that brought it ends. The core's `vtc` policy counts the same.
+//! *Service* is work done for a tenant, in units: one per computed prompt token and [`OUTPUT_UNITS`] per generated token; none for
+//! prefix hits or for tokens recomputed after a preemption. Service counts at the end of the step. The core's `vtc` policy counts
+//! the same.
 //!
-//! A tenant *waits* while at least one of its requests at the replica has not begun to run. Only while two tenants both wait is it the
-//! scheduler who decides which of them is served; so the *gap* of two tenants is the greatest difference between their services over any
-//! interval in which both waited all the time. It is the quantity that the fair-queueing literature bounds (for LLM serving: the virtual
-//! token counter, OSDI 2024). It is exact: over one such interval it is the range of the running difference of the two services.
+//! A tenant *waits* while at least one of its requests at the replica has not begun to run. The scheduler chooses between two
+//! tenants only while both wait, so the *gap* of two tenants is the greatest difference between their services over any interval
+//! with both waiting throughout. Fair-queueing theory bounds this quantity (for LLM serving: the virtual token counter, OSDI 2024).
+//! The gap is exact: over one interval, it is the range of the running difference of the two services.
 
-/// Units of service of a generated token; a prompt token has one. The weights of the virtual token counter's authors.
+/// Units of service per generated token; a prompt token counts one. Weights of the virtual token counter's authors.
 pub const OUTPUT_UNITS: u64 = 2;
 
-/// The competition at one replica.
+/// Competition of the tenants at one replica.
 #[derive(Clone, Debug)]
 pub struct Contention {
     tenants: Vec<Contender>,
-    /// By pair `(a, b)`, `a < b`, at `a * n + b`.
+    /// Pair `(a, b)`, `a < b`, at index `a * n + b`.
     pairs: Vec<Range>,
     n_waiting: usize,
     since_ns: u64,
 }
 
-/// One tenant at the replica.
+/// Tenant at the replica.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Contender {
     /// Requests that have not begun to run.
     waiting: u64,
-    /// Service so far.
+    /// Service so far, units.
     service: u64,
-    /// Service of the step that just ended, not yet counted.
+    /// Service of the current step, not yet counted, units.
     fresh: u64,
-    /// Time in which it and another tenant waited.
+    /// Time waiting together with another tenant, nanoseconds.
     pub contended_ns: u64,
-    /// Service in that time.
+    /// Service during that time, units.
     pub contended_service: u64,
 }
 
-/// The running difference of two services while both tenants wait.
+/// Running difference of two services while both tenants wait.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
     min: i64,
@@ -46,12 +46,12 @@ struct Range {
 }
 
 impl Contention {
-    /// `n` tenants, none of which waits.
+    /// Returns the competition of `n` tenants, none of them waiting.
     pub fn new(n: usize) -> Self {
         Self { tenants: vec![Contender::default(); n], pairs: vec![Range::default(); n * n], n_waiting: 0, since_ns: 0 }
     }
 
-    /// A request came.
+    /// Adds a waiting request.
     pub fn wait(&mut self, now_ns: u64, tenant: usize) {
         self.advance(now_ns);
         self.tenants[tenant].waiting += 1;
@@ -69,19 +69,19 @@ impl Contention {
         }
     }
 
-    /// A request that waited does so no longer: it runs, or was refused.
+    /// Removes a waiting request: it begins to run, or was refused.
     pub fn leave(&mut self, now_ns: u64, tenant: usize) {
         self.advance(now_ns);
         self.tenants[tenant].waiting -= 1;
         self.n_waiting -= usize::from(self.tenants[tenant].waiting == 0);
     }
 
-    /// A tenant is given something by the step that ends now.
+    /// Adds service from the step that ends now.
     pub fn serve(&mut self, tenant: usize, units: u64) {
         self.tenants[tenant].fresh += units;
     }
 
-    /// All that the step gave has been told. It is counted at once, so that the order within a step makes no difference.
+    /// Counts the service of the whole step at once, so that the order within a step makes no difference.
     pub fn step_ended(&mut self) {
         let contended = self.n_waiting > 1;
         for tenant in &mut self.tenants {
@@ -108,12 +108,12 @@ impl Contention {
         }
     }
 
-    /// The greatest gap of any two tenants, units of service.
+    /// Returns the greatest gap between any two tenants, units of service.
     pub fn gap_max(&self) -> u64 {
         self.pairs.iter().map(|range| range.gap_max).max().unwrap_or(0)
     }
 
-    /// The tenants.
+    /// Returns the tenants by number.
     pub fn tenants(&self) -> &[Contender] {
         &self.tenants
     }
@@ -128,14 +128,14 @@ impl Contention {
         }
     }
 
-    /// The service of the lower-numbered tenant less that of the other.
+    /// Returns the service of the lower-numbered tenant minus that of the other.
     fn difference(&self, a: usize, b: usize) -> i64 {
         let (low, high) = (a.min(b), a.max(b));
         self.tenants[low].service as i64 - self.tenants[high].service as i64
     }
 }
 
-/// Where a pair stands among those of `n` tenants.
+/// Returns the index of a pair among those of `n` tenants.
 fn pair(a: usize, b: usize, n: usize) -> usize {
     a.min(b) * n + a.max(b)
 }

@@ -1,119 +1,371 @@
-//! The figures of a [`Report`] as columns, the same ones for every report, so that rows of many replays can be joined.
+//! Catalogue of figures: the name, title, unit, direction, meaning and value of every figure of a [`Report`], in one list.
 //!
-//! Names are those of the report; percentiles are `ttft_p99` and so on, seconds; tiers are `tier_host_hit_blocks` and so on. A figure that a
-//! report does not have (of a tier that is not there, of a load that was not given) is an empty cell.
+//! Tables, pages, SLOs, sweeps and metrics read this catalogue. [`FIGURES`] are the figures of a whole report, [`TIER_FIGURES`] those of
+//! each tier of the prefix cache in [`TIERS`], and latencies are a [`Latency`] times a [`Statistic`].
+//!
+//! [`columns`] and [`row`] turn the catalogue into typed columns, equal for every report, to join the rows of many replays. Columns are
+//! named like the fields of the report: `requests_s`, `ttft_p99` (seconds), `tier_host_hit_blocks`. A figure that a report lacks, such as
+//! one of an absent tier, is an empty cell.
 
-use crate::report::{Report, TierReport};
 use trunkline_sim_perf::columns::{Cell, Column, Kind};
 use trunkline_sim_workload::summary::Summary;
 
-/// Which values of a figure are to be wished for.
+use crate::report::{Latencies, Report, TierReport};
+
+/// Preferred direction of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
-    /// Small ones.
+pub enum Direction {
+    /// Lower values are better, as of latencies.
     Lower,
-    /// Great ones.
+    /// Higher values are better, as of throughput.
     Higher,
-    /// Neither: it says what happened, not how well.
+    /// Values describe the replay and do not rate it.
     Neither,
 }
 
-/// The names of tiers, nearest first.
-pub const TIERS: [&str; 3] = ["host", "disk", "remote"];
-
-type Metric = (&'static str, fn(&Report) -> Summary);
-type Statistic = (&'static str, fn(Summary) -> f64);
-type Figure<T> = (&'static str, Kind, Better, fn(&T) -> Cell);
-
-/// Figures of a whole report.
-const OF_REPORT: &[Figure<Report>] = &[
-    ("requests", Kind::Int, Better::Neither, |it| Cell::count(it.requests)),
-    ("completed", Kind::Int, Better::Higher, |it| Cell::count(it.completed)),
-    ("refused", Kind::Int, Better::Lower, |it| Cell::count(it.refused)),
-    ("duration_s", Kind::Real, Better::Lower, |it| Cell::Real(it.duration_s)),
-    ("requests_s", Kind::Real, Better::Higher, |it| Cell::Real(it.requests_s)),
-    ("prompt_tokens", Kind::Int, Better::Neither, |it| Cell::count(it.prompt_tokens)),
-    ("output_tokens", Kind::Int, Better::Neither, |it| Cell::count(it.output_tokens)),
-    ("prefix_hit_tokens", Kind::Int, Better::Higher, |it| Cell::count(it.prefix_hit_tokens)),
-    ("prefix_hit_ratio", Kind::Real, Better::Higher, |it| Cell::Real(it.prefix_hit_ratio)),
-    ("preemptions", Kind::Int, Better::Lower, |it| Cell::count(it.preemptions)),
-    ("swap_outs", Kind::Int, Better::Neither, |it| Cell::count(it.swap_outs)),
-    ("swap_ins", Kind::Int, Better::Neither, |it| Cell::count(it.swap_ins)),
-    ("link_out_transfers", Kind::Int, Better::Neither, |it| Cell::count(it.link_out.transfers)),
-    ("link_out_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.link_out.blocks)),
-    ("link_out_busy_s", Kind::Real, Better::Neither, |it| Cell::Real(it.link_out.busy_s)),
-    ("link_in_transfers", Kind::Int, Better::Neither, |it| Cell::count(it.link_in.transfers)),
-    ("link_in_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.link_in.blocks)),
-    ("link_in_busy_s", Kind::Real, Better::Neither, |it| Cell::Real(it.link_in.busy_s)),
-    ("steps", Kind::Int, Better::Neither, |it| Cell::count(it.steps)),
-    ("mean_batch", Kind::Real, Better::Neither, |it| Cell::Real(it.mean_batch)),
-    ("mean_step_tokens", Kind::Real, Better::Neither, |it| Cell::Real(it.mean_step_tokens)),
-    ("drafted_tokens", Kind::Int, Better::Neither, |it| Cell::count(it.drafted_tokens)),
-    ("accepted_drafts", Kind::Int, Better::Neither, |it| Cell::count(it.accepted_drafts)),
-    ("evicted_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.evicted_blocks)),
-    ("utilisation", Kind::Real, Better::Neither, |it| Cell::Real(it.utilisation)),
-    ("rerouted", Kind::Int, Better::Neither, |it| Cell::count(it.rerouted)),
-    ("device_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.settings.device_blocks.into())),
-    ("host_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.settings.host_blocks.into())),
-    ("speed", Kind::Real, Better::Neither, |it| it.settings.speed.map_or(Cell::None, Cell::Real)),
-    ("capacity_requests_s", Kind::Real, Better::Higher, |it| {
-        it.load.map_or(Cell::None, |load| Cell::Real(load.capacity_requests_s))
-    }),
-    ("arrival_requests_s", Kind::Real, Better::Neither, |it| {
-        it.load.map_or(Cell::None, |load| Cell::Real(load.arrival_requests_s))
-    }),
-    ("service_gap_max", Kind::Int, Better::Lower, |it| {
-        it.fairness.as_ref().map_or(Cell::None, |fairness| Cell::count(fairness.service_gap_max))
-    }),
-    ("cost_model", Kind::Text, Better::Neither, |it| Cell::Text(it.settings.cost_model.clone())),
-    ("digest", Kind::Text, Better::Neither, |it| Cell::Text(it.digest.clone())),
-    ("wall_s", Kind::Real, Better::Neither, |it| Cell::Real(it.wall_s)),
-];
-
-/// Figures of each of [`TIERS`].
-const OF_TIER: &[Figure<TierReport>] = &[
-    ("blocks", Kind::Int, Better::Neither, |it| Cell::count(it.blocks)),
-    ("hit_blocks", Kind::Int, Better::Higher, |it| Cell::count(it.hit_blocks)),
-    ("stored_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.stored_blocks)),
-    ("evicted_blocks", Kind::Int, Better::Neither, |it| Cell::count(it.evicted_blocks)),
-    ("out_busy_s", Kind::Real, Better::Neither, |it| Cell::Real(it.link_out.busy_s)),
-    ("in_busy_s", Kind::Real, Better::Neither, |it| Cell::Real(it.link_in.busy_s)),
-];
-
-const LATENCIES: [Metric; 4] =
-    [("ttft", |it| it.ttft_s), ("tpot", |it| it.tpot_s), ("itl", |it| it.itl_s), ("e2e", |it| it.e2e_s)];
-
-const OF_LATENCY: [Statistic; 6] = [
-    ("mean", |it| it.mean),
-    ("p50", |it| it.p50),
-    ("p90", |it| it.p90),
-    ("p95", |it| it.p95),
-    ("p99", |it| it.p99),
-    ("max", |it| it.max),
-];
-
-/// Every column and which of its values are better. A replay that failed has none of them, so all may be empty.
-pub fn columns() -> Vec<(Column, Better)> {
-    let whole = OF_REPORT.iter().map(|(name, kind, better, _)| (name.to_string(), *kind, *better));
-    let latencies = LATENCIES.iter().flat_map(|(metric, _)| {
-        OF_LATENCY.iter().map(move |(statistic, _)| (format!("{metric}_{statistic}"), Kind::Real, Better::Lower))
-    });
-    let tiers = TIERS.iter().flat_map(|tier| {
-        OF_TIER.iter().map(move |(name, kind, better, _)| (format!("tier_{tier}_{name}"), *kind, *better))
-    });
-    whole.chain(latencies).chain(tiers).map(|(name, kind, better)| (Column::optional(name, kind), better)).collect()
+/// Unit of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Time in seconds.
+    Seconds,
+    /// Number of events per second.
+    PerSecond,
+    /// Share of a whole, from 0 to 1.
+    Share,
+    /// Number of events or things, or a mean of such numbers.
+    Count,
+    /// Text, without a unit.
+    Text,
 }
 
-/// A cell for each of [`columns`], in their order.
+/// Access to the value of a figure in its source `T`; `None` if the source lacks the figure.
+#[derive(Clone, Copy, Debug)]
+pub enum Value<T> {
+    /// Access to a whole number.
+    Count(fn(&T) -> Option<u64>),
+    /// Access to a real number.
+    Real(fn(&T) -> Option<f64>),
+    /// Access to a text.
+    Text(fn(&T) -> &str),
+}
+
+/// Figure of a source `T`: a [`Report`] or a [`TierReport`].
+#[derive(Clone, Copy, Debug)]
+pub struct Figure<T> {
+    /// Name of the column, equal to the field of the JSON report.
+    pub name: &'static str,
+    /// Title in tables and on pages.
+    pub title: &'static str,
+    /// Unit of the value.
+    pub unit: Unit,
+    /// Preferred direction of the value.
+    pub direction: Direction,
+    /// Meaning, in one sentence.
+    pub help: &'static str,
+    /// Access to the value.
+    pub value: Value<T>,
+}
+
+impl<T> Figure<T> {
+    /// Returns the kind of column for this figure.
+    pub fn kind(&self) -> Kind {
+        match self.value {
+            Value::Count(_) => Kind::Int,
+            Value::Real(_) => Kind::Real,
+            Value::Text(_) => Kind::Text,
+        }
+    }
+
+    /// Returns the value of this figure in `source`; an empty cell if `source` lacks the figure.
+    pub fn cell(&self, source: &T) -> Cell {
+        match self.value {
+            Value::Count(count) => count(source).map_or(Cell::None, Cell::count),
+            Value::Real(real) => real(source).map_or(Cell::None, Cell::Real),
+            Value::Text(text) => Cell::Text(text(source).into()),
+        }
+    }
+}
+
+use Direction::{Higher, Lower, Neither};
+use Unit::{Count, PerSecond, Seconds, Share, Text};
+
+const fn count<T>(
+    name: &'static str,
+    title: &'static str,
+    direction: Direction,
+    help: &'static str,
+    value: fn(&T) -> Option<u64>,
+) -> Figure<T> {
+    Figure { name, title, unit: Count, direction, help, value: Value::Count(value) }
+}
+
+const fn real<T>(
+    name: &'static str,
+    title: &'static str,
+    unit: Unit,
+    direction: Direction,
+    help: &'static str,
+    value: fn(&T) -> Option<f64>,
+) -> Figure<T> {
+    Figure { name, title, unit, direction, help, value: Value::Real(value) }
+}
+
+const fn text<T>(name: &'static str, title: &'static str, help: &'static str, value: fn(&T) -> &str) -> Figure<T> {
+    Figure { name, title, unit: Text, direction: Neither, help, value: Value::Text(value) }
+}
+
+/// Figures of a whole report, in column order.
+pub const FIGURES: &[Figure<Report>] = &[
+    count("requests", "Requests", Neither, "Requests in the trace.", |r| Some(r.requests)),
+    count("completed", "Completed", Higher, "Requests that received all their tokens.", |r| Some(r.completed)),
+    count("refused", "Refused", Lower, "Requests rejected as too large for the device.", |r| Some(r.refused)),
+    real("duration_s", "Duration", Seconds, Lower, "First arrival to last end.", |r| Some(r.duration_s)),
+    real("requests_s", "Requests/s", PerSecond, Higher, "Requests completed per second.", |r| Some(r.requests_s)),
+    count("prompt_tokens", "Prompt tokens", Neither, "Prompt tokens of completed requests.", |r| {
+        Some(r.tokens.prompt_tokens)
+    }),
+    count("output_tokens", "Output tokens", Neither, "Tokens generated.", |r| Some(r.tokens.output_tokens)),
+    count("prefix_hit_tokens", "Prefix hit tokens", Higher, "Prompt tokens found in the prefix cache.", |r| {
+        Some(r.tokens.prefix_hit_tokens)
+    }),
+    real("prefix_hit_ratio", "Prefix hits", Share, Higher, "Share of prompt tokens found in the prefix cache.", |r| {
+        Some(r.tokens.prefix_hit_ratio)
+    }),
+    count("preemptions", "Preemptions", Lower, "Returns of a running request to the queue.", |r| Some(r.preemptions)),
+    count("swap_outs", "Swap-outs", Neither, "Requests swapped out to the host.", |r| Some(r.swaps.swap_outs)),
+    count("swap_ins", "Swap-ins", Neither, "Requests swapped in from the host.", |r| Some(r.swaps.swap_ins)),
+    count("link_out_transfers", "Copies to the host", Neither, "Copies of KV blocks to the host.", |r| {
+        Some(r.swaps.link_out.transfers)
+    }),
+    count("link_out_blocks", "Blocks to the host", Neither, "KV blocks copied to the host.", |r| {
+        Some(r.swaps.link_out.blocks)
+    }),
+    real(
+        "link_out_busy_s",
+        "Link busy, to the host",
+        Seconds,
+        Neither,
+        "Time of bytes on the link to the host.",
+        |r| Some(r.swaps.link_out.busy_s),
+    ),
+    count("link_in_transfers", "Copies to the device", Neither, "Copies of KV blocks to the device.", |r| {
+        Some(r.swaps.link_in.transfers)
+    }),
+    count("link_in_blocks", "Blocks to the device", Neither, "KV blocks copied to the device.", |r| {
+        Some(r.swaps.link_in.blocks)
+    }),
+    real(
+        "link_in_busy_s",
+        "Link busy, to the device",
+        Seconds,
+        Neither,
+        "Time of bytes on the link to the device.",
+        |r| Some(r.swaps.link_in.busy_s),
+    ),
+    count("steps", "Steps", Neither, "Steps run.", |r| Some(r.batches.steps)),
+    real("mean_batch", "Batch", Count, Neither, "Mean number of sequences per step.", |r| Some(r.batches.mean_batch)),
+    real("mean_step_tokens", "Step tokens", Count, Neither, "Mean number of tokens per step, drafts included.", |r| {
+        Some(r.batches.mean_step_tokens)
+    }),
+    count("drafted_tokens", "Drafted tokens", Neither, "Draft tokens that workers were allowed to propose.", |r| {
+        Some(r.batches.drafted_tokens)
+    }),
+    count("accepted_drafts", "Accepted drafts", Neither, "Draft tokens that the model accepted.", |r| {
+        Some(r.batches.accepted_drafts)
+    }),
+    count("evicted_blocks", "Evicted blocks", Neither, "Cached blocks evicted from devices.", |r| {
+        Some(r.evicted_blocks)
+    }),
+    real("utilisation", "Utilisation", Share, Neither, "Share of the replicas' time spent in steps.", |r| {
+        Some(r.utilisation)
+    }),
+    count("rerouted", "Rerouted", Neither, "Requests moved to another replica after a failure.", |r| Some(r.rerouted)),
+    count("device_blocks", "Device blocks", Neither, "KV blocks on each device.", |r| {
+        Some(r.settings.core.device_blocks.into())
+    }),
+    count("host_blocks", "Host blocks", Neither, "KV blocks on each host for swapped requests.", |r| {
+        Some(r.settings.core.host_blocks.into())
+    }),
+    real("speed", "Speed", Count, Neither, "Divisor of the arrival times of the trace.", |r| r.settings.speed),
+    real(
+        "capacity_requests_s",
+        "Capacity",
+        PerSecond,
+        Higher,
+        "Requests per second that the fleet can complete.",
+        |r| r.load.map(|load| load.capacity_requests_s),
+    ),
+    real("arrival_requests_s", "Arrivals/s", PerSecond, Neither, "Mean rate of arrivals.", |r| {
+        r.load.map(|load| load.arrival_requests_s)
+    }),
+    count("service_gap_max", "Service gap", Lower, "Largest difference in service between two waiting tenants.", |r| {
+        r.fairness.as_ref().map(|fairness| fairness.service_gap_max)
+    }),
+    text("cost_model", "Cost model", "Cost model and its measured error.", |r| &r.settings.cost_model),
+    text("digest", "Digest", "Digest of every decision of every replica.", |r| &r.digest),
+    real("wall_s", "Wall time", Seconds, Neither, "Wall-clock time of the replay.", |r| Some(r.wall_s)),
+];
+
+/// Names of the tiers with columns, nearest first.
+pub const TIERS: [&str; 3] = ["host", "disk", "remote"];
+
+/// Figures of one tier, in column order.
+pub const TIER_FIGURES: &[Figure<TierReport>] = &[
+    count("blocks", "Blocks", Neither, "Blocks in the tier at the end.", |t| Some(t.blocks)),
+    count("hit_blocks", "Hits", Higher, "Blocks found in the tier and in no nearer place.", |t| Some(t.hit_blocks)),
+    count("stored_blocks", "Stored", Neither, "Blocks written through to the tier.", |t| Some(t.stored_blocks)),
+    count("evicted_blocks", "Evicted", Neither, "Blocks evicted from the tier.", |t| Some(t.evicted_blocks)),
+    real("out_busy_s", "Link busy, out", Seconds, Neither, "Time of bytes on the link, away from the device.", |t| {
+        Some(t.link_out.busy_s)
+    }),
+    real("in_busy_s", "Link busy, in", Seconds, Neither, "Time of bytes on the link, towards the device.", |t| {
+        Some(t.link_in.busy_s)
+    }),
+];
+
+/// Latency metric. Lower values are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Latency {
+    /// TTFT: arrival to first token.
+    Ttft,
+    /// TPOT: mean time per token after the first, of a request.
+    Tpot,
+    /// ITL: every gap between two tokens.
+    Itl,
+    /// E2E: arrival to end.
+    E2e,
+}
+
+impl Latency {
+    /// All metrics, in column order.
+    pub const ALL: [Self; 4] = [Self::Ttft, Self::Tpot, Self::Itl, Self::E2e];
+
+    /// Returns the name in columns and SLOs, such as `ttft`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+            Self::Itl => "itl",
+            Self::E2e => "e2e",
+        }
+    }
+
+    /// Returns the title in tables and on pages, such as `TTFT`.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Ttft => "TTFT",
+            Self::Tpot => "TPOT",
+            Self::Itl => "ITL",
+            Self::E2e => "E2E",
+        }
+    }
+
+    /// Returns the meaning, in one sentence.
+    pub fn help(self) -> &'static str {
+        match self {
+            Self::Ttft => "Arrival to first token.",
+            Self::Tpot => "Mean time per token after the first.",
+            Self::Itl => "Gap between two consecutive tokens.",
+            Self::E2e => "Arrival to end.",
+        }
+    }
+
+    /// Returns the distribution of this metric over completed requests, seconds.
+    pub fn of(self, latencies: &Latencies) -> Summary {
+        match self {
+            Self::Ttft => latencies.ttft_s,
+            Self::Tpot => latencies.tpot_s,
+            Self::Itl => latencies.itl_s,
+            Self::E2e => latencies.e2e_s,
+        }
+    }
+}
+
+/// Statistic of a latency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statistic {
+    /// Arithmetic mean of the values.
+    Mean,
+    /// Median, the 50th percentile.
+    P50,
+    /// 90th percentile of the values.
+    P90,
+    /// 95th percentile of the values.
+    P95,
+    /// 99th percentile of the values.
+    P99,
+    /// Greatest value of the range.
+    Max,
+}
+
+impl Statistic {
+    /// All statistics, in column order.
+    pub const ALL: [Self; 6] = [Self::Mean, Self::P50, Self::P90, Self::P95, Self::P99, Self::Max];
+
+    /// Returns the name in columns, tables and SLOs, such as `p99`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::P50 => "p50",
+            Self::P90 => "p90",
+            Self::P95 => "p95",
+            Self::P99 => "p99",
+            Self::Max => "max",
+        }
+    }
+
+    /// Returns this statistic of a distribution, seconds.
+    pub fn of(self, summary: &Summary) -> f64 {
+        match self {
+            Self::Mean => summary.mean,
+            Self::P50 => summary.p50,
+            Self::P90 => summary.p90,
+            Self::P95 => summary.p95,
+            Self::P99 => summary.p99,
+            Self::Max => summary.max,
+        }
+    }
+}
+
+/// Returns the figure of a whole report called `name`.
+///
+/// ```
+/// use trunkline_sim_report::figures::{Direction, figure};
+///
+/// assert_eq!(figure("requests_s").unwrap().direction, Direction::Higher);
+/// ```
+pub fn figure(name: &str) -> Option<&'static Figure<Report>> {
+    FIGURES.iter().find(|figure| figure.name == name)
+}
+
+/// Returns every column and its preferred direction. All columns are optional, since a failed replay has no figures.
+pub fn columns() -> Vec<(Column, Direction)> {
+    let whole = FIGURES.iter().map(|figure| (figure.name.to_string(), figure.kind(), figure.direction));
+    let latencies = Latency::ALL.into_iter().flat_map(|latency| {
+        let name = move |statistic: Statistic| format!("{}_{}", latency.name(), statistic.name());
+        Statistic::ALL.map(|statistic| (name(statistic), Kind::Real, Lower))
+    });
+    let tiers = TIERS.iter().flat_map(|tier| {
+        let name = move |figure: &Figure<TierReport>| format!("tier_{tier}_{}", figure.name);
+        TIER_FIGURES.iter().map(move |figure| (name(figure), figure.kind(), figure.direction))
+    });
+    whole
+        .chain(latencies)
+        .chain(tiers)
+        .map(|(name, kind, direction)| (Column::optional(name, kind), direction))
+        .collect()
+}
+
+/// Returns one cell for each of [`columns`], in order.
 pub fn row(report: &Report) -> Vec<Cell> {
-    let whole = OF_REPORT.iter().map(|(_, _, _, of)| of(report));
-    let latencies = LATENCIES.iter().flat_map(|(_, summary)| {
-        let summary = summary(report);
-        OF_LATENCY.iter().map(move |(_, of)| Cell::Real(of(summary)))
+    let whole = FIGURES.iter().map(|figure| figure.cell(report));
+    let latencies = Latency::ALL.into_iter().flat_map(|latency| {
+        let summary = latency.of(&report.latencies);
+        Statistic::ALL.map(|statistic| Cell::Real(statistic.of(&summary)))
     });
     let tiers = TIERS.iter().flat_map(|name| {
         let tier = report.tiers.iter().find(|tier| tier.name == *name);
-        OF_TIER.iter().map(move |(_, _, _, of)| tier.map_or(Cell::None, of))
+        TIER_FIGURES.iter().map(move |figure| tier.map_or(Cell::None, |tier| figure.cell(tier)))
     });
     whole.chain(latencies).chain(tiers).collect()
 }

@@ -1,4 +1,4 @@
-//! The facts about a fleet that observers of its replay need before it starts.
+//! The facts about a fleet needed by observers before the start of a replay.
 
 /// Sizes of a fleet, replica by replica and tier by tier, and its permanent failures.
 ///

@@ -1,8 +1,7 @@
-//! A report as one HTML page: charts of one replay, or of several side by side.
+//! Reports as one HTML page: charts of one replay, or of several side by side.
 //!
-//! The page needs nothing but itself: styles, the script that draws the charts and the data they are drawn from are in it, and it asks no
-//! network for anything. Tables are HTML, so they can be read without the script. The same replays give the same page, byte for byte: what
-//! a replay took on the machine it ran on is not in it.
+//! The page is self-contained: it includes styles, the chart script and the data, and loads nothing from a network. Tables are
+//! plain HTML, readable without the script. Equal replays give equal pages, byte for byte; wall-clock times are left out.
 
 use serde::Serialize;
 
@@ -18,18 +17,18 @@ const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/charts.js");
 
-/// A replay that is shown.
+/// Replay shown on a page.
 #[derive(Clone, Debug)]
 pub struct Run<'a> {
-    /// What tells it from the others, such as `fcfs, lru`.
+    /// Label to distinguish the run, such as `fcfs, lru`.
     pub label: String,
-    /// What it found.
+    /// Report of the replay.
     pub report: &'a Report,
-    /// What it was like over time.
+    /// Series of the replay.
     pub series: &'a SeriesReport,
 }
 
-/// What the script is given of a run.
+/// Data of a run for the script.
 #[derive(Serialize)]
 struct Data<'a> {
     label: &'a str,
@@ -37,7 +36,7 @@ struct Data<'a> {
     series: &'a SeriesReport,
 }
 
-/// The page of these runs of one trace; empty if there are none.
+/// Returns the page of several runs of one trace; empty without runs.
 pub fn page(runs: &[Run<'_>]) -> String {
     let Some(first) = runs.first() else { return String::new() };
     let several = runs.len() > 1;
@@ -72,7 +71,7 @@ pub fn page(runs: &[Run<'_>]) -> String {
     )
 }
 
-/// The part on replicas, if there are several.
+/// Section on replicas, shown for fleets.
 const REPLICAS: &str = r#"<section id="replicas">
   <h2>Replicas</h2>
   <div class="charts">
@@ -81,7 +80,7 @@ const REPLICAS: &str = r#"<section id="replicas">
   </div>
 </section>"#;
 
-/// What was replayed on what, in a sentence or two.
+/// Returns one or two sentences on the trace and the fleet.
 fn lede(runs: &[Run<'_>]) -> String {
     let report = runs[0].report;
     let settings = &report.settings;
@@ -121,7 +120,7 @@ fn footer(runs: &[Run<'_>]) -> String {
     )
 }
 
-/// The runs as JSON that can stand inside a script element: no `<` is left in it, so nothing in it can end the element.
+/// Returns the runs as JSON for a script element. Every `<` is escaped, so no data can end the element.
 fn data(runs: &[Run<'_>]) -> String {
     let runs: Vec<Data<'_>> =
         runs.iter().map(|run| Data { label: &run.label, report: lasting(run.report), series: run.series }).collect();
@@ -130,7 +129,7 @@ fn data(runs: &[Run<'_>]) -> String {
     json.replace('<', "\\u003c")
 }
 
-/// A report but for what differs from machine to machine.
+/// Returns a report without figures that differ from machine to machine.
 fn lasting(report: &Report) -> serde_json::Value {
     let mut value = serde_json::to_value(report).expect("a report serialises");
     if let Some(fields) = value.as_object_mut() {
@@ -139,7 +138,7 @@ fn lasting(report: &Report) -> serde_json::Value {
     value
 }
 
-/// Puts values in the place of `{{name}}`, in one pass: what is put in is not looked at again.
+/// Replaces each `{{name}}` by its value in one pass; values are not searched again.
 fn fill(template: &str, values: &[(&str, String)]) -> String {
     let mut out = String::new();
     let mut parts = template.split("{{");
@@ -154,7 +153,7 @@ fn fill(template: &str, values: &[(&str, String)]) -> String {
     out
 }
 
-/// Text that can stand between tags and in attributes.
+/// Escapes text for use between tags and in attributes.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

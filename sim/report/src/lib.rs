@@ -1,5 +1,28 @@
-//! Results of a replay.
+//! Results of replays: metrics, SLOs, series over time, timelines and pages.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`report`] | the report of a replay, as JSON |
+//! | [`figures`] | catalogue of all figures: name, unit, direction, meaning, value |
+//! | [`slo`] | service-level objectives on latency, and goodput |
+//! | [`fairness`] | service of competing tenants |
+//! | [`observer`] | the interface between a replay and its observers |
+//! | [`outcome`] | outcomes of single requests, as CSV or Parquet |
+//! | [`series`] | a replay over time, in buckets |
+//! | [`timeline`] | every step, copy and request in Chrome's trace event format |
+//! | [`html`] | one page with charts of one or several replays |
+//! | [`numbers`] | formatting of numbers |
+//!
+//! ```
+//! use trunkline_sim_report::slo::{Slo, Slos};
+//!
+//! let slo: Slo = "ttft_p99=2s".parse()?;
+//! assert_eq!((slo.to_string().as_str(), slo.limit_s), ("ttft_p99", 2.0));
+//! assert!(Slos::new(&[slo], None).is_ok());
+//! # Ok::<(), trunkline_sim_report::slo::SloError>(())
+//! ```
 
+mod completed_steps;
 pub mod fairness;
 pub mod figures;
 pub mod fleet_shape;
@@ -9,7 +32,6 @@ pub mod observer;
 pub mod outcome;
 pub mod report;
 pub mod series;
-mod settled;
 pub mod slo;
 pub mod timeline;
 

@@ -1,6 +1,10 @@
-//! Numbers as text, and ratios.
+//! Formatting of numbers, and ratios.
 
-/// Digits in groups of three.
+/// Formats a number with digits in groups of three.
+///
+/// ```
+/// assert_eq!(trunkline_sim_report::numbers::grouped(1_234_567), "1,234,567");
+/// ```
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -13,7 +17,7 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
-/// `part / whole`, and 0 of nothing.
+/// Returns `part / whole`, or 0 for a `whole` of 0.
 pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }

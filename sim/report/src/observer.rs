@@ -1,4 +1,4 @@
-//! Who watches a replay: what is shown to it, and what it may say.
+//! Observers of a replay.
 
 use std::ops::ControlFlow;
 
@@ -8,30 +8,30 @@ use trunkline_core::transfer::Place;
 use crate::outcome::Outcome;
 use trunkline_sim_perf::cost::StepShape;
 
-/// Sees what happens in a replay, in the order of virtual time, and can stop it.
+/// Observer of the events of a replay, in the order of virtual time; it can stop the replay.
 ///
-/// It MUST NOT matter to the replay whether it is watched: what is shown is a copy. A closure that takes an [`Outcome`] is an observer
-/// of the ends of requests alone.
+/// An observer MUST NOT influence the replay: it receives copies. A closure with an [`Outcome`] argument observes the ends of
+/// requests.
 pub trait Observer {
-    /// A request ended or was turned away. [`ControlFlow::Break`] stops the replay, which is then [`trunkline_sim_replay::ReplayError::Stopped`].
+    /// Called at the end or refusal of a request. [`ControlFlow::Break`] stops the replay with the error `ReplayError::Stopped`.
     fn ended(&mut self, outcome: &Outcome) -> ControlFlow<()>;
 
-    /// Whether [`Observer::step`] is to be called. The same answer every time. Showing every step costs time: nothing is leapt over.
+    /// Returns `true` to receive [`Observer::step`]; MUST be constant. Observing steps costs time, since it disables fast-forward.
     fn wants_steps(&self) -> bool {
         false
     }
 
-    /// A step begins.
+    /// Called at the start of a step.
     fn step(&mut self, step: &StepSeen<'_>) {
         let _ = step;
     }
 
-    /// A copy of blocks ended, or its replica failed before it did.
+    /// Called at the end of a copy of blocks, or at the failure of its replica.
     fn transfer(&mut self, transfer: &TransferSeen) {
         let _ = transfer;
     }
 
-    /// A replica failed, or is back.
+    /// Called at the failure or return of a replica.
     fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
         let _ = (now_ns, replica, up);
     }
@@ -43,44 +43,44 @@ impl<F: FnMut(&Outcome) -> ControlFlow<()>> Observer for F {
     }
 }
 
-/// A step of a replica, when it begins.
+/// Step of a replica at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSeen<'a> {
-    /// Whose.
+    /// Number of the replica.
     pub replica: u32,
-    /// When it begins, nanoseconds.
+    /// Start of the step, nanoseconds.
     pub begin_ns: u64,
-    /// When it will have ended, unless the replica fails before.
+    /// Planned end of the step, unless the replica fails before, nanoseconds.
     pub end_ns: u64,
-    /// What is in it.
+    /// Batch shape of the step.
     pub shape: StepShape,
-    /// The core's gauges and counters with this step under way.
+    /// Gauges and counters of the core with this step under way.
     pub stats: &'a Stats,
 }
 
-/// A copy of blocks from place to place, when it is over.
+/// Copy of blocks between two places, at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferSeen {
-    /// Whose.
+    /// Number of the replica.
     pub replica: u32,
-    /// When it was asked for, nanoseconds.
+    /// Time of the request for the copy, nanoseconds.
     pub asked_ns: u64,
-    /// When the latency of its link was over and its bytes began to move, which they shared with the other copies of that direction. The
-    /// time of its end if the replica failed before.
+    /// End of the link latency and start of the bytes, which share the link with other copies of that direction, nanoseconds. Equal
+    /// to the end if the replica failed before.
     pub begin_ns: u64,
-    /// When it ended, or the replica failed.
+    /// End of the copy, or failure of the replica, nanoseconds.
     pub end_ns: u64,
-    /// Whether the replica failed before its end, so that nothing came of it.
-    pub cut: bool,
-    /// From where.
+    /// `true` if the replica failed before the end, so the blocks did not arrive.
+    pub interrupted: bool,
+    /// Source of the blocks.
     pub from: Place,
-    /// To where.
+    /// Destination of the blocks.
     pub to: Place,
-    /// How many blocks.
+    /// Number of KV blocks copied.
     pub blocks: u32,
 }
 
-/// Several observers, each of which sees everything.
+/// Several observers; each receives every event.
 #[derive(Default)]
 pub struct Observers<'a>(pub Vec<&'a mut dyn Observer>);
 

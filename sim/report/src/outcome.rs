@@ -1,11 +1,11 @@
-//! How single requests fared, and a file of that: a row each, written as they end.
+//! Outcomes of single requests, and files with one row per outcome, written as requests end.
 //!
 //! | file | rows |
 //! |---|---|
 //! | `.csv`, `.csv.gz`, any other name | lines of [`CSV_HEADER`] |
 //! | `.parquet` | the same columns: whole numbers as `INT64`, times as `DOUBLE` seconds, `refused` as `BOOLEAN` |
 //!
-//! A double of seconds names every nanosecond of the first hundred days.
+//! A double of seconds is exact to the nanosecond for the first hundred days.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -16,70 +16,70 @@ use flate2::write::GzEncoder;
 
 mod parquet;
 
-/// The first line of the file.
+/// First line of the CSV file.
 pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused";
 
-/// How a request fared.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Its number in the trace, from 0.
+    /// Number in the trace, from 0.
     pub request: u64,
-    /// When it arrived, nanoseconds after the first arrival.
+    /// Arrival, nanoseconds after the first arrival.
     pub arrival_ns: u64,
-    /// The replica where it ended.
+    /// Replica at the end of the request.
     pub replica: u32,
-    /// Its tenant.
+    /// Number of the tenant.
     pub tenant: u32,
-    /// Tokens of its prompt.
+    /// Prompt length in tokens.
     pub prompt_tokens: u32,
-    /// Those found in the cache; 0 if it was refused.
+    /// Prompt tokens found in the cache; 0 if refused.
     pub cached_tokens: u32,
-    /// Tokens generated; 0 if it was refused.
+    /// Tokens generated; 0 if refused.
     pub output_tokens: u32,
-    /// Arrival to the first step that ran it, nanoseconds; none if it was refused. If its replica failed before its first token, to the
-    /// first step where it was sent next.
+    /// Queueing time: arrival to the first step, nanoseconds; `None` if refused. After a failure before the first token, the first
+    /// step on the next replica counts.
     pub queue_ns: Option<u64>,
-    /// Arrival to first token, nanoseconds; none if it was refused.
+    /// TTFT: arrival to first token, nanoseconds; `None` if refused.
     pub ttft_ns: Option<u64>,
-    /// (E2E - TTFT) / (output tokens - 1), nanoseconds, if it had more than one.
+    /// TPOT: (E2E - TTFT) / (output tokens - 1), nanoseconds; `None` with fewer than two tokens.
     pub tpot_ns: Option<u64>,
-    /// Arrival to end, nanoseconds; none if it was refused.
+    /// E2E: arrival to end, nanoseconds; `None` if refused.
     pub e2e_ns: Option<u64>,
-    /// Times it was put back to waiting, where it ended.
+    /// Preemptions on the replica at the end of the request.
     pub preemptions: u32,
-    /// Whether it was turned away at the door.
+    /// `true` if rejected on arrival.
     pub refused: bool,
 }
 
-/// A file of outcomes that cannot be written.
+/// Failed writing of outcomes.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the requests to {}: {fault}", path.display())]
 pub struct OutcomeError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the system.
     pub fault: io::Error,
 }
 
-/// Writes outcomes in the order in which requests end: Parquet if the file's name ends in `.parquet`, else CSV, as gzip if it ends in
-/// `.gz`. Seconds of CSV have nine decimals. What a request does not have is empty.
+/// Writer of outcomes in the order of completion: Parquet for names ending in `.parquet`, else CSV, as gzip for `.gz`. CSV has
+/// seconds with nine decimals. Missing values are empty.
 pub struct OutcomeWriter {
     path: PathBuf,
     to: Box<dyn Sink>,
-    /// The first fault; after it nothing more is written.
+    /// First error; nothing is written after it.
     fault: Option<io::Error>,
 }
 
-/// Where outcomes go.
+/// Destination of outcomes, CSV or Parquet.
 trait Sink {
     fn write(&mut self, outcome: &Outcome) -> io::Result<()>;
     fn finish(self: Box<Self>) -> io::Result<()>;
 }
 
-/// Lines of CSV.
+/// CSV file, plain or gzip.
 struct Lines(Box<dyn Finish>);
 
-/// Something that is written to and then ended.
+/// Stream with an explicit end.
 trait Finish: Write {
     fn finish(self: Box<Self>) -> io::Result<()>;
 }
@@ -128,7 +128,11 @@ impl Sink for Lines {
 }
 
 impl OutcomeWriter {
-    /// Creates the file, or empties it, and writes what comes before the first row.
+    /// Creates or truncates the file and writes the header.
+    ///
+    /// # Errors
+    ///
+    /// [`OutcomeError`] if the file cannot be created.
     pub fn create(path: &Path) -> Result<Self, OutcomeError> {
         let ends_in = |end: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end));
         let to: io::Result<Box<dyn Sink>> = match ends_in("parquet") {
@@ -139,14 +143,18 @@ impl OutcomeWriter {
         Ok(Self { path: path.into(), to, fault: None })
     }
 
-    /// Writes a row. If that fails, [`Self::finish`] tells.
+    /// Writes a row; [`Self::finish`] reports a failure.
     pub fn write(&mut self, outcome: &Outcome) {
         if self.fault.is_none() {
             self.fault = self.to.write(outcome).err();
         }
     }
 
-    /// Ends the file. Tells the first fault there was.
+    /// Finishes the file and reports failures.
+    ///
+    /// # Errors
+    ///
+    /// [`OutcomeError`] with the first failure of any write.
     pub fn finish(self) -> Result<(), OutcomeError> {
         let result = self.fault.map_or_else(|| self.to.finish(), Err);
         result.map_err(|fault| OutcomeError { path: self.path, fault })

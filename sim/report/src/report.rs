@@ -1,119 +1,153 @@
-//! What a replay found.
+//! Report of a replay.
 
-use serde::Serialize;
-use trunkline_core::{Preemption, TierStats};
-
+use serde::ser::Error;
+use serde::{Serialize, Serializer};
+use trunkline_core::config::SETTINGS;
+use trunkline_core::{Config, TierStats};
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
 
-/// The result of a replay. All of it but [`Report::wall_s`] is the same each time the same is replayed.
+/// Result of a replay. Equal inputs give equal reports, except for [`Report::wall_s`].
 ///
-/// Counts are over all replicas. Latencies are of completed requests.
+/// Counts are sums over all replicas; latencies cover completed requests only. JSON is flat: the fields of [`TokenTotals`],
+/// [`SwapReport`], [`BatchReport`] and [`Latencies`] are fields of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// What was replayed, on what.
+    /// Settings of the replay, as far as relevant to the result.
     pub settings: SettingsReport,
-    /// Requests of the trace.
+    /// Requests in the trace.
     pub requests: u64,
-    /// Those that got all their tokens.
+    /// Requests that received all tokens.
     pub completed: u64,
-    /// Those that were turned away at the door: too large for the device.
+    /// Requests rejected on arrival because the device has too few KV blocks for them.
     pub refused: u64,
-    /// From the first arrival to the last end, seconds of virtual time.
+    /// Virtual time from the first arrival to the last end, seconds.
     pub duration_s: f64,
-    /// `completed / duration_s`.
+    /// Throughput in requests per second: `completed / duration_s`.
     pub requests_s: f64,
+    /// Prompt and output tokens, and prefix hits.
+    #[serde(flatten)]
+    pub tokens: TokenTotals,
+    /// Preemptions: returns of a running request to the queue.
+    pub preemptions: u64,
+    /// Swaps to and from the host, and the link that carried them.
+    #[serde(flatten)]
+    pub swaps: SwapReport,
+    /// Tiers of the prefix cache behind the device, nearest first.
+    pub tiers: Vec<TierReport>,
+    /// Steps, mean sizes, and speculative decoding.
+    #[serde(flatten)]
+    pub batches: BatchReport,
+    /// Cached blocks evicted from devices to make room.
+    pub evicted_blocks: u64,
+    /// Share of the replicas' time spent in steps: busy time / (replicas * duration), from 0 to 1.
+    pub utilisation: f64,
+    /// Requests moved to another replica after a failure for good.
+    pub rerouted: u64,
+    /// TTFT, TPOT, ITL and E2E.
+    #[serde(flatten)]
+    pub latencies: Latencies,
+    /// Service per tenant; `None` for a trace of one tenant.
+    pub fairness: Option<FairnessReport>,
+    /// Offered load; `None` unless the load was set as a share of the capacity.
+    pub load: Option<LoadReport>,
+    /// Digest of every decision of every replica, 16 hex digits.
+    pub digest: String,
+    /// Wall-clock time of the replay, seconds, without reading the trace.
+    pub wall_s: f64,
+}
+
+/// Token counts over all requests of a replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TokenTotals {
     /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated over all requests.
     pub output_tokens: u64,
-    /// Prompt tokens found in the cache when their request was first admitted.
+    /// Prompt tokens found in the prefix cache at the first admission of the request.
     pub prefix_hit_tokens: u64,
-    /// `prefix_hit_tokens / prompt_tokens`.
+    /// Prefix hit ratio, from 0 to 1: `prefix_hit_tokens / prompt_tokens`.
     pub prefix_hit_ratio: f64,
-    /// Times a running request was put back to waiting.
-    pub preemptions: u64,
-    /// Those of them that began to be swapped out to the host.
+}
+
+/// Swaps between device and host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct SwapReport {
+    /// Preemptions that began to swap the request out to the host.
     pub swap_outs: u64,
-    /// Times a request came back from there.
+    /// Swapped requests admitted again from the host.
     pub swap_ins: u64,
     /// Copies of KV blocks to the host.
     pub link_out: LinkReport,
     /// Copies of KV blocks to the device.
     pub link_in: LinkReport,
-    /// The tiers of the prefix cache behind the device, nearest first.
-    pub tiers: Vec<TierReport>,
-    /// Steps run.
+}
+
+/// Steps and mean sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct BatchReport {
+    /// Steps run by all replicas.
     pub steps: u64,
-    /// Sequences in a step, mean.
+    /// Mean number of sequences per step.
     pub mean_batch: f64,
-    /// Tokens run in a step, drafts included, mean.
+    /// Mean number of tokens per step, drafts included.
     pub mean_step_tokens: f64,
-    /// Tokens that workers were allowed to draft.
+    /// Draft tokens that workers were allowed to propose.
     pub drafted_tokens: u64,
-    /// Those of them that were right.
+    /// Draft tokens that the model accepted.
     pub accepted_drafts: u64,
-    /// Cached blocks that gave way to others.
-    pub evicted_blocks: u64,
-    /// Time in which steps ran, over replicas times duration.
-    pub utilisation: f64,
-    /// Times a request was sent to another replica because its own was gone for good.
-    pub rerouted: u64,
-    /// Arrival to first token, seconds.
+}
+
+/// Latencies of completed requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latencies {
+    /// TTFT: arrival to first token, seconds.
     pub ttft_s: Summary,
-    /// Per request with more than one token: (E2E - TTFT) / (output tokens - 1), seconds.
+    /// TPOT of requests with more than one token: (E2E - TTFT) / (output tokens - 1), seconds.
     pub tpot_s: Summary,
-    /// Every gap between two tokens of a request, seconds; percentiles within 0.05 %.
+    /// ITL: every gap between two consecutive tokens of a request, seconds; percentiles within 0.05 %.
     pub itl_s: Summary,
-    /// Arrival to end, seconds.
+    /// E2E: arrival to end, seconds.
     pub e2e_s: Summary,
-    /// How tenants fared, if the trace was split among several.
-    pub fairness: Option<FairnessReport>,
-    /// The load, if it was given as a share of the capacity.
-    pub load: Option<LoadReport>,
-    /// Digest of every decision of every replica, 16 hex digits.
-    pub digest: String,
-    /// What the replay took on the machine it ran on, seconds, reading the trace not counted.
-    pub wall_s: f64,
 }
 
 impl Report {
-    /// The report as one JSON object over several lines, without a newline at the end.
+    /// Returns the report as one JSON object over several lines, without a newline at the end.
     pub fn to_json(&self) -> String {
         // All keys are strings and all values numbers, strings, booleans or null.
         serde_json::to_string_pretty(self).expect("a report serialises")
     }
 }
 
-/// A load and what it is a share of.
+/// Load of a replay, relative to the capacity of its fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
-    /// Mean rate of arrivals over capacity.
+    /// Load: mean arrival rate over capacity.
     pub fraction: f64,
-    /// Requests that the fleet can end in a second.
+    /// Capacity in requests per second.
     pub capacity_requests_s: f64,
-    /// Requests that arrive in a second on average.
+    /// Mean arrival rate in requests per second.
     pub arrival_requests_s: f64,
-    /// The speed of the trace at which so many arrive.
+    /// Divisor of the arrival times of the trace for this load.
     pub speed: f64,
 }
 
-/// What a tier did, over all replicas.
+/// Tier of the prefix cache, over all replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TierReport {
-    /// Its name.
+    /// Name of the tier.
     pub name: String,
-    /// Blocks it had at the end.
+    /// Blocks in the tier at the end.
     pub blocks: u64,
-    /// Blocks that requests found there and not in a nearer place.
+    /// Blocks found in the tier and in no nearer place.
     pub hit_blocks: u64,
-    /// Blocks whose copy to it was begun.
+    /// Blocks written through to the tier, including copies under way.
     pub stored_blocks: u64,
-    /// Blocks dropped from it to make room.
+    /// Blocks evicted from the tier to make room.
     pub evicted_blocks: u64,
-    /// Copies over its link away from the device. The first tier shares the link with swapped requests.
+    /// Copies on the tier's link away from the device. The first tier shares the link with swapped requests.
     pub link_out: LinkReport,
-    /// Copies over its link towards the device.
+    /// Copies on the tier's link towards the device.
     pub link_in: LinkReport,
 }
 
@@ -134,114 +168,98 @@ impl TierReport {
     }
 }
 
-/// How evenly tenants were served. See [`crate::fairness`] for what is service and when tenants compete.
+/// Fairness among tenants. [`crate::fairness`] defines service and waiting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FairnessReport {
-    /// The greatest difference between the services of two tenants over any time in which both waited at one replica, units.
+    /// Greatest gap between two tenants that both wait at one replica, units of service.
     pub service_gap_max: u64,
-    /// The tenants.
+    /// Tenants in numerical order.
     pub tenants: Vec<TenantReport>,
 }
 
-/// How one tenant fared.
+/// Totals of one tenant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TenantReport {
-    /// Share of the requests that it was to send.
+    /// Configured share of the requests.
     pub share: f64,
-    /// Requests it sent.
+    /// Requests sent by the tenant.
     pub requests: u64,
-    /// Those that got all their tokens.
+    /// Requests that received all tokens.
     pub completed: u64,
-    /// Those that were turned away at the door.
+    /// Requests rejected on arrival.
     pub refused: u64,
     /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated for the tenant.
     pub output_tokens: u64,
     /// Prompt tokens found in the cache.
     pub prefix_hit_tokens: u64,
-    /// Arrival to first token, seconds.
+    /// TTFT: arrival to first token, seconds.
     pub ttft_s: Summary,
-    /// As in [`Report::tpot_s`], seconds.
+    /// TPOT as in [`Latencies::tpot_s`], seconds.
     pub tpot_s: Summary,
-    /// Arrival to end, seconds.
+    /// E2E: arrival to end, seconds.
     pub e2e_s: Summary,
-    /// Time in which it and another tenant waited at one replica, seconds, summed over replicas.
+    /// Time waiting together with another tenant at one replica, seconds, summed over replicas.
     pub contended_s: f64,
-    /// Units of service it was given per second of that time at one replica.
+    /// Units of service received per second of that time at one replica.
     pub contended_service_s: f64,
 }
 
 /// Replicas of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupReport {
-    /// The devices of each.
+    /// Devices of each replica.
     pub hardware: &'static str,
-    /// How each spreads the model over devices, as `tp2pp1`.
+    /// Parallelism of each replica, such as `tp2pp1`.
     pub parallel: String,
-    /// Replicas.
+    /// Number of replicas, at least one.
     pub replicas: u32,
     /// KV blocks on each device.
     pub device_blocks: u32,
 }
 
-/// The settings of a replay, as far as they decide its result.
+/// Settings of a replay, as far as relevant to the result. JSON is flat: the settings of the core are fields of the settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SettingsReport {
-    /// The trace, as it was called on the command line; empty if it was no file.
+    /// Path of the trace as given on the command line; empty for a trace without a file.
     pub trace: String,
-    /// Its format.
+    /// Format of the trace.
     pub format: &'static str,
-    /// The device of each replica, of the first kind if there are several.
+    /// Device of each replica; of the first kind in a fleet of several.
     pub hardware: &'static str,
-    /// The model.
+    /// Name of the model served.
     pub model: &'static str,
-    /// Replicas of all kinds.
+    /// Number of replicas of all kinds.
     pub replicas: u32,
-    /// Each kind of replica, in the order in which they are numbered.
+    /// Kinds of replica, in numerical order.
     pub groups: Vec<GroupReport>,
-    /// Which replica each request went to.
+    /// Router with all parameters.
     pub router: String,
-    /// Replicas that failed, as `REPLICA@SECONDS..SECONDS`.
+    /// Failures as `REPLICA@SECONDS..SECONDS`.
     pub failures: Vec<String>,
-    /// Replicas that were slow, as `REPLICA:FACTOR`.
+    /// Slow replicas as `REPLICA:FACTOR`.
     pub slow: Vec<String>,
-    /// Tokens in a block.
-    pub block_size: u32,
-    /// KV blocks on each device, of the first kind.
-    pub device_blocks: u32,
-    /// Tokens in one step at most.
-    pub max_batch_tokens: u32,
-    /// Sequences in one step at most.
-    pub max_batch_size: u32,
-    /// Order of waiting requests and choice of victims.
-    pub policy: String,
-    /// Which idle cached block goes first.
-    pub eviction: String,
-    /// What becomes of a running request whose blocks are needed.
-    pub preemption: Preemption,
-    /// KV blocks in each host's memory.
-    pub host_blocks: u32,
-    /// What copying a block was said to cost, nanoseconds.
-    pub swap_block_ns: u64,
-    /// What computing a token again was said to cost, nanoseconds.
-    pub recompute_token_ns: u64,
-    /// Blocks that stayed usable for each running request when another was admitted.
-    pub launch_watermark: f64,
-    /// Blocks that stayed usable for each running request when one was swapped in.
-    pub swap_in_watermark: f64,
-    /// Positions sampled from in one step at most.
-    pub max_step_logits: u32,
-    /// How long steps with decodes were to take, nanoseconds; 0 is no matter.
-    pub target_step_ns: u64,
-    /// Tokens a decode drafted at most.
-    pub max_drafts: u32,
-    /// The probability that a draft was right.
+    /// Limits and policies of the cores; of the first kind in a fleet of several.
+    #[serde(flatten, serialize_with = "core_settings")]
+    pub core: Config,
+    /// Probability that a draft token is accepted.
     pub draft_acceptance: f64,
-    /// Whether requests came one after another.
+    /// `true` if each request arrived at the end of the one before.
     pub serial: bool,
-    /// By how much the trace's times of arrival were divided; nothing if they were not used.
+    /// Divisor of the arrival times of the trace; `None` if those times were not used.
     pub speed: Option<f64>,
-    /// The cost model, and how far it is to be trusted.
+    /// Cost model and measured error.
     pub cost_model: String,
+}
+
+/// Settings of the core without a place in a report: a replay sets or reports them otherwise.
+pub(crate) const CORE_UNREPORTED: [&str; 5] =
+    ["max_queue", "max_queued_tokens", "align_chunks", "tiers", "max_context"];
+
+/// Serialises the settings of the core, all but [`CORE_UNREPORTED`], with their names in [`Config`].
+fn core_settings<S: Serializer>(core: &Config, serializer: S) -> Result<S::Ok, S::Error> {
+    let json = serde_json::to_value(core).map_err(S::Error::custom)?;
+    let reported = SETTINGS.iter().filter(|setting| !CORE_UNREPORTED.contains(&setting.name));
+    serializer.collect_map(reported.filter_map(|setting| Some((setting.name, json.get(setting.name)?))))
 }

@@ -1,62 +1,65 @@
-//! What a replay was like over time, and how its latencies are distributed: the figures behind the charts of a report.
+//! Replays over time, and distributions of latencies: the data behind the charts of a report.
 //!
-//! [`Series`] is an observer. It sums up what it is shown in at most 240 buckets of time, all as wide; when they are used up it merges pairs
-//! of them and goes on with twice the width, so its memory does not grow with the length of a replay (but for 32 bytes a request, for
-//! the latencies). Everything is over all replicas.
+//! [`Series`] is an observer. It sums events in at most 240 time buckets of equal width; when all are used, it merges pairs of
+//! buckets and doubles the width, so its memory does not grow with the length of a replay (except 32 bytes per request for the
+//! latencies). All sums are over all replicas.
 //!
-//! | what | how it comes into buckets |
+//! | event | accounting |
 //! |---|---|
-//! | tokens, time and sequences of a step | evenly over the step; one that a failure cut gives no token |
-//! | blocks of a copy | evenly over the time in which its bytes moved; one that a failure cut is not counted |
-//! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the next begin of a step |
-//! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over the replicas that lasted |
+//! | tokens, time and sequences of a step | evenly over the step; an interrupted step gives no token |
+//! | blocks of a copy | evenly over the time of the bytes; interrupted copies are not counted |
+//! | arrivals, ends, first admissions, preemptions | at their instant; admissions and preemptions at the start of the next step |
+//! | gauges: requests waiting and running, blocks | means over time, and the greatest sum over replicas that lasted |
 //!
-//! Gauges are seen when a step begins and hold until the next. If none follows, the batch is empty from the end of the last, and what it
-//! held counts as cached. Requests that arrive at a replica that is down are not seen until it is back.
+//! Gauges are sampled at the start of a step and hold until the next step. Without a next step, the batch is empty from the end of
+//! the last step, and its blocks count as cached. Requests that arrive at a failed replica are not visible until its return.
 
 use std::ops::ControlFlow;
 
 use trunkline_core::{Stats, TIERS_MAX};
 
+use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;
 use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use crate::report::Report;
-use crate::settled::{PastStep, Settling};
-use trunkline_sim_perf::link::lane;
+use trunkline_sim_perf::link::direction;
 
 mod buckets;
 mod distribution;
 mod gauges;
-mod told;
+mod report;
 
 pub use self::distribution::Distribution;
-pub use self::told::{LinkSeries, ReplicaTotals, SeriesReport, TierSeries};
+pub use self::report::{
+    BlockSeries, FlowSeries, LatencyDistributions, LinkSeries, ReplicaTotals, RequestSeries, SeriesReport, StepSeries,
+    TierSeries,
+};
 
 use self::buckets::{Buckets, Sum};
 use self::gauges::Gauges;
 
-/// Samples a replay.
+/// Sampler of a replay.
 #[derive(Clone, Debug)]
 pub struct Series {
     buckets: Buckets,
     gauges: Gauges,
-    settling: Settling,
-    /// By replica.
+    pending_steps: PendingSteps,
+    /// Last counters of each replica.
     counted: Vec<Counted>,
     replicas: Vec<ReplicaTotals>,
-    /// Failures seen and not yet counted: those after the end of the last request count for nothing.
+    /// Failures not yet counted; those after the end of the last request never count.
     failed: Vec<(u64, u32)>,
     /// Failures after which the replica does not come back.
     lost: Vec<(u64, u32)>,
     block_bytes: u64,
     device_blocks: u64,
-    /// Name and blocks over all replicas.
+    /// Name of each tier and its blocks over all replicas.
     tiers: Vec<(String, u64)>,
     latencies_ns: Latencies,
 }
 
-/// Counters of a replica's core when they were last looked at.
+/// Counters of a replica's core at the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     generated_tokens: u64,
@@ -65,7 +68,7 @@ struct Counted {
     preemptions: u64,
 }
 
-/// Every latency of every completed request.
+/// Latencies of all completed requests, nanoseconds.
 #[derive(Clone, Debug, Default)]
 struct Latencies {
     ttft: Vec<u64>,
@@ -83,7 +86,7 @@ impl Series {
         Self {
             buckets: Buckets::default(),
             gauges: Gauges::new(&device_blocks),
-            settling: Settling::new(n),
+            pending_steps: PendingSteps::new(n),
             counted: vec![Counted::default(); n as usize],
             replicas: vec![ReplicaTotals::default(); n as usize],
             failed: Vec::new(),
@@ -95,33 +98,33 @@ impl Series {
         }
     }
 
-    /// What was seen of the replay that `report` is of.
+    /// Returns the series of the replay with the given `report`.
     pub fn finish(mut self, report: &Report) -> SeriesReport {
         let duration_ns = (report.duration_s * 1e9).round() as u64;
         self.failed.retain(|(at_ns, _)| *at_ns < duration_ns);
         self.count_failures();
-        for step in self.settling.end() {
+        for step in self.pending_steps.end() {
             // No core says what came of its last step. A sequence that samples gives a token at least; drafts come on top.
             let tokens = step.shape.sampled.min(step.shape.decodes + step.shape.prefills);
             self.count_step(&step, tokens);
         }
         self.gauges.pass(duration_ns, &mut self.buckets);
-        told::told(self, report, duration_ns)
+        SeriesReport::from_series(self, report, duration_ns)
     }
 
-    /// Replicas that failed, now that something is seen to happen later.
+    /// Counts pending failures before a later event.
     fn count_failures(&mut self) {
         for (at_ns, replica) in std::mem::take(&mut self.failed) {
             let returns = !self.lost.contains(&(at_ns, replica));
             self.gauges.fail(at_ns, replica, returns, &mut self.buckets);
-            if let Some(step) = self.settling.fail(at_ns, replica) {
+            if let Some(step) = self.pending_steps.fail(at_ns, replica) {
                 // One that ended in the instant of the failure was answered if that came later; its tokens are counted with the next step.
                 self.count_step(&step, 0);
             }
         }
     }
 
-    fn count_step(&mut self, step: &PastStep, output_tokens: u64) {
+    fn count_step(&mut self, step: &CompletedStep, output_tokens: u64) {
         let busy_ns = step.end_ns - step.begin_ns;
         self.replicas[step.replica as usize].busy_ns += busy_ns;
         let shape = &step.shape;
@@ -137,7 +140,7 @@ impl Series {
         self.buckets.spread(step.begin_ns, step.end_ns, &sums.map(|(sum, n)| (sum, n as f64)));
     }
 
-    /// Counts what a core's counters went up by. Gives the tokens it generated since its last step began.
+    /// Adds the increase of a core's counters. Returns the tokens generated since the start of its last step.
     fn count_counters(&mut self, now_ns: u64, replica: u32, stats: &Stats) -> u64 {
         let now = Counted {
             generated_tokens: stats.generated_tokens,
@@ -190,7 +193,7 @@ impl Observer for Series {
     fn step(&mut self, seen: &StepSeen<'_>) {
         self.count_failures();
         let tokens = self.count_counters(seen.begin_ns, seen.replica, seen.stats);
-        match self.settling.step(seen) {
+        match self.pending_steps.step(seen) {
             Some(past) => self.count_step(&past, tokens),
             // The step that gave them ended in the instant of a failure.
             None if tokens > 0 => self.buckets.add(Sum::OutputTokens, seen.begin_ns, tokens as f64),
@@ -201,8 +204,8 @@ impl Observer for Series {
 
     fn transfer(&mut self, seen: &TransferSeen) {
         // Of a copy that was cut, what had passed is not known; it did not arrive.
-        if !seen.cut {
-            self.buckets.spread_copy(seen.begin_ns, seen.end_ns, lane(seen.from, seen.to), seen.blocks.into());
+        if !seen.interrupted {
+            self.buckets.spread_copy(seen.begin_ns, seen.end_ns, direction(seen.from, seen.to), seen.blocks.into());
         }
     }
 

@@ -1,115 +1,79 @@
-//! Promises about latency, and whether they are kept.
+//! Service-level objectives (SLOs) on latency, and evaluation.
 //!
-//! A promise is `METRIC_STATISTIC=DURATION`, such as `ttft_p99=2s`: the statistic of the metric over all completed requests is at most so
-//! long. `METRIC=DURATION` is a promise about each request. The *goodput* is the share of requests that keep all promises about single
-//! requests; those that were refused keep none. If there is no promise about each request for a metric, but there are promises of
-//! statistics, the longest of them counts as one. ITL is of tokens, not of requests, and is no part of it; a request of
-//! one token has no TPOT and so keeps any.
+//! An SLO is `METRIC_STATISTIC=DURATION`, such as `ttft_p99=2s`: an upper limit of a statistic of the metric over all completed
+//! requests. `METRIC=DURATION` limits each request. *Goodput* is the share of requests within all limits on single requests;
+//! refused requests are never within them. For a metric without a limit on each request, the longest limit among its statistics
+//! applies. ITL belongs to tokens rather than requests and is not part of goodput; a request of one token has no TPOT and meets any
+//! limit of it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::figures::{Latency, Statistic};
 use crate::outcome::Outcome;
 use crate::report::Report;
-use trunkline_sim_workload::summary::Summary;
 
-/// What is measured. See [`trunkline_sim_workload::summary`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Metric {
-    /// Arrival to first token.
-    Ttft,
-    /// Mean time per token after the first, of a request.
-    Tpot,
-    /// Every gap between two tokens.
-    Itl,
-    /// Arrival to end.
-    E2e,
-}
-
-/// What of a distribution is promised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Statistic {
-    /// Arithmetic mean.
-    Mean,
-    /// The p-th percentile: 50, 90, 95 or 99.
-    Percentile(u64),
-    /// Greatest value.
-    Max,
-    /// Every request on its own, for goodput.
-    Each,
-}
-
-const METRICS: [(&str, Metric); 4] =
-    [("ttft", Metric::Ttft), ("tpot", Metric::Tpot), ("itl", Metric::Itl), ("e2e", Metric::E2e)];
-const STATISTICS: [(&str, Statistic); 6] = [
-    ("mean", Statistic::Mean),
-    ("p50", Statistic::Percentile(50)),
-    ("p90", Statistic::Percentile(90)),
-    ("p95", Statistic::Percentile(95)),
-    ("p99", Statistic::Percentile(99)),
-    ("max", Statistic::Max),
-];
 const UNITS_S: [(&str, f64); 3] = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
 
-/// A promise.
+/// Service-level objective on a latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
-    /// What is measured.
-    pub metric: Metric,
-    /// What of it.
-    pub statistic: Statistic,
-    /// What it is at most, seconds.
+    /// Latency metric under the limit.
+    pub metric: Latency,
+    /// Statistic over all requests; `None` for a limit on each request.
+    pub statistic: Option<Statistic>,
+    /// Upper limit of the value, seconds.
     pub limit_s: f64,
 }
 
-/// A promise that cannot be understood, or a set of them that makes no sense.
+/// Invalid SLO, or an inconsistent set of SLOs.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SloError {
-    /// No `=`.
+    /// SLO without the sign `=`.
     #[error("SLO is '{0}'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s")]
     Form(String),
-    /// There is no such metric.
+    /// Name of no known metric.
     #[error("SLO '{spec}': there is no metric '{metric}'; there are: ttft, tpot, itl, e2e")]
     Metric {
-        /// What was given.
+        /// SLO as given on input.
         spec: String,
-        /// The part that is wrong.
+        /// Metric as given on input.
         metric: String,
     },
-    /// There is no such statistic.
+    /// Name of no known statistic.
     #[error("SLO '{spec}': there is no statistic '{statistic}'; there are: mean, p50, p90, p95, p99, max")]
     Statistic {
-        /// What was given.
+        /// SLO as given on input.
         spec: String,
-        /// The part that is wrong.
+        /// Statistic as given on input.
         statistic: String,
     },
-    /// Not a duration.
+    /// Duration without a valid number or unit.
     #[error("SLO '{spec}': '{duration}' is no duration; give a number above 0 with s, ms or us, such as 50ms")]
     Duration {
-        /// What was given.
+        /// SLO as given on input.
         spec: String,
-        /// The part that is wrong.
+        /// Duration as given on input.
         duration: String,
     },
-    /// ITL is not measured by request.
+    /// Limit of ITL on each request; ITL belongs to tokens.
     #[error("SLO '{0}': itl is of tokens, not of requests; give a statistic, such as itl_p99")]
     EachItl(String),
-    /// The same twice.
+    /// Two limits for one metric and statistic.
     #[error("{0} is promised twice")]
     Twice(String),
-    /// Not a share.
+    /// Goodput out of range.
     #[error("goodput is {0}; it must be above 0 and at most 1, such as 0.99")]
     Goodput(f64),
-    /// A promise about each request, and no word on how many are to keep it.
+    /// Limit on each request without a goodput.
     #[error("{0} is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99")]
     NoGoodput(String),
-    /// A share of requests, and no word on what they are to keep.
+    /// Goodput without a limit on requests.
     #[error("a goodput needs a promise about requests: ttft, tpot or e2e")]
     NothingPromised,
-    /// Nothing to meet.
+    /// Empty set of SLOs.
     #[error("there is no SLO; give one, such as ttft_p99=2s")]
     None,
 }
@@ -123,18 +87,16 @@ impl FromStr for Slo {
             Some((metric, statistic)) => (metric, Some(statistic)),
             None => (name, None),
         };
-        let find_metric = METRICS.iter().find(|(name, _)| *name == metric);
-        let metric = find_metric
-            .map(|(_, metric)| *metric)
-            .ok_or_else(|| SloError::Metric { spec: spec.into(), metric: metric.into() })?;
+        let find_metric = Latency::ALL.into_iter().find(|latency| latency.name() == metric);
+        let metric = find_metric.ok_or_else(|| SloError::Metric { spec: spec.into(), metric: metric.into() })?;
         let statistic = match statistic {
-            None if metric == Metric::Itl => return Err(SloError::EachItl(spec.into())),
-            None => Statistic::Each,
-            Some(statistic) => STATISTICS
-                .iter()
-                .find(|(name, _)| *name == statistic)
-                .map(|(_, statistic)| *statistic)
-                .ok_or_else(|| SloError::Statistic { spec: spec.into(), statistic: statistic.into() })?,
+            None if metric == Latency::Itl => return Err(SloError::EachItl(spec.into())),
+            None => None,
+            Some(name) => {
+                let found = Statistic::ALL.into_iter().find(|statistic| statistic.name() == name);
+                let unknown = || SloError::Statistic { spec: spec.into(), statistic: name.into() };
+                Some(found.ok_or_else(unknown)?)
+            }
         };
         let limit_s =
             duration_s(duration).ok_or_else(|| SloError::Duration { spec: spec.into(), duration: duration.into() })?;
@@ -149,46 +111,46 @@ fn duration_s(text: &str) -> Option<f64> {
 }
 
 impl fmt::Display for Slo {
-    /// What it is about, without the limit: `ttft_p99`.
+    /// Writes the metric and statistic without the limit: `ttft_p99`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let metric = METRICS.iter().find(|(_, metric)| *metric == self.metric).map_or("", |(name, _)| name);
-        let statistic = STATISTICS.iter().find(|(_, statistic)| *statistic == self.statistic);
-        match statistic {
-            Some((name, _)) => write!(f, "{metric}_{name}"),
-            None => f.write_str(metric),
-        }
+        f.write_str(self.metric.name())?;
+        self.statistic.map_or(Ok(()), |statistic| write!(f, "_{}", statistic.name()))
     }
 }
 
-/// All promises.
+/// Consistent set of SLOs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slos {
-    /// Promises of statistics.
+    /// Limits on statistics over all requests.
     of_all: Vec<Slo>,
-    /// Limits of TTFT, TPOT and E2E of each request, nanoseconds.
+    /// Limits on TTFT, TPOT and E2E of each request, nanoseconds.
     of_each: [Option<f64>; 3],
-    /// The share of requests that is to keep those.
+    /// Required goodput, from 0 to 1.
     goodput: Option<f64>,
 }
 
-/// What came of a promise.
+/// Result of an SLO.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Figure {
-    /// What it is: `ttft_p99`, or `goodput`.
+pub struct SloResult {
+    /// Name of the SLO: `ttft_p99`, or `goodput`.
     pub name: String,
-    /// What it was to be at most, seconds; of goodput, at least.
+    /// Limit: at most so many seconds; for goodput, at least this share.
     pub limit: f64,
-    /// What it was.
+    /// Measured value, in the unit of the limit.
     pub value: f64,
-    /// Whether that is enough.
+    /// `true` if the value is within the limit.
     pub met: bool,
-    /// How far it was from the limit, as a share of it: of a latency `1 - value / limit`; of goodput, the share of the failures it
-    /// allows that there were not. Below 0 if it was not met.
+    /// Relative distance to the limit: `1 - value / limit` for a latency; for goodput, the unused share of the permitted failures.
+    /// Negative if not met.
     pub margin: f64,
 }
 
 impl Slos {
-    /// Checks that the promises make sense together.
+    /// Checks that the SLOs are consistent.
+    ///
+    /// # Errors
+    ///
+    /// [`SloError`] for an empty set, duplicates, or a goodput without a limit on requests and vice versa.
     pub fn new(slos: &[Slo], goodput: Option<f64>) -> Result<Self, SloError> {
         if slos.is_empty() {
             return Err(SloError::None);
@@ -201,11 +163,11 @@ impl Slos {
         if let Some(goodput) = goodput.filter(|goodput| !(*goodput > 0.0 && *goodput <= 1.0)) {
             return Err(SloError::Goodput(goodput));
         }
-        let (each, of_all): (Vec<Slo>, Vec<Slo>) = slos.iter().partition(|slo| slo.statistic == Statistic::Each);
+        let (each, of_all): (Vec<Slo>, Vec<Slo>) = slos.iter().partition(|slo| slo.statistic.is_none());
         if let (None, Some(slo)) = (goodput, each.first()) {
             return Err(SloError::NoGoodput(slo.to_string()));
         }
-        let of_each = [Metric::Ttft, Metric::Tpot, Metric::E2e].map(|metric| {
+        let of_each = [Latency::Ttft, Latency::Tpot, Latency::E2e].map(|metric| {
             let limits = |slos: &[Slo]| {
                 slos.iter().filter(|slo| slo.metric == metric).map(|slo| slo.limit_s * 1e9).reduce(f64::max)
             };
@@ -217,7 +179,7 @@ impl Slos {
         Ok(Self { of_all, of_each, goodput })
     }
 
-    /// The share of requests that is to keep the promises about each, if there is one.
+    /// Returns the required goodput, if any.
     pub fn goodput(&self) -> Option<f64> {
         self.goodput
     }
@@ -232,42 +194,47 @@ impl Slos {
     }
 }
 
-/// Counts, while requests end, how many broke a promise.
+/// Counter of violations as requests end.
 #[derive(Clone, Debug)]
 pub struct Judge<'a> {
     slos: &'a Slos,
     requests: u64,
     bad: u64,
-    /// By promise of [`Slos::of_all`]: values above the limit, and the sum of all, nanoseconds.
+    /// For each limit on a statistic: number of values above the limit, and the sum of all values, nanoseconds.
     counts: Vec<(u64, u128)>,
 }
 
 impl<'a> Judge<'a> {
-    /// Of a trace of so many requests.
+    /// Returns a judge for a trace of `requests` requests.
     pub fn new(slos: &'a Slos, requests: u64) -> Self {
         Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()] }
     }
 
-    /// A request ended. Gives the promise that can no longer be kept whatever comes, if there is one.
+    /// Counts the outcome of a request. Returns an SLO that can no longer be met, if there is one.
     pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
         let mut lost = None;
+        // The greatest number of values above a nearest-rank percentile, if every request to come completes.
+        let requests = self.requests;
+        let allowed_above = |per_cent: u64| requests * (100 - per_cent) / 100;
         for (slo, (above, sum_ns)) in self.slos.of_all.iter().zip(&mut self.counts) {
             let value_ns = match slo.metric {
-                Metric::Ttft => outcome.ttft_ns,
-                Metric::Tpot => outcome.tpot_ns,
-                Metric::E2e => outcome.e2e_ns,
-                Metric::Itl => None,
+                Latency::Ttft => outcome.ttft_ns,
+                Latency::Tpot => outcome.tpot_ns,
+                Latency::E2e => outcome.e2e_ns,
+                Latency::Itl => None,
             };
             let Some(value_ns) = value_ns else { continue };
             *sum_ns += u128::from(value_ns);
             *above += u64::from(value_ns as f64 / 1e9 > slo.limit_s);
             let is_lost = match slo.statistic {
-                // The greatest number of values above a nearest-rank percentile, if every request to come completes.
-                Statistic::Percentile(per_cent) => *above > self.requests * (100 - per_cent) / 100,
-                Statistic::Max => *above > 0,
+                Some(Statistic::P50) => *above > allowed_above(50),
+                Some(Statistic::P90) => *above > allowed_above(90),
+                Some(Statistic::P95) => *above > allowed_above(95),
+                Some(Statistic::P99) => *above > allowed_above(99),
+                Some(Statistic::Max) => *above > 0,
                 // All to come would have to take no time.
-                Statistic::Mean => *sum_ns as f64 / 1e9 / self.requests as f64 > slo.limit_s,
-                Statistic::Each => false,
+                Some(Statistic::Mean) => *sum_ns as f64 / 1e9 / self.requests as f64 > slo.limit_s,
+                None => false,
             };
             // All are counted on: whoever replays to the end wants the figures of all.
             if is_lost && lost.is_none() {
@@ -279,41 +246,24 @@ impl<'a> Judge<'a> {
         lost.map(ToString::to_string).or_else(too_few)
     }
 
-    /// The goodput if all requests to come are good.
+    /// Returns the goodput if all remaining requests are within their limits.
     fn best(&self) -> f64 {
         (self.requests - self.bad) as f64 / self.requests as f64
     }
 
-    /// What came of each promise when all requests have ended.
-    pub fn figures(&self, report: &Report) -> Vec<Figure> {
+    /// Returns the result of each SLO after the last request.
+    pub fn figures(&self, report: &Report) -> Vec<SloResult> {
         let of_all = self.slos.of_all.iter().map(|slo| {
-            let summary = match slo.metric {
-                Metric::Ttft => report.ttft_s,
-                Metric::Tpot => report.tpot_s,
-                Metric::Itl => report.itl_s,
-                Metric::E2e => report.e2e_s,
-            };
-            let (value, limit) = (statistic_s(&summary, slo.statistic), slo.limit_s);
-            Figure { name: slo.to_string(), limit, value, met: value <= limit, margin: 1.0 - value / limit }
+            let summary = slo.metric.of(&report.latencies);
+            let (value, limit) = (slo.statistic.map_or(0.0, |statistic| statistic.of(&summary)), slo.limit_s);
+            SloResult { name: slo.to_string(), limit, value, met: value <= limit, margin: 1.0 - value / limit }
         });
         let goodput = self.slos.goodput.map(|limit| {
             let value = self.best();
             let margin = if limit < 1.0 { 1.0 - (1.0 - value) / (1.0 - limit) } else { value - limit };
-            Figure { name: "goodput".into(), limit, value, met: value >= limit, margin }
+            SloResult { name: "goodput".into(), limit, value, met: value >= limit, margin }
         });
         of_all.chain(goodput).collect()
-    }
-}
-
-fn statistic_s(summary: &Summary, statistic: Statistic) -> f64 {
-    match statistic {
-        Statistic::Mean => summary.mean,
-        Statistic::Percentile(50) => summary.p50,
-        Statistic::Percentile(90) => summary.p90,
-        Statistic::Percentile(95) => summary.p95,
-        Statistic::Percentile(99) => summary.p99,
-        Statistic::Max => summary.max,
-        Statistic::Percentile(_) | Statistic::Each => unreachable!("no promise of all is about {statistic:?}"),
     }
 }
 
@@ -329,11 +279,11 @@ mod tests {
     fn promises_are_read() {
         let slo = |metric, statistic, limit_s| Slo { metric, statistic, limit_s };
         let cases = [
-            ("ttft_p99=2s", slo(Metric::Ttft, Statistic::Percentile(99), 2.0)),
-            ("tpot_p95=50ms", slo(Metric::Tpot, Statistic::Percentile(95), 0.05)),
-            ("itl_mean=1500us", slo(Metric::Itl, Statistic::Mean, 0.0015)),
-            ("e2e_max=.5s", slo(Metric::E2e, Statistic::Max, 0.5)),
-            ("ttft=1e3ms", slo(Metric::Ttft, Statistic::Each, 1.0)),
+            ("ttft_p99=2s", slo(Latency::Ttft, Some(Statistic::P99), 2.0)),
+            ("tpot_p95=50ms", slo(Latency::Tpot, Some(Statistic::P95), 0.05)),
+            ("itl_mean=1500us", slo(Latency::Itl, Some(Statistic::Mean), 0.0015)),
+            ("e2e_max=.5s", slo(Latency::E2e, Some(Statistic::Max), 0.5)),
+            ("ttft=1e3ms", slo(Latency::Ttft, None, 1.0)),
         ];
         for (spec, expected) in cases {
             let read: Slo = spec.parse().unwrap();

@@ -1,16 +1,16 @@
-//! A replay as a timeline: Chrome's trace event format, which Perfetto (ui.perfetto.dev) and `chrome://tracing` open.
+//! Timelines in Chrome's trace event format, for Perfetto (ui.perfetto.dev) and `chrome://tracing`.
 //!
-//! | in the timeline | what it is |
+//! | in the timeline | meaning |
 //! |---|---|
-//! | a process | a replica |
-//! | its thread `steps` | a slice for each step, named for what is in it |
-//! | async slices for each direction of a link, `to host` | a copy from asking to end, and in it the time in which its bytes moved; copies overlap |
-//! | async slices `request` | a request from arrival to end, and in it `queue`, `prefill` and `decode`, at the replica where it ended |
-//! | counters `requests`, `KV blocks` | gauges while each step runs |
-//! | instants `failed`, `back`, `refused` | what they say |
+//! | process | replica |
+//! | thread `steps` of a process | a slice per step, named after the batch shape |
+//! | async slices per link direction, `to host` | a copy from request to end, and inside the time of the bytes; copies overlap |
+//! | async slices `request` | a request from arrival to end, and inside `queue`, `prefill` and `decode`, at its last replica |
+//! | counters `requests`, `KV blocks` | gauges during each step |
+//! | instants `failed`, `back`, `refused` | failures, returns and refusals |
 //!
-//! Times are microseconds after the first arrival, exact to the nanosecond. The file is written as the replay goes on; only what a failure
-//! could still cut short is held back. Events are not in the order of time, which neither viewer asks for.
+//! Times are microseconds after the first arrival, exact to the nanosecond. The file is written during the replay; only steps that
+//! a failure could still interrupt are held back. Events are not sorted by time, which neither viewer requires.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -23,26 +23,26 @@ use serde_json::json;
 use trunkline_core::Stats;
 use trunkline_core::transfer::Place;
 
+use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;
 use crate::observer::{Observer, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
-use crate::settled::{PastStep, Settling};
-use trunkline_sim_perf::link::{lane, lane_name};
+use trunkline_sim_perf::link::{direction, direction_name};
 
-/// The thread of the steps.
+/// Thread number of the steps.
 const STEPS_THREAD: usize = 1;
 
-/// What of a replay a timeline shows: everything that overlaps with it.
+/// Time window of a timeline: only overlapping events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// From when, nanoseconds after the first arrival.
+    /// Begin, nanoseconds after the first arrival.
     pub from_ns: u64,
-    /// To when, nanoseconds; later.
+    /// End, nanoseconds after the first arrival; above `from_ns`.
     pub to_ns: u64,
 }
 
 impl Window {
-    /// All of a replay.
+    /// Window over the whole replay.
     pub const ALL: Self = Self { from_ns: 0, to_ns: u64::MAX };
 
     fn overlaps(&self, begin_ns: u64, end_ns: u64) -> bool {
@@ -50,29 +50,29 @@ impl Window {
     }
 }
 
-/// A timeline that cannot be written.
+/// Failed writing of a timeline.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the timeline to {}: {fault}", path.display())]
 pub struct TimelineError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the system.
     pub fault: io::Error,
 }
 
-/// Writes the timeline of a replay; gzip if the file's name ends in `.gz`.
+/// Writer of the timeline of a replay; gzip for file names ending in `.gz`.
 pub struct TimelineWriter {
     path: PathBuf,
     to: Output,
     window: Window,
-    /// Whether an event was written, which the next is to be separated from.
+    /// `true` once an event was written, so the next needs a separator.
     any: bool,
-    /// The first fault; after it nothing more is written.
+    /// First error; nothing is written after it.
     fault: Option<io::Error>,
-    settling: Settling,
-    /// Copies written: each has a number of its own, by which a viewer joins its begin and its end.
+    pending_steps: PendingSteps,
+    /// Copies written. Each has a unique number that joins its begin and end in a viewer.
     copies: u64,
-    /// By replica.
+    /// Gauges of each replica.
     gauges: Vec<Gauges>,
     tiers: Vec<String>,
 }
@@ -98,7 +98,7 @@ impl Output {
     }
 }
 
-/// What the counters of a replica show.
+/// Counters of a replica as shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Gauges {
     waiting: u32,
@@ -121,24 +121,24 @@ impl Gauges {
         }
     }
 
-    /// After a step that none follows.
+    /// Returns the gauges after a step without a successor.
     fn idle(self) -> Self {
         Self { running: 0, in_use: 0, cached: self.cached + self.in_use, ..self }
     }
 }
 
-/// Nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds.
 fn us(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }
 
-/// Replicas are numbered from 0, processes from 1.
+/// Returns the process id of a replica: replicas count from 0, processes from 1.
 fn pid(replica: u32) -> u64 {
     u64::from(replica) + 1
 }
 
-/// `prefill 2 (4096 tokens) + decode 31`.
-fn step_name(step: &PastStep) -> String {
+/// Returns the name of a step, such as `prefill 2 (4096 tokens) + decode 31`.
+fn step_name(step: &CompletedStep) -> String {
     let shape = &step.shape;
     let prefill = format!("prefill {} ({} tokens)", shape.prefills, shape.prefill_tokens);
     let decode = format!("decode {}", shape.decodes);
@@ -158,7 +158,11 @@ fn place_name(place: Place, tiers: &[String]) -> &str {
 }
 
 impl TimelineWriter {
-    /// Creates the file, or empties it, for a replay on the fleet `shape`.
+    /// Creates or truncates the file for a replay on the fleet `shape`.
+    ///
+    /// # Errors
+    ///
+    /// [`TimelineError`] if the file cannot be created.
     pub fn create(path: &Path, shape: &FleetShape, window: Window) -> Result<Self, TimelineError> {
         let fail = |fault| TimelineError { path: path.into(), fault };
         let file = BufWriter::new(File::create(path).map_err(fail)?);
@@ -173,7 +177,7 @@ impl TimelineWriter {
             window,
             any: false,
             fault: None,
-            settling: Settling::new(shape.replicas()),
+            pending_steps: PendingSteps::new(shape.replicas()),
             copies: 0,
             gauges: vec![Gauges::default(); shape.replicas() as usize],
             tiers: shape.tiers.iter().map(|(name, _)| name.clone()).collect(),
@@ -200,9 +204,13 @@ impl TimelineWriter {
         );
     }
 
-    /// Ends the file. Tells the first fault there was.
+    /// Finishes the file and reports failures.
+    ///
+    /// # Errors
+    ///
+    /// [`TimelineError`] with the first failure of any write.
     pub fn finish(mut self) -> Result<(), TimelineError> {
-        for step in self.settling.end() {
+        for step in self.pending_steps.end() {
             self.write_step(&step);
             self.write_idle(&step);
         }
@@ -227,7 +235,7 @@ impl TimelineWriter {
         self.put(event);
     }
 
-    /// An event at a time; the rest of its fields follow in `rest`, each after a comma.
+    /// Writes an event with a time; `rest` holds further fields, each after a comma.
     fn timed(&mut self, phase: char, at_ns: u64, replica: u32, tid: usize, name: &str, rest: &str) {
         // Names are made here, but for those of tiers, which may be anything.
         let name = json!(name);
@@ -236,7 +244,7 @@ impl TimelineWriter {
         self.line(&line);
     }
 
-    fn write_step(&mut self, step: &PastStep) {
+    fn write_step(&mut self, step: &CompletedStep) {
         if !self.window.overlaps(step.begin_ns, step.end_ns) {
             return;
         }
@@ -251,39 +259,39 @@ impl TimelineWriter {
             shape.prefill_tokens,
             step.blocks_in_use,
             shape.prefill_kv_tokens + shape.decode_kv_tokens,
-            step.cut,
+            step.interrupted,
         );
         self.timed('X', step.begin_ns, step.replica, STEPS_THREAD, &step_name(step), &rest);
     }
 
-    /// Nothing runs after a step.
-    fn write_idle(&mut self, step: &PastStep) {
+    /// Writes idle gauges after a step without a successor.
+    fn write_idle(&mut self, step: &CompletedStep) {
         let idle = self.gauges[step.replica as usize].idle();
         self.write_gauges(step.end_ns, step.replica, idle);
     }
 
-    /// The slices of a copy, that in which its bytes moved inside that from asking to end. The outer one is named for its lane, so that a
-    /// viewer shows the copies of a lane together.
+    /// Writes the slices of a copy: the outer from request to end, the inner for the time of the bytes. The outer slice has the
+    /// name of the link direction, so that a viewer groups the copies of a direction.
     fn write_copy(&mut self, copy: &TransferSeen) {
         if !self.window.overlaps(copy.asked_ns, copy.end_ns) {
             return;
         }
-        let lane = lane_name(lane(copy.from, copy.to), self.tiers.iter().map(String::as_str));
+        let direction = direction_name(direction(copy.from, copy.to), self.tiers.iter().map(String::as_str));
         let (from, to) = (place_name(copy.from, &self.tiers), place_name(copy.to, &self.tiers));
         let blocks = if copy.blocks == 1 { "block" } else { "blocks" };
         let name = format!("{} {blocks} {from} to {to}", copy.blocks);
         let id = format!(r#","cat":"copy","id":"{}""#, self.copies);
         self.copies += 1;
-        let args = format!(r#"{id},"args":{{"blocks":{},"cut by failure":{}}}"#, copy.blocks, copy.cut);
-        self.timed('b', copy.asked_ns, copy.replica, 0, &lane, &args);
+        let args = format!(r#"{id},"args":{{"blocks":{},"cut by failure":{}}}"#, copy.blocks, copy.interrupted);
+        self.timed('b', copy.asked_ns, copy.replica, 0, &direction, &args);
         if copy.begin_ns < copy.end_ns {
             self.timed('b', copy.begin_ns, copy.replica, 0, &name, &id);
             self.timed('e', copy.end_ns, copy.replica, 0, &name, &id);
         }
-        self.timed('e', copy.end_ns, copy.replica, 0, &lane, &id);
+        self.timed('e', copy.end_ns, copy.replica, 0, &direction, &id);
     }
 
-    /// Counters, if they changed.
+    /// Writes the counters if they changed.
     fn write_gauges(&mut self, at_ns: u64, replica: u32, gauges: Gauges) {
         let before = std::mem::replace(&mut self.gauges[replica as usize], gauges);
         if before == gauges || !self.window.overlaps(at_ns, at_ns) {
@@ -302,7 +310,7 @@ impl TimelineWriter {
         }
     }
 
-    /// The slices of a request, the inner ones between begin and end of the outer.
+    /// Writes the slices of a request; the inner slices lie between begin and end of the outer.
     fn write_request(&mut self, outcome: &Outcome, [queue_ns, ttft_ns, e2e_ns]: [u64; 3]) {
         let begin_ns = outcome.arrival_ns;
         if !self.window.overlaps(begin_ns, begin_ns + e2e_ns) {
@@ -344,7 +352,7 @@ impl Observer for TimelineWriter {
     }
 
     fn step(&mut self, seen: &StepSeen<'_>) {
-        if let Some(past) = self.settling.step(seen) {
+        if let Some(past) = self.pending_steps.step(seen) {
             self.write_step(&past);
             if past.end_ns < seen.begin_ns {
                 self.write_idle(&past);
@@ -359,7 +367,7 @@ impl Observer for TimelineWriter {
 
     fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
         if !up {
-            if let Some(step) = self.settling.fail(now_ns, replica) {
+            if let Some(step) = self.pending_steps.fail(now_ns, replica) {
                 self.write_step(&step);
                 if step.end_ns < now_ns {
                     self.write_idle(&step);
@@ -380,7 +388,8 @@ mod tests {
     #[test]
     fn steps_are_named_for_what_is_in_them() {
         let name = |shape| {
-            let step = PastStep { replica: 0, begin_ns: 0, end_ns: 1, cut: false, shape, blocks_in_use: 0 };
+            let step =
+                CompletedStep { replica: 0, begin_ns: 0, end_ns: 1, interrupted: false, shape, blocks_in_use: 0 };
             step_name(&step)
         };
         let (prefill, decode) = (StepShape::prefill(4096, 0), StepShape::decodes(31, 9));

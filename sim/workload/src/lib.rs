@@ -1,12 +1,31 @@
-//! Request traces and synthetic workloads.
+//! Request traces and synthetic workloads for the simulator.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`trace`] | traces in six public formats: reading, selecting, converting, writing, statistics |
+//! | [`synthetic`] | workloads of users and agents from a TOML file, open or closed loop |
+//! | [`tenants`] | synthetic tenants for traces without tenants |
+//! | [`summary`] | means and percentiles of measured values |
+//! | [`lines`] | lines of text files, plain, gzip or Zstandard |
+//!
+//! This crate is the lowest of the simulator's crates and depends only on the core.
+//!
+//! ```
+//! use trunkline_sim_workload::Trace;
+//!
+//! let path = std::env::temp_dir().join(format!("trace-{}.csv", std::process::id()));
+//! std::fs::write(&path, "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,100,10\n0.5,200,20\n")?;
+//! let trace = Trace::load(&path, None, None)?;
+//! std::fs::remove_file(&path)?;
+//! assert_eq!((trace.requests.len(), trace.requests[1].arrival_ns), (2, 500_000_000));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-pub mod draw;
 pub mod lines;
 pub mod summary;
 pub mod synthetic;
 pub mod tenants;
 pub mod trace;
-mod unknown_name;
 
 pub use crate::trace::{Format, Trace, TraceError, TraceRequest};
-pub use crate::unknown_name::UnknownName;
+pub use trunkline_core::registry::UnknownName;

@@ -1,4 +1,4 @@
-//! Lines of a text file, plain, gzip or Zstandard, one at a time in one buffer.
+//! Reader of text files, plain, gzip or Zstandard, line by line in one buffer.
 
 use std::fmt;
 use std::fs::File;
@@ -7,43 +7,42 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-/// The longest line accepted, bytes: room for a recorded prompt of millions of tokens, yet a file that is not text at all
-/// cannot fill the memory.
+/// Longest line accepted, bytes: enough for a recorded prompt of millions of tokens, and a bound on memory for files without lines.
 pub const LINE_BYTES_MAX: u64 = 64 << 20;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const BUFFER_BYTES: usize = 1 << 17;
 
-/// Why no line could be had.
+/// Fault in reading lines.
 #[derive(Debug, thiserror::Error)]
 pub enum LineFault {
-    /// There is no such file.
+    /// File not found at the path.
     #[error("no such file; check the path")]
     NotFound,
-    /// The file could not be opened or read.
+    /// File cannot be opened or read.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    /// The compressed stream ends before its trailer.
+    /// Gzip stream ends before its trailer.
     #[error("the gzip stream is cut off; fetch or compress the file again")]
     TruncatedGzip,
-    /// The compressed stream is damaged.
+    /// Gzip stream is damaged.
     #[error("the gzip stream is damaged ({0}); fetch or compress the file again")]
     CorruptGzip(io::Error),
-    /// The compressed stream ends within a frame.
+    /// Zstandard stream ends within a frame.
     #[error("the zstd stream is cut off; fetch or compress the file again")]
     TruncatedZstd,
-    /// The compressed stream is damaged.
+    /// Zstandard stream is damaged.
     #[error("the zstd stream is damaged ({0}); fetch or compress the file again")]
     CorruptZstd(io::Error),
-    /// A line is longer than any line of a trace or recording.
+    /// Line longer than any line of a trace or recording.
     #[error("a line is longer than {max_bytes} bytes; this is not a file of lines")]
     TooLong {
-        /// The limit.
+        /// Longest line accepted, bytes.
         max_bytes: u64,
     },
 }
 
-/// `, line 7` in the message of an error; nothing for line 0.
+/// Line number in an error message: `, line 7`, or nothing for line 0.
 pub struct LineNumber(pub u64);
 
 impl fmt::Display for LineNumber {
@@ -52,7 +51,7 @@ impl fmt::Display for LineNumber {
     }
 }
 
-/// How a file is compressed.
+/// Compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
     Plain,
@@ -83,7 +82,7 @@ impl Packing {
     }
 }
 
-/// A file's lines. How it is compressed is seen from its first bytes, not from its name.
+/// Lines of a file. The first bytes of the file, not its name, decide the compression.
 pub struct Lines {
     source: Box<dyn BufRead + Send>,
     packing: Packing,
@@ -115,8 +114,12 @@ impl Lines {
         Ok(Self { source, packing, number: 0, buffer: Vec::new(), terminated: true })
     }
 
-    /// The next line without its line end, or `None` at the end of the file.
-    pub fn next(&mut self) -> Result<Option<&[u8]>, LineFault> {
+    /// Returns the next line without its line end, or `None` at the end of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`LineFault`] if the file cannot be read, is damaged, or has a line longer than [`LINE_BYTES_MAX`].
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>, LineFault> {
         self.buffer.clear();
         // Counted before it is read, so that a fault names the line it is in.
         self.number += 1;
@@ -137,12 +140,12 @@ impl Lines {
         Ok(Some(line.strip_suffix(b"\r").unwrap_or(line)))
     }
 
-    /// The number of the line last asked for, from 1.
+    /// Returns the number of the last line read, from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether the line last given ended with a newline. Only a file's last line may lack it.
+    /// Returns `true` if the last line read ended with a newline. Only the last line of a file may lack one.
     pub fn terminated(&self) -> bool {
         self.terminated
     }
@@ -162,7 +165,7 @@ mod tests {
         file.write_all(bytes).unwrap();
         let mut lines = Lines::open(file.path())?;
         let mut out = Vec::new();
-        while let Some(line) = lines.next()? {
+        while let Some(line) = lines.next_line()? {
             out.push(String::from_utf8(line.to_vec()).unwrap());
         }
         assert_eq!(lines.number(), out.len() as u64);

@@ -1,31 +1,29 @@
-//! Meters of latency and the percentiles of what they measured.
+//! Summaries of measured values: mean, percentiles and maximum.
 //!
-//! | meter | of | kept |
+//! | meter | memory | error of percentiles |
 //! |---|---|---|
-//! | TTFT | arrival to first token | exactly, 8 bytes per request; within 0.05 % from a million on |
-//! | TPOT | (E2E - TTFT) / (output tokens - 1), requests with more than one | the same |
-//! | E2E | arrival to end | the same |
-//! | ITL | every gap between two tokens of a request | in a [`Histogram`], within 0.05 % |
+//! | [`Kept`] | 8 bytes per value up to a million values, then a [`Histogram`] | none, then 0.05 % |
+//! | [`Histogram`] | 450 kB | 0.05 % |
 //!
-//! Percentiles are nearest-rank: the p-th is the smallest value that at least p per cent of the values do not exceed. It is always a
-//! value that was measured, never one between two.
+//! Percentiles are nearest-rank: the p-th percentile is the smallest measured value not exceeded by at least p per cent of the
+//! values. No percentile lies between two measured values.
 
 use serde::Serialize;
 
-/// A distribution in seconds. All zero if nothing was measured.
+/// Summary of a distribution, seconds. All fields are 0 for an empty distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Arithmetic mean.
+    /// Arithmetic mean of the values, seconds.
     pub mean: f64,
-    /// Median.
+    /// Median (50th percentile), seconds.
     pub p50: f64,
-    /// 90th percentile.
+    /// 90th percentile of the values, seconds.
     pub p90: f64,
-    /// 95th percentile.
+    /// 95th percentile of the values, seconds.
     pub p95: f64,
-    /// 99th percentile.
+    /// 99th percentile of the values, seconds.
     pub p99: f64,
-    /// Greatest value.
+    /// Greatest value (100th percentile), seconds.
     pub max: f64,
 }
 
@@ -47,15 +45,15 @@ impl Summary {
     }
 }
 
-/// The rank, from 1, of the p-th percentile of `n` values.
+/// Returns the rank, from 1, of the p-th percentile of `n` values.
 fn nearest_rank(n: u64, per_cent: u64) -> u64 {
     (n * per_cent).div_ceil(100).clamp(1, n)
 }
 
-/// Values that are kept one by one; when there are more, they are counted.
+/// Number of values kept one by one before counting begins.
 const KEPT_MAX: usize = 1 << 20;
 
-/// Keeps every value, or counts them in a [`Histogram`] when they are more than a million, so that its memory is bounded.
+/// Meter with exact percentiles for the first million values; beyond that a [`Histogram`] bounds the memory.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
     values_ns: Vec<u64>,
@@ -63,7 +61,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Adds a value.
+    /// Adds a value in nanoseconds.
     pub fn record(&mut self, value_ns: u64) {
         match &mut self.counted {
             Some(histogram) => histogram.record(value_ns, 1),
@@ -72,7 +70,7 @@ impl Kept {
         }
     }
 
-    /// Counts from now on.
+    /// Moves all values to a histogram and continues counting there.
     fn count(&mut self) -> &mut Histogram {
         let values_ns = std::mem::take(&mut self.values_ns);
         let histogram = self.counted.get_or_insert_default();
@@ -88,7 +86,7 @@ impl Kept {
         other.values_ns.iter().for_each(|value_ns| self.record(*value_ns));
     }
 
-    /// What was measured.
+    /// Returns the summary of all values, and consumes the meter.
     pub fn summary(mut self) -> Summary {
         if let Some(histogram) = &self.counted {
             return histogram.summary();
@@ -104,10 +102,10 @@ const SUB_BITS: u32 = 10;
 const SUB_BUCKETS: usize = 1 << SUB_BITS;
 const BUCKETS: usize = (64 - SUB_BITS as usize + 1) * SUB_BUCKETS;
 
-/// Counts values in buckets whose width is at most 1/1024 of their value, 450 kB in all however many values there are.
+/// Histogram with buckets at most 1/1024 as wide as their values; 450 kB for any number of values.
 ///
-/// Values below 2048 ns have a bucket each. A percentile is the middle of its bucket, so it is at most 1/2048 off; mean and
-/// maximum are exact.
+/// Values below 2048 ns have a bucket each. A percentile is the middle of its bucket, at most 1/2048 off; mean and maximum are
+/// exact.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -124,7 +122,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds a value `times` times.
+    /// Adds a value in nanoseconds `times` times.
     #[inline]
     pub fn record(&mut self, value_ns: u64, times: u64) {
         self.counts[bucket(value_ns)] += times;
@@ -134,7 +132,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(value_ns);
     }
 
-    /// Adds all values of another one.
+    /// Adds all values of another histogram.
     pub fn extend(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
         self.n += other.n;
@@ -143,7 +141,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// What was measured.
+    /// Returns the summary of all values.
     pub fn summary(&self) -> Summary {
         Summary::new(self.n, self.sum_ns, self.max_ns, |rank| self.value_at(rank))
     }
@@ -160,7 +158,7 @@ impl Histogram {
     }
 }
 
-/// Values are cut to their first 11 bits; `shift` is how many are cut off.
+/// Returns the bucket of a value: its first 11 bits, and `shift`, the number of bits dropped.
 #[inline]
 fn bucket(value: u64) -> usize {
     let shift = (63 - (value | 1).leading_zeros()).saturating_sub(SUB_BITS);

@@ -1,32 +1,35 @@
-//! Tenants made up for traces that name none.
+//! Synthetic tenants for traces without tenants.
 //!
-//! The tenant of a request is drawn with given shares from a hash of the request's number in the trace: the same trace and shares give
-//! the same tenants, whatever else is set, and tenants do not differ but in how much they ask. All tenants share one cache.
+//! A hash of the request's number draws its tenant with the given shares: equal traces and shares give equal tenants under all
+//! other settings. Tenants differ only in their share of the requests, and share one cache.
 
 use std::str::FromStr;
 
-use crate::draw::{Purpose, unit};
+use trunkline_core::draw::unit;
 
-/// The most tenants a trace is split among: the fairness of every pair of them is measured.
+/// Stream of draws for tenants; see [`trunkline_core::draw`].
+const TENANT_STREAM: u64 = 1;
+
+/// Number of tenants, at most: fairness is measured for every pair of tenants.
 pub const TENANTS_MAX: usize = 16;
 
-/// What share of the requests each tenant sends.
+/// Share of the requests of each tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
-    /// The shares, of 1 in all.
+    /// Shares by tenant, with a sum of 1.
     shares: Vec<f64>,
 }
 
-/// Shares that cannot be drawn with.
+/// Invalid shares, with a remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("tenants are '{spec}'; give the share of each as a number above 0, at most {TENANTS_MAX}, such as 0.9,0.1")]
 pub struct BadShares {
-    /// What was given.
+    /// Shares as given on input.
     pub spec: String,
 }
 
 impl Default for Shares {
-    /// One tenant.
+    /// Returns the shares of a single tenant.
     fn default() -> Self {
         Self { shares: vec![1.0] }
     }
@@ -35,7 +38,11 @@ impl Default for Shares {
 impl FromStr for Shares {
     type Err = BadShares;
 
-    /// Numbers with commas between them. They need not add up to 1.
+    /// Parses numbers separated by commas, such as `3,1`, and scales them to a sum of 1.
+    ///
+    /// # Errors
+    ///
+    /// [`BadShares`] unless there are 1 to [`TENANTS_MAX`] finite numbers above 0.
     fn from_str(spec: &str) -> Result<Self, BadShares> {
         let bad = || BadShares { spec: spec.into() };
         let weights = spec.split(',').map(|text| text.trim().parse::<f64>());
@@ -49,17 +56,17 @@ impl FromStr for Shares {
 }
 
 impl Shares {
-    /// The shares, of 1 in all, by tenant.
+    /// Returns the share of each tenant; the sum is 1.
     pub fn as_slice(&self) -> &[f64] {
         &self.shares
     }
 
-    /// The tenant of the `request`-th request of a trace.
+    /// Returns the tenant of request number `request` of a trace.
     pub fn tenant_of(&self, request: u64) -> usize {
         if self.shares.len() == 1 {
             return 0;
         }
-        let drawn = unit(Purpose::Tenant, request, 0);
+        let drawn = unit(TENANT_STREAM, request, 0);
         let mut end = 0.0;
         let found = self.shares.iter().position(|share| {
             end += share;

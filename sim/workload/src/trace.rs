@@ -1,37 +1,33 @@
-//! Traces: who asked when, how much, and what it shares with others.
+//! Request traces: arrival times, lengths, and shared content of prompts.
 //!
-//! Public formats are read, plain, gzip or Zstandard, told apart by their content:
+//! The reader recognises these public formats by their content, plain, gzip or Zstandard:
 //!
 //! | [`Format`] | a line | content of prompts |
 //! |---|---|---|
-//! | `mooncake` | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids` | one id per 512 tokens; equal id = equal content up to there |
-//! | `azure` | CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, 2023 and 2024 | none: no prompt is like any other |
+//! | `mooncake` | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids` | one id per 512 tokens; equal id = equal prefix up to the end of the block |
+//! | `azure` | CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, 2023 and 2024 | none: every prompt is unique |
 //! | `burstgpt` | CSV: `Timestamp` s, `Request tokens`, `Response tokens` | none |
 //! | `bailian` | JSON: `chat_id`, `timestamp` s, `input_length`, `output_length`, `hash_ids` | one id per 16 tokens |
 //! | `vidur` | CSV: `arrived_at` s, `num_prefill_tokens`, `num_decode_tokens` | none |
 //! | `tokens` | JSON: `arrival_time_ns`, `input_tok_ids`, `output_toks` | every token |
 //!
-//! Other columns and fields may be there and are not looked at; columns of CSV are found by name, in any order.
+//! The reader ignores other columns and fields, and finds the columns of CSV by name, in any order.
 //!
-//! Lines MUST be in the order of their timestamps; a file that goes back is refused rather than silently sorted,
-//! because that is how two traces pasted together look. [`ReaderOptions::reorder_requests`] allows a bounded disorder.
-//! Requests with no input or no output are refused as well, but for those that a BurstGPT log marks as failed by having
-//! no output: they were never served, and are left out.
+//! Lines MUST be in the order of their timestamps. A step back is an error rather than a reason to sort, because two traces pasted
+//! together look like this; [`ReaderOptions::reorder_requests`] allows bounded disorder. Requests without input or output are
+//! errors too, except for failed requests in a BurstGPT log (output 0), which are skipped because no server completed them.
 //!
-//! What is replayed need not be a trace in memory: a [`Source`] gives requests one by one, from a file, a loaded
-//! [`Trace`] or a generator ([`crate::synthetic`]).
+//! A replay needs no trace in memory: a [`Source`] yields requests one by one, from a file, a loaded [`Trace`] or a generator
+//! ([`crate::synthetic`]). Prompt tokens are made at submission and never stored: see [`TraceRequest::prompt`].
 //!
-//! Tokens are made when a request is submitted, never kept: see [`TraceRequest::prompt`].
+//! # Tokens of a prompt
 //!
-//! # Which tokens
-//!
-//! Content that has a number `c` (of a block id, of a piece, of a request whose prompt is like no other, of a request
-//! that generates) consists of the tokens `c, c + 1, c + 2, …` modulo 2^31, prompts below [`GENERATED_FROM`] and
-//! generated ones above. Contents overlap, yet are never mistaken for each other: a cache finds a block under its whole
-//! prefix only, so blocks of two contents are compared only where both began at the same position, and there their
-//! tokens differ in every place. So 2^31 ids and requests can be told apart, however many tokens they have. That
-//! contents begin at the same position needs every number to have one length, unless it is the last of a prompt;
-//! [`Piece`]s keep to that.
+//! Every content has a number `c`: a block id, a piece, a request with a unique prompt, or the output of a request. Content `c`
+//! consists of the tokens `c, c + 1, c + 2, …` modulo 2^31; prompt tokens lie below [`GENERATED_FROM`], generated tokens at or
+//! above it. Contents overlap, but no cache confuses two contents: a cache finds a block only under its whole prefix, so two blocks
+//! are compared only if both contents began at the same position, where their tokens differ in every place. 2^31 ids and requests
+//! of any length stay distinct. Contents begin at equal positions if every content has one length everywhere, except as the last of
+//! a prompt; [`Piece`]s keep to this rule.
 
 use std::fmt;
 use std::path::Path;
@@ -50,6 +46,7 @@ mod csv;
 mod fault;
 mod mooncake;
 mod reader;
+mod row;
 mod select;
 mod source;
 pub mod stats;
@@ -60,22 +57,21 @@ pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses}
 pub use self::fault::{TraceError, TraceFault};
 pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
-pub use self::source::{FileSource, Loaded, Outcome, Source, Sped};
+pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 
-/// Tokens that one id of a Mooncake trace stands for.
+/// Tokens per block id of a Mooncake trace.
 pub const HASH_ID_TOKENS: u32 = 512;
-/// Token ids of prompts lie below this one, those of generated tokens at or above it, so that generated content is
-/// never mistaken for a prompt's.
+/// First id of generated tokens. Prompt tokens have lower ids, so generated content never equals prompt content.
 pub const GENERATED_FROM: Token = 1 << 31;
-/// The greatest id of a Mooncake trace.
+/// Greatest block id of a Mooncake trace.
 pub const HASH_ID_MAX: u32 = GENERATED_FROM - 1;
-/// Requests of one trace at most: as many can be told apart.
+/// Requests in one trace, at most: the number of distinct prompts.
 pub const REQUESTS_MAX: u64 = GENERATED_FROM as u64;
-/// The greatest `input_length` or `output_length`, tokens.
+/// Greatest `input_length` or `output_length`, tokens.
 pub const LENGTH_TOKENS_MAX: u32 = 1 << 24;
 
-/// How a trace is written.
+/// Format of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// JSON lines with block ids, as published with the Mooncake paper (FAST 2025).
@@ -86,11 +82,11 @@ pub enum Format {
     BurstGpt,
     /// JSON lines with block ids and chats, as in the usage traces of Qwen on Bailian.
     Bailian,
-    /// CSV without content, as the Vidur simulator reads it.
+    /// CSV without content, as read by the Vidur simulator.
     Vidur,
-    /// JSON lines with token ids, as workloads of vLLM made from ShareGPT are written.
+    /// JSON lines with token ids, as in workloads of vLLM made from ShareGPT.
     Tokens,
-    /// No file: made by a generator.
+    /// No file: requests of a generator.
     Synthetic,
 }
 
@@ -98,7 +94,7 @@ impl Format {
     /// All formats of files.
     pub const ALL: [Self; 6] = [Self::Mooncake, Self::Azure, Self::BurstGpt, Self::Bailian, Self::Vidur, Self::Tokens];
 
-    /// The name on the command line and in reports.
+    /// Returns the name on the command line and in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mooncake => "mooncake",
@@ -130,42 +126,41 @@ impl FromStr for Format {
     }
 }
 
-/// One request of a trace.
+/// Request of a trace, with its lengths and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRequest {
-    /// When it arrives, nanoseconds after the first one of its trace.
+    /// Arrival time, nanoseconds after the first arrival of the trace.
     pub arrival_ns: u64,
-    /// Tokens of the prompt. At least one.
+    /// Prompt length in tokens, at least 1.
     pub input_tokens: u32,
-    /// Tokens that were generated. At least one.
+    /// Output length in tokens, at least 1.
     pub output_tokens: u32,
-    /// What the prompt says.
+    /// Content of the prompt.
     pub content: Content,
 }
 
-/// What is known of a prompt's content.
+/// Known content of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// An id for every [`HASH_ID_TOKENS`] tokens, at most [`HASH_ID_MAX`]; the last may stand for fewer tokens.
+    /// Block ids, one per [`HASH_ID_TOKENS`] tokens, at most [`HASH_ID_MAX`]; the last id may cover fewer tokens.
     Blocks(Box<[u32]>),
-    /// Contents one after another, of as many tokens as the prompt.
+    /// Consecutive contents with as many tokens as the prompt.
     Pieces(Box<[Piece]>),
-    /// The tokens themselves.
+    /// Explicit ids of all tokens.
     Tokens(Box<[Token]>),
-    /// Nothing but that no other prompt of the trace is like it: it has the number of its request, below
-    /// [`GENERATED_FROM`].
+    /// Unique content, shared with no other prompt of the trace: the number of its request, below [`GENERATED_FROM`].
     Unique(u32),
 }
 
-/// A part of a prompt: the first tokens of a content.
+/// Part of a prompt: the first tokens of a content.
 ///
-/// A content MUST have the same number of tokens wherever it occurs, unless it is the last of a prompt; else contents
-/// could begin at different positions and be mistaken for each other.
+/// A content MUST have an equal number of tokens everywhere, except as the last of a prompt; otherwise contents could begin at
+/// different positions and be confused with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
-    /// The number of the content; from [`GENERATED_FROM`] on it is what request `content - GENERATED_FROM` generated.
+    /// Number of the content; from [`GENERATED_FROM`] on, the output of request `content - GENERATED_FROM`.
     pub content: u32,
-    /// Tokens. At least one.
+    /// Length in tokens, at least 1.
     pub tokens: u32,
 }
 
@@ -177,8 +172,8 @@ impl Piece {
 }
 
 impl TraceRequest {
-    /// Makes the prompt. Equal content gives equal tokens, and only equal content does. The vector has room for the
-    /// output, because the core appends it there.
+    /// Makes the tokens of the prompt. Two prompts have equal tokens if and only if their contents are equal. The vector has room
+    /// for the output, since the core appends generated tokens.
     pub fn prompt(&self) -> Vec<Token> {
         let mut prompt = Vec::with_capacity((self.input_tokens + self.output_tokens) as usize);
         match &self.content {
@@ -198,8 +193,8 @@ impl TraceRequest {
         prompt
     }
 
-    /// Cuts the prompt so that it has no more than `max_context` tokens together with its answer. If the answer alone has as many, it is cut
-    /// too, and one token is left of the prompt. `max_context` MUST be at least 2.
+    /// Truncates the prompt so that prompt and output have at most `max_context` tokens. An output of `max_context` tokens or more
+    /// is truncated too, and one prompt token remains. `max_context` MUST be at least 2.
     pub fn cut_to(&mut self, max_context: u32) {
         assert!(max_context >= 2, "a token of the prompt and one of the answer");
         self.output_tokens = self.output_tokens.min(max_context - 1);
@@ -225,48 +220,56 @@ impl TraceRequest {
     }
 }
 
-/// The first `n` tokens of prompt content number `content`.
+/// Returns the first `n` tokens of prompt content number `content`.
 fn tokens_of(content: u32, n: u32) -> impl ExactSizeIterator<Item = Token> {
     (0..n).map(move |j| content.wrapping_add(j) & (GENERATED_FROM - 1))
 }
 
-/// Token `n`, from 0, that the `request`-th request generates.
+/// Returns generated token `n`, from 0, of request number `request`.
 pub fn generated_token(request: u64, n: u32) -> Token {
     GENERATED_FROM | (request as u32).wrapping_add(n)
 }
 
-/// A trace in memory: a few dozen bytes per request and four per block id. What [`Trace::load`] gives keeps the rules
-/// of this module; who makes one otherwise MUST keep them.
+/// Trace in memory: a few dozen bytes per request and four per block id. [`Trace::load`] keeps the rules of this module; other
+/// constructors MUST keep them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// How it was written.
+    /// Format of the trace.
     pub format: Format,
-    /// Its requests, in the order of arrival.
+    /// Requests in the order of arrival.
     pub requests: Vec<TraceRequest>,
 }
 
 impl Trace {
-    /// Reads a whole trace, or its first `limit` requests; what comes after them is not looked at.
+    /// Reads a whole trace, or its first `limit` requests; the rest of the file is not read.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the file cannot be read or is no valid trace.
     pub fn load(path: &Path, format: Option<Format>, limit: Option<usize>) -> Result<Self, TraceError> {
         let limit = limit.map_or(u64::MAX, |limit| limit as u64);
         let options = ReaderOptions { format, ..ReaderOptions::default() };
         Self::load_selected(path, options, &Selection { limit, ..Selection::default() })
     }
 
-    /// Reads what is selected of a trace.
+    /// Reads the selected part of a trace.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the file cannot be read, is no valid trace, or ends before the selection.
     pub fn load_selected(path: &Path, options: ReaderOptions, selection: &Selection) -> Result<Self, TraceError> {
         let source = FileSource::open(path, options, selection)?;
         Ok(Self { format: source.format(), requests: source.collect::<Result<_, _>>()? })
     }
 
-    /// A part of it. What requests of a made-up workload have of each other's answers is not renumbered, so they no
-    /// longer share them.
+    /// Returns the selected part of the trace. References of synthetic requests to each other's outputs keep their numbers, so the
+    /// selected requests no longer share those outputs.
     pub fn select(&self, selection: &Selection) -> Self {
         let requests = selection.of(self.requests.iter().cloned().map(Ok));
         Self { format: self.format, requests: requests.filter_map(Result::ok).collect() }
     }
 
-    /// The requests as a source.
+    /// Returns the requests as a source.
     pub fn source(&self) -> Loaded<'_> {
         Loaded::new(self)
     }

@@ -1,7 +1,7 @@
-//! `trunkline bench`: what the core costs on this machine.
+//! `trunkline bench`: speed and memory of the core on this machine.
 //!
-//! Everything runs on one thread, without a model. Every figure is the median of several runs, with the least and the most
-//! of them beside it.
+//! Every benchmark runs on one thread, without a model. Every figure is the median of several runs, with minimum and
+//! maximum beside.
 
 pub mod allocations;
 mod evict;
@@ -18,16 +18,16 @@ use measure::Report;
 
 const EXAMPLES: &str = "\
 Examples:
-  What does a prefix lookup cost here, and how far is that from the memory's own speed?
+  Time of a prefix lookup, beside the speed of memory:
     trunkline bench tree
 
-  Figures to keep and compare:
+  Figures in JSON, to compare versions:
     trunkline bench sched --json > sched.json
 
-  Does it run at all?
+  A short test run:
     trunkline bench evict --quick";
 
-/// Measure the core on this machine: the prefix tree, the scheduling of a step, eviction.
+/// Benchmark the core on this machine: prefix tree, scheduling of a step, eviction.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -37,22 +37,22 @@ pub struct BenchArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    /// Hashing, finding prefixes in large trees, storing blocks, conversations, memory per block.
+    /// Benchmark the prefix tree: hashing, lookups in large trees, storing blocks, conversations, memory per block.
     Tree(Options),
-    /// One step of decodes through the whole core, and its heap allocations.
+    /// Benchmark one decode step through the whole core, and count its heap allocations.
     Sched(Options),
-    /// Evicting blocks and storing others in their place, for every eviction policy.
+    /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
 }
 
-/// What all benchmarks can be told.
+/// Options of all benchmarks.
 #[derive(Clone, Debug, Args)]
 struct Options {
     /// Write JSON instead of a table.
     #[arg(long)]
     json: bool,
 
-    /// Fewer and smaller runs: a few seconds, and figures that mean little.
+    /// Make fewer and smaller runs: takes seconds, for a test; the figures are not meaningful.
     #[arg(long)]
     quick: bool,
 }

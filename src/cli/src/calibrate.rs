@@ -11,42 +11,43 @@ use trunkline_sim_replay::calibrate::{calibrate, from_benchmark, from_recording}
 
 const EXAMPLES: &str = "\
 Examples:
-  From what a server of this program recorded:
+  From a recording of `trunkline serve`:
     trunkline calibrate --recorded server.jsonl.gz --hardware h100-80g --model llama-3.1-8b -o mine.toml
 
-  From a benchmark against any server (vLLM: --save-detailed, SGLang: --output-details):
+  From a benchmark of any server (vLLM: --save-detailed, SGLang: --output-details):
     trunkline calibrate --benchmark result.json --hardware h100-80g --model llama-3.1-8b -o mine.toml
 
-  Then replay on it:
+  Replay on the calibrated hardware:
     trunkline replay trace.jsonl.gz --hardware mine.toml --model llama-3.1-8b";
 
-/// Fit what steps take to a server's recording, or to a benchmark against it.
+/// Fit step times to a server's recording, or to a benchmark of a server.
 ///
-/// Writes a hardware file that `replay --hardware` reads: the device's, with what its steps were found to take for one model.
+/// Writes a hardware file for `replay --hardware`: the device, with step times fitted for one model.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CalibrateArgs {
-    /// What a server recorded.
+    /// Recording of a server, from `trunkline serve --record`.
     #[arg(long, value_name = "FILE", required_unless_present = "benchmark", conflicts_with = "benchmark")]
     recorded: Option<PathBuf>,
 
-    /// The JSON that vLLM's or SGLang's benchmark wrote, with details. Less exact: steps are put together from what clients saw.
+    /// Results in JSON of a benchmark by vLLM or SGLang, with details. Less exact: steps are reconstructed from what
+    /// clients observed.
     #[arg(long, value_name = "FILE")]
     benchmark: Option<PathBuf>,
 
-    /// Tokens the benchmarked server ran in a step at most: vLLM's max_num_batched_tokens, SGLang's chunked_prefill_size.
+    /// Token budget of a step in the benchmarked server: vLLM's max_num_batched_tokens, SGLang's chunked_prefill_size.
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     step_tokens: u64,
 
-    /// The device the server ran on: a preset or a file.
+    /// Device of the server: a preset or a file.
     #[arg(long, value_name = "NAME")]
     hardware: String,
 
-    /// The model it served: a preset, or the config.json that comes with the weights.
+    /// Model of the server: a preset, or the config.json of its weights.
     #[arg(long, value_name = "NAME")]
     model: String,
 
-    /// Where to write the file; `-` is standard output.
+    /// Hardware file to write; `-` is standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
 }

@@ -1,93 +1,57 @@
-//! The settings of `serve`: flags, then a TOML file with the same names, then defaults.
+//! Settings of `serve`: flags, then keys of a TOML file with the same names, then defaults.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use trunkline_core::config::Setting;
 
+use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::routers::router_help;
 
-/// A setting that is not given is `None`, on the command line as in the file.
-#[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+/// Keys of the server itself; the others are settings of the core.
+const SERVER_KEYS: [&str; 7] = ["listen", "model", "record", "threads", "workers", "router", "roles"];
+
+/// Flags of `serve` for settings of the core.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServeFlags;
+
+impl CoreFlags for ServeFlags {
+    // The embedded worker decides these.
+    const OMITTED: &'static [&'static str] =
+        &["align_chunks", "swap_block_ns", "recompute_token_ns", "pipeline_stages"];
+    const COMPARED: &'static [&'static str] = &[];
+
+    fn default_text(setting: &Setting) -> String {
+        match setting.name {
+            "device_blocks" => "1 GiB of KV, but room for 8192 tokens and at most 16384 blocks".into(),
+            "max_queued_tokens" => format!("{}, in effect no limit", setting.default_text()),
+            _ => setting.default_text(),
+        }
+    }
+}
+
+/// Settings given on the command line or in a file; `None` where not given.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Where to listen [default: 127.0.0.1:50051]. Port 0 takes a free port.
+    /// Address to listen on; port 0 takes a free port [default: 127.0.0.1:50051].
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
 
-    /// Folder of a Hugging Face model: config.json, tokenizer.json, *.safetensors [default: a small model with made-up
+    /// Folder of a Hugging Face model: config.json, tokenizer.json, *.safetensors [default: a small model with random
     /// weights, whose text is noise].
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 
-    /// Tokens in a KV block [default: 16].
-    #[arg(long, value_name = "TOKENS")]
-    pub block_size: Option<u32>,
+    /// Settings of the core.
+    #[command(flatten)]
+    pub core: CoreSettings<ServeFlags>,
 
-    /// KV blocks [default: as many as 1 GiB holds, between 2048 and 16384].
-    #[arg(long, value_name = "N")]
-    pub device_blocks: Option<u32>,
-
-    /// Tokens run in one step at most; cached tokens do not count [default: 2048].
-    #[arg(long, value_name = "N")]
-    pub max_batch_tokens: Option<u32>,
-
-    /// Requests run in one step at most [default: 256].
-    #[arg(long, value_name = "N")]
-    pub max_batch_size: Option<u32>,
-
-    /// Requests waiting at most; more are refused [default: 1024].
-    #[arg(long, value_name = "N")]
-    pub max_queue: Option<u32>,
-
-    /// Prompt tokens of waiting requests at most; what would exceed it is refused [default: 1099511627776, in effect none].
-    #[arg(long, value_name = "N")]
-    pub max_queued_tokens: Option<u64>,
-
-    /// Positions sampled from in one step at most: one for each request that samples, and one for each draft
-    /// [default: 65536].
-    #[arg(long, value_name = "N")]
-    pub max_step_logits: Option<u32>,
-
-    /// While requests generate, cut prompts so that a step takes about this long, milliseconds; it bounds the time between
-    /// two tokens; 0 is off [default: 0].
-    #[arg(long, value_name = "MS")]
-    pub target_step_ms: Option<f64>,
-
-    /// Tokens that a request may guess from its own text and check in one step at most, while few requests run; the output
-    /// is the same; 0 is off [default: 0].
-    #[arg(long, value_name = "N")]
-    pub max_drafts: Option<u32>,
-
-    /// KV blocks in host memory, each as large as the others, for requests that are swapped out; 0 is none [default: 0].
-    #[arg(long, value_name = "N")]
-    pub host_blocks: Option<u32>,
-
-    /// What becomes of a running request whose blocks are needed by others: swap, recompute, or cost, whichever of the two
-    /// is estimated to cost less [default: cost].
-    #[arg(long, value_name = "NAME")]
-    pub preemption: Option<String>,
-
-    /// Blocks that must stay usable for each running request when another is admitted [default: 1].
-    #[arg(long, value_name = "BLOCKS")]
-    pub launch_watermark: Option<f64>,
-
-    /// Blocks that must stay usable for each running request when one is swapped in [default: 1].
-    #[arg(long, value_name = "BLOCKS")]
-    pub swap_in_watermark: Option<f64>,
-
-    /// Order of waiting requests and choice of victims; an unknown name lists those there are [default: fcfs].
-    #[arg(long, value_name = "NAME")]
-    pub policy: Option<String>,
-
-    /// Which idle cached block goes first; an unknown name lists those there are [default: lru].
-    #[arg(long, value_name = "NAME")]
-    pub eviction: Option<String>,
-
-    /// Record every event of the core, prompts included, for `trunkline replay --recorded`; compressed if the name ends in
-    /// .gz [default: none].
+    /// Record every event of the core, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz
+    /// [default: none].
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
@@ -109,7 +73,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads a file. Names and values must be known; the error says in which line they are not.
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, a key is unknown, or a value is of another type; the error names the line.
     pub fn load(path: &Path) -> anyhow::Result<Self> {
         let name = path.display();
         let text = fs::read_to_string(path).with_context(|| format!("cannot read the config file {name}"))?;
@@ -124,32 +91,72 @@ impl Settings {
         }
     }
 
-    /// These settings, and `other` where these say nothing.
+    /// Returns these settings, and those of `other` where these are not given.
     pub fn or(self, other: Self) -> Self {
         Self {
             listen: self.listen.or(other.listen),
             model: self.model.or(other.model),
-            block_size: self.block_size.or(other.block_size),
-            device_blocks: self.device_blocks.or(other.device_blocks),
-            max_batch_tokens: self.max_batch_tokens.or(other.max_batch_tokens),
-            max_batch_size: self.max_batch_size.or(other.max_batch_size),
-            max_queue: self.max_queue.or(other.max_queue),
-            max_queued_tokens: self.max_queued_tokens.or(other.max_queued_tokens),
-            max_step_logits: self.max_step_logits.or(other.max_step_logits),
-            target_step_ms: self.target_step_ms.or(other.target_step_ms),
-            max_drafts: self.max_drafts.or(other.max_drafts),
-            host_blocks: self.host_blocks.or(other.host_blocks),
-            preemption: self.preemption.or(other.preemption),
-            launch_watermark: self.launch_watermark.or(other.launch_watermark),
-            swap_in_watermark: self.swap_in_watermark.or(other.swap_in_watermark),
-            policy: self.policy.or(other.policy),
-            eviction: self.eviction.or(other.eviction),
+            core: self.core.or(other.core),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
             workers: self.workers.or(other.workers),
             router: self.router.or(other.router),
             roles: self.roles.or(other.roles),
         }
+    }
+}
+
+/// Key of the config file: of the server, or of a setting of the core.
+enum Key {
+    Server(&'static str),
+    Core(&'static Setting),
+}
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(key: D) -> Result<Self, D::Error> {
+        let key = String::deserialize(key)?;
+        let core = || CoreSettings::<ServeFlags>::flags().map(|(setting, _)| setting);
+        let server = SERVER_KEYS.into_iter().find(|known| *known == key).map(Key::Server);
+        server.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
+            let known = SERVER_KEYS.into_iter().chain(core().map(|setting| setting.flag));
+            let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
+            D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Settings {
+    fn deserialize<D: Deserializer<'de>>(file: D) -> Result<Self, D::Error> {
+        struct File;
+
+        impl<'de> Visitor<'de> for File {
+            type Value = Settings;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("settings of serve")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut file: M) -> Result<Settings, M::Error> {
+                let mut settings = Settings::default();
+                while let Some(key) = file.next_key()? {
+                    match key {
+                        Key::Core(setting) => {
+                            settings.core.insert(setting, file.next_value_seed(FileValue(setting.kind))?);
+                        }
+                        Key::Server("listen") => settings.listen = Some(file.next_value()?),
+                        Key::Server("model") => settings.model = Some(file.next_value()?),
+                        Key::Server("record") => settings.record = Some(file.next_value()?),
+                        Key::Server("workers") => settings.workers = Some(file.next_value()?),
+                        Key::Server("router") => settings.router = Some(file.next_value()?),
+                        Key::Server("roles") => settings.roles = Some(file.next_value()?),
+                        Key::Server(_) => settings.threads = Some(file.next_value()?),
+                    }
+                }
+                Ok(settings)
+            }
+        }
+
+        file.deserialize_map(File)
     }
 }
 
@@ -187,6 +194,7 @@ mod tests {
             "--max-batch-size=5",
             "--max-queue=6",
             "--max-queued-tokens=8589934592",
+            "--max-steps-in-flight=2",
             "--max-step-logits=9",
             "--target-step-ms=2.5",
             "--max-drafts=10",
@@ -212,6 +220,9 @@ mod tests {
             .collect();
         let from_flags = Cli::try_parse_from(["serve"].iter().chain(&flags)).unwrap().settings;
         assert_eq!(load(&file), Ok(from_flags.clone()));
+        for (setting, _) in CoreSettings::<ServeFlags>::flags() {
+            assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
+        }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);
         assert_eq!(Settings::default().or(from_flags.clone()), from_flags);
     }
@@ -221,11 +232,12 @@ mod tests {
         let file = load("block-size = 32\npolicy = 'priority'\n").unwrap();
         let flags = Cli::try_parse_from(["serve", "--block-size", "8"]).unwrap().settings;
         let merged = flags.or(file);
-        assert_eq!((merged.block_size, merged.policy.as_deref(), merged.listen), (Some(8), Some("priority"), None));
+        assert_eq!((merged.core.text("block_size"), merged.core.text("policy")), (Some("8"), Some("priority")));
+        assert_eq!(merged.listen, None);
     }
 
     #[test]
-    fn what_is_wrong_in_a_file_is_told_with_its_line() {
+    fn an_error_in_a_file_names_its_line() {
         let message = load("listen = 'a:1'\nblocksize = 32\n").unwrap_err();
         assert!(message.contains("line 2: unknown field `blocksize`"), "{message}");
         let message = load("block-size = 'big'\n").unwrap_err();

@@ -14,7 +14,7 @@ use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The status of a shell command that Ctrl-C ended.
+/// Exit status of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
 const EXAMPLES: &str = "\
@@ -31,79 +31,45 @@ Text goes to standard output as it comes, a line of figures to standard error. C
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct GenerateArgs {
-    /// The prompt; `-` reads it from standard input.
+    /// Prompt; `-` reads the prompt from standard input.
     #[arg(required_unless_present = "token_ids", conflicts_with = "token_ids")]
     prompt: Option<String>,
 
-    /// The prompt as token ids, with commas between.
+    /// Prompt as token ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     token_ids: Vec<u32>,
 
-    /// The server.
+    /// Address of the server.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50051")]
     addr: String,
 
-    /// Tokens to generate at most [default: the server's, 128].
-    #[arg(long, value_name = "N")]
-    max_tokens: Option<u32>,
+    #[command(flatten)]
+    stopping: StoppingArgs,
 
-    /// Do not stop before this many tokens.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    min_tokens: u32,
+    #[command(flatten)]
+    sampling: SamplingArgs,
 
-    /// 0 takes the most likely token each time; 1 samples from the model's own distribution.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
-    temperature: f32,
-
-    /// Makes sampling repeatable [default: the server picks one].
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
-
-    /// Sample among the smallest set of tokens whose probability reaches this [default: 1].
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f32>,
-
-    /// Sample among this many most likely tokens; 0 is all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    top_k: u32,
-
-    /// Leave out tokens less likely than this share of the most likely one.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
-    min_p: f32,
-
-    /// Make tokens that occurred before less likely (above 1) or more (below 1) [default: 1].
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
-    repetition_penalty: Option<f32>,
-
-    /// Stop where this text appears, without it. May be given several times.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    stop: Vec<String>,
-
-    /// Stop after any of these tokens.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    stop_token_ids: Vec<u32>,
-
-    /// Go on after the model's end-of-sequence token.
-    #[arg(long)]
-    ignore_eos: bool,
-
-    /// Share cached blocks only with requests of the same salt [default: none].
+    /// Share cached blocks only with requests of an equal salt [default: none].
     #[arg(long, value_name = "SALT")]
     cache_salt: Option<String>,
 
-    /// Lower is served first, if the server's policy looks at it.
+    /// Tenant of the request, for policies that share service among tenants [default: the salt].
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+
+    /// Priority under the policies that use priorities; lower is served first.
     #[arg(long, value_name = "P", default_value_t = 0, allow_negative_numbers = true)]
     priority: i32,
 
-    /// The request's name for logs and aborts [default: the server makes one].
+    /// Id of the request in logs and for aborts [default: made by the server].
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
 
-    /// Give up after this many seconds [default: never].
+    /// Fail after this many seconds [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
 
-    /// Report the log probability of each token and of this many most likely ones in its place. Needs --json.
+    /// Report the log probability of each token and of the N most likely alternatives. Needs --json.
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<u32>,
 
@@ -112,17 +78,69 @@ pub struct GenerateArgs {
     json: bool,
 }
 
-/// What `--json` prints.
+/// Conditions at which generation stops.
+#[derive(Args)]
+struct StoppingArgs {
+    /// Tokens to generate, at most [default: 128, from the server].
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+
+    /// Tokens to generate before any stop condition applies.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    min_tokens: u32,
+
+    /// Stop before this text. May be given more than once.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+
+    /// Stop after any of these tokens.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    stop_token_ids: Vec<u32>,
+
+    /// Continue after the model's end-of-sequence token.
+    #[arg(long)]
+    ignore_eos: bool,
+}
+
+/// Choice of the next token.
+#[derive(Args)]
+struct SamplingArgs {
+    /// Sampling temperature: 0 always takes the most likely token; 1 samples from the model's distribution.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    temperature: f32,
+
+    /// Seed of sampling; equal seeds give equal text [default: picked by the server].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+
+    /// Sample among the smallest set of tokens with at least this probability in total [default: 1].
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
+
+    /// Sample among this many most likely tokens; 0 is all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: u32,
+
+    /// Drop tokens less likely than this share of the most likely one.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    min_p: f32,
+
+    /// Make tokens seen before less likely (above 1) or more likely (below 1) [default: 1].
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    repetition_penalty: Option<f32>,
+}
+
+/// Output of `--json`.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     request_id: String,
     text: String,
     token_ids: Vec<u32>,
     finish_reason: &'static str,
-    /// Why there is no more, if the answer is not whole.
+    /// Reason for an incomplete answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// Only the end of an answer has it.
+    /// Token counts; sent only at the end of an answer.
     #[serde(flatten)]
     usage: Option<Usage>,
     /// Seconds from sending the request to its first token.
@@ -154,7 +172,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if timeout.is_zero() { Err("it must be above 0".into()) } else { Ok(timeout) }
 }
 
-/// Sends the request and prints what comes back.
+/// Sends the request and prints the answer.
 ///
 /// # Errors
 /// If the server cannot be reached, refuses the request, fails on it or does not finish it.
@@ -187,23 +205,23 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         prompt: Some(prompt),
         add_special_tokens: None,
         sampling: Some(proto::Sampling {
-            temperature: Some(args.temperature),
-            top_p: args.top_p,
-            top_k: args.top_k,
-            min_p: args.min_p,
-            repetition_penalty: args.repetition_penalty,
-            seed: args.seed,
+            temperature: Some(args.sampling.temperature),
+            top_p: args.sampling.top_p,
+            top_k: args.sampling.top_k,
+            min_p: args.sampling.min_p,
+            repetition_penalty: args.sampling.repetition_penalty,
+            seed: args.sampling.seed,
         }),
         stopping: Some(proto::Stopping {
-            max_tokens: args.max_tokens,
-            min_tokens: args.min_tokens,
-            stop: args.stop.clone(),
-            stop_token_ids: args.stop_token_ids.clone(),
-            ignore_eos: args.ignore_eos,
+            max_tokens: args.stopping.max_tokens,
+            min_tokens: args.stopping.min_tokens,
+            stop: args.stopping.stop.clone(),
+            stop_token_ids: args.stopping.stop_token_ids.clone(),
+            ignore_eos: args.stopping.ignore_eos,
         }),
         output: Some(proto::Output { logprobs: args.logprobs, skip_special_tokens: None }),
         cache_salt: args.cache_salt.clone().unwrap_or_default(),
-        tenant: String::new(),
+        tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
     })
@@ -218,7 +236,7 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
             anyhow!("cannot connect to {addr}: {}; is `trunkline serve` running there?", innermost(&err))
         })?;
     let sent = Instant::now();
-    let stream = InferenceClient::new(channel).generate(request).await.map_err(told)?.into_inner();
+    let stream = InferenceClient::new(channel).generate(request).await.map_err(status_error)?.into_inner();
     let mut report = Report::default();
     let result = read(args, stream, &mut report, sent).await;
     report.e2e_s = sent.elapsed().as_secs_f64();
@@ -227,7 +245,7 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
     if !args.json && !report.text.is_empty() && !report.text.ends_with('\n') {
         writeln!(stdout)?;
     }
-    // What came before a failure is worth having too.
+    // Print the part before a failure too.
     if args.json && (report.usage.is_some() || !report.token_ids.is_empty()) {
         writeln!(stdout, "{}", serde_json::to_string(&report)?)?;
     }
@@ -245,7 +263,7 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
         report.ttft_s.unwrap_or(report.e2e_s),
         report.e2e_s,
     );
-    // Figures are a courtesy; they do not turn success into failure.
+    // If standard error is closed, the answer still counts.
     let dim = io::stderr().is_terminal();
     let _ = if dim { writeln!(io::stderr(), "\x1b[2m{figures}\x1b[0m") } else { writeln!(io::stderr(), "{figures}") };
     Ok(ExitCode::SUCCESS)
@@ -286,7 +304,7 @@ async fn read(
                 });
                 return Ok(());
             }
-            // A newer server may say things that this client does not know.
+            // An event of a newer server, unknown to this client.
             None => {}
         }
     }
@@ -294,15 +312,15 @@ async fn read(
 }
 
 impl Report {
-    /// The server gave up on the request.
+    /// Turns the status of a failed request into an error; notes a timeout.
     fn failed(&mut self, status: Status) -> anyhow::Error {
         if status.code() == Code::DeadlineExceeded {
             self.finish_reason = "timeout";
         }
-        told(status)
+        status_error(status)
     }
 
-    /// The answer is over. Whether it is whole: an answer cut off is a failure, whoever cut it.
+    /// Closes the report. An incomplete answer is a failure, whether the server or a client ended it.
     fn close(&mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         let aborted = self.finish_reason == reason(proto::FinishReason::Abort);
         let result = match result {
@@ -328,8 +346,8 @@ fn reason(reason: proto::FinishReason) -> &'static str {
     }
 }
 
-/// What a server's status means to whoever typed the command.
-fn told(status: Status) -> anyhow::Error {
+/// Turns a server's status into an error for the user of the command.
+fn status_error(status: Status) -> anyhow::Error {
     let message = match status.message() {
         "" => status.code().description(),
         message => message,
@@ -342,7 +360,7 @@ fn told(status: Status) -> anyhow::Error {
     }
 }
 
-/// The cause at the bottom, which is the one that says what happened.
+/// Returns the innermost cause, which is the most specific.
 fn innermost(err: &dyn std::error::Error) -> String {
     let mut cause = err;
     while let Some(source) = cause.source() {
@@ -417,9 +435,11 @@ mod tests {
 
     #[test]
     fn flags_reach_the_request() {
-        let request = parse(&["hello", "--stop", "a", "--stop", "-b", "--timeout", "1.5", "--priority", "-4"]).unwrap();
+        let request =
+            parse(&["hello", "--stop", "a", "--stop", "-b", "--timeout", "1.5", "--priority", "-4", "--tenant", "t"])
+                .unwrap();
         assert_eq!(request.stopping.unwrap().stop, ["a", "-b"]);
-        assert_eq!((request.timeout_ms, request.priority), (1500, -4));
+        assert_eq!((request.timeout_ms, request.priority, &request.tenant[..]), (1500, -4, "t"));
         assert!(parse(&["hello", "--timeout", "0"]).is_err());
         assert!(parse(&["hello", "--timeout", "nan"]).is_err());
         assert!(parse(&["hello", "--logprobs", "2"]).is_err(), "log probabilities are only in the JSON");

@@ -1,13 +1,35 @@
-//! The `trunkline` binary: `serve`, `generate`, `replay`, `plan`, `sweep`, `trace`, `calibrate`, `bench`.
+//! The `trunkline` binary: one subcommand for each task.
 //!
-//! Each subcommand is a module with a `…Args` and a `run`. Errors come up to here and leave as one line.
+//! | command | task |
+//! |---|---|
+//! | `serve` | serve a model over gRPC |
+//! | `generate` | send one request to a server |
+//! | `replay` | replay a trace under a virtual clock, or a server's recording |
+//! | `plan` | find the least number of replicas that meets SLOs |
+//! | `sweep` | replay every cell of a grid of parameters |
+//! | `trace` | inspect, convert and generate traces |
+//! | `calibrate` | fit step times to a server |
+//! | `bench` | measure the core on this machine |
+//!
+//! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
+//! Settings of the core are flags of several commands, all made from one table ([`core_settings`]). Example: a replay of the
+//! trace in this repository under two policies, then a plan for the same traffic.
+//!
+//! ```sh
+//! trunkline replay examples/traces/chat-and-agents.jsonl.gz --replicas 4 --policy fcfs --policy sjf
+//! trunkline plan examples/traces/chat-and-agents.jsonl.gz --slo ttft_p99=2s
+//! ```
 
 mod bench;
 mod calibrate;
 mod config_file;
+mod core_settings;
 mod engines;
 mod generate;
+mod output;
 mod plan;
+#[cfg(test)]
+mod readme_tests;
 mod replay;
 mod routers;
 mod selection;
@@ -23,21 +45,21 @@ use tracing_subscriber::EnvFilter;
 
 const EXAMPLES: &str = "\
 Examples:
-  Serve a small model with made-up weights, and ask it twice; the second time the prompt comes from the cache:
+  Serve a small model with random weights, and send a prompt twice; the second time the prompt comes from the cache:
     trunkline serve
     trunkline generate 'The trunk is the prefix that many requests share.'
     trunkline generate 'The trunk is the prefix that many requests share.'
 
-  Replay a trace of real traffic under a virtual clock:
-    trunkline replay trace.jsonl.gz
+  Replay a trace under a virtual clock:
+    trunkline replay examples/traces/chat-and-agents.jsonl.gz
 
   Find the smallest fleet that gives 99 % of requests their first token within 2 s:
     trunkline plan trace.jsonl.gz --slo ttft=2s --goodput 0.99
 
-  Measure the core on this machine:
+  Benchmark the core on this machine:
     trunkline bench tree
 
-The environment variable RUST_LOG sets what is logged to standard error: error, warn, info, debug, or trunkline_server=debug.";
+The environment variable RUST_LOG sets the level of logs on standard error: error, warn, info, debug, or trunkline_server=debug.";
 
 #[global_allocator]
 static ALLOCATOR: bench::allocations::Counting = bench::allocations::Counting;
@@ -79,13 +101,13 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|err| {
         let cut_off = err.downcast_ref::<io::Error>().is_some_and(|err| err.kind() == io::ErrorKind::BrokenPipe);
-        // Whoever read our output has seen enough of it.
+        // The reader of our output closed the pipe: a normal end.
         if cut_off { ExitCode::SUCCESS } else { fail(&format!("{err:#}")) }
     })
 }
 
 fn fail(message: &str) -> ExitCode {
-    // If standard error is closed there is nobody left to tell.
+    // If standard error is closed, the message cannot be shown.
     let _ = writeln!(io::stderr(), "error: {message}");
     ExitCode::FAILURE
 }

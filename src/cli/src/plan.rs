@@ -1,4 +1,4 @@
-//! `trunkline plan`: how many replicas, or how much traffic, a set of promises about latency allows.
+//! `trunkline plan`: the least number of replicas, or the highest rate of requests, that meets SLOs on latency.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,9 @@ use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, Slos};
 use trunkline_sim_workload::Trace;
 
+use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::is_workload;
-use crate::replay::render::{align_right, grouped, per_cent, table};
 use crate::replay::settings::{Runs, SettingsArgs, runs};
-use crate::replay::tiers::TierArgs;
-use crate::replay::{print, write_json};
 use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -30,61 +28,53 @@ Examples:
   How much more traffic do four take?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
 
-Every answer stands on a cost model, whose error `replay` names: leave a margin, and calibrate before you buy.";
+Every answer depends on a cost model, whose error `replay` states: leave a margin, and calibrate before you buy.";
 
 /// Find the least number of replicas that meets SLOs on a trace, or the highest rate at which a fleet does.
 ///
 /// Every probe replays the same trace with the same arrivals. An SLO is METRIC_STATISTIC=DURATION: metrics ttft, tpot, itl and e2e;
-/// statistics mean, p50, p90, p95, p99 and max; durations in s, ms or us. METRIC=DURATION is about each request, for --goodput.
-/// A probe stops as soon as an SLO can no longer be met.
+/// statistics mean, p50, p90, p95, p99 and max; durations in s, ms or us. METRIC=DURATION applies to each request, for --goodput.
+/// A probe stops once an SLO can no longer be met.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PlanArgs {
-    /// The trace.
+    /// Trace to replay in every probe.
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
 
-    /// What is to be met, such as ttft_p99=2s. May be given more than once.
+    /// SLO to meet, such as ttft_p99=2s. May be given more than once.
     #[arg(long, value_name = "SLO", required = true)]
     slo: Vec<String>,
 
-    /// The share of requests that is to meet every SLO on TTFT, TPOT and E2E of its own.
+    /// Least share of requests that must each meet all SLOs of the form METRIC=DURATION, such as 0.99.
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     goodput: Option<f64>,
 
-    /// The most replicas to try.
+    /// Number of replicas to try, at most.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_replicas: u32,
 
-    /// Find the highest speed that `--replicas` take instead.
-    #[arg(long, conflicts_with = "max_replicas")]
+    /// Find the highest speed at which `--replicas` meet the SLOs, instead of the least number of replicas.
+    #[arg(long, conflicts_with_all = ["max_replicas", "speed"])]
     find_rate: bool,
 
-    /// What a replica of a kind costs in an hour, such as h100-80g=2.5. May be given more than once.
+    /// Price of a replica of a kind for an hour, such as h100-80g=2.5. May be given more than once.
     #[arg(long, value_name = "HARDWARE=PRICE")]
     price: Vec<String>,
 
-    /// Run every probe to its end, so that those that fail have figures too.
+    /// Run every probe to its end, so that probes that fail have figures too.
     #[arg(long)]
     complete: bool,
 
     #[command(flatten)]
     part: SelectionArgs,
 
-    /// Divide the times of arrival by X: 2 is twice the load.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, conflicts_with = "find_rate")]
-    speed: f64,
-
-    /// The fleet. `--hardware` may name several kinds, separated by commas; `--replicas` and `--fleet` count only for `--find-rate`.
+    /// Fleet. `--hardware` may name several kinds, separated by commas; `--replicas` and `--fleet` count only with `--find-rate`.
     #[command(flatten)]
     settings: SettingsArgs,
 
     #[command(flatten)]
-    tiers: TierArgs,
-
-    /// Write the answers as JSON to a file, or to standard output if it is `-`, instead of tables.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    json: JsonArgs,
 }
 
 /// Runs the command.
@@ -115,38 +105,38 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     spinner.finish_and_clear();
 
     let answers = answers?;
-    match &args.json {
-        Some(to) => write_json(to, &serde_json::to_string_pretty(&answers)?),
+    match &args.json.json {
+        Some(to) => write_json("report", to, &serde_json::to_string_pretty(&answers)?),
         None => print(&answers.iter().map(|answer| render(answer, goal)).collect::<Vec<_>>().join("\n\n")),
     }
 }
 
-/// The settings and the cost model for each kind of hardware, or for the one fleet that was described.
+/// Returns settings and cost model for each kind of hardware, or for the fleet of `--fleet`.
 fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
-    if args.settings.fleet.is_some() {
+    if args.settings.fleet.fleet.is_some() {
         ensure!(args.find_rate, "the replicas of --fleet are given; look for the rate they take with --find-rate");
         return Ok(vec![fleet(&args.settings, args)?]);
     }
     let of_hardware = |hardware: &str| {
         let mut of_one = args.settings.clone();
-        of_one.hardware = hardware.trim().into();
+        of_one.fleet.hardware = hardware.trim().into();
         if !args.find_rate {
-            of_one.replicas = args.max_replicas;
+            of_one.fleet.replicas = args.max_replicas;
         }
         fleet(&of_one, args)
     };
-    args.settings.hardware.split(',').map(of_hardware).collect()
+    args.settings.fleet.hardware.split(',').map(of_hardware).collect()
 }
 
 fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<(Settings, BoxedCost)> {
-    let Runs { settings: mut runs, cost } = runs(settings, &args.tiers, Arrivals::Traced { speed: args.speed })?;
+    let Runs { settings: mut runs, cost } = runs(settings, Arrivals::Traced { speed: args.part.speed })?;
     match runs.pop() {
         Some(settings) if runs.is_empty() => Ok((settings, cost)),
         _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
     }
 }
 
-/// What a replica of each of `fleets` costs, on average if they are of several kinds, if it was given.
+/// Returns the price of a replica of each of `fleets` for an hour, the mean over kinds if there are several; `None` if not given.
 fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<Vec<Option<f64>>> {
     let mut prices = Vec::new();
     for spec in &args.price {
@@ -176,13 +166,13 @@ fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<V
     fleets.iter().map(mean).collect()
 }
 
-/// The hardware and the replicas of each kind.
+/// Returns the hardware and the number of replicas of each kind.
 fn kinds(fleet: &Settings) -> impl Iterator<Item = (&'static str, u32)> {
     let others = fleet.others.iter().map(|group| (group.hardware.name, group.replicas));
     std::iter::once((fleet.hardware.name, fleet.replicas)).chain(others)
 }
 
-/// The probes and the answer.
+/// Returns the table of probes, and the answer below.
 fn render(answer: &Answer, goal: Goal) -> String {
     let mut probes = table();
     let names: Vec<&str> = answer
@@ -255,7 +245,7 @@ fn rate(probe: &Probe) -> String {
     probe.arrival_requests_s.map_or("-".into(), |rate| format!("{rate:.3}"))
 }
 
-/// A share, or seconds.
+/// Formats goodput as a share, other figures as seconds.
 fn value(name: &str, value: f64) -> String {
     if name == "goodput" { per_cent(value) } else { format!("{value:.4} s") }
 }
@@ -285,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_before_the_trace_is_read() {
+    fn errors_are_reported_before_the_trace_is_read() {
         assert_eq!(
             fault("chat.toml --slo ttft_p99=2s"),
             "chat.toml is a workload, and a plan needs a trace; write it down with `trunkline trace generate`"
@@ -313,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_replica_costs_is_a_mean_over_kinds() {
+    fn the_price_of_a_replica_is_the_mean_over_kinds() {
         let words =
             "t --slo ttft_p99=2s --find-rate --fleet h100-80g,a100-80g:tp2*2 --price h100-80g=4 --price a100-80g=1";
         let args = parse(words);

@@ -4,14 +4,13 @@ pub(crate) mod compare;
 pub(crate) mod input;
 mod outputs;
 pub(crate) mod render;
+mod run;
 pub(crate) mod settings;
 pub(crate) mod tiers;
 
-use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim_perf::cost::CostModel;
@@ -21,35 +20,36 @@ use trunkline_sim_replay::{Arrivals, ReplayError, Settings};
 use trunkline_sim_report::report::LoadReport;
 
 use self::input::{Input, Part};
-use self::outputs::{OutputArgs, Stage};
+use self::outputs::OutputArgs;
+use self::run::Stage;
 use self::settings::{Runs, SettingsArgs, runs};
-use self::tiers::TierArgs;
+use crate::output::{print, write_json};
 use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   How would four H100s serve this traffic?
-    trunkline replay mooncake_conversation.jsonl.gz --replicas 4
+    trunkline replay examples/traces/chat-and-agents.jsonl.gz --replicas 4
 
-  What would the cache alone save, were it as large as one liked?
-    trunkline replay mooncake_conversation.jsonl.gz --serial --device-blocks 10000000
+  What would an unlimited cache save?
+    trunkline replay examples/traces/chat-and-agents.jsonl.gz --serial --device-blocks 10000000
 
-  Which policy serves best at 80 % of what the fleet can take?
-    trunkline replay mooncake_conversation.jsonl.gz --replicas 4 --load 0.8 --policy fcfs --policy edf
+  Which policy serves best at 80 % of the capacity of the fleet?
+    trunkline replay examples/traces/chat-and-agents.jsonl.gz --replicas 4 --load 0.8 --policy fcfs --policy edf
 
-  Is it worth swapping to 64 GB of host memory when blocks run out?
+  Does swapping to 64 GB of host memory pay when blocks run out?
     trunkline replay trace.csv --device-blocks 2000 --host-memory-gb 64 --preemption swap --preemption recompute
 
-  Is it worth sending requests where their prefixes are, and what if a replica fails after ten minutes?
+  Does routing by prefix pay, and what if a replica fails after ten minutes?
     trunkline replay trace.jsonl.gz --replicas 4 --router round_robin --router prefix_affinity --fail 2@600..660
 
-  What does a tenant that sends nine tenths of the requests do to the other?
+  How does a tenant with nine tenths of the requests affect the other?
     trunkline replay trace.csv --load 1.2 --tenants 0.9,0.1
 
-  How slow is a model that does not fit, with most of its layers in the host's memory?
+  How slow is a model too large for the device, with most of its layers in host memory?
     trunkline replay trace.jsonl.gz --model llama-3.1-70b --hardware rtx4090-24g --weights stream:device_layers=8
 
-  What did that look like?
+  Charts and a timeline of a replay:
     trunkline replay trace.jsonl.gz --replicas 4 --html report.html --timeline timeline.json.gz
 
   Does this version decide as the server did?
@@ -57,20 +57,24 @@ Examples:
 
 Latencies come from a cost model, a roofline unless --cost says otherwise; the report states its error.";
 
+/// Groups of flags about traces, which a recording leaves no room for.
+const OF_TRACES: [&str; 7] =
+    ["TraceArgs", "SelectionArgs", "FleetArgs", "LimitArgs", "CoreSettings", "RoutingArgs", "TierArgs"];
+
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
-/// A trace is Mooncake, Bailian or token-id JSON lines or Azure, BurstGPT or Vidur CSV, plain, gzip or Zstandard. The scheduler and the cache are the server's own; only the
-/// clock, the worker and the link to host memory are modelled. Several policies, eviction policies, preemptions or
-/// routers are compared in one table.
+/// A trace is Mooncake, Bailian or token-id JSON lines or Azure, BurstGPT or Vidur CSV, plain, gzip or Zstandard; a workload is
+/// TOML. Scheduler and cache are the server's own code; only the clock, the worker and the link to host memory are modelled.
+/// Several policies, eviction policies, preemptions or routers are compared in one table.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReplayArgs {
-    /// The trace.
+    /// Trace or workload to replay.
     #[arg(value_name = "TRACE", required_unless_present = "recorded", conflicts_with = "recorded")]
     trace: Option<PathBuf>,
 
     /// Replay a server's recording and compare the decisions; fails if they differ.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["TraceArgs", "SelectionArgs", "SettingsArgs", "TierArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_TRACES)]
     recorded: Option<PathBuf>,
 
     #[command(flatten)]
@@ -83,69 +87,54 @@ pub struct ReplayArgs {
     settings: SettingsArgs,
 
     #[command(flatten)]
-    tiers: TierArgs,
-
-    /// Write the report as JSON to a file, or to standard output if it is `-`, instead of a table; a list of reports if
-    /// several are compared.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
-    /// Write how each request fared to a file, a row each in the order in which they end: Parquet if its name ends in .parquet, else
-    /// CSV, gzip if it ends in .gz.
-    #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
-    requests: Option<PathBuf>,
-
-    #[command(flatten)]
     outputs: OutputArgs,
 }
 
-/// When the requests of a trace arrive.
+/// Arrival of the requests of a trace.
 #[derive(Clone, Debug, Args)]
 struct TraceArgs {
-    /// One request after another, whatever the times in the trace: measures the cache alone.
+    /// Start each request when the previous one ends, ignoring arrival times: measures the cache alone.
     #[arg(long, conflicts_with_all = ["speed", "load"])]
     serial: bool,
 
-    /// Divide the times of arrival by X: 2 is twice the load.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
-    speed: f64,
-
-    /// Choose the speed so that arrivals are this share of the fleet's capacity, such as 0.8. The capacity is measured by one
-    /// more replay, with all requests there from the beginning.
+    /// Set the speed so that arrivals are this share of the fleet's capacity, such as 0.8. Capacity is measured by one more
+    /// replay, in which all requests arrive at the start.
     #[arg(long, value_name = "SHARE", conflicts_with = "speed", allow_negative_numbers = true)]
     load: Option<f64>,
 
-    /// Read the trace while it is replayed: for one that is larger than the memory. A line that cannot be read is found only then.
+    /// Read the trace while it is replayed, for traces larger than memory. Malformed lines are reported only when reached.
     #[arg(long, conflicts_with = "load")]
     stream: bool,
 }
 
-impl TraceArgs {
-    fn arrivals(&self) -> Arrivals {
-        if self.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.speed } }
-    }
-}
-
-/// What flags ask for, checked as far as it can be without the trace.
-pub(crate) struct Asked {
-    /// The settings of each run; several if some are compared.
+/// Plan of a replay, checked as far as possible without the trace.
+pub(crate) struct ReplayPlan {
+    /// Settings of each run; several if runs are compared.
     pub(crate) runs: Vec<Settings>,
-    /// Of all runs.
+    /// Cost model of all runs.
     pub(crate) cost: Box<dyn CostModel + Send + Sync>,
     pub(crate) part: Part,
-    /// The load as a share of the capacity.
+    /// Load as a share of the capacity.
     pub(crate) load: Option<f64>,
 }
 
 impl ReplayArgs {
-    pub(crate) fn asked(&self) -> anyhow::Result<Asked> {
-        let Runs { settings: runs, cost } = runs(&self.settings, &self.tiers, self.of_trace.arrivals())?;
+    fn arrivals(&self) -> Arrivals {
+        if self.of_trace.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.part.speed } }
+    }
+
+    /// Makes the plan that the flags describe.
+    ///
+    /// # Errors
+    /// If a setting is unknown, malformed or outside its range.
+    pub(crate) fn plan(&self) -> anyhow::Result<ReplayPlan> {
+        let Runs { settings: runs, cost } = runs(&self.settings, self.arrivals())?;
         let load = self.of_trace.load;
         if let Some(fraction) = load.filter(|fraction| !(*fraction > 0.0 && fraction.is_finite())) {
             return Err(ReplayError::LoadFraction(fraction).into());
         }
         let (options, selection) = (self.part.options(), self.part.selection());
-        Ok(Asked { runs, cost, part: Part { options, selection, stream: self.of_trace.stream }, load })
+        Ok(ReplayPlan { runs, cost, part: Part { options, selection, stream: self.of_trace.stream }, load })
     }
 }
 
@@ -156,16 +145,16 @@ impl ReplayArgs {
 /// recording differ.
 pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
     match (&args.recorded, &args.trace) {
-        (Some(recording), _) => run_recorded(recording, args.json.as_deref()),
+        (Some(recording), _) => run_recorded(recording, args.outputs.json.json.as_deref()),
         (None, Some(trace)) => run_trace(trace, &args),
         (None, None) => bail!("name a trace, or a recording with --recorded"),
     }
 }
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
-    // Settings first: a wrong one should not wait for a long trace to be read.
-    let Asked { mut runs, cost, part, load } = args.asked()?;
-    args.outputs.check(runs.len(), args.json.as_deref(), args.requests.as_deref())?;
+    // Settings first: a mistake is reported before a long trace is read.
+    let ReplayPlan { mut runs, cost, part, load } = args.plan()?;
+    args.outputs.check(runs.len())?;
     let input = part.open(path)?;
 
     let n_replays = runs.len() as u64 + u64::from(load.is_some());
@@ -176,7 +165,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         None => None,
     };
     let stage = Stage { input: &input, cost: &*cost, bar: &bar };
-    let result = args.outputs.replay(args.requests.as_deref(), &stage, &runs);
+    let result = args.outputs.replay(&stage, &runs);
     bar.finish_and_clear();
 
     let (mut reports, series): (Vec<_>, Vec<_>) = result?.into_iter().unzip();
@@ -185,15 +174,18 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         report.load = load;
     }
     args.outputs.write_page(&reports, &series)?;
-    match (&args.json, &reports[..]) {
-        (Some(to), [report]) => write_json(to, &report.to_json()),
-        (Some(to), reports) => write_json(to, &serde_json::to_string_pretty(reports)?),
+    match (&args.outputs.json.json, &reports[..]) {
+        (Some(to), [report]) => write_json("report", to, &report.to_json()),
+        (Some(to), reports) => write_json("report", to, &serde_json::to_string_pretty(reports)?),
         (None, [report]) => print(&render::report(report)),
         (None, reports) => print(&compare::table(reports)),
     }
 }
 
-/// Sets the speed of all runs so that arrivals are `fraction` of what the first of them can take.
+/// Sets the speed of all runs so that arrivals are `fraction` of the capacity of the first run.
+///
+/// # Errors
+/// If the trace is not in memory, or cannot be replayed.
 pub(crate) fn at_load(
     input: &Input,
     runs: &mut [Settings],
@@ -216,12 +208,12 @@ fn run_recorded(path: &Path, json: Option<&Path>) -> anyhow::Result<()> {
 
     let replayed = result?;
     match json {
-        Some(to) => write_json(to, &serde_json::to_string_pretty(&replayed)?)?,
+        Some(to) => write_json("report", to, &serde_json::to_string_pretty(&replayed)?)?,
         None => print(&render::recorded(&replayed))?,
     }
     if let Some(cut_off) = replayed.cut_off {
         eprintln!(
-            "{} was cut off ({}): replayed what there is, with nothing to compare",
+            "{} was cut off ({}): replayed the events before, with no digest to compare",
             path.display(),
             cut_off.as_str()
         );
@@ -230,17 +222,6 @@ fn run_recorded(path: &Path, json: Option<&Path>) -> anyhow::Result<()> {
         (Some(recorded), Some(false)) => bail!("decisions differ: recorded {recorded}, replayed {}", replayed.digest),
         _ => Ok(()),
     }
-}
-
-pub(crate) fn write_json(to: &Path, json: &str) -> anyhow::Result<()> {
-    if to.as_os_str() == "-" {
-        return print(json);
-    }
-    fs::write(to, format!("{json}\n")).with_context(|| format!("cannot write the report to {}", to.display()))
-}
-
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
 }
 
 #[cfg(test)]

@@ -1,21 +1,21 @@
-//! What is taken of a trace's file: flags that every command has that reads one.
+//! Part of a trace file to read: flags of every command that reads one.
 
 use clap::Args;
 use trunkline_sim_workload::Format;
 use trunkline_sim_workload::trace::{ReaderOptions, Selection, Slice};
 
-/// What is taken of a trace.
+/// Requests to take from a trace, and the speed at which they arrive.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SelectionArgs {
-    /// Format of the trace: mooncake, azure, burstgpt, bailian, vidur or tokens [default: found from its content].
+    /// Format of the trace: mooncake, azure, burstgpt, bailian, vidur or tokens [default: detected from the content].
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<Format>,
 
-    /// Read N requests ahead to put them in the order of their times; without it a step back is an error.
+    /// Read N requests ahead to sort them by arrival time; at 0, an arrival before the previous one is an error.
     #[arg(long, value_name = "N", default_value_t = 0)]
     reorder: usize,
 
-    /// Take a part only: 100..200 in numbers of requests from 0, or 60s..120s in seconds from the first; either end may
+    /// Take a part only: 100..200 in request numbers from 0, or 60s..120s in seconds from the first arrival; either end may
     /// be left out.
     #[arg(long, value_name = "BEGIN..END", default_value = "..")]
     slice: Slice,
@@ -24,19 +24,32 @@ pub(crate) struct SelectionArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
 
-    /// Cut prompts so that none has more than N tokens together with its answer, as engines do that have a longest context.
+    /// Truncate prompts so that prompt and answer together have at most N tokens, as engines with a maximum context do.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     max_context: Option<u32>,
+
+    /// Divide arrival times by X: 2 is twice the load.
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) speed: f64,
 }
 
 impl SelectionArgs {
+    /// Returns the options of the reader.
     pub(crate) fn options(&self) -> ReaderOptions {
         ReaderOptions { format: self.format, reorder_requests: self.reorder }
     }
 
-    /// The selection; times of arrival are left as they are.
+    /// Returns the selection with arrival times as in the file; a replay applies the speed itself.
     pub(crate) fn selection(&self) -> Selection {
         let limit = self.limit.unwrap_or(u64::MAX);
         Selection { slice: self.slice, limit, max_context: self.max_context, ..Selection::default() }
+    }
+
+    /// Returns the selection with arrival times divided by the speed.
+    ///
+    /// # Errors
+    /// If the speed is not above 0.
+    pub(crate) fn selection_at_speed(&self) -> anyhow::Result<Selection> {
+        Ok(Selection { speed: self.speed, ..self.selection() }.checked()?)
     }
 }

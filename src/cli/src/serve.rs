@@ -1,14 +1,13 @@
-//! `trunkline serve`: a model behind gRPC.
+//! `trunkline serve`: serves a model over gRPC.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use tracing::info;
 use trunkline_cluster::Cluster;
 use trunkline_core::Config;
-use trunkline_core::config::BLOCK_SIZE_DEFAULT;
 use trunkline_server::{Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
@@ -17,35 +16,38 @@ use crate::config_file::Settings;
 use crate::engines::Engines;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
-/// The weights of the small model are made from this.
+/// Seed of the weights of the small model.
 const SEED: u64 = 0;
-/// KV cache of a server that is not told how many blocks it has.
+/// KV cache on the device by default, bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
-/// Tokens it has room for at least, however large they are.
+/// Tokens in the default KV cache, at least, however large each is.
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
+/// Name of the setting with an upper limit of its own under `serve`.
+const TARGET_STEP: &str = "target_step_ns";
+/// Longest target time of a step, milliseconds.
 const TARGET_STEP_MS_MAX: f64 = 60_000.0;
-/// How fast the embedded worker copies blocks, and how many multiply-adds one of its threads makes in a prefill: guesses for
-/// a machine like any other. They are not measured, so that equal settings decide alike on every machine.
+/// Estimated speed of the embedded worker: bytes copied, and multiply-adds of one thread in a prefill. Estimates for an
+/// ordinary machine, not measured, so that equal settings decide alike on every machine.
 const COPY_BYTES_PER_S: u64 = 5_000_000_000;
 const MULTIPLY_ADDS_PER_S: u64 = 10_000_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
-  A small model with made-up weights, to see the machinery turn:
+  A small model with random weights, to try the server out:
     trunkline serve
 
   A real model, a larger cache, and a recording to replay later:
     trunkline serve --model ./SmolLM2-135M --device-blocks 8192 --record run.jsonl.gz
 
-  Settings from a file, one of them overruled:
+  Settings from a file, one of them overridden:
     trunkline serve --config trunkline.toml --max-queue 64
 
-  where trunkline.toml has flags as keys:
+  where trunkline.toml has names of flags as keys:
     listen = \"0.0.0.0:50051\"
     max-batch-tokens = 4096
 
-SIGTERM or Ctrl-C lets running requests end and refuses new ones; a second one stops at once.";
+SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once.";
 
 /// Serve a model over gRPC.
 ///
@@ -57,20 +59,20 @@ pub struct ServeArgs {
     #[command(flatten)]
     settings: Box<Settings>,
 
-    /// TOML file with settings; keys are the names of the flags, and flags win.
+    /// TOML file with settings; keys are the names of the flags; flags override the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// Serves until told to stop.
+/// Serves until a signal stops the server.
 ///
 /// # Errors
-/// If a setting is wrong, or the server cannot start or go on.
+/// If a setting is wrong, or the server cannot start or fails.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
     let settings = (*args.settings).or(file);
     let engines = Engines::of(&settings, cores())?;
-    // What is wrong with the settings alone, or with the address, is told before a large model is read.
+    // Mistakes in settings and address are reported before a large model is read.
     let config = limits(&settings, 1 << 10, Config::default().max_context)?;
     Cluster::new(&engines.cluster(&config))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -94,11 +96,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
         if settings.model.is_none() {
-            // A courtesy; if standard error is closed nobody misses it.
-            let _ = writeln!(
-                io::stderr(),
-                "no --model: serving a small model with made-up weights; the text it generates is noise"
-            );
+            // If standard error is closed, the note is lost.
+            let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
         }
         let kv_bytes = kv_bytes * engines.workers() as u64;
         info!(
@@ -112,7 +111,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         );
         serve(server).await
     });
-    // Whatever is still running belongs to clients that did not read to the end.
+    // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
 }
@@ -159,50 +158,30 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The core's limits, checked.
+/// Returns the core's limits, checked.
+///
+/// # Errors
+/// If a setting is malformed or outside its range.
 fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> anyhow::Result<Config> {
-    let default = Config::default();
-    let block_size = settings.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
-    let mut config = Config {
-        block_size,
-        device_blocks: default.device_blocks,
-        max_batch_tokens: settings.max_batch_tokens.unwrap_or(default.max_batch_tokens),
-        max_batch_size: settings.max_batch_size.unwrap_or(default.max_batch_size),
-        max_queue: settings.max_queue.unwrap_or(default.max_queue),
-        max_queued_tokens: settings.max_queued_tokens.unwrap_or(default.max_queued_tokens),
-        max_step_logits: settings.max_step_logits.unwrap_or(default.max_step_logits),
-        max_drafts: settings.max_drafts.unwrap_or(default.max_drafts),
-        target_step_ns: settings.target_step_ms.map_or(Ok(default.target_step_ns), step_ns)?,
-        launch_watermark: settings.launch_watermark.unwrap_or(default.launch_watermark),
-        swap_in_watermark: settings.swap_in_watermark.unwrap_or(default.swap_in_watermark),
-        host_blocks: settings.host_blocks.unwrap_or(default.host_blocks),
-        preemption: settings.preemption.as_deref().map_or(Ok(default.preemption), str::parse)?,
-        max_context,
-        policy: settings.policy.clone().unwrap_or(default.policy),
-        eviction: settings.eviction.clone().unwrap_or(default.eviction),
-        ..default
-    };
-    config.device_blocks = match settings.device_blocks {
-        Some(blocks) => blocks,
-        None => {
-            // The number of blocks can be had only for a block size that is possible.
-            config.validate()?;
-            device_blocks(block_size, kv_bytes_per_token)
-        }
-    };
+    if let Some(text) = settings.core.text(TARGET_STEP) {
+        let ms: f64 = text.parse().with_context(|| format!("target_step_ms is '{text}'; give a number"))?;
+        ensure!(
+            (0.0..=TARGET_STEP_MS_MAX).contains(&ms),
+            "target_step_ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"
+        );
+    }
+    let mut config = Config { max_context, ..Config::default() };
+    settings.core.apply(&mut config)?;
+    // A number of blocks follows only from a block size within its range.
     config.validate()?;
+    if !settings.core.has("device_blocks") {
+        config.device_blocks = device_blocks(config.block_size, kv_bytes_per_token);
+        config.validate()?;
+    }
     Ok(config)
 }
 
-fn step_ns(ms: f64) -> anyhow::Result<u64> {
-    if !(0.0..=TARGET_STEP_MS_MAX).contains(&ms) {
-        bail!("target_step_ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}");
-    }
-    Ok((ms * 1e6) as u64)
-}
-
-/// Fills in what swapping and recomputing cost on the embedded worker, as far as that can be told without trying: the
-/// scheduler only compares the two.
+/// Fills in the estimated costs of swapping and recomputing on the embedded worker; the scheduler only compares the two.
 fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
     let block_bytes = u64::from(config.block_size) * model.kv_bytes_per_token();
     let shape = model.config();
@@ -216,7 +195,7 @@ fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
     Config { swap_block_ns: ns(block_bytes, COPY_BYTES_PER_S), recompute_token_ns: ns(multiply_adds, per_s), ..config }
 }
 
-/// How many blocks there are unless the user says.
+/// Returns the default number of KV blocks.
 fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
     let block_size = u64::from(block_size);
     let blocks = KV_BYTES_DEFAULT / (block_size * kv_bytes_per_token).max(1);
@@ -225,9 +204,21 @@ fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use trunkline_core::Preemption;
 
     use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    /// Settings from flags.
+    fn given(flags: &[&str]) -> Settings {
+        Cli::try_parse_from([&["serve"], flags].concat()).unwrap().settings
+    }
 
     #[test]
     fn blocks_fill_a_gibibyte_within_bounds() {
@@ -238,45 +229,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_the_cores_default() {
+    fn settings_not_given_have_the_cores_defaults() {
         let config = limits(&Settings::default(), 1 << 14, 512).unwrap();
         assert_eq!(config, Config { device_blocks: 4096, max_context: 512, ..Config::default() });
     }
 
     #[test]
-    fn wrong_settings_are_told_by_name() {
-        let wrong = |settings: Settings| format!("{:#}", limits(&settings, 1 << 14, 512).unwrap_err());
-        let message = wrong(Settings { block_size: Some(0), ..Settings::default() });
-        assert_eq!(message, "block_size is 0; it must be between 1 and 4096");
-        let message = wrong(Settings { policy: Some("magic".into()), ..Settings::default() });
+    fn wrong_settings_are_reported_by_name() {
+        let wrong = |flag: &str| format!("{:#}", limits(&given(&[flag]), 1 << 14, 512).unwrap_err());
+        assert_eq!(wrong("--block-size=0"), "block_size is 0; it must be between 1 and 4096");
+        let message = wrong("--policy=magic");
         assert!(message.starts_with("unknown policy 'magic'; there are: fcfs"), "{message}");
-        let message = wrong(Settings { device_blocks: Some(0), ..Settings::default() });
+        let message = wrong("--device-blocks=0");
         assert!(message.starts_with("device_blocks is 0"), "{message}");
-        let message = wrong(Settings { preemption: Some("magic".into()), ..Settings::default() });
+        let message = wrong("--preemption=magic");
         assert_eq!(message, "unknown preemption 'magic'; there are: swap, recompute, cost");
-        let message = wrong(Settings { max_drafts: Some(65), ..Settings::default() });
-        assert_eq!(message, "max_drafts is 65; it must be between 0 and 64");
-        let message = wrong(Settings { launch_watermark: Some(-1.0), ..Settings::default() });
+        assert_eq!(wrong("--max-drafts=65"), "max_drafts is 65; it must be between 0 and 64");
+        let message = wrong("--launch-watermark=-1");
         assert!(message.starts_with("launch_watermark is -1"), "{message}");
         for ms in [-1.0, f64::NAN, f64::INFINITY, 60_001.0] {
-            let message = wrong(Settings { target_step_ms: Some(ms), ..Settings::default() });
+            let message = wrong(&format!("--target-step-ms={ms}"));
             assert!(message.starts_with("target_step_ms is"), "{message}");
         }
     }
 
     #[test]
     fn settings_reach_the_core() {
-        let settings = Settings {
-            max_queued_tokens: Some(1 << 33),
-            max_step_logits: Some(300),
-            target_step_ms: Some(2.5),
-            max_drafts: Some(10),
-            host_blocks: Some(11),
-            preemption: Some("swap".into()),
-            launch_watermark: Some(0.5),
-            swap_in_watermark: Some(12.0),
-            ..Settings::default()
-        };
+        let settings = given(&[
+            "--max-queued-tokens=8589934592",
+            "--max-step-logits=300",
+            "--target-step-ms=2.5",
+            "--max-drafts=10",
+            "--host-blocks=11",
+            "--preemption=swap",
+            "--launch-watermark=0.5",
+            "--swap-in-watermark=12",
+        ]);
         let expected = Config {
             max_queued_tokens: 1 << 33,
             max_step_logits: 300,

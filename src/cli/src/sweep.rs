@@ -1,4 +1,5 @@
-//! `trunkline sweep`: replays of one grid of knobs, in parallel, resumable and in shards; and the report of what they found.
+//! `trunkline sweep`: replays every cell of a grid of parameters, in parallel, resumable and in shards, and reports the
+//! results.
 
 mod cells;
 mod effects;
@@ -22,37 +23,37 @@ use self::folder::Plan;
 use self::report::ReportArgs;
 use self::run::Tally;
 use self::spec::Spec;
-use crate::replay::print;
-use crate::replay::render::table;
+use crate::output::{print, table};
 
 const EXAMPLES: &str = "\
 Examples:
-  Every cell of a grid, then the table of what was found:
+  Every cell of a grid, then the table of results:
     trunkline sweep examples/sweeps/policies.toml --out results
     trunkline sweep report results
 
-  The same spread over the tasks of a Slurm array of 8 (#SBATCH --array=0-7), into one folder:
+  A grid spread over the tasks of a Slurm array of 8 (#SBATCH --array=0-7), into one folder:
     trunkline sweep grid.toml --out results --shard $((SLURM_ARRAY_TASK_ID + 1))/$SLURM_ARRAY_TASK_COUNT
 
-  What each policy does to two figures, the rest of the grid averaged over:
+  Effect of each policy on two figures, averaged over the rest of the grid:
     trunkline sweep report results --by policy --metrics ttft_p99,prefix_hit_ratio
 
-docs/sweep.md says what stands in a spec and in the results.";
+docs/sweep.md describes grids and results.";
 
-/// Replay every cell of a grid of knobs, written down in TOML, and report what was found.
+/// Replay every cell of a grid of parameters in TOML, and report the results.
 ///
-/// Each cell that has ended is written at once as a small Parquet file; run again, the command goes on where it was stopped.
+/// Each cell is written as a small Parquet file once it has ended; when run again, the command continues where it was
+/// stopped.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct SweepArgs {
     #[command(subcommand)]
     command: Option<SweepCommand>,
 
-    /// The grid.
+    /// Grid in TOML, such as examples/sweeps/policies.toml.
     #[arg(value_name = "SPEC", required = true)]
     spec: Option<PathBuf>,
 
-    /// The folder of the results; made if it is not there.
+    /// Folder for results; created if missing.
     #[arg(long, value_name = "DIR", required_unless_present = "dry_run")]
     out: Option<PathBuf>,
 
@@ -60,7 +61,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "I/N", default_value = "1/1")]
     shard: Shard,
 
-    /// Cells to run beside each other, each on one thread [default: all cores].
+    /// Cells to run in parallel, each on one thread [default: all cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     threads: Option<u32>,
 
@@ -68,7 +69,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "N")]
     limit_cells: Option<usize>,
 
-    /// Check the spec, list the cells of this shard, and run nothing.
+    /// Check the grid, list the cells of this shard, and run nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -78,8 +79,8 @@ enum SweepCommand {
     Report(ReportArgs),
 }
 
-/// A part of the cells: in the order of their ids every `of`-th, beginning with number `index`, from 1. Ids are hashes; in the order of the
-/// grid, one value of an axis, and so the cells that take longest, could all fall into one part.
+/// Part of the cells: every `of`-th in the order of their ids, from number `index`, counted from 1. Ids are hashes; in the
+/// order of the grid, one value of an axis, and with it the slowest cells, could all fall into one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shard {
     index: usize,
@@ -87,7 +88,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// Its cells, in the order of the grid.
+    /// Returns the cells of this part, in the order of the grid.
     fn part(self, cells: &[Cell]) -> Vec<&Cell> {
         let mut order: Vec<usize> = (0..cells.len()).collect();
         order.sort_by_key(|at| (&cells[*at].id, *at));
@@ -109,10 +110,10 @@ impl FromStr for Shard {
     }
 }
 
-/// Runs the command. Cells that could not be run make it fail, after all others were.
+/// Runs the command. If cells fail, the command fails after all others have run.
 ///
 /// # Errors
-/// If the spec is wrong, or results cannot be read or written.
+/// If the grid is wrong, or results cannot be read or written.
 pub fn run(args: &SweepArgs) -> anyhow::Result<ExitCode> {
     if let Some(SweepCommand::Report(args)) = &args.command {
         return report::run(args).map(|()| ExitCode::SUCCESS);
@@ -135,13 +136,13 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<ExitCode> {
     Ok(if done.tally.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What became of the cells of a shard.
+/// Numbers of cells of a shard, by outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Done {
     tally: Tally,
-    /// Those whose figures were there before.
+    /// Cells with results from before.
     found: usize,
-    /// Those that were more than was to be run.
+    /// Cells left for later by `--limit-cells`.
     left: usize,
 }
 
@@ -155,7 +156,7 @@ impl fmt::Display for Done {
     }
 }
 
-/// Runs those of `cells` whose figures are not in `folder` yet, `limit` of them at most.
+/// Runs the cells without results in `folder`, at most `limit` of them.
 fn sweep(cells: &[&Cell], folder: &Path, limit: usize, threads: usize) -> anyhow::Result<Done> {
     let mut to_run: Vec<&Cell> = cells.iter().copied().filter(|cell| !folder::has(folder, cell)).collect();
     let found = cells.len() - to_run.len();
@@ -164,7 +165,7 @@ fn sweep(cells: &[&Cell], folder: &Path, limit: usize, threads: usize) -> anyhow
     Ok(Done { tally, found, left: cells.len() - found - to_run.len() })
 }
 
-/// The cells and their knobs, and why those cannot be run that cannot.
+/// Prints the cells with their parameters, and the reason if a cell cannot run.
 fn list(cells: &[&Cell]) -> anyhow::Result<()> {
     let mut rows = table();
     let knobs = cells.first().into_iter().flat_map(|cell| cell.knobs.iter().map(|(knob, _)| knob.as_str()));

@@ -1,36 +1,33 @@
-//! `trunkline trace`: what a trace is like, the same in another format, and traces that are made up.
+//! `trunkline trace`: statistics of traces, conversion between formats, and synthetic traces.
 
-use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim_workload::Format;
 use trunkline_sim_workload::synthetic::{Generator, Spec};
 use trunkline_sim_workload::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
-use trunkline_sim_workload::trace::{Conversion, ReaderOptions, Selection, TraceWriter, convert, convert_file};
+use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_file};
 
-use crate::replay::render::grouped;
+use crate::output::{align_right, grouped, per_cent, print, table, write_json};
 use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:
-  How much could a prefix cache save, and how large must it be?
-    trunkline trace stats mooncake_conversation.jsonl.gz --block-tokens 512
+  Prefix hits of caches of every size:
+    trunkline trace stats examples/traces/chat-and-agents.jsonl.gz --block-tokens 512
 
-  The second hour of a long trace, in a format that other simulators read:
+  The second hour of a long trace, in the format of Vidur:
     trunkline trace convert burstgpt.csv.zst hour.csv --slice 3600s..7200s
 
-  Agents and chats that nobody has recorded:
+  A synthetic trace of chats and agents:
     trunkline trace generate examples/workloads/chat-and-agents.toml mixed.jsonl.gz";
 
-/// Look at, convert and make up traces.
+/// Inspect, convert and generate traces.
 ///
-/// Read are Mooncake, Bailian and token-id JSON lines and Azure, BurstGPT and Vidur CSV, plain, gzip or Zstandard;
-/// which one it is is seen from the content.
+/// Reads Mooncake, Bailian and token-id JSON lines and Azure, BurstGPT and Vidur CSV, plain, gzip or Zstandard; detects format
+/// and compression from the content.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct TraceArgs {
@@ -40,49 +37,28 @@ pub struct TraceArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Show lengths, arrivals, and what prefix caches of all sizes would find.
+    /// Show lengths, arrivals, and prefix hits of caches of all sizes.
     Stats(StatsArgs),
-    /// Write a trace in another format: Mooncake, Vidur or token ids; what is lost is said.
+    /// Convert a trace to another format: Mooncake, Vidur or token ids; lists the fields that are lost.
     Convert(ConvertArgs),
-    /// Make up a trace from a workload in TOML; answers take as long as the workload assumes.
+    /// Generate a synthetic trace from a workload in TOML; answers take as long as the workload assumes.
     Generate(GenerateArgs),
-}
-
-/// What is taken of a file, and how fast.
-#[derive(Clone, Debug, Args)]
-struct ReadArgs {
-    #[command(flatten)]
-    part: SelectionArgs,
-
-    /// Divide the times of arrival by X: 2 is twice the load.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
-    speed: f64,
-}
-
-impl ReadArgs {
-    fn options(&self) -> ReaderOptions {
-        self.part.options()
-    }
-
-    fn selection(&self) -> anyhow::Result<Selection> {
-        Ok(Selection { speed: self.speed, ..self.part.selection() }.checked()?)
-    }
 }
 
 #[derive(Clone, Debug, Args)]
 struct StatsArgs {
-    /// The trace.
+    /// Trace to read.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
     #[command(flatten)]
-    read: ReadArgs,
+    part: SelectionArgs,
 
-    /// Tokens of a cache block [default: 512 for mooncake, else 16].
+    /// Tokens in a cache block [default: 512 for mooncake, else 16].
     #[arg(long, value_name = "TOKENS")]
     block_tokens: Option<u32>,
 
-    /// Capacities of caches in blocks [default: 1, 2 and 5 thousands and so on, up to all blocks].
+    /// Cache capacities to simulate, blocks [default: 1000, 2000, 5000, 10000 and so on, up to all blocks].
     #[arg(long, value_name = "BLOCKS,…", value_delimiter = ',')]
     capacities: Vec<u64>,
 
@@ -93,11 +69,11 @@ struct StatsArgs {
 
 #[derive(Clone, Debug, Args)]
 struct ConvertArgs {
-    /// The trace.
+    /// Trace to read.
     #[arg(value_name = "IN")]
     from: PathBuf,
 
-    /// The new file; compressed if it ends in .gz or .zst.
+    /// File to write; compressed if the name ends in .gz or .zst.
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
@@ -106,16 +82,16 @@ struct ConvertArgs {
     to_format: Option<Format>,
 
     #[command(flatten)]
-    read: ReadArgs,
+    part: SelectionArgs,
 }
 
 #[derive(Clone, Debug, Args)]
 struct GenerateArgs {
-    /// The workload in TOML; examples are in examples/workloads.
+    /// Workload in TOML, such as examples/workloads/chat.toml.
     #[arg(value_name = "SPEC")]
     spec: PathBuf,
 
-    /// The new file; compressed if it ends in .gz or .zst.
+    /// File to write; compressed if the name ends in .gz or .zst.
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
@@ -123,11 +99,11 @@ struct GenerateArgs {
     #[arg(long, value_name = "NAME")]
     to_format: Option<Format>,
 
-    /// Another seed than the workload's.
+    /// Seed of random numbers, instead of the workload's.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// Other requests than the workload's, at most.
+    /// Number of requests, at most, instead of the workload's.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
 }
@@ -135,7 +111,7 @@ struct GenerateArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// If a file cannot be read or written, or says what it cannot say.
+/// If a file cannot be read or written, or its content is malformed.
 pub fn run(args: TraceArgs) -> anyhow::Result<()> {
     match args.command {
         Command::Stats(args) => run_stats(&args),
@@ -145,25 +121,23 @@ pub fn run(args: TraceArgs) -> anyhow::Result<()> {
 }
 
 fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
-    let selection = args.read.selection()?;
+    let selection = args.part.selection_at_speed()?;
     let options = StatsOptions { block_tokens: args.block_tokens, capacities: args.capacities.clone() };
     let stats =
-        with_spinner(|progress| stats_of_file(&args.file, args.read.options(), &selection, &options, progress))?;
+        with_spinner(|progress| stats_of_file(&args.file, args.part.options(), &selection, &options, progress))?;
     match &args.json {
         None => print(&tables(&stats)),
-        Some(to) if to.as_os_str() == "-" => print(&stats.to_json()),
-        Some(to) => fs::write(to, stats.to_json() + "\n")
-            .with_context(|| format!("cannot write the statistics to {}", to.display())),
+        Some(to) => write_json("statistics", to, &stats.to_json()),
     }
 }
 
 fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
-    let selection = args.read.selection()?;
+    let selection = args.part.selection_at_speed()?;
     let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
     let convert = |progress: &mut dyn FnMut(u64)| {
-        convert_file(&args.from, args.read.options(), &selection, &args.to, format, progress)
+        convert_file(&args.from, args.part.options(), &selection, &args.to, format, progress)
     };
-    print(&said(&with_spinner(convert)?, &args.to, format))
+    print(&summary(&with_spinner(convert)?, &args.to, format))
 }
 
 fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
@@ -173,10 +147,10 @@ fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
     let requests = spec.assumed_service.requests(Generator::new(&spec)?);
     let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, &args.to, format, progress))?;
-    print(&said(&conversion, &args.to, format))
+    print(&summary(&conversion, &args.to, format))
 }
 
-/// Shows how many requests were done while something is at work.
+/// Shows the number of requests done while `work` runs.
 fn with_spinner<T, E: Into<anyhow::Error>>(
     work: impl FnOnce(&mut dyn FnMut(u64)) -> Result<T, E>,
 ) -> anyhow::Result<T> {
@@ -187,8 +161,8 @@ fn with_spinner<T, E: Into<anyhow::Error>>(
     result.map_err(Into::into)
 }
 
-/// What a conversion came to.
-fn said(conversion: &Conversion, to: &Path, format: Format) -> String {
+/// Returns the summary of a conversion.
+fn summary(conversion: &Conversion, to: &Path, format: Format) -> String {
     let mut lines = vec![format!("{}: {} requests as {format}", to.display(), grouped(conversion.requests))];
     if conversion.failed_requests > 0 {
         lines.push(format!("left out: {} requests that failed", grouped(conversion.failed_requests)));
@@ -284,32 +258,19 @@ fn capacities(prefixes: &PrefixStats) -> String {
         let ratios = [it.lru_blocks, it.lru_tokens, it.belady_blocks, it.belady_tokens].map(per_cent);
         table.add_row([vec![grouped(it.blocks)], ratios.to_vec()].concat());
     }
-    table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    align_right(&mut table, 0);
     table.trim_fmt()
-}
-
-/// An empty table without lines.
-fn table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
 }
 
 fn right_aligned(mut table: Table) -> String {
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    align_right(&mut table, 1);
     table.trim_fmt()
-}
-
-fn per_cent(share: f64) -> String {
-    format!("{:.2} %", share * 100.0)
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use clap::Parser;
 
     use super::*;
@@ -340,7 +301,7 @@ system-prompts = { count = 2, zipf = 1.0, tokens = { kind = \"constant\", value 
 ";
 
     #[test]
-    fn what_is_made_up_can_be_converted_and_looked_at() {
+    fn a_synthetic_trace_can_be_converted_and_inspected() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
         fs::write(path("spec.toml"), SPEC).unwrap();
@@ -356,7 +317,7 @@ system-prompts = { count = 2, zipf = 1.0, tokens = { kind = \"constant\", value 
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_in_one_line() {
+    fn bad_input_is_refused_in_one_line() {
         assert_eq!(fault(&["stats", "none"]), "none: no such file; check the path");
         assert_eq!(
             fault(&["stats", "none", "--speed", "0"]),

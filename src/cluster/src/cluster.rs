@@ -99,9 +99,9 @@ pub enum ClusterError {
     /// The limits of an engine are out of range.
     #[error("{engine}: {error}")]
     Core {
-        /// The engine.
+        /// Engine with the invalid limits.
         engine: EngineId,
-        /// The fault.
+        /// First fault found in the limits.
         error: ConfigError,
     },
     /// The router is unknown, or its parameters are.
@@ -129,7 +129,7 @@ pub struct Cluster {
     actions: Vec<Action>,
 }
 
-/// Acceptance of requests.
+/// Acceptance of new requests by the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Closing {
     Open,
@@ -327,8 +327,8 @@ impl Cluster {
         }
     }
 
-    /// Places a request that left its engine on another. A request that no engine takes ends with an error: its client has been
-    /// told that it was accepted, and perhaps has tokens.
+    /// Places a request that left its engine on another. A request that no engine takes ends with an error, not with a refusal:
+    /// the client knows of the acceptance, and perhaps has tokens.
     fn replace(&mut self, departure: Departure, out: &mut Vec<Output>) {
         let Departure { request, from, why, cached_tokens } = departure;
         if self.closing == Closing::ShutDown {

@@ -38,7 +38,7 @@ impl fmt::Display for EngineId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Prefill and decode.
+    /// Prefill and decode, without a hand-over.
     #[default]
     Both,
     /// Prefill and the first token; then the request is handed over (see [`crate::handover`]).

@@ -33,14 +33,14 @@ pub enum Output {
     Cluster(Action),
     /// A new request goes to an engine. Comes before anything that the engine's core does about the request.
     Placed {
-        /// The request.
+        /// Identifier of the new request.
         request: RequestId,
-        /// The engine.
+        /// Engine chosen for the request.
         engine: EngineId,
     },
     /// A request continues on another engine. Its client sees nothing of that but a pause.
     Moved {
-        /// The request.
+        /// Identifier of the moved request.
         request: RequestId,
         /// Engine that had the request.
         from: EngineId,

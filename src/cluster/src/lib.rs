@@ -43,7 +43,6 @@
 
 mod cluster;
 mod digest;
-pub mod draw;
 mod engine;
 pub mod handover;
 mod input;

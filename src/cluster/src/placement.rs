@@ -28,7 +28,7 @@ pub(crate) struct Placed {
 /// All requests that some engine has, and the router that chose the engine.
 pub(crate) struct Placements {
     router: Box<dyn Router>,
-    /// Loads by engine.
+    /// Load of each engine, by index.
     loads: Vec<Load>,
     /// Never iterated in its own order.
     placed: HashMap<RequestId, Placed, ahash::RandomState>,

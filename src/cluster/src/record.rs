@@ -50,19 +50,19 @@ pub enum Line {
         /// The engine whose worker sent the event; absent for clients' events, and if there is only one engine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         engine: Option<EngineId>,
-        /// The event.
+        /// Event as delivered to the cluster.
         event: Event,
     },
     /// An engine leaves or enters service.
     Change {
         /// Time of the change on the recorded clock, nanoseconds.
         at_ns: u64,
-        /// The engine.
+        /// Engine that leaves or enters service.
         engine: EngineId,
-        /// The change.
+        /// Change of the engine's service.
         change: Change,
     },
-    /// The last line.
+    /// Last line of a complete recording.
     End {
         /// Facts known at the end.
         end: End,

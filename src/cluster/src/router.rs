@@ -12,7 +12,7 @@
 //! | `prefix_affinity` | the engine with the least to compute and to hold, given the prefixes it is believed to cache |
 //!
 //! A router is asked once per request, and again when a request moves to another engine. Its picks MUST be a function of its calls and
-//! their order: no clock, no iteration in hash order; random choices are hashes of the request ([`crate::draw`]).
+//! their order: no clock, no iteration in hash order; random choices are hashes of the request ([`trunkline_core::draw`]).
 //!
 //! A gateway that polls its engines sees loads of a while ago. `load_stale_ms` of the routers that read loads models that: they see a
 //! snapshot which is renewed when it is older. The default 0 is exact loads, as for a gateway that all requests and answers pass.
@@ -49,7 +49,7 @@ const LOAD_STALE: Param = Param {
 pub struct Load {
     /// `true` if requests may be sent there. At least one engine is open whenever a router is asked.
     pub open: bool,
-    /// Unfinished requests.
+    /// Unfinished requests on the engine.
     pub requests: u32,
     /// Tokens of those requests: prompts, and answers so far.
     pub tokens: u64,
@@ -68,7 +68,7 @@ pub struct Incoming<'a> {
     pub hashes: &'a [BlockHash],
 }
 
-/// A router's answer.
+/// Engine chosen by a router, with the prefix believed cached there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pick {
     /// Index of the engine. It MUST be open.
@@ -77,7 +77,7 @@ pub struct Pick {
     pub known_tokens: u32,
 }
 
-/// Chooses engines.
+/// Routing policy: chooses an engine for each request.
 pub trait Router: Send + fmt::Debug {
     /// Chooses the engine for `request` at `now_ns`. `loads` holds one entry per engine, in the same order on every call.
     fn pick(&mut self, now_ns: u64, request: &Incoming<'_>, loads: &[Load]) -> Pick;
@@ -89,7 +89,7 @@ pub trait Router: Send + fmt::Debug {
 /// Facts that a router is built for.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterContext {
-    /// Number of engines.
+    /// Number of engines in the cluster.
     pub engines: usize,
     /// Tokens in a block.
     pub block_size: u32,
@@ -97,7 +97,7 @@ pub struct RouterContext {
     pub cache_blocks: u64,
 }
 
-/// All routers.
+/// Registry of all routers, by name.
 pub static REGISTRY: Registry<Box<dyn Router>, RouterContext> = Registry::new(
     "router",
     &[

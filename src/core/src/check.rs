@@ -3,7 +3,7 @@
 use crate::block::BlockState;
 use crate::core::Core;
 use crate::ids::{BlockHandle, RequestId};
-use crate::sequence::{Phase, Sequence};
+use crate::sequence::{Ending, Phase, Sequence};
 use crate::state::State;
 use crate::swap_queue::SwapPlace;
 use crate::transfer_table::{Purpose, TransferTable};
@@ -15,11 +15,15 @@ impl Core {
         let state = &self.state;
         state.kv.tree.check();
         for (slot, seq) in &state.sequences {
-            assert_eq!(self.by_id.get(&seq.id), Some(&slot));
-            check_queue(state, slot, seq);
+            if seq.ending == Some(Ending::Reported) {
+                assert!(seq.is_in_step() && !state.batch.running.contains(&slot), "{} waits for no step", seq.id);
+            } else {
+                assert_eq!(self.by_id.get(&seq.id), Some(&slot));
+                check_queue(state, slot, seq);
+            }
             check_phase(state, slot, seq);
         }
-        assert_eq!(self.by_id.len(), state.sequences.len());
+        assert_eq!(self.by_id.len() + state.reported, state.sequences.len());
         check_blocks(state);
         let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().copied());
         state.kv.host.check(holders);
@@ -39,7 +43,7 @@ impl Core {
 /// Panics unless the blocks in tables and transfers account for every private and every moving block.
 fn check_blocks(state: &State) {
     let pool = state.kv.tree.pool();
-    let (mut private, mut moving) = (0, state.kv.transfers.demoted_device_blocks());
+    let (mut private, mut moving) = (state.kv.n_retired(), state.kv.transfers.demoted_device_blocks());
     let mut expect = |handle: &BlockHandle, expected: BlockState, id: RequestId| {
         assert!(pool.is_current(*handle), "{id} holds a stale {handle:?}");
         assert_eq!(pool.state(handle.index), expected, "block {} of {id}", handle.index);
@@ -97,7 +101,7 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
     let size = state.config.block_size;
     let transfers = |is: &dyn Fn(&Purpose) -> bool| count(&state.kv.transfers, is);
     let in_batch = matches!(seq.phase, Phase::Prefill | Phase::Decode);
-    assert!(in_batch || !seq.in_step, "{} is {:?} and in a step", seq.id, seq.state());
+    assert!(in_batch || !seq.is_in_step(), "{} is {:?} and in a step", seq.id, seq.state());
     assert_eq!(in_batch, seq.mirror.slot.is_some(), "{} is {:?}", seq.id, seq.state());
     let arriving = if let Phase::SwappingIn(swap_in) = &seq.phase { swap_in.arriving.len() } else { 0 };
     let blocks = seq.table.len() + seq.phase.hosts().len();

@@ -1,112 +1,163 @@
-//! The limits a core works under, checked once.
+//! Limits a core works under, checked once, and the table of settings from which commands make flags and keys.
+
+mod error;
+mod table;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::error::ConfigError;
+pub use self::table::{Kind, Setting};
+use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
-use crate::registry::{RegistryError, UnknownName, choose};
+use crate::registry::{UnknownName, choose};
 use crate::tier::TIERS_MAX;
 
-/// Tokens in a block unless the user says otherwise.
+/// Tokens in a block by default.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
 const BLOCK_SIZE_MAX: u32 = 4096;
 const TOKENS_MAX: u32 = 1 << 30;
 const DRAFTS_MAX: u32 = 64;
-const WATERMARK_MAX: u32 = 1024;
+const STEPS_IN_FLIGHT_MAX: u32 = 64;
+const WATERMARK_MAX: f64 = 1024.0;
 
-/// The limits a core works under. A recording carries its own, so that a replay is under the same ones.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {
-    /// Tokens in a block.
-    pub block_size: u32,
-    /// KV blocks on the device.
-    pub device_blocks: u32,
-    /// Tokens run in one step at most. Cached tokens do not count.
-    pub max_batch_tokens: u32,
-    /// Sequences in one step at most.
-    pub max_batch_size: u32,
-    /// Requests waiting to be admitted at most.
-    pub max_queue: u32,
-    /// Tokens at most that need KV when all waiting requests are admitted. A request alone in the queue may have more.
-    pub max_queued_tokens: u64,
-    /// Whether prefill chunks end at block boundaries, as far as they can. It saves blocks that are read while they are half
-    /// full; engines that do not are imitated without.
-    pub align_chunks: bool,
-    /// Positions in one step that are sampled from at most: one for each sequence that samples, and one for each draft.
-    pub max_step_logits: u32,
-    /// Tokens a decode may draft at most, when few decodes run; 0 is off. See [`crate::step::StepSeq::n_drafts`].
-    pub max_drafts: u32,
-    /// While requests decode, prefill chunks are cut so that a step takes about this long, nanoseconds; 0 is off. It bounds
-    /// the time between two tokens.
-    pub target_step_ns: u64,
-    /// Blocks that must stay usable for each running request when another is admitted.
-    pub launch_watermark: f64,
-    /// Blocks that must stay usable for each running request when one is swapped in.
-    pub swap_in_watermark: f64,
-    /// KV blocks in host memory, for requests that are swapped out; 0 is none.
-    pub host_blocks: u32,
-    /// The prefix cache beyond the device, nearest tier first; empty for none.
-    pub tiers: Vec<TierConfig>,
-    /// How a request is preempted.
-    pub preemption: Preemption,
-    /// What copying a block costs one way, nanoseconds. An estimate for [`Preemption::Cost`].
-    pub swap_block_ns: u64,
-    /// What computing the KV of a token costs in a prefill, nanoseconds. An estimate for [`Preemption::Cost`].
-    pub recompute_token_ns: u64,
-    /// Prompt and generated tokens of one request at most.
-    pub max_context: u32,
-    /// Order of waiting requests and choice of victims: a name in [`policy::REGISTRY`], with parameters if you like, as in
-    /// `priority:ageing_ms=5000`; see [`crate::spec`].
-    pub policy: String,
-    /// Which idle block goes first: a name in [`eviction::REGISTRY`], with parameters if you like.
-    pub eviction: String,
-}
+settings! {
+    /// Limits a core works under. A recording carries its own, so that a replay runs under equal ones.
+    ///
+    /// This list is the one place where a setting is written; [`Default`], [`Config::validate`], the header of recordings, the
+    /// flags and keys of the commands, and [`SETTINGS`] follow from it. To add a setting, add one entry: `config/table.rs`
+    /// lists the parts of an entry. A setting younger than the format of recordings says `recorded: unless_default`, so that
+    /// the headers of earlier recordings keep their bytes and can still be read:
+    ///
+    /// ```text
+    /// /// Steps that may be sent to the worker before the result of the first is reported.
+    /// max_steps_in_flight: u32 { default: 1, range: 1..=64, value: "STEPS", recorded: unless_default }
+    /// ```
+    pub struct Config {
+        /// Tokens in a KV block.
+        block_size: u32 { default: BLOCK_SIZE_DEFAULT, range: 1..=BLOCK_SIZE_MAX, value: "TOKENS" }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            block_size: BLOCK_SIZE_DEFAULT,
-            device_blocks: 4096,
-            max_batch_tokens: 2048,
-            max_batch_size: 256,
-            max_queue: 1024,
-            max_queued_tokens: 1 << 40,
-            align_chunks: true,
-            max_step_logits: 1 << 16,
-            max_drafts: 0,
-            target_step_ns: 0,
-            launch_watermark: 1.0,
-            swap_in_watermark: 1.0,
-            host_blocks: 0,
-            tiers: Vec::new(),
-            preemption: Preemption::Cost,
-            // Llama-3.1-8B in 16 bits on PCIe 4: 2 MiB at 25 GB/s, and 10,000 tokens/s of prefill.
-            swap_block_ns: 84_000,
-            recompute_token_ns: 100_000,
-            max_context: 1 << 20,
-            policy: "fcfs".into(),
-            eviction: "lru".into(),
+        /// KV blocks on each device.
+        device_blocks: u32 { default: 4096, range: 1..=TOKENS_MAX, value: "N" }
+
+        /// Token budget of a step: prompt and decode tokens computed in one step, at most; cached tokens do not count.
+        max_batch_tokens: u32 { default: 2048, range: 1..=TOKENS_MAX, value: "N" }
+
+        /// Sequences in one step, at most.
+        max_batch_size: u32 { default: 256, range: 1..=1 << 20, value: "N" }
+
+        /// Requests that may wait to be admitted; more are refused.
+        max_queue: u32 { default: 1024, range: 1..=TOKENS_MAX, value: "N" }
+
+        /// Tokens needing KV that all waiting requests may have together; a request beyond is refused unless the queue is empty.
+        max_queued_tokens: u64 { default: 1 << 40, value: "N" }
+
+        /// Asynchronous scheduling: steps sent to the worker before the result of the first is known, at most; 1 waits for each
+        /// result.
+        ///
+        /// With 2 the worker never waits for the core. A request that turns out to have ended costs one row of each step in flight
+        /// that runs it. A pipeline needs at least as many as it has stages.
+        max_steps_in_flight: u32 {
+            default: 1, range: 1..=STEPS_IN_FLIGHT_MAX, value: "STEPS", recorded: unless_default
         }
+
+        /// Stages of the worker's pipeline: a sampled token reaches the first stage so many steps later, and decodes are divided
+        /// among as many steps.
+        pipeline_stages: u32 { default: 1, range: 1..=STEPS_IN_FLIGHT_MAX, value: "STAGES", recorded: unless_default }
+
+        /// End prefill chunks at block boundaries where possible.
+        ///
+        /// Avoids attending to half-filled blocks. Set to `false` to reproduce engines that do not align chunks.
+        align_chunks: bool { default: true, value: "BOOL" }
+
+        /// Positions sampled from in one step, at most: one for each sequence that samples, and one for each draft.
+        max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }
+
+        /// Speculative decoding: tokens drafted for a decoding request, at most, while few requests run. The output does not
+        /// change; 0 is off.
+        ///
+        /// See [`crate::step::StepSeq::n_drafts`].
+        max_drafts: u32 { default: 0, range: 0..=DRAFTS_MAX, value: "N" }
+
+        /// Target time of a step while requests decode: prefill chunks shrink to meet it, which bounds the time between two
+        /// tokens; 0 is off.
+        ///
+        /// In nanoseconds here; users write milliseconds.
+        target_step_ns: u64 { default: 0, value: "MS", flag: "target-step-ms", notation: Milliseconds }
+
+        /// Blocks that must stay usable for each running request when another is admitted.
+        launch_watermark: f64 { default: 1.0, range: 0.0..=WATERMARK_MAX, value: "BLOCKS" }
+
+        /// Blocks that must stay usable for each running request when one is swapped in.
+        swap_in_watermark: f64 { default: 1.0, range: 0.0..=WATERMARK_MAX, value: "BLOCKS" }
+
+        /// KV blocks in host memory for requests that are swapped out; 0 is none.
+        host_blocks: u32 { default: 0, range: 0..=TOKENS_MAX, value: "N" }
+
+        /// Tiers of the prefix cache beyond the device, nearest first; empty for none.
+        tiers: Vec<TierConfig> { default: Vec::new() }
+
+        /// Preemption of a running request when others need its blocks: `swap` to the host, `recompute`, or `cost` for the
+        /// cheaper of the two by estimate.
+        preemption: Preemption { default: Preemption::Cost, value: "NAME" }
+
+        /// Estimated time to copy a block one way between device and host, nanoseconds, for `--preemption cost`.
+        // Llama-3.1-8B in 16 bits on PCIe 4: 2 MiB at 25 GB/s.
+        swap_block_ns: u64 { default: 84_000, value: "NS" }
+
+        /// Estimated time to compute the KV of a token in a prefill, nanoseconds, for `--preemption cost`.
+        // 10,000 tokens/s of prefill.
+        recompute_token_ns: u64 { default: 100_000, value: "NS" }
+
+        /// Prompt and generated tokens of one request, at most.
+        max_context: u32 { default: 1 << 20, range: 2..=TOKENS_MAX }
+
+        /// Order of waiting requests and choice of preemption victims, with parameters as in `priority:ageing_ms=5000`; an
+        /// unknown name lists all.
+        ///
+        /// A name in [`policy::REGISTRY`]; for parameters see [`crate::spec`].
+        policy: String { default: "fcfs".into(), value: "SPEC" }
+
+        /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all.
+        ///
+        /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::spec`].
+        eviction: String { default: "lru".into(), value: "NAME" }
     }
+
+    /// All settings, in the order of the fields of [`Config`].
+    pub static SETTINGS;
 }
 
-/// What becomes of a running request whose blocks are needed by others.
+/// Returns the setting of that name, if there is one.
+pub fn setting(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// Way to preempt a running request when others need its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preemption {
-    /// Its blocks are copied to the host, and back when there is room; recomputed if the host is full.
+    /// Copies the blocks to the host, and back once there is room; recomputes them if the host is full.
     Swap,
-    /// Its blocks are given up and computed again.
+    /// Releases the blocks and computes their tokens again.
     Recompute,
-    /// Whichever is estimated to cost less.
+    /// Swaps or recomputes, as the estimated costs say; see [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
     Cost,
 }
 
 impl Preemption {
-    /// All of them, with their names.
+    /// All ways, with the names users write.
     pub const ALL: [(&'static str, Self); 3] =
         [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost)];
+
+    /// Returns the name users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Swap => "swap",
+            Self::Recompute => "recompute",
+            Self::Cost => "cost",
+        }
+    }
 }
 
 impl std::str::FromStr for Preemption {
@@ -117,20 +168,21 @@ impl std::str::FromStr for Preemption {
     }
 }
 
-/// When a tier takes a block.
+/// Moment at which a tier takes a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Write {
-    /// When the request that computed it ends; behind the first tier: as soon as the tier before has it.
+    /// At the end of the request that computed the block; behind the first tier: as soon as the tier before holds the block.
     Through,
-    /// The same, but only what a request found before; behind the first tier: when it is found in the tier before.
+    /// As [`Write::Through`], but only blocks that a request has found in the cache; behind the first tier: blocks found in
+    /// the tier before.
     SecondUse,
-    /// When the place before is about to evict it.
+    /// Just before the place in front evicts the block.
     Back,
 }
 
 impl Write {
-    /// All of them, with their names.
+    /// All moments, with the names users write.
     pub const ALL: [(&'static str, Self); 3] =
         [("through", Self::Through), ("second_use", Self::SecondUse), ("back", Self::Back)];
 }
@@ -147,107 +199,33 @@ impl std::str::FromStr for Write {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierConfig {
-    /// What people call it: `host`, `disk`, `remote`.
+    /// Name for people: `host`, `disk`, `remote`.
     pub name: String,
-    /// KV blocks it holds.
+    /// Capacity, KV blocks.
     pub blocks: u32,
-    /// When it takes a block.
+    /// Moment at which the tier takes a block.
     pub write: Write,
-    /// Which of its blocks goes first: a name in [`eviction::REGISTRY`], with parameters if you like.
+    /// Order in which the tier evicts blocks: a name in [`eviction::REGISTRY`], with parameters if needed.
     pub eviction: String,
 }
 
 impl TierConfig {
-    /// The eviction policy that `eviction` names, for as many blocks as there are.
+    /// Makes the eviction policy that `eviction` names, for the tier's number of blocks.
+    ///
+    /// # Errors
+    /// If no eviction policy has that name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
         Ok(eviction::REGISTRY.make(&self.eviction, self.blocks)?)
     }
 }
 
-/// A setting no core can work under.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// A number is outside its range.
-    #[error("{name} is {value}; it must be between {min} and {max}")]
-    OutOfRange {
-        /// The setting.
-        name: &'static str,
-        /// What it was set to.
-        value: u32,
-        /// The least allowed.
-        min: u32,
-        /// The most allowed.
-        max: u32,
-    },
-    /// Fewer tokens than sequences in a step.
-    #[error(
-        "max_batch_tokens is {tokens}; it must be at least max_batch_size, which is {size}: every decode takes a token"
-    )]
-    BatchTokensBelowSize {
-        /// Tokens in a step.
-        tokens: u32,
-        /// Sequences in a step.
-        size: u32,
-    },
-    /// Fewer logits than sequences in a step.
-    #[error(
-        "max_step_logits is {logits}; it must be at least max_batch_size, which is {size}: every decode is sampled from"
-    )]
-    StepLogitsBelowSize {
-        /// Logits in a step.
-        logits: u32,
-        /// Sequences in a step.
-        size: u32,
-    },
-    /// A policy or an eviction policy has no such name, or no such parameter.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// A number of blocks for each running request that makes no sense.
-    #[error("{name} is {value}; it must be between 0 and {max}")]
-    Watermark {
-        /// The setting.
-        name: &'static str,
-        /// What it was set to.
-        value: String,
-        /// The most allowed.
-        max: u32,
-    },
-    /// More tiers than there can be.
-    #[error("there are {n} tiers; there can be at most {max}")]
-    TooManyTiers {
-        /// How many were asked for.
-        n: usize,
-        /// The most allowed.
-        max: usize,
-    },
-}
-
 impl Config {
-    /// Checks every field against its range.
+    /// Checks every number against its range, and names and relations between settings.
+    ///
+    /// # Errors
+    /// If a number is outside its range, a name is unknown, or two settings contradict each other; the first such fault.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let ranges = [
-            ("block_size", self.block_size, 1, BLOCK_SIZE_MAX),
-            ("device_blocks", self.device_blocks, 1, TOKENS_MAX),
-            ("max_batch_tokens", self.max_batch_tokens, 1, TOKENS_MAX),
-            ("max_batch_size", self.max_batch_size, 1, 1 << 20),
-            ("max_queue", self.max_queue, 1, TOKENS_MAX),
-            ("max_context", self.max_context, 2, TOKENS_MAX),
-            ("max_step_logits", self.max_step_logits, 1, TOKENS_MAX),
-            ("max_drafts", self.max_drafts, 0, DRAFTS_MAX),
-            ("host_blocks", self.host_blocks, 0, TOKENS_MAX),
-        ];
-        for (name, value, min, max) in ranges {
-            if !(min..=max).contains(&value) {
-                return Err(ConfigError::OutOfRange { name, value, min, max });
-            }
-        }
-        for (name, value) in
-            [("launch_watermark", self.launch_watermark), ("swap_in_watermark", self.swap_in_watermark)]
-        {
-            if !(0.0..=f64::from(WATERMARK_MAX)).contains(&value) {
-                return Err(ConfigError::Watermark { name, value: value.to_string(), max: WATERMARK_MAX });
-            }
-        }
+        self.check_ranges()?;
         // A step that could not hold one token of every running sequence would starve the ones at its end.
         if self.max_batch_tokens < self.max_batch_size {
             return Err(ConfigError::BatchTokensBelowSize { tokens: self.max_batch_tokens, size: self.max_batch_size });
@@ -256,14 +234,7 @@ impl Config {
             return Err(ConfigError::TooManyTiers { n: self.tiers.len(), max: TIERS_MAX });
         }
         for tier in &self.tiers {
-            if !(1..=TOKENS_MAX).contains(&tier.blocks) {
-                return Err(ConfigError::OutOfRange {
-                    name: "blocks of a tier",
-                    value: tier.blocks,
-                    min: 1,
-                    max: TOKENS_MAX,
-                });
-            }
+            check("blocks of a tier", &tier.blocks, &(1..=TOKENS_MAX))?;
             tier.make_eviction()?;
         }
         if self.max_step_logits < self.max_batch_size {
@@ -274,76 +245,22 @@ impl Config {
         self.make_eviction().map(|_| ())
     }
 
-    /// The policy that `policy` names, with its parameters.
+    /// Makes the scheduling policy that `policy` names, with its parameters.
+    ///
+    /// # Errors
+    /// If no policy has that name, or a parameter is unknown or outside its range.
     pub fn make_policy(&self) -> Result<Box<dyn Policy>, ConfigError> {
         Ok(policy::REGISTRY.make(&self.policy, ())?)
     }
 
-    /// The eviction policy that `eviction` names, for as many blocks as there are.
+    /// Makes the eviction policy that `eviction` names, for the device's number of blocks.
+    ///
+    /// # Errors
+    /// If no eviction policy has that name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
         Ok(eviction::REGISTRY.make(&self.eviction, self.device_blocks)?)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::spec::Param;
-
-    fn error(policy: &str) -> String {
-        Config { policy: policy.into(), ..Config::default() }.validate().unwrap_err().to_string()
-    }
-
-    #[test]
-    fn a_policy_that_is_not_understood_is_told_in_one_line() {
-        let known = "there are: fcfs, priority, sjf, lpm, edf, vtc";
-        assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
-        assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
-        assert_eq!(error(""), format!("unknown policy ''; {known}"));
-        assert_eq!(error("fcfs:ageing_ms=1"), "policy 'fcfs' has no parameter 'ageing_ms'; it has: none");
-        assert_eq!(
-            error("vtc:weight=1"),
-            "policy 'vtc' has no parameter 'weight'; it has: prompt_weight, output_weight"
-        );
-        assert_eq!(
-            error("vtc:output_weight=1001"),
-            "policy 'vtc': output_weight is '1001'; it must be a whole number between 0 and 1000"
-        );
-        assert_eq!(
-            error("priority:ageing_ms=5s"),
-            "policy 'priority': ageing_ms is '5s'; it must be a whole number between 0 and 86400000"
-        );
-        assert_eq!(error("priority:ageing_ms=1,ageing_ms=2"), "policy 'priority': ageing_ms is given twice");
-        assert_eq!(
-            error("sjf:fast"),
-            "policy 'sjf': 'fast' is not of the form key=value; the keys are: ageing_us_per_token"
-        );
-    }
-
-    #[test]
-    fn an_eviction_policy_takes_parameters_as_a_policy_does() {
-        let error = |eviction: &str| {
-            Config { eviction: eviction.into(), ..Config::default() }.validate().err().map(|error| error.to_string())
-        };
-        assert_eq!(error("s3fifo:small_percent=90"), None);
-        assert_eq!(
-            error("fifo:small_percent=90").unwrap(),
-            "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, cost"
-        );
-        assert_eq!(
-            error("s3fifo:small_percent=0").unwrap(),
-            "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
-        );
-        assert_eq!(error("lru:age=1").unwrap(), "eviction policy 'lru' has no parameter 'age'; it has: none");
-    }
-
-    #[test]
-    fn every_policy_is_made_from_its_name_and_from_its_parameters() {
-        for entry in policy::REGISTRY.entries() {
-            let with = |param: &Param| format!("{}:{}={}", entry.name, param.key, param.max);
-            for policy in std::iter::once(entry.name.to_owned()).chain(entry.params.iter().map(with)) {
-                assert!(Config { policy, ..Config::default() }.make_policy().is_ok());
-            }
-        }
-    }
-}
+mod tests;

@@ -30,7 +30,7 @@ pub struct Core {
     /// Sequences, queues and KV cache.
     pub(crate) state: State,
     scheduler: Scheduler,
-    /// The step in flight.
+    /// The steps in flight.
     steps: Steps,
     /// The fast-forward under way, if any.
     fast_forward: FastForward,
@@ -101,7 +101,7 @@ impl Core {
             Event::Shutdown => self.shutdown(actions),
         }
         self.expire(actions);
-        self.begin_step(actions);
+        self.begin_steps(actions);
         self.send_transfers(actions);
         if self.draining && !self.drained && self.state.sequences.is_empty() {
             self.drained = true;
@@ -162,7 +162,7 @@ impl Core {
             moving_blocks: pool.count(BlockState::Moving),
             free_host_blocks: state.kv.free_hosts(),
             loading: state.loading.len() as u32,
-            swapped: (state.sequences.len() - placed) as u32,
+            swapped: (state.sequences.len() - placed - state.reported) as u32,
             tiers: state.kv.tiers.stats(),
             ..state.journal.stats
         }
@@ -299,6 +299,7 @@ impl Core {
                 journal.decide(Decision::Withdraw, seq.id.0, generated);
                 actions.push(Action::Withdrawn(Box::new(seq.into_request(state.config.block_size))));
             }
+            Ending::Reported => unreachable!("the end is reported once"),
             Ending::Finish(reason) => {
                 journal.stats.finished += 1;
                 journal.decide(Decision::Finish, seq.id.0, generated << 8 | reason as u64);
@@ -306,6 +307,35 @@ impl Core {
             }
         }
         self.forget_deadlines();
+    }
+
+    /// Reports the end of a request while steps in flight still run its sequence, which is out of the batch already. Its blocks stay
+    /// until the last of these steps ends.
+    fn report_early(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let state = &mut self.state;
+        let seq = &mut state.sequences[slot];
+        let Some(Ending::Finish(reason)) = seq.ending.replace(Ending::Reported) else {
+            unreachable!("the request has ended")
+        };
+        state.reported += 1;
+        state.waiting.left(seq.view.tenant);
+        self.by_id.remove(&seq.id);
+        state.journal.stats.finished += 1;
+        state.journal.decide(Decision::Finish, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
+        actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
+        self.forget_deadlines();
+    }
+
+    /// Removes a sequence whose end was reported, once no step in flight runs it.
+    fn discard(&mut self, slot: usize) {
+        let state = &mut self.state;
+        state.reported -= 1;
+        state.free_worker_slot(slot);
+        if self.worker_joined {
+            state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
+        }
+        state.release(slot);
+        state.sequences.remove(slot);
     }
 
     /// Drops deadlines of requests that have ended: the next ones, and all of them when they outnumber the others.
@@ -338,7 +368,8 @@ impl Core {
 
     fn shutdown(&mut self, actions: &mut Vec<Action>) {
         self.draining = true;
-        let slots: Vec<usize> = self.state.sequences.iter().map(|(slot, _)| slot).collect();
+        let live = self.state.sequences.iter().filter(|(_, seq)| seq.ending != Some(Ending::Reported));
+        let slots: Vec<usize> = live.map(|(slot, _)| slot).collect();
         for slot in slots {
             self.end(slot, FinishReason::Abort, actions);
         }

@@ -11,6 +11,7 @@
 
 use crate::digest::Decision;
 use crate::ids::{RequestId, Token};
+use crate::sequence::Ahead;
 use crate::state::State;
 use crate::step::StepSeq;
 
@@ -146,7 +147,7 @@ impl FastForward {
     pub fn end(&mut self, state: &mut State, driver: &mut dyn FastForwardDriver) {
         for mut decode in self.batch.drain(..) {
             catch_up(state, &mut decode, driver);
-            state.sequences[decode.slot].in_step = false;
+            state.sequences[decode.slot].ahead = Ahead::default();
             driver.on_tokens(decode.request, decode.generated);
         }
     }

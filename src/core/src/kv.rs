@@ -1,10 +1,10 @@
 //! The KV cache: device blocks with their prefix tree, host blocks, tiers, and the transfers among them.
 //!
-//! Scheduling decides; this module moves blocks. A sequence gets its blocks here and gives them back here, full blocks are
-//! published here, and every transfer begins and ends here.
+//! Scheduling decides; this module moves blocks: publishes full blocks, releases blocks of sequences, and begins and ends the
+//! transfers from and to tiers.
 //!
 //! **Down.** Published blocks are copied to slower tiers as each tier's [`crate::Write`] says. Writing back begins ahead of need, while a few
-//! blocks are still free; a block that must go at once is dropped unsaved.
+//! blocks are still free; a block needed at once is dropped unsaved.
 //!
 //! **Up.** A request whose prompt continues in a tier is admitted with every block its tokens need, and waits in state
 //! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
@@ -12,15 +12,18 @@
 
 mod tier_copies;
 
+use std::collections::VecDeque;
+
 use crate::config::{Config, ConfigError};
 use crate::host::{HostPool, HostState};
+use crate::ids::BlockHandle;
 use crate::journal::Journal;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer_table::TransferTable;
 use crate::tree::{PrefixTree, Published};
 
-/// All places that hold KV, and the transfers in flight.
+/// KV blocks in all places, and the transfers in flight.
 #[derive(Debug)]
 pub(crate) struct Kv {
     block_size: u32,
@@ -32,9 +35,11 @@ pub(crate) struct Kv {
     pub tiers: Tiers,
     /// Transfers in flight.
     pub transfers: TransferTable,
+    /// Private duplicates that steps in flight may still read, with the last step that may; oldest first.
+    retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
     pub found: Vec<u32>,
-    /// Blocks in tiers that continue `found`, of the last plan.
+    /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
 }
 
@@ -50,6 +55,7 @@ impl Kv {
             host: HostPool::new(config.host_blocks),
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(),
+            retired: VecDeque::new(),
             found: Vec::new(),
             plan: Vec::new(),
         })
@@ -65,13 +71,14 @@ impl Kv {
         self.tree.estimate(&seq.hashes) * self.block_size
     }
 
-    /// Returns the number of host blocks that hold nothing.
+    /// Returns the number of free host blocks.
     pub fn free_hosts(&self) -> u32 {
         self.host.count(HostState::Free)
     }
 
-    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before.
-    pub fn publish(&mut self, seq: &mut Sequence, journal: &mut Journal) {
+    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate that steps
+    /// in flight may read, `last_step` at the latest, is freed when they end.
+    pub fn publish(&mut self, seq: &mut Sequence, last_step: u64, journal: &mut Journal) {
         let size = self.block_size;
         let (from, to) = (seq.published as usize, (seq.computed / size) as usize);
         if to > from + 1 && !seq.unpublishable {
@@ -94,7 +101,12 @@ impl Kv {
                     self.tiers.identify(seq.root, seq.table[at].index, parent, hash, tokens);
                 }
                 Published::Merged(duplicate) => {
-                    seq.table[at] = duplicate;
+                    let private = std::mem::replace(&mut seq.table[at], duplicate);
+                    if seq.is_in_step() {
+                        self.retired.push_back((last_step, private));
+                    } else {
+                        self.tree.free_duplicate(private);
+                    }
                     seq.mirror.table_sent = seq.mirror.table_sent.min(at as u32);
                     journal.stats.merged_blocks += 1;
                 }
@@ -123,6 +135,18 @@ impl Kv {
         }
         journal.stats.published_blocks += (to - at) as u64;
         seq.published = to as u32;
+    }
+
+    /// Frees the duplicates that no step after `ended` reads.
+    pub fn free_retired(&mut self, ended: u64) {
+        while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
+            self.tree.free_duplicate(block);
+        }
+    }
+
+    /// Returns the number of duplicates that steps in flight may still read.
+    pub fn n_retired(&self) -> u32 {
+        self.retired.len() as u32
     }
 
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.

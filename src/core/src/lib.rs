@@ -41,6 +41,7 @@ mod check;
 pub mod config;
 mod core;
 mod digest;
+pub mod draw;
 pub mod event;
 pub mod eviction;
 mod fast_forward;

@@ -89,7 +89,7 @@ pub(crate) fn preempt(state: &mut State, slot: usize, event: SequenceEvent) {
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
-    assert!(!seq.in_step, "a worker may still write the blocks of {}", seq.id);
+    assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     journal.decide(Decision::Preempt, seq.id.0, u64::from(seq.computed));
     let published = &seq.table[..seq.published as usize];
     debug_assert!(published.iter().all(|block| kv.tree.pool().state(block.index) == BlockState::Held));

@@ -56,10 +56,13 @@ impl Scheduler {
         }
     }
 
-    /// Fills `step` with the sequences that run next. Leaves the step empty if none can, which is only while a transfer is in flight.
-    pub fn schedule(&mut self, state: &mut State, step: &mut Step) {
+    /// Fills the step `step.id` with the sequences that run next. Leaves the step empty if none can, which is only while another
+    /// step (`alone` is `false` then) or a transfer is in flight.
+    pub fn schedule(&mut self, state: &mut State, alone: bool, step: &mut Step) {
         self.picked.clear();
-        reserve_decode_blocks(state);
+        if !reserve_decode_blocks(state, alone, step.id) {
+            return;
+        }
         if !state.kv.tiers.is_empty() {
             state.kv.write_back(state.batch.len(), &mut state.journal);
         }
@@ -72,7 +75,7 @@ impl Scheduler {
             }
             self.run_prefills(state, &mut budget, step);
             self.admit_waiting(state, &mut budget, step);
-            if !step.seqs.is_empty() || !state.kv.transfers.is_empty() || !swap::release_last(state) {
+            if !step.seqs.is_empty() || !alone || !state.kv.transfers.is_empty() || !swap::release_last(state) {
                 return;
             }
         }
@@ -81,16 +84,21 @@ impl Scheduler {
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
         let (mut limit, mut spare) = (0, 0);
         if state.config.max_drafts > 0 {
-            let size = state.config.block_size;
-            let decodes = |slot: &&usize| can_decode(&state.sequences[**slot], size);
+            let decodes = |slot: &&usize| can_decode(&state.sequences[**slot], &state.config, step.id);
             let n_decodes = state.batch.running.iter().filter(decodes).count() as u32;
             limit = drafts_by_load(state, n_decodes);
             spare = self.draft_logits.min(tokens_for_drafts(state, n_decodes));
         }
+        let share = decode_share(state);
         for at in 0..state.batch.running.len() {
             let slot = state.batch.running[at];
-            if can_decode(&state.sequences[slot], state.config.block_size) {
-                let n_drafts = if limit > 0 { reserve_drafts(state, slot, limit.min(spare)) } else { 0 };
+            if step.seqs.len() == share {
+                return;
+            }
+            let seq = &state.sequences[slot];
+            if can_decode(seq, &state.config, step.id) {
+                let drafts = limit > 0 && !seq.is_in_step();
+                let n_drafts = if drafts { reserve_drafts(state, slot, limit.min(spare)) } else { 0 };
                 spare -= n_drafts;
                 *budget -= 1 + n_drafts;
                 self.run(state, slot, 1, n_drafts, step);
@@ -104,7 +112,8 @@ impl Scheduler {
         }
         for at in 0..state.batch.running.len() {
             let slot = state.batch.running[at];
-            if matches!(state.sequences[slot].phase, Phase::Prefill) {
+            let seq = &state.sequences[slot];
+            if matches!(seq.phase, Phase::Prefill) && !seq.decodes_next() && seq.ending.is_none() {
                 let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                 if chunk == 0 {
                     // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
@@ -149,14 +158,15 @@ impl Scheduler {
     /// only if the step is otherwise empty, for then no later step would offer more.
     fn chunk(&self, state: &State, slot: usize, budget: u32, step_is_empty: bool) -> u32 {
         let (seq, config) = (&state.sequences[slot], &state.config);
-        if seq.remaining() <= budget {
-            return seq.remaining();
+        let (planned, unplanned) = (seq.planned(), seq.unplanned());
+        if unplanned <= budget {
+            return unplanned;
         }
         if !config.align_chunks {
             return budget;
         }
-        let end = (seq.computed + budget) / config.block_size * config.block_size;
-        match end.saturating_sub(seq.computed) {
+        let end = (planned + budget) / config.block_size * config.block_size;
+        match end.saturating_sub(planned) {
             0 if step_is_empty || !self.aligned => budget,
             aligned => aligned,
         }
@@ -166,7 +176,8 @@ impl Scheduler {
     fn run(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
         let State { sequences, kv, journal, waiting, config, .. } = state;
         let seq = &mut sequences[slot];
-        debug_assert!(!seq.in_step && n_tokens > 0 && n_tokens <= seq.remaining());
+        let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
+        debug_assert!(n_tokens > 0 && n_tokens <= seq.unplanned());
         let start = !seq.on_worker;
         if start {
             seq.on_worker = true;
@@ -174,13 +185,14 @@ impl Scheduler {
             step.sampling.push(seq.sampling);
         }
         let sends_history = start && (seq.sampling.needs_history() || config.max_drafts > 0);
-        let n_history = if sends_history { seq.computed } else { 0 };
+        let n_history = if sends_history { planned } else { 0 };
         let tokens_at = step.tokens.len() as u32;
-        if n_history == 0 && n_tokens == 1 && seq.remaining() == 1 {
-            // All decodes: spares the look into their long vectors.
+        let sample = n_tokens == seq.unplanned();
+        if n_history == 0 && n_tokens == 1 && sample {
+            // All decodes: spares the look into their long vectors. A token that is not known yet is replaced by the worker.
             step.tokens.push(seq.last_token);
         } else if self.sends_tokens {
-            let range = (seq.computed - n_history) as usize..(seq.computed + n_tokens) as usize;
+            let range = (planned - n_history) as usize..(planned + n_tokens) as usize;
             step.tokens.extend_from_slice(&seq.tokens[range]);
         }
         let (blocks_at, table_sent) = (step.blocks.len() as u32, seq.mirror.table_sent);
@@ -189,60 +201,77 @@ impl Scheduler {
             step.blocks.push(handle.index);
         }
         // A tenant pays for its prompt once, preempted or not, and not for cached tokens.
-        let end = (seq.computed + n_tokens).min(seq.prompt_tokens);
-        if seq.computed < seq.prompt_tokens && end > seq.history.charged_tokens {
-            waiting.served(seq.view.tenant, end - seq.computed.max(seq.history.charged_tokens), 0);
+        let end = (planned + n_tokens).min(seq.prompt_tokens);
+        if planned < seq.prompt_tokens && end > seq.history.charged_tokens {
+            waiting.served(seq.view.tenant, end - planned.max(seq.history.charged_tokens), 0);
             seq.history.charged_tokens = end;
         }
-        journal.decide(Decision::Run, seq.id.0, u64::from(seq.computed) << 32 | u64::from(n_tokens + n_drafts));
+        journal.decide(Decision::Run, seq.id.0, u64::from(planned) << 32 | u64::from(n_tokens + n_drafts));
         step.blocks[blocks_at as usize..].iter().for_each(|block| journal.digest.fold(u64::from(*block)));
         step.seqs.push(StepSeq {
             request: seq.id,
             slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
             start,
-            computed: seq.computed,
+            computed: planned,
             n_tokens,
             n_history,
             tokens_at,
-            kv_write_from: seq.computed.max(seq.published * config.block_size),
+            kv_write_from: planned.max(seq.published * config.block_size),
             table_keep: table_sent,
             blocks_at,
             n_blocks: seq.table.len() as u32 - table_sent,
-            sample: n_tokens == seq.remaining(),
-            n_generated: seq.generated(),
+            sample,
+            n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
-            input_from_last: false,
+            input_from_last: awaits_token,
         });
         seq.mirror.table_sent = seq.table.len() as u32;
-        seq.in_step = true;
+        seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
         self.picked.push(slot);
     }
 }
 
-/// Ensures that every decode has a block for its token, or will have one when transfers end.
-fn reserve_decode_blocks(state: &mut State) {
+/// Ensures that every decode has a block for its token, or will have one when transfers end. Returns `false` if a sequence has to be
+/// preempted and a step is in flight: its sequences cannot leave, so no other step begins before its end.
+fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
     let mut at = 0;
     let mut stalled = 0;
     while at < state.batch.running.len() {
         let slot = state.batch.running[at];
         let State { sequences, kv, config, .. } = &mut *state;
         let seq = &mut sequences[slot];
-        let short = seq.is_decode() && seq.computed == seq.capacity(config.block_size);
+        let decodes = seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
+        let short = decodes && seq.planned() == seq.capacity(config.block_size);
         if !short || kv.tree.allocate(1, &mut seq.table) {
             at += 1;
         } else if stalled < kv.transfers.future_free() {
             stalled += 1;
             at += 1;
+        } else if !alone {
+            return false;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
             // Sequences before this one moved up if the victim was among them.
             at = state.batch.running.iter().position(|other| *other == slot).unwrap_or(at);
         }
     }
+    true
 }
 
-fn can_decode(seq: &Sequence, block_size: u32) -> bool {
-    seq.is_decode() && seq.computed < seq.capacity(block_size)
+fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
+    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && seq.planned() < seq.capacity(config.block_size)
+}
+
+/// Returns the number of decodes that one step takes, at most: the stages of a pipeline work on different sequences, so each step
+/// takes an equal share of them.
+fn decode_share(state: &State) -> usize {
+    match state.config.pipeline_stages {
+        1 => usize::MAX,
+        stages => {
+            let decodes = |slot: &&usize| state.sequences[**slot].decodes_next();
+            state.batch.running.iter().filter(decodes).count().div_ceil(stages as usize)
+        }
+    }
 }
 
 /// Returns the number of tokens that each of `n_decodes` may draft: fewer the more decodes run, because drafts pay only while the
@@ -265,11 +294,11 @@ fn reserve_drafts(state: &mut State, slot: usize, limit: u32) -> u32 {
     let State { sequences, kv, config, .. } = state;
     let seq = &mut sequences[slot];
     let n = limit.min((seq.limits.max_tokens - seq.generated()).saturating_sub(1));
-    let blocks = (seq.computed + 1 + n).div_ceil(config.block_size);
+    let blocks = (seq.planned() + 1 + n).div_ceil(config.block_size);
     let more = blocks.saturating_sub(seq.table.len() as u32);
     if more > 0 && kv.tree.usable() >= more + running {
         let allocated = kv.tree.allocate(more, &mut seq.table);
         debug_assert!(allocated);
     }
-    n.min(seq.capacity(config.block_size) - seq.computed - 1)
+    n.min(seq.capacity(config.block_size) - seq.planned() - 1)
 }

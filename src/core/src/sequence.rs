@@ -3,17 +3,17 @@
 //! | state | holds | left by | timeout, abort, stop, shutdown, withdrawal |
 //! |---|---|---|---|
 //! | waiting | no block | admission -> prefill, or loading | ends at once |
-//! | loading | all blocks of its tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting | ends when the transfers end |
-//! | prefill | all blocks of its tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
-//! | decode | all blocks of its tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs it, when that step ends |
-//! | swapping out | its blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting | ends when the transfer ends |
-//! | swapped | host blocks, and device blocks that other sequences read | room on the device -> swapping in; nothing else can run, worker lost -> waiting | ends at once |
-//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting | ends at once; while its own transfer is in flight, when that ends |
+//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting | ends when the transfers end |
+//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
+//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
+//! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting | ends when the transfer ends |
+//! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting | ends at once |
+//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting | ends at once; while the own transfer is in flight, when the transfer ends |
 //!
-//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data that only one state has. An ended request is
-//! gone: it released its blocks and sent its one [`crate::Action::Finish`] or [`crate::Action::Withdrawn`]. A request that ends
-//! while a step or a transfer works on it MUST wait for that, because its blocks are still being written or read; its tokens of
-//! that step are dropped.
+//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data of single states. An ended request is
+//! gone, with all blocks released and one [`crate::Action::Finish`] or [`crate::Action::Withdrawn`] sent. A request that ends
+//! during a step or a transfer MUST wait for its end, because the blocks are still being written or read; tokens sampled by that
+//! step are dropped.
 
 mod phase;
 
@@ -29,13 +29,30 @@ pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 /// Tokens with memory reserved ahead, at most.
 const RESERVED_TOKENS_MAX: u32 = 2048;
 
-/// The way in which a sequence leaves the core, once no step and no transfer works on it.
+/// Ways for a sequence to leave the core, once no step and no transfer works on the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The request ends, with [`crate::Action::Finish`].
     Finish(FinishReason),
     /// The request is handed back, with [`crate::Action::Withdrawn`].
     Withdraw,
+    /// The end was reported while steps in flight still run the sequence. Only its blocks are left here.
+    Reported,
+}
+
+/// Work that steps in flight do on a sequence: its state ahead of what the core has been told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Tokens that steps in flight run, without drafts.
+    pub tokens: u32,
+    /// Steps in flight that run the sequence.
+    pub steps: u8,
+    /// Tokens that steps in flight will sample, without accepted drafts.
+    pub samples: u8,
+    /// `true` while a step in flight drafts for the sequence: the number of tokens it samples is open.
+    pub drafts: bool,
+    /// Id of the last step that samples for the sequence, modulo 2^16.
+    pub sampled_in: u16,
 }
 
 /// The worker's mirror of a sequence in the batch: its slot, and the entries of the block table sent so far.
@@ -43,7 +60,7 @@ pub(crate) enum Ending {
 pub(crate) struct Mirror {
     /// Slot on the worker, while the sequence is in the batch.
     pub slot: Option<u32>,
-    /// Leading entries of the block table that the worker has.
+    /// Leading entries of the block table known to the worker.
     pub table_sent: u32,
 }
 
@@ -67,19 +84,19 @@ pub(crate) struct History {
     pub cached_tokens: Option<u32>,
     /// Times the sequence was preempted.
     pub preemptions: u32,
-    /// Tokens generated when the sequence last joined the batch: with no more than these it made no progress.
+    /// Tokens generated when the sequence last joined the batch, to notice progress.
     pub generated_at_entry: u32,
-    /// Leading blocks that other sequences read at the last preemption to be recomputed.
+    /// Leading blocks with other readers at the last preemption for recomputation.
     pub shared_at_preemption: u32,
-    /// Published blocks after those, which fell idle at that preemption.
+    /// Published blocks after the shared ones, left idle by that preemption.
     pub cached_at_preemption: u32,
-    /// Steps of this sequence that a worker failed to finish.
+    /// Steps with this sequence that workers failed to finish.
     pub worker_failures: u32,
-    /// `true` once blocks of far tiers were brought nearer for it.
+    /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
 }
 
-/// An accepted request, and everything the core knows of it. Fields that every step reads come first, in two cache lines.
+/// An accepted request inside the core. Fields read by every step come first, in the first 144 bytes.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Sequence {
@@ -87,7 +104,7 @@ pub(crate) struct Sequence {
     pub id: RequestId,
     /// Tokens at positions below this have KV.
     pub computed: u32,
-    /// Leading blocks of `table` that are in the tree.
+    /// Leading blocks of `table` in the prefix tree.
     pub published: u32,
     /// Tokens of the prompt; the rest of `tokens` was generated.
     pub prompt_tokens: u32,
@@ -95,10 +112,10 @@ pub(crate) struct Sequence {
     pub last_token: Token,
     /// The worker's mirror of this sequence.
     pub mirror: Mirror,
-    /// `true` if the mirror stands for this sequence and not for an earlier one.
+    /// Work of steps in flight.
+    pub ahead: Ahead,
+    /// `true` if the mirror was begun for this sequence, not for an earlier one.
     pub on_worker: bool,
-    /// `true` while the step in flight runs this sequence.
-    pub in_step: bool,
     /// Set once the sequence is to leave the core.
     pub ending: Option<Ending>,
     /// `true` after a hash collision: further blocks are not published.
@@ -123,8 +140,8 @@ pub(crate) struct Sequence {
     pub history: History,
 }
 
-// What every step reads of a sequence lies in two cache lines.
-const _: () = assert!(std::mem::offset_of!(Sequence, hashes) <= 128);
+// What every step reads of a sequence lies in the first 144 bytes.
+const _: () = assert!(std::mem::offset_of!(Sequence, hashes) <= 144);
 
 impl Sequence {
     /// Creates a waiting sequence.
@@ -141,7 +158,7 @@ impl Sequence {
             last_token: tokens.last().copied().unwrap_or_default(),
             mirror: Mirror::default(),
             on_worker: false,
-            in_step: false,
+            ahead: Ahead::default(),
             ending: None,
             unpublishable: false,
             phase: Phase::Waiting,
@@ -167,12 +184,48 @@ impl Sequence {
 
     /// Returns `true` while a step or a transfer works on the sequence.
     pub fn is_busy(&self) -> bool {
-        self.in_step || self.phase.is_copying()
+        self.is_in_step() || self.phase.is_copying()
     }
 
-    /// Returns `true` for a sequence in the batch that decodes.
+    /// Returns `true` while a step in flight runs the sequence.
+    pub fn is_in_step(&self) -> bool {
+        self.ahead.steps > 0
+    }
+
+    /// Returns `true` for a sequence in the batch that decodes, as far as the results so far say.
     pub fn is_decode(&self) -> bool {
         matches!(self.phase, Phase::Decode)
+    }
+
+    /// Returns `true` if the next token to run is one that was sampled, or that a step in flight samples.
+    pub fn decodes_next(&self) -> bool {
+        self.is_decode() || (self.ahead.samples > 0 && matches!(self.phase, Phase::Prefill))
+    }
+
+    /// Returns the number of leading tokens that have KV, or get it in steps in flight.
+    pub fn planned(&self) -> u32 {
+        self.computed + self.ahead.tokens
+    }
+
+    /// Returns the number of tokens known or being sampled that no step has run yet.
+    pub fn unplanned(&self) -> u32 {
+        self.tokens.len() as u32 + u32::from(self.ahead.samples) - self.planned()
+    }
+
+    /// Returns `true` if the next token to run is not known yet: a step in flight samples it.
+    pub fn awaits_token(&self) -> bool {
+        self.planned() >= self.tokens.len() as u32
+    }
+
+    /// Returns `true` if step `step` may run the sequence. Tokens that are not known yet can be run by the step that comes `stages`
+    /// after the one that samples them, unless drafts leave their number open, or they may be past the last token.
+    pub fn may_run(&self, step: u64, stages: u32) -> bool {
+        if self.ending.is_some() || self.ahead.drafts {
+            return false;
+        }
+        let distance = (step as u16).wrapping_sub(self.ahead.sampled_in);
+        let planned = self.generated() + u32::from(self.ahead.samples);
+        !self.awaits_token() || (u32::from(distance) >= stages && planned < self.limits.max_tokens)
     }
 
     /// Changes the phase on an event that [`TRANSITIONS`] lists. Returns the phase left.
@@ -193,11 +246,6 @@ impl Sequence {
         self.tokens.len() as u32 - self.prompt_tokens
     }
 
-    /// Returns the number of tokens that have no KV yet.
-    pub fn remaining(&self) -> u32 {
-        self.tokens.len() as u32 - self.computed
-    }
-
     /// Returns the number of tokens that fit into the blocks of the table.
     pub fn capacity(&self, block_size: u32) -> u32 {
         self.table.len() as u32 * block_size
@@ -209,7 +257,7 @@ impl Sequence {
         self.last_token = token;
     }
 
-    /// Reserves memory for the tokens to be generated, as far as they are certain to come, so that steps need not.
+    /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
     pub fn reserve(&mut self, block_size: u32) {
         let more = (self.limits.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
         self.tokens.reserve(more as usize);
@@ -239,9 +287,30 @@ impl Sequence {
         self.hashes[index]
     }
 
-    /// Returns the number of blocks that hold KV of the sequence.
+    /// Returns the number of blocks with KV of the sequence.
     pub fn computed_blocks(&self, block_size: u32) -> usize {
         self.computed.div_ceil(block_size) as usize
+    }
+
+    /// Notes that step `step` runs the next `n_tokens`, samples if `sample`, and drafts if `drafts`.
+    pub fn begin_step(&mut self, step: u64, n_tokens: u32, sample: bool, drafts: bool) {
+        let ahead = &mut self.ahead;
+        ahead.tokens += n_tokens;
+        ahead.steps += 1;
+        ahead.drafts = drafts;
+        if sample {
+            ahead.samples += 1;
+            ahead.sampled_in = step as u16;
+        }
+    }
+
+    /// Notes that the oldest step in flight of the sequence ended: it ran `n_tokens`, and sampled if `sample`.
+    pub fn end_step(&mut self, n_tokens: u32, sample: bool) {
+        let ahead = &mut self.ahead;
+        ahead.tokens -= n_tokens;
+        ahead.steps -= 1;
+        ahead.samples -= u8::from(sample);
+        ahead.drafts = false;
     }
 
     /// Goes back to waiting, with all tokens and no block.

@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub rehit: RehitRate,
     /// Blocks in all places, and transfers.
     pub kv: Kv,
+    /// Sequences whose end was reported, and which steps in flight still run.
+    pub reported: usize,
     /// Digest and counters.
     pub journal: Journal,
 }
@@ -48,14 +50,15 @@ impl State {
             loading: Vec::new(),
             rehit: RehitRate::default(),
             kv: Kv::new(&config)?,
+            reported: 0,
             journal: Journal::default(),
             config,
         })
     }
 
-    /// Returns the number of sequences in the batch or about to come back to it.
+    /// Returns the number of sequences in the batch, about to come back to it, or with a worker slot that steps in flight still use.
     pub fn batched(&self) -> u32 {
-        (self.batch.running.len() + self.swaps.arriving.len() + self.loading.len()) as u32
+        (self.batch.running.len() + self.swaps.arriving.len() + self.loading.len() + self.reported) as u32
     }
 
     /// Returns `true` if a request that ran is out of the batch for lack of blocks. No other request is admitted then.
@@ -102,7 +105,7 @@ impl State {
 
     /// Publishes the full, computed blocks of a sequence.
     pub fn publish(&mut self, slot: usize) {
-        self.kv.publish(&mut self.sequences[slot], &mut self.journal);
+        self.kv.publish(&mut self.sequences[slot], self.journal.stats.steps, &mut self.journal);
     }
 
     /// Releases every block of a sequence, in every place.

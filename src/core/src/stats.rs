@@ -1,84 +1,84 @@
-//! What a core counts.
+//! Gauges and counters of a core.
 
 use std::ops::AddAssign;
 
 use crate::tier::TIERS_MAX;
 
-/// What a tier of the prefix cache counts.
+/// Gauges and counters of one tier of the prefix cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TierStats {
-    /// Blocks it has.
+    /// Blocks in the tier now.
     pub blocks: u32,
-    /// Blocks that requests found there and not in a nearer place.
+    /// Blocks found by requests in this tier and in no nearer place.
     pub hit_blocks: u64,
-    /// Blocks whose copy to it was begun.
+    /// Blocks whose transfer to the tier began.
     pub stored_blocks: u64,
-    /// Blocks dropped from it to make room.
+    /// Blocks dropped from the tier to make room.
     pub evicted_blocks: u64,
 }
 
 /// Gauges and counters of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
-    /// Requests accepted and not in the batch.
+    /// Accepted requests in the waiting queue now.
     pub waiting: u32,
-    /// Requests in the batch.
+    /// Requests in the batch now.
     pub running: u32,
-    /// Blocks that hold nothing.
+    /// Device blocks that hold nothing.
     pub free_blocks: u32,
-    /// Published blocks that no sequence reads: cached, evictable.
+    /// Published device blocks without a reader: cached, evictable.
     pub idle_blocks: u32,
-    /// Published blocks that some sequence reads.
+    /// Published device blocks with a reader.
     pub held_blocks: u32,
-    /// Blocks of one sequence alone.
+    /// Device blocks of one sequence alone.
     pub private_blocks: u32,
-    /// Steps begun.
+    /// Steps begun so far.
     pub steps: u64,
-    /// Requests accepted.
+    /// Requests accepted so far.
     pub accepted: u64,
-    /// Requests refused.
+    /// Requests refused so far.
     pub refused: u64,
-    /// Requests ended.
+    /// Requests ended so far.
     pub finished: u64,
     /// Requests taken back before their end, to run elsewhere.
     pub withdrawn: u64,
     /// Prompt tokens of requests when they were first admitted.
     pub prompt_tokens: u64,
-    /// Those of them whose KV was found in the cache and not computed again.
+    /// Prompt tokens at first admissions whose KV was found in the cache and not computed again.
     pub cached_tokens: u64,
-    /// Tokens generated.
+    /// Tokens generated so far.
     pub generated_tokens: u64,
-    /// Requests that were admitted and wait for blocks from a tier.
+    /// Admitted requests waiting for blocks from a tier now.
     pub loading: u32,
-    /// Requests whose KV is on the host, or on its way there or back.
+    /// Requests with KV on the host, or on the way there or back, now.
     pub swapped: u32,
-    /// Device blocks that copies under way write, or read alone.
+    /// Device blocks written, or read alone, by transfers in flight.
     pub moving_blocks: u32,
     /// Host blocks that hold nothing.
     pub free_host_blocks: u32,
     /// The tiers behind the device, nearest first.
     pub tiers: [TierStats; TIERS_MAX],
-    /// Swap-outs begun.
+    /// Swap-outs begun so far.
     pub swap_outs: u64,
-    /// Swap-ins ended.
+    /// Swap-ins ended so far.
     pub swap_ins: u64,
-    /// Blocks copied to the host, or begun to be.
+    /// Blocks of swap-outs begun so far.
     pub swapped_out_blocks: u64,
-    /// Blocks copied to the device, or begun to be.
+    /// Blocks of swap-in transfers begun so far.
     pub swapped_in_blocks: u64,
-    /// Copies that failed.
+    /// Transfers that failed so far.
     pub failed_transfers: u64,
-    /// Drafts that workers were allowed.
+    /// Draft tokens allowed to workers so far (speculative decoding).
     pub draft_tokens: u64,
-    /// Drafts that were right.
+    /// Draft tokens accepted so far.
     pub accepted_draft_tokens: u64,
-    /// Preemptions.
+    /// Preemptions so far, swapped or recomputed.
     pub preemptions: u64,
-    /// Blocks published.
+    /// Device blocks published so far.
     pub published_blocks: u64,
-    /// Blocks found to be duplicates of published ones, and freed.
+    /// Duplicates of published blocks, freed instead of published.
     pub merged_blocks: u64,
-    /// Published blocks evicted.
+    /// Published device blocks evicted so far.
     pub evicted_blocks: u64,
 }
 

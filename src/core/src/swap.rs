@@ -2,7 +2,7 @@
 //!
 //! **Out.** Blocks that another running sequence reads stay on the device, and the swapped sequence continues to read them. The
 //! rest is copied. While the transfer is in flight nothing is released; when it ends, published blocks fall idle (and stay findable until
-//! they are evicted) and private ones are freed. The scheduler counts on them meanwhile ([`crate::transfer_table::TransferTable::future_free`]).
+//! evicted) and private ones are freed. The scheduler counts on them meanwhile ([`crate::transfer_table::TransferTable::future_free`]).
 //!
 //! **In.** Blocks that the tree still has, or has again, are read there and not copied. A block that another swap-in is copying is
 //! not copied twice: the second sequence joins the first one's transfer. The rest is copied, and published on arrival like freshly
@@ -23,7 +23,7 @@ use crate::transfer_table::{BlockPair, InFlight, Purpose, fold_pairs};
 /// to copy.
 pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
-    assert!(!seq.in_step, "a worker may still write the blocks of {}", seq.id);
+    assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     let n = seq.computed_blocks(state.config.block_size);
     let pinned = pinned_by_others(state, slot, n);
     if n == pinned || (state.kv.free_hosts() as usize) < n - pinned {
@@ -55,8 +55,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     true
 }
 
-/// Returns the number of leading blocks of a sequence that another sequence reads which stays on the device. These blocks are not
-/// copied.
+/// Returns the number of leading blocks with a reader among the sequences staying on the device. Pinned blocks are not copied.
 fn pinned_by_others(state: &State, slot: usize, n: usize) -> usize {
     let seq = &state.sequences[slot];
     let mut pinned = n;
@@ -79,11 +78,11 @@ fn swapped_readers(state: &State, slot: usize, at: usize, block: BlockHandle) ->
     state.kv.transfers.swapping_out().chain(state.swaps.swapped_slots()).filter(reads).count() as u32
 }
 
-/// Blocks of a sequence that is to be swapped in.
+/// Blocks of a sequence to be swapped in.
 struct SwapInPlan {
     /// Blocks in the table already.
     pinned: usize,
-    /// Leading blocks that are on the device.
+    /// Leading blocks on the device.
     found: usize,
     /// Last host blocks, to be copied for this sequence.
     copied: usize,
@@ -155,7 +154,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     fits.then_some(SwapInPlan { pinned, found, copied, needed })
 }
 
-/// Begins the transfer of a sequence that is being swapped in.
+/// Begins the transfer of a sequence being swapped in.
 fn begin_copy_in(state: &mut State, slot: usize) {
     let State { sequences, kv, journal, .. } = state;
     let Phase::SwappingIn(swap_in) = &mut sequences[slot].phase else { unreachable!("its swap-in just began") };
@@ -263,7 +262,7 @@ pub(crate) fn resume_arrived(state: &mut State) {
 fn resume(state: &mut State, slot: usize) {
     let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
-    let decodes = seq.remaining() == 1 && seq.generated() > 0;
+    let decodes = seq.unplanned() == 1 && seq.generated() > 0;
     let next = if decodes { Phase::Decode } else { Phase::Prefill };
     let Phase::SwappingIn(swap_in) = seq.transition(SequenceEvent::SwapInEnded, next) else {
         unreachable!("the table lists no other state before")

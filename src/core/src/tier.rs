@@ -3,7 +3,7 @@
 //! A tier is flat: a block may be present without the blocks before it. So that a prefix is still found block by block and
 //! verified to the last token, every prefix has an *identity*: a number assigned when its last block is first published, and
 //! kept while a copy of that block is in any place. A block in a tier carries its own identity and the identity of the prefix
-//! before it. It continues a prefix with that identity, and it is the next block of a prompt if its tokens are the next ones.
+//! before it. It continues a prefix with that identity, and is the next block of a prompt if the tokens match too.
 
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;

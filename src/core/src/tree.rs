@@ -292,11 +292,16 @@ impl PrefixTree {
             }
             let duplicate = self.pool.handle(duplicate);
             self.add_reader(duplicate);
-            self.pool.apply(block.index, BlockEvent::Merged);
             return Published::Merged(duplicate);
         }
         self.add_chain(&[block], parent, &[hash], tokens);
         Published::New
+    }
+
+    /// Frees a private block whose duplicate was found by [`Self::publish`].
+    pub fn free_duplicate(&mut self, block: BlockHandle) {
+        debug_assert!(self.pool.is_current(block), "a retired block stays as it is");
+        self.pool.apply(block.index, BlockEvent::Merged);
     }
 
     /// Returns `true` if a published block may continue this one (`None`: the root). If none does, [`Self::publish_chain`] is the

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::config::ModelConfig;
 use crate::kernel::{LANES, ROWS, accumulate, exp, max_lanes, sum_lanes, vectorised};
-use crate::kv::LockedBlocks;
+use crate::kv::BlockView;
 use crate::threads::Threads;
 
 /// Positions between two updates of the running maximum. A multiple of [`LANES`].
@@ -95,7 +95,7 @@ impl<'a> Plan<'a> {
 /// read from `kv` only. `out` has rows of all query heads.
 pub(crate) fn attend(
     plan: &Plan<'_>,
-    kv: &LockedBlocks<'_>,
+    kv: &BlockView<'_>,
     layer: usize,
     qkv: &[f32],
     out: &mut [f32],
@@ -160,7 +160,7 @@ struct State {
 /// `i / group`.
 struct Queries<'a> {
     seq: &'a Sequence<'a>,
-    kv: &'a LockedBlocks<'a>,
+    kv: &'a BlockView<'a>,
     layer: usize,
     head: usize,
     qkv: &'a [f32],
@@ -381,7 +381,7 @@ mod tests {
         let rows = sequences.iter().map(|seq| seq.n_rows).sum::<usize>();
         let mut out = vec![f32::NAN; rows * config.q_width()];
         let plan = Plan::new(sequences, config);
-        attend(&plan, &locked, 0, qkv, &mut out, &Threads::new(threads).unwrap());
+        attend(&plan, &locked.view(), 0, qkv, &mut out, &Threads::new(threads).unwrap());
         out
     }
 

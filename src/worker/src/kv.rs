@@ -177,24 +177,13 @@ impl LockedBlocks<'_> {
         self.layout.block_size
     }
 
-    #[inline]
-    fn floats(&self, block: u32) -> &[f32] {
-        match &self.locked[self.index[block as usize] as usize].floats {
-            Floats::Read(floats) => floats,
-            Floats::Write(floats) => floats,
-        }
-    }
-
-    /// Returns the keys of one head in one block, `[dim][token]`.
-    #[inline]
-    pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[f32] {
-        &self.floats(block)[self.layout.keys_at(layer, head)..][..self.layout.half()]
-    }
-
-    /// Returns the values of one head in one block, `[token][dim]`.
-    #[inline]
-    pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[f32] {
-        &self.floats(block)[self.layout.keys_at(layer, head) + self.layout.half()..][..self.layout.half()]
+    /// Returns the blocks for reading, each by a plain slice: attention looks blocks up all the time.
+    pub(crate) fn view(&self) -> BlockView<'_> {
+        let floats = self.locked.iter().map(|locked| match &locked.floats {
+            Floats::Read(floats) => &***floats,
+            Floats::Write(floats) => &***floats,
+        });
+        BlockView { layout: self.layout, index: self.index, floats: floats.collect() }
     }
 
     /// Stores the keys and values (`[head][dim]` each) of the `offset`-th token of a block.
@@ -214,6 +203,37 @@ impl LockedBlocks<'_> {
             }
             value_store[offset * dim..(offset + 1) * dim].copy_from_slice(values);
         }
+    }
+}
+
+/// The blocks of one batch, for reading.
+pub(crate) struct BlockView<'a> {
+    layout: Layout,
+    index: &'a [u32],
+    floats: Vec<&'a [f32]>,
+}
+
+impl BlockView<'_> {
+    /// Returns the number of tokens in a block.
+    pub(crate) fn block_size(&self) -> usize {
+        self.layout.block_size
+    }
+
+    #[inline]
+    fn floats(&self, block: u32) -> &[f32] {
+        self.floats[self.index[block as usize] as usize]
+    }
+
+    /// Returns the keys of one head in one block, `[dim][token]`.
+    #[inline]
+    pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[f32] {
+        &self.floats(block)[self.layout.keys_at(layer, head)..][..self.layout.half()]
+    }
+
+    /// Returns the values of one head in one block, `[token][dim]`.
+    #[inline]
+    pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[f32] {
+        &self.floats(block)[self.layout.keys_at(layer, head) + self.layout.half()..][..self.layout.half()]
     }
 }
 
@@ -250,11 +270,11 @@ mod tests {
         locked.write(1, 2, 3, &keys, &values);
         for head in 0..heads {
             for d in 0..dim {
-                assert_eq!(locked.keys(1, 2, head)[d * 4 + 3], keys[head * dim + d]);
-                assert_eq!(locked.values(1, 2, head)[3 * dim + d], values[head * dim + d]);
+                assert_eq!(locked.view().keys(1, 2, head)[d * 4 + 3], keys[head * dim + d]);
+                assert_eq!(locked.view().values(1, 2, head)[3 * dim + d], values[head * dim + d]);
             }
         }
-        assert_eq!(locked.keys(1, 0, 0), vec![0.0; 4 * dim]);
+        assert_eq!(locked.view().keys(1, 0, 0), vec![0.0; 4 * dim]);
         drop(locked);
         assert_eq!(non_zero(&kv.memory), 2 * heads * dim);
         let bytes = 2 * 4 * u64::from(config.n_layers) * config.kv_width() as u64 * 12;

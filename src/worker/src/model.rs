@@ -170,7 +170,7 @@ impl Model {
             layer.qkv.apply(normed, qkv, Output::Replace, sums, threads);
             self.rotate_rows(qkv, cos, sin, threads);
             store(batch.sequences, &mut kv, i, qkv, q_width, kv_width);
-            attend(&plan, &kv, i, qkv, attention, threads);
+            attend(&plan, &kv.view(), i, qkv, attention, threads);
             layer.o.apply(attention, x, Output::Add, sums, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
             layer.gate_up.apply(normed, gate_up, Output::Replace, sums, threads);

@@ -1,4 +1,4 @@
-//! Reading a file of columns.
+//! Reader of files of columns.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,15 +14,23 @@ use parquet::schema::types::ColumnDescriptor;
 
 use super::{Cell, ColumnError, ColumnFault, Columns};
 
-/// Records asked for at a time.
+/// Records per read of a column.
 const BATCH_ROWS: usize = 1 << 16;
 
-/// Reads all columns.
+/// Reads all columns of a file.
+///
+/// # Errors
+///
+/// [`ColumnError`] if the file is missing, is not Parquet, or has a column of an unsupported type.
 pub fn read(path: &Path) -> Result<Columns, ColumnError> {
     open(path).and_then(|file| all(&file, None)).map_err(|fault| ColumnError { path: path.into(), fault })
 }
 
-/// Reads the columns called `names`, in that order, all of which must be there.
+/// Reads the columns called `names`, in that order.
+///
+/// # Errors
+///
+/// [`ColumnError`] if the file is missing, is not Parquet, lacks one of the columns, or has one of an unsupported type.
 pub fn read_some(path: &Path, names: &[&str]) -> Result<Columns, ColumnError> {
     open(path).and_then(|file| all(&file, Some(names))).map_err(|fault| ColumnError { path: path.into(), fault })
 }
@@ -62,7 +70,7 @@ fn all(file: &SerializedFileReader<File>, names: Option<&[&str]>) -> Result<Colu
     })
 }
 
-/// Adds the cells of column `at` in one group.
+/// Adds the cells of column `at` in one row group.
 fn column(
     group: &dyn RowGroupReader,
     at: usize,

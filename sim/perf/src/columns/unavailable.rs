@@ -13,7 +13,7 @@ fn unavailable<T>(path: &Path) -> Result<T, ColumnError> {
 ///
 /// # Errors
 ///
-/// Always [`ColumnFault::Unavailable`].
+/// Always fails with [`ColumnFault::Unavailable`].
 pub fn read(path: &Path) -> Result<Columns, ColumnError> {
     unavailable(path)
 }
@@ -22,7 +22,7 @@ pub fn read(path: &Path) -> Result<Columns, ColumnError> {
 ///
 /// # Errors
 ///
-/// Always [`ColumnFault::Unavailable`].
+/// Always fails with [`ColumnFault::Unavailable`].
 pub fn read_some(path: &Path, _: &[&str]) -> Result<Columns, ColumnError> {
     unavailable(path)
 }
@@ -35,7 +35,7 @@ impl ColumnWriter {
     ///
     /// # Errors
     ///
-    /// Always [`ColumnFault::Unavailable`].
+    /// Always fails with [`ColumnFault::Unavailable`].
     pub fn create(path: &Path, _: Vec<Column>, _: &[(&str, &str)]) -> Result<Self, ColumnError> {
         unavailable(path)
     }
@@ -44,7 +44,7 @@ impl ColumnWriter {
     ///
     /// # Errors
     ///
-    /// Always [`ColumnFault::Unavailable`].
+    /// Always fails with [`ColumnFault::Unavailable`].
     pub fn create_small(path: &Path, _: Vec<Column>, _: &[(&str, &str)]) -> Result<Self, ColumnError> {
         unavailable(path)
     }

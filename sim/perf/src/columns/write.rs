@@ -1,4 +1,4 @@
-//! Writing a file of columns, row by row.
+//! Writer of files of columns, row by row.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -15,10 +15,10 @@ use parquet::schema::types::Type;
 
 use super::{Cell, Column, ColumnError, ColumnFault, Kind};
 
-/// Rows that are held in memory before they are written. A group of 13 numbers takes 7 MB.
+/// Rows per row group. A group of 13 numeric columns takes 7 MB of memory.
 const GROUP_ROWS: usize = 1 << 16;
 
-/// The cells of one column that are not written yet.
+/// Cells of one column, not yet written.
 enum Buffer {
     Int(Vec<i64>),
     Real(Vec<f64>),
@@ -36,7 +36,7 @@ impl Buffer {
         }
     }
 
-    /// Whether it took the cell.
+    /// Adds a cell; returns `false` if its type does not fit.
     fn push(&mut self, cell: Cell) -> bool {
         match (self, cell) {
             (Self::Int(values), Cell::Int(n)) => values.push(n),
@@ -49,24 +49,32 @@ impl Buffer {
     }
 }
 
-/// Writes a file of columns row by row, in groups of bounded size.
+/// Row-by-row writer of a file of columns, in row groups of bounded size.
 pub struct ColumnWriter {
     path: PathBuf,
     file: SerializedFileWriter<BufWriter<File>>,
     columns: Vec<Column>,
     buffers: Vec<Buffer>,
-    /// For each column that may be empty, 1 where it is not.
+    /// Definition levels of each optional column: 1 for a value, 0 for an empty cell.
     levels: Vec<Vec<i16>>,
     rows: usize,
 }
 
 impl ColumnWriter {
-    /// Creates the file, or empties it. `about` are names and values that say what the rows are; they stand in the file's footer.
+    /// Creates or truncates the file. `about` becomes the key-value metadata in the footer.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError`] if the file cannot be created.
     pub fn create(path: &Path, columns: Vec<Column>, about: &[(&str, &str)]) -> Result<Self, ColumnError> {
         Self::with(path, columns, about, WriterProperties::builder())
     }
 
-    /// The same for a handful of rows: without what helps to find rows among many, which would be most of the file.
+    /// Creates a file for a few rows, without dictionaries, statistics and indexes, which would be most of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError`] if the file cannot be created.
     pub fn create_small(path: &Path, columns: Vec<Column>, about: &[(&str, &str)]) -> Result<Self, ColumnError> {
         let properties = WriterProperties::builder()
             .set_dictionary_enabled(false)
@@ -101,7 +109,11 @@ impl ColumnWriter {
         })
     }
 
-    /// Adds a row: a cell for each column, in their order.
+    /// Adds a row with one cell per column, in the order of the columns.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError`] if a cell does not fit its column or the file cannot be written.
     pub fn push(&mut self, row: impl IntoIterator<Item = Cell>) -> Result<(), ColumnError> {
         let mut cells = row.into_iter();
         for (at, column) in self.columns.iter().enumerate() {
@@ -123,7 +135,7 @@ impl ColumnWriter {
         ColumnError { path: self.path.clone(), fault }
     }
 
-    /// Writes what is held as one group.
+    /// Writes the buffered rows as one row group.
     fn flush(&mut self) -> Result<(), ColumnError> {
         let result = self.write_group();
         result.map_err(|fault| self.fail(fault.into()))
@@ -146,7 +158,11 @@ impl ColumnWriter {
         Ok(())
     }
 
-    /// Writes what is left and the footer, without which a file cannot be read.
+    /// Writes the buffered rows and the footer. A file without a footer is unreadable.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError`] if the file cannot be written.
     pub fn finish(mut self) -> Result<(), ColumnError> {
         if self.rows > 0 {
             self.flush()?;

@@ -1,16 +1,16 @@
-//! Which cost model a replay is made with: named, then made once.
+//! Choice of a cost model by name.
 //!
 //! | name | model |
 //! |---|---|
-//! | `auto` | what was measured of this model on this device, if its file says so, else the roofline |
+//! | `auto` | [`Fitted`] if the device's file has step times of this model, else the roofline |
 //! | `roofline` | [`Roofline`] |
-//! | `fitted` | [`Fitted`], whose times the device's file says |
-//! | `table:PATH` | [`Table`] of the folder, whichever of the three layouts it has |
+//! | `fitted` | [`Fitted`] with the step times of the device's file |
+//! | `table:PATH` | [`Table`] of a folder in any of the three layouts |
 //! | `llmservingsim:PATH`, `vidur:PATH`, `aiconfigurator:PATH` | [`Table`] of that layout |
 //!
-//! A table says little about what it was measured on, and times of another model look like times. So a table is refused whose prefill takes
-//! more than [`UNLIKE`] times as long, or as short, as a roofline of the model that was asked for. Where that is wrong, because kernels are
-//! slower than the device's file assumes, another file can say so.
+//! A table rarely names its model and device, and times of another model look plausible. A table is therefore rejected if its
+//! prefill is more than [`UNLIKE`] times slower or faster than a roofline of the requested model. For kernels that really are
+//! slower than the device's file assumes, use another file with other factors.
 
 use std::fmt;
 use std::fs;
@@ -19,134 +19,135 @@ use std::str::FromStr;
 
 use super::table::{Skew, TableError};
 use super::{
-    BoxedCost, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
+    BoxedCost, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
 };
 use crate::hardware::Hardware;
 use crate::model::{self, Model};
 use trunkline_sim_workload::UnknownName;
 
-/// A table that is this much slower or faster than a roofline is of something else. Profiles of one device are within a quarter of its
-/// roofline; tables of a model taken for another, or of two devices for one, are off by two.
+/// Maximum ratio between a table's prefill time and the roofline's; beyond it the table is rejected as one of another model or
+/// device. Profiles are within a quarter of the roofline of their device; a table of the wrong model or number of devices is off by
+/// two.
 pub const UNLIKE: f64 = 1.6;
-/// The prefill that is compared, tokens. Few enough that every profile has it, enough that it computes and does not wait.
+/// Length of the compared prefill, tokens: few enough for every profile, enough to be compute-bound.
 const COMPARED_TOKENS: u64 = 2048;
 
-/// How a table's folder is laid out.
+/// Layout of a table's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As LLMServingSim's profiler writes it.
+    /// Layout of LLMServingSim's profiler.
     LlmServingSim,
-    /// As Vidur's predictor steps through it.
+    /// Layout of Vidur's predictor.
     Vidur,
-    /// Files of aiconfigurator.
+    /// Layout of aiconfigurator's files.
     Aiconfigurator,
 }
 
-/// Layouts, their names, and the file that shows them.
+/// Layouts with their names and identifying files.
 const LAYOUTS: [(Layout, &str, &str); 3] = [
     (Layout::LlmServingSim, "llmservingsim", "dense"),
     (Layout::Vidur, "vidur", "linear_ops_ms"),
     (Layout::Aiconfigurator, "aiconfigurator", "gemm_perf"),
 ];
-/// What that file's name may end with.
+/// Suffixes of the identifying file.
 const ENDINGS: [&str; 3] = ["csv", "csv.gz", "parquet"];
 
-/// A cost model that is chosen and not yet made.
+/// Choice of a cost model, not yet constructed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CostChoice {
-    /// The best there is for device and model.
+    /// Best model for device and model.
     #[default]
     Auto,
-    /// The roofline.
+    /// Roofline of the device.
     Roofline,
-    /// The step times in the device's file.
+    /// Step times from the device's file.
     Fitted,
-    /// A measured table.
+    /// Measured table in a folder.
     Table {
-        /// How its folder is laid out; nothing is whatever is found.
+        /// Layout of the folder; `None` to detect the layout.
         layout: Option<Layout>,
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
 }
 
-/// A choice that there is not.
+/// Invalid choice of a cost model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CostChoiceError {
-    /// No cost model has this name.
+    /// Name of no known cost model.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
-    /// A table needs a folder.
+    /// Table without a folder.
     #[error("cost model '{0}' needs a folder, as in {0}:PATH")]
     NoPath(String),
 }
 
-/// Why a cost model could not be made.
+/// Failure to construct a cost model.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// The table could not be read.
+    /// Table cannot be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// There is nothing at the path.
+    /// Folder not found at the path.
     #[error("{}: no such folder; check the path", .0.display())]
     NoFolder(PathBuf),
-    /// The folder holds no table.
+    /// Folder without a table.
     #[error("{}: holds no table; {}", .0.display(), what_tables_hold())]
     NoTable(PathBuf),
-    /// One device was measured, several were asked for, or stages.
+    /// Table measured for another number of devices or stages.
     #[error("{}: a table of {layout} is of {measured}, but parallel is {parallel}", path.display())]
     Spread {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// Its layout.
+        /// Layout of the folder.
         layout: Layout,
-        /// What can be had.
+        /// Parallelism of the table.
         measured: &'static str,
-        /// What was asked for.
+        /// Parallelism requested for the model.
         parallel: Parallel,
     },
-    /// The profile names another model.
+    /// Profile of another model.
     #[error("{}: was measured for {measured}, which is not of the shape of {model}", path.display())]
     OtherModel {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// What the profile says.
+        /// Model of the profile.
         measured: String,
-        /// What was asked for.
+        /// Model requested for the replay.
         model: &'static str,
     },
-    /// The times are not those of this model on this device.
+    /// Times unlike the model on the device.
     #[error(
         "{}: a prefill of {COMPARED_TOKENS} tokens takes {table_ms:.1} ms by it, {roofline_ms:.1} ms by the roofline of {model} on {hardware} \
          {parallel}; it is of another model, device or number of devices",
         path.display()
     )]
     Unlike {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// By the table.
+        /// Time of the table, milliseconds.
         table_ms: f64,
-        /// By the roofline.
+        /// Time of the roofline, milliseconds.
         roofline_ms: f64,
-        /// The model.
+        /// Model requested for the replay.
         model: &'static str,
-        /// The device.
+        /// Device requested for the replay.
         hardware: &'static str,
-        /// How many.
+        /// Parallelism requested for the model.
         parallel: Parallel,
     },
-    /// The device's file has no step times of this model on one device.
+    /// Device file without step times of this model on one device.
     #[error("{hardware} has no measured step times of {model} on one device; make a file that has, with calibrate")]
     NotFitted {
-        /// The device.
+        /// Name of the device.
         hardware: &'static str,
-        /// The model.
+        /// Name of the model.
         model: &'static str,
     },
-    /// Weights cannot stream so.
+    /// Streaming plan that cannot work.
     #[error(transparent)]
     Streaming(#[from] StreamingError),
-    /// Every device would have a link and share the disk.
+    /// Streaming on several devices, each with a link but a shared disk.
     #[error("weights stream to one device only, but parallel is {0}")]
     StreamingSpread(Parallel),
 }
@@ -157,7 +158,12 @@ fn what_tables_hold() -> String {
 }
 
 impl CostChoice {
-    /// Makes the cost model for steps of `model` on `hardware`.
+    /// Constructs the cost model for steps of `model` on `hardware`.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if the table cannot be read or does not fit the model, device or parallelism, if the device has no measured
+    /// step times, or if the weights cannot stream.
     pub fn make(
         &self,
         hardware: &Hardware,
@@ -173,7 +179,7 @@ impl CostChoice {
         }
     }
 
-    /// The model of what is computed, wherever weights come from.
+    /// Constructs the compute part of the model, without streaming.
     fn compute(&self, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<BoxedCost, CostError> {
         match self {
             Self::Auto => Ok(super::of(hardware, model, parallel)),
@@ -196,13 +202,13 @@ impl CostChoice {
     }
 }
 
-/// The step times in the device's file, if they are of this model and one device.
+/// Returns the step times of the device's file if they are of this model on one device.
 pub(super) fn fitted(hardware: &Hardware, model: &Model, parallel: Parallel) -> Option<Fitted> {
     let time = hardware.step_time.filter(|time| time.model == model.name && parallel == Parallel::ONE)?;
-    Some(Fitted::new(time, Limit::new(hardware, model, parallel), hardware.fit))
+    Some(Fitted::new(time, LowerBound::new(hardware, model, parallel), hardware.fit))
 }
 
-/// The layout that the files in a folder show.
+/// Detects the layout of a folder from its files.
 fn layout_of(path: &Path) -> Option<Layout> {
     let holds = |file: &str| ENDINGS.iter().any(|ending| path.join(format!("{file}.{ending}")).exists());
     LAYOUTS.iter().find(|(_, _, file)| holds(file)).map(|(layout, _, _)| *layout)
@@ -229,7 +235,7 @@ fn read(
     }
 }
 
-/// Checks the model that LLMServingSim's `meta.yaml` names, if that is there and the model is a preset.
+/// Compares the model in LLMServingSim's `meta.yaml` with the requested one, if the file exists and names a preset.
 fn check_meta(path: &Path, model: &Model) -> Result<(), CostError> {
     let Ok(text) = fs::read_to_string(path.join("meta.yaml")) else { return Ok(()) };
     let named = text.lines().find_map(|line| line.strip_prefix("model:")).map(str::trim).unwrap_or_default();
@@ -242,7 +248,7 @@ fn check_meta(path: &Path, model: &Model) -> Result<(), CostError> {
     }
 }
 
-/// Checks that a table is not far from what the device could be expected to take.
+/// Checks the prefill time of a table against the roofline.
 fn check(table: &Table, path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<(), CostError> {
     // Vidur's tables leave out the output matrix.
     let shape = StepShape { sampled: 0, ..StepShape::prefill(COMPARED_TOKENS, 0) };

@@ -1,16 +1,16 @@
-//! Tables of measured times: a dense grid, linear between its points.
+//! Tables of measured times: dense grids with linear interpolation.
 
-/// Times at the points of a grid of `D` axes.
+/// Times at the points of a grid with `D` axes.
 #[derive(Clone, Debug)]
 pub(crate) struct Grid<const D: usize> {
-    /// Ascending, none empty.
+    /// Coordinates of each axis, ascending and not empty.
     axes: [Vec<f64>; D],
-    /// The last axis varies fastest.
+    /// Times of all points; the last axis varies fastest.
     values: Vec<f64>,
 }
 
 impl<const D: usize> Grid<D> {
-    /// The grid over `axes` whose values `value` gives, or the point it has none for.
+    /// Builds the grid over `axes` from the times of `value`. Returns the first point without a time as the error.
     pub fn new(axes: [Vec<f64>; D], mut value: impl FnMut([f64; D]) -> Option<f64>) -> Result<Self, [f64; D]> {
         assert!(axes.iter().all(|axis| !axis.is_empty() && axis.is_sorted()), "axes ascend");
         // More points than there are numbers end at the first one without a value.
@@ -28,7 +28,7 @@ impl<const D: usize> Grid<D> {
         Ok(Self { axes, values })
     }
 
-    /// The point of the grid's hull nearest to `query`.
+    /// Returns the point of the grid's hull nearest to `query`.
     pub fn clamp(&self, mut query: [f64; D]) -> [f64; D] {
         for (x, axis) in query.iter_mut().zip(&self.axes) {
             *x = x.clamp(axis[0], axis[axis.len() - 1]);
@@ -36,7 +36,7 @@ impl<const D: usize> Grid<D> {
         query
     }
 
-    /// The time at `query`, which lies in the hull: multilinear between the corners of its cell.
+    /// Returns the time at a point in the hull: multilinear between the corners of its cell.
     pub fn at(&self, query: [f64; D]) -> f64 {
         // Of each axis the lower corner and how far the query is from it to the upper one.
         let mut lower = [0; D];
@@ -64,8 +64,8 @@ impl<const D: usize> Grid<D> {
         sum
     }
 
-    /// The time at `query`. Outside the hull it is as far above what `ideal` gives as at the hull's nearest point: kernels reach the same
-    /// share of the peak there.
+    /// Returns the time at `query`. Outside the hull, the ratio to the time of `ideal` stays that of the nearest hull point:
+    /// kernels reach the same share of the peak there.
     pub fn extended(&self, query: [f64; D], ideal: impl Fn([f64; D]) -> f64) -> f64 {
         let edge = self.clamp(query);
         let time = self.at(edge);

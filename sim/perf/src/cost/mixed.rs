@@ -1,18 +1,18 @@
-//! The cost model of a fleet of several kinds of replicas.
+//! Cost model of a fleet with several kinds of replica.
 
-use super::{BoxedCost, CostModel, StepShape};
+use super::{BoxedCost, CostModel, PipelinedStep, StepShape};
 
-/// A cost model for each kind, and which replicas are of it.
+/// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
     name: String,
     kinds: Vec<BoxedCost>,
-    /// By replica.
+    /// Kind of each replica.
     kind_of: Vec<usize>,
 }
 
 impl Mixed {
-    /// The model of kinds in the order in which their replicas are numbered: how many, what reports say of them, and how long their steps
-    /// take. There MUST be at least one.
+    /// Combines kinds in the order of their replicas' numbers: number of replicas, name for reports, and cost model. There MUST be
+    /// at least one kind.
     pub fn new(kinds: Vec<(u32, String, BoxedCost)>) -> Self {
         assert!(!kinds.is_empty(), "a fleet has at least one kind of replica");
         let mut mixed = Self { name: String::new(), kinds: Vec::new(), kind_of: Vec::new() };
@@ -32,9 +32,18 @@ impl CostModel for Mixed {
         &self.name
     }
 
-    /// That of the first kind.
+    /// Returns the step time of the first kind.
     fn step_ns(&self, shape: &StepShape) -> u64 {
         self.kinds[0].step_ns(shape)
+    }
+
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        self.kinds[0].pipelined(shape)
+    }
+
+    fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].pipelined(shape)
     }
 
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {

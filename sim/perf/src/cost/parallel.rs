@@ -1,4 +1,4 @@
-//! How a model is spread over devices.
+//! Tensor and pipeline parallelism.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,53 +8,57 @@ use crate::model::Model;
 /// Devices that hold one copy of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// Devices that each hold a share of every matrix. They add up what they computed twice in a layer.
+    /// Tensor parallelism: devices that each hold a share of every matrix, with two all-reduces per layer.
     pub tensor: u32,
-    /// Stages, each of which holds a share of the layers. Tokens pass through one after another.
+    /// Pipeline parallelism: stages that each hold a share of the layers. Tokens pass through the stages in turn.
     pub pipeline: u32,
 }
 
-/// More devices of a kind than any engine uses.
+/// Devices of a replica, at most.
 const DEVICES_MAX: u32 = 1024;
 
-/// A way to spread a model that there is not.
+/// Impossible way to spread a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParallelError {
-    /// The text is not of the right form.
+    /// Text of another form.
     #[error("parallel is '{0}'; it must be of the form tp2, pp2 or tp2pp2, with numbers from 1 to {DEVICES_MAX}")]
     Malformed(String),
-    /// Heads are not divided.
+    /// Heads not divisible by the devices.
     #[error("tp{tensor} does not divide the {heads} query heads of {model}")]
     Heads {
-        /// Devices.
+        /// Number of devices of a stage.
         tensor: u32,
-        /// Query heads.
+        /// Number of query heads.
         heads: u64,
-        /// The model.
+        /// Name of the model.
         model: &'static str,
     },
-    /// There would be stages without a layer.
+    /// More stages than layers.
     #[error("pp{pipeline} is more stages than {model} has layers, which is {layers}")]
     Layers {
-        /// Stages.
+        /// Number of stages of the pipeline.
         pipeline: u32,
-        /// Layers.
+        /// Number of layers of the model.
         layers: u64,
-        /// The model.
+        /// Name of the model.
         model: &'static str,
     },
 }
 
 impl Parallel {
-    /// One device.
+    /// Single device, without any parallelism.
     pub const ONE: Self = Self { tensor: 1, pipeline: 1 };
 
-    /// Devices in all.
+    /// Returns the total number of devices.
     pub fn devices(self) -> u32 {
         self.tensor * self.pipeline
     }
 
     /// Checks that `model` can be spread like this.
+    ///
+    /// # Errors
+    ///
+    /// [`ParallelError`] if the heads are not divisible or a stage would have no layer.
     pub fn check(self, model: &Model) -> Result<(), ParallelError> {
         let (tensor, pipeline, model_name) = (self.tensor, self.pipeline, model.name);
         if tensor == 0 || !model.heads.is_multiple_of(u64::from(tensor)) {
@@ -66,7 +70,8 @@ impl Parallel {
         Ok(())
     }
 
-    /// Bytes of KV that one token leaves on the device that holds most of it. Heads that are fewer than devices are held by several.
+    /// Returns the KV bytes of one token on the fullest device. With fewer KV heads than devices, several devices hold a copy of a
+    /// head.
     pub fn kv_bytes_per_token(self, model: &Model) -> u64 {
         let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
         let layers = model.layers.div_ceil(pipeline);
@@ -76,7 +81,7 @@ impl Parallel {
         layers * layer_bytes.div_ceil(share)
     }
 
-    /// Bytes of weights on the device that holds most of them.
+    /// Returns the bytes of weights on the fullest device.
     pub fn weight_bytes(self, model: &Model) -> u64 {
         let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
         let layers = model.layers.div_ceil(pipeline) * (model.layer_elements() / model.layers);

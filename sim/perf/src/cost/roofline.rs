@@ -1,61 +1,61 @@
-//! The roofline: each part of a step takes as long as its FLOPs or its bytes, whichever is slower, at the share of the peak that kernels
-//! reach.
+//! Roofline: each part of a step takes the time of its FLOPs or of its bytes, whichever is longer, at the share of the peak reached
+//! by kernels.
 //!
-//! For a step it adds up the times of
+//! The time of a step is the sum of
 //!
 //! * the matrices of the layers: `max(FLOPs / (peak * e), (weights + KV written) / (bandwidth * e))`,
-//! * the output matrix, for the positions that are sampled, in the same way,
+//! * the output matrix for the sampled positions, by the same formula,
 //! * attention of prefill chunks: `max(FLOPs / (peak * e), KV read / (bandwidth * e))`,
-//! * attention of decodes, in the same way; in one call with prefills where there are any, see below,
+//! * attention of decodes, by the same formula; in one call with prefills if there are any, see below,
 //! * an overhead per step and per layer,
 //!
-//! with the factors `e` of [`crate::hardware::Efficiency`]. The maxima are rounded off, as they are in measurements: `max(a, b)` stands for
-//! the fourth root of `a^4 + b^4`.
+//! with the factors `e` of [`crate::hardware::Efficiency`]. The maxima are smooth, as in measurements: `max(a, b)` stands for the
+//! fourth root of `a^4 + b^4`.
 //!
-//! **Calls that mix** prefills and decodes compute `mixed_rows` rows for each decode, and the decode with the longest context on one
-//! multiprocessor per head, from its first token to its last, however idle the others are. Such a call takes the longest of its
+//! **Mixed calls** of prefills and decodes compute `mixed_rows` rows for each decode. The decode with the longest context runs on
+//! one multiprocessor per head, from its first token to its last, however idle the others are. Such a call takes the longest of its
 //! FLOPs, its bytes, and that one decode.
 //!
-//! **Tensor parallelism**: each of `n` devices does `1 / n` of everything, and two all-reduces per layer add up what they computed:
-//! `latency + 2 (n - 1) / n * bytes / bandwidth`, not hidden behind anything.
+//! **Tensor parallelism**: each of `n` devices does `1 / n` of everything, and two all-reduces per layer add up the results:
+//! `latency + 2 (n - 1) / n * bytes / bandwidth`, not overlapped with anything.
 //!
-//! **Pipeline parallelism**: a core has one step in flight, so stages wait for each other. A step goes through them whole, or cut in as
-//! many parts as there are stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. What a part
-//! saves in waiting it pays in reading the weights once more.
+//! **Pipeline parallelism**: a core has one step in flight, so stages wait for each other. A step passes whole, or split into as
+//! many parts as stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. A split saves
+//! waiting, but reads the weights once more per part.
 
 use super::work::{Demand, Parts, Work};
-use super::{CostModel, Limit, Parallel, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
 use crate::hardware::{Fit, Hardware};
 use crate::model::Model;
 
-/// Bytes of an element of the residual stream.
+/// Bytes per element of the residual stream.
 const RESIDUAL_BYTES: f64 = 2.0;
 
-/// The roofline of one model on one device, or on several of a kind.
+/// Roofline of one model on one device, or on several of a kind.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     hardware: Hardware,
     parallel: Parallel,
     demand: Demand,
-    limit: Limit,
+    limit: LowerBound,
     flops_s: f64,
-    /// The share of the layers in the stage that has most.
+    /// Share of the layers in the largest stage.
     stage_share: f64,
-    /// Layers in that stage.
+    /// Layers in the largest stage.
     stage_layers: f64,
     token_bytes: f64,
-    /// Per pair of tokens in one query head, all layers.
+    /// FLOPs per (query, key) pair in one query head, all layers.
     head_pair_flops: f64,
     name: String,
 }
 
 impl Roofline {
-    /// The roofline of `model` on one device.
+    /// Returns the roofline of `model` on one device.
     pub fn new(hardware: &Hardware, model: &Model) -> Self {
         Self::parallel(hardware, model, Parallel::ONE)
     }
 
-    /// The roofline of `model` spread over several devices.
+    /// Returns the roofline of `model` spread over several devices.
     pub fn parallel(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let stage_layers = model.layers.div_ceil(u64::from(parallel.pipeline)) as f64;
         let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
@@ -63,7 +63,7 @@ impl Roofline {
             hardware: *hardware,
             parallel,
             demand: Demand::new(model),
-            limit: Limit::new(hardware, model, parallel),
+            limit: LowerBound::new(hardware, model, parallel),
             flops_s: hardware.flops_s(model.dtype_bytes),
             stage_share: stage_layers / model.layers as f64,
             stage_layers,
@@ -73,12 +73,12 @@ impl Roofline {
         }
     }
 
-    /// The time below which no kernel could run the step. Seconds.
+    /// Returns the lower bound of the step time, seconds.
     pub fn limit_s(&self, shape: &StepShape) -> f64 {
         self.limit.step_s(shape)
     }
 
-    /// The time of the largest stage for one of `n` equal parts of a step, the output matrix not counted.
+    /// Returns the time of the largest stage for one of `n` equal parts of a step, without the output matrix, seconds.
     fn stage_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let share = self.stage_share / f64::from(self.parallel.tensor);
@@ -109,7 +109,7 @@ impl Roofline {
         self.hardware.peer_link_latency_s + bytes / self.hardware.peer_link_bytes_s
     }
 
-    /// All stages, for a step in `n` parts.
+    /// Returns the time of all stages for a step in `n` parts, seconds.
     fn stages_s(&self, shape: &StepShape, parts: &Parts, n: u32) -> f64 {
         let stages = f64::from(self.parallel.pipeline);
         let (n, tokens) = (f64::from(n), shape.tokens as f64);
@@ -118,22 +118,26 @@ impl Roofline {
         (stages - 1.0 + n) * self.stage_s(shape, parts, n) + (stages - 1.0) * send_s
     }
 
-    /// The time of a step before it is held to the limit, seconds.
+    /// Returns the time of a step before applying the lower bound, seconds.
     fn step_s(&self, shape: &StepShape) -> f64 {
-        let Hardware { bandwidth_bytes_s, efficiency: e, step_overhead_s, .. } = self.hardware;
         let parts = self.demand.parts(shape);
         let mut stages_s = self.stages_s(shape, &parts, 1);
         let n = self.parallel.pipeline;
         if n > 1 && shape.tokens >= u64::from(n) {
             stages_s = stages_s.min(self.stages_s(shape, &parts, n));
         }
+        stages_s + self.head_s(&parts) + self.hardware.step_overhead_s
+    }
+
+    /// Returns the time of the output matrix, seconds.
+    fn head_s(&self, parts: &Parts) -> f64 {
+        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
-        let head_s = head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
-        stages_s + head_s + step_overhead_s
+        head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
     }
 }
 
-/// How far a roofline of a device is to be trusted.
+/// Describes the measured error of the roofline of a device.
 fn trust(hardware: &Hardware) -> String {
     match (hardware.fit, hardware.step_time) {
         (Some(fit), None) => Fit::describe(Some(fit)),
@@ -150,6 +154,20 @@ impl CostModel for Roofline {
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
         nanoseconds(self.limit.hold(self.step_s(shape), shape))
+    }
+
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        let stages = f64::from(self.parallel.pipeline);
+        if self.parallel.pipeline == 1 {
+            let latency_ns = self.step_ns(shape);
+            return PipelinedStep { latency_ns, stage_ns: latency_ns };
+        }
+        // The step is not divided: the other steps in flight fill the pipeline. The last stage has the output matrix too.
+        let parts = self.demand.parts(shape);
+        let end_s = self.head_s(&parts) + self.hardware.step_overhead_s;
+        let latency_s = self.limit.hold(self.stages_s(shape, &parts, 1) + end_s, shape);
+        let stage_s = self.stage_s(shape, &parts, 1.0) + end_s;
+        PipelinedStep { latency_ns: nanoseconds(latency_s), stage_ns: nanoseconds(stage_s.max(latency_s / stages)) }
     }
 }
 

@@ -1,91 +1,91 @@
-//! Weights that do not fit: layers come from a disk through the host's memory to the device while others compute.
+//! Streaming weights: layers come from a disk through the host's memory to the device while other layers compute.
 //!
 //! ```text
 //! disk --disk_bytes_s--> host window --link_bytes_s--> device window --> compute
 //! ```
 //!
-//! A layer has its place for good: on the device, in the host's memory, or on the disk. Every pass over the model goes through all
-//! layers in order, and begins when the one before has ended. Of layer `i` (counted over all passes)
+//! A layer has a permanent place: on the device, in the host's memory, or on the disk. Every pass over the model visits all layers
+//! in order, and starts at the end of the previous pass. For layer `i` (counted over all passes)
 //!
 //! ```text
-//! read(i)    = max(read of the layer before that is on the disk, copied(i - host_window)) + bytes / disk_bytes_s    on the disk
+//! read(i)    = max(read of the previous layer on the disk, copied(i - host_window)) + bytes / disk_bytes_s           on the disk
 //! copied(i)  = max(copied before, read(i), computed(i - device_window)) + bytes / link_bytes_s                       not on the device
 //! computed(i) = max(computed(i - 1), copied(i)) + compute
 //! ```
 //!
-//! Windows are in layers of the model, not of those that are streamed: a ring indexed by the layer. `device_window` is what the
-//! layers kept there leave of the slots. The time of a pass is the mean of the last passes of some, when the pipeline is full.
+//! Windows count layers of the model rather than streamed layers: a ring indexed by layer. `device_window` is the number of slots
+//! not taken by resident layers. The step time is the mean over the last simulated passes, once the pipeline has filled.
 //!
-//! A cache of any size that drops what it used least recently is of no use here: layers come round in a circle, and the one needed
-//! next is the one dropped. Layers that stay are as good as any policy can be, and best evenly between those that stream.
+//! An LRU cache of any size is useless here: layers come round in a circle, and the next layer needed is the one just evicted.
+//! Pinned layers do as well as any policy can, best spread evenly between the streamed ones.
 
 use super::{BoxedCost, CostModel, StepShape, nanoseconds};
 use crate::model::Model;
 
-/// Layers that stay in memory.
+/// Layers pinned in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// On the device.
+    /// Layers on the device.
     pub device: u32,
-    /// In the host's memory.
+    /// Layers in the host's memory.
     pub host: u32,
-    /// Which ones.
+    /// Positions of the pinned layers.
     pub order: Order,
 }
 
-/// Which layers stay.
+/// Positions of the pinned layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The first ones.
+    /// The first layers of the model.
     First,
-    /// Evenly spread from the first to the last.
+    /// Spread evenly from the first layer to the last.
     Interleaved,
 }
 
-/// Where the weights are and how they move.
+/// Places and paths of the weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamingPlan {
     /// Layers of the model.
     pub layers: u32,
-    /// Bytes of one.
+    /// Bytes of the weights per layer.
     pub layer_bytes: u64,
-    /// What the disk reads, bytes/s.
+    /// Read rate of the disk, bytes/s.
     pub disk_bytes_s: f64,
-    /// What the link to the device carries, bytes/s.
+    /// Rate of the link to the device, bytes/s.
     pub link_bytes_s: f64,
-    /// Layers that stay.
+    /// Layers that never leave their place.
     pub resident: Resident,
-    /// How many layers ahead the disk may read.
+    /// Read-ahead of the disk, layers.
     pub host_window: u32,
-    /// Layers the device has room for, those that stay included.
+    /// Room on the device in layers, pinned layers included.
     pub device_slots: u32,
 }
 
-/// A plan that cannot be.
+/// Streaming plan that cannot work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StreamingError {
-    /// More layers stay than there are.
+    /// More pinned layers than layers.
     #[error("{resident} layers are to stay in memory, the model has {layers}")]
     TooManyResident {
-        /// Layers that are to stay.
+        /// Number of pinned layers.
         resident: u64,
-        /// Layers there are.
+        /// Number of layers of the model.
         layers: u32,
     },
-    /// No layer could move.
+    /// Window or rate too small to move a layer.
     #[error("{name} is {value}; it must be above {least}")]
     TooSmall {
-        /// What.
+        /// Name of the parameter.
         name: &'static str,
-        /// How much.
+        /// Value as given on input.
         value: f64,
-        /// More than this.
+        /// Lower limit of the value, exclusive.
         least: f64,
     },
 }
 
 impl Resident {
-    /// Every layer in the host's memory.
+    /// Pins every layer in the host's memory.
     pub fn all_in_host(model: &Model) -> Self {
         Self { device: 0, host: model.layers as u32, order: Order::First }
     }
@@ -98,12 +98,13 @@ enum Place {
     Disk,
 }
 
-/// Passes that are played, and how many of them, the last ones, are measured.
+/// Simulated passes, and the last of them measured.
 const PASSES: usize = 12;
 const MEASURED: usize = 6;
 
 impl StreamingPlan {
-    /// A plan for `model` with a disk of 3 GB/s, a link of 64 GB/s (PCIe 5.0 x16), a host window of 4 layers and 6 slots on the device.
+    /// Returns a plan for `model` with a disk of 3 GB/s, a link of 64 GB/s (PCIe 5.0 x16), a host window of 4 layers and 6 slots on
+    /// the device.
     pub fn new(model: &Model, resident: Resident) -> Self {
         Self {
             layers: model.layers as u32,
@@ -151,7 +152,7 @@ impl StreamingPlan {
         places
     }
 
-    /// The time of a pass of a full pipeline if a layer computes for `compute_s`, seconds.
+    /// Returns the time of a pass in a full pipeline with `compute_s` seconds per layer.
     pub fn pass_s(&self, compute_s: f64) -> f64 {
         self.play(&self.places(), compute_s)
     }
@@ -185,7 +186,7 @@ impl StreamingPlan {
         (end(PASSES) - end(PASSES - MEASURED)) / MEASURED as f64
     }
 
-    /// The bound no schedule can beat: all bytes through the disk, all through the link, all computing.
+    /// Returns the lower bound for any schedule: all bytes through the disk, all through the link, or all compute, seconds.
     pub fn bound_s(&self, compute_s: f64) -> f64 {
         let Resident { device, host, .. } = self.resident;
         let bytes = |layers: u32| f64::from(layers) * self.layer_bytes as f64;
@@ -195,21 +196,24 @@ impl StreamingPlan {
     }
 }
 
-/// Times of computing a layer for which a pass is played in advance: 1 us to 134 s, eight for each factor of two, so that the times
-/// between are within 0.1 %.
+/// Compute times per layer with a precomputed pass: 1 us to 134 s, eight per factor of two; interpolation is within 0.1 %.
 const GRID: usize = 27 * 8 + 1;
 
-/// Another model's steps, with weights that stream.
+/// Cost model with streaming weights on top of another model.
 pub struct Streaming {
     plan: StreamingPlan,
     compute: BoxedCost,
-    /// Time of computing a layer and of a pass, seconds.
+    /// Compute time of a layer and time of a pass, seconds.
     passes: Vec<(f64, f64)>,
     name: String,
 }
 
 impl Streaming {
-    /// Steps that compute as `compute` says, with weights that move as `plan` says.
+    /// Combines the compute times of `compute` with the movement of weights of `plan`.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamingError`] if the plan is impossible.
     pub fn new(plan: StreamingPlan, compute: BoxedCost) -> Result<Self, StreamingError> {
         plan.check()?;
         let places = plan.places();
@@ -223,7 +227,7 @@ impl Streaming {
         Ok(Self { plan, compute, passes: (0..GRID).map(at).collect(), name })
     }
 
-    /// A pass is a convex function of the time of computing a layer, of slope `layers` at last.
+    /// Interpolates the time of a pass, a convex function of the compute time with the final slope `layers`.
     fn pass_s(&self, compute_s: f64) -> f64 {
         match self.passes.partition_point(|(at, _)| *at <= compute_s) {
             0 => self.passes[0].1,

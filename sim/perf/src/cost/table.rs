@@ -1,30 +1,31 @@
-//! Measured tables: step times put together from the times of operations.
+//! Measured tables: step times composed from the times of operations.
 //!
-//! | profile | read by | attention |
+//! | profile | constructor | attention |
 //! |---|---|---|
 //! | LLMServingSim (MIT) | [`Table::from_llmservingsim`] | calls of prefills and decodes together |
-//! | Vidur (MIT) | [`Table::from_vidur`] | prefills and decodes apart, added up |
-//! | aiconfigurator (Apache-2.0) | [`Table::from_aiconfigurator`] | prefills and decodes apart, added up |
+//! | Vidur (MIT) | [`Table::from_vidur`] | prefills and decodes separately, added up |
+//! | aiconfigurator (Apache-2.0) | [`Table::from_aiconfigurator`] | prefills and decodes separately, added up |
 //!
-//! A table is CSV, plain or gzip, or Parquet of the same name and columns.
+//! A table is CSV, plain or gzip, or Parquet with equal name and columns.
 //!
-//! With `n` tokens in a step, of which prefill chunks are `P` after `K` computed ones and `B` decodes read `k` each on average:
+//! For a step of `n` tokens, with prefill chunks of `P` tokens after `K` computed ones, and `B` decodes reading `k` tokens each on
+//! average:
 //!
 //! ```text
 //! step = linear(n) + layers * attention(P, K, B, k) + head(sampled) + overhead + overhead per sequence * sequences
 //! ```
 //!
-//! Inside its grid a table is linear between the points measured. Outside it kernels are taken to reach the same share of the peak as
-//! at its edge. Sums of a prefill's and a decode's time come out a third too low for calls that do both where tables measured both
-//! ways can be compared, so a table of such calls is to be preferred.
+//! Inside its grid a table is linear between measured points. Outside, kernels are assumed to reach the same share of the peak as
+//! at the edge. Where tables measured both ways can be compared, the sum of separate prefill and decode times is a third too low
+//! for mixed calls, so prefer a table of mixed calls.
 //!
-//! [`super::CostChoice`] finds out which of the three a folder holds, and refuses what is of another model.
+//! [`super::CostChoice`] detects the layout of a folder, and rejects tables of another model.
 
 use std::path::PathBuf;
 
 use super::grid::Grid;
 use super::work::{Demand, Work};
-use super::{CostModel, Limit, Parallel, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
 use crate::columns::ColumnFault;
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -37,71 +38,71 @@ mod vidur;
 
 pub use llmservingsim::Skew;
 
-/// A fault in a table: which file, which line, what.
+/// Error in a table: file, line and fault.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {fault}", path.display(), LineNumber(*line))]
 pub struct TableError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The line, from 1; 0 if the fault is not in a line.
+    /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// What is wrong with it.
+    /// Fault found at that place.
     pub fault: TableFault,
 }
 
-/// What can be wrong with a table.
+/// Fault in a table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableFault {
-    /// The file could not be read as lines.
+    /// File cannot be read as lines.
     #[error(transparent)]
     Line(#[from] LineFault),
-    /// The file could not be read as Parquet.
+    /// File cannot be read as Parquet.
     #[error(transparent)]
     Columns(#[from] ColumnFault),
-    /// A row of Parquet is wrong.
+    /// Faulty row of a Parquet file.
     #[error("row {0}: {1}")]
     InRow(u64, Box<TableFault>),
-    /// The header lacks a column.
+    /// Header without a required column.
     #[error("the header has no column '{0}'")]
     MissingColumn(&'static str),
-    /// A row has too few columns.
+    /// Row with too few columns.
     #[error("the row has no column '{0}'")]
     ShortRow(&'static str),
-    /// A number cannot be read.
+    /// Number that cannot be read.
     #[error("{column} is '{value}'; it must be a number of at least 0")]
     BadNumber {
-        /// The column.
+        /// Name of the column.
         column: &'static str,
-        /// What it says.
+        /// Value as found in the input.
         value: String,
     },
-    /// The operations of such a model are not in the table.
+    /// Model with operations missing from the table.
     #[error("these kernels are put together for dense models with grouped-query attention only, which {0} is not")]
     NotDense(&'static str),
-    /// Not one row is of use.
+    /// File without a single usable row.
     #[error("holds no row for {0}")]
     Empty(String),
-    /// A point of the grid was not measured.
+    /// Point of the grid without a measurement.
     #[error("the grid has no row for {0}")]
     Hole(String),
 }
 
-/// The time of a step part that grows with one count, and how to go on beyond the last one measured.
+/// Time of a part of a step as a function of one count, with extrapolation.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
-    /// At 0, 1, 2, ...; seconds.
+    /// Times at 0, 1, 2, ..., seconds.
     times_s: Vec<f64>,
-    /// The least it could take: a share that is the same for all counts, one that grows, and arithmetic that grows. Seconds.
+    /// Lower bound: a fixed part, a part per count, and arithmetic per count, seconds.
     fixed_s: f64,
     growing_s: f64,
     arithmetic_s: f64,
 }
 
-/// More than any step has.
+/// Largest count in a step.
 const COUNT_MAX: u64 = 1 << 20;
 
 impl Series {
-    /// A series from measured points, ascending, and the work at a count of 1 and of 2 on one device.
+    /// Builds a series from measured points, ascending, and the work for counts of 1 and 2 on one device.
     pub fn new(points: &[(u64, f64)], work: [Work; 2], device: &Device) -> Self {
         let axis = points.iter().map(|(count, _)| *count as f64).collect();
         let mut rows = points.iter();
@@ -131,19 +132,19 @@ impl Series {
     }
 }
 
-/// A device's peaks, for going on beyond a table.
+/// Peaks of a device, for extrapolation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device {
     pub flops_s: f64,
     pub bytes_s: f64,
-    /// Per pair of tokens in one layer.
+    /// Time per (query, key) pair in one layer, seconds.
     pub pair_s: f64,
-    /// Per token of KV read in one layer.
+    /// Time per token of KV read in one layer, seconds.
     pub kv_s: f64,
 }
 
 impl Device {
-    /// One of `tensor` devices that share each layer.
+    /// Returns the peaks of one of `tensor` devices that share each layer.
     pub fn new(hardware: &Hardware, model: &Model, tensor: u32) -> Self {
         let share = f64::from(tensor) * model.layers as f64;
         let (flops_s, bytes_s) = (hardware.flops_s(model.dtype_bytes), hardware.bandwidth_bytes_s);
@@ -155,51 +156,51 @@ impl Device {
         }
     }
 
-    /// The least a call of attention in one layer could take, seconds.
+    /// Returns the lower bound of an attention call in one layer, seconds.
     pub fn attention_s(&self, [chunk, computed, decodes, context]: [f64; 4]) -> f64 {
         let pairs = chunk * (computed + chunk / 2.0) + decodes * context;
         (self.pair_s * pairs).max(self.kv_s * (chunk + computed + decodes * context))
     }
 }
 
-/// Attention of one layer, seconds.
+/// Attention times of one layer, by layout.
 #[derive(Clone, Debug)]
 enum Attention {
-    Mixed(llmservingsim::Mixed),
-    Rounded(vidur::Rounded),
-    Apart(aiconfigurator::Apart),
+    Fused(llmservingsim::FusedAttention),
+    Binned(vidur::BinnedAttention),
+    Separate(aiconfigurator::SeparateAttention),
 }
 
-/// A cost model of measured times.
+/// Cost model of measured times.
 #[derive(Clone, Debug)]
 pub struct Table {
     name: String,
-    /// Nothing, if the table leaves out so much that a limit for the whole step would bind.
-    limit: Option<Limit>,
+    /// Lower bound; `None` for tables that omit so much of a step that the bound would apply.
+    limit: Option<LowerBound>,
     layers: f64,
     /// All matrices and other operations of all layers, by tokens.
     linear: Series,
-    /// The output matrix and sampling, by positions.
+    /// Output matrix and sampling, by positions.
     head: Option<Series>,
     attention: Attention,
-    /// Tokens are rounded up to a multiple of this before they are looked up.
+    /// Granularity of lookups: tokens are rounded up to a multiple of this.
     tokens_step: u64,
     step_overhead_s: f64,
     sequence_overhead_s: f64,
 }
 
 impl Table {
-    /// The same table with time added to every step, and for every sequence in it: what an engine does between launches. Seconds.
+    /// Adds an overhead per step and per sequence, for an engine's work between launches, seconds.
     pub fn with_overhead(self, step_s: f64, sequence_s: f64) -> Self {
         Self { step_overhead_s: step_s, sequence_overhead_s: sequence_s, ..self }
     }
 
-    /// The time of a step before it is held to the limit, seconds.
+    /// Returns the time of a step before applying the lower bound, seconds.
     pub(super) fn step_s(&self, shape: &StepShape) -> f64 {
         let attention_s = match &self.attention {
-            Attention::Mixed(mixed) => mixed.layer_s(shape),
-            Attention::Rounded(rounded) => rounded.layer_s(shape),
-            Attention::Apart(apart) => apart.layer_s(shape),
+            Attention::Fused(mixed) => mixed.layer_s(shape),
+            Attention::Binned(rounded) => rounded.layer_s(shape),
+            Attention::Separate(apart) => apart.layer_s(shape),
         };
         let head_s = self.head.as_ref().map_or(0.0, |head| head.at(shape.sampled));
         self.linear.at(shape.tokens.next_multiple_of(self.tokens_step))
@@ -221,21 +222,21 @@ impl CostModel for Table {
     }
 }
 
-/// What the layers' matrices of one of `tensor` devices do for one token and for two.
+/// Returns the work of the layers' matrices on one of `tensor` devices for one token and for two.
 fn linear_work(model: &Model, tensor: u32) -> [Work; 2] {
     let demand = Demand::new(model);
     [1, 2]
         .map(|tokens| demand.parts(&StepShape { tokens, ..StepShape::default() }).layers.times(1.0 / f64::from(tensor)))
 }
 
-/// What the output matrix on one of `tensor` devices does for one position and for two.
+/// Returns the work of the output matrix on one of `tensor` devices for one position and for two.
 fn head_work(model: &Model, tensor: u32) -> [Work; 2] {
     let demand = Demand::new(model);
     [1, 2]
         .map(|sampled| demand.parts(&StepShape { sampled, ..StepShape::default() }).head.times(1.0 / f64::from(tensor)))
 }
 
-/// A name for reports.
+/// Returns the name of a table for reports.
 fn describe(source: &str, hardware: &Hardware, model: &Model, parallel: Parallel) -> String {
     let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
     format!("table of {source} ({} on {}{spread})", model.name, hardware.name)

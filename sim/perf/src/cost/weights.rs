@@ -1,12 +1,12 @@
-//! Where a model's weights lie: on the device, or on their way to it in every step.
+//! Placement of a model's weights: resident on the device, or streamed in every step.
 //!
 //! | choice | weights |
 //! |---|---|
 //! | `resident` | all on the device |
-//! | `stream` | layers that stay are spread evenly between those that come from the disk, which is the best there is |
-//! | `stream_first` | the first layers stay, the rest come from the disk |
+//! | `stream` | pinned layers are spread evenly between streamed layers, the best placement |
+//! | `stream_first` | the first layers are pinned, the rest come from the disk |
 //!
-//! The last two take parameters, [`PARAMS`]. Embedding, norms and output matrix always stay on the device.
+//! `stream` and `stream_first` take the parameters [`PARAMS`]. Embedding, norms and output matrix always stay on the device.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,11 +18,11 @@ use crate::hardware::Hardware;
 use crate::model::Model;
 use trunkline_sim_workload::UnknownName;
 
-/// Stands for all layers that are not on the device. No model has so many.
+/// Value for all layers not on the device; more than any model has.
 const ALL_OTHERS: u64 = 4096;
 const KNOWN: [&str; 3] = ["resident", "stream", "stream_first"];
 
-/// What `stream` and `stream_first` take, in this order.
+/// Parameters of `stream` and `stream_first`, in this order.
 pub const PARAMS: [Param; 6] = [
     Param { key: "device_layers", about: "layers that stay on the device", default: 0, min: 0, max: ALL_OTHERS },
     Param {
@@ -51,48 +51,48 @@ pub const PARAMS: [Param; 6] = [
     Param { key: "host_window", about: "layers that the disk may read ahead", default: 4, min: 1, max: ALL_OTHERS },
 ];
 
-/// Where weights lie.
+/// Placement of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
-    /// All on the device.
+    /// All weights on the device.
     #[default]
     Resident,
-    /// On their way to it in every step.
+    /// Weights streamed to the device in every step.
     Streamed(Streamed),
 }
 
-/// How weights stream.
+/// Parameters of streaming weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Streamed {
-    /// Which layers stay.
+    /// Positions of the pinned layers.
     pub order: Order,
-    /// Layers that stay on the device.
+    /// Layers pinned on the device.
     pub device_layers: u32,
-    /// Layers that stay in the host's memory; nothing is all that are not on the device.
+    /// Layers pinned in the host's memory; `None` for all layers not on the device.
     pub host_layers: Option<u32>,
-    /// What the disk reads, MB/s.
+    /// Read rate of the disk, MB/s.
     pub disk_mb_s: u32,
-    /// What the link to the device carries, MB/s; nothing is what the hardware's host link carries.
+    /// Rate of the link to the device, MB/s; `None` for the hardware's host link.
     pub link_mb_s: Option<u32>,
-    /// Layers the device has room for beside those that stay.
+    /// Room on the device for streamed layers, layers.
     pub device_window: u32,
-    /// Layers that the disk may read ahead.
+    /// Read-ahead of the disk, layers.
     pub host_window: u32,
 }
 
-/// Weights that are nowhere.
+/// Placement of the weights that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsError {
-    /// No choice has this name.
+    /// Name of no known placement.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
-    /// A parameter is not understood.
+    /// Invalid parameter of a placement.
     #[error("weights {0}")]
     Spec(#[from] SpecError),
 }
 
 impl Streamed {
-    /// The plan for one device.
+    /// Returns the plan for one device.
     pub fn plan(&self, hardware: &Hardware, model: &Model) -> StreamingPlan {
         let others = (model.layers as u32).saturating_sub(self.device_layers);
         let host = self.host_layers.unwrap_or(others);
@@ -106,7 +106,7 @@ impl Streamed {
         }
     }
 
-    /// Bytes of weights that the device holds at any time.
+    /// Returns the bytes of weights on the device at any time.
     pub fn device_bytes(&self, model: &Model) -> u64 {
         let layer_bytes = StreamingPlan::new(model, Resident::all_in_host(model)).layer_bytes;
         let slots = model.layers.min(u64::from(self.device_layers) + u64::from(self.device_window));
@@ -146,7 +146,7 @@ impl FromStr for Weights {
 }
 
 impl fmt::Display for Weights {
-    /// What was given, with all that was left out.
+    /// Writes the placement with all parameters, including defaults.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Streamed(streamed) = self else { return f.write_str("resident") };
         let name = if streamed.order == Order::First { "stream_first" } else { "stream" };

@@ -1,4 +1,4 @@
-//! What a step asks of the devices: FLOPs and bytes.
+//! Work of a step: FLOPs and bytes.
 
 use super::StepShape;
 use crate::model::Model;
@@ -11,13 +11,13 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// The time it takes at `flops_s` and `bytes_s`, whichever is the bottleneck.
+    /// Returns the time at `flops_s` and `bytes_s`: that of the bottleneck, seconds.
     pub fn time_s(self, flops_s: f64, bytes_s: f64) -> f64 {
         (self.flops / flops_s).max(self.bytes / bytes_s)
     }
 
-    /// The time that kernels take near the point where neither is the bottleneck alone: the fourth root of the sum of fourth powers, which
-    /// fits measured matrix products (where the best power is 3.6) and is quick to compute.
+    /// Returns the time of real kernels, smooth where neither rate is the only bottleneck: the fourth root of the sum of fourth
+    /// powers. Fits measured matrix products (best power 3.6) and is cheap to compute.
     pub fn blended_s(self, flops_s: f64, bytes_s: f64) -> f64 {
         let (a, b) = (self.flops / flops_s, self.bytes / bytes_s);
         (a * a * a * a + b * b * b * b).sqrt().sqrt()
@@ -32,16 +32,16 @@ impl Work {
     }
 }
 
-/// The parts of a step, over all devices.
+/// Parts of a step, over all devices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
-    /// The matrices of the layers, and writing the KV.
+    /// Matrices of the layers, and writing of KV.
     pub layers: Work,
-    /// The output matrix.
+    /// Output matrix, for sampled positions only.
     pub head: Work,
     /// Attention of prefill chunks.
     pub prefill: Work,
-    /// Attention of decodes.
+    /// Attention of decodes, reading the KV.
     pub decode: Work,
 }
 
@@ -51,7 +51,7 @@ impl Parts {
     }
 }
 
-/// How a model's work follows from a step's shape.
+/// Work of a model as a function of the batch shape.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     model: Model,
@@ -59,7 +59,7 @@ pub(crate) struct Demand {
     head_elements: f64,
     pair_flops: f64,
     kv_token_bytes: f64,
-    /// Of a dense model, which reads them all in every step.
+    /// Bytes of a dense model's layers, all read in every step; `None` with experts.
     layer_bytes: Option<f64>,
 }
 

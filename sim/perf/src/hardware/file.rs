@@ -50,46 +50,46 @@ use super::{Efficiency, Fit, Hardware};
 use crate::cost::StepTime;
 use trunkline_sim_workload::UnknownName;
 
-/// Of a step: launches, the gap between steps. An assumption, not a measurement.
+/// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.
 const STEP_OVERHEAD_US: f64 = 100.0;
-/// Of an attention call that does not depend on its size: 13 to 17 us in fits to decode attention on A100, RTX 4090 and RTX PRO 6000.
+/// Default overhead of an attention call: 13 to 17 us in fits to decode attention on A100, RTX 4090 and RTX PRO 6000.
 const LAYER_OVERHEAD_US: f64 = 15.0;
-/// No peak, link or time is above this in the units of a file: a thousand times the greatest of today.
+/// Largest number in a file, in the units of the file: a thousand times the greatest of today.
 const NUMBER_MAX: f64 = 1e9;
 
-/// Why a device could not be had.
+/// Failure to load a device.
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
-    /// No preset has that name.
+    /// Name of no known preset.
     #[error(transparent)]
     UnknownName(#[from] UnknownName),
-    /// The file could not be read.
+    /// File cannot be read.
     #[error("{}: cannot be read: {fault}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         fault: std::io::Error,
     },
-    /// A fault in a file.
+    /// Fault in a file.
     #[error("{}: {fault}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault found at that place.
         fault: Box<Self>,
     },
-    /// The file is no TOML, or a field is missing or unknown.
+    /// Invalid TOML, or a missing or unknown field.
     #[error("not a description of a device: {0}")]
     Malformed(String),
-    /// A number makes no sense.
+    /// Number out of range.
     #[error("{field} is {value}; it must be {expected}")]
     OutOfRange {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Value as found in the input.
         value: f64,
-        /// What it should be.
+        /// Permitted values, in words.
         expected: &'static str,
     },
 }
@@ -173,12 +173,20 @@ struct StepTimeFile {
 }
 
 /// Reads the file at `path`.
+///
+/// # Errors
+///
+/// [`HardwareError`] if the file cannot be read or is invalid.
 pub fn load(path: &Path) -> Result<Hardware, HardwareError> {
     let text = std::fs::read_to_string(path).map_err(|fault| HardwareError::Unreadable { path: path.into(), fault })?;
     parse(&text).map_err(|fault| HardwareError::File { path: path.into(), fault: fault.into() })
 }
 
-/// Reads the text of a file. Names stay in memory as long as the program runs.
+/// Parses the text of a file. Names stay in memory for the life of the program.
+///
+/// # Errors
+///
+/// [`HardwareError`] if the text is invalid.
 pub fn parse(text: &str) -> Result<Hardware, HardwareError> {
     let file: File = toml::from_str(text).map_err(|fault| {
         // What is missing is missing in no line.
@@ -190,7 +198,7 @@ pub fn parse(text: &str) -> Result<Hardware, HardwareError> {
     Ok(file.hardware())
 }
 
-/// The text of a file that describes `hardware`.
+/// Returns the text of a file with the description of `hardware`.
 pub fn to_toml(hardware: &Hardware) -> String {
     // Strings, numbers and tables of them, which always serialise.
     toml::to_string(&File::of(hardware)).expect("a device serialises")

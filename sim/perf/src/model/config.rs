@@ -1,4 +1,4 @@
-//! Reads a model's shapes from the `config.json` that is published with its weights.
+//! Reader of a model's shapes from the `config.json` published with its weights.
 
 use std::path::{Path, PathBuf};
 
@@ -7,51 +7,51 @@ use serde::Deserialize;
 use super::{Experts, Latent, Model};
 use trunkline_sim_workload::UnknownName;
 
-/// Why a `config.json` gives no model.
+/// Failure to load a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// No preset has that name.
+    /// Name of no known preset.
     #[error(transparent)]
     UnknownName(#[from] UnknownName),
-    /// The file could not be read.
+    /// File cannot be read.
     #[error("{}: cannot be read: {fault}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         fault: std::io::Error,
     },
-    /// It is not a configuration of a decoder.
+    /// Not a configuration of a decoder.
     #[error("{name}: not the config.json of a decoder that is known here: {fault}")]
     Malformed {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// What is wrong.
+        /// Error of the parser.
         fault: serde_json::Error,
     },
-    /// A number makes no sense.
+    /// Number out of range.
     #[error("{name}: {field} is {value}; it must be {expected}")]
     OutOfRange {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// What it says.
+        /// Value as found in the input.
         value: u64,
-        /// What it should be.
+        /// Permitted values, in words.
         expected: &'static str,
     },
-    /// The weights are in a type whose size or speed is not known here.
+    /// Weights of a type with unknown size or speed.
     #[error("{name}: weights of type '{dtype}' are not known here; there are: bfloat16, float16, float32, fp8")]
     UnknownDtype {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// What the file says.
+        /// Type as found in the file.
         dtype: String,
     },
 }
 
-/// The fields that matter, under all the names they go by.
+/// Relevant fields, under all their names.
 #[derive(Deserialize)]
 struct Config {
     #[serde(alias = "n_layer")]
@@ -77,6 +77,13 @@ struct Config {
     n_shared_experts: Option<u64>,
     #[serde(default)]
     first_k_dense_replace: u64,
+    #[serde(flatten)]
+    latent: LatentConfig,
+}
+
+/// Fields of multi-head latent attention.
+#[derive(Clone, Copy, Deserialize)]
+struct LatentConfig {
     q_lora_rank: Option<u64>,
     kv_lora_rank: Option<u64>,
     qk_rope_head_dim: Option<u64>,
@@ -89,19 +96,27 @@ struct Quantization {
     quant_method: String,
 }
 
-/// No model has a width above this.
+/// Greatest width of any matrix, elements.
 const WIDTH_MAX: u64 = 1 << 20;
-/// Nor so many layers, heads or experts, nor heads so wide. Products of these and two widths fit in 64 bits.
+/// Greatest number of layers, heads or experts, and greatest head width. Products of these and two widths fit in 64 bits.
 const COUNT_MAX: u64 = 1 << 12;
 
-/// Reads the file at `path`. The model is named after the folder it is in.
+/// Reads the file at `path` and names the model after the folder of the file.
+///
+/// # Errors
+///
+/// [`ModelError`] if the file cannot be read or is invalid.
 pub fn from_config(path: &Path) -> Result<Model, ModelError> {
     let text = std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })?;
     let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     parse_config(&folder.unwrap_or_else(|| path.display().to_string()), &text)
 }
 
-/// Reads the text of a `config.json`. `name` stays in memory as long as the program runs.
+/// Parses the text of a `config.json`. `name` stays in memory for the life of the program.
+///
+/// # Errors
+///
+/// [`ModelError`] if the text is invalid.
 pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let config: Config =
         serde_json::from_str(text).map_err(|fault| ModelError::Malformed { name: name.into(), fault })?;
@@ -136,9 +151,9 @@ impl Config {
             ("head_dim", self.head_dim),
             ("num_experts", self.num_experts),
             ("num_experts_per_tok", self.num_experts_per_tok),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
-            ("qk_nope_head_dim", self.qk_nope_head_dim),
-            ("v_head_dim", self.v_head_dim),
+            ("qk_rope_head_dim", self.latent.qk_rope_head_dim),
+            ("qk_nope_head_dim", self.latent.qk_nope_head_dim),
+            ("v_head_dim", self.latent.v_head_dim),
         ] {
             if let Some(value) = value.filter(|value| !(1..=COUNT_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 4096");
@@ -149,14 +164,14 @@ impl Config {
             ("intermediate_size", Some(self.intermediate_size)),
             ("vocab_size", Some(self.vocab_size)),
             ("moe_intermediate_size", self.moe_intermediate_size),
-            ("kv_lora_rank", self.kv_lora_rank),
+            ("kv_lora_rank", self.latent.kv_lora_rank),
         ] {
             if let Some(value) = value.filter(|value| !(1..=WIDTH_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 1048576");
             }
         }
         for (field, value, max, expected) in [
-            ("q_lora_rank", self.q_lora_rank, WIDTH_MAX, "at most 1048576"),
+            ("q_lora_rank", self.latent.q_lora_rank, WIDTH_MAX, "at most 1048576"),
             ("shared_expert_intermediate_size", self.shared_expert_intermediate_size, WIDTH_MAX, "at most 1048576"),
             ("n_shared_experts", self.n_shared_experts, COUNT_MAX, "at most 4096"),
         ] {
@@ -200,11 +215,11 @@ impl Config {
 
     fn latent(&self) -> Option<Latent> {
         Some(Latent {
-            query_rank: self.q_lora_rank.unwrap_or(0),
-            kv_rank: self.kv_lora_rank?,
-            rope_dim: self.qk_rope_head_dim?,
-            nope_dim: self.qk_nope_head_dim?,
-            value_dim: self.v_head_dim?,
+            query_rank: self.latent.q_lora_rank.unwrap_or(0),
+            kv_rank: self.latent.kv_lora_rank?,
+            rope_dim: self.latent.qk_rope_head_dim?,
+            nope_dim: self.latent.qk_nope_head_dim?,
+            value_dim: self.latent.v_head_dim?,
         })
     }
 }

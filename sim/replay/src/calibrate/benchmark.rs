@@ -1,18 +1,18 @@
-//! The steps of a benchmark, as far as clients see them.
+//! Steps of a benchmark, reconstructed from the clients' view.
 //!
-//! vLLM's and SGLang's benchmarks write, if told to save details, per request: `input_lens`, `output_lens`, `ttfts`, `itls` (the gaps
-//! between its tokens, seconds) and, newer ones, `start_times`. From these every token has a time. Tokens that reach clients together
-//! came from one step: a step begins with one such group of tokens and ends with the next, and in it ran
+//! The benchmarks of vLLM and SGLang, with details enabled, write per request `input_lens`, `output_lens`, `ttfts`, `itls` (gaps
+//! between tokens, seconds) and, in newer versions, `start_times`. Every token therefore has a time. Tokens that reach clients
+//! together come from one step: a step begins with one such group of tokens and ends with the next, and contains
 //!
-//! * a decode for each request that has a token at its end and had one before,
-//! * the prompts of the requests whose first token is at its end, as many of their tokens as a step may have, of those that came last
-//!   first. What is left of them ran in the step before.
+//! * a decode for each request with a token at the end and one before,
+//! * prompts of the requests whose first token is at the end, up to the token budget of a step, latest first. The rest of those
+//!   prompts ran in the step before.
 //!
-//! A step without decodes begins when its first prompt came, if that was later. A step is left out if a prompt that ended in it came
-//! after it began: then something else happened; and if a request came back in it that had no token in the step before: then it was
-//! preempted, and how much of it was computed again is not seen. Nor is what was found in a cache.
+//! A step without decodes begins at the arrival of its first prompt, if later. Skipped are steps with a prompt that arrived after
+//! their begin, since something else happened there; and steps with a returning request that had no token in the step before, since
+//! it was preempted and the recomputed part is unknown. Prefix hits are unknown too.
 //!
-//! That is a sketch of what the server did. Fit to a recording where there is one.
+//! The reconstruction is a sketch of the server's work. Prefer a recording where one exists.
 
 use std::path::{Path, PathBuf};
 
@@ -22,45 +22,45 @@ use super::Sample;
 use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
-/// Why a benchmark gives no samples.
+/// Failure to read samples from a benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchmarkError {
-    /// The file could not be read.
+    /// File cannot be read.
     #[error("{}: cannot be read: {fault}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         fault: std::io::Error,
     },
-    /// It is not the result of a benchmark with details.
+    /// Not the result of a benchmark with details.
     #[error("{}: not a benchmark with details ({fault}); run it with --save-detailed (vLLM) or --output-details (SGLang)", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the parser.
         fault: serde_json::Error,
     },
-    /// Arrays that should be of one length are not.
+    /// Arrays of different lengths.
     #[error("{}: {field} is of {found} requests, input_lens of {expected}", path.display())]
     Lengths {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The array.
+        /// Name of the array.
         field: &'static str,
-        /// Its length.
+        /// Length of the array.
         found: usize,
-        /// The length of the others.
+        /// Length of the other arrays.
         expected: usize,
     },
-    /// It is not known which requests ran together.
+    /// Benchmark without start times.
     #[error(
         "{}: says not when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
          concurrency)",
         path.display()
     )]
     NoStarts {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
@@ -75,9 +75,9 @@ struct Benchmark {
     max_concurrency: Option<u64>,
 }
 
-/// Tokens that clients see within this time came from one step: far less than a step, far more than sending a batch of tokens.
+/// Window for tokens of one step, seconds: far shorter than a step, far longer than sending a batch of tokens.
 const TOGETHER_S: f64 = 1e-3;
-/// A token: when it and the one before it reached their client, whose it is, which of its tokens.
+/// Token with its arrival, the arrival of the token before, its request and its number.
 struct Seen {
     at_s: f64,
     before_s: f64,
@@ -85,8 +85,12 @@ struct Seen {
     number: u64,
 }
 
-/// The steps of the benchmark at `path`: a JSON file, or the last line of several. The server ran at most `step_tokens` in a step: vLLM's
-/// `max_num_batched_tokens`, SGLang's `chunked_prefill_size`.
+/// Returns the steps of the benchmark at `path`: a JSON file, or the last line of several. `step_tokens` is the token budget of a
+/// step: vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`.
+///
+/// # Errors
+///
+/// [`BenchmarkError`] if the file cannot be read, or lacks details or start times.
 pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, BenchmarkError> {
     let text =
         std::fs::read_to_string(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
@@ -100,7 +104,7 @@ pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, Benc
 }
 
 impl Benchmark {
-    /// When each request started, seconds.
+    /// Returns the start of each request, seconds.
     fn starts(&self, path: &Path) -> Result<Vec<f64>, BenchmarkError> {
         let expected = self.input_lens.len();
         let at_once = self.max_concurrency.is_none()
@@ -118,7 +122,7 @@ impl Benchmark {
         Ok(starts)
     }
 
-    /// Tokens of a prompt, no more than a trace may have.
+    /// Returns the tokens of a prompt, capped at the maximum of a trace.
     fn input(&self, request: usize) -> u64 {
         self.input_lens[request].min(u64::from(LENGTH_TOKENS_MAX))
     }
@@ -169,7 +173,7 @@ impl Benchmark {
         samples
     }
 
-    /// The decodes that ended in a step.
+    /// Returns the shape of the decodes that ended in a step.
     fn decodes(&self, step: &[Seen]) -> StepShape {
         let later = step.iter().filter(|token| token.number > 0);
         later.fold(StepShape::default(), |shape, token| {

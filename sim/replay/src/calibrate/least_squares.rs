@@ -1,7 +1,7 @@
-//! Least squares with coefficients that are not below 0.
+//! Non-negative least squares.
 
-/// The `x` that is at least 0 and makes the sum of `weight * (row * x - 1)^2` least, over rows and their weights. By coordinate descent,
-/// which cannot fail: of every coefficient in turn the best value, the others given, until none moves.
+/// Returns the non-negative `x` with the least sum of `weight * (row * x - 1)^2` over rows and their weights. Coordinate descent,
+/// which cannot fail: sets each coefficient in turn to its best value, until none changes.
 pub(super) fn non_negative<const N: usize>(rows: impl Iterator<Item = ([f64; N], f64)>) -> [f64; N] {
     let mut products = [[0.0; N]; N];
     let mut sums = [0.0; N];
@@ -35,7 +35,7 @@ pub(super) fn non_negative<const N: usize>(rows: impl Iterator<Item = ([f64; N],
     std::array::from_fn(|i| x[i] / scale[i])
 }
 
-/// A pass costs a handful of multiplications; columns that are nearly parallel take many.
+/// Passes, at most. A pass is cheap, and nearly parallel columns need many.
 const PASSES_MAX: usize = 1_000_000;
 const CONVERGED: f64 = 1e-13;
 

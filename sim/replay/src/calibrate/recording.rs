@@ -1,6 +1,6 @@
-//! The steps of a recording: from when the core asked for a step to when it ended.
+//! Steps of a recording: from the core's request for a step to the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 use trunkline_cluster::{EngineId, Output};
@@ -10,35 +10,51 @@ use super::Sample;
 use crate::recorded::{RecordingError, replay_watched};
 use trunkline_sim_perf::cost::StepShape;
 
-/// A step that has not ended.
+/// Step that has not ended yet.
 struct InFlight {
     id: u64,
     begun_ns: u64,
     shape: StepShape,
 }
 
-/// Returns the steps of the recording at `path`, of all engines, by replaying the recorded inputs. A step that never ended, because the
-/// worker was lost, is left out. The engines of one server are alike, so their steps are samples of one cost model.
+/// Worker of one engine.
+#[derive(Default)]
+struct Engine {
+    /// Steps in flight, oldest first.
+    in_flight: VecDeque<InFlight>,
+    /// End of the last step.
+    ended_ns: u64,
+}
+
+impl Engine {
+    /// Ends the oldest step in flight if it has this id. A step sent ahead begins with the end of the step before.
+    fn finish(&mut self, id: u64, at_ns: u64) -> Option<Sample> {
+        let step = self.in_flight.pop_front_if(|step| step.id == id)?;
+        let begun_ns = step.begun_ns.max(std::mem::replace(&mut self.ended_ns, at_ns));
+        Some(Sample { shape: step.shape, time_s: (at_ns - begun_ns) as f64 / 1e9 })
+    }
+}
+
+/// Returns the steps of the recording at `path`, of all engines, by replaying its inputs through a cluster. Steps lost with their worker
+/// are skipped. The engines of a server are alike, so their steps are samples of one cost model.
 ///
 /// # Errors
-/// Fails if the file cannot be read or is no recording.
+///
+/// [`RecordingError`] if the recording cannot be read or replayed.
 pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
     let mut samples = Vec::new();
-    let mut in_flight: BTreeMap<EngineId, InFlight> = BTreeMap::new();
+    let mut engines: BTreeMap<EngineId, Engine> = BTreeMap::new();
     replay_watched(path, &mut |_| {}, &mut |shown| {
         if let Some(engine) = shown.lost {
-            in_flight.remove(&engine);
+            engines.remove(&engine);
         }
-        if let Some((engine, id)) = shown.finished
-            && in_flight.get(&engine).is_some_and(|step| step.id == id)
-            && let Some(step) = in_flight.remove(&engine)
-        {
-            samples.push(Sample { shape: step.shape, time_s: (shown.at_ns - step.begun_ns) as f64 / 1e9 });
+        if let Some((engine, id)) = shown.finished {
+            samples.extend(engines.entry(engine).or_default().finish(id, shown.at_ns));
         }
         for output in shown.outputs {
             if let Output::Engine(engine, Action::RunStep(step)) = output {
                 let begun = InFlight { id: step.id, begun_ns: shown.at_ns, shape: StepShape::of(step) };
-                in_flight.insert(*engine, begun);
+                engines.entry(*engine).or_default().in_flight.push_back(begun);
             }
         }
     })?;

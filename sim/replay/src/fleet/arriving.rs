@@ -1,22 +1,22 @@
-//! When requests come: as their source says, one after another, or all at once.
+//! Arrivals: as the source says, one after another, or all at once.
 
 use trunkline_cluster::Input;
 use trunkline_core::event::Event;
 
 use super::{Fleet, engine};
 use crate::fleet::ReplayError;
-use crate::flights::Flight;
+use crate::in_flight::InFlightRequest;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::trace::Source;
 
-/// More requests than a core may leave aside when it looks for one to admit.
+/// Requests taken ahead per replica, above the number that a core may defer in the search for a request to admit.
 const LOOK_AHEAD: usize = 64;
 
 impl Fleet<'_> {
-    /// The arrivals that wait for nothing.
+    /// Starts the arrivals that depend on no end.
     pub(super) fn begin_arrivals(&mut self) -> Result<(), ReplayError> {
-        match self.arrivals {
-            Arrivals::Traced { .. } => self.next_arrival_ns = self.source.next_arrival_ns()?,
+        match self.pending.arrivals {
+            Arrivals::Traced { .. } => self.pending.next_ns = self.pending.source.next_arrival_ns()?,
             Arrivals::Serial => self.arrive_next()?,
             Arrivals::AtOnce => {
                 // As many as can run, and as many again and some, so that no scheduling pass comes to the end of the queue.
@@ -31,19 +31,19 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// The arrivals that the ends of requests bring about.
+    /// Handles the arrivals caused by ends of requests.
     pub(super) fn follow_up(&mut self) -> Result<(), ReplayError> {
-        if self.freed.is_empty() {
+        if self.pending.freed.is_empty() {
             return Ok(());
         }
-        if matches!(self.arrivals, Arrivals::Traced { .. }) {
-            self.freed.clear();
-            self.next_arrival_ns = self.source.next_arrival_ns()?;
+        if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
+            self.pending.freed.clear();
+            self.pending.next_ns = self.pending.source.next_arrival_ns()?;
             return Ok(());
         }
         // An arrival may be refused, and so free a place again.
-        while let Some(replica) = self.freed.pop() {
-            match self.arrivals {
+        while let Some(replica) = self.pending.freed.pop() {
+            match self.pending.arrivals {
                 Arrivals::AtOnce => self.arrive_next_of(replica)?,
                 _ => self.arrive_next()?,
             }
@@ -51,36 +51,36 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// The next request of the source arrives, if it has one.
+    /// Handles the next arrival of the source, if any.
     pub(super) fn arrive_next(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.take()? else { return Ok(()) };
-        if matches!(self.arrivals, Arrivals::Traced { .. }) {
-            self.next_arrival_ns = self.source.next_arrival_ns()?;
+        if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
+            self.pending.next_ns = self.pending.source.next_arrival_ns()?;
         }
         self.arrive(number, None);
         Ok(())
     }
 
-    /// The next request whose turn it is at one replica arrives, if there is one.
+    /// Handles the next arrival in turn at one replica, if any.
     fn arrive_next_of(&mut self, replica: usize) -> Result<(), ReplayError> {
-        while self.ahead[replica].is_empty() {
+        while self.pending.ahead[replica].is_empty() {
             let Some(number) = self.take()? else { return Ok(()) };
             let turn = number % self.replicas.len() as u64;
-            self.ahead[turn as usize].push_back(number);
+            self.pending.ahead[turn as usize].push_back(number);
         }
-        let number = self.ahead[replica].pop_front().expect("one is there");
+        let number = self.pending.ahead[replica].pop_front().expect("one is there");
         self.arrive(number, Some(replica));
         Ok(())
     }
 
-    /// Takes a request from the source. Its latencies count from now, or from the beginning if all are there then.
+    /// Takes a request from the source. Its latencies count from now, or from the beginning if all requests arrive there.
     fn take(&mut self) -> Result<Option<u64>, ReplayError> {
-        let Some(traced) = self.source.next_request()? else { return Ok(None) };
-        let asked_ns = if self.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
-        let tenant = self.settings.tenants.tenant_of(self.taken);
-        let number = self.flights.push(Flight::new(traced, asked_ns, tenant));
-        assert_eq!(number, self.taken, "requests are numbered as they come");
-        self.taken += 1;
+        let Some(traced) = self.pending.source.next_request()? else { return Ok(None) };
+        let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
+        let tenant = self.settings.tenants.tenant_of(self.totals.taken);
+        let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));
+        assert_eq!(number, self.totals.taken, "requests are numbered as they come");
+        self.totals.taken += 1;
         Ok(Some(number))
     }
 

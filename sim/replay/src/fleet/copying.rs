@@ -1,55 +1,56 @@
 //! Copies of blocks over the links of replicas.
 //!
-//! When a copy ends is not known when it is asked for: those that come after it take their shares of the link ([`trunkline_sim_perf::link`]). So each
-//! direction of a link has one turn on the queue that counts, the next time that something happens there. When what is under way
-//! changes such that it comes at another time, a new one is put on the queue, and the old one is passed over by its number.
+//! The end of a copy is unknown at the start, since later copies take their shares of the link ([`trunkline_sim_perf::link`]). Each
+//! link direction therefore has one valid wake-up in the queue. When the copies under way change the time of the next event, a new
+//! wake-up replaces the old one, which is recognised by the version and skipped.
 
 use trunkline_core::transfer::Transfer;
 
-use super::{Fleet, What};
+use super::{Fleet, SimEvent};
 use trunkline_sim_perf::link::Copy;
 use trunkline_sim_report::observer::TransferSeen;
 
 impl Fleet<'_> {
     pub(super) fn begin_copy(&mut self, at_ns: u64, replica: usize, transfer: &Transfer) {
-        let lane = self.replicas[replica].links.ask(at_ns, transfer);
-        self.schedule_turn(replica, lane);
+        let direction = self.replicas[replica].links.ask(at_ns, transfer);
+        self.schedule_wake_up(replica, direction);
     }
 
-    /// The core is told of the copies that have ended after all turns of this instant, in the order in which it asked for them.
-    pub(super) fn turn_link(&mut self, replica: usize, lane: usize, version: u64) {
-        let mut ended = std::mem::take(&mut self.ended_copies);
+    /// Handles a wake-up of a link. The core learns of finished copies after all wake-ups of this instant, in the order of its
+    /// requests.
+    pub(super) fn wake_up_link(&mut self, replica: usize, direction: usize, version: u64) {
+        let mut ended = std::mem::take(&mut self.spare.ended_copies);
         let it = &mut self.replicas[replica];
-        it.links.turn(self.now_ns, lane, version, &mut ended);
+        it.links.wake_up(self.now_ns, direction, version, &mut ended);
         let life = it.life;
         for copy in ended.drain(..) {
             self.show_copy(replica, &copy, false);
-            self.schedule(self.now_ns, What::TransferEnd { replica, life, id: copy.id });
+            self.schedule(self.now_ns, SimEvent::TransferEnd { replica, life, id: copy.id });
         }
-        self.ended_copies = ended;
-        self.schedule_turn(replica, lane);
+        self.spare.ended_copies = ended;
+        self.schedule_wake_up(replica, direction);
     }
 
-    /// The copies of a replica that failed.
+    /// Cancels the copies of a failed replica.
     pub(super) fn lose_copies(&mut self, replica: usize) {
         for copy in self.replicas[replica].links.lose(self.now_ns) {
             self.show_copy(replica, &copy, true);
         }
     }
 
-    fn schedule_turn(&mut self, replica: usize, lane: usize) {
-        if let Some(turn) = self.replicas[replica].links.next_turn(lane) {
-            self.schedule(turn.at_ns, What::LinkTurn { replica, lane, version: turn.version });
+    fn schedule_wake_up(&mut self, replica: usize, direction: usize) {
+        if let Some(wake_up) = self.replicas[replica].links.next_wake_up(direction) {
+            self.schedule(wake_up.at_ns, SimEvent::LinkWakeUp { replica, direction, version: wake_up.version });
         }
     }
 
-    fn show_copy(&mut self, replica: usize, copy: &Copy, cut: bool) {
+    fn show_copy(&mut self, replica: usize, copy: &Copy, interrupted: bool) {
         self.observer.transfer(&TransferSeen {
             replica: replica as u32,
             asked_ns: copy.asked_ns,
             begin_ns: copy.begin_ns.min(self.now_ns),
             end_ns: self.now_ns,
-            cut,
+            interrupted,
             from: copy.from,
             to: copy.to,
             blocks: copy.blocks,

@@ -1,16 +1,16 @@
-//! Replicas that fail in the middle of a replay. See [`crate::faults`] for what becomes of their requests.
+//! Replicas that fail in the middle of a replay. See [`crate::faults`] for the fate of their requests.
 
 use trunkline_cluster::Input;
 use trunkline_core::event::Event;
 
-use super::{Fleet, What, engine};
+use super::{Fleet, SimEvent, engine};
 
 impl Fleet<'_> {
     pub(super) fn schedule_faults(&mut self) {
         for (failure, it) in self.settings.routing.failures.iter().enumerate() {
-            self.schedule(it.at_ns, What::Fail { failure });
+            self.schedule(it.at_ns, SimEvent::Fail { failure });
             if let Some(back_ns) = it.back_ns {
-                self.schedule(back_ns, What::Return { replica: it.replica as usize });
+                self.schedule(back_ns, SimEvent::Return { replica: it.replica as usize });
             }
         }
     }
@@ -20,8 +20,8 @@ impl Fleet<'_> {
         let at = failure.replica as usize;
         let replica = &mut self.replicas[at];
         replica.life += 1;
-        if let Some(step) = replica.in_flight.take() {
-            replica.busy_ns -= replica.step_ends_ns - self.now_ns;
+        replica.pipeline.clear(self.now_ns);
+        for step in replica.in_flight.drain(..) {
             self.cluster.recycle(engine(at), step);
         }
         self.lose_copies(at);

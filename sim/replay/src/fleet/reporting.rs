@@ -1,14 +1,16 @@
-//! What is reported of a fleet when all is over.
+//! Final report of a fleet.
 
 use trunkline_core::Stats;
 
-use super::{Fleet, engine};
+use super::{Fleet, Totals, engine};
 use crate::settings::{Arrivals, Settings};
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
-use trunkline_sim_report::report::{GroupReport, Report, SettingsReport, TierReport};
+use trunkline_sim_report::report::{
+    BatchReport, GroupReport, Latencies, Report, SettingsReport, SwapReport, TierReport, TokenTotals,
+};
 use trunkline_sim_workload::trace::{Format, Source};
 
 impl Fleet<'_> {
@@ -16,14 +18,7 @@ impl Fleet<'_> {
         let settings = self.settings;
         let status: Vec<_> = (0..self.replicas.len()).map(|replica| self.cluster.status(engine(replica))).collect();
         let stats: Vec<_> = status.iter().map(|status| status.stats).collect();
-        for stats in &stats {
-            let requests = stats.waiting + stats.running + stats.swapped + stats.loading;
-            let held = requests + stats.private_blocks;
-            assert_eq!(held, 0, "nothing is held when all requests have ended: {stats:?}");
-        }
-        for load in status.iter().map(|status| status.load) {
-            assert_eq!((load.requests, load.tokens, load.prefill_tokens), (0, 0, 0), "no load is left");
-        }
+        self.assert_drained(&stats);
         let digest = self.cluster.digest();
         let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
         let [link_out, link_in] = links(0);
@@ -31,43 +26,71 @@ impl Fleet<'_> {
         let tiers =
             tiers.map(|(at, tier)| TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at)));
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
-        let steps = sum(|stats| stats.steps);
-        let duration_s = self.last_end_ns as f64 / 1e9;
-        let busy_s = self.replicas.iter().map(|replica| replica.busy_ns as f64 / 1e9).sum::<f64>();
+        let duration_s = self.totals.last_end_ns as f64 / 1e9;
+        let busy_s = self.replicas.iter().map(|replica| replica.pipeline.busy_ns as f64 / 1e9).sum::<f64>();
         let (total, itl_s, fairness) = self.meters.end();
         Report {
-            settings: settings_report(self.source.format(), settings, self.cost.name()),
+            settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
             requests: total.requests,
             completed: total.completed,
             refused: total.refused,
             duration_s,
             requests_s: ratio(total.completed as f64, duration_s),
-            prompt_tokens: total.prompt_tokens,
-            output_tokens: total.output_tokens,
-            prefix_hit_tokens: total.cached_tokens,
-            prefix_hit_ratio: ratio(total.cached_tokens as f64, total.prompt_tokens as f64),
+            tokens: TokenTotals {
+                prompt_tokens: total.prompt_tokens,
+                output_tokens: total.output_tokens,
+                prefix_hit_tokens: total.cached_tokens,
+                prefix_hit_ratio: ratio(total.cached_tokens as f64, total.prompt_tokens as f64),
+            },
             preemptions: sum(|stats| stats.preemptions),
-            swap_outs: sum(|stats| stats.swap_outs),
-            swap_ins: sum(|stats| stats.swap_ins),
-            link_out,
-            link_in,
+            swaps: SwapReport {
+                swap_outs: sum(|stats| stats.swap_outs),
+                swap_ins: sum(|stats| stats.swap_ins),
+                link_out,
+                link_in,
+            },
             tiers: tiers.collect(),
+            batches: self.totals.batches(&stats),
+            evicted_blocks: sum(|stats| stats.evicted_blocks),
+            utilisation: ratio(busy_s, duration_s * self.replicas.len() as f64),
+            rerouted: self.rerouted,
+            latencies: Latencies {
+                ttft_s: total.ttft.summary(),
+                tpot_s: total.tpot.summary(),
+                itl_s,
+                e2e_s: total.e2e.summary(),
+            },
+            fairness,
+            load: None,
+            digest: format!("{digest:016x}"),
+            wall_s: 0.0,
+        }
+    }
+
+    /// Checks that no core, load or block still holds a request.
+    fn assert_drained(&self, stats: &[Stats]) {
+        for stats in stats {
+            let requests = stats.waiting + stats.running + stats.swapped + stats.loading;
+            let held = requests + stats.private_blocks;
+            assert_eq!(held, 0, "nothing is held when all requests have ended: {stats:?}");
+        }
+        for load in (0..self.replicas.len()).map(|replica| self.cluster.status(engine(replica)).load) {
+            assert_eq!((load.requests, load.tokens, load.prefill_tokens), (0, 0, 0), "no load is left");
+        }
+    }
+}
+
+impl Totals {
+    /// Returns the means over all steps of the replicas.
+    fn batches(&self, stats: &[Stats]) -> BatchReport {
+        let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
+        let steps = sum(|stats| stats.steps);
+        BatchReport {
             steps,
             mean_batch: ratio(self.seqs_run as f64, steps as f64),
             mean_step_tokens: ratio(self.tokens_run as f64, steps as f64),
             drafted_tokens: sum(|stats| stats.draft_tokens),
             accepted_drafts: sum(|stats| stats.accepted_draft_tokens),
-            evicted_blocks: sum(|stats| stats.evicted_blocks),
-            utilisation: ratio(busy_s, duration_s * self.replicas.len() as f64),
-            rerouted: self.rerouted,
-            ttft_s: total.ttft.summary(),
-            tpot_s: total.tpot.summary(),
-            itl_s,
-            e2e_s: total.e2e.summary(),
-            fairness,
-            load: None,
-            digest: format!("{digest:016x}"),
-            wall_s: 0.0,
         }
     }
 }
@@ -77,7 +100,6 @@ fn group_report((replicas, hardware, parallel, device_blocks): (u32, &Hardware, 
 }
 
 fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> SettingsReport {
-    let core = &settings.core;
     SettingsReport {
         trace: String::new(),
         format: format.as_str(),
@@ -88,21 +110,7 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         router: settings.routing.router.clone(),
         failures: settings.routing.failures.iter().map(ToString::to_string).collect(),
         slow: settings.routing.slow.iter().map(ToString::to_string).collect(),
-        block_size: core.block_size,
-        device_blocks: core.device_blocks,
-        max_batch_tokens: core.max_batch_tokens,
-        max_batch_size: core.max_batch_size,
-        policy: core.policy.clone(),
-        eviction: core.eviction.clone(),
-        preemption: core.preemption,
-        host_blocks: core.host_blocks,
-        swap_block_ns: core.swap_block_ns,
-        recompute_token_ns: core.recompute_token_ns,
-        launch_watermark: core.launch_watermark,
-        swap_in_watermark: core.swap_in_watermark,
-        max_step_logits: core.max_step_logits,
-        target_step_ns: core.target_step_ns,
-        max_drafts: core.max_drafts,
+        core: settings.core.clone(),
         draft_acceptance: settings.draft_acceptance,
         serial: settings.arrivals == Arrivals::Serial,
         speed: match settings.arrivals {

@@ -15,8 +15,9 @@ use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceReques
 
 mod arrivals;
 mod failures;
-mod leaps;
+mod fast_forwards;
 mod routers;
+mod steps_in_flight;
 mod tenants;
 mod transfers;
 
@@ -131,9 +132,12 @@ fn hits_are_those_of_a_naive_cache() {
             let report = run(&trace, &settings);
             let expected = naive_hit_tokens(&trace, block_size, replicas as usize);
             assert!(expected > 10_000, "the trace shares something");
-            assert_eq!(report.prefix_hit_tokens, expected, "blocks of {block_size}, {replicas} replicas");
-            assert_eq!(report.prompt_tokens, trace.requests.iter().map(|r| u64::from(r.input_tokens)).sum::<u64>());
-            assert_eq!(report.prefix_hit_ratio, expected as f64 / report.prompt_tokens as f64);
+            assert_eq!(report.tokens.prefix_hit_tokens, expected, "blocks of {block_size}, {replicas} replicas");
+            assert_eq!(
+                report.tokens.prompt_tokens,
+                trace.requests.iter().map(|r| u64::from(r.input_tokens)).sum::<u64>()
+            );
+            assert_eq!(report.tokens.prefix_hit_ratio, expected as f64 / report.tokens.prompt_tokens as f64);
             assert_eq!(report.evicted_blocks, 0);
         }
     }
@@ -149,9 +153,9 @@ fn every_request_gets_its_tokens_and_the_same_replay_gives_the_same_report() {
         let second = replay(&trace, &settings, &cost, &mut |_| {}).unwrap();
         assert_eq!((first.requests, first.refused), (300, 0));
         assert_eq!(first.completed, 300);
-        assert_eq!(first.output_tokens, trace.requests.iter().map(|r| u64::from(r.output_tokens)).sum::<u64>());
+        assert_eq!(first.tokens.output_tokens, trace.requests.iter().map(|r| u64::from(r.output_tokens)).sum::<u64>());
         assert!(first.evicted_blocks > 0 || device_blocks > 700, "the cache is under pressure");
-        assert!(first.ttft_s.p50 > 0.0 && first.ttft_s.p50 <= first.e2e_s.p50);
+        assert!(first.latencies.ttft_s.p50 > 0.0 && first.latencies.ttft_s.p50 <= first.latencies.e2e_s.p50);
         first.wall_s = second.wall_s;
         assert_eq!(first, second);
     }
@@ -180,7 +184,7 @@ fn running_out_of_blocks_preempts_and_still_finishes() {
     let requests = (0..8).map(|i| request(0, 64, 200, &[i])).collect();
     let report = run(&trace(requests), &settings(16, 60));
     assert!(report.preemptions > 0);
-    assert_eq!((report.completed, report.output_tokens), (8, 1600));
+    assert_eq!((report.completed, report.tokens.output_tokens), (8, 1600));
 }
 
 #[test]
@@ -192,13 +196,13 @@ fn latencies_of_one_request() {
     };
     let report = run(&trace(vec![request(0, 100, 5, &[0])]), &settings);
     let all = |s: f64| trunkline_sim_workload::summary::Summary { mean: s, p50: s, p90: s, p95: s, p99: s, max: s };
-    assert_eq!(report.steps, 6);
-    assert_eq!(report.ttft_s, all(0.002));
-    assert_eq!(report.tpot_s, all(0.001));
-    assert_eq!(report.itl_s, all(0.001));
-    assert_eq!(report.e2e_s, all(0.006));
+    assert_eq!(report.batches.steps, 6);
+    assert_eq!(report.latencies.ttft_s, all(0.002));
+    assert_eq!(report.latencies.tpot_s, all(0.001));
+    assert_eq!(report.latencies.itl_s, all(0.001));
+    assert_eq!(report.latencies.e2e_s, all(0.006));
     assert_eq!(report.duration_s, 0.006);
-    assert_eq!((report.prompt_tokens, report.output_tokens), (100, 5));
+    assert_eq!((report.tokens.prompt_tokens, report.tokens.output_tokens), (100, 5));
 }
 
 #[test]
@@ -207,15 +211,15 @@ fn waiting_counts_and_a_single_token_has_no_tpot() {
     let requests = vec![request(0, 10, 5, &[0]), request(1, 10, 1, &[1]), request(100, 10, 1, &[2])];
     let report = run(&trace(requests.clone()), &one_at_a_time);
     // 1 ms alone; 4 ms of waiting for the first and 1 ms; 1 ms alone.
-    assert_eq!((report.ttft_s.max, report.ttft_s.p50), (0.005, 0.001));
-    assert_eq!(report.tpot_s.mean, 0.001);
+    assert_eq!((report.latencies.ttft_s.max, report.latencies.ttft_s.p50), (0.005, 0.001));
+    assert_eq!(report.latencies.tpot_s.mean, 0.001);
     assert_eq!(report.duration_s, 0.101);
     // One after another nobody waits, and there is no gap to the third.
     let report = run(&trace(requests.clone()), &Settings { arrivals: Arrivals::Serial, ..one_at_a_time.clone() });
-    assert_eq!((report.ttft_s.max, report.duration_s), (0.001, 0.007));
+    assert_eq!((report.latencies.ttft_s.max, report.duration_s), (0.001, 0.007));
     // With a replica each nobody waits either.
     let report = run(&trace(requests), &Settings { replicas: 3, ..one_at_a_time });
-    assert_eq!((report.ttft_s.max, report.duration_s), (0.001, 0.101));
+    assert_eq!((report.latencies.ttft_s.max, report.duration_s), (0.001, 0.101));
 }
 
 #[test]
@@ -224,10 +228,10 @@ fn what_can_never_fit_is_counted_and_the_rest_goes_on() {
     for arrivals in [Arrivals::TRACED, Arrivals::Serial, Arrivals::AtOnce] {
         let report = run(&trace(requests.clone()), &Settings { arrivals, ..settings(16, 10) });
         assert_eq!((report.requests, report.completed, report.refused), (3, 2, 1));
-        assert_eq!(report.prompt_tokens, 20);
+        assert_eq!(report.tokens.prompt_tokens, 20);
     }
     let all_refused = run(&trace(vec![request(0, 512, 5, &[1])]), &settings(16, 1));
-    assert_eq!((all_refused.completed, all_refused.refused, all_refused.prefix_hit_ratio), (0, 1, 0.0));
+    assert_eq!((all_refused.completed, all_refused.refused, all_refused.tokens.prefix_hit_ratio), (0, 1, 0.0));
     assert!(all_refused.to_json().contains("\"refused\": 1"));
 }
 
@@ -331,12 +335,12 @@ fn hits_on_the_conversation_trace() {
         full.hit_tokens as f64 / prompt_tokens as f64
     );
     let report = run(&trace, &Settings { arrivals: Arrivals::Serial, ..settings(512, 10_000_000) });
-    assert_eq!((report.completed, report.prompt_tokens), (12_031, prompt_tokens));
-    assert_eq!(report.prefix_hit_tokens, full.hit_tokens);
+    assert_eq!((report.completed, report.tokens.prompt_tokens), (12_031, prompt_tokens));
+    assert_eq!(report.tokens.prefix_hit_tokens, full.hit_tokens);
 
     trace.requests.truncate(500);
     let report = run(&trace, &Settings { arrivals: Arrivals::Serial, ..settings(16, 10_000_000) });
-    assert_eq!(report.prefix_hit_tokens, naive_hits_of_ids(&trace, 16, false).hit_tokens);
+    assert_eq!(report.tokens.prefix_hit_tokens, naive_hits_of_ids(&trace, 16, false).hit_tokens);
 }
 
 #[test]
@@ -347,5 +351,5 @@ fn the_azure_trace_loads_and_shares_nothing() {
     assert_eq!(trace.requests.iter().map(|request| u64::from(request.output_tokens)).sum::<u64>(), 4_088_665);
     let trace = Trace { requests: trace.requests[..300].to_vec(), ..trace };
     let report = run(&trace, &settings(16, 20_000));
-    assert_eq!((report.completed, report.prefix_hit_tokens), (300, 0));
+    assert_eq!((report.completed, report.tokens.prefix_hit_tokens), (300, 0));
 }

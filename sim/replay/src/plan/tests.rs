@@ -115,7 +115,7 @@ fn the_highest_rate_is_met_and_a_little_more_is_not() {
         assert_eq!(best.replicas, 2);
         let p99_at = |speed| {
             let settings = Settings { arrivals: Arrivals::Traced { speed }, ..settings(2, 2_000) };
-            replay(&trace, &settings, &Linear, &mut |_| {}).unwrap().ttft_s.p99
+            replay(&trace, &settings, &Linear, &mut |_| {}).unwrap().latencies.ttft_s.p99
         };
         assert!(p99_at(best.speed) <= 0.02 && p99_at(best.speed * 2f64.powf(1.0 / 32.0)) > 0.02);
         assert!((best.arrival_requests_s.unwrap() / best.speed - 1_000.0 / gap_ms as f64).abs() < 1e-6);

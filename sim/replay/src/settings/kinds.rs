@@ -10,12 +10,12 @@ use super::Settings;
 use crate::group::Group;
 
 impl Settings {
-    /// Replicas of all kinds.
+    /// Returns the number of replicas of all kinds.
     pub fn n_replicas(&self) -> u32 {
         self.others.iter().fold(self.replicas, |sum, group| sum.saturating_add(group.replicas))
     }
 
-    /// The group of a replica, if it is not of the first kind.
+    /// Returns the group of a replica; `None` for the first kind.
     pub fn group_of(&self, replica: usize) -> Option<&Group> {
         let mut after = self.replicas as usize;
         self.others.iter().find(|group| {
@@ -25,12 +25,12 @@ impl Settings {
         })
     }
 
-    /// The device of a replica.
+    /// Returns the device of a replica.
     pub fn hardware_of(&self, replica: usize) -> &Hardware {
         self.group_of(replica).map_or(&self.hardware, |group| &group.hardware)
     }
 
-    /// The limits of a replica's core.
+    /// Returns the limits of a replica's core.
     pub fn core_of(&self, replica: usize) -> Config {
         match self.group_of(replica) {
             None => self.core.clone(),
@@ -38,7 +38,7 @@ impl Settings {
         }
     }
 
-    /// The limits of the cores of a group.
+    /// Returns the limits of the cores of a group.
     pub(crate) fn core_in(&self, group: &Group) -> Config {
         Config {
             device_blocks: group.device_blocks,
@@ -48,7 +48,7 @@ impl Settings {
         }
     }
 
-    /// The name of the device, or of each kind how many replicas of which devices.
+    /// Returns the name of the device, or the number of replicas per device for several kinds.
     pub fn devices(&self) -> String {
         if self.others.is_empty() {
             return self.hardware.name.into();
@@ -60,8 +60,12 @@ impl Settings {
         kinds.collect::<Vec<_>>().join(", ")
     }
 
-    /// Adds replicas of another kind, with so many blocks or as many as fit beside the weights, and with costs that are yet to be
-    /// estimated ([`Settings::estimate_costs`]).
+    /// Adds replicas of another kind with the given number of blocks, or as many as fit beside the weights. Costs are estimated
+    /// later by [`Settings::estimate_costs`].
+    ///
+    /// # Errors
+    ///
+    /// [`DoesNotFit`] if no block fits.
     pub fn add_group(
         &mut self,
         hardware: Hardware,
@@ -76,7 +80,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Each kind: replicas, device, shape, blocks.
+    /// Returns the kinds as replicas, device, parallelism and blocks.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = (u32, &Hardware, Parallel, u32)> {
         let first = (self.replicas, &self.hardware, self.parallel, self.core.device_blocks);
         let others = self.others.iter();
@@ -84,7 +88,11 @@ impl Settings {
             .chain(others.map(|group| (group.replicas, &group.hardware, group.parallel, group.device_blocks)))
     }
 
-    /// Makes the cost model. That can mean reading a table: once is enough for settings that differ in nothing it depends on.
+    /// Constructs the cost model, which may read a table. Settings that differ only in other fields can share the model.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if the model cannot be constructed for a device.
     pub fn cost_model(&self) -> Result<BoxedCost, CostError> {
         let make = |hardware, parallel| self.cost.make(hardware, &self.model, parallel, self.weights);
         if self.others.is_empty() {

@@ -41,7 +41,7 @@ fn run(requests: u64, block_size: u32) -> Option<Report> {
 #[test]
 fn the_first_request_takes_as_long_to_the_microsecond() {
     let Some(report) = run(1, 16) else { return };
-    let (ttft_ms, e2e_s) = (report.ttft_s.max * 1e3, report.e2e_s.max);
+    let (ttft_ms, e2e_s) = (report.latencies.ttft_s.max * 1e3, report.latencies.e2e_s.max);
     println!("TTFT {ttft_ms} ms, E2E {e2e_s} s");
     assert!((ttft_ms - 29.00256).abs() < 1e-5, "{ttft_ms}");
     assert!((e2e_s - 0.4814835).abs() < 1e-6, "{e2e_s}");
@@ -55,11 +55,13 @@ fn the_whole_run_has_its_percentiles() {
         Summary { mean: 0.0187916, p50: 0.0167053, p90: 0.0270990, p95: 0.0326410, p99: 0.0444755, max: 0.0479892 };
     let e2e = Summary { mean: 3.950100, p50: 2.682937, p90: 7.979438, p95: 9.253648, p99: 12.831547, max: 28.641607 };
     let Some(report) = run(u64::MAX, 16) else { return };
-    println!("{} steps, wall {} s", report.steps, report.wall_s);
+    println!("{} steps, wall {} s", report.batches.steps, report.wall_s);
     println!("       mean    p50    p90    p95    p99    max");
-    for (what, found, expected) in
-        [("TTFT", &report.ttft_s, &ttft), ("TPOT", &report.tpot_s, &tpot), ("E2E", &report.e2e_s, &e2e)]
-    {
+    for (what, found, expected) in [
+        ("TTFT", &report.latencies.ttft_s, &ttft),
+        ("TPOT", &report.latencies.tpot_s, &tpot),
+        ("E2E", &report.latencies.e2e_s, &e2e),
+    ] {
         let errors = errors(found, expected);
         println!("{}", line(what, &errors));
         assert!(errors.iter().all(|error| error.abs() < 0.005), "{what}: {errors:?}");

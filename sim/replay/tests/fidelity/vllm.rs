@@ -11,7 +11,9 @@ use trunkline_core::event::{Action, Event};
 use trunkline_core::step::{Step, StepResult};
 use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 use trunkline_sim_perf::cost::table::Skew;
-use trunkline_sim_perf::cost::{CostChoice, CostModel, Fitted, Limit, Parallel, Roofline, StepShape, Table, Weights};
+use trunkline_sim_perf::cost::{
+    CostChoice, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Table, Weights,
+};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::calibrate::{Sample, calibrate, from_benchmark};
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines, replay};
@@ -191,8 +193,9 @@ fn a_replay_of_the_workload_is_near() {
         settings.cost = cost;
         let cost = settings.cost_model().unwrap();
         let report = replay(&trace, &settings, &*cost, &mut |_| {}).unwrap();
-        let title = format!("{}: {} steps, {} preemptions", cost.name(), report.steps, report.preemptions);
-        let worst = compare(&title, &[report.ttft_s, report.tpot_s, report.e2e_s], &run.expected);
+        let title = format!("{}: {} steps, {} preemptions", cost.name(), report.batches.steps, report.preemptions);
+        let worst =
+            compare(&title, &[report.latencies.ttft_s, report.latencies.tpot_s, report.latencies.e2e_s], &run.expected);
         assert!(worst < most, "{worst}");
     }
 }
@@ -250,7 +253,7 @@ fn a_calibrated_model_is_near_what_it_was_calibrated_to() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("benchmark.json");
     fs::write(&path, benchmark(&jobs)).unwrap();
-    let limit = Limit::new(hardware, model, Parallel::ONE);
+    let limit = LowerBound::new(hardware, model, Parallel::ONE);
     for (what, samples, most) in
         [("every step", watched.seen.take(), 0.02), ("a benchmark", from_benchmark(&path, 2048).unwrap(), 0.02)]
     {

@@ -41,8 +41,8 @@ fn every_column_has_its_figure() {
     assert_eq!(names.len(), columns.len(), "no name twice");
     let cell = |name: &str| &row[columns.iter().position(|(column, _)| column.name == name).unwrap()];
     assert_eq!(cell("completed"), &Cell::Int(20));
-    assert_eq!(cell("ttft_p99"), &Cell::Real(report.ttft_s.p99));
-    assert_eq!(cell("e2e_mean"), &Cell::Real(report.e2e_s.mean));
+    assert_eq!(cell("ttft_p99"), &Cell::Real(report.latencies.ttft_s.p99));
+    assert_eq!(cell("e2e_mean"), &Cell::Real(report.latencies.e2e_s.mean));
     assert_eq!(cell("tier_host_stored_blocks"), &Cell::count(report.tiers[0].stored_blocks));
     assert!(report.tiers[0].stored_blocks > 0);
     assert_eq!(cell("tier_disk_blocks"), &Cell::None);

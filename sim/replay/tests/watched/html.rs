@@ -88,5 +88,5 @@ fn runs_are_compared_with_what_differs_apart() {
         assert!(page.contains(part), "{part}");
     }
     assert!(!page.contains("class=\"cards\""));
-    assert!(page.contains("<th scope=\"row\">Eviction</th><td>lru</td></tr>"), "said once");
+    assert!(page.contains(">eviction</th><td>lru</td></tr>"), "said once");
 }

@@ -68,29 +68,33 @@ fn buckets_by_hand() {
     let counts = |rates: &[f64]| rates.iter().map(|rate| (rate * seconds * 1e4).round() / 1e4).collect::<Vec<_>>();
     assert_eq!((told.bucket_s, told.begin_s.len(), told.end_s), (seconds, 5, 5.0 * seconds));
     // One token of the prefill: two thirds in the first bucket. Two of each decode that is followed, two of the last ones.
-    assert_eq!(counts(&told.output_tokens_s), [0.6667, 2.3333, 2.0, 0.0, 2.0]);
-    assert_eq!(counts(&told.cached_tokens_s), [32.0, 0.0, 0.0, 0.0, 0.0]);
-    assert_eq!(counts(&told.uncached_tokens_s), [64.0, 0.0, 0.0, 0.0, 0.0]);
-    assert_eq!(told.hit_ratio, [Some(0.333333), None, None, None, None]);
-    assert_eq!(told.waiting, [3.0, 1.5, 7.0, 7.0, 7.0], "the second replica's wait for a copy when no step follows");
-    assert_eq!(told.waiting_max, [3, 3, 7, 7, 7]);
-    assert_eq!(told.running, [1.0, 1.5, 1.0, 0.0, 2.0]);
+    assert_eq!(counts(&told.flow.output_tokens_s), [0.6667, 2.3333, 2.0, 0.0, 2.0]);
+    assert_eq!(counts(&told.flow.cached_tokens_s), [32.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(counts(&told.flow.uncached_tokens_s), [64.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(told.flow.hit_ratio, [Some(0.333333), None, None, None, None]);
+    assert_eq!(
+        told.requests.waiting,
+        [3.0, 1.5, 7.0, 7.0, 7.0],
+        "the second replica's wait for a copy when no step follows"
+    );
+    assert_eq!(told.requests.waiting_max, [3, 3, 7, 7, 7]);
+    assert_eq!(told.requests.running, [1.0, 1.5, 1.0, 0.0, 2.0]);
     // Of 200 blocks: 4 in use and 2 cached; then all 6 cached; the other has 10, then cached.
-    assert_eq!(told.blocks_in_use, [4.0, 4.0, 10.0, 0.0, 4.0]);
-    assert_eq!(told.blocks_cached, [2.0, 2.0, 6.0, 16.0, 12.0]);
-    assert_eq!(told.blocks_free, [194.0, 194.0, 184.0, 184.0, 184.0]);
+    assert_eq!(told.blocks.blocks_in_use, [4.0, 4.0, 10.0, 0.0, 4.0]);
+    assert_eq!(told.blocks.blocks_cached, [2.0, 2.0, 6.0, 16.0, 12.0]);
+    assert_eq!(told.blocks.blocks_free, [194.0, 194.0, 184.0, 184.0, 184.0]);
     assert_eq!(told.utilisation, [0.5, 0.5, 0.5, 0.0, 0.5]);
     let means = |column: &[Option<f64>]| column.iter().map(|it| it.map(|it| (it * 100.0).round())).collect::<Vec<_>>();
     // Two thirds of a step in the first bucket; one third of it and a whole one in the second.
     assert_eq!(
-        means(&told.prefill_tokens),
+        means(&told.steps.prefill_tokens),
         [6400.0, 1600.0, 0.0].map(Some).into_iter().chain([None, Some(0.0)]).collect::<Vec<_>>()
     );
     assert_eq!(
-        means(&told.decodes),
+        means(&told.steps.decodes),
         [0.0, 150.0, 200.0].map(Some).into_iter().chain([None, Some(200.0)]).collect::<Vec<_>>()
     );
-    assert!(near(told.step_s[0].unwrap(), 1.5 * seconds));
+    assert!(near(told.steps.step_s[0].unwrap(), 1.5 * seconds));
     assert_eq!(told.replicas.iter().map(|it| it.busy_ns).collect::<Vec<_>>(), [3 * W, W]);
 }
 
@@ -104,8 +108,8 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     series.step(&StepSeen { replica: 0, begin_ns: 0, end_ns: 10_000_000, shape, stats: &seen });
     let (from, to) = (Place::Device, Place::Host);
     let (asked_ns, begin_ns) = (0, 1_000);
-    for (end_ns, cut) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
-        series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, cut, from, to, blocks: 5 });
+    for (end_ns, interrupted) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
+        series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, interrupted, from, to, blocks: 5 });
     }
     series.replica(5_000_000, 0, false);
     series.replica(8_000_000, 0, true);
@@ -113,10 +117,14 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     series.replica(u64::MAX / 2, 0, false);
     let told = series.finish(&report(&settings, 4 * W));
     assert_eq!(told.replicas[0].busy_ns, 5_000_000);
-    assert_eq!(told.output_tokens_s, [0.0; 4], "a step that was cut gives no token");
+    assert_eq!(told.flow.output_tokens_s, [0.0; 4], "a step that was cut gives no token");
     assert_eq!(told.bucket_s, W as f64 / 1e9, "a far failure does not widen the buckets");
-    assert_eq!((told.running[3], told.waiting[3], told.swapped[3]), (0.0, 6.0, 0.0), "they wait for it to be back");
-    assert_eq!((told.blocks_free[3], told.blocks_cached[3]), (100.0, 0.0));
+    assert_eq!(
+        (told.requests.running[3], told.requests.waiting[3], told.requests.swapped[3]),
+        (0.0, 6.0, 0.0),
+        "they wait for it to be back"
+    );
+    assert_eq!((told.blocks.blocks_free[3], told.blocks.blocks_cached[3]), (100.0, 0.0));
     let [link] = &told.links[..] else { panic!("one direction") };
     assert_eq!(link.name, "to host");
     let block_bytes = 2_097_152.0;
@@ -134,19 +142,19 @@ fn buckets_sum_up_to_the_report() {
     let trace = trace(200);
     for settings in [plain, tight, mixed()] {
         let (report, told) = replayed(&settings, &trace);
-        assert!(report.prefix_hit_tokens > 0 && report.completed == 200);
-        assert!(near(total(&told, &told.output_tokens_s), report.output_tokens as f64));
-        assert!(near(total(&told, &told.cached_tokens_s), report.prefix_hit_tokens as f64));
-        let prompt = total(&told, &told.cached_tokens_s) + total(&told, &told.uncached_tokens_s);
-        assert!(near(prompt, report.prompt_tokens as f64));
-        assert!(near(total(&told, &told.completed_s), 200.0) && near(total(&told, &told.arrived_s), 200.0));
+        assert!(report.tokens.prefix_hit_tokens > 0 && report.completed == 200);
+        assert!(near(total(&told, &told.flow.output_tokens_s), report.tokens.output_tokens as f64));
+        assert!(near(total(&told, &told.flow.cached_tokens_s), report.tokens.prefix_hit_tokens as f64));
+        let prompt = total(&told, &told.flow.cached_tokens_s) + total(&told, &told.flow.uncached_tokens_s);
+        assert!(near(prompt, report.tokens.prompt_tokens as f64));
+        assert!(near(total(&told, &told.flow.completed_s), 200.0) && near(total(&told, &told.flow.arrived_s), 200.0));
         assert!(near(total(&told, &told.utilisation), report.utilisation * report.duration_s));
-        assert_eq!(told.ttft.summary, report.ttft_s);
-        assert_eq!(told.tpot.summary, report.tpot_s);
-        assert_eq!(told.e2e.summary, report.e2e_s);
+        assert_eq!(told.latencies.ttft.summary, report.latencies.ttft_s);
+        assert_eq!(told.latencies.tpot.summary, report.latencies.tpot_s);
+        assert_eq!(told.latencies.e2e.summary, report.latencies.e2e_s);
         for i in 0..told.begin_s.len() {
-            let blocks = told.blocks_in_use[i] + told.blocks_cached[i] + told.blocks_free[i];
-            assert!(near(blocks, told.device_blocks as f64), "bucket {i}: {blocks}");
+            let blocks = told.blocks.blocks_in_use[i] + told.blocks.blocks_cached[i] + told.blocks.blocks_free[i];
+            assert!(near(blocks, told.blocks.device_blocks as f64), "bucket {i}: {blocks}");
         }
         assert_eq!(told.replicas.iter().map(|it| it.completed).sum::<u64>(), 200);
         let stored: u64 = report.tiers.iter().map(|tier| tier.link_out.blocks).sum();

@@ -73,7 +73,7 @@ fn slices_of_a_thread_do_not_overlap_and_steps_sum_up_to_the_busy_time() {
     }
     assert_eq!(threads.len(), 3, "the steps of each replica");
     assert_eq!(cut, 2, "both failures come in the middle of a step");
-    assert_eq!(of(&events, "X").filter(|slice| slice["tid"] == STEPS_THREAD).count() as u64, report.steps);
+    assert_eq!(of(&events, "X").filter(|slice| slice["tid"] == STEPS_THREAD).count() as u64, report.batches.steps);
     let busy_s = report.utilisation * report.duration_s * 3.0;
     assert!((busy_ns as f64 / 1e9 - busy_s).abs() < 1e-9, "{busy_ns} {busy_s}");
 }
@@ -106,7 +106,7 @@ fn every_request_begins_and_ends_and_its_phases_are_inside() {
                 .unwrap()
         })
         .collect();
-    assert!((*e2e.iter().max().unwrap() as f64 / 1e9 - report.e2e_s.max).abs() < 1e-9);
+    assert!((*e2e.iter().max().unwrap() as f64 / 1e9 - report.latencies.e2e_s.max).abs() < 1e-9);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn replicas_of_every_kind_have_a_process() {
     let processes = of(&events, "M").filter(|it| it["name"] == "process_name").count();
     assert_eq!(processes, 3);
     let all: Vec<_> = of(&events, "M").filter(|it| it["name"] == "process_name").map(|it| it["pid"].as_u64()).collect();
-    assert_eq!(all.iter().map(|pid| steps(pid.unwrap()) as u64).sum::<u64>(), report.steps);
+    assert_eq!(all.iter().map(|pid| steps(pid.unwrap()) as u64).sum::<u64>(), report.batches.steps);
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Numbers in readable form.
 
 use crate::numbers::grouped;
 
-/// Three digits, or all those before the point.
+/// Formats three digits, or all digits before the point.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -16,18 +16,18 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// The same without zeros at its end.
+/// Formats three digits without trailing zeros.
 pub(super) fn short(value: f64) -> String {
     let text = number(value);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
 }
 
-/// A time in the unit that suits it.
+/// Formats a time with a suitable unit.
 pub(super) fn seconds(s: f64) -> String {
     scaled(s, number)
 }
 
-/// The same without zeros at the end of the number: a time that was set, not measured.
+/// Formats a configured time with a suitable unit and without trailing zeros.
 pub(super) fn short_seconds(s: f64) -> String {
     scaled(s, short)
 }
@@ -43,7 +43,7 @@ fn scaled(s: f64, show: fn(f64) -> String) -> String {
     format!("{} {unit}", show(s * by))
 }
 
-/// A share in per cent.
+/// Formats a share in per cent.
 pub(super) fn per_cent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }

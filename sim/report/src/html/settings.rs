@@ -1,17 +1,19 @@
-//! What was set, and how far the figures are to be trusted.
+//! Settings on a page, and the accuracy of the figures.
 
-use trunkline_core::Preemption;
+use trunkline_core::Config;
+use trunkline_core::config::{Kind, SETTINGS, Setting};
 
-use super::figures::{number, per_cent, short, short_seconds};
+use super::figures::{number, per_cent, short};
 use super::{Run, escape};
 use crate::numbers::grouped;
-use crate::report::{GroupReport, Report, SettingsReport};
+use crate::report::{CORE_UNREPORTED, GroupReport, Report, SettingsReport};
 use crate::series::TierSeries;
 
-/// What is set, and how it reads.
+/// Title and text of a setting.
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
-const ROWS: [Row; 24] = [
+/// Settings beside those of the core.
+const ROWS: [Row; 11] = [
     ("Trace", |it| format!("{} ({})", it.report.settings.trace, it.report.settings.format)),
     ("Arrivals", |it| arrivals(it.report)),
     ("Hardware", |it| hardware(&it.report.settings)),
@@ -20,29 +22,27 @@ const ROWS: [Row; 24] = [
     ("Router", |it| it.report.settings.router.clone()),
     ("Failures", |it| list(&it.report.settings.failures)),
     ("Slow replicas", |it| list(&it.report.settings.slow)),
-    ("Policy", |it| it.report.settings.policy.clone()),
-    ("Eviction", |it| it.report.settings.eviction.clone()),
-    ("Preemption", |it| preemption(it.report.settings.preemption).into()),
     ("KV blocks on each device", |it| device_blocks(&it.report.settings)),
-    ("KV blocks on each host, for swaps", |it| grouped(it.report.settings.host_blocks.into())),
     ("Tiers", tiers),
-    ("Tokens in a block", |it| grouped(it.report.settings.block_size.into())),
-    ("Tokens in a step, most", |it| grouped(it.report.settings.max_batch_tokens.into())),
-    ("Sequences in a step, most", |it| grouped(it.report.settings.max_batch_size.into())),
-    ("Positions sampled in a step, most", |it| grouped(it.report.settings.max_step_logits.into())),
-    ("Target time of a step", |it| target(&it.report.settings)),
-    ("Drafts", |it| drafts(&it.report.settings)),
-    ("Estimate: copying a block", |it| short_seconds(it.report.settings.swap_block_ns as f64 / 1e9)),
-    ("Estimate: computing a token", |it| short_seconds(it.report.settings.recompute_token_ns as f64 / 1e9)),
-    ("Watermark for admission", |it| {
-        format!("{} blocks for each running request", it.report.settings.launch_watermark)
-    }),
-    ("Watermark for swapping in", |it| {
-        format!("{} blocks for each running request", it.report.settings.swap_in_watermark)
-    }),
+    ("Probability that a draft is accepted", |it| it.report.settings.draft_acceptance.to_string()),
 ];
 
-/// Each kind of replica.
+/// Returns the settings of the core to show, each a row titled by its flag.
+fn core_settings() -> impl Iterator<Item = &'static Setting> {
+    let shown = |setting: &&Setting| setting.name != "device_blocks" && !CORE_UNREPORTED.contains(&setting.name);
+    SETTINGS.iter().filter(shown)
+}
+
+/// Returns a setting of the core as text.
+fn core_value(setting: &Setting, core: &Config) -> String {
+    let text = (setting.get)(core);
+    match (setting.kind, text.parse()) {
+        (Kind::U32 | Kind::U64, Ok(number)) => grouped(number),
+        _ => text,
+    }
+}
+
+/// Describes each kind of replica.
 pub(super) fn hardware(settings: &SettingsReport) -> String {
     let shape = |parallel: &str| if parallel == "tp1pp1" { String::new() } else { format!(" {parallel}") };
     match &settings.groups[..] {
@@ -71,25 +71,7 @@ fn list(items: &[String]) -> String {
     if items.is_empty() { "none".into() } else { items.join(", ") }
 }
 
-fn preemption(preemption: Preemption) -> &'static str {
-    Preemption::ALL.iter().find(|(_, known)| *known == preemption).map_or("", |(name, _)| *name)
-}
-
-fn target(settings: &SettingsReport) -> String {
-    match settings.target_step_ns {
-        0 => "none".into(),
-        ns => short_seconds(ns as f64 / 1e9),
-    }
-}
-
-fn drafts(settings: &SettingsReport) -> String {
-    match settings.max_drafts {
-        0 => "none".into(),
-        n => format!("up to {n}, right with probability {}", settings.draft_acceptance),
-    }
-}
-
-/// When requests arrived.
+/// Describes the arrivals.
 pub(super) fn arrivals(report: &Report) -> String {
     match (&report.load, report.settings.speed) {
         (Some(load), _) => format!(
@@ -104,16 +86,22 @@ pub(super) fn arrivals(report: &Report) -> String {
     }
 }
 
-/// What all runs have in common, and what differs between them.
+/// Returns the tables of settings: those that differ between runs, then the common ones.
 pub(super) fn tables(runs: &[Run<'_>]) -> String {
-    let values = |row: &fn(&Run<'_>) -> String| runs.iter().map(row).collect::<Vec<_>>();
+    let named =
+        ROWS.iter().map(|(name, row)| (format!("<th scope=\"row\">{name}</th>"), runs.iter().map(row).collect()));
+    let core = core_settings().map(|setting| {
+        let (help, flag) = (escape(&setting.help()), setting.flag);
+        let values = runs.iter().map(|run| core_value(setting, &run.report.settings.core)).collect();
+        (format!("<th scope=\"row\" title=\"{help}\">{flag}</th>"), values)
+    });
+    let rows: Vec<(String, Vec<String>)> = named.chain(core).collect();
     let (mut same, mut differing) = (String::new(), String::new());
-    for (name, row) in &ROWS {
-        let values = values(row);
+    for (head, values) in &rows {
         let cells = |values: &[String]| values.iter().map(|it| format!("<td>{}</td>", escape(it))).collect::<String>();
         match values.iter().all(|value| *value == values[0]) {
-            true => same.push_str(&format!("<tr><th scope=\"row\">{name}</th>{}</tr>\n", cells(&values[..1]))),
-            false => differing.push_str(&format!("<tr><th scope=\"row\">{name}</th>{}</tr>\n", cells(&values))),
+            true => same.push_str(&format!("<tr>{head}{}</tr>\n", cells(&values[..1]))),
+            false => differing.push_str(&format!("<tr>{head}{}</tr>\n", cells(values))),
         }
     }
     let table = |head: &str, rows: &str| {
@@ -128,7 +116,7 @@ pub(super) fn tables(runs: &[Run<'_>]) -> String {
     table(&head, &differing) + &table(head_same, &same)
 }
 
-/// The cost models' statements of their errors.
+/// Returns the cost models' statements of their errors.
 pub(super) fn trust(runs: &[Run<'_>]) -> String {
     let mut models: Vec<&str> = runs.iter().map(|run| run.report.settings.cost_model.as_str()).collect();
     models.dedup();

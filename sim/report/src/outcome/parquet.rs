@@ -6,14 +6,14 @@ use std::path::Path;
 use super::{CSV_HEADER, Outcome, Sink};
 use trunkline_sim_perf::columns::{Cell, Column, ColumnError, ColumnFault, ColumnWriter, Kind};
 
-/// What the rows are, in the file's footer.
+/// Metadata in the file's footer.
 const ABOUT: [(&str, &str); 3] = [
     ("trunkline.rows", "a request of a replay each, in the order in which they ended"),
     ("trunkline.times", "seconds; arrival_s after the first arrival, the others after the request's own"),
     ("trunkline.version", env!("CARGO_PKG_VERSION")),
 ];
 
-/// Rows of Parquet.
+/// Parquet file of outcomes.
 pub(super) struct Rows(ColumnWriter);
 
 impl Rows {
@@ -49,7 +49,7 @@ impl Sink for Rows {
     }
 }
 
-/// The columns of CSV, in their order.
+/// Returns the columns of CSV, in order.
 fn columns() -> Vec<Column> {
     let column = |name: &str| match name {
         "refused" => Column::new(name, Kind::Flag),
@@ -60,7 +60,7 @@ fn columns() -> Vec<Column> {
     CSV_HEADER.split(',').map(column).collect()
 }
 
-/// The same fault without the path, which whoever writes outcomes names itself.
+/// Returns the error without the path, which the caller adds.
 fn fault(error: ColumnError) -> io::Error {
     match error.fault {
         ColumnFault::Io(fault) => fault,

@@ -1,18 +1,18 @@
-//! Sums by time in a bounded number of buckets, which widen as time goes on.
+//! Sums over time in a bounded number of buckets of growing width.
 
-/// Buckets at most. When they are used up, pairs are merged and the width doubles.
+/// Number of buckets, at most. When all are used, pairs are merged and the width doubles.
 pub(super) const BUCKETS_MAX: usize = 240;
-/// The width to begin with, nanoseconds: 1/512 s, so that widths come to be 1, 2, 4 s and so on.
+/// Initial width, nanoseconds: 1/512 s, so that later widths are 1, 2, 4 s and so on.
 pub(super) const FIRST_WIDTH_NS: u64 = 1_953_125;
 
-/// What is summed up in a bucket.
+/// Quantity summed in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sum {
     OutputTokens,
-    /// Prompt tokens of requests admitted for the first time, and those of them found in the cache.
+    /// Prompt tokens at the first admission of the request; next, prefix hits among them.
     PromptTokens,
     CachedTokens,
-    /// Steps, and over them: their time, sequences and tokens.
+    /// Steps, followed by sums over steps: time, sequences and tokens.
     Steps,
     BusyNs,
     Decodes,
@@ -22,17 +22,17 @@ pub(super) enum Sum {
     Arrived,
     Ended,
     Preemptions,
-    /// Over requests that arrived in the bucket.
+    /// Sum over requests that arrived in the bucket.
     TtftNs,
     TtftRequests,
-    /// Blocks copied; the lane is added to it.
-    Lane,
+    /// Copied blocks of the first link direction; the number of the direction is added.
+    LinkDirection,
 }
 
-/// Sums of a bucket; [`Sum::Lane`] is the first of as many as there are lanes.
-const SUMS: usize = Sum::Lane as usize + trunkline_sim_perf::link::LANES;
+/// Sums per bucket, including one per link direction.
+const SUMS: usize = Sum::LinkDirection as usize + trunkline_sim_perf::link::LINK_DIRECTIONS;
 
-/// What is integrated over time in a bucket, for the fleet.
+/// Quantity integrated over time in a bucket, for the whole fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gauge {
     Waiting,
@@ -42,20 +42,20 @@ pub(super) enum Gauge {
     BlocksInUse,
     BlocksCached,
     BlocksFree,
-    /// Blocks in the first tier; those behind it follow.
+    /// Blocks in the first tier; further tiers follow.
     Tier,
 }
 
-/// Gauges of a bucket.
+/// Number of gauges per bucket.
 const GAUGES: usize = Gauge::Tier as usize + trunkline_core::TIERS_MAX;
-/// A value of each gauge.
+/// Values of all gauges.
 pub(super) type Values = [u64; GAUGES];
 
-/// What happened in one stretch of time.
+/// Bucket of events in an interval.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bucket {
     sums: [f64; SUMS],
-    /// Gauge times nanoseconds.
+    /// Gauges integrated over nanoseconds.
     areas: [f64; GAUGES],
     maxima: Values,
 }
@@ -65,17 +65,17 @@ impl Bucket {
         self.sums[sum as usize]
     }
 
-    /// Blocks copied over a lane.
-    pub(super) fn copied(&self, lane: usize) -> f64 {
-        self.sums[Sum::Lane as usize + lane]
+    /// Returns the blocks copied in a link direction.
+    pub(super) fn copied(&self, direction: usize) -> f64 {
+        self.sums[Sum::LinkDirection as usize + direction]
     }
 
-    /// The mean of a gauge over the bucket, of which `covered_ns` were lived through.
+    /// Returns the mean of a gauge over the bucket, of which the replay covers `covered_ns`.
     pub(super) fn mean(&self, gauge: usize, covered_ns: u64) -> f64 {
         self.areas[gauge] / covered_ns.max(1) as f64
     }
 
-    /// The greatest value of a gauge that lasted.
+    /// Returns the greatest lasting value of a gauge.
     pub(super) fn max(&self, gauge: Gauge) -> u64 {
         self.maxima[gauge as usize]
     }
@@ -87,7 +87,7 @@ impl Bucket {
     }
 }
 
-/// The buckets from time 0.
+/// Buckets from time 0.
 #[derive(Clone, Debug)]
 pub(super) struct Buckets {
     width_ns: u64,
@@ -110,19 +110,21 @@ impl Buckets {
         self.at(at_ns).sums[sum as usize] += amount;
     }
 
-    /// Adds to sums evenly over a time.
+    /// Adds to sums evenly over an interval.
     pub(super) fn spread(&mut self, begin_ns: u64, end_ns: u64, amounts: &[(Sum, f64)]) {
         self.over(begin_ns, end_ns, |bucket, share, _| {
             amounts.iter().for_each(|(sum, amount)| bucket.sums[*sum as usize] += amount * share);
         });
     }
 
-    /// Adds blocks copied over a lane, evenly over a time.
-    pub(super) fn spread_copy(&mut self, begin_ns: u64, end_ns: u64, lane: usize, blocks: f64) {
-        self.over(begin_ns, end_ns, |bucket, share, _| bucket.sums[Sum::Lane as usize + lane] += blocks * share);
+    /// Adds blocks copied in a link direction evenly over an interval.
+    pub(super) fn spread_copy(&mut self, begin_ns: u64, end_ns: u64, direction: usize, blocks: f64) {
+        self.over(begin_ns, end_ns, |bucket, share, _| {
+            bucket.sums[Sum::LinkDirection as usize + direction] += blocks * share
+        });
     }
 
-    /// The gauges had these values from `begin_ns` to `end_ns`.
+    /// Integrates gauges with constant values over an interval.
     pub(super) fn hold(&mut self, begin_ns: u64, end_ns: u64, values: &Values) {
         if begin_ns < end_ns {
             self.over(begin_ns, end_ns, |bucket, _, ns| {
@@ -134,7 +136,7 @@ impl Buckets {
         }
     }
 
-    /// Visits the buckets of a time with the share of it that falls into each, and nanoseconds. An instant falls into one.
+    /// Visits the buckets of an interval with the share of it in each, and nanoseconds. An instant lies in one bucket.
     fn over(&mut self, begin_ns: u64, end_ns: u64, mut visit: impl FnMut(&mut Bucket, f64, f64)) {
         if end_ns <= begin_ns {
             return visit(self.at(begin_ns), 1.0, 0.0);
@@ -150,7 +152,7 @@ impl Buckets {
         }
     }
 
-    /// The bucket of an instant; there are buckets up to it afterwards.
+    /// Returns the bucket of an instant, and creates all buckets up to it.
     fn at(&mut self, at_ns: u64) -> &mut Bucket {
         while at_ns / self.width_ns >= BUCKETS_MAX as u64 {
             self.halve();
@@ -175,7 +177,7 @@ impl Buckets {
         self.width_ns *= 2;
     }
 
-    /// The buckets from 0 to `duration_ns`. A rest shorter than half a bucket is part of the one before it.
+    /// Returns the buckets from 0 to `duration_ns`. A rest shorter than half a bucket joins the bucket before.
     pub(super) fn end(mut self, duration_ns: u64) -> Vec<Bucket> {
         self.at(duration_ns.saturating_sub(1));
         let whole = (duration_ns + self.width_ns / 2) / self.width_ns;

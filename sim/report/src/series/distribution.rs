@@ -1,21 +1,21 @@
-//! A distribution as points of its cumulative share.
+//! Distributions as points of the cumulative share.
 
 use serde::Serialize;
 
 use trunkline_sim_workload::summary::{Kept, Summary};
 
-/// Points at even shares, 1/200 apart.
+/// Number of evenly spaced points, 1/200 apart.
 const EVEN: u64 = 200;
 
-/// How values are distributed.
+/// Distribution of values, such as latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
-    /// Values.
+    /// Number of values in the distribution.
     pub n: u64,
     /// Mean and percentiles, seconds.
     pub summary: Summary,
-    /// (value in seconds, share of the values that do not exceed it): the least, each half per cent, 99.9 % and the greatest, less those of equal
-    /// values. Each is a value that was measured.
+    /// Points (value in seconds, share of values not above it): the least, each half per cent, 99.9 % and the greatest, without
+    /// duplicates. Each value was measured.
     pub points: Vec<(f64, f64)>,
 }
 

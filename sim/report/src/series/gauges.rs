@@ -1,4 +1,4 @@
-//! The gauges of a fleet, in the order of time.
+//! Gauges of a fleet in the order of time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,25 +7,25 @@ use trunkline_core::Stats;
 
 use super::buckets::{Buckets, Gauge, Values};
 
-/// The sum of the gauges of all replicas, and when it will change by itself: when a step ends and none follows.
+/// Sum of the gauges of all replicas, with pending changes: ends of steps without a successor.
 #[derive(Clone, Debug)]
 pub(super) struct Gauges {
     replicas: Vec<Replica>,
     total: Values,
     now_ns: u64,
-    /// (end, replica, number of the step).
+    /// End, replica and number of each step.
     ends: BinaryHeap<Reverse<(u64, u32, u64)>>,
 }
 
 #[derive(Clone, Debug)]
 struct Replica {
     values: Values,
-    /// Steps and failures so far: which of them the values are of.
+    /// Number of steps and failures so far, to identify stale ends.
     number: u64,
 }
 
 impl Gauges {
-    /// Replicas with nothing in them and so many blocks on the device of each.
+    /// Returns the gauges of idle replicas with the given numbers of device blocks.
     pub(super) fn new(device_blocks: &[u64]) -> Self {
         let free = |blocks: u64| {
             let mut values = Values::default();
@@ -36,14 +36,14 @@ impl Gauges {
         Self { replicas, total: free(device_blocks.iter().sum()), now_ns: 0, ends: BinaryHeap::new() }
     }
 
-    /// A step begins, with these gauges while it runs.
+    /// Records the start of a step with the gauges during it.
     pub(super) fn step(&mut self, begin_ns: u64, end_ns: u64, replica: u32, stats: &Stats, buckets: &mut Buckets) {
         self.pass(begin_ns, buckets);
         let number = self.set(replica, values(stats));
         self.ends.push(Reverse((end_ns, replica, number)));
     }
 
-    /// A replica fails. Its requests wait there if it `returns`.
+    /// Records the failure of a replica. Its requests wait there if it `returns`.
     pub(super) fn fail(&mut self, now_ns: u64, replica: u32, returns: bool, buckets: &mut Buckets) {
         self.pass(now_ns, buckets);
         let mut values = self.replicas[replica as usize].values;
@@ -56,7 +56,7 @@ impl Gauges {
         self.set(replica, values);
     }
 
-    /// Time goes on to `to_ns`.
+    /// Advances time to `to_ns`.
     pub(super) fn pass(&mut self, to_ns: u64, buckets: &mut Buckets) {
         while let Some(Reverse((end_ns, replica, number))) = self.ends.peek().copied()
             && end_ns < to_ns
@@ -75,8 +75,8 @@ impl Gauges {
         self.now_ns = self.now_ns.max(to_ns);
     }
 
-    /// No step followed the last: none of its requests is left in the batch, and what they held is cached. Whoever waits still waits, for
-    /// a copy, or a step would have begun.
+    /// Empties the batch after a step without a successor; its blocks become cached. Waiting requests still wait, for a copy:
+    /// otherwise a step would have begun.
     fn idle(&mut self, replica: u32) {
         let mut values = self.replicas[replica as usize].values;
         values[Gauge::Running as usize] = 0;

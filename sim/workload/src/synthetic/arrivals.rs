@@ -1,61 +1,61 @@
-//! When sessions begin.
+//! Arrival processes of sessions.
 
 use serde::Deserialize;
 
 use super::SECONDS_MAX;
-use super::dice::Dice;
+use super::rng_stream::RngStream;
 
-/// Rates are between this and its inverse, in sessions a second.
+/// Lowest rate in sessions per second; the highest is its inverse.
 const RATE_MIN: f64 = 1e-6;
 const RATE_MAX: f64 = 1e6;
 const CV_MAX: f64 = 100.0;
-/// Mean lengths of periods are at least this: shorter ones would be drawn by the million.
+/// Shortest mean length of a period, seconds: shorter periods would be drawn by the million.
 const PERIOD_S_MIN: f64 = 1e-3;
 
-/// How sessions begin; see [`super`] for the processes.
+/// Arrival process of sessions; see [`super`] for the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Raw")]
 pub enum Arrivals {
-    /// All gaps are the same.
+    /// Equal gaps between all sessions.
     Constant {
-        /// Sessions a second.
+        /// Rate, sessions per second.
         sessions_per_s: f64,
     },
-    /// Gaps are exponential.
+    /// Exponential gaps: a Poisson process.
     Poisson {
-        /// Sessions a second, on average.
+        /// Mean rate, sessions per second.
         sessions_per_s: f64,
     },
-    /// Gaps have a gamma distribution.
+    /// Gaps with a gamma distribution.
     Gamma {
-        /// Sessions a second, on average.
+        /// Mean rate, sessions per second.
         sessions_per_s: f64,
         /// Coefficient of variation of the gaps.
         cv: f64,
     },
-    /// Bursts.
+    /// Bursts separated by quiet periods.
     OnOff {
-        /// Sessions a second, on average, in a burst.
+        /// Mean rate in a burst, sessions per second.
         sessions_per_s: f64,
-        /// The same between bursts.
+        /// Mean rate between bursts, sessions per second.
         off_sessions_per_s: f64,
         /// Mean length of a burst, seconds.
         on_s: f64,
         /// Mean time between bursts, seconds.
         off_s: f64,
     },
-    /// A rate that follows a sine.
+    /// Poisson process with a sinusoidal rate.
     Diurnal {
-        /// Sessions a second, on average.
+        /// Mean rate, sessions per second.
         sessions_per_s: f64,
-        /// How far the rate goes up and down, as a share of its mean.
+        /// Amplitude of the rate as a share of its mean.
         amplitude: f64,
-        /// From trough to trough, seconds.
+        /// Time from trough to trough, seconds.
         period_s: f64,
     },
 }
 
-/// As it is written down.
+/// Form in the TOML file, before validation.
 #[derive(Deserialize)]
 #[serde(tag = "process", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
 enum Raw {
@@ -123,32 +123,32 @@ impl TryFrom<Raw> for Arrivals {
     }
 }
 
-/// The beginnings of a population's sessions, one after another.
+/// Start times of a population's sessions, one after another.
 #[derive(Clone, Debug)]
 pub(super) struct Beginnings {
     arrivals: Arrivals,
-    dice: Dice,
+    rng: RngStream,
     now_s: f64,
-    /// For bursts: whether one is on, and until when the period lasts.
+    /// Bursts: state of the current period and its end.
     on: bool,
     period_end_s: f64,
 }
 
 impl Beginnings {
-    pub(super) fn new(arrivals: Arrivals, mut dice: Dice) -> Self {
+    pub(super) fn new(arrivals: Arrivals, mut rng: RngStream) -> Self {
         let period_end_s = match arrivals {
-            Arrivals::OnOff { on_s, .. } => dice.exponential(on_s),
+            Arrivals::OnOff { on_s, .. } => rng.exponential(on_s),
             _ => 0.0,
         };
-        Self { arrivals, dice, now_s: 0.0, on: true, period_end_s }
+        Self { arrivals, rng, now_s: 0.0, on: true, period_end_s }
     }
 
-    /// When the next session begins, seconds; nothing if that is after [`SECONDS_MAX`].
+    /// Returns the start of the next session, seconds; `None` after [`SECONDS_MAX`].
     pub(super) fn next_s(&mut self) -> Option<f64> {
         match self.arrivals {
             Arrivals::Constant { sessions_per_s } => self.now_s += 1.0 / sessions_per_s,
-            Arrivals::Poisson { sessions_per_s } => self.now_s += self.dice.exponential(1.0 / sessions_per_s),
-            Arrivals::Gamma { sessions_per_s, cv } => self.now_s += self.dice.gamma(1.0 / sessions_per_s, cv),
+            Arrivals::Poisson { sessions_per_s } => self.now_s += self.rng.exponential(1.0 / sessions_per_s),
+            Arrivals::Gamma { sessions_per_s, cv } => self.now_s += self.rng.gamma(1.0 / sessions_per_s, cv),
             Arrivals::OnOff { sessions_per_s, off_sessions_per_s, on_s, off_s } => {
                 self.next_of_bursts([off_sessions_per_s, sessions_per_s], [off_s, on_s]);
             }
@@ -159,30 +159,30 @@ impl Beginnings {
         (self.now_s < SECONDS_MAX).then_some(self.now_s)
     }
 
-    /// Rates and mean lengths are those without and within bursts.
+    /// Draws the next start; `rates` and `means_s` are those without and within bursts.
     fn next_of_bursts(&mut self, rates: [f64; 2], means_s: [f64; 2]) {
         while self.now_s < SECONDS_MAX {
             let rate = rates[usize::from(self.on)];
             // A gap that would outlast the period is drawn again in the next one: it has no memory.
-            let next_s = if rate > 0.0 { self.now_s + self.dice.exponential(1.0 / rate) } else { f64::INFINITY };
+            let next_s = if rate > 0.0 { self.now_s + self.rng.exponential(1.0 / rate) } else { f64::INFINITY };
             if next_s < self.period_end_s {
                 self.now_s = next_s;
                 return;
             }
             self.now_s = self.period_end_s;
             self.on = !self.on;
-            self.period_end_s += self.dice.exponential(means_s[usize::from(self.on)]);
+            self.period_end_s += self.rng.exponential(means_s[usize::from(self.on)]);
         }
     }
 
-    /// Draws at the highest rate, and keeps each with the share that the rate has of it then.
+    /// Draws at the highest rate and accepts each draw with the ratio of the current rate to the highest.
     fn next_of_sine(&mut self, mean: f64, amplitude: f64, period_s: f64) {
         let peak = mean * (1.0 + amplitude);
         while self.now_s < SECONDS_MAX {
-            self.now_s += self.dice.exponential(1.0 / peak);
+            self.now_s += self.rng.exponential(1.0 / peak);
             let phase = std::f64::consts::TAU * (self.now_s / period_s);
             let rate = mean * (1.0 - amplitude * libm::cos(phase));
-            if self.dice.unit() * peak < rate {
+            if self.rng.unit() * peak < rate {
                 return;
             }
         }
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn times(arrivals: Arrivals, n: usize) -> Vec<f64> {
-        let mut beginnings = Beginnings::new(arrivals, Dice::new(7, 0, 0));
+        let mut beginnings = Beginnings::new(arrivals, RngStream::new(7, 0, 0));
         (0..n).map(|_| beginnings.next_s().unwrap()).collect()
     }
 

@@ -6,65 +6,65 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::SECONDS_MAX;
-use super::dice::Dice;
+use super::rng_stream::RngStream;
 use crate::trace::LENGTH_TOKENS_MAX;
 
 const CV_MAX: f64 = 100.0;
 
-/// A distribution of counts, or of seconds.
+/// Distribution of counts, or of seconds.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Raw")]
 pub enum Distribution {
-    /// Always the same.
+    /// Fixed value for every draw.
     Constant {
-        /// The value.
+        /// Value of every draw.
         value: f64,
     },
-    /// All between two values alike.
+    /// Uniform between two values.
     Uniform {
-        /// The least.
+        /// Least value, included in the range.
         min: f64,
-        /// The greatest.
+        /// Greatest value of the range.
         max: f64,
     },
-    /// Without memory.
+    /// Exponential distribution, which is memoryless.
     Exponential {
-        /// The mean, before values are cut.
+        /// Mean of the draws before clipping.
         mean: f64,
-        /// What higher values are cut to.
+        /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
-    /// Whose logarithm is normal.
+    /// Lognormal: the logarithm is normal.
     Lognormal {
-        /// The mean, before values are cut.
+        /// Mean of the draws before clipping.
         mean: f64,
-        /// Standard deviation over mean, before values are cut.
+        /// Standard deviation over mean, before clipping.
         cv: f64,
-        /// What higher values are cut to.
+        /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
-    /// The lengths of a trace.
+    /// Lengths of a trace.
     Empirical {
-        /// The trace; counted from the spec's folder if it is relative.
+        /// Path of the trace; relative to the folder of the spec.
         trace: PathBuf,
-        /// Which of its lengths.
+        /// Kind of length: prompt or output.
         of: Column,
-        /// What higher values are cut to.
+        /// Upper bound; higher draws are clipped to it.
         max: f64,
     },
 }
 
-/// A length of a trace's requests.
+/// Kind of length of a trace's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Column {
-    /// Tokens of the prompt.
+    /// Prompt length in tokens.
     Input,
-    /// Tokens generated.
+    /// Output length in tokens.
     Output,
 }
 
-/// As it is written down.
+/// Form in the TOML file, before validation.
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 enum Raw {
@@ -108,25 +108,25 @@ impl TryFrom<Raw> for Distribution {
 /// Lengths of the requests of a trace.
 #[derive(Clone, Debug)]
 pub(super) struct Samples {
-    /// Input and output tokens of each.
+    /// Input and output tokens of each request.
     pub lengths: Arc<[(u32, u32)]>,
 }
 
-/// A distribution that can be drawn from.
+/// Distribution with its samples loaded.
 #[derive(Clone, Debug)]
 pub(super) struct Sampler {
     distribution: Distribution,
-    /// For an empirical one.
+    /// Samples of an empirical distribution.
     samples: Option<Samples>,
 }
 
 impl Sampler {
-    /// `samples` are those of the trace that it names, if it names one.
+    /// Prepares a distribution; `samples` are the lengths of its trace, for an empirical distribution.
     pub(super) fn new(distribution: Distribution, samples: Option<Samples>) -> Self {
         Self { distribution, samples }
     }
 
-    /// The trace that it draws from.
+    /// Returns the trace of an empirical distribution.
     pub(super) fn trace(&self) -> Option<&PathBuf> {
         match &self.distribution {
             Distribution::Empirical { trace, .. } => Some(trace),
@@ -134,20 +134,20 @@ impl Sampler {
         }
     }
 
-    pub(super) fn draw(&self, dice: &mut Dice) -> f64 {
+    pub(super) fn draw(&self, rng: &mut RngStream) -> f64 {
         match &self.distribution {
             Distribution::Constant { value } => *value,
-            Distribution::Uniform { min, max } => min + dice.unit() * (max - min),
-            Distribution::Exponential { mean, max } => dice.exponential(*mean).min(*max),
-            Distribution::Lognormal { mean, cv, max } => dice.lognormal(*mean, *cv).min(*max),
+            Distribution::Uniform { min, max } => min + rng.unit() * (max - min),
+            Distribution::Exponential { mean, max } => rng.exponential(*mean).min(*max),
+            Distribution::Lognormal { mean, cv, max } => rng.lognormal(*mean, *cv).min(*max),
             Distribution::Empirical { .. } => {
-                let at = dice.unit();
+                let at = rng.unit();
                 self.of_row(at)
             }
         }
     }
 
-    /// For an empirical one: the length of the row at this share of the way through the trace.
+    /// Returns the length of the row at the share `at` of the way through the trace.
     fn of_row(&self, at: f64) -> f64 {
         let Distribution::Empirical { of, max, .. } = &self.distribution else { return 0.0 };
         let Some(samples) = &self.samples else { return 0.0 };
@@ -157,36 +157,36 @@ impl Sampler {
         f64::from(length).min(*max)
     }
 
-    /// A count of at least 1 and at most `max`. A uniform one has whole numbers, both ends included.
-    pub(super) fn count(&self, dice: &mut Dice, max: u32) -> u32 {
+    /// Draws a whole number from 1 to `max`. A uniform distribution includes both ends.
+    pub(super) fn count(&self, rng: &mut RngStream, max: u32) -> u32 {
         let drawn = match &self.distribution {
             Distribution::Uniform { min, max } => {
                 let (min, max) = (min.round(), max.round());
-                (min + (dice.unit() * (max - min + 1.0)).floor()).min(max)
+                (min + (rng.unit() * (max - min + 1.0)).floor()).min(max)
             }
-            _ => self.draw(dice).round(),
+            _ => self.draw(rng).round(),
         };
         drawn.clamp(1.0, f64::from(max)) as u32
     }
 
-    pub(super) fn tokens(&self, dice: &mut Dice) -> u32 {
-        self.count(dice, LENGTH_TOKENS_MAX)
+    pub(super) fn tokens(&self, rng: &mut RngStream) -> u32 {
+        self.count(rng, LENGTH_TOKENS_MAX)
     }
 
-    /// Nanoseconds.
-    pub(super) fn time_ns(&self, dice: &mut Dice) -> u64 {
-        (self.draw(dice).clamp(0.0, SECONDS_MAX) * 1e9).round() as u64
+    /// Draws a time, nanoseconds.
+    pub(super) fn time_ns(&self, rng: &mut RngStream) -> u64 {
+        (self.draw(rng).clamp(0.0, SECONDS_MAX) * 1e9).round() as u64
     }
 
-    /// Draws from two, of one row if they are of one trace.
-    pub(super) fn pair(input: &Self, output: &Self, dice: &mut Dice) -> (u32, u32) {
+    /// Draws from two distributions; from one row if both name one trace.
+    pub(super) fn pair(input: &Self, output: &Self, rng: &mut RngStream) -> (u32, u32) {
         match (input.trace(), output.trace()) {
             (Some(a), Some(b)) if a == b => {
-                let at = dice.unit();
+                let at = rng.unit();
                 let tokens = |sampler: &Self| sampler.of_row(at).clamp(1.0, f64::from(LENGTH_TOKENS_MAX)) as u32;
                 (tokens(input), tokens(output))
             }
-            _ => (input.tokens(dice), output.tokens(dice)),
+            _ => (input.tokens(rng), output.tokens(rng)),
         }
     }
 }
@@ -202,22 +202,22 @@ mod tests {
     #[test]
     fn counts_are_whole_and_even() {
         let uniform = sampler(Distribution::Uniform { min: 1.0, max: 4.0 });
-        let mut dice = Dice::new(3, 0, 0);
+        let mut rng = RngStream::new(3, 0, 0);
         let mut counts = [0u32; 5];
-        (0..100_000).for_each(|_| counts[uniform.count(&mut dice, 9) as usize] += 1);
+        (0..100_000).for_each(|_| counts[uniform.count(&mut rng, 9) as usize] += 1);
         assert_eq!(counts[0], 0);
         assert!(counts[1..].iter().all(|n| n.abs_diff(25_000) < 600), "{counts:?}");
-        assert_eq!(sampler(Distribution::Constant { value: 0.0 }).count(&mut dice, 9), 1);
-        assert_eq!(sampler(Distribution::Constant { value: 12.0 }).count(&mut dice, 9), 9);
+        assert_eq!(sampler(Distribution::Constant { value: 0.0 }).count(&mut rng, 9), 1);
+        assert_eq!(sampler(Distribution::Constant { value: 12.0 }).count(&mut rng, 9), 9);
     }
 
     #[test]
     fn values_are_cut_where_asked_for() {
-        let mut dice = Dice::new(4, 0, 0);
+        let mut rng = RngStream::new(4, 0, 0);
         let cut = sampler(Distribution::Lognormal { mean: 100.0, cv: 2.0, max: 150.0 });
-        let drawn: Vec<_> = (0..1000).map(|_| cut.tokens(&mut dice)).collect();
+        let drawn: Vec<_> = (0..1000).map(|_| cut.tokens(&mut rng)).collect();
         assert!(drawn.iter().all(|n| *n <= 150) && drawn.contains(&150));
-        assert_eq!(sampler(Distribution::Constant { value: 1.5 }).time_ns(&mut dice), 1_500_000_000);
+        assert_eq!(sampler(Distribution::Constant { value: 1.5 }).time_ns(&mut rng), 1_500_000_000);
     }
 
     #[test]
@@ -227,17 +227,17 @@ mod tests {
             let distribution = Distribution::Empirical { trace: trace.into(), of, max: 1e9 };
             Sampler::new(distribution, Some(samples.clone()))
         };
-        let mut dice = Dice::new(5, 0, 0);
+        let mut rng = RngStream::new(5, 0, 0);
         let mut sum = 0;
         for _ in 0..10_000 {
-            let (input, output) = Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "a"), &mut dice);
+            let (input, output) = Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "a"), &mut rng);
             assert_eq!(input + 1000, output);
             sum += input;
         }
         assert!((f64::from(sum) / 10_000.0 - 50.5).abs() < 1.0, "{sum}");
-        let apart = |dice: &mut Dice| Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "b"), dice);
+        let apart = |rng: &mut RngStream| Sampler::pair(&of(Column::Input, "a"), &of(Column::Output, "b"), rng);
         assert!((0..100).any(|_| {
-            let (input, output) = apart(&mut dice);
+            let (input, output) = apart(&mut rng);
             input + 1000 != output
         }));
     }

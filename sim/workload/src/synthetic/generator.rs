@@ -1,29 +1,29 @@
-//! Makes the requests of a workload, one by one.
+//! Generator of the requests of a workload.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::path::{Path, PathBuf};
 
 use super::arrivals::Beginnings;
-use super::dice::Dice;
 use super::distribution::{Distribution, Sampler, Samples};
+use super::rng_stream::RngStream;
 use super::spec::{PopulationSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
 use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Piece, Source, TraceError, TraceFault, TraceReader, TraceRequest,
 };
 
-/// What of a population is drawn apart; sessions are numbered from here on.
+/// Random streams of a population: arrivals first, then one per session.
 const PART_ARRIVALS: u64 = 0;
 const PART_PROMPTS: u64 = 1;
 const PART_SESSIONS: u64 = 2;
-/// A system prompt takes at most this part of the context, and a first answer this part of the rest.
+/// A system prompt takes at most this fraction of the context, and a first answer this fraction of the rest.
 const SHARE_AT_MOST: u32 = 4;
 
-/// A population, ready to be drawn from.
+/// Population with its distributions loaded.
 struct Population {
     beginnings: Beginnings,
-    /// When the next session begins, nanoseconds.
+    /// Start of the next session, nanoseconds.
     next_ns: Option<u64>,
     n_sessions: u64,
     prompts: Prompts,
@@ -33,7 +33,7 @@ struct Population {
     agent: Option<Agent>,
 }
 
-/// An agent's calls, what they generate, how long tools take and what they say.
+/// Calls of an agent, their tokens, and the time and output of tools.
 struct Agent {
     calls: Sampler,
     call_tokens: Sampler,
@@ -45,33 +45,33 @@ struct Agent {
 #[derive(Default)]
 struct Prompts {
     pieces: Vec<Piece>,
-    /// Sums of the weights up to each.
+    /// Cumulative weights by popularity.
     weights: Vec<f64>,
 }
 
 impl Prompts {
-    fn draw(&self, dice: &mut Dice) -> Option<Piece> {
-        let at = dice.unit() * self.weights.last()?;
+    fn draw(&self, rng: &mut RngStream) -> Option<Piece> {
+        let at = rng.unit() * self.weights.last()?;
         let drawn = self.weights.partition_point(|sum| *sum <= at).min(self.pieces.len() - 1);
         Some(self.pieces[drawn])
     }
 }
 
-/// A session and what was said in it.
+/// Session and its conversation so far.
 struct Session {
     population: usize,
-    dice: Dice,
+    rng: RngStream,
     said: Vec<Piece>,
     said_tokens: u32,
-    /// Turns after this one.
+    /// Turns after the current one.
     turns_left: u32,
-    /// Calls of this turn after this one.
+    /// Calls of the current turn after the current one.
     calls_left: u32,
-    /// Tokens that are generated next.
+    /// Length of the next output, tokens.
     output_tokens: u32,
 }
 
-/// A session that will ask; the first in order of time, then of scheduling.
+/// Session with a scheduled request, ordered by time, then by scheduling.
 struct Due {
     at_ns: u64,
     order: u64,
@@ -98,7 +98,7 @@ impl Ord for Due {
     }
 }
 
-/// A closed source of the requests of a workload. Times count from the first session's beginning.
+/// Closed source of the requests of a workload. Times count from the start of the first session.
 pub struct Generator {
     seed: u64,
     requests: u64,
@@ -108,15 +108,19 @@ pub struct Generator {
     populations: Vec<Population>,
     due: BinaryHeap<Reverse<Due>>,
     order: u64,
-    /// Sessions that wait for an answer, by the number of the request.
+    /// Sessions waiting for an answer, by request number.
     waiting: HashMap<u64, Session>,
     n_given: u64,
-    /// The number of the next content that is new.
+    /// Number of the next new content.
     next_content: u32,
 }
 
 impl Generator {
-    /// Prepares a workload; reads the traces that lengths are drawn from.
+    /// Prepares a workload and reads the traces of its empirical distributions.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] if the spec is invalid or a trace cannot be read.
     pub fn new(spec: &Spec) -> Result<Self, WorkloadError> {
         let fail = |fault| WorkloadError { path: spec.folder.clone(), line: 0, fault };
         spec.check().map_err(fail)?;
@@ -150,16 +154,16 @@ impl Generator {
         spec: &PopulationSpec,
         library: &mut Library<'_>,
     ) -> Result<Population, TraceError> {
-        let dice = |part| Dice::new(self.seed, number as u64, part);
-        let mut beginnings = Beginnings::new(spec.arrivals, dice(PART_ARRIVALS));
+        let rng = |part| RngStream::new(self.seed, number as u64, part);
+        let mut beginnings = Beginnings::new(spec.arrivals, rng(PART_ARRIVALS));
         let next_ns = next_ns(&mut beginnings, self.duration_ns);
         let mut prompts = Prompts::default();
         if let Some(shared) = &spec.system_prompts {
             let tokens = library.sampler(&shared.tokens)?;
-            let mut dice = dice(PART_PROMPTS);
+            let mut rng = rng(PART_PROMPTS);
             let mut sum = 0.0;
             for rank in 1..=shared.count {
-                let tokens = tokens.count(&mut dice, self.max_context / SHARE_AT_MOST);
+                let tokens = tokens.count(&mut rng, self.max_context / SHARE_AT_MOST);
                 prompts.pieces.push(Piece { content: self.next_content, tokens });
                 self.next_content += 1;
                 sum += libm::pow(f64::from(rank), -shared.zipf);
@@ -183,12 +187,12 @@ impl Generator {
         Ok(Population { beginnings, next_ns, n_sessions: 0, prompts, input, output, turns, agent })
     }
 
-    /// Sessions that are under way: they will ask, or wait for an answer after which they will.
+    /// Returns the number of sessions with a request scheduled or in flight that is not their last.
     pub fn sessions_under_way(&self) -> usize {
         self.due.len() + self.waiting.len()
     }
 
-    /// The population whose next session begins first, and when.
+    /// Returns the start and the population of the next session.
     fn next_beginning(&self) -> Option<(u64, usize)> {
         let beginnings = self.populations.iter().enumerate();
         beginnings.filter_map(|(number, population)| Some((population.next_ns?, number))).min()
@@ -200,18 +204,18 @@ impl Generator {
         content
     }
 
-    /// A new session of a population, with its first question.
+    /// Starts a session of a population with its first question.
     fn begin(&mut self, number: usize) -> Session {
         let content = self.content();
         let population = &mut self.populations[number];
-        let mut dice = Dice::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
+        let mut rng = RngStream::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
         population.n_sessions += 1;
         population.next_ns = next_ns(&mut population.beginnings, self.duration_ns);
 
-        let mut said: Vec<_> = population.prompts.draw(&mut dice).into_iter().collect();
+        let mut said: Vec<_> = population.prompts.draw(&mut rng).into_iter().collect();
         let system_tokens = said.first().map_or(0, |piece| piece.tokens);
-        let turns = population.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut dice, TURNS_MAX));
-        let (input, output, calls) = population.question(&mut dice);
+        let turns = population.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut rng, TURNS_MAX));
+        let (input, output, calls) = population.question(&mut rng);
         let room = self.max_context - system_tokens;
         let output_tokens = output.min(room / SHARE_AT_MOST);
         let input_tokens = input.min(room - output_tokens);
@@ -219,7 +223,7 @@ impl Generator {
         let said_tokens = system_tokens + input_tokens;
         Session {
             population: number,
-            dice,
+            rng,
             said,
             said_tokens,
             turns_left: turns - 1,
@@ -228,7 +232,7 @@ impl Generator {
         }
     }
 
-    /// The request with which a session asks; the session waits if it will ask again.
+    /// Returns the request of a session; the session waits for the answer unless this request is its last.
     fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
         let number = self.n_given;
         self.n_given += 1;
@@ -244,8 +248,8 @@ impl Generator {
         request
     }
 
-    /// A session has its answer and goes on, if the context leaves room.
-    fn go_on(&mut self, mut session: Session, number: u64, now_ns: u64) {
+    /// Continues a session after its answer, if the context has room.
+    fn continue_session(&mut self, mut session: Session, number: u64, now_ns: u64) {
         let answer = Piece { content: GENERATED_FROM | number as u32, tokens: session.output_tokens };
         session.said.push(answer);
         let population = &self.populations[session.population];
@@ -264,36 +268,35 @@ impl Generator {
 }
 
 impl Population {
-    /// Tokens of a user's question and of the answer to its first call, and the calls of the turn.
-    fn question(&self, dice: &mut Dice) -> (u32, u32, u32) {
-        let (input, output) = Sampler::pair(&self.input, &self.output, dice);
+    /// Draws the tokens of a question, of the answer to its first call, and the calls of the turn.
+    fn question(&self, rng: &mut RngStream) -> (u32, u32, u32) {
+        let (input, output) = Sampler::pair(&self.input, &self.output, rng);
         let Some(agent) = &self.agent else { return (input, output, 1) };
-        let calls = agent.calls.count(dice, TURNS_MAX);
-        let output = if calls > 1 { agent.call_tokens.tokens(dice) } else { output };
+        let calls = agent.calls.count(rng, TURNS_MAX);
+        let output = if calls > 1 { agent.call_tokens.tokens(rng) } else { output };
         (input, output, calls)
     }
 
-    /// How long after its answer a session asks again, and with how many tokens: a tool's output or a user's next
-    /// question.
+    /// Draws the delay and length of the next message: a tool's output or a user's next question.
     fn next_message(&self, session: &mut Session) -> (u64, u32) {
-        let dice = &mut session.dice;
+        let rng = &mut session.rng;
         if session.calls_left > 0
             && let Some(agent) = &self.agent
         {
             session.calls_left -= 1;
             let last = session.calls_left == 0;
-            session.output_tokens = if last { self.output.tokens(dice) } else { agent.call_tokens.tokens(dice) };
-            return (agent.tool.time_ns(dice), agent.tool_tokens.tokens(dice));
+            session.output_tokens = if last { self.output.tokens(rng) } else { agent.call_tokens.tokens(rng) };
+            return (agent.tool.time_ns(rng), agent.tool_tokens.tokens(rng));
         }
         session.turns_left -= 1;
-        let delay_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(dice));
-        let (input, output, calls) = self.question(dice);
+        let delay_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(rng));
+        let (input, output, calls) = self.question(rng);
         (session.output_tokens, session.calls_left) = (output, calls - 1);
         (delay_ns, input)
     }
 }
 
-/// When a population's next session begins, if it does before the end.
+/// Returns the start of a population's next session, if before the end.
 fn next_ns(beginnings: &mut Beginnings, duration_ns: u64) -> Option<u64> {
     beginnings.next_s().map(|at_s| (at_s * 1e9) as u64).filter(|at_ns| *at_ns <= duration_ns)
 }
@@ -334,7 +337,7 @@ impl Source for Generator {
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         let Some(session) = self.waiting.remove(&number) else { return };
         if outcome == Outcome::Completed {
-            self.go_on(session, number, now_ns.saturating_add(self.first_ns));
+            self.continue_session(session, number, now_ns.saturating_add(self.first_ns));
         }
     }
 
@@ -347,7 +350,7 @@ impl Source for Generator {
     }
 }
 
-/// Lengths of the traces that distributions are made of, each read once.
+/// Lengths of traces for empirical distributions, each trace read once.
 struct Library<'a> {
     folder: &'a Path,
     loaded: HashMap<PathBuf, Samples>,

@@ -1,4 +1,4 @@
-//! What is written down of a workload.
+//! Specification of a workload, as written in TOML.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,99 +6,99 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::arrivals::Arrivals;
-use super::assumed::Assumed;
 use super::distribution::Distribution;
+use super::open_loop::AssumedLatency;
 use super::{POPULATIONS_MAX, REQUESTS_MAX, SECONDS_MAX, SYSTEM_PROMPTS_MAX};
 use crate::lines::LineNumber;
 use crate::trace::{LENGTH_TOKENS_MAX, TraceError};
 
-/// The greatest file that is read, bytes.
+/// Largest spec file, bytes.
 const SPEC_BYTES_MAX: u64 = 1 << 20;
-/// Prompt and answer together, unless a spec says otherwise.
+/// Default limit of prompt and answer together, tokens.
 const MAX_CONTEXT_TOKENS_DEFAULT: u32 = 131_072;
-/// The least that leaves room for a system prompt, a question and an answer.
+/// Smallest limit of prompt and answer together: room for a system prompt, a question and an answer.
 const MAX_CONTEXT_TOKENS_MIN: u32 = 8;
 const ZIPF_MAX: f64 = 10.0;
 
-/// A workload. [`super`] says what the fields mean and how they are written.
+/// Specification of a workload. [`super`] explains the fields and their syntax.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Spec {
-    /// What is drawn depends on this.
+    /// Seed of all random draws.
     #[serde(default)]
     pub seed: u64,
-    /// Requests at most.
+    /// Number of requests, at most.
     pub requests: u64,
-    /// No session begins later, seconds.
+    /// Latest start of a session, seconds.
     #[serde(default = "longest_s")]
     pub duration_s: f64,
-    /// Prompt and answer together at most, tokens.
+    /// Prompt and answer of a request together, at most, tokens.
     #[serde(default = "max_context_tokens")]
     pub max_context_tokens: u32,
-    /// How long answers take when nobody really answers.
+    /// Latency of answers without a fleet.
     #[serde(default)]
-    pub assumed_service: Assumed,
-    /// Who asks.
+    pub assumed_service: AssumedLatency,
+    /// Populations of sessions, at least one.
     pub population: Vec<PopulationSpec>,
-    /// Where the paths of traces are counted from.
+    /// Folder for relative paths of traces.
     #[serde(skip)]
     pub folder: PathBuf,
 }
 
-/// A population: sessions that are alike.
+/// Population of similar sessions.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PopulationSpec {
-    /// For messages.
+    /// Name in error messages.
     #[serde(default)]
     pub name: String,
-    /// When sessions begin.
+    /// Arrival process of sessions.
     pub arrivals: Arrivals,
-    /// What a user writes in a turn, tokens.
+    /// Length of a user's message per turn, tokens.
     pub input_tokens: Distribution,
-    /// What is answered in the end of a turn, tokens.
+    /// Length of the answer at the end of a turn, tokens.
     pub output_tokens: Distribution,
-    /// What comes before it all.
+    /// System prompts before the conversation.
     pub system_prompts: Option<SystemPrompts>,
-    /// More than one turn.
+    /// Further turns of a session.
     pub session: Option<SessionSpec>,
-    /// More than one call in a turn.
+    /// Further calls of a turn.
     pub agent: Option<AgentSpec>,
 }
 
-/// Prompts that many sessions begin with.
+/// System prompts shared by many sessions.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SystemPrompts {
-    /// How many there are.
+    /// Number of system prompts.
     pub count: u32,
-    /// The exponent of their popularity.
+    /// Exponent of their popularity (Zipf).
     pub zipf: f64,
-    /// Their lengths.
+    /// Lengths of the system prompts, tokens.
     pub tokens: Distribution,
 }
 
-/// A session of several turns.
+/// Session of several turns.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SessionSpec {
-    /// How many.
+    /// Number of turns, at least 1.
     pub turns: Distribution,
-    /// From the end of an answer to the next question, seconds.
+    /// Think time: end of an answer to the next question, seconds.
     pub think_s: Distribution,
 }
 
-/// A turn of several calls.
+/// Turn of several calls.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct AgentSpec {
-    /// Calls of the model in a turn.
+    /// Number of calls to the model in a turn.
     pub calls: Distribution,
-    /// What a call generates that is not the last of its turn: the use of a tool.
+    /// Output length of every call but the last of a turn: a tool call, tokens.
     pub call_tokens: Distribution,
-    /// From the end of a call to the next one: how long the tool runs, seconds.
+    /// Run time of a tool: end of a call to the next call, seconds.
     pub tool_s: Distribution,
-    /// What the tool says.
+    /// Output length of a tool, tokens.
     pub tool_output_tokens: Distribution,
 }
 
@@ -110,52 +110,56 @@ fn max_context_tokens() -> u32 {
     MAX_CONTEXT_TOKENS_DEFAULT
 }
 
-/// A fault in a spec: which file, which line, what, and what to do.
+/// Error in a spec: file, line, fault and remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {fault}", path.display(), LineNumber(*line))]
 pub struct WorkloadError {
-    /// The file.
+    /// Path of the spec.
     pub path: PathBuf,
-    /// The line, from 1; 0 if the fault is in no line.
+    /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// What is wrong with it.
+    /// Fault found at that place.
     pub fault: WorkloadFault,
 }
 
-/// What can be wrong with a spec.
+/// Fault in a spec.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadFault {
-    /// The file could not be read.
+    /// File cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(#[from] std::io::Error),
-    /// Nobody writes so long a spec.
+    /// File too long for a spec.
     #[error("is longer than {SPEC_BYTES_MAX} bytes; this is no workload")]
     TooLong,
-    /// It is no TOML, or a field is not as it should be.
+    /// Invalid TOML, or an invalid field.
     #[error("{0}")]
     Toml(String),
-    /// A field of the whole is out of range.
+    /// Field of the spec out of range.
     #[error("{field} is {value}; it must be {expected}")]
     Range {
-        /// The field.
+        /// Name of the field.
         field: String,
-        /// What it is.
+        /// Value as found in the input.
         value: f64,
-        /// What it may be.
+        /// Permitted values, in words.
         expected: String,
     },
-    /// A trace that lengths are drawn from cannot be read.
+    /// Unreadable trace of an empirical distribution.
     #[error("of population {population}: {error}")]
     Samples {
         /// Number of the population, from 1, and its name.
         population: String,
-        /// What is wrong with the trace.
+        /// Error in the trace.
         error: Box<TraceError>,
     },
 }
 
 impl Spec {
-    /// Reads a spec and checks it.
+    /// Reads and checks a spec.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] if the file cannot be read or the spec is invalid.
     pub fn load(path: &Path) -> Result<Self, WorkloadError> {
         let fail = |fault| WorkloadError { path: path.into(), line: 0, fault };
         let length = fs::metadata(path).map_err(|e| fail(e.into()))?.len();
@@ -168,7 +172,11 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Reads a spec from text and checks it; an error comes with its line, 0 if it is in none.
+    /// Parses and checks a spec.
+    ///
+    /// # Errors
+    ///
+    /// A [`WorkloadFault`] with its line; line 0 for a fault outside any line.
     pub fn parse(text: &str) -> Result<Self, (u64, WorkloadFault)> {
         let spec: Self = toml::from_str(text).map_err(|err| {
             let before = err.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
@@ -178,7 +186,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Checks what no field can tell alone.
+    /// Checks relations between fields.
     pub(super) fn check(&self) -> Result<(), WorkloadFault> {
         within("requests", self.requests as f64, 1.0, REQUESTS_MAX as f64)?;
         within("duration-s", self.duration_s, 0.0, SECONDS_MAX)?;
@@ -198,7 +206,7 @@ impl Spec {
     }
 }
 
-/// What a population is called in messages.
+/// Returns the name of a population in messages.
 pub(super) fn label(number: usize, name: &str) -> String {
     if name.is_empty() { (number + 1).to_string() } else { format!("{} ({name})", number + 1) }
 }

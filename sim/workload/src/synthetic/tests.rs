@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use super::*;
-use crate::draw::mix;
 use crate::trace::stats::{StatsOptions, stats};
 use crate::trace::{
-    Content, Format, GENERATED_FROM, Outcome, Source, Sped, Trace, TraceRequest, convert, generated_token,
+    Content, Format, GENERATED_FROM, Outcome, Source, TimeScaled, Trace, TraceRequest, convert, generated_token,
 };
+use trunkline_core::draw::mix;
 
 const CHAT: &str = r#"
 seed = 7
@@ -166,7 +166,7 @@ fn turns_end_when_they_are_all_asked() {
 
 #[test]
 fn a_source_twice_as_fast_waits_half_as_long() {
-    let mut source = Sped::new(generator(TURNS), 2.0);
+    let mut source = TimeScaled::new(generator(TURNS), 2.0);
     source.next_request().unwrap().unwrap();
     source.ended(0, 33 * S, Outcome::Completed);
     assert_eq!(source.next_arrival_ns().unwrap(), Some(38 * S));

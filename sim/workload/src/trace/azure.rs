@@ -1,10 +1,10 @@
-//! Moments as Azure's traces write them.
+//! Timestamps of Azure's traces.
 
 const YEAR_MIN: u64 = 1970;
 const YEAR_MAX: u64 = 2199;
 
-/// `YYYY-MM-DD hh:mm:ss`, then perhaps a fraction of up to nine digits, then perhaps `Z` or an offset such as `+00:00`;
-/// nanoseconds since the beginning of 1970.
+/// Parses `YYYY-MM-DD hh:mm:ss` with an optional fraction of up to nine digits and an optional `Z` or offset such as `+00:00`.
+/// Returns nanoseconds since 1970.
 pub(super) fn timestamp_ns(text: &str) -> Option<u64> {
     let (date, rest) = text.split_once([' ', 'T'])?;
     let mut date = date.split('-');
@@ -35,8 +35,8 @@ pub(super) fn timestamp_ns(text: &str) -> Option<u64> {
         }
     };
 
-    let leap_years_until = |year: u64| year / 4 - year / 100 + year / 400;
-    let days = 365 * (year - YEAR_MIN) + leap_years_until(year - 1) - leap_years_until(YEAR_MIN - 1)
+    let long_februaries_until = |year: u64| year / 4 - year / 100 + year / 400;
+    let days = 365 * (year - YEAR_MIN) + long_februaries_until(year - 1) - long_februaries_until(YEAR_MIN - 1)
         + (1..month).map(|month| days_of(year, month)).sum::<u64>()
         + (day - 1);
     let local_s = ((days * 24 + hour) * 60 + minute) * 60 + second;
@@ -62,9 +62,9 @@ fn number(text: &str, n_digits: usize, range: std::ops::RangeInclusive<u64>) -> 
 }
 
 fn days_of(year: u64, month: u64) -> u64 {
-    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let long_february = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     match month {
-        2 => 28 + u64::from(leap),
+        2 => 28 + u64::from(long_february),
         4 | 6 | 9 | 11 => 30,
         _ => 31,
     }

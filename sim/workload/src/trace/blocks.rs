@@ -1,19 +1,19 @@
-//! A prompt as blocks, and the tree of all prefixes that prompts share.
+//! Prompts as blocks, and the tree of all prefixes shared by prompts.
 //!
-//! Whether two blocks hold the same tokens is told by a 64-bit hash of what they are made of, without making the
-//! tokens: the odds that any two of a billion different blocks are taken for equal are one in forty.
+//! A 64-bit hash of the contents of a block stands for its tokens, so the tokens are never made. Among a billion different blocks,
+//! the odds of one collision are one in forty.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::{Content, HASH_ID_TOKENS, TraceRequest};
-use crate::draw::mix;
+use trunkline_core::draw::mix;
 
-/// Nodes of a tree at most: as many as there are ids in a Mooncake trace.
+/// Nodes in a tree, at most: the number of ids in a Mooncake trace.
 pub const NODES_MAX: u32 = super::HASH_ID_MAX;
 
-/// Gives the blocks of a prompt to `give`: the hash of a block's content, apart from what comes before it, and its
-/// tokens. All have `block_tokens` tokens, at least one, but for the last one, which may have fewer.
+/// Calls `give` for each block of a prompt with a hash of the block's own content and its number of tokens. Every block has
+/// `block_tokens` tokens (at least 1), except that the last may have fewer.
 pub fn blocks_of(request: &TraceRequest, block_tokens: u32, give: impl FnMut(u64, u32)) {
     let mut cutter = Cutter { block_tokens, hash: 0, filled: 0, give };
     match &request.content {
@@ -32,7 +32,7 @@ pub fn blocks_of(request: &TraceRequest, block_tokens: u32, give: impl FnMut(u64
     cutter.flush();
 }
 
-/// Cuts contents into blocks.
+/// Splitter of contents into blocks.
 struct Cutter<F> {
     block_tokens: u32,
     hash: u64,
@@ -41,7 +41,7 @@ struct Cutter<F> {
 }
 
 impl<F: FnMut(u64, u32)> Cutter<F> {
-    /// The first `n` tokens of a content.
+    /// Adds the first `n` tokens of a content.
     fn content(&mut self, content: u32, n: u32) {
         let mut begin = 0;
         while begin < n {
@@ -51,7 +51,7 @@ impl<F: FnMut(u64, u32)> Cutter<F> {
         }
     }
 
-    /// Some tokens that fit into the block.
+    /// Adds tokens that fit into the current block.
     fn add(&mut self, content: u64, begin: u32, n: u32) {
         let run = u64::from(begin) << 32 | u64::from(n);
         self.hash = mix(mix(self.hash ^ content) ^ run);
@@ -69,10 +69,10 @@ impl<F: FnMut(u64, u32)> Cutter<F> {
     }
 }
 
-/// The number of a node: a block under its whole prefix. Numbers are given in the order in which blocks are first seen.
+/// Number of a node: a block under its whole prefix. Nodes are numbered in the order of their first occurrence.
 pub type Node = u32;
 
-/// Keys are hashes already.
+/// Identity hasher, since keys are hashes already.
 #[derive(Default)]
 struct AsIs(u64);
 
@@ -90,7 +90,7 @@ impl Hasher for AsIs {
     }
 }
 
-/// All prefixes seen, 20 to 40 bytes each.
+/// Tree of all prefixes so far, 20 to 40 bytes per node.
 #[derive(Default)]
 pub struct PrefixTree {
     nodes: HashMap<u64, Node, BuildHasherDefault<AsIs>>,
@@ -98,8 +98,8 @@ pub struct PrefixTree {
 }
 
 impl PrefixTree {
-    /// The node of a block with this content under `parent`, and whether it was seen before; nothing if there are too
-    /// many.
+    /// Returns the node of the block with this content under `parent`, and `true` if the node existed. Returns `None` if the tree
+    /// is full.
     pub fn child(&mut self, parent: Option<Node>, content: u64) -> Option<(Node, bool)> {
         let parent = parent.map_or(0, |parent| u64::from(parent) + 1);
         let key = mix(mix(parent) ^ content);
@@ -111,19 +111,19 @@ impl PrefixTree {
         Some((node, false))
     }
 
-    /// A node that no other block will be.
+    /// Returns a new node, equal to no other block; `None` if the tree is full.
     pub fn unshared(&mut self) -> Option<Node> {
         let node = self.n_nodes;
         self.n_nodes = (node < NODES_MAX).then_some(node + 1)?;
         Some(node)
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn len(&self) -> u32 {
         self.n_nodes
     }
 
-    /// Whether there is none.
+    /// Returns `true` if the tree has no node.
     pub fn is_empty(&self) -> bool {
         self.n_nodes == 0
     }
@@ -150,7 +150,7 @@ mod tests {
         ))
     }
 
-    /// Blocks are equal if and only if their tokens are.
+    /// Blocks are equal if and only if their tokens are equal.
     #[test]
     fn hashes_stand_for_tokens() {
         let all = [

@@ -1,4 +1,4 @@
-//! From one format to another, and what is lost on the way.
+//! Conversion between formats, and the losses of each conversion.
 
 use std::fs;
 use std::path::Path;
@@ -8,32 +8,36 @@ use super::{FileSource, Format, ReaderOptions, Selection, Source, TraceError, Tr
 /// Requests between two calls of a progress function.
 pub(super) const PROGRESS_EVERY: u64 = 1024;
 
-/// Why a trace could not be converted.
+/// Failed conversion of a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// It could not be read.
+    /// Source cannot be read.
     #[error(transparent)]
     Read(#[from] TraceError),
-    /// It could not be written.
+    /// Destination cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// It would be read and written at once.
+    /// Source and destination are one file.
     #[error("{0} is both what is read and what is written; name another file to write")]
     SameFile(String),
 }
 
-/// What was converted.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// Requests written.
+    /// Requests written to the new file.
     pub requests: u64,
-    /// Requests that were logged as failed, and left out.
+    /// Requests logged as failed, and skipped.
     pub failed_requests: u64,
-    /// What the new file no longer says, a sentence each.
+    /// Facts lost in the conversion, one sentence each.
     pub losses: Vec<&'static str>,
 }
 
-/// Writes `requests`, which were read as `from`, to a file. `progress` is told now and then how many were written.
+/// Writes `requests`, read as format `from`, to a file. Calls `progress` with the number of requests written now and then.
+///
+/// # Errors
+///
+/// [`ConvertError`] if a request cannot be read or written.
 pub fn convert(
     requests: impl Iterator<Item = Result<TraceRequest, TraceError>>,
     from: Format,
@@ -54,7 +58,11 @@ pub fn convert(
     Ok(Conversion { requests: n_requests, failed_requests: 0, losses: losses(from, to) })
 }
 
-/// Writes what is selected of one file to another.
+/// Writes the selected part of one file to another.
+///
+/// # Errors
+///
+/// [`ConvertError`] if the source cannot be read, the destination cannot be written, or both are one file.
 pub fn convert_file(
     read: &Path,
     options: ReaderOptions,
@@ -74,7 +82,7 @@ pub fn convert_file(
     Ok(Conversion { failed_requests: source.failed_requests(), ..conversion })
 }
 
-/// What a trace of one format says that one of the other cannot.
+/// Returns the facts of format `from` without a place in format `to`, one sentence each.
 pub fn losses(from: Format, to: Format) -> Vec<&'static str> {
     let mut losses = Vec::new();
     if from != Format::Synthetic {

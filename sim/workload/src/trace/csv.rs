@@ -1,18 +1,18 @@
 //! Lines of CSV traces: a header, fields without quotes, and columns found by name.
 
-use super::reader::{Row, RowContent, length};
+use super::row::{Row, RowContent, length};
 use super::{Format, TraceFault, azure};
 
-/// What a format calls its columns.
+/// Column names of a format.
 struct Dialect {
     format: Format,
     time: &'static str,
     input: &'static str,
     output: &'static str,
     time_ns: fn(&str) -> Option<u64>,
-    /// What a timestamp looks like.
+    /// Expected form of a timestamp.
     expected: &'static str,
-    /// Whether requests that failed are logged, with no output.
+    /// `true` if the format logs failed requests with an output of 0.
     failures: bool,
 }
 
@@ -48,7 +48,7 @@ const VIDUR: Dialect = Dialect {
     failures: false,
 };
 
-/// Where the columns are. There may be others between them.
+/// Positions of the columns. Other columns may lie between them.
 pub(super) struct Columns {
     dialect: &'static Dialect,
     time: usize,
@@ -57,7 +57,7 @@ pub(super) struct Columns {
     n_columns: usize,
 }
 
-/// The format whose header this is, or misses a column of.
+/// Returns the format of a header, including headers with a column missing.
 pub(super) fn detect(header: &[u8]) -> Option<Format> {
     let header = std::str::from_utf8(header).ok()?;
     let has_any =
@@ -70,7 +70,7 @@ fn fields(line: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Columns {
-    /// Finds the columns of `format`, one of CSV.
+    /// Finds the columns of a CSV format in a header.
     pub(super) fn of_header(format: Format, line: &[u8]) -> Result<Self, TraceFault> {
         let dialect = match format {
             Format::BurstGpt => &BURSTGPT,
@@ -101,7 +101,7 @@ impl Columns {
         TraceFault::Malformed { format: self.dialect.format, why: why.into() }
     }
 
-    /// What a line says; nothing if it logs a failure.
+    /// Parses a line; `None` for a failed request.
     pub(super) fn parse(&self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let line = std::str::from_utf8(line).map_err(|_| self.malformed("not text"))?;
         let (mut time, mut input, mut output) = ("", "", "");
@@ -137,10 +137,10 @@ impl Columns {
     }
 }
 
-/// The first moment that is too late, seconds: 31 years, far from where the clock of a replay would wrap.
+/// First timestamp out of range, seconds: 31 years, far below the limit of a replay's clock.
 const SECONDS_MAX: u64 = 1_000_000_000;
 
-/// Seconds as a decimal number: digits exactly, to the nanosecond, and numbers with an exponent to the nearest one.
+/// Parses seconds as nanoseconds: decimal digits exactly, numbers with an exponent to the nearest nanosecond.
 pub(super) fn seconds_ns(text: &str) -> Option<u64> {
     exact_ns(text).or_else(|| rounded_ns(text)).filter(|ns| *ns < SECONDS_MAX * 1_000_000_000)
 }

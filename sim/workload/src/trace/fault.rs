@@ -1,4 +1,4 @@
-//! What can be wrong with a trace, in words that say what to do.
+//! Errors in traces, each with a remedy.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,19 +6,19 @@ use std::path::PathBuf;
 use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX};
 use crate::lines::{LineFault, LineNumber};
 
-/// A fault in a trace: which file, which line, what, and what to do.
+/// Error in a trace: file, line, fault and remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {fault}", path.display(), LineNumber(*line))]
 pub struct TraceError {
-    /// The file.
+    /// Path of the trace.
     pub path: PathBuf,
-    /// The line, from 1; 0 if the fault is not in a line.
+    /// Line number from 1; 0 for a fault outside any line.
     pub line: u64,
-    /// What is wrong with it.
+    /// Fault found at that place.
     pub fault: TraceFault,
 }
 
-/// ` by more than 8 requests` in the message of an error; nothing for 0.
+/// Window in an error message: ` by more than 8 requests`, or nothing for 0.
 struct BeyondWindow(usize);
 
 impl fmt::Display for BeyondWindow {
@@ -27,109 +27,109 @@ impl fmt::Display for BeyondWindow {
     }
 }
 
-/// What can be wrong with a trace.
+/// Fault in a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceFault {
-    /// The file could not be read as lines.
+    /// File cannot be read as lines.
     #[error(transparent)]
     Line(#[from] LineFault),
-    /// There is no request in the file.
+    /// File without a request.
     #[error("holds no request; a trace has at least one")]
     Empty,
-    /// The first line is of no format that is known.
+    /// First line of no known format.
     #[error(
         "neither Mooncake JSON lines (first line begins with '{{') nor Azure CSV (header TIMESTAMP,ContextTokens,GeneratedTokens) \
          nor any other format that is known; convert it, or force one of {} if the first line is unusual",
         Format::ALL.map(Format::as_str).join(", ")
     )]
     UnknownFormat,
-    /// The CSV header lacks a column.
+    /// CSV header without a required column.
     #[error("the header has no column '{column}', only: {header}; add it")]
     MissingColumn {
-        /// The column.
+        /// Name of the missing column.
         column: &'static str,
-        /// What the header says.
+        /// Header as found in the file.
         header: String,
     },
-    /// The JSON object lacks a field.
+    /// JSON object without a required field.
     #[error("field '{field}' is missing; a request has {expected}")]
     MissingField {
-        /// The field.
+        /// Name of the missing field.
         field: &'static str,
-        /// The fields that a request has.
+        /// Fields of a request.
         expected: &'static str,
     },
-    /// The line is not one of the format.
+    /// Line outside the format.
     #[error("not a line of the {format} format ({why}); mend or remove it")]
     Malformed {
-        /// The format it should have.
+        /// Format expected of the line.
         format: Format,
-        /// What is wrong.
+        /// Message of the parser.
         why: String,
     },
-    /// A length is no count of tokens, or out of range.
+    /// Length out of range, or not a whole number.
     #[error("{field} is {value}; it must be a whole number from 1 to {LENGTH_TOKENS_MAX}")]
     BadLength {
-        /// The field or column.
+        /// Name of the field or column.
         field: &'static str,
-        /// What it says.
+        /// Value as found in the input.
         value: String,
     },
-    /// A timestamp cannot be read.
+    /// Timestamp that cannot be read.
     #[error("{field} is {value}; it must be {expected}")]
     BadTimestamp {
-        /// The field or column.
+        /// Name of the field or column.
         field: &'static str,
-        /// What it says.
+        /// Value as found in the input.
         value: String,
-        /// What it should look like.
+        /// Expected form of the timestamp.
         expected: &'static str,
     },
-    /// A request came before the one above it.
+    /// Request with an earlier timestamp than the request above.
     #[error("the timestamp goes back by {by_s} s{}; sort the lines by their timestamps", BeyondWindow(*window_requests))]
     TimeGoesBack {
-        /// By how much, seconds.
+        /// Size of the step back, seconds.
         by_s: f64,
-        /// Requests that were put in order by reading ahead; see [`super::ReaderOptions::reorder_requests`].
+        /// Size of the reorder window, requests; see [`super::ReaderOptions::reorder_requests`].
         window_requests: usize,
     },
-    /// There are more or fewer ids than the prompt's length asks for.
+    /// Wrong number of block ids for the length of the prompt.
     #[error(
         "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {block_tokens} tokens or part thereof"
     )]
     HashIdCount {
-        /// How many there are.
+        /// Number of ids found.
         found: usize,
-        /// How many there should be.
+        /// Number of ids expected.
         expected: usize,
-        /// Tokens of the prompt.
+        /// Prompt length in tokens.
         input_tokens: u32,
-        /// Tokens that an id stands for.
+        /// Tokens per block id.
         block_tokens: u32,
     },
-    /// There are more or fewer token ids than the line says.
+    /// Number of token ids different from the length field.
     #[error("{found} token ids where {field} is {expected}; mend or remove the line")]
     TokenCount {
-        /// The field that says how many.
+        /// Name of the length field.
         field: &'static str,
-        /// How many there are.
+        /// Number of token ids found.
         found: usize,
-        /// How many it says.
+        /// Number of token ids according to the field.
         expected: u32,
     },
-    /// The id cannot be told apart from others.
+    /// Block id too large to stay distinct from others.
     #[error("hash id {id} is above {HASH_ID_MAX}; number the ids from 0 on")]
     HashIdTooLarge {
-        /// The id.
+        /// Block id as found.
         id: u64,
     },
-    /// There are more requests than there are numbers for them.
+    /// More requests than distinct numbers.
     #[error("the trace has more than {REQUESTS_MAX} requests, more than can be told apart; limit them")]
     TooManyRequests,
-    /// A slice that begins after the end.
+    /// Slice beyond the end of the trace.
     #[error("holds no request in the slice {slice}; the trace ends before it")]
     EmptySlice {
-        /// The slice.
+        /// Slice as given on input.
         slice: String,
     },
 }

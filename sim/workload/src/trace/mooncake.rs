@@ -1,9 +1,9 @@
-//! A line of a Mooncake trace: a JSON object.
+//! Lines of a Mooncake trace: JSON objects.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::reader::{Row, RowContent, length};
+use super::row::{Row, RowContent, length};
 use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, TraceFault};
 
 const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
@@ -17,13 +17,37 @@ struct Object {
     hash_ids: Option<Vec<u64>>,
 }
 
+/// Line with block ids, as in the Mooncake and Bailian formats, which differ in the unit of time and the size of a block.
+pub(super) struct BlockIdLine {
+    pub at_ns: u64,
+    pub input_tokens: u32,
+    pub output_tokens: u32,
+    pub ids: Box<[u32]>,
+}
+
+impl BlockIdLine {
+    /// Parses a line of `format` with blocks of `block_tokens` tokens; `at_ns` converts the timestamp.
+    pub(super) fn parse(
+        line: &[u8],
+        format: Format,
+        block_tokens: u32,
+        at_ns: fn(Value) -> Result<u64, TraceFault>,
+    ) -> Result<Self, TraceFault> {
+        let object: Object =
+            serde_json::from_slice(line).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })?;
+        let at_ns = at_ns(present(FIELDS, "timestamp", object.timestamp)?)?;
+        let tokens =
+            |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
+        let input_tokens = tokens("input_length", object.input_length)?;
+        let output_tokens = tokens("output_length", object.output_length)?;
+        let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, block_tokens)?;
+        Ok(Self { at_ns, input_tokens, output_tokens, ids })
+    }
+}
+
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
-    let object: Object = serde_json::from_slice(line)
-        .map_err(|e| TraceFault::Malformed { format: Format::Mooncake, why: e.to_string() })?;
-    let at_ns = timestamp_ns(present(FIELDS, "timestamp", object.timestamp)?)?;
-    let input_tokens = length("input_length", &present(FIELDS, "input_length", object.input_length)?.to_string())?;
-    let output_tokens = length("output_length", &present(FIELDS, "output_length", object.output_length)?.to_string())?;
-    let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, HASH_ID_TOKENS)?;
+    let BlockIdLine { at_ns, input_tokens, output_tokens, ids } =
+        BlockIdLine::parse(line, Format::Mooncake, HASH_ID_TOKENS, timestamp_ns)?;
     Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids) })
 }
 
@@ -31,8 +55,8 @@ pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Opt
     value.ok_or(TraceFault::MissingField { field, expected })
 }
 
-/// Ids that are as many as a prompt of so many tokens has, and can be told apart.
-pub(super) fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
+/// Checks that a prompt of `input_tokens` tokens has the right number of block ids, none above [`HASH_ID_MAX`].
+fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
     if ids.len() != expected {
         return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, block_tokens });
@@ -42,10 +66,10 @@ pub(super) fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> R
     ids.into_iter().map(checked).collect()
 }
 
-/// Later than this no trace goes: 31 years, far from where the clock of a replay would wrap.
+/// First timestamp out of range, nanoseconds: 31 years, far below the limit of a replay's clock.
 const TIMESTAMP_NS_MAX: u64 = 1_000_000_000_000_000_000;
 
-/// Whole milliseconds exactly, fractions to the nearest nanosecond.
+/// Returns whole milliseconds exactly, fractions to the nearest nanosecond.
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
     let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64)).filter(|ns| *ns < TIMESTAMP_NS_MAX);
     let any = || {

@@ -1,4 +1,4 @@
-//! Reads a trace line by line, puts its requests in order, and counts their times from the first one's.
+//! Trace reader: parses lines, sorts requests within a window, and counts time from the first arrival.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,35 +6,15 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use trunkline_core::Token;
 
-use super::{
-    Content, Format, LENGTH_TOKENS_MAX, Piece, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv,
-    mooncake, tokens,
-};
+use super::row::{Row, RowContent};
+use super::{Content, Format, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv, mooncake, tokens};
 use crate::lines::Lines;
 
-/// The most requests that are put in order by reading ahead.
+/// Size of the reorder window in requests, at most.
 pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
 
-/// What a line says, before it is seen next to the others.
-pub(super) struct Row {
-    /// Nanoseconds since a moment that is the same for all lines.
-    pub at_ns: u64,
-    pub input_tokens: u32,
-    pub output_tokens: u32,
-    pub content: RowContent,
-}
-
-/// What a line says of the content.
-pub(super) enum RowContent {
-    None,
-    Blocks(Box<[u32]>),
-    Pieces(Box<[Piece]>),
-    Tokens(Box<[Token]>),
-}
-
-/// A row that waits for earlier ones; rows of one moment keep their order.
+/// Row in the reorder window; rows with equal times keep their order.
 struct Waiting {
     at_ns: u64,
     line: u64,
@@ -67,13 +47,13 @@ impl Waiting {
     }
 }
 
-/// How a trace is read.
+/// Options of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReaderOptions {
-    /// Its format; found from its first line if this says none.
+    /// Format of the trace; `None` to detect the format from the first line.
     pub format: Option<Format>,
-    /// How many requests are read ahead to put them in the order of their timestamps, at most [`REORDER_REQUESTS_MAX`].
-    /// With 0 every step back is an error; with more, a step back past so many requests.
+    /// Size of the reorder window in requests, at most [`REORDER_REQUESTS_MAX`]. With 0 every step back in time is an error;
+    /// otherwise only a step back beyond the window is.
     pub reorder_requests: usize,
 }
 
@@ -84,12 +64,12 @@ enum Parser {
     Csv(csv::Columns),
 }
 
-/// Reads a trace line by line. After an error there is nothing more.
+/// Line-by-line reader of a trace. Iteration ends after the first error.
 pub struct TraceReader {
     path: PathBuf,
     lines: Lines,
     parser: Parser,
-    /// The first line, if it was read to find the format and holds a request.
+    /// First line, if it holds a request and was read to detect the format.
     pending: Option<Vec<u8>>,
     waiting: BinaryHeap<Reverse<Waiting>>,
     reorder_requests: usize,
@@ -102,12 +82,20 @@ pub struct TraceReader {
 }
 
 impl TraceReader {
-    /// Opens a trace and finds its format from the first line that is not blank, unless `format` says it.
+    /// Opens a trace. Without a `format`, the first line that is not blank decides.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the file cannot be read, is empty, or has an unknown format.
     pub fn open(path: &Path, format: Option<Format>) -> Result<Self, TraceError> {
         Self::open_with(path, ReaderOptions { format, ..ReaderOptions::default() })
     }
 
-    /// Opens a trace.
+    /// Opens a trace with options.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the file cannot be read, is empty, or has an unknown format.
     pub fn open_with(path: &Path, options: ReaderOptions) -> Result<Self, TraceError> {
         let fail = |line, fault| TraceError { path: path.into(), line, fault };
         let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
@@ -143,7 +131,7 @@ impl TraceReader {
         })
     }
 
-    /// The format of the lines.
+    /// Returns the format of the lines.
     pub fn format(&self) -> Format {
         match &self.parser {
             Parser::Mooncake => Format::Mooncake,
@@ -153,22 +141,22 @@ impl TraceReader {
         }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Requests that were logged as failed so far, and left out.
+    /// Returns the number of requests logged as failed, and skipped, so far.
     pub fn failed_requests(&self) -> u64 {
         self.n_failed
     }
 
-    /// The next row of the file, in the file's order.
+    /// Reads the next row in the order of the file.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         if let Some(line) = self.pending.take() {
             return parse(&self.parser, &line);
         }
-        while let Some(line) = self.lines.next()? {
+        while let Some(line) = self.lines.next_line()? {
             let line = line.trim_ascii();
             if line.is_empty() {
                 continue;
@@ -181,7 +169,7 @@ impl TraceReader {
         Ok(None)
     }
 
-    /// The next row in the order of time.
+    /// Returns the next row in the order of time.
     fn next_row(&mut self) -> Result<Option<Row>, TraceFault> {
         while !self.at_end && self.waiting.len() <= self.reorder_requests {
             match self.read_row()? {
@@ -242,9 +230,9 @@ impl Iterator for TraceReader {
     }
 }
 
-/// The first line that is not blank, without a byte order mark.
+/// Reads the first line that is not blank, without its byte order mark.
 fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
-    while let Some(line) = lines.next()? {
+    while let Some(line) = lines.next_line()? {
         let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
         if !line.is_empty() {
             return Ok(Some(line.to_vec()));
@@ -262,7 +250,7 @@ fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
     }
 }
 
-/// Fields that only one format has.
+/// Fields found in only one format.
 #[derive(Deserialize)]
 struct Telltale {
     chat_id: Option<IgnoredAny>,
@@ -278,13 +266,5 @@ fn detect(first: &[u8]) -> Option<Format> {
         Ok(Telltale { input_tok_ids: Some(_), .. }) => Some(Format::Tokens),
         // What is wrong with a damaged line is for its parser to say.
         _ => Some(Format::Mooncake),
-    }
-}
-
-/// A count of tokens from 1 to [`LENGTH_TOKENS_MAX`].
-pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
-    match text.parse() {
-        Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
-        _ => Err(TraceFault::BadLength { field, value: text.into() }),
     }
 }

@@ -1,49 +1,53 @@
-//! A part of a trace: from here to there, so many requests, so fast.
+//! Selection of a part of a trace: a slice, a limit, a speed and a maximum context.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{TraceError, TraceRequest};
 
-/// What is taken of a trace: first the slice, of that the first `limit` requests, and those at `speed` and cut to `max_context`.
+/// Selection from a trace. Applies the slice first, then the limit, then the speed and the maximum context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Selection {
-    /// From where to where.
+    /// Slice of the trace.
     pub slice: Slice,
-    /// How many requests at most.
+    /// Number of requests, at most.
     pub limit: u64,
-    /// Times of arrival are divided by this; it is finite and above 0.
+    /// Divisor of arrival times; finite and above 0.
     pub speed: f64,
-    /// Prompts are cut so that none has more tokens together with its answer; at least 2.
+    /// Prompt and output tokens of a request, at most; longer prompts are truncated. At least 2.
     pub max_context: Option<u32>,
 }
 
 impl Default for Selection {
-    /// All of it as it is.
+    /// Returns the whole trace unchanged.
     fn default() -> Self {
         Self { slice: Slice::default(), limit: u64::MAX, speed: 1.0, max_context: None }
     }
 }
 
-/// Time would stand still or go back.
+/// Invalid speed: zero, negative or not finite.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
 pub struct BadSpeed(pub f64);
 
 impl Selection {
-    /// Checks the speed.
+    /// Checks the speed of the selection.
+    ///
+    /// # Errors
+    ///
+    /// [`BadSpeed`] unless the speed is finite and above 0.
     pub fn checked(self) -> Result<Self, BadSpeed> {
         if self.speed > 0.0 && self.speed.is_finite() { Ok(self) } else { Err(BadSpeed(self.speed)) }
     }
 
-    /// Selects from the requests of a trace, which are in the order of arrival. Arrivals are counted from the first
-    /// request that is taken; what comes after the last one is not read.
+    /// Selects from requests in the order of arrival. Arrivals count from the first selected request; requests after the last
+    /// selected one are not read.
     pub fn of<I: Iterator<Item = Result<TraceRequest, TraceError>>>(&self, requests: I) -> Selected<I> {
         Selected { requests, selection: *self, n_seen: 0, n_given: 0, first_ns: None, ended: false }
     }
 }
 
-/// Requests that a [`Selection`] takes.
+/// Iterator over selected requests.
 #[derive(Clone, Debug)]
 pub struct Selected<I> {
     requests: I,
@@ -55,7 +59,7 @@ pub struct Selected<I> {
 }
 
 impl<I> Selected<I> {
-    /// What is selected from.
+    /// Returns the iterator under the selection.
     pub fn inner(&self) -> &I {
         &self.requests
     }
@@ -82,7 +86,7 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
             }
             if slice.begin.is_reached(number, request.arrival_ns) {
                 let first_ns = *self.first_ns.get_or_insert(request.arrival_ns);
-                request.arrival_ns = sped(request.arrival_ns - first_ns, speed);
+                request.arrival_ns = time_scaled(request.arrival_ns - first_ns, speed);
                 if let Some(tokens) = max_context {
                     request.cut_to(tokens);
                 }
@@ -94,25 +98,25 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
     }
 }
 
-/// When something happens at a time that passes `speed` times as fast, nanoseconds.
-pub(super) fn sped(at_ns: u64, speed: f64) -> u64 {
+/// Returns a time divided by `speed`, nanoseconds.
+pub(super) fn time_scaled(at_ns: u64, speed: f64) -> u64 {
     // Exact, where the division might round.
     if speed == 1.0 { at_ns } else { (at_ns as f64 / speed).round() as u64 }
 }
 
-/// Where a slice begins or ends.
+/// Bound of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// At the request with this number, from 0.
+    /// Request number, from 0.
     Request(u64),
-    /// So many nanoseconds after the trace's first arrival.
+    /// Nanoseconds after the first arrival of the trace.
     Time(u64),
-    /// Nowhere: that of the trace.
+    /// Open end: the begin or the end of the trace.
     Open,
 }
 
 impl Bound {
-    /// Whether a request of this number comes at or after the bound.
+    /// Returns `true` if a request with this number and arrival time is at or after the bound.
     fn is_reached(self, number: u64, arrival_ns: u64) -> bool {
         match self {
             Self::Request(bound) => number >= bound,
@@ -121,12 +125,12 @@ impl Bound {
         }
     }
 
-    /// Whether it is the end and known without looking at the next request.
+    /// Returns `true` if the bound is known to be reached without the next request.
     fn is_at(self, number: u64) -> bool {
         matches!(self, Self::Request(bound) if number >= bound)
     }
 
-    /// A number of a request, or seconds with an `s` behind them.
+    /// Parses a request number, or seconds with the suffix `s`.
     fn parse(text: &str) -> Option<Self> {
         match text.strip_suffix('s') {
             _ if text.is_empty() => Some(Self::Open),
@@ -136,24 +140,24 @@ impl Bound {
     }
 }
 
-/// A part of a trace: `100..200` is requests 100 to 199, counted from 0; `60s..120s` those that arrive in the second
-/// minute after the first request. Either end may be left out, and the two may be of different kinds.
+/// Slice of a trace: `100..200` selects requests 100 to 199, counted from 0; `60s..120s` selects arrivals in the second minute
+/// after the first request. Each end is optional, and the ends may have different units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The first that is taken.
+    /// First request or time inside the slice.
     pub begin: Bound,
-    /// The first that is not taken any more.
+    /// First request or time beyond the slice.
     pub end: Bound,
 }
 
 impl Default for Slice {
-    /// Everything.
+    /// Returns the slice of the whole trace.
     fn default() -> Self {
         Self { begin: Bound::Request(0), end: Bound::Open }
     }
 }
 
-/// What is no slice.
+/// Invalid slice, as given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "slice is '{0}'; give BEGIN..END in numbers of requests such as 100..200, or in seconds such as 60s..120s, BEGIN below END"

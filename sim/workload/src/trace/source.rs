@@ -1,43 +1,51 @@
-//! Where a replay's requests come from, one by one.
+//! Sources of requests for a replay.
 
 use std::path::Path;
 
-use super::select::sped;
+use super::select::time_scaled;
 use super::{Format, ReaderOptions, Selected, Selection, Trace, TraceError, TraceFault, TraceReader, TraceRequest};
 
-/// Gives requests in the order of their arrival. The `n`-th that it gives, from 0, has the number `n`.
+/// Source of requests in the order of arrival. Request `n` of the source, from 0, has the number `n`.
 ///
-/// What has been given is no longer held, so a replay needs memory for the requests in flight only. A source may be
-/// *closed*: what arrives next may depend on when requests ended, as a user's next question comes after the answer to
-/// the last one. So a replay goes by this protocol:
+/// A source keeps no request after handing it over, so a replay holds only the requests in flight. A source may be *closed*: an
+/// arrival may depend on earlier ends, as a user's next question follows the previous answer. A replay therefore follows this
+/// protocol:
 ///
-/// 1. It looks at [`Source::next_arrival_ns`] at the beginning, and again after every [`Source::next_request`] and
-///    [`Source::ended`]; the next arrival may have come *earlier* by an end, never before the end itself.
-/// 2. When its clock is there, it takes the request with [`Source::next_request`].
-/// 3. It tells every end with [`Source::ended`], in the order of time.
-/// 4. It is over when `next_arrival_ns` gives nothing and no request is in flight.
+/// 1. Call [`Source::next_arrival_ns`] at the beginning, and again after every [`Source::next_request`] and [`Source::ended`]. An
+///    end may bring the next arrival *forward*, but never before the end itself.
+/// 2. Call [`Source::next_request`] when the clock reaches that time.
+/// 3. Report every end with [`Source::ended`], in the order of time.
+/// 4. Stop when `next_arrival_ns` returns `None` and no request is in flight.
 pub trait Source {
-    /// How the requests were written, for reports.
+    /// Returns the format of the requests, for reports.
     fn format(&self) -> Format;
 
-    /// When the next request arrives, nanoseconds after the beginning, as far as is known before anything else ends;
-    /// nothing if none arrives before that.
+    /// Returns the time of the next arrival, nanoseconds after the beginning, assuming that no request ends before. Returns `None`
+    /// if nothing arrives before another end.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the next request cannot be read.
     fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError>;
 
-    /// The request that arrives next, if there is one.
+    /// Returns the next request; `None` if no request is left, or none before another end.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the next request cannot be read.
     fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError>;
 
-    /// A request that was given has ended at `now_ns`.
+    /// Reports the end of request `number` at `now_ns`.
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         let _ = (number, now_ns, outcome);
     }
 
-    /// Whether an end may bring an arrival about, or bring one forward.
+    /// Returns `true` if an end can cause an arrival or bring one forward.
     fn waits_for_ends(&self) -> bool {
         false
     }
 
-    /// How many requests there are in all, if that is known; for showing progress only.
+    /// Returns the total number of requests, if known; for progress bars only.
     fn requests_hint(&self) -> Option<u64> {
         None
     }
@@ -69,43 +77,43 @@ impl<S: Source + ?Sized> Source for &mut S {
     }
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was given all its tokens.
+    /// Completed: all tokens were delivered.
     Completed,
-    /// It was turned away.
+    /// Rejected on arrival, without any token.
     Refused,
 }
 
-/// A source whose time passes `speed` times as fast: arrivals come sooner, and so do a closed source's answers to ends.
+/// Source at `speed` times the pace: arrivals come sooner, and so do the reactions of a closed source to ends.
 #[derive(Clone, Debug)]
-pub struct Sped<S> {
+pub struct TimeScaled<S> {
     source: S,
     speed: f64,
 }
 
-impl<S: Source> Sped<S> {
-    /// `speed` MUST be finite and above 0.
+impl<S: Source> TimeScaled<S> {
+    /// Scales the time of `source`. `speed` MUST be finite and above 0.
     pub fn new(source: S, speed: f64) -> Self {
         assert!(speed > 0.0 && speed.is_finite(), "speed is {speed}");
         Self { source, speed }
     }
 }
 
-impl<S: Source> Source for Sped<S> {
+impl<S: Source> Source for TimeScaled<S> {
     fn format(&self) -> Format {
         self.source.format()
     }
 
     fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
-        Ok(self.source.next_arrival_ns()?.map(|at_ns| sped(at_ns, self.speed)))
+        Ok(self.source.next_arrival_ns()?.map(|at_ns| time_scaled(at_ns, self.speed)))
     }
 
     fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
         let mut request = self.source.next_request()?;
         if let Some(request) = &mut request {
-            request.arrival_ns = sped(request.arrival_ns, self.speed);
+            request.arrival_ns = time_scaled(request.arrival_ns, self.speed);
         }
         Ok(request)
     }
@@ -125,7 +133,7 @@ impl<S: Source> Source for Sped<S> {
     }
 }
 
-/// A source of the requests of a trace in memory.
+/// Source of the requests of a trace in memory.
 #[derive(Clone, Debug)]
 pub struct Loaded<'a> {
     trace: &'a Trace,
@@ -158,17 +166,21 @@ impl Source for Loaded<'_> {
     }
 }
 
-/// A source of the requests of a file, which is read as they are asked for.
+/// Source that reads a file on demand.
 pub struct FileSource {
     format: Format,
     limit: u64,
     requests: Selected<TraceReader>,
-    /// What comes next, read ahead to know when it arrives.
+    /// Next request, read ahead to know its arrival time.
     ahead: Option<Result<TraceRequest, TraceError>>,
 }
 
 impl FileSource {
-    /// Opens a trace; there MUST be a request in what is selected of it.
+    /// Opens a trace; the selection MUST contain at least one request.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] if the file cannot be read or the selection is empty.
     pub fn open(path: &Path, options: ReaderOptions, selection: &Selection) -> Result<Self, TraceError> {
         let reader = TraceReader::open_with(path, options)?;
         let format = reader.format();
@@ -185,7 +197,7 @@ impl FileSource {
         Ok(Self { format, limit: selection.limit, requests, ahead })
     }
 
-    /// Requests that were logged as failed so far, and left out.
+    /// Returns the number of requests logged as failed, and skipped, so far.
     pub fn failed_requests(&self) -> u64 {
         self.requests.inner().failed_requests()
     }

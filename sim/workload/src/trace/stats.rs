@@ -1,18 +1,17 @@
-//! What a trace is like: lengths, arrivals, and what a cache of any size could save.
+//! Statistics of a trace: lengths, arrivals, and prefix hits of caches of any size.
 //!
-//! # How hits are counted
+//! # Counting of hits
 //!
-//! Requests run one after another; a prompt is cut into blocks of [`StatsOptions::block_tokens`], and a block is found
-//! if it *and every block before it in its prompt* is in the cache. All blocks of a prompt are in the cache after it,
-//! the last and perhaps partial one too, which counts as a block like any other: that is how the figures of the
-//! Mooncake paper are made. (A serving cache holds whole blocks only, so it finds a little less, and what it generated
-//! besides, so it may find a little more.)
+//! Requests run one after another. A prompt is split into blocks of [`StatsOptions::block_tokens`], and a block is a hit if the
+//! block *and every block before it in its prompt* are in the cache. After a prompt all its blocks are in the cache, including a
+//! partial last block; the Mooncake paper counts this way. A serving cache holds whole blocks only, and so finds slightly less; it
+//! also holds generated tokens, and so may find slightly more.
 //!
-//! A cache of limited capacity keeps the prefix of what it keeps. Under *LRU* a prompt uses its blocks from the last to
-//! the first, so that the least recently used block is never before one that is kept; a block is then found in a cache
-//! of `c` blocks if fewer than `c` others were used since its last use, so one pass gives the hits of all capacities.
-//! *Belady* knows the future and drops the block that is used again last, of those the one farthest from the beginning
-//! of its prompt; no cache of that size finds more.
+//! A cache of limited capacity never keeps a block without its prefix. Under *LRU*, a prompt uses its blocks from the last to the
+//! first, so the least recently used block is never the prefix of a kept block. A block is then a hit in a cache of `c` blocks if
+//! fewer than `c` other blocks were used since its last use, so one pass gives the hits of all capacities. *Belady* knows the
+//! future and evicts the block with the latest next use, among equals the block farthest from the beginning of its prompt; no cache
+//! of that size finds more.
 
 use std::path::Path;
 
@@ -26,164 +25,168 @@ use crate::summary::{Histogram, Summary};
 
 mod cache;
 
-/// The largest block, tokens.
+/// Block size in tokens, at most.
 pub const BLOCK_TOKENS_MAX: u32 = 1 << 20;
-/// Capacities that are looked at, at most: each takes a pass.
+/// Number of capacities, at most: each takes a pass.
 pub const CAPACITIES_MAX: usize = 64;
-/// Blocks of all prompts together at most; they take twelve bytes each.
+/// Blocks of all prompts together, at most; each takes twelve bytes.
 pub const USES_MAX: usize = 1 << 29;
 
-/// What is to be found out.
+/// Options of the statistics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatsOptions {
-    /// Tokens of a block; as the trace's own ids if this says none, 16 where it has none.
+    /// Block size in tokens; `None` for the size of the trace's own ids, or 16 without ids.
     pub block_tokens: Option<u32>,
-    /// Capacities of the caches, blocks; 1, 2 and 5 thousands and so on up to all blocks if this says none.
+    /// Cache capacities, blocks. Empty for 1, 2 and 5 times powers of ten from a thousand up to all blocks.
     pub capacities: Vec<u64>,
 }
 
-/// Why a trace has no statistics.
+/// Failure to count statistics.
 #[derive(Debug, thiserror::Error)]
 pub enum StatsError {
-    /// It could not be read.
+    /// Trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// There is nothing to count.
+    /// Trace without a single request.
     #[error("the trace holds no request")]
     Empty,
-    /// No block has so many tokens.
+    /// Block size out of range.
     #[error("block size is {0} tokens; it must be from 1 to {BLOCK_TOKENS_MAX}")]
     BlockTokens(u32),
-    /// More passes than anybody waits for.
+    /// More capacities than [`CAPACITIES_MAX`].
     #[error("{0} capacities; give at most {CAPACITIES_MAX}, each at least 1 block")]
     Capacities(usize),
-    /// More than memory can be spent on.
+    /// Too many blocks for the memory.
     #[error(
         "the prompts have more than {USES_MAX} blocks of {block_tokens} tokens; take larger blocks or fewer requests"
     )]
     TooManyBlocks {
-        /// Tokens of a block.
+        /// Block size in tokens.
         block_tokens: u32,
     },
 }
 
-/// What a trace is like.
+/// Statistics of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TraceStats {
-    /// How it was written.
+    /// Format of the trace.
     pub format: String,
-    /// Requests.
+    /// Requests in the trace.
     pub requests: u64,
-    /// Requests that were logged as failed, and left out.
+    /// Requests logged as failed, and skipped.
     pub failed_requests: u64,
-    /// Tokens of prompts.
+    /// Distribution of prompt lengths.
     pub input_tokens: Lengths,
-    /// Tokens that were generated.
+    /// Distribution of output lengths.
     pub output_tokens: Lengths,
-    /// When they arrived.
+    /// Statistics of the arrival times.
     pub arrivals: ArrivalStats,
-    /// What those share whose content is known; nothing if the format does not say.
+    /// Prefix sharing among prompts with known content; `None` if the format has no content.
     pub prefixes: Option<PrefixStats>,
 }
 
 impl TraceStats {
-    /// The statistics as one JSON object over several lines, without a newline at the end.
+    /// Returns the statistics as one JSON object over several lines, without a newline at the end.
     pub fn to_json(&self) -> String {
         // All keys are strings and all values numbers, strings or null.
         serde_json::to_string_pretty(self).expect("statistics serialise")
     }
 }
 
-/// A distribution of lengths, tokens. Percentiles are nearest-rank.
+/// Distribution of lengths, tokens. Percentiles are nearest-rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Lengths {
-    /// All together.
+    /// Sum of all lengths.
     pub total: u64,
-    /// Arithmetic mean.
+    /// Arithmetic mean of the lengths, tokens.
     pub mean: f64,
-    /// Median.
+    /// Median of the lengths, tokens.
     pub p50: u32,
-    /// 90th percentile.
+    /// 90th percentile of the lengths, tokens.
     pub p90: u32,
-    /// 99th percentile.
+    /// 99th percentile of the lengths, tokens.
     pub p99: u32,
-    /// Greatest.
+    /// Greatest of the lengths, tokens.
     pub max: u32,
 }
 
-/// When requests arrived.
+/// Statistics of arrival times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ArrivalStats {
-    /// From the first to the last, seconds.
+    /// First to last arrival, seconds.
     pub duration_s: f64,
-    /// Requests a second on average; 0 if all came at once.
+    /// Mean requests per second; 0 if all arrive at once.
     pub rate_requests_s: f64,
-    /// Standard deviation over mean of the gaps between two arrivals: 1 for Poisson, more if they come in bursts.
+    /// Coefficient of variation of the gaps between arrivals: 1 for Poisson, higher for bursts.
     pub gap_cv: f64,
-    /// Requests of the fullest minute, minutes being counted from the first arrival.
+    /// Requests in the fullest minute, counting minutes from the first arrival.
     pub peak_minute_requests: u64,
-    /// That minute, from 0.
+    /// Number of that minute, from 0.
     pub peak_minute: u64,
 }
 
-/// What prompts share, by the rules of this module.
+/// Prefix sharing among prompts, by the rules of this module.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrefixStats {
-    /// Tokens of a block.
+    /// Block size in tokens.
     pub block_tokens: u32,
     /// Blocks of all prompts.
     pub blocks: u64,
-    /// Of them, those that differ.
+    /// Distinct blocks among them.
     pub distinct_blocks: u64,
-    /// Share of the blocks that a cache without limit finds.
+    /// Share of blocks found by an unlimited cache.
     pub hit_ratio_blocks: f64,
-    /// Share of the prompts' tokens that it finds.
+    /// Share of prompt tokens found by an unlimited cache.
     pub hit_ratio_tokens: f64,
-    /// Requests that find at least a block.
+    /// Requests with at least one block found.
     pub requests_with_hits: u64,
-    /// Of the blocks that it finds: other blocks used since the last use.
+    /// Reuse distance of the blocks found: other blocks used since the last use.
     pub reuse_blocks: ReuseBlocks,
-    /// Of the blocks that it finds: time since the last use, seconds; percentiles within 0.05 %.
+    /// Reuse time of the blocks found, seconds since the last use; percentiles within 0.05 %.
     pub reuse_s: Summary,
-    /// Hits by capacity.
+    /// Hits by capacity, in ascending order.
     pub capacities: Vec<CapacityStats>,
 }
 
-/// A distribution of reuse distances, blocks. Percentiles are nearest-rank.
+/// Distribution of reuse distances, blocks. Percentiles are nearest-rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ReuseBlocks {
-    /// 10th percentile.
+    /// 10th percentile of the distances, blocks.
     pub p10: u64,
-    /// First quartile.
+    /// First quartile (25th percentile), blocks.
     pub p25: u64,
-    /// Median.
+    /// Median of the distances, blocks.
     pub p50: u64,
-    /// Third quartile.
+    /// Third quartile (75th percentile), blocks.
     pub p75: u64,
-    /// 90th percentile.
+    /// 90th percentile of the distances, blocks.
     pub p90: u64,
-    /// 99th percentile.
+    /// 99th percentile of the distances, blocks.
     pub p99: u64,
-    /// Greatest.
+    /// Greatest of the distances, blocks.
     pub max: u64,
 }
 
-/// What a cache of one capacity finds.
+/// Hits of a cache of one capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CapacityStats {
-    /// Its capacity, blocks.
+    /// Capacity of the cache in blocks.
     pub blocks: u64,
-    /// Share of the blocks that it finds under LRU.
+    /// Share of blocks found under LRU.
     pub lru_blocks: f64,
-    /// Share of the tokens that it finds under LRU.
+    /// Share of tokens found under LRU.
     pub lru_tokens: f64,
-    /// Share of the blocks that it finds if it knows the future.
+    /// Share of blocks found by Belady's algorithm, with knowledge of the future.
     pub belady_blocks: f64,
-    /// Share of the tokens that it finds if it knows the future.
+    /// Share of tokens found by Belady's algorithm.
     pub belady_tokens: f64,
 }
 
-/// Finds out what is selected of a file is like. `progress` is told now and then how many requests were read.
+/// Counts the statistics of the selected part of a file. Calls `progress` with the number of requests read now and then.
+///
+/// # Errors
+///
+/// [`StatsError`] if the file cannot be read, is empty, or has too many blocks.
 pub fn stats_of_file(
     path: &Path,
     reader: ReaderOptions,
@@ -204,7 +207,11 @@ pub fn stats_of_file(
     Ok(TraceStats { failed_requests: source.failed_requests(), ..stats })
 }
 
-/// Finds out what `requests` are like, which were read as `format` and come in the order of arrival.
+/// Counts the statistics of `requests`, read as `format` and in the order of arrival.
+///
+/// # Errors
+///
+/// [`StatsError`] if there is no request, an option is out of range, or there are too many blocks.
 pub fn stats(
     requests: impl Iterator<Item = Result<TraceRequest, TraceError>>,
     format: Format,
@@ -249,7 +256,7 @@ fn lengths(mut lengths: Vec<u32>) -> Lengths {
     Lengths { total, mean: total as f64 / lengths.len() as f64, p50: at(50), p90: at(90), p99: at(99), max: at(100) }
 }
 
-/// The rank, from 1, of the p-th percentile of `n` values.
+/// Returns the rank, from 1, of the p-th percentile of `n` values.
 fn rank(n: u64, per_cent: u64) -> u64 {
     (n * per_cent).div_ceil(100).clamp(1, n)
 }
@@ -300,13 +307,13 @@ impl Gaps {
     }
 }
 
-/// The blocks of all prompts, as they come.
+/// Blocks of all prompts, in the order of arrival.
 struct Prefixes {
     block_tokens: u32,
     any_known: bool,
     tree: PrefixTree,
     uses: Uses,
-    /// When each node was used last.
+    /// Time of the last use of each node.
     used_ns: Vec<u64>,
     reuse_ns: Histogram,
     hit_blocks: u64,
@@ -329,7 +336,7 @@ impl Prefixes {
         }
     }
 
-    /// A prompt of which nothing is known is left out: it can share nothing.
+    /// Adds the blocks of a prompt; skips prompts without known content, which share nothing.
     fn add(&mut self, request: &TraceRequest) -> Result<(), StatsError> {
         if matches!(request.content, Content::Unique(_)) {
             return Ok(());
@@ -395,7 +402,7 @@ impl Prefixes {
     }
 }
 
-/// 1, 2 and 5 times powers of ten, from a thousand (fewer if there are few blocks) up to the first that holds all.
+/// Returns 1, 2 and 5 times powers of ten, from a thousand (fewer for few blocks) up to the first that holds all blocks.
 fn usual_capacities(distinct: u64) -> Vec<u64> {
     let first = if distinct > 5_000 { 1_000 } else { 10 };
     let mut capacities = Vec::new();

@@ -1,15 +1,15 @@
-//! A line of a workload with token ids: a JSON object.
+//! Lines of a workload with token ids: JSON objects.
 
 use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::Token;
 
 use super::mooncake::present;
-use super::reader::{Row, RowContent, length};
+use super::row::{Row, RowContent, length};
 use super::{Format, LENGTH_TOKENS_MAX, TraceFault};
 
 const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";
-/// Later than this no trace goes: 31 years, far from where the clock of a replay would wrap.
+/// First arrival time out of range, nanoseconds: 31 years, far below the limit of a replay's clock.
 const ARRIVAL_NS_MAX: u64 = 1_000_000_000_000_000_000;
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! Writes traces, plain or compressed by the end of their names.
+//! Writer of traces, compressed according to the file name.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,26 +15,26 @@ const ZSTD_LEVEL: i32 = 3;
 const NS_PER_MS: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Why a trace could not be written.
+/// Failed writing of a trace.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {fault}", path.display())]
 pub struct WriteError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What is wrong.
+    /// Fault found at that place.
     pub fault: WriteFault,
 }
 
-/// What can be wrong with writing a trace.
+/// Fault in writing a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteFault {
-    /// The disk is full, say.
+    /// File cannot be written, for example on a full disk.
     #[error("cannot be written: {0}")]
     Io(#[from] io::Error),
-    /// Nobody writes this one.
+    /// Format without a writer.
     #[error("a trace of the {0} format cannot be written; choose mooncake, vidur or tokens")]
     Format(Format),
-    /// There are more contents than ids.
+    /// More distinct blocks than ids.
     #[error(
         "the prompts have more than {} blocks, more than there are ids for; limit the requests",
         super::blocks::NODES_MAX
@@ -76,7 +76,7 @@ impl Sink {
     }
 }
 
-/// Writes a trace line by line, under another name until it is whole, so that no half of one is ever taken for a trace.
+/// Line-by-line writer of a trace. The file has a temporary name until it is whole, so no partial file is ever taken for a trace.
 pub struct TraceWriter {
     path: PathBuf,
     partial: PathBuf,
@@ -87,16 +87,19 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// The format that the name of a file asks for: `vidur` for `.csv`, else `mooncake`; what it is packed with is not
-    /// looked at.
+    /// Returns the format for a file name: `vidur` for `.csv`, else `mooncake`, ignoring the compression suffix.
     pub fn format_of(path: &Path) -> Format {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(name);
         if name.ends_with(".csv") { Format::Vidur } else { Format::Mooncake }
     }
 
-    /// Begins a trace: `mooncake`, `vidur` or `tokens`; gzip if the name ends in `.gz`, Zstandard if in `.zst`. A file
-    /// that is there is replaced when the trace is whole.
+    /// Creates a trace in format `mooncake`, `vidur` or `tokens`; gzip for names ending in `.gz`, Zstandard for `.zst`. Replaces an
+    /// existing file once the trace is whole.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`] if the file cannot be created or the format has no writer.
     pub fn create(path: &Path, format: Format) -> Result<Self, WriteError> {
         let fail = |fault| WriteError { path: path.into(), fault };
         if !matches!(format, Format::Mooncake | Format::Vidur | Format::Tokens) {
@@ -113,7 +116,11 @@ impl TraceWriter {
         Ok(Self { path: path.into(), partial, format, sink: Some(sink), ids, line: String::new() })
     }
 
-    /// Writes a request. Requests come in the order of arrival.
+    /// Writes a request. Requests MUST come in the order of arrival.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`] if the file cannot be written or has too many distinct blocks.
     pub fn write(&mut self, request: &TraceRequest) -> Result<(), WriteError> {
         self.line.clear();
         let written = match self.format {
@@ -132,7 +139,11 @@ impl TraceWriter {
         written.map_err(|fault| WriteError { path: self.path.clone(), fault })
     }
 
-    /// Ends the trace and gives it its name.
+    /// Finishes the trace and gives the file its final name.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`] if the file cannot be written or renamed.
     pub fn finish(mut self) -> Result<(), WriteError> {
         let sink = self.sink.take().expect("finished once");
         let finished = sink.finish().and_then(|()| fs::rename(&self.partial, &self.path));
@@ -171,14 +182,14 @@ impl TraceWriter {
         self.line = format!(
             r#"{{"timestamp": {at_ms}, "input_length": {input_tokens}, "output_length": {output_tokens}, "hash_ids": "#
         );
-        let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.made_up_ids(request)? };
+        let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.synthetic_ids(request)? };
         push_list(&mut self.line, &ids);
         self.line.push_str("}\n");
         Ok(())
     }
 
-    /// An id for every 512 tokens, the same for two blocks if all is the same up to their ends.
-    fn made_up_ids(&mut self, request: &TraceRequest) -> Result<Box<[u32]>, WriteFault> {
+    /// Returns one id per 512 tokens, equal for two blocks with an equal prefix up to their ends.
+    fn synthetic_ids(&mut self, request: &TraceRequest) -> Result<Box<[u32]>, WriteFault> {
         let mut ids = Vec::with_capacity(request.input_tokens.div_ceil(HASH_ID_TOKENS) as usize);
         let mut full = false;
         let unshared = matches!(request.content, Content::Unique(_));
@@ -213,7 +224,7 @@ fn push_list(line: &mut String, numbers: &[u32]) {
     line.push(']');
 }
 
-/// `value_ns` in units of `unit_ns`, a power of ten, without rounding and without zeros at the end.
+/// Returns `value_ns` in units of `unit_ns`, a power of ten, without rounding or trailing zeros.
 fn decimal(value_ns: u64, unit_ns: u64) -> String {
     let (whole, rest) = (value_ns / unit_ns, value_ns % unit_ns);
     if rest == 0 {

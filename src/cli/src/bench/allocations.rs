@@ -1,7 +1,7 @@
-//! Counts the heap allocations of a piece of work.
+//! Counts the heap allocations of a function.
 //!
-//! The system's allocator does the work; while nobody counts, this costs one look at a flag of the thread. What other threads
-//! allocate meanwhile is theirs.
+//! The system's allocator does the work; while nothing is counted, the overhead is one check of a thread-local flag.
+//! Allocations of other threads are not counted.
 
 #![expect(unsafe_code, reason = "an allocator cannot be written without")]
 
@@ -13,19 +13,19 @@ thread_local! {
     static COUNTING: Cell<Option<Counted>> = const { Cell::new(None) };
 }
 
-/// The system's allocator, which can be asked how often it was called.
+/// The system's allocator, with a count of calls for the current thread.
 pub struct Counting;
 
-/// What a piece of work did to the heap.
+/// Effect of a function on the heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Calls that asked for memory, or for more of it.
+    /// Calls that allocated or grew memory.
     pub allocations: u64,
-    /// Bytes taken and not given back.
+    /// Bytes allocated and not freed.
     pub bytes: i64,
 }
 
-/// Does the work and counts what this thread allocates for it.
+/// Runs a function and counts the allocations of this thread meanwhile.
 pub fn counted<T>(work: impl FnOnce() -> T) -> (T, Counted) {
     COUNTING.set(Some(Counted::default()));
     let out = work();
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_allocator_gives_can_be_used_grown_and_given_back() {
+    fn allocated_memory_can_be_used_grown_and_freed() {
         let layout = Layout::array::<u64>(4).unwrap();
         // SAFETY: the layout is not empty, what is read was written, and everything is given back with its own layout.
         unsafe {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_and_what_was_asked_for_is_counted() {
+    fn calls_and_bytes_not_freed_are_counted() {
         let (kept, counted) = counted(|| (vec![0u8; 1 << 20], drop(std::hint::black_box(vec![1u8; 10]))));
         assert_eq!(counted, Counted { allocations: 2, bytes: 1 << 20 });
         drop(kept);

@@ -1,4 +1,4 @@
-//! Eviction: blocks that go and others that come in their place, for every policy.
+//! Eviction benchmark: evicts blocks and stores others in their place, for every policy.
 
 use std::hint::black_box;
 
@@ -17,9 +17,9 @@ const NOTES: [&str; 2] = [
 const BLOCK_SIZE: usize = 16;
 const CHAIN: usize = 8;
 const TOKENS: usize = CHAIN * BLOCK_SIZE;
-/// One operation in so many is followed by a read.
+/// Number of operations between two reads.
 const READ_EVERY: usize = 3;
-/// Chains remembered to be read again.
+/// Number of chains remembered, to be read again.
 const REMEMBERED: usize = 1024;
 
 pub fn run(quick: bool) -> Report {
@@ -34,7 +34,7 @@ pub fn run(quick: bool) -> Report {
     report
 }
 
-/// A tree in which everything is idle, and where its next chains come from.
+/// A tree in which all blocks are idle, and the source of its next chains.
 struct Churn {
     tree: PrefixTree,
     numbers: Numbers,
@@ -46,7 +46,7 @@ struct Churn {
 }
 
 impl Churn {
-    /// A chain of new tokens, with its hashes in `self.hashes`.
+    /// Makes a chain of new tokens, with its hashes in `self.hashes`.
     fn fresh(&mut self) -> Vec<Token> {
         let tokens = self.numbers.tokens(TOKENS);
         self.hash(&tokens);
@@ -58,7 +58,7 @@ impl Churn {
         extend_hashes(&mut self.hashes, self.root, BLOCK_SIZE as u32, tokens);
     }
 
-    /// Makes room for a chain, stores it and leaves it. Returns the times of storing and leaving.
+    /// Evicts blocks for a chain, stores the chain and releases it. Returns the times to store and to release.
     fn turn_over(&mut self) -> (f64, f64) {
         let tokens = self.fresh();
         let Self { tree, hashes, table, .. } = self;
@@ -75,7 +75,7 @@ impl Churn {
         (store, release)
     }
 
-    /// Reads one of the chains stored lately, or what is left of it.
+    /// Reads one of the chains stored last, or the blocks of it not yet evicted.
     fn read(&mut self) {
         let at = self.numbers.below(self.lately.len());
         let tokens = std::mem::take(&mut self.lately[at]);

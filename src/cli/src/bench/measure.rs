@@ -1,4 +1,4 @@
-//! Repeated timings, what is reported of them, and what they are compared with.
+//! Repeated timings, and reports of their median and range.
 
 use std::fs;
 use std::hint::black_box;
@@ -8,15 +8,15 @@ use std::time::Instant;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-/// More than any cache of a processor holds, in words of 8 bytes.
+/// Size of a buffer larger than any processor cache, in words of 8 bytes.
 const SWEEP_WORDS: usize = 24 << 20;
 
-/// One figure.
+/// Figure of a benchmark: median and range of several runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// Name of the operation: `find`, `store`.
     pub what: String,
-    /// Of what: sizes, caches, policy.
+    /// Case: sizes, state of caches, policy.
     pub case: String,
     pub unit: &'static str,
     pub median: f64,
@@ -25,7 +25,7 @@ pub struct Row {
     pub runs: usize,
 }
 
-/// All figures of a benchmark, and where they were taken.
+/// All figures of a benchmark, and the machine on which they were taken.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     benchmark: &'static str,
@@ -34,7 +34,7 @@ pub struct Report {
     debug_assertions: bool,
     quick: bool,
     seed: u64,
-    /// What the figures mean.
+    /// Notes on the meaning of the figures.
     notes: Vec<&'static str>,
     rows: Vec<Row>,
 }
@@ -57,7 +57,7 @@ impl Report {
     pub fn add(&mut self, what: &str, case: impl Into<String>, unit: &'static str, mut values: Vec<f64>) {
         values.sort_by(f64::total_cmp);
         let case = case.into();
-        // Who waits should see what for. If standard error is closed there is nobody left to tell.
+        // Progress for the user. If standard error is closed, it is lost.
         let _ = writeln!(io::stderr(), "{what}, {case}: {:.3} {unit}", quantile(&values, 0.5));
         self.rows.push(Row {
             what: what.into(),
@@ -70,7 +70,7 @@ impl Report {
         });
     }
 
-    /// The report for people.
+    /// Returns the report as a table of text.
     pub fn render(&self) -> String {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
@@ -95,7 +95,7 @@ impl Report {
     }
 }
 
-/// Three or four digits that count.
+/// Formats a value with three or four significant digits.
 fn digits(value: f64) -> String {
     match value.abs() {
         small if small < 10.0 => format!("{value:.3}"),
@@ -104,13 +104,13 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// The value below which the share `q` of the sorted values lies.
+/// Returns the `q`-quantile of sorted values.
 pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = (sorted.len() as f64 * q) as usize;
     sorted[at.min(sorted.len() - 1)]
 }
 
-/// The processor's own name for itself.
+/// Returns the name of the processor.
 fn cpu() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name =
@@ -118,7 +118,7 @@ fn cpu() -> String {
     name.map_or_else(|| format!("unknown {} processor", std::env::consts::ARCH), str::to_string)
 }
 
-/// The time `work` takes, nanoseconds.
+/// Returns the time that `work` takes, nanoseconds.
 pub fn time_ns<T>(work: impl FnOnce() -> T) -> f64 {
     let start = Instant::now();
     black_box(work());
@@ -127,7 +127,7 @@ pub fn time_ns<T>(work: impl FnOnce() -> T) -> f64 {
 
 const SEED: u64 = 0x7472_756e_6b6c_696e;
 
-/// Numbers that look random and are always the same (SplitMix64).
+/// Pseudo-random numbers from a fixed seed (SplitMix64).
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -147,13 +147,13 @@ impl Numbers {
         (self.draw() % n as u64) as usize
     }
 
-    /// Token ids of a vocabulary of 128 Ki.
+    /// Returns token ids of a vocabulary of 128 Ki.
     pub fn tokens(&mut self, n: usize) -> Vec<u32> {
         (0..n).map(|_| (self.draw() >> 47) as u32).collect()
     }
 }
 
-/// Empties the processor's caches of everything else.
+/// Evicts all other data from the processor's caches.
 pub struct Sweeper(Vec<u64>);
 
 impl Sweeper {

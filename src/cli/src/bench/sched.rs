@@ -1,4 +1,4 @@
-//! A step of decodes through the whole core: the last step's tokens in, the next step out.
+//! Scheduling benchmark: a decode step through the whole core, from the tokens of one step to the next step.
 
 use trunkline_core::hash::Namespace;
 use trunkline_core::{Action, Config, Core, Event, Request, RequestId, Step, StepResult};
@@ -22,7 +22,7 @@ pub fn run(quick: bool) -> Report {
     report
 }
 
-/// A core in which requests decode, and the worker's answers to it.
+/// A core in which requests decode, and a worker that answers at once.
 struct Decoding {
     core: Core,
     actions: Vec<Action>,
@@ -67,7 +67,7 @@ impl Decoding {
         decoding
     }
 
-    /// The worker's answer to the step: tokens nobody stops at.
+    /// Makes the result of a step: tokens at which no request stops.
     fn answer(&mut self) -> Event {
         let step = self.step.take().expect("a step runs while sequences do");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
@@ -84,7 +84,7 @@ impl Decoding {
         self.core.handle(self.now_ns, event, &mut self.actions);
     }
 
-    /// What a driver does with the actions.
+    /// Handles the actions of the core, as a driver does.
     fn keep_step(&mut self) {
         for action in self.actions.drain(..) {
             if let Action::RunStep(step) = action {

@@ -1,4 +1,4 @@
-//! The prefix tree: hashing, finding, holding, storing, and what it keeps in memory.
+//! Prefix-tree benchmark: hashing, lookup, references, storing, and memory per block.
 
 use std::hint::black_box;
 
@@ -16,7 +16,7 @@ const NOTES: [&str; 4] = [
     "cold: the caches were emptied, then the prompt and its hashes were read. warm: the same prompt again and again.",
     "verify baseline: comparing as many tokens in memory at one go, which a verified hit cannot undercut.",
 ];
-/// Calls timed together where one is about as short as reading the clock.
+/// Number of calls timed together, where one call takes about as long as reading the clock.
 const BATCH: usize = 32;
 const DOCUMENT_TOKENS: usize = 128 << 10;
 
@@ -42,7 +42,7 @@ pub fn run(quick: bool) -> Report {
     report
 }
 
-/// Hashing, and the speed of the memory and of XXH3 as they are on this machine.
+/// Measures hashing, and for comparison the speed of memory and of XXH3 on this machine.
 fn hashing(report: &mut Report, numbers: &mut Numbers, quick: bool) {
     let tokens = numbers.tokens(if quick { 1 << 14 } else { 1 << 17 });
     let runs = if quick { 3 } else { 51 };
@@ -76,7 +76,7 @@ fn hashing(report: &mut Report, numbers: &mut Numbers, quick: bool) {
     report.add("memcmp baseline", &case, "G tokens/s", values.collect());
 }
 
-/// A prompt and its hashes.
+/// A prompt and the hashes of its blocks.
 struct Prompt {
     tokens: Vec<Token>,
     hashes: Vec<BlockHash>,
@@ -89,14 +89,15 @@ impl Prompt {
         Self { tokens, hashes }
     }
 
-    /// Brings it into the caches, as whoever received and hashed it did.
+    /// Reads the prompt into the processor's caches, as receiving and hashing does.
     fn touch(&self) {
         black_box(self.tokens.iter().fold(0, |sum, token| sum ^ token));
         black_box(self.hashes.iter().fold(0, |sum, hash| sum ^ hash.0));
     }
 }
 
-/// Publishes what of a prompt is not there, after what is. Leaves the table held. Returns the blocks found.
+/// Publishes the blocks of a prompt that the tree does not hold, after those that it holds. Leaves the table held. Returns
+/// the number of blocks found.
 pub fn take(
     tree: &mut PrefixTree,
     prompt: (&[Token], &[BlockHash]),
@@ -112,7 +113,7 @@ pub fn take(
     found.len()
 }
 
-/// Publishes the blocks of a table from the `from`-th on.
+/// Publishes the blocks of a table, from index `from`.
 pub fn publish(
     tree: &mut PrefixTree,
     tokens: &[Token],
@@ -135,7 +136,7 @@ fn lru(capacity: usize) -> Box<dyn eviction::Eviction> {
     eviction::REGISTRY.make("lru", capacity as u32).expect("there is lru")
 }
 
-/// A tree full of documents.
+/// A tree filled with documents.
 struct Shelf {
     tree: PrefixTree,
     block_size: u32,
@@ -166,7 +167,7 @@ impl Shelf {
         shelf
     }
 
-    /// A prompt of `tokens` tokens of which the first `hit` are in the tree.
+    /// Makes a prompt of `tokens` tokens; the first `hit` are in the tree.
     fn prompt(&self, numbers: &mut Numbers, tokens: usize, hit: usize, salt: &str) -> Prompt {
         let mut prompt = self.documents[numbers.below(self.documents.len())][..hit].to_vec();
         prompt.extend(numbers.tokens(tokens - hit));
@@ -238,7 +239,7 @@ impl Shelf {
         releases.push(time_ns(|| tree.release(table, expected)) / 1e3);
     }
 
-    /// Stores prompts that are not there, hashes given, and throws them away again.
+    /// Measures storing of new prompts whose hashes are known.
     fn store(&mut self, report: &mut Report, numbers: &mut Numbers, runs: usize) {
         let blocks = 1024;
         let values = (0..runs).map(|_| {
@@ -258,7 +259,7 @@ impl Shelf {
     }
 }
 
-/// Sessions whose prompts grow turn after turn.
+/// Measures sessions whose prompts grow with each turn.
 fn conversations(report: &mut Report, numbers: &mut Numbers, sessions: usize, turns: usize, runs: usize) {
     const TURN: usize = 256;
     const BLOCK_SIZE: usize = 16;
@@ -292,7 +293,7 @@ fn conversations(report: &mut Report, numbers: &mut Numbers, sessions: usize, tu
     report.add("conversations", format!("{case}, hashes given"), "ms", withouts);
 }
 
-/// What a full tree keeps in memory for a block beside its tokens, after everything in it was replaced once.
+/// Measures the memory of a full tree per block, without tokens, after every block was replaced once.
 fn metadata(report: &mut Report, numbers: &mut Numbers, blocks: usize) {
     const BLOCK_SIZE: usize = 16;
     // Requests come and go: chains of many lengths.

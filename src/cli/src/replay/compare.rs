@@ -1,50 +1,21 @@
-//! Several replays of one trace, side by side.
-
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+//! Reports of several replays of one trace, side by side.
 
 use comfy_table::Table;
-use trunkline_sim_replay::Settings;
 use trunkline_sim_report::Report;
+use trunkline_sim_report::figures::{Latency, Statistic};
+use trunkline_sim_report::report::{Latencies, TenantReport};
 
-use super::outputs::{self, Stage, Watched};
 use super::render;
+use crate::output::{align_right, grouped, per_cent, seconds, table as empty_table};
 
-/// Replays under each of the settings, as many at a time as there are cores; each on one thread, so that none depends on the others.
-/// Reports come in the order of the settings; with what each was like over time if they are `sampled`.
-pub(super) fn replay_all(stage: &Stage<'_>, runs: &[Settings], sampled: bool) -> anyhow::Result<Vec<Watched>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some((at, settings)) = take(&next, runs) {
-            done.push((at, outputs::watched(stage, settings, sampled, Vec::new())));
-        }
-        done
-    };
-    let n_threads = thread::available_parallelism().map_or(1, usize::from).min(runs.len());
-    let mut done: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        threads.into_iter().flat_map(join).collect()
-    });
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, result)| result).collect()
-}
-
-fn take<'a>(next: &AtomicUsize, runs: &'a [Settings]) -> Option<(usize, &'a Settings)> {
-    let at = next.fetch_add(1, Ordering::Relaxed);
-    runs.get(at).map(|settings| (at, settings))
-}
-
-/// What to call each of the reports: the values of the settings that differ between them.
+/// Returns a label for each report: the values of the settings that differ between them.
 pub(super) fn labels(reports: &[Report]) -> Vec<String> {
     let Some(_) = reports.first() else { return Vec::new() };
     let differing = Differing::of(reports);
     reports.iter().map(|report| differing.values(report).join(", ")).collect()
 }
 
-/// What differs between reports: the names of those settings, and their values in a report.
+/// Settings that differ between reports.
 struct Differing {
     policy: bool,
     eviction: bool,
@@ -56,12 +27,12 @@ impl Differing {
     fn of(reports: &[Report]) -> Self {
         let first = &reports[0].settings;
         let any = |differs: fn(&Report, &Report) -> bool| reports.iter().any(|report| differs(report, &reports[0]));
-        let eviction = any(|a, b| a.settings.eviction != b.settings.eviction);
-        let preemption = any(|a, b| a.settings.preemption != b.settings.preemption);
+        let eviction = any(|a, b| a.settings.core.eviction != b.settings.core.eviction);
+        let preemption = any(|a, b| a.settings.core.preemption != b.settings.core.preemption);
         let router = any(|a, b| a.settings.router != b.settings.router);
-        // A row needs a name, also if the same policy was given twice.
-        let policy =
-            reports.iter().any(|report| report.settings.policy != first.policy) || !(eviction || preemption || router);
+        // A row needs a label even if the same policy is given twice.
+        let policy = reports.iter().any(|report| report.settings.core.policy != first.core.policy)
+            || !(eviction || preemption || router);
         Self { policy, eviction, preemption, router }
     }
 
@@ -78,16 +49,31 @@ impl Differing {
     fn values(&self, report: &Report) -> Vec<String> {
         let settings = &report.settings;
         let all = [
-            (settings.policy.clone(), self.policy),
-            (settings.eviction.clone(), self.eviction),
-            (render::preemption(settings.preemption).to_string(), self.preemption),
+            (settings.core.policy.clone(), self.policy),
+            (settings.core.eviction.clone(), self.eviction),
+            (settings.core.preemption.name().to_string(), self.preemption),
             (settings.router.clone(), self.router),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(value, _)| value).collect()
     }
 }
 
-/// A row for each report, and below a row for each of its tenants.
+/// Latencies to compare, each with the head of its column.
+const COMPARED: [(&str, Latency, Statistic); 7] = [
+    ("TTFT p50", Latency::Ttft, Statistic::P50),
+    ("p90", Latency::Ttft, Statistic::P90),
+    ("p99", Latency::Ttft, Statistic::P99),
+    ("TPOT p50", Latency::Tpot, Statistic::P50),
+    ("p99", Latency::Tpot, Statistic::P99),
+    ("E2E p50", Latency::E2e, Statistic::P50),
+    ("p99", Latency::E2e, Statistic::P99),
+];
+
+fn compared(latencies: &Latencies) -> [String; COMPARED.len()] {
+    COMPARED.map(|(_, latency, statistic)| seconds(statistic.of(&latency.of(latencies))))
+}
+
+/// Returns a table with a row for each report, followed by one with a row for each of its tenants.
 pub(super) fn table(reports: &[Report]) -> String {
     let differing = Differing::of(reports);
     let names = differing.names();
@@ -102,9 +88,10 @@ pub(super) fn table(reports: &[Report]) -> String {
 }
 
 fn rows(reports: &[Report], differing: &Differing) -> Table {
-    let mut table = render::table();
+    let mut table = empty_table();
     let mut header = differing.names();
-    header.extend(["TTFT p50", "p90", "p99", "TPOT p50", "p99", "E2E p50", "p99", "hits", "preemptions", "swaps"]);
+    header.extend(COMPARED.map(|(title, _, _)| title));
+    header.extend(["hits", "preemptions", "swaps"]);
     let fair = reports.iter().any(|report| report.fairness.is_some());
     if fair {
         header.push("service gap");
@@ -112,36 +99,35 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
     table.set_header(header);
     for report in reports {
         let mut cells = differing.values(report);
-        let Report { ttft_s, tpot_s, e2e_s, .. } = report;
-        let seconds = [ttft_s.p50, ttft_s.p90, ttft_s.p99, tpot_s.p50, tpot_s.p99, e2e_s.p50, e2e_s.p99];
-        cells.extend(seconds.map(render::seconds));
-        cells.push(render::per_cent(report.prefix_hit_ratio));
-        cells.extend([report.preemptions, report.swap_outs].map(render::grouped));
+        cells.extend(compared(&report.latencies));
+        cells.push(per_cent(report.tokens.prefix_hit_ratio));
+        cells.extend([report.preemptions, report.swaps.swap_outs].map(grouped));
         if fair {
-            cells.push(report.fairness.as_ref().map_or_else(String::new, |it| render::grouped(it.service_gap_max)));
+            cells.push(report.fairness.as_ref().map_or_else(String::new, |it| grouped(it.service_gap_max)));
         }
         table.add_row(cells);
     }
-    render::align_right(&mut table, differing.names().len());
+    align_right(&mut table, differing.names().len());
     table
 }
 
 fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {
-    let mut table = render::table();
+    let mut table = empty_table();
     let mut header = differing.names();
-    header.extend(["tenant", "requests", "TTFT p50", "p90", "p99", "TPOT p50", "p99", "E2E p50", "p99", "service/s"]);
+    header.extend(["tenant", "requests"]);
+    header.extend(COMPARED.map(|(title, _, _)| title));
+    header.push("service/s");
     table.set_header(header);
     for report in reports {
         for (number, tenant) in report.fairness.iter().flat_map(|fairness| fairness.tenants.iter().enumerate()) {
             let mut cells = differing.values(report);
-            cells.extend([number.to_string(), render::grouped(tenant.requests)]);
-            let (ttft_s, tpot_s, e2e_s) = (tenant.ttft_s, tenant.tpot_s, tenant.e2e_s);
-            let seconds = [ttft_s.p50, ttft_s.p90, ttft_s.p99, tpot_s.p50, tpot_s.p99, e2e_s.p50, e2e_s.p99];
-            cells.extend(seconds.map(render::seconds));
-            cells.push(render::grouped(tenant.contended_service_s.round() as u64));
+            cells.extend([number.to_string(), grouped(tenant.requests)]);
+            let TenantReport { ttft_s, tpot_s, e2e_s, .. } = *tenant;
+            cells.extend(compared(&Latencies { ttft_s, tpot_s, e2e_s, ..Latencies::default() }));
+            cells.push(grouped(tenant.contended_service_s.round() as u64));
             table.add_row(cells);
         }
     }
-    render::align_right(&mut table, differing.names().len());
+    align_right(&mut table, differing.names().len());
     table
 }

@@ -1,4 +1,4 @@
-//! What is replayed: a trace in memory, a trace that is read on the way, or a workload that is made up on the way.
+//! Input of a replay: a trace in memory, a trace read while it is replayed, or a workload generated meanwhile.
 
 use std::path::{Path, PathBuf};
 
@@ -7,33 +7,36 @@ use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::synthetic::{Generator, Spec};
 use trunkline_sim_workload::trace::{FileSource, ReaderOptions, Selection, Source};
 
-/// What is taken of a file. Equal parts of one file are the same requests.
+/// Part of a file to replay. Equal parts of one file are equal requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
     pub(crate) options: ReaderOptions,
     pub(crate) selection: Selection,
-    /// Whether it is read while it is replayed.
+    /// `true` if the file is read while it is replayed.
     pub(crate) stream: bool,
 }
 
-/// Requests that can be replayed, more than once.
+/// Requests that can be replayed more than once.
 #[derive(Debug)]
 pub(crate) enum Input {
     /// A trace in memory.
     Loaded(Trace),
-    /// A file that is read anew for each replay.
+    /// A file, read anew for each replay.
     Streamed(PathBuf, Part),
-    /// What a TOML file says of populations, made up anew for each replay: their questions wait for its answers.
+    /// A workload in TOML, generated anew for each replay: each session asks its next question after the previous answer.
     Workload(Box<Spec>),
 }
 
-/// Whether a file says what to make up, and is no trace: by its name.
+/// Returns `true` if a file is a workload, not a trace, by its name.
 pub(crate) fn is_workload(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"))
 }
 
 impl Part {
     /// Opens a trace, or a workload if the name ends in `.toml`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a flag about traces is given for a workload.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Input> {
         if is_workload(path) {
             return self.workload(path);
@@ -56,7 +59,7 @@ impl Part {
 }
 
 impl Input {
-    /// The requests from the first on.
+    /// Returns the requests, from the first.
     pub(crate) fn source(&self) -> anyhow::Result<Box<dyn Source + '_>> {
         Ok(match self {
             Self::Loaded(trace) => Box::new(trace.source()),
@@ -65,7 +68,7 @@ impl Input {
         })
     }
 
-    /// How many there are at most, if that is known.
+    /// Returns the number of requests, at most; `None` if unknown.
     pub(crate) fn requests(&self) -> Option<u64> {
         match self {
             Self::Loaded(trace) => Some(trace.requests.len() as u64),
@@ -74,7 +77,7 @@ impl Input {
         }
     }
 
-    /// The trace, if it is in memory.
+    /// Returns the trace, if it is in memory.
     pub(crate) fn trace(&self) -> anyhow::Result<&Trace> {
         match self {
             Self::Loaded(trace) => Ok(trace),

@@ -1,22 +1,24 @@
-//! Reports as tables.
+//! Reports of replays as tables of text.
 
-use comfy_table::{CellAlignment, Table, presets};
-use trunkline_core::Preemption;
+use comfy_table::Table;
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
-pub(crate) use trunkline_sim_report::numbers::grouped;
+use trunkline_sim_report::figures::{Latency, Statistic};
 use trunkline_sim_report::report::{FairnessReport, SettingsReport};
 use trunkline_sim_workload::summary::Summary;
 
-/// One report in full.
+use crate::output::{align_right, grouped, per_cent, seconds, table};
+
+/// Returns one report in full.
 pub(super) fn report(report: &Report) -> String {
     let mut facts = facts(std::slice::from_ref(report), &[]);
     results(&mut facts, report);
     let mut latencies = table();
-    latencies.set_header(["seconds", "mean", "p50", "p90", "p95", "p99", "max"]);
-    let all = [("TTFT", report.ttft_s), ("TPOT", report.tpot_s), ("ITL", report.itl_s), ("E2E", report.e2e_s)];
-    all.into_iter().for_each(|(name, summary)| add_summary(&mut latencies, name, summary));
+    latencies.set_header(["seconds"].into_iter().chain(Statistic::ALL.map(Statistic::name)));
+    for latency in Latency::ALL {
+        add_summary(&mut latencies, latency.title(), latency.of(&report.latencies));
+    }
     let mut tables = vec![facts];
     if let Some(fairness) = &report.fairness {
         for (number, tenant) in fairness.tenants.iter().enumerate() {
@@ -31,7 +33,7 @@ pub(super) fn report(report: &Report) -> String {
     tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n")
 }
 
-/// What reports have in common; a setting named in `differing` is left out.
+/// Returns the settings that all reports share, without those named in `differing`.
 pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let report = &reports[0];
     let settings = &report.settings;
@@ -41,12 +43,16 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
         ["KV blocks", &blocks(settings)],
         [
             "batch",
-            &format!("{} tokens, {} sequences", grouped(settings.max_batch_tokens.into()), settings.max_batch_size),
+            &format!(
+                "{} tokens, {} sequences",
+                grouped(settings.core.max_batch_tokens.into()),
+                settings.core.max_batch_size
+            ),
         ],
         ["arrivals", &arrivals(report)],
         ["router", &settings.router],
-        ["policy", &settings.policy],
-        ["eviction", &settings.eviction],
+        ["policy", &settings.core.policy],
+        ["eviction", &settings.core.eviction],
         ["preemption", &preempted(settings)],
         ["cost model", &settings.cost_model],
     ]
@@ -59,8 +65,9 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
             rows.push([name.into(), faults.join(", ")]);
         }
     }
-    if settings.max_drafts > 0 {
-        let drafts = format!("up to {}, right with probability {}", settings.max_drafts, settings.draft_acceptance);
+    if settings.core.max_drafts > 0 {
+        let drafts =
+            format!("up to {}, right with probability {}", settings.core.max_drafts, settings.draft_acceptance);
         rows.push(["drafts".into(), drafts]);
     }
     if reports.len() > 1 {
@@ -75,7 +82,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     facts
 }
 
-/// How many replicas of which kind.
+/// Returns the kinds of replicas and the number of each.
 fn devices(settings: &SettingsReport) -> String {
     let one_device = Parallel::ONE.to_string();
     let kinds = settings.groups.iter().map(|group| {
@@ -85,12 +92,12 @@ fn devices(settings: &SettingsReport) -> String {
     kinds.collect::<Vec<_>>().join(", ")
 }
 
-/// What each replica has of KV blocks, of each kind if they differ.
+/// Returns the KV blocks of a replica, of each kind if the kinds differ.
 fn blocks(settings: &SettingsReport) -> String {
     let each = if settings.replicas == 1 { "" } else { " each" };
     let mut blocks: Vec<_> = settings.groups.iter().map(|group| grouped(group.device_blocks.into())).collect();
     blocks.dedup();
-    format!("{} of {} tokens{each}", blocks.join(" or "), settings.block_size)
+    format!("{} of {} tokens{each}", blocks.join(" or "), settings.core.block_size)
 }
 
 fn arrivals(report: &Report) -> String {
@@ -109,36 +116,34 @@ fn arrivals(report: &Report) -> String {
 }
 
 fn preempted(settings: &SettingsReport) -> String {
-    let host = match settings.host_blocks {
+    let host = match settings.core.host_blocks {
         0 => "no host memory".into(),
         blocks => format!("{} blocks of host memory", grouped(blocks.into())),
     };
-    format!("{}, {host}", preemption(settings.preemption))
-}
-
-/// The name of a preemption.
-pub(super) fn preemption(preemption: Preemption) -> &'static str {
-    let found = Preemption::ALL.iter().find(|(_, known)| *known == preemption);
-    found.map(|(name, _)| *name).expect("every preemption has a name")
+    format!("{}, {host}", settings.core.preemption.name())
 }
 
 fn results(facts: &mut Table, report: &Report) {
     facts.add_rows([
         ["requests", &outcome(report)],
         ["duration", &format!("{:.1} s, {:.3} requests/s", report.duration_s, report.requests_s)],
-        ["prompt tokens", &grouped(report.prompt_tokens)],
+        ["prompt tokens", &grouped(report.tokens.prompt_tokens)],
         [
             "prefix hits",
-            &format!("{} tokens, {}", grouped(report.prefix_hit_tokens), per_cent(report.prefix_hit_ratio)),
+            &format!(
+                "{} tokens, {}",
+                grouped(report.tokens.prefix_hit_tokens),
+                per_cent(report.tokens.prefix_hit_ratio)
+            ),
         ],
-        ["output tokens", &grouped(report.output_tokens)],
+        ["output tokens", &grouped(report.tokens.output_tokens)],
         [
             "steps",
             &format!(
                 "{} of {:.1} sequences, {:.1} tokens on average",
-                grouped(report.steps),
-                report.mean_batch,
-                report.mean_step_tokens
+                grouped(report.batches.steps),
+                report.batches.mean_batch,
+                report.batches.mean_step_tokens
             ),
         ],
         ["utilisation", &per_cent(report.utilisation)],
@@ -147,8 +152,11 @@ fn results(facts: &mut Table, report: &Report) {
     if report.rerouted > 0 {
         facts.add_row(["rerouted", &format!("{} times", grouped(report.rerouted))]);
     }
-    let links = [("swapped out", report.swap_outs, report.link_out), ("swapped in", report.swap_ins, report.link_in)];
-    for (name, swaps, link) in links.into_iter().filter(|_| report.settings.host_blocks > 0) {
+    let links = [
+        ("swapped out", report.swaps.swap_outs, report.swaps.link_out),
+        ("swapped in", report.swaps.swap_ins, report.swaps.link_in),
+    ];
+    for (name, swaps, link) in links.into_iter().filter(|_| report.settings.core.host_blocks > 0) {
         let (blocks, copies) = (grouped(link.blocks), grouped(link.transfers));
         let text = format!("{} times; {blocks} blocks in {copies} copies, {:.3} s", grouped(swaps), link.busy_s);
         facts.add_row([name, &text]);
@@ -159,8 +167,8 @@ fn results(facts: &mut Table, report: &Report) {
         let busy = format!("link {:.1} s out, {:.1} s in", tier.link_out.busy_s, tier.link_in.busy_s);
         facts.add_row([tier.name.as_str(), &format!("{hits} blocks hit, {stored} stored, {evicted} evicted; {busy}")]);
     }
-    if report.drafted_tokens > 0 {
-        let (accepted, drafted) = (grouped(report.accepted_drafts), grouped(report.drafted_tokens));
+    if report.batches.drafted_tokens > 0 {
+        let (accepted, drafted) = (grouped(report.batches.accepted_drafts), grouped(report.batches.drafted_tokens));
         facts.add_row(["accepted drafts", &format!("{accepted} of {drafted}")]);
     }
     facts.add_rows([
@@ -202,8 +210,8 @@ fn tenants(fairness: &FairnessReport) -> Table {
 }
 
 fn add_summary(table: &mut Table, name: &str, summary: Summary) {
-    let Summary { mean, p50, p90, p95, p99, max } = summary;
-    table.add_row([name.to_string()].into_iter().chain([mean, p50, p90, p95, p99, max].map(seconds)));
+    let statistics = Statistic::ALL.map(|statistic| seconds(statistic.of(&summary)));
+    table.add_row([name.to_string()].into_iter().chain(statistics));
 }
 
 fn outcome(report: &Report) -> String {
@@ -214,7 +222,7 @@ fn outcome(report: &Report) -> String {
     format!("{} of {} completed{refused}", grouped(report.completed), grouped(report.requests))
 }
 
-/// What a replayed recording came to.
+/// Returns the result of a replayed recording.
 pub(super) fn recorded(replayed: &Replayed) -> String {
     let mut facts = table();
     facts.add_rows([
@@ -225,26 +233,4 @@ pub(super) fn recorded(replayed: &Replayed) -> String {
         ["match", replayed.matches.map_or("nothing to compare", |matches| if matches { "yes" } else { "NO" })],
     ]);
     facts.trim_fmt()
-}
-
-/// An empty table without lines.
-pub(crate) fn table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
-}
-
-/// Aligns all columns but the first `skip` to the right.
-pub(crate) fn align_right(table: &mut Table, skip: usize) {
-    table.column_iter_mut().skip(skip).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-}
-
-/// Seconds to a tenth of a millisecond.
-pub(crate) fn seconds(s: f64) -> String {
-    format!("{s:.4}")
-}
-
-/// A share in per cent.
-pub(crate) fn per_cent(share: f64) -> String {
-    format!("{:.2} %", share * 100.0)
 }

@@ -1,4 +1,7 @@
-//! What the flags mean, and what is said when they make no sense.
+//! Flags become settings, and wrong flags are refused.
+
+use std::fs;
+use std::io::Write;
 
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -19,7 +22,7 @@ fn parse(words: &[&str]) -> Result<ReplayArgs, clap::Error> {
 
 fn settings(words: &[&str]) -> anyhow::Result<Vec<Settings>> {
     let args = parse(words)?;
-    Ok(runs(&args.settings, &args.tiers, args.of_trace.arrivals())?.settings)
+    Ok(runs(&args.settings, args.arrivals())?.settings)
 }
 
 fn fault(words: &[&str]) -> String {
@@ -55,15 +58,15 @@ fn settings_of(words: &str) -> Settings {
 /// The reports of replays of the small trace.
 fn replayed(words: &[&str]) -> Vec<trunkline_sim_report::Report> {
     let args = parse(&[&["t"], words].concat()).unwrap();
-    let Runs { settings, cost } = runs(&args.settings, &args.tiers, args.of_trace.arrivals()).unwrap();
+    let Runs { settings, cost } = runs(&args.settings, args.arrivals()).unwrap();
     let trace = trunkline_sim_workload::Trace::load(small_trace().path(), None, None).unwrap();
     let stage = Stage { input: &Input::Loaded(trace), cost: &*cost, bar: &ProgressBar::hidden() };
-    compare::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
+    run::replay_all(&stage, &settings, false).unwrap().into_iter().map(|(report, _)| report).collect()
 }
 
 #[test]
 fn digits_are_grouped() {
-    assert_eq!([0, 999, 1_000, 144_793_823].map(render::grouped), ["0", "999", "1,000", "144,793,823"]);
+    assert_eq!([0, 999, 1_000, 144_793_823].map(crate::output::grouped), ["0", "999", "1,000", "144,793,823"]);
 }
 
 #[test]
@@ -97,7 +100,7 @@ fn flags_that_exclude_each_other() {
 }
 
 #[test]
-fn impossible_settings_are_told_before_the_trace_is_read() {
+fn impossible_settings_are_reported_before_the_trace_is_read() {
     assert_eq!(fault(&["none", "--block-size", "0"]), "block_size is 0; it must be between 1 and 4096");
     assert!(fault(&["none", "--hardware", "tpu"]).starts_with("unknown hardware 'tpu'; there are: h100-80g, "));
     assert!(fault(&["none", "--model", "gpt"]).starts_with("unknown model 'gpt'; there are: llama-3.1-8b, "));
@@ -136,7 +139,7 @@ fn compression_has_a_ratio_and_a_speed() {
 }
 
 #[test]
-fn impossible_numbers_are_told_in_one_line() {
+fn impossible_numbers_are_reported_in_one_line() {
     let launch = fault(&["none", "--launch-watermark", "-1"]);
     assert_eq!(launch, "launch_watermark is -1; it must be between 0 and 1024");
     assert!(fault(&["none", "--swap-in-watermark", "nan"]).starts_with("swap_in_watermark is NaN; it must be"));
@@ -207,7 +210,7 @@ fn a_fleet_may_be_of_several_kinds() {
 }
 
 #[test]
-fn an_engine_sets_what_is_not_given() {
+fn an_engine_sets_the_defaults_of_limits() {
     let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
     let vllm = core("t --engine vllm-v1");
     assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (2048, 256, 16));
@@ -291,8 +294,8 @@ fn a_trace_read_on_the_way_is_replayed_like_one_in_memory() {
 }
 
 #[test]
-fn what_cannot_be_written_is_told_before_the_replay() {
-    // The trace is not there: whoever looked at it first would say so.
+fn outputs_that_cannot_be_written_are_reported_before_the_replay() {
+    // There is no such trace: reading it first would give another error.
     let told = fault(&["no-trace.csv", "--html", "no-folder/x.html"]);
     assert!(told.starts_with("cannot write --html to no-folder/x.html"), "{told}");
     let told = fault(&["no-trace.csv", "--json", "no-folder/x.json"]);
@@ -303,7 +306,7 @@ fn what_cannot_be_written_is_told_before_the_replay() {
 }
 
 #[test]
-fn a_workload_is_made_up_on_the_way() {
+fn a_workload_is_generated_during_the_replay() {
     let workload = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     let spec = r#"
         seed = 1
@@ -431,7 +434,7 @@ fn a_load_sets_the_speed_of_every_run() {
 }
 
 #[test]
-fn tables_say_what_was_asked_for() {
+fn tables_show_the_settings_that_were_given() {
     let reports = replayed;
     let one = render::report(&reports(&["--tenants", "0.9,0.1", "--host-blocks", "8", "--speed", "2"])[0]);
     for part in ["2 times as fast as in the trace", "cost, 8 blocks of host memory", "swapped out", "TTFT of tenant 1"]

@@ -1,4 +1,4 @@
-//! The prefix cache behind the device: flags, and the tiers and links they make.
+//! Tiers of the prefix cache behind the device: flags, and the tiers and links made from them.
 
 use anyhow::{bail, ensure};
 use clap::Args;
@@ -7,9 +7,9 @@ use trunkline_sim_perf::link::TierLink;
 use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::model::Model;
 
-/// The largest tier, bytes: an exabyte is a mistake.
+/// Largest tier, bytes: an exabyte.
 const BYTES_MAX: f64 = 1e18;
-/// Units of sizes.
+/// Units of sizes, with their bytes.
 const UNITS: [(&str, f64); 8] = [
     ("TiB", 1.099511627776e12),
     ("GiB", 1.073741824e9),
@@ -21,58 +21,61 @@ const UNITS: [(&str, f64); 8] = [
     ("G", 1e9),
 ];
 
-/// Tiers of the prefix cache.
+/// Tiers of the prefix cache, and the links to them.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TierArgs {
-    /// Host memory of each replica for cached blocks that the device has no room for, such as 64GB.
+    /// Host memory of each replica for cached blocks beyond the device, such as 64GB.
     #[arg(long, value_name = "SIZE")]
     host_mem: Option<String>,
 
-    /// Disk behind the host for cached blocks, such as 2TB.
+    /// Disk of each replica for cached blocks beyond the host, such as 2TB.
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
     disk_size: Option<String>,
 
-    /// Remote storage behind those for cached blocks; each replica has its own share.
+    /// Remote storage of each replica for cached blocks beyond host and disk, such as 10TB.
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
     remote: Option<String>,
 
-    /// Rate of the disk, GB/s in each direction.
+    /// Bandwidth of the disk, GB/s in each direction.
     #[arg(long, value_name = "GB/S", default_value_t = 6.0)]
     disk_gb_s: f64,
 
-    /// Rate of the network to the remote storage, GB/s in each direction.
+    /// Bandwidth of the network to remote storage, GB/s in each direction.
     #[arg(long, value_name = "GB/S", default_value_t = 10.0)]
     remote_gb_s: f64,
 
-    /// What each copy from or to the disk takes beside its bytes, microseconds.
+    /// Latency of each copy from or to the disk, microseconds.
     #[arg(long, value_name = "US", default_value_t = 100.0)]
     disk_latency_us: f64,
 
-    /// What each copy from or to the remote storage takes beside its bytes, microseconds.
+    /// Latency of each copy from or to remote storage, microseconds.
     #[arg(long, value_name = "US", default_value_t = 500.0)]
     remote_latency_us: f64,
 
-    /// Size of a block on disk and in remote storage against its size on the device: below 1 if it is compressed.
+    /// Size of a block on disk and in remote storage over its size on the device; below 1 if compressed.
     #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
     compression: f64,
 
-    /// How fast each replica compresses blocks for the disk or the remote storage, and as fast decompresses them: GB/s as they are on the
-    /// device, for each of the two by itself [default: not a limit].
+    /// Speed of compression and of decompression in each replica, GB/s of uncompressed blocks, for the disk and for remote
+    /// storage separately [default: no limit].
     #[arg(long, value_name = "GB/S", requires = "compression")]
     compression_gb_s: Option<f64>,
 
-    /// When tiers take a block: through (when its request ends), second_use (when it was found again) or back (before it is
-    /// evicted). One for all tiers, or one for each, separated by commas.
+    /// Moment at which a tier takes a block: through (at the end of its request), second_use (after a prefix hit) or back
+    /// (before eviction). One for all tiers, or one for each, separated by commas.
     #[arg(long, value_name = "WHEN", default_value = "through")]
     tier_write: String,
 
-    /// Which block of a tier goes first; an unknown name lists those there are. One for all tiers, or one for each.
+    /// Eviction policy of the tiers; an unknown name lists all. One for all tiers, or one for each, separated by commas.
     #[arg(long, value_name = "NAME", default_value = "lru")]
     tier_eviction: String,
 }
 
 impl TierArgs {
-    /// The tiers, nearest first, and the links to those behind the first.
+    /// Returns the tiers, nearest first, and the links to those behind the first.
+    ///
+    /// # Errors
+    /// If a size, a ratio or a name is malformed, or a tier is smaller than one block.
     pub(super) fn tiers(&self, model: &Model, block_size: u32) -> anyhow::Result<(Vec<TierConfig>, Vec<TierLink>)> {
         let asked = [("host", &self.host_mem), ("disk", &self.disk_size), ("remote", &self.remote)];
         let asked: Vec<_> = asked.iter().filter_map(|(name, size)| Some((*name, size.as_ref()?))).collect();
@@ -106,7 +109,7 @@ impl TierArgs {
     }
 }
 
-/// One word for each of `n`, from one for all or a list.
+/// Splits a list of `n` words; one word stands for all.
 fn one_or_each<'a>(flag: &str, text: &'a str, n: usize) -> anyhow::Result<Vec<&'a str>> {
     let words: Vec<&str> = text.split(',').collect();
     match words.len() {

@@ -1,4 +1,5 @@
-//! From points of a grid to replays: each knob is a flag of `replay`, so what it means and which values it takes is said there.
+//! Turns points of a grid into replays. Each knob (parameter of the grid) is a flag of `replay`; meaning and allowed values
+//! are those of the flag.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,35 +14,35 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::spec::{Point, Setting, Spec, TRACE};
 use crate::replay::input::Part;
-use crate::replay::{Asked, ReplayArgs};
+use crate::replay::{ReplayArgs, ReplayPlan};
 
-/// Flags that write files or read something else than a trace.
+/// Flags that write files, or read something other than a trace.
 const NO_KNOBS: [&str; 6] = ["json", "requests", "html", "timeline", "timeline-window", "recorded"];
-/// Endings of names of files that a knob may have as its value.
+/// Extensions of files that a knob may name.
 const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
 
-/// `replay`, as its flags are parsed.
+/// Parser of the flags of `replay`.
 #[derive(Parser)]
 #[command(name = "replay")]
-pub(super) struct Words {
+pub(super) struct ReplayCli {
     #[command(flatten)]
     pub args: ReplayArgs,
 }
 
-/// One replay of a sweep.
+/// Cell of the grid: a replay, checked.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
-    /// A hash of all that decides its result.
+    /// Hash of everything that affects the result.
     pub id: String,
-    /// Each knob and its value, as they stand in results, in the order of the file.
+    /// Each knob and its value as in results, in the order of the file.
     pub knobs: Vec<(String, String)>,
-    /// A hash of the trace's bytes.
+    /// Hash of the trace's bytes.
     pub trace_digest: String,
-    /// What to replay, or why that cannot be.
+    /// Replay to run, or the reason why it cannot run.
     pub ready: Result<Ready, String>,
 }
 
-/// What to replay.
+/// A replay to run, checked.
 #[derive(Clone, Debug)]
 pub(super) struct Ready {
     pub trace: PathBuf,
@@ -50,18 +51,18 @@ pub(super) struct Ready {
     pub load: Option<f64>,
 }
 
-/// Why a cell cannot be run.
+/// Reason why a cell cannot run.
 #[derive(Clone)]
 struct Fault {
     message: String,
-    /// Whether the values are all right, and only too large for each other.
+    /// `true` if each value is valid, but the model does not fit the device.
     no_room: bool,
 }
 
-/// All cells in the order of the spec.
+/// Returns all cells, in the order of the spec.
 ///
 /// # Errors
-/// If there is no such knob, or a value is wrong by itself. What cannot be run only because of how values meet is a cell that fails.
+/// If a knob is unknown, or a value is wrong by itself. Values that only contradict each other make a cell that fails.
 pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
     let file = spec.path.display();
     check_knobs(spec).with_context(|| format!("sweep {file}"))?;
@@ -87,7 +88,7 @@ pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// Whether every knob is a flag that decides what a replay is, and each setting of the form that it takes.
+/// Checks that every knob is a flag that affects a replay, and that flags with and without a value are used as such.
 fn check_knobs(spec: &Spec) -> anyhow::Result<()> {
     let replay = ReplayArgs::augment_args(Command::new("replay"));
     let flags: HashMap<&str, bool> = replay
@@ -126,7 +127,7 @@ fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
     }
 }
 
-/// The words of a command line that asks for this.
+/// Returns the command line of `replay` for a point.
 fn words(point: &Point<'_>, trace: &Path, folder: &Path) -> Vec<String> {
     let mut words = vec!["replay".to_string()];
     for (knob, setting) in point.iter().filter(|(knob, _)| *knob != TRACE) {
@@ -142,7 +143,7 @@ fn words(point: &Point<'_>, trace: &Path, folder: &Path) -> Vec<String> {
     words
 }
 
-/// `value`, or the path of that file if there is one beside the spec.
+/// Returns `value`, or the path of the file of that name beside the spec.
 fn in_folder(value: &str, folder: &Path) -> String {
     let path = folder.join(value);
     let names_a_file = value.contains('/') || FILES.iter().any(|end| value.ends_with(end));
@@ -150,13 +151,13 @@ fn in_folder(value: &str, folder: &Path) -> String {
 }
 
 fn ready(point: &Point<'_>, trace: &Path, folder: &Path) -> Result<Ready, Fault> {
-    let args = Words::try_parse_from(words(point, trace, folder))
+    let args = ReplayCli::try_parse_from(words(point, trace, folder))
         .map_err(|error| Fault { message: one_line(&error.to_string()), no_room: false })?;
-    let asked = args.args.asked().map_err(|error| Fault {
+    let plan = args.args.plan().map_err(|error| Fault {
         message: format!("{error:#}"),
         no_room: error.downcast_ref::<DoesNotFit>().is_some(),
     })?;
-    let Asked { runs, part, load, .. } = asked;
+    let ReplayPlan { runs, part, load, .. } = plan;
     match <[Settings; 1]>::try_from(runs) {
         Ok([settings]) => Ok(Ready { trace: trace.into(), part, settings, load }),
         Err(runs) => Err(Fault {
@@ -166,13 +167,14 @@ fn ready(point: &Point<'_>, trace: &Path, folder: &Path) -> Result<Ready, Fault>
     }
 }
 
-/// A message of the command line's parser without its hints.
+/// Returns the first paragraph of an error of clap, as one line.
 fn one_line(message: &str) -> String {
     let lines = message.lines().take_while(|line| !line.trim().is_empty()).map(str::trim);
     lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").into()
 }
 
-/// Says which value is wrong, if one is wrong by itself: no cell that has it can be run, and nor can it alone, for the same reason.
+/// Fails if a single value is to blame: every cell with the value fails, and a cell with only this value fails for an equal
+/// reason.
 fn blame(spec: &Spec, folder: &Path, faults: &[Option<Fault>]) -> anyhow::Result<()> {
     if faults.iter().all(Option::is_none) {
         return Ok(());
@@ -202,14 +204,14 @@ fn blame(spec: &Spec, folder: &Path, faults: &[Option<Fault>]) -> anyhow::Result
     }
 }
 
-/// What stands in the way of all of these cells, if it is one thing and not a lack of room.
+/// Returns the error that all these cells share, unless the model does not fit the device.
 fn shared<'a>(mut of: impl Iterator<Item = &'a Option<Fault>>) -> Option<&'a str> {
     let first = of.next()?.as_ref().filter(|fault| !fault.no_room)?;
     of.all(|fault| fault.as_ref().is_some_and(|fault| fault.message == first.message)).then_some(first.message.as_str())
 }
 
-/// A hash of all that decides a result: the trace's bytes, the flags in any order, what they came to (so that a hardware file counts by what
-/// it says), and the version of this program.
+/// Hashes everything that affects a result: the trace's bytes, the flags in any order, the settings made from them (a
+/// hardware file counts by its content), and the version of this program.
 fn identity(point: &Point<'_>, trace_digest: &str, ready: Option<&Ready>) -> String {
     let mut flags: Vec<_> =
         point.iter().filter(|(knob, setting)| *knob != TRACE && **setting != Setting::Off).collect();
@@ -221,7 +223,7 @@ fn identity(point: &Point<'_>, trace_digest: &str, ready: Option<&Ready>) -> Str
     format!("{:032x}", hash.digest128())
 }
 
-/// A hash of a file's bytes.
+/// Hashes the bytes of a file.
 fn digest(path: &Path) -> anyhow::Result<String> {
     let mut file = File::open(path).with_context(|| format!("cannot read the trace {}", path.display()))?;
     let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 16]);

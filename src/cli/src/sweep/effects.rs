@@ -1,36 +1,37 @@
-//! What each value of an axis does to a figure, and which cells no other beats.
+//! Effect of each value of an axis on a figure, and the Pareto front of cells.
 
 use std::collections::HashMap;
 
-use trunkline_sim_report::figures::Better;
+use trunkline_sim_report::figures::Direction;
 
 use super::join::Row;
 
-/// What one value of an axis came to.
+/// Effect of one value of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Effect {
-    /// The values of the axis's knobs.
+    /// Values of the knobs of the axis.
     pub value: Vec<String>,
-    /// Cells that have it.
+    /// Cells with this value.
     pub cells: usize,
-    /// The mean of the figure over those, whatever the other knobs.
+    /// Mean of the figure over these cells, with any values of other knobs.
     pub mean: f64,
-    /// Against the axis's first value.
+    /// Comparison with the first value of the axis.
     pub paired: Option<Paired>,
 }
 
-/// A comparison of cells that differ in nothing but this axis.
+/// Comparison of cells that differ in this axis only.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Paired {
-    /// Pairs there are.
+    /// Number of pairs of cells.
     pub pairs: usize,
-    /// The mean of the differences.
+    /// Mean difference of the figure.
     pub difference: f64,
-    /// The mean of the first value's cells in those pairs, of which `difference` is a share.
+    /// Mean figure of the first value in these pairs; `difference` is reported as a share of this mean.
     pub base: f64,
 }
 
-/// The effect of each value of the knobs `axis` on a figure, in the order in which they first come. Rows without the figure are left out.
+/// Returns the effect of each value of the knobs `axis` on a figure, in order of first appearance. Rows without the figure
+/// are left out.
 pub(super) fn effects(rows: &[&Row], axis: &[usize], figure: impl Fn(&Row) -> Option<f64>) -> Vec<Effect> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for (row, x) in rows.iter().filter_map(|row| Some((row, figure(row)?))) {
@@ -47,7 +48,7 @@ pub(super) fn effects(rows: &[&Row], axis: &[usize], figure: impl Fn(&Row) -> Op
     groups.iter().enumerate().map(|(at, (value, members))| effect(at == 0, &first, value, members)).collect()
 }
 
-/// A value, and the other knobs and the figure of each cell that has it.
+/// A value, with the other knobs and the figure of each cell.
 type Group<'a> = (Vec<&'a str>, Vec<(Vec<&'a str>, f64)>);
 
 fn effect(is_first: bool, first: &HashMap<&[&str], f64>, value: &[&str], members: &[(Vec<&str>, f64)]) -> Effect {
@@ -66,9 +67,10 @@ fn effect(is_first: bool, first: &HashMap<&[&str], f64>, value: &[&str], members
     }
 }
 
-/// Which of the points no other is at least as good as in both figures and better in one.
-pub(super) fn front(points: &[(f64, f64)], better: [Better; 2]) -> Vec<bool> {
-    let sign = better.map(|better| if better == Better::Higher { -1.0 } else { 1.0 });
+/// Returns for each point `true` if it is on the Pareto front: no other point is at least as good in both figures and
+/// better in one.
+pub(super) fn front(points: &[(f64, f64)], better: [Direction; 2]) -> Vec<bool> {
+    let sign = better.map(|better| if better == Direction::Higher { -1.0 } else { 1.0 });
     let cost = |(a, b): (f64, f64)| (a * sign[0], b * sign[1]);
     let beaten = |point: (f64, f64)| {
         let (a, b) = cost(point);
@@ -77,11 +79,11 @@ pub(super) fn front(points: &[(f64, f64)], better: [Better; 2]) -> Vec<bool> {
     points.iter().map(|point| !beaten(*point)).collect()
 }
 
-/// The best of some values, if some are better.
-pub(super) fn best(values: impl Iterator<Item = f64>, better: Better) -> Option<f64> {
+/// Returns the best value; `None` if all are equal.
+pub(super) fn best(values: impl Iterator<Item = f64>, better: Direction) -> Option<f64> {
     match better {
-        Better::Lower => values.min_by(f64::total_cmp),
-        Better::Higher => values.max_by(f64::total_cmp),
-        Better::Neither => None,
+        Direction::Lower => values.min_by(f64::total_cmp),
+        Direction::Higher => values.max_by(f64::total_cmp),
+        Direction::Neither => None,
     }
 }

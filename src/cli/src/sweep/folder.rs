@@ -1,11 +1,11 @@
-//! A sweep's folder: the plan, and a small file for each cell that has ended.
+//! Folder of a sweep: the plan, and a small file for each cell that has ended.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `sweep.json` | the plan: the spec, its axes, and the cells there are to be |
-//! | `cells/ID.parquet` | one row: a cell's knobs, and its figures or why it failed |
+//! | `sweep.json` | the plan: the grid's text, axes, and all cells |
+//! | `cells/ID.parquet` | one row: the knobs of a cell, and its figures or its error |
 //!
-//! Both are written under another name first and then renamed, so that whoever reads sees all of a file or none, and shards may share a
+//! Files are written under a temporary name and then renamed: readers see all of a file or none, and shards may share a
 //! folder.
 
 use std::fs;
@@ -21,33 +21,33 @@ use trunkline_sim_report::{Report, figures};
 use super::cells::Cell;
 use super::spec::Spec;
 
-/// Before the name of a knob in a column's.
+/// Prefix of the columns of knobs.
 pub(super) const KNOB: &str = "knob.";
-/// A cell that has figures.
+/// Status of a cell with figures.
 pub(super) const OK: &str = "ok";
-/// A cell that could not be run.
+/// Status of a cell that failed.
 pub(super) const FAILED: &str = "failed";
-/// What the rows are, in the footers of files.
+/// Description of the rows, in the footer of each file.
 const ABOUT: [(&str, &str); 1] = [("trunkline.rows", "a cell of a sweep each; times in seconds")];
-/// Columns of every row before the knobs.
+/// Columns before those of the knobs, and `true` for those that may be empty.
 const BEFORE: [(&str, bool); 5] =
     [("cell", false), ("status", false), ("error", true), ("version", false), ("trace_digest", false)];
 
-/// What there is to be in a folder.
+/// Plan of a sweep: the cells to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Plan {
-    /// Of the program.
+    /// Version of the program.
     pub version: String,
-    /// The spec's text.
+    /// Text of the grid's file.
     pub spec: String,
-    /// The knobs of each axis that has more than one step.
+    /// Knobs of each axis with more than one step.
     pub axes: Vec<Vec<String>>,
     /// All knobs, in the order of the spec.
     pub knobs: Vec<String>,
     pub cells: Vec<Planned>,
 }
 
-/// A cell of a plan.
+/// A cell of the plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Planned {
     pub id: String,
@@ -71,7 +71,10 @@ impl Plan {
         }
     }
 
-    /// The plan in `folder`, if there is one.
+    /// Reads the plan in `folder`; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the plan cannot be read.
     pub fn load(folder: &Path) -> anyhow::Result<Option<Self>> {
         let path = folder.join("sweep.json");
         if !path.exists() {
@@ -82,7 +85,10 @@ impl Plan {
         Ok(Some(plan))
     }
 
-    /// Makes the folder and writes the plan into it.
+    /// Creates the folder and writes the plan.
+    ///
+    /// # Errors
+    /// If the folder or the file cannot be written.
     pub fn save(&self, folder: &Path) -> anyhow::Result<()> {
         let cells = folder.join("cells");
         fs::create_dir_all(&cells).with_context(|| format!("cannot make the folder {}", cells.display()))?;
@@ -93,7 +99,7 @@ impl Plan {
     }
 }
 
-/// Writes a file under another name and gives it its own when it is whole.
+/// Writes a file under a temporary name and renames the complete file.
 fn replace(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     // Another process may be writing the same file into the same folder, and in containers all have one number: so it is drawn.
@@ -107,12 +113,12 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyh
     result
 }
 
-/// Where the row of a cell is.
+/// Returns the path of the row of a cell.
 pub(super) fn path(folder: &Path, id: &str) -> PathBuf {
     folder.join("cells").join(format!("{id}.parquet"))
 }
 
-/// Whether the figures of a cell are there. What failed is tried again.
+/// Returns `true` if the figures of a cell exist. Cells that failed run again.
 pub(super) fn has(folder: &Path, cell: &Cell) -> bool {
     let row = columns::read_some(&path(folder, &cell.id), &["cell", "status"]);
     row.is_ok_and(|row| {
@@ -121,6 +127,9 @@ pub(super) fn has(folder: &Path, cell: &Cell) -> bool {
 }
 
 /// Writes the row of a cell.
+///
+/// # Errors
+/// If the file cannot be written.
 pub(super) fn write(folder: &Path, cell: &Cell, result: &Result<Report, String>) -> anyhow::Result<()> {
     let path = path(folder, &cell.id);
     let knobs: Vec<&str> = cell.knobs.iter().map(|(knob, _)| knob.as_str()).collect();
@@ -139,7 +148,10 @@ pub(super) fn write(folder: &Path, cell: &Cell, result: &Result<Report, String>)
     replace(&path, write).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes rows whose knobs are these.
+/// Writes rows with these knobs to one file.
+///
+/// # Errors
+/// If the file cannot be written.
 pub(super) fn write_rows(to: &Path, knobs: &[&str], rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
     push(ColumnWriter::create(to, schema(knobs), &ABOUT)?, rows)
 }
@@ -151,14 +163,17 @@ fn push(mut writer: ColumnWriter, rows: impl IntoIterator<Item = Vec<Value>>) ->
     Ok(writer.finish()?)
 }
 
-/// The columns of rows whose knobs are these. A knob may be empty where rows of several sweeps are joined.
+/// Returns the columns of rows with these knobs. A knob may be empty where rows of several sweeps are joined.
 pub(super) fn schema(knobs: &[&str]) -> Vec<Column> {
     let before = BEFORE.iter().map(|(name, optional)| Column { optional: *optional, ..Column::new(*name, Kind::Text) });
     let knobs = knobs.iter().map(|knob| Column::optional(format!("{KNOB}{knob}"), Kind::Text));
     before.chain(knobs).chain(figures::columns().into_iter().map(|(column, _)| column)).collect()
 }
 
-/// All rows of a file.
+/// Reads all rows of a file.
+///
+/// # Errors
+/// If the file cannot be read.
 pub(super) fn read(path: &Path) -> anyhow::Result<Columns> {
     let columns = columns::read(path)?;
     for (name, _) in BEFORE {

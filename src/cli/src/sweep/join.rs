@@ -1,4 +1,4 @@
-//! Joins the results of a sweep from folders and files, and finds out what is missing.
+//! Joins the results of a sweep from folders and files, and finds missing cells.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -10,19 +10,19 @@ use trunkline_sim_report::figures;
 
 use super::folder::{self, KNOB, OK, Plan};
 
-/// One cell's result.
+/// Result of one cell.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub id: String,
-    /// `ok` or `failed`.
+    /// Status: `ok` or `failed`.
     pub status: String,
-    /// Why it failed.
+    /// Error of a cell that failed.
     pub error: Option<String>,
     pub version: String,
     pub trace_digest: String,
-    /// A value for each of [`Joined::knobs`]; nothing where its sweep did not name the knob.
+    /// Values of [`Joined::knobs`]; `None` for knobs that the cell's sweep does not name.
     pub values: Vec<Option<String>>,
-    /// A cell for each of [`figures::columns`].
+    /// Values of [`figures::columns`].
     pub figures: Vec<Value>,
 }
 
@@ -31,7 +31,7 @@ impl Row {
         self.status == OK
     }
 
-    /// The value of knob number `knob` for tables.
+    /// Returns the value of knob number `knob`, for tables.
     pub fn value(&self, knob: usize) -> &str {
         self.values[knob].as_deref().unwrap_or("-")
     }
@@ -41,16 +41,19 @@ impl Row {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Joined {
     pub knobs: Vec<String>,
-    /// The numbers of the knobs that vary, those together that vary together.
+    /// Indexes of the knobs that vary, grouped by axis.
     pub axes: Vec<Vec<usize>>,
     pub rows: Vec<Row>,
-    /// The knobs of cells that are planned and not there.
+    /// Knobs of the planned cells without a result.
     pub missing: Vec<Vec<Option<String>>>,
-    /// Rows in the folders that belong to no plan: of another version, or of a spec that was changed.
+    /// Number of rows in no plan, from another version or another spec.
     pub strays: usize,
 }
 
-/// Reads all results in `paths`: folders that `sweep` wrote, folders of Parquet files, or such files.
+/// Reads all results in `paths`: folders of `sweep`, folders of Parquet files, or Parquet files.
+///
+/// # Errors
+/// If a file cannot be read, or there are no results.
 pub(super) fn load(paths: &[PathBuf]) -> anyhow::Result<Joined> {
     let (mut plans, mut planned_rows, mut other_rows) = (Vec::new(), Vec::new(), Vec::new());
     for path in paths {
@@ -71,7 +74,7 @@ pub(super) fn load(paths: &[PathBuf]) -> anyhow::Result<Joined> {
     Ok(joined)
 }
 
-/// The files of results in `path`, by name.
+/// Returns the files of results in `path`, sorted by name.
 fn files(path: &Path, planned: bool) -> anyhow::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);
@@ -84,7 +87,7 @@ fn files(path: &Path, planned: bool) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A row of a file, its knobs by name.
+/// A row of a file, with knobs by name.
 type Loose = (Row, Vec<(String, Option<String>)>);
 
 fn read(file: &Path) -> anyhow::Result<Vec<Loose>> {
@@ -164,7 +167,7 @@ fn join(plans: &[Plan], planned_rows: Vec<Loose>, other_rows: Vec<Loose>) -> Joi
     joined
 }
 
-/// The knobs that vary among `cells`, together as in the plans.
+/// Returns the knobs that vary among `cells`, grouped by axis as in the plans.
 fn axes(plans: &[Plan], knobs: &[String], cells: &[&Vec<Option<String>>]) -> Vec<Vec<usize>> {
     let varies = |knob: &usize| cells.iter().any(|values| values[*knob] != cells[0][*knob]);
     let mut left: Vec<usize> = (0..knobs.len()).filter(varies).collect();
@@ -178,7 +181,7 @@ fn axes(plans: &[Plan], knobs: &[String], cells: &[&Vec<Option<String>>]) -> Vec
     axes
 }
 
-/// By value after value: numbers by size, then text.
+/// Compares rows value by value: numbers by size, other values as text.
 fn order(a: &[Option<String>], b: &[Option<String>]) -> std::cmp::Ordering {
     let number = |value: &Option<String>| value.as_deref().and_then(|text| text.parse::<f64>().ok());
     let pairs = a.iter().zip(b).map(|(a, b)| match (number(a), number(b)) {

@@ -1,4 +1,4 @@
-//! `trunkline sweep report`: what the cells of a sweep came to, as tables and as files of all rows.
+//! `trunkline sweep report`: results of a sweep, as tables and as files of all rows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,29 +8,28 @@ use clap::Args;
 use comfy_table::Table;
 use serde_json::{Map, Value as Json, json};
 use trunkline_sim_perf::columns::{Cell as Value, Kind};
-use trunkline_sim_report::figures::{self, Better};
+use trunkline_sim_report::figures::{self, Direction};
 
 use super::effects::{Effect, best, effects, front};
 use super::folder;
 use super::join::{self, Joined, Row};
-use crate::replay::render::{align_right, grouped, per_cent, seconds, table};
-use crate::replay::{print, write_json};
+use crate::output::{align_right, grouped, per_cent, print, seconds, table, write_json};
 
-/// Cells that failed or are missing are named up to so many.
+/// Number of failed or missing cells to name, at most.
 const NAMED_MAX: usize = 20;
 
-/// Join the results of a sweep and say what was found.
+/// Join the results of a sweep and show them as tables.
 ///
-/// A table has a row for each cell: the knobs that vary and some figures, the best of each marked with `*`. Below it stands what each value
-/// of each axis does to the figures: the mean over all cells that have it, and the mean difference to cells that differ in nothing
-/// but having the axis's first value.
+/// The first table has a row for each cell: the parameters that vary, and figures, the best of each marked with `*`. A
+/// second table shows the effect of each value of each axis: the mean over all cells with the value, and the mean
+/// difference to cells that differ only in having the axis's first value.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ReportArgs {
-    /// Folders that `sweep` wrote, of one or more shards, or Parquet files of results.
+    /// Folders of one or more shards, or Parquet files of results.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
 
-    /// Figures to show, separated by commas; an unknown name lists those there are.
+    /// Figures to show, separated by commas; an unknown name lists all.
     #[arg(
         long,
         value_name = "NAMES",
@@ -39,15 +38,15 @@ pub(super) struct ReportArgs {
     )]
     metrics: Vec<String>,
 
-    /// Order rows by this figure, the best first [default: the order of the grid].
+    /// Sort rows by this figure, best first [default: the order of the grid].
     #[arg(long, value_name = "NAME")]
     sort: Option<String>,
 
-    /// A row for each value of this knob, figures averaged over the others. May be given more than once.
+    /// Show a row for each value of this parameter, with figures averaged over the others. May be given more than once.
     #[arg(long, value_name = "KNOB")]
     by: Vec<String>,
 
-    /// Show only cells that no other is at least as good as in both of these figures and better in one.
+    /// Show only cells on the Pareto front of two figures: no other cell is at least as good in both and better in one.
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', num_args = 1, conflicts_with = "by")]
     pareto: Vec<String>,
 
@@ -64,13 +63,13 @@ pub(super) struct ReportArgs {
     parquet: Option<PathBuf>,
 }
 
-/// A figure that is a number.
+/// A figure to show in tables.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Metric {
     pub name: String,
     kind: Kind,
-    better: Better,
-    /// Its place in [`Row::figures`].
+    better: Direction,
+    /// Index in [`Row::figures`].
     at: usize,
 }
 
@@ -116,7 +115,7 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
         write_parquet(&joined, to)?;
     }
     if let Some(to) = &args.json {
-        return write_json(to, &serde_json::to_string_pretty(&to_json(&joined))?);
+        return write_json("report", to, &serde_json::to_string_pretty(&to_json(&joined))?);
     }
     print(&text(&joined, &metrics, sort.as_ref(), &by, &pareto)?)
 }
@@ -126,7 +125,7 @@ fn knob_at(joined: &Joined, knob: &str) -> anyhow::Result<usize> {
     at.with_context(|| format!("unknown knob '{knob}'; there are: {}", joined.knobs.join(", ")))
 }
 
-/// All tables.
+/// Returns all tables as text.
 pub(super) fn text(
     joined: &Joined,
     metrics: &[Metric],
@@ -168,7 +167,7 @@ pub(super) fn text(
     Ok(parts.join("\n\n"))
 }
 
-/// How many cells there are, and what they have in common.
+/// Returns the number of cells, and the parameters with one value.
 fn facts(joined: &Joined) -> String {
     let ok = joined.rows.iter().filter(|row| row.ok()).count();
     let failed = joined.rows.len() - ok;
@@ -188,10 +187,10 @@ fn facts(joined: &Joined) -> String {
     facts.trim_fmt()
 }
 
-/// The rows that no other beats in `a` and `b`.
+/// Returns the rows on the Pareto front of `a` and `b`.
 fn on_front<'a>(rows: &[&'a Row], a: &Metric, b: &Metric) -> anyhow::Result<Vec<&'a Row>> {
     for metric in [a, b] {
-        if metric.better == Better::Neither {
+        if metric.better == Direction::Neither {
             bail!("no value of {} is better than another, so it has no Pareto front", metric.name);
         }
     }
@@ -201,14 +200,14 @@ fn on_front<'a>(rows: &[&'a Row], a: &Metric, b: &Metric) -> anyhow::Result<Vec<
     Ok(both.into_iter().zip(kept).filter(|(_, kept)| *kept).map(|((row, _), _)| row).collect())
 }
 
-/// A line of the table: knobs, cells it is the mean of, figures.
+/// A line of the table: knobs, number of cells averaged, figures.
 struct Line {
     values: Vec<String>,
     cells: usize,
     figures: Vec<Option<f64>>,
 }
 
-/// A line for each row, or for each set of values of the knobs shown.
+/// Returns a line for each row, or for each set of values of the knobs shown.
 fn lines(rows: &[&Row], shown: &[usize], metrics: &[Metric], grouped: bool) -> Vec<Line> {
     let values = |row: &Row| shown.iter().map(|knob| row.value(*knob).to_string()).collect::<Vec<_>>();
     let mut groups: Vec<(Vec<String>, Vec<&Row>)> = Vec::new();
@@ -234,7 +233,7 @@ fn lines(rows: &[&Row], shown: &[usize], metrics: &[Metric], grouped: bool) -> V
 
 fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metric], sort: Option<&Metric>) -> Table {
     if let Some((at, metric)) = sort.and_then(|sort| metrics.iter().enumerate().find(|(_, metric)| *metric == sort)) {
-        let sign = if metric.better == Better::Higher { -1.0 } else { 1.0 };
+        let sign = if metric.better == Direction::Higher { -1.0 } else { 1.0 };
         let key = |line: &Line| line.figures[at].map_or(f64::INFINITY, |x| sign * x);
         lines.sort_by(|a, b| key(a).total_cmp(&key(b)));
     }
@@ -262,7 +261,7 @@ fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metr
     table
 }
 
-/// What each value of an axis does to each figure.
+/// Returns the table of the effect of each value of an axis on each figure.
 fn effect_table(joined: &Joined, rows: &[&Row], axis: &[usize], metrics: &[Metric]) -> Table {
     let mut table = table();
     let mut header: Vec<String> = axis.iter().map(|knob| format!("mean by {}", joined.knobs[*knob])).collect();
@@ -286,7 +285,7 @@ fn effect_table(joined: &Joined, rows: &[&Row], axis: &[usize], metrics: &[Metri
     table
 }
 
-/// The difference to the first value, as a share of that; in itself where that is 0.
+/// Formats the difference to the first value, as a share of the first value; absolute where the first value is 0.
 fn paired(effect: &Effect) -> String {
     match effect.paired {
         None => "-".into(),
@@ -295,13 +294,13 @@ fn paired(effect: &Effect) -> String {
     }
 }
 
-/// The knobs that vary, of one cell.
+/// Returns the knobs of one cell that vary.
 fn name(joined: &Joined, values: &[Option<String>]) -> String {
     let of = |knob: &usize| format!("{}={}", joined.knobs[*knob], values[*knob].as_deref().unwrap_or("-"));
     joined.axes.iter().flatten().map(of).collect::<Vec<_>>().join(" ")
 }
 
-/// A heading and a line for each, unless there is none.
+/// Returns a heading and a line for each item; nothing if there are none.
 fn named(what: &str, all: impl Iterator<Item = String>) -> Option<String> {
     let all: Vec<String> = all.collect();
     let more = all.len().saturating_sub(NAMED_MAX);
@@ -312,7 +311,7 @@ fn named(what: &str, all: impl Iterator<Item = String>) -> Option<String> {
     (!lines.is_empty()).then(|| format!("{what}:\n{}", lines.join("\n")))
 }
 
-/// A row as the cells of [`folder::schema`].
+/// Returns a row as values of [`folder::schema`].
 fn cells_of(row: &Row) -> Vec<Value> {
     let text = |text: &str| Value::Text(text.into());
     let optional = |of: &Option<String>| of.as_deref().map_or(Value::None, text);
@@ -333,7 +332,7 @@ fn columns(joined: &Joined) -> Vec<String> {
     folder::schema(&knobs).into_iter().map(|column| column.name).collect()
 }
 
-/// CSV of the columns of Parquet. A field that has a comma, a quote or a line's end is quoted.
+/// Formats the columns of the Parquet file as CSV. Fields with a comma, a quote or a line end are quoted.
 pub(super) fn csv(joined: &Joined) -> String {
     let quoted = |text: String| match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -344,7 +343,7 @@ pub(super) fn csv(joined: &Joined) -> String {
     [line(columns(joined))].into_iter().chain(rows).collect()
 }
 
-/// A list of objects with the columns of Parquet.
+/// Returns a list of objects with the columns of the Parquet file.
 fn to_json(joined: &Joined) -> Json {
     let columns = columns(joined);
     let value = |cell: Value| match cell {

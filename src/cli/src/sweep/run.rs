@@ -1,4 +1,4 @@
-//! Running cells: as many at a time as there are threads, each on one of them.
+//! Runs cells in parallel, each on one thread.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, stderr};
@@ -19,22 +19,22 @@ use super::folder;
 use crate::replay::at_load;
 use crate::replay::input::{Input, Part};
 
-/// Parts of a cell that progress is shown in.
+/// Resolution of the progress of one cell, parts.
 const PARTS: u64 = 1000;
 
-/// How cells fared.
+/// Numbers of cells by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Those that were run.
+    /// Cells that ended.
     pub ok: usize,
-    /// Those that could not be.
+    /// Cells that failed.
     pub failed: usize,
 }
 
-/// Runs `cells` and writes the row of each into `folder` as soon as it has ended.
+/// Runs `cells` and writes the row of each into `folder` once it has ended.
 ///
 /// # Errors
-/// If a row cannot be written. What is wrong with a cell stands in its row.
+/// If a row cannot be written. The error of a cell is written in its row.
 pub(super) fn run(cells: &[&Cell], folder: &Path, threads: usize) -> anyhow::Result<Tally> {
     // Cells of one trace after another, so that no more traces are in memory than there are threads.
     let mut order: Vec<&Cell> = cells.to_vec();
@@ -101,7 +101,7 @@ fn replay(input: &Input, ready: &Ready, share: &mut Share<'_>) -> anyhow::Result
     Ok(report)
 }
 
-/// The traces that cells need, each loaded when the first of them begins and dropped when the last has ended.
+/// Traces of the cells; each is loaded when its first cell starts and dropped when its last cell ends.
 struct Traces(HashMap<PathBuf, Vec<Shared>>);
 
 struct Shared {
@@ -132,7 +132,7 @@ impl Traces {
         found.expect("every cell that can be run was counted")
     }
 
-    /// The trace of a cell. Others that want it meanwhile wait.
+    /// Returns the trace of a cell, loading it if needed; cells that need it meanwhile wait.
     fn get(&self, ready: &Ready) -> Result<Arc<Input>, String> {
         let mut held = self.shared(ready).input.lock().unwrap_or_else(PoisonError::into_inner);
         let load = || ready.part.open(&ready.trace).map(Arc::new).map_err(|error| format!("{error:#}"));
@@ -147,13 +147,13 @@ impl Traces {
     }
 }
 
-/// What is shown while cells run: a bar on a terminal, else a line for each cell.
+/// Progress display: a bar on a terminal, else a line for each cell.
 struct Progress {
     bar: ProgressBar,
     lines: bool,
     cells: usize,
     ended: AtomicUsize,
-    /// Which knobs differ between cells, by which people know them.
+    /// Indexes of the knobs that differ between cells, for labels.
     varied: Vec<bool>,
 }
 
@@ -189,7 +189,7 @@ impl Progress {
         }
     }
 
-    /// What tells a cell from the others that are run.
+    /// Returns a label of a cell: its values of the knobs that differ.
     fn name(&self, cell: &Cell) -> String {
         let named = cell.knobs.iter().zip(&self.varied).filter(|(_, varied)| **varied);
         let name = named.map(|((knob, value), _)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ");
@@ -197,7 +197,7 @@ impl Progress {
     }
 }
 
-/// How far one cell is. When it is dropped, the cell is all shown.
+/// Progress of one cell; complete when dropped.
 struct Share<'a> {
     progress: &'a Progress,
     of_cell: u64,

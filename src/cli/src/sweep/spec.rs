@@ -1,6 +1,7 @@
-//! What is swept: a TOML file of knobs, as fixed values and as axes of a grid.
+//! Grid of a sweep: a TOML file of knobs (parameters), with fixed values and the axes of a grid.
 //!
-//! A knob is a flag of `replay` by its long name, or `trace`. This module knows which knobs a value is for, not what they mean.
+//! A knob is the long name of a flag of `replay`, or `trace`. This module reads names and values; their meaning is the
+//! flag's.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,35 +10,35 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use toml::{Table, Value};
 
-/// More cells than anyone waits for: a mistake.
+/// Number of cells, at most; more is taken for a mistake.
 const CELLS_MAX: usize = 100_000;
-/// Written for a flag that is not given.
+/// Value for a flag that is not given.
 const NONE: &str = "none";
-/// The knob that is no flag.
+/// Name of the knob that is no flag.
 pub(super) const TRACE: &str = "trace";
 
 /// A grid of cells.
 #[derive(Clone, Debug)]
 pub(super) struct Spec {
-    /// The file it was read from.
+    /// File of the grid.
     pub path: PathBuf,
-    /// What that says.
+    /// Text of the file.
     pub text: String,
-    /// What varies, the last fastest. What is fixed are axes of one step at the beginning.
+    /// Axes, the last varies fastest. Fixed values are axes of one step at the start.
     pub axes: Vec<Axis>,
 }
 
 /// Knobs that vary together.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Axis {
-    /// Where it stands in the file, for faults: `fixed`, `grid` or `zip`.
+    /// Section of the file, for error messages: `fixed`, `grid` or `zip`.
     pub section: &'static str,
     pub knobs: Vec<String>,
-    /// A value for each knob at each step.
+    /// Values of the knobs at each step.
     pub steps: Vec<Vec<Setting>>,
 }
 
-/// What a knob is set to.
+/// Value of a knob.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Setting {
     /// The flag is not given.
@@ -49,7 +50,7 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    /// As it stands in results.
+    /// Returns the value as text, as in results.
     pub fn label(&self) -> String {
         match self {
             Self::Off => NONE.into(),
@@ -58,7 +59,7 @@ impl Setting {
         }
     }
 
-    /// From a value of the file; an array is a flag that is given several times.
+    /// Reads a value of the file; an array is a flag given several times.
     fn parse(value: &Value) -> anyhow::Result<Self> {
         Ok(match value {
             Value::Boolean(false) => Self::Off,
@@ -90,7 +91,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The knobs of one cell, in the order of the file.
+/// Knobs of one cell, in the order of the file.
 pub(super) type Point<'a> = Vec<(&'a str, &'a Setting)>;
 
 impl Spec {
@@ -101,12 +102,12 @@ impl Spec {
         Ok(Self { path: path.into(), text, axes })
     }
 
-    /// How many cells there are.
+    /// Returns the number of cells.
     pub fn cells(&self) -> usize {
         self.axes.iter().map(|axis| axis.steps.len()).product()
     }
 
-    /// Cell number `at`, from 0; the last axis changes fastest.
+    /// Returns cell number `at`, from 0; the last axis varies fastest.
     pub fn point(&self, at: usize) -> Point<'_> {
         let mut left = at;
         let mut parts = Vec::new();
@@ -117,7 +118,7 @@ impl Spec {
         parts.into_iter().rev().flatten().collect()
     }
 
-    /// All knobs, in the order of the file.
+    /// Returns all knobs with their sections, in the order of the file.
     pub fn knobs(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.axes.iter().flat_map(|axis| axis.knobs.iter().map(|knob| (axis.section, knob.as_str())))
     }

@@ -6,7 +6,7 @@ use std::fs;
 use clap::{CommandFactory, Parser};
 use tempfile::TempDir;
 use trunkline_sim_perf::columns::{self, Cell as Value};
-use trunkline_sim_report::figures::Better;
+use trunkline_sim_report::figures::Direction;
 
 use super::effects::{Paired, effects, front};
 use super::join::{Joined, Row, load};
@@ -107,7 +107,7 @@ fn several_traces_are_the_slowest_axis_and_a_flag_may_be_given_twice() {
 }
 
 #[test]
-fn a_spec_that_makes_no_sense_is_told_in_one_line() {
+fn a_bad_spec_is_refused_in_one_line() {
     assert_eq!(fault("[grid]\nseed = [1]\n"), "sweep s.toml: there is no trace; write trace = \"FILE\"");
     assert!(fault("trace = 't.jsonl'\n[grid\n").starts_with("sweep s.toml: line 2: "));
     let unknown =
@@ -139,7 +139,7 @@ fn a_spec_that_makes_no_sense_is_told_in_one_line() {
 }
 
 #[test]
-fn a_knob_that_is_wrong_is_named_with_what_is_possible() {
+fn an_unknown_knob_is_refused_with_the_known_ones() {
     let told = |rest: &str| fault(&format!("trace = 't.jsonl'\n{rest}"));
     let unknown = told("[grid]\npolcy = ['fcfs']\n");
     assert!(
@@ -181,7 +181,7 @@ fn a_knob_that_is_wrong_is_named_with_what_is_possible() {
 #[test]
 fn every_flag_of_replay_is_a_knob_or_refused() {
     // What is refused must be there, or be planned: a name that is misspelt would let the flag through.
-    let replay = <cells::Words as CommandFactory>::command();
+    let replay = <cells::ReplayCli as CommandFactory>::command();
     let outputs: Vec<&str> = replay
         .get_arguments()
         .filter(|flag| flag.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "FILE")))
@@ -262,7 +262,8 @@ fn a_result_of_something_else_is_not_mistaken_for_this() {
     assert_eq!(run_shard(&place, &other, "out", "1/1", 0, 1).found, 0);
     // A hardware file counts by what is in it.
     let hardware = |bandwidth: &str| {
-        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/hardware/l4-24g.toml")).unwrap();
+        let text =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/perf/hardware/l4-24g.toml")).unwrap();
         fs::write(place.path().join("mine.toml"), text.replace("latency_us = 10.0", bandwidth)).unwrap();
         cells_of(&place, "trace = 't.jsonl'\n[fixed]\nhardware = 'mine.toml'\n").unwrap()[0].id.clone()
     };
@@ -304,7 +305,7 @@ fn the_number_of_threads_changes_nothing() {
 }
 
 #[test]
-fn a_cell_is_what_replay_finds_at_a_load_too() {
+fn a_cell_equals_a_replay_at_a_load_too() {
     let place = place();
     let text = "trace = 't.jsonl'\n[grid]\nload = [0.5, 0.8]\n";
     run_shard(&place, text, "out", "1/1", usize::MAX, 2);
@@ -313,7 +314,7 @@ fn a_cell_is_what_replay_finds_at_a_load_too() {
     for (row, load) in joined.rows.iter().zip(["0.5", "0.8"]) {
         let to = place.path().join("report.json");
         let words = ["replay", trace.to_str().unwrap(), "--load", load, "--json", to.to_str().unwrap()];
-        crate::replay::run(cells::Words::try_parse_from(words).unwrap().args).unwrap();
+        crate::replay::run(cells::ReplayCli::try_parse_from(words).unwrap().args).unwrap();
         let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&to).unwrap()).unwrap();
         let figure = |name: &str| Metric::find(name).unwrap().of(row).unwrap();
         assert_eq!(report["ttft_s"]["p99"], figure("ttft_p99"));
@@ -461,11 +462,11 @@ fn tables_mark_the_best_and_keep_the_order_asked_for() {
 }
 
 #[test]
-fn a_front_is_what_nothing_beats() {
+fn a_front_holds_the_points_that_nothing_beats() {
     let points = [(1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 1.0), (0.5, 0.5)];
-    assert_eq!(front(&points, [Better::Lower, Better::Higher]), [true, true, false, true, true]);
-    assert_eq!(front(&points, [Better::Lower, Better::Lower]), [false, false, false, false, true]);
-    assert_eq!(front(&[], [Better::Lower, Better::Lower]), Vec::<bool>::new());
+    assert_eq!(front(&points, [Direction::Lower, Direction::Higher]), [true, true, false, true, true]);
+    assert_eq!(front(&points, [Direction::Lower, Direction::Lower]), [false, false, false, false, true]);
+    assert_eq!(front(&[], [Direction::Lower, Direction::Lower]), Vec::<bool>::new());
 }
 
 #[test]

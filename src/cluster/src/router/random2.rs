@@ -4,12 +4,12 @@
 //! send to the one engine that was idle when they last looked (Mitzenmacher, *The power of two choices in randomized load
 //! balancing*, 2001).
 
+use trunkline_core::draw::unit;
 use trunkline_core::spec::Param;
 
 use super::{Incoming, LOAD_STALE, Load, Pick, Router};
-use crate::draw::unit;
 
-/// Stream of draws for routing; see [`crate::draw`].
+/// Stream of draws for routing; see [`trunkline_core::draw`].
 const STREAM: u64 = 16;
 
 pub(super) const PARAMS: [Param; 2] = [

@@ -6,36 +6,46 @@ use crate::event::Action;
 use crate::fast_forward::{FastForwardDriver, FastForwardResult};
 use crate::preemption::preempt;
 use crate::request::FinishReason;
-use crate::sequence::{Ending, Phase, SequenceEvent};
+use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
 use crate::state::State;
 use crate::step::{StepResult, StepSeq};
 use crate::{swap, transfer_end};
 
 impl Core {
-    /// Begins a step if the worker is idle and a sequence can run.
-    pub(super) fn begin_step(&mut self, actions: &mut Vec<Action>) {
-        if self.steps.in_flight.is_some() || !self.worker_joined || self.state.sequences.is_empty() {
-            return;
+    /// Begins steps while a sequence can run and the worker takes more.
+    pub(super) fn begin_steps(&mut self, actions: &mut Vec<Action>) {
+        let limit = self.state.config.max_steps_in_flight as usize;
+        while self.worker_joined && self.steps.len() < limit && !self.state.sequences.is_empty() {
+            if !self.begin_step(actions) {
+                return;
+            }
         }
+    }
+
+    /// Begins a step if a sequence can run. Returns `true` if so.
+    fn begin_step(&mut self, actions: &mut Vec<Action>) -> bool {
         let mut step = self.steps.empty();
-        self.scheduler.schedule(&mut self.state, &mut step);
+        step.id = self.state.journal.stats.steps + 1;
+        let alone = self.steps.len() == 0;
+        self.scheduler.schedule(&mut self.state, alone, &mut step);
         self.send_transfers(actions);
         let (config, kv, journal) = (&self.state.config, &self.state.kv, &mut self.state.journal);
         if step.seqs.is_empty() {
-            assert!(!kv.transfers.is_empty(), "with no step and no transfer in flight, something can run");
+            let waits = !alone || !kv.transfers.is_empty();
+            assert!(waits, "with no step and no transfer in flight, something can run");
             self.steps.recycle(step);
-            return;
+            return false;
         }
         let drafts = if config.max_drafts > 0 { step.seqs.iter().map(|seq| seq.n_drafts).sum() } else { 0 };
         debug_assert!(
             step.n_tokens() + drafts <= config.max_batch_tokens && step.seqs.len() as u32 <= config.max_batch_size
         );
         journal.stats.draft_tokens += u64::from(drafts);
-        journal.stats.steps += 1;
-        step.id = journal.stats.steps;
+        journal.stats.steps = step.id;
         journal.decide(Decision::Step, step.id, kv.tree.evicted());
         self.steps.begin(&step, &self.scheduler.picked, self.now_ns);
         actions.push(Action::RunStep(step));
+        true
     }
 
     /// Requests the transfers begun since the last call.
@@ -44,43 +54,64 @@ impl Core {
         actions.extend(outbox.map(|transfer| Action::Transfer(Box::new(transfer))));
     }
 
-    /// Applies the answer to a step.
+    /// Applies the answer to the oldest step in flight.
     pub(super) fn step_finished(&mut self, result: &StepResult, actions: &mut Vec<Action>) {
-        if self.steps.in_flight != Some(result.step) {
+        if !self.steps.contains(result.step) {
             // The answer to a step whose worker was declared lost.
             return;
         }
         if !self.steps.is_answer(result) {
-            // A worker that answers nonsense may have written nonsense.
+            // A worker that answers nonsense, or out of order, may have written nonsense.
             self.worker_joined = false;
             actions.push(Action::ResetWorker);
             self.lose_kv(actions);
             return;
         }
-        self.steps.in_flight = None;
-        let seqs = std::mem::take(&mut self.steps.seqs);
+        let Some((step, step_ns)) = self.steps.end(self.now_ns) else { unreachable!("the step was in flight") };
+        self.state.kv.free_retired(step.id);
+        self.observe_step_time(&step.seqs, step_ns);
         let mut any_ended = false;
-        self.observe_step_time(&seqs);
-        for (i, (slot, seq)) in seqs.iter().enumerate() {
-            any_ended |= self.apply(*slot, seq.n_tokens, result.of(i), actions);
+        for (i, (slot, seq)) in step.seqs.iter().enumerate() {
+            any_ended |= self.apply(*slot, seq, result.of(i), actions);
         }
         if any_ended {
-            let sequences = &self.state.sequences;
-            self.state.batch.running.retain(|slot| sequences[*slot].ending.is_none());
-            for (slot, _) in &seqs {
-                if let Some(ending) = self.state.sequences.get(*slot).and_then(|seq| seq.ending) {
-                    self.remove(*slot, ending, actions);
-                }
+            self.end_sequences(&step.seqs, actions);
+        }
+        self.steps.recycle_seqs(step.seqs);
+    }
+
+    /// Lets the sequences of a step leave that are to leave: at once, or after the last step in flight that runs them. A request that
+    /// has all its tokens is reported at once in any case.
+    fn end_sequences(&mut self, seqs: &[(usize, StepSeq)], actions: &mut Vec<Action>) {
+        for (slot, _) in seqs {
+            let seq = &self.state.sequences[*slot];
+            let has_all = matches!(seq.ending, Some(Ending::Finish(FinishReason::Stop | FinishReason::Length)));
+            if has_all && seq.is_in_step() {
+                self.report_early(*slot, actions);
             }
         }
-        self.steps.seqs = seqs;
+        let sequences = &self.state.sequences;
+        self.state.batch.running.retain(|slot| match sequences[*slot].ending {
+            None => true,
+            Some(Ending::Reported) => false,
+            Some(_) => sequences[*slot].is_in_step(),
+        });
+        for (slot, _) in seqs {
+            let Some(seq) = self.state.sequences.get(*slot).filter(|seq| !seq.is_in_step()) else { continue };
+            match seq.ending {
+                None => {}
+                Some(Ending::Reported) => self.discard(*slot),
+                Some(ending) => self.remove(*slot, ending, actions),
+            }
+        }
     }
 
     /// Applies a step's result to one sequence. Returns `true` if the sequence leaves the core.
-    fn apply(&mut self, slot: usize, n_tokens: u32, sampled: &[u32], actions: &mut Vec<Action>) -> bool {
+    fn apply(&mut self, slot: usize, part: &StepSeq, sampled: &[u32], actions: &mut Vec<Action>) -> bool {
+        let last_step = self.state.journal.stats.steps;
         let State { sequences, waiting, kv, journal, config, .. } = &mut self.state;
         let seq = &mut sequences[slot];
-        seq.in_step = false;
+        seq.end_step(part.n_tokens, part.sample);
         if seq.ending.is_none() && !sampled.is_empty() {
             if matches!(seq.phase, Phase::Prefill) {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
@@ -100,30 +131,30 @@ impl Core {
             }
         }
         // Every sampled token but the last was a draft, and has KV. Tokens after the end of the request were dropped.
-        let computed = seq.computed + n_tokens + (sampled.len() as u32).saturating_sub(1);
+        let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
         seq.computed = computed.min(seq.tokens.len() as u32);
         let leaves = seq.ending.is_some();
         // KV that the worker failed to compute is not published.
-        let failed = seq.ending == Some(Ending::Finish(FinishReason::Error));
+        let failed = matches!(seq.ending, Some(Ending::Finish(FinishReason::Error) | Ending::Reported));
         if !failed && seq.computed / config.block_size > seq.published {
-            kv.publish(seq, journal);
+            kv.publish(seq, last_step, journal);
         }
         leaves
     }
 
     /// Reports the time of a step in which decodes had to share with prefills to the prefill budget.
-    fn observe_step_time(&mut self, seqs: &[(usize, StepSeq)]) {
+    fn observe_step_time(&mut self, seqs: &[(usize, StepSeq)], step_ns: u64) {
         let is_decode = |slot: usize| self.state.sequences[slot].is_decode();
         if self.state.config.target_step_ns > 0 && seqs.first().is_some_and(|(slot, _)| is_decode(*slot)) {
             let prompt_tokens = seqs.iter().filter(|(slot, _)| !is_decode(*slot)).map(|(_, seq)| seq.n_tokens).sum();
-            self.scheduler.prefill_budget.observe(prompt_tokens, self.now_ns - self.steps.begun_ns);
+            self.scheduler.prefill_budget.observe(prompt_tokens, step_ns);
         }
     }
 
     /// Gives up all KV: every running sequence starts over, every published block is forgotten.
     pub(super) fn lose_kv(&mut self, actions: &mut Vec<Action>) {
-        self.state.journal.decide(Decision::WorkerLost, 0, self.steps.in_flight.unwrap_or(0));
-        self.lose_step();
+        self.state.journal.decide(Decision::WorkerLost, 0, self.steps.oldest().unwrap_or(0));
+        self.lose_steps();
         for slot in self.state.batch.running.clone() {
             match self.state.sequences[slot].ending {
                 Some(ending) => {
@@ -148,18 +179,21 @@ impl Core {
         self.state.kv.tree.flush();
     }
 
-    /// Gives up the step in flight, and counts a failure for its sequences.
-    fn lose_step(&mut self) {
-        if self.steps.in_flight.take().is_none() {
-            return;
-        }
-        let seqs = std::mem::take(&mut self.steps.seqs);
+    /// Gives up the steps in flight, and counts a failure for their sequences.
+    fn lose_steps(&mut self) {
+        let steps = self.steps.lose();
+        self.state.kv.free_retired(u64::MAX);
         // If the guilty request is known, the others did nothing.
         let guilty = Some(Ending::Finish(FinishReason::Error));
-        let named = seqs.iter().any(|(slot, _)| self.state.sequences[*slot].ending == guilty);
-        for (slot, _) in seqs {
-            let seq = &mut self.state.sequences[slot];
-            seq.in_step = false;
+        let seqs = || steps.iter().flat_map(|step| step.seqs.iter().map(|(slot, _)| *slot));
+        let named = seqs().any(|slot| self.state.sequences[slot].ending == guilty);
+        for slot in seqs() {
+            let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
+            seq.ahead = Ahead::default();
+            if seq.ending == Some(Ending::Reported) {
+                self.discard(slot);
+                continue;
+            }
             seq.history.worker_failures += u32::from(!named);
             if seq.history.worker_failures >= WORKER_FAILURES_MAX {
                 seq.ending = seq.ending.or(guilty);
@@ -178,20 +212,24 @@ impl Core {
     ) -> FastForwardResult {
         let has_deadlines = self.next_deadline_ns().is_some();
         if !self.fast_forward.is_under_way() {
-            let can_begin = self.steps.in_flight.is_some() && !has_deadlines;
-            if !can_begin || !self.fast_forward.begin(&self.state, &self.steps.seqs) {
+            // The steps of a fast-forward are in flight one at a time.
+            let one_at_a_time = self.state.config.max_steps_in_flight == 1 && !has_deadlines;
+            let step = self.steps.only().filter(|_| one_at_a_time);
+            if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.seqs)) {
                 return FastForwardResult::NotSteady;
             }
         }
         self.now_ns = self.now_ns.max(now_ns);
         if let Some(end_ns) = self.fast_forward.run(&mut self.state, &mut self.now_ns, has_deadlines, driver) {
-            self.steps.in_flight = Some(self.state.journal.stats.steps);
+            let step = self.steps.only().expect("the step that began the fast-forward stands for all");
+            step.id = self.state.journal.stats.steps;
             return FastForwardResult::Paused { end_ns };
         }
         self.fast_forward.end(&mut self.state, driver);
-        self.steps.in_flight = None;
+        let ended = self.steps.end(self.now_ns);
+        ended.into_iter().for_each(|(step, _)| self.steps.recycle_seqs(step.seqs));
         self.expire(actions);
-        self.begin_step(actions);
+        self.begin_steps(actions);
         self.send_transfers(actions);
         #[cfg(debug_assertions)]
         self.check_sometimes();

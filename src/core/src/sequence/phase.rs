@@ -8,34 +8,34 @@ use crate::transitions::Transition;
 pub enum SequenceState {
     /// In the waiting queue, with or without tokens generated before a preemption.
     Waiting,
-    /// Admitted with all its blocks; part of its prefix is being copied from a tier.
+    /// Admitted with all blocks; part of the prefix is being copied from a tier.
     Loading,
     /// In the batch; at least one prompt token has no KV.
     Prefill,
     /// In the batch; one token without KV, the last one generated.
     Decode,
-    /// Out of the batch; its KV is being copied to the host.
+    /// Out of the batch; the KV is being copied to the host.
     SwappingOut,
-    /// Out of the batch; its KV is on the host, except for a prefix that other sequences read on the device.
+    /// Out of the batch; the KV is on the host, except for a prefix read by other sequences on the device.
     Swapped,
-    /// Out of the batch; its KV is being copied back to the device.
+    /// Out of the batch; the KV is being copied back to the device.
     SwappingIn,
 }
 
 /// Causes of a change of [`SequenceState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceEvent {
-    /// The scheduler admitted the request with all its blocks.
+    /// The scheduler admitted the request with all blocks.
     Admitted,
-    /// The scheduler admitted the request, and a tier has more of its prefix than the device.
+    /// The scheduler admitted the request, and a tier has more of the prefix than the device.
     LoadBegan,
     /// All transfers from tiers ended.
     LoadEnded,
     /// The worker sampled the first token.
     FirstToken,
-    /// The sequence left the batch so that others can run, to be recomputed.
+    /// The sequence left the batch to free blocks, and is recomputed later.
     Preempted,
-    /// The sequence left the batch so that others can run, and its KV is copied to the host.
+    /// The sequence left the batch to free blocks, and the KV is copied to the host.
     SwapOutBegan,
     /// The KV is on the host.
     SwapOutEnded,
@@ -45,7 +45,7 @@ pub enum SequenceEvent {
     SwapInEnded,
     /// The sequence's own transfer failed, or the one it had joined.
     TransferFailed,
-    /// The sequence released its blocks so that another can run.
+    /// The sequence released all blocks for another sequence.
     Released,
     /// All KV on the device and on the host was lost.
     WorkerLost,
@@ -83,29 +83,29 @@ pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 21] = {
     ]
 };
 
-/// The state of a sequence with the data that only this state has. Rare states are boxed, which keeps a phase at two words.
+/// The state of a sequence, with the data of that state alone. Rare states are boxed, which keeps a phase at two words.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// See [`SequenceState::Waiting`].
+    /// In the waiting queue, see [`SequenceState::Waiting`].
     Waiting,
-    /// See [`SequenceState::Loading`].
+    /// Waits for tiers, see [`SequenceState::Loading`].
     Loading(Load),
-    /// See [`SequenceState::Prefill`].
+    /// Runs its prompt, see [`SequenceState::Prefill`].
     Prefill,
-    /// See [`SequenceState::Decode`].
+    /// Runs one token per step, see [`SequenceState::Decode`].
     Decode,
-    /// See [`SequenceState::SwappingOut`].
+    /// Leaves for the host, see [`SequenceState::SwappingOut`].
     SwappingOut(Box<SwapOut>),
-    /// See [`SequenceState::Swapped`].
+    /// Rests on the host, see [`SequenceState::Swapped`].
     Swapped(Box<Swapped>),
-    /// See [`SequenceState::SwappingIn`].
+    /// Comes back from the host, see [`SequenceState::SwappingIn`].
     SwappingIn(Box<SwapIn>),
 }
 
-/// Data of a sequence that loads part of its prefix from tiers.
+/// Data of a sequence in state [`SequenceState::Loading`].
 #[derive(Debug, Default)]
 pub(crate) struct Load {
-    /// Blocks after the published ones that transfers fill.
+    /// Blocks being filled, which follow the published ones.
     pub blocks: u32,
     /// Transfers in flight.
     pub transfers: u32,
@@ -113,7 +113,7 @@ pub(crate) struct Load {
     pub failed: bool,
 }
 
-/// Data of a sequence that is being swapped out.
+/// Data of a sequence in state [`SequenceState::SwappingOut`].
 #[derive(Debug)]
 pub(crate) struct SwapOut {
     /// Id of the transfer to the host.
@@ -122,7 +122,7 @@ pub(crate) struct SwapOut {
     pub hosts: Vec<u32>,
 }
 
-/// Data of a sequence that is swapped out.
+/// Data of a sequence in state [`SequenceState::Swapped`].
 #[derive(Debug)]
 pub(crate) struct Swapped {
     /// Host blocks with the KV that follows the block table.
@@ -131,7 +131,7 @@ pub(crate) struct Swapped {
     pub preemption_rank: i128,
 }
 
-/// Data of a sequence that is being swapped in.
+/// Data of a sequence in state [`SequenceState::SwappingIn`].
 #[derive(Debug)]
 pub(crate) struct SwapIn {
     /// Id of the sequence's own transfer, while in flight. `None` if the sequence joined the transfers of others for all blocks.

@@ -90,7 +90,7 @@ fn publish_one(tree: &mut PrefixTree, model: &mut Model, reader: &mut Reader) ->
         Published::Merged(handle) => {
             prop_assert!(tree.pool().is_current(handle));
             duplicate.expect("merged with a published block").1 += 1;
-            reader.table[at] = handle;
+            tree.free_duplicate(std::mem::replace(&mut reader.table[at], handle));
         }
         Published::Collided => prop_assert!(false, "no collision can happen here"),
     }

@@ -80,9 +80,9 @@ fn steps_with_decodes_stay_near_the_target() {
 fn limits_that_cannot_be_are_refused() {
     let error = |config: Config| Core::new(config).err().expect("no core can work under these limits");
     let watermark = error(Config { launch_watermark: -1.0, ..config() });
-    assert!(matches!(watermark, ConfigError::Watermark { name: "launch_watermark", .. }));
+    assert!(matches!(watermark, ConfigError::OutOfRange { name: "launch_watermark", .. }));
     let watermark = error(Config { swap_in_watermark: f64::NAN, ..config() });
-    assert!(matches!(watermark, ConfigError::Watermark { name: "swap_in_watermark", .. }));
+    assert!(matches!(watermark, ConfigError::OutOfRange { name: "swap_in_watermark", .. }));
     let logits = error(Config { max_step_logits: 15, ..config() });
     assert_eq!(logits, ConfigError::StepLogitsBelowSize { logits: 15, size: 16 });
 }

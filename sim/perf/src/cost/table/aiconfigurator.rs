@@ -1,44 +1,44 @@
-//! aiconfigurator's tables of kernels: a folder with these files, as Parquet as they are published or as CSV of the same columns
+//! aiconfigurator's tables of kernels: a folder with these files, Parquet as published, or CSV with equal columns.
 //!
-//! | file | columns used | of |
+//! | file | columns used | kernel |
 //! |---|---|---|
-//! | `gemm_perf.parquet` | `gemm_dtype,m,n,k,latency` | a product of an `m x k` and a `k x n` matrix |
-//! | `context_attention_perf.parquet` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | of prefills |
-//! | `generation_attention_perf.parquet` | the same and `step` | of decodes after `step` tokens |
-//! | `custom_allreduce_perf.parquet` | `num_gpus,message_size,latency,backend` | an all-reduce; only if there are several devices |
+//! | `gemm_perf.parquet` | `gemm_dtype,m,n,k,latency` | product of an `m x k` and a `k x n` matrix |
+//! | `context_attention_perf.parquet` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | attention of prefills |
+//! | `generation_attention_perf.parquet` | the same and `step` | attention of decodes after `step` tokens |
+//! | `custom_allreduce_perf.parquet` | `num_gpus,message_size,latency,backend` | all-reduce; only with several devices |
 //!
-//! Latencies are in milliseconds. A matrix of a shape that was not measured is as efficient as the one nearest to it in shape that was,
-//! at the same number of rows. Prefills after computed tokens were not measured; they are taken to be as long as one without of as many
-//! pairs of tokens. What is no matrix product and no attention (norms, activation, rotation) is counted as the bytes it moves.
-//! Dense models only.
+//! Latencies are in milliseconds. A matrix of an unmeasured shape is assumed as efficient as the measured one nearest in shape, at
+//! the same number of rows. Prefills after computed tokens are missing from the tables; their time is that of a prefill from the
+//! start with as many (query, key) pairs. Operations other than matrix products and attention (norms, activation, rotation) count
+//! as the bytes they move. Dense models only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, describe, head_work,
-    linear_work, rows,
+    Attention, Device, Grid, LowerBound, Parallel, Series, StepShape, Table, TableError, TableFault, describe,
+    head_work, linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// Rows of the matrices that steps are looked up at.
+/// Rows of the matrices for lookups, at most.
 const TOKENS_MAX: u64 = 8192;
-/// Matrices with fewer measured numbers of rows say too little.
+/// Measured row counts required of a matrix.
 const ROWS_MIN: usize = 8;
 const BF16_BYTES: f64 = 2.0;
 
-/// Attention of prefills and of decodes, added up.
+/// Attention of prefills and of decodes, measured separately and added up.
 #[derive(Clone, Debug)]
-pub(super) struct Apart {
-    /// By tokens of a chunk.
+pub(super) struct SeparateAttention {
+    /// Prefill times by tokens of a chunk.
     prefill: Grid<1>,
-    /// By decodes and context.
+    /// Decode times by decodes and context.
     decode: Grid<2>,
     device: Device,
 }
 
-impl Apart {
+impl SeparateAttention {
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         let mut sum = 0.0;
         if shape.prefills > 0 {
@@ -57,7 +57,11 @@ impl Apart {
 }
 
 impl Table {
-    /// The table in folder `path` put together for `model` on `tensor` devices of kind `hardware`, which it was measured on.
+    /// Builds the table in folder `path` for `model` on `tensor` devices of kind `hardware`, on which it was measured.
+    ///
+    /// # Errors
+    ///
+    /// [`TableError`] if a file cannot be read, or lacks the shapes of the model.
     pub fn from_aiconfigurator(
         path: &Path,
         hardware: &Hardware,
@@ -83,11 +87,11 @@ impl Table {
         let head: Vec<_> = tokens().map(|m| (m, products.time_s(m, n, k))).collect();
         Ok(Self {
             name: describe("aiconfigurator", hardware, model, parallel),
-            limit: Some(Limit::new(hardware, model, parallel)),
+            limit: Some(LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
-            attention: Attention::Apart(apart(path, model, tensor, device)?),
+            attention: Attention::Separate(apart(path, model, tensor, device)?),
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
@@ -95,12 +99,12 @@ impl Table {
     }
 }
 
-/// Counts that times are computed for: all small ones, then sixteen for each factor of two.
+/// Returns the counts with computed times: all small ones, then sixteen per factor of two.
 fn tokens() -> impl Iterator<Item = u64> {
     (1..=TOKENS_MAX).filter(|n| n.is_multiple_of((n.next_power_of_two() / 32).max(1)))
 }
 
-/// Measured products: by columns and depth, the times by rows. Seconds.
+/// Measured matrix products: times by rows, for each pair of columns and depth, seconds.
 struct Products {
     shapes: Vec<((u64, u64), Grid<1>)>,
     device: Device,
@@ -137,7 +141,7 @@ impl Products {
         (2.0 * m * n * k / self.device.flops_s).max(BF16_BYTES * (n * k + m * (n + k)) / self.device.bytes_s)
     }
 
-    /// The time of a product of `m` rows, `n` columns and depth `k`.
+    /// Returns the time of a product of `m` rows, `n` columns and depth `k`, seconds.
     fn time_s(&self, m: u64, n: u64, k: u64) -> f64 {
         let distance = |(a, b): (u64, u64)| {
             let part = |measured: u64, asked: u64| (measured as f64 / asked as f64).ln().abs();
@@ -149,7 +153,7 @@ impl Products {
         time_s * self.ideal_s(m as f64, n, k) / self.ideal_s(m as f64, *near_n, *near_k)
     }
 
-    /// All that depends on the tokens in a layer, seconds by tokens.
+    /// Returns the time of all operations of a layer that depend on tokens, seconds by tokens.
     fn linear(&self, model: &Model, tensor: u32) -> Vec<(u64, f64)> {
         let share = |n: u64| n.div_ceil(u64::from(tensor));
         let (hidden, query) = (model.hidden, share(model.heads * model.head_dim));
@@ -165,7 +169,7 @@ impl Products {
     }
 }
 
-/// All-reduces of a step's residual stream, seconds by tokens.
+/// Returns the time of a step's all-reduces of the residual stream, seconds by tokens.
 fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableError> {
     let mut sizes = BTreeMap::new();
     rows::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {
@@ -186,7 +190,7 @@ fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableE
 const ATTENTION: [&str; 8] =
     ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "latency"];
 
-fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Apart, TableError> {
+fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<SeparateAttention, TableError> {
     let share = |n: u64| (n / u64::from(tensor)).max(1);
     let (heads, kv_heads) = (share(model.heads), share(model.kv_heads));
     let read = |name: &str, column: usize, offset: u64| {
@@ -230,5 +234,5 @@ fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Apar
         line: 0,
         fault: TableFault::Hole(format!("batch_size {n}, step {}", context - 1.0)),
     })?;
-    Ok(Apart { prefill, decode, device })
+    Ok(SeparateAttention { prefill, decode, device })
 }

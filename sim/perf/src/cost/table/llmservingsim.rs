@@ -1,39 +1,39 @@
 //! LLMServingSim's profiles: a folder with
 //!
-//! | file | columns | of |
+//! | file | columns | operation |
 //! |---|---|---|
-//! | `dense.csv` | `layer,tokens,time_us` | an operation whose time depends on the tokens of a step |
-//! | `per_sequence.csv` | `layer,sequences,time_us` | one whose time depends on the positions sampled |
-//! | `attention.csv` | `prefill_chunk,kv_prefill,n_decode,kv_decode,time_us` | a call of attention for a chunk and so many decodes |
-//! | `skew_fit.csv` | `pc,n_label,...,alpha,n_samples` | what decodes of unequal contexts add |
+//! | `dense.csv` | `layer,tokens,time_us` | operation with a time by tokens of a step |
+//! | `per_sequence.csv` | `layer,sequences,time_us` | operation with a time by sampled positions |
+//! | `attention.csv` | `prefill_chunk,kv_prefill,n_decode,kv_decode,time_us` | attention call for a chunk and some decodes |
+//! | `skew_fit.csv` | `pc,n_label,...,alpha,n_samples` | extra time for decodes of unequal contexts |
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Limit, Parallel, Series, StepShape, Table, TableError, TableFault, describe, head_work,
-    linear_work, rows,
+    Attention, Device, Grid, LowerBound, Parallel, Series, StepShape, Table, TableError, TableFault, describe,
+    head_work, linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// What decodes of unequal contexts add: a share `a` of what the call would take more if all were as long as the longest,
+/// Extra time for decodes of unequal contexts: a share `a` of the difference to a call with all contexts as long as the longest,
 /// `A(mean) + a * (A(longest) - A(mean))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skew {
-    /// This share, 0 for nothing.
+    /// Fixed share; 0 for no extra time.
     Share(f64),
-    /// The mean of the shares in `skew_fit.csv`, each weighted with its samples.
+    /// Mean of the shares in `skew_fit.csv`, weighted by samples.
     Fitted,
 }
 
-/// How often an operation is run in a layer, or in a step.
+/// Frequency of an operation: per layer or per step.
 enum Times {
     Layer(f64),
     Step,
 }
 
-/// The operations that other files do not time.
+/// Returns the frequency of an operation not timed in another file.
 fn times_of(operation: &str) -> Option<Times> {
     match operation {
         "layernorm" => Some(Times::Layer(2.0)),
@@ -43,17 +43,17 @@ fn times_of(operation: &str) -> Option<Times> {
     }
 }
 
-/// Attention of prefills and decodes in one call: chunk, tokens computed before, decodes, context of each.
+/// Attention of prefills and decodes in one call, by chunk, tokens computed before, decodes, and context of each decode.
 #[derive(Clone, Debug)]
-pub(super) struct Mixed {
+pub(super) struct FusedAttention {
     grid: Grid<4>,
     device: Device,
     skew: f64,
-    /// The least chunk measured: a smaller one fills no more of the device.
+    /// Smallest chunk measured: a smaller one fills no more of the device.
     chunk_min: f64,
 }
 
-impl Mixed {
+impl FusedAttention {
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         if shape.tokens == 0 {
             return 0.0;
@@ -75,7 +75,11 @@ impl Mixed {
 }
 
 impl Table {
-    /// The table in folder `path`, which was measured for `model` on one `hardware`.
+    /// Builds the table in folder `path`, measured for `model` on one `hardware`.
+    ///
+    /// # Errors
+    ///
+    /// [`TableError`] if a file cannot be read, or has no usable rows.
     pub fn from_llmservingsim(path: &Path, hardware: &Hardware, model: &Model, skew: Skew) -> Result<Self, TableError> {
         let device = Device::new(hardware, model, 1);
         let layers = model.layers as f64;
@@ -92,11 +96,11 @@ impl Table {
         };
         Ok(Self {
             name: describe("LLMServingSim", hardware, model, Parallel::ONE),
-            limit: Some(Limit::new(hardware, model, Parallel::ONE)),
+            limit: Some(LowerBound::new(hardware, model, Parallel::ONE)),
             layers,
             linear: Series::new(&linear, linear_work(model, 1), &device),
             head: Some(Series::new(&head, head_work(model, 1), &device)),
-            attention: Attention::Mixed(mixed(&path.join("attention.csv"), device, skew)?),
+            attention: Attention::Fused(mixed(&path.join("attention.csv"), device, skew)?),
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
@@ -104,7 +108,7 @@ impl Table {
     }
 }
 
-/// The times of all operations in a file added up, each `times` as often, seconds by count.
+/// Sums the times of all operations in a file, each multiplied by `times`, seconds by count.
 fn sum(
     path: &Path,
     columns: [&'static str; 3],
@@ -135,7 +139,7 @@ fn sum(
     Ok(total.into_iter().collect())
 }
 
-fn mixed(path: &Path, device: Device, skew: f64) -> Result<Mixed, TableError> {
+fn mixed(path: &Path, device: Device, skew: f64) -> Result<FusedAttention, TableError> {
     let mut measured: HashMap<[u64; 4], f64> = HashMap::new();
     let columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"];
     rows::read(path, columns, |row| {
@@ -162,11 +166,11 @@ fn mixed(path: &Path, device: Device, skew: f64) -> Result<Mixed, TableError> {
             "prefill_chunk {chunk}, kv_prefill {computed}, n_decode {decodes}, kv_decode {context}"
         )))
     })?;
-    Ok(Mixed { grid, device, skew, chunk_min })
+    Ok(FusedAttention { grid, device, skew, chunk_min })
 }
 
-/// The time at a point of the grid: what cannot matter is taken for 0, and more decodes than were measured with a chunk go on from the
-/// most that were.
+/// Returns the time at a point of the grid. Irrelevant coordinates become 0, and decodes beyond the measured number for a chunk are
+/// extrapolated.
 fn lookup(measured: &HashMap<[u64; 4], f64>, point: [u64; 4], decodes: &[u64], device: &Device) -> Option<f64> {
     let [chunk, computed, n, context] = point;
     let computed = if chunk == 0 { 0 } else { computed };

@@ -1,5 +1,4 @@
-//! Files of rows under named columns, some of which are of interest: CSV with a header, plain or compressed, or Parquet. No field of CSV is
-//! quoted in any profile.
+//! Rows of profile files under named columns: CSV with a header, plain or compressed, or Parquet. No profile quotes CSV fields.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +6,8 @@ use super::{TableError, TableFault};
 use crate::columns::{self, Cell, ColumnFault};
 use trunkline_sim_workload::lines::{LineFault, Lines};
 
-/// Calls `row` with the columns of each row that were asked for, in the order they were asked for. Is there no CSV file of that name, plain
-/// or as gzip, then a Parquet file of the same name and columns is read.
+/// Calls `row` with the requested columns of each row, in the order of the request. Without a CSV file of this name, plain or gzip,
+/// reads the Parquet file with the same name and columns.
 pub(super) fn read<const N: usize>(
     path: &Path,
     columns: [&'static str; N],
@@ -31,7 +30,7 @@ fn read_csv<const N: usize>(
     let mut at: Option<[usize; N]> = None;
     loop {
         let number = lines.number() + 1;
-        let line = lines.next().map_err(|fault| fail(number, fault.into()))?;
+        let line = lines.next_line().map_err(|fault| fail(number, fault.into()))?;
         let Some(line) = line else { break };
         let text = String::from_utf8_lossy(line);
         let text = text.trim_start_matches('\u{feff}').trim_ascii();
@@ -69,7 +68,7 @@ fn read_parquet<const N: usize>(
     Ok(())
 }
 
-/// `path`, or the compressed file of its name if there is no other, or the Parquet file.
+/// Returns `path`, its gzip variant, or its Parquet variant, whichever exists first.
 fn find(path: &Path) -> PathBuf {
     let mut compressed = path.as_os_str().to_owned();
     compressed.push(".gz");
@@ -87,16 +86,16 @@ fn places<const N: usize>(header: &str, columns: [&'static str; N]) -> Result<[u
     Ok(at)
 }
 
-/// A row of a file.
+/// Row of a file.
 pub(super) struct Row<'a, const N: usize> {
     fields: Fields<'a, N>,
     columns: [&'static str; N],
 }
 
 enum Fields<'a, const N: usize> {
-    /// A line, and where the columns are in it.
+    /// Line with the positions of the columns.
     Text { text: &'a str, at: &'a [usize; N] },
-    /// The columns.
+    /// Cells of the columns.
     Cells(Vec<String>),
 }
 

@@ -119,7 +119,7 @@ fn beyond_a_table_the_share_of_the_peak_is_held() {
     write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,0\nqkv_proj,2,0\n");
     let zeros = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
     let shape = StepShape::prefill(8192, 0);
-    let limit = Limit::new(hardware, model, Parallel::ONE);
+    let limit = LowerBound::new(hardware, model, Parallel::ONE);
     assert!(zeros.step_ns(&shape) as f64 >= limit.step_s(&shape) * 1e9);
 }
 
@@ -237,7 +237,7 @@ fn kernels_are_put_together_for_a_model() {
     let half_s = 2.0 * 1024.0 * 2.0 * model.layer_elements() as f64 / 312e12;
     let found_s = table.linear.at(1024);
     assert!((0.99..1.08).contains(&(found_s / half_s)), "{found_s} {half_s}");
-    let Attention::Apart(apart) = &table.attention else { panic!("kernels apart") };
+    let Attention::Separate(apart) = &table.attention else { panic!("kernels apart") };
     let ms = |shape: StepShape| apart.layer_s(&shape) * 1e3;
     assert!((ms(StepShape::prefill(51, 0)) - 1.5).abs() < 0.01);
     assert!((ms(StepShape::decodes(1, 1)) - 1.0).abs() < 1e-9);

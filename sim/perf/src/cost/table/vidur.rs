@@ -1,12 +1,12 @@
-//! The tables that Vidur's predictor steps through: a folder with
+//! Tables of Vidur's predictor: a folder with
 //!
-//! | file | columns | of |
+//! | file | columns | operation |
 //! |---|---|---|
 //! | `linear_ops_ms.csv` | `num_tokens`, then one column per operation | each operation of a layer; `all_reduce` and `send_recv` too |
 //! | `attn_prefill.csv` | `kv_cache_size,prefill_chunk_size,ms_per_layer` | prefill attention |
 //! | `attn_decode.csv` | `batch_size,kv_cache_size,ms_per_layer` | decode attention |
 //!
-//! Vidur puts them together like this, and so does this module, that its results can be compared with Vidur's:
+//! Vidur composes them as follows, and so does this module, to allow comparison with Vidur's results:
 //!
 //! ```text
 //! layer   = sum of operations(n8) + prefill + decode + 2 * (all_reduce(n8) + 0.02 ms) if there is more than one device
@@ -14,8 +14,8 @@
 //! decode  = table(B, k64 of the mean), a tenth more if there are several
 //! ```
 //!
-//! where `n8` is rounded up to a multiple of 8, `k64` to one of 64, and the tenth applies to models with fewer key than query heads.
-//! Embedding, output matrix and sampling are left out, as are stages.
+//! `n8` is rounded up to a multiple of 8, `k64` to one of 64, and the tenth applies to models with fewer key than query heads.
+//! Embedding, output matrix, sampling and stages are left out.
 
 use std::path::Path;
 
@@ -25,13 +25,13 @@ use super::{
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// Tokens that contexts are rounded up to.
+/// Granularity of contexts, tokens; contexts are rounded up.
 const CONTEXT_STEP: u64 = 64;
-/// Tokens that steps are rounded up to.
+/// Granularity of steps, tokens; steps are rounded up.
 const TOKENS_STEP: u64 = 8;
-/// What several sequences in a call of grouped-query attention add.
+/// Extra time for several sequences in a call of grouped-query attention, as a factor.
 const BATCHING: f64 = 1.1;
-/// Launching an all-reduce, seconds.
+/// Launch of an all-reduce, seconds.
 const ALL_REDUCE_LAUNCH_S: f64 = 0.02e-3;
 
 const OPERATIONS: [&str; 11] = [
@@ -50,14 +50,14 @@ const OPERATIONS: [&str; 11] = [
 
 /// Attention of prefills and of decodes, looked up at rounded points.
 #[derive(Clone, Debug)]
-pub(super) struct Rounded {
+pub(super) struct BinnedAttention {
     prefill: Grid<2>,
     decode: Grid<2>,
     device: Device,
     batching: f64,
 }
 
-impl Rounded {
+impl BinnedAttention {
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         let more = |n: u64| if n > 1 { self.batching } else { 1.0 };
         let mut sum = 0.0;
@@ -77,7 +77,11 @@ impl Rounded {
 }
 
 impl Table {
-    /// The table in folder `path`, which was measured for `model` on `tensor` devices of kind `hardware`.
+    /// Builds the table in folder `path`, measured for `model` on `tensor` devices of kind `hardware`.
+    ///
+    /// # Errors
+    ///
+    /// [`TableError`] if a file cannot be read, or lacks a point of the grid.
     pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, tensor: u32) -> Result<Self, TableError> {
         let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;
@@ -85,11 +89,11 @@ impl Table {
         let parallel = Parallel { tensor, pipeline: 1 };
         Ok(Self {
             name: describe("Vidur", hardware, model, parallel),
-            limit: Some(super::Limit::new(hardware, model, parallel)),
+            limit: Some(super::LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: None,
-            attention: Attention::Rounded(Rounded {
+            attention: Attention::Binned(BinnedAttention {
                 prefill: pairs(
                     &path.join("attn_prefill.csv"),
                     ["kv_cache_size", "prefill_chunk_size", "ms_per_layer"],
@@ -105,7 +109,7 @@ impl Table {
     }
 }
 
-/// All operations of all layers, seconds by tokens.
+/// Returns the time of all operations of all layers, seconds by tokens.
 fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, TableError> {
     let mut points = Vec::new();
     rows::read(path, OPERATIONS, |row| {
@@ -130,7 +134,7 @@ fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, Tabl
     }
 }
 
-/// A grid of two axes from a file with a row for each of its points; seconds.
+/// Reads a grid with two axes from a file with one row per point, seconds.
 fn pairs(path: &Path, columns: [&'static str; 3]) -> Result<Grid<2>, TableError> {
     let mut rows = Vec::new();
     rows::read(path, columns, |row| {

@@ -24,8 +24,11 @@ fn all_at_once_is_first_come_first_served_from_the_beginning() {
     trace.requests.iter_mut().for_each(|request| request.arrival_ns = 0);
     everyone_waits.core.policy = "fcfs".into();
     let eager = run(&trace, &everyone_waits);
-    assert_eq!((lazy.ttft_s, lazy.e2e_s, lazy.steps), (eager.ttft_s, eager.e2e_s, eager.steps));
-    assert_eq!((lazy.prefix_hit_tokens, lazy.duration_s), (eager.prefix_hit_tokens, eager.duration_s));
+    assert_eq!(
+        (lazy.latencies.ttft_s, lazy.latencies.e2e_s, lazy.batches.steps),
+        (eager.latencies.ttft_s, eager.latencies.e2e_s, eager.batches.steps)
+    );
+    assert_eq!((lazy.tokens.prefix_hit_tokens, lazy.duration_s), (eager.tokens.prefix_hit_tokens, eager.duration_s));
 }
 
 #[test]

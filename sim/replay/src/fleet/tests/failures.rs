@@ -24,7 +24,7 @@ fn with_failures(trace: &Trace, base: &Settings, router: &str, failures: &[&str]
     let (report, outcomes) = replayed();
     assert!(outcomes.iter().map(|outcome| outcome.request).eq(0..trace.requests.len() as u64), "each ends once");
     assert_eq!(report.completed, trace.requests.len() as u64);
-    assert_eq!(report.output_tokens, trace.requests.iter().map(|r| u64::from(r.output_tokens)).sum::<u64>());
+    assert_eq!(report.tokens.output_tokens, trace.requests.iter().map(|r| u64::from(r.output_tokens)).sum::<u64>());
     let (again, same) = replayed();
     assert_eq!((&report, &outcomes), (&Report { wall_s: report.wall_s, ..again }, &same));
     assert!(report.utilisation <= 1.0);
@@ -43,7 +43,12 @@ fn requests_wait_for_a_replica_that_comes_back() {
     let (report, outcomes) = with_failures(&trace, &settings, "round_robin", &["1@0.3..0.9"]);
     assert_eq!(report.rerouted, 0);
     assert_ne!(report.digest, well.digest);
-    assert!(report.e2e_s.max > well.e2e_s.max + 0.5, "{} {}", report.e2e_s.max, well.e2e_s.max);
+    assert!(
+        report.latencies.e2e_s.max > well.latencies.e2e_s.max + 0.5,
+        "{} {}",
+        report.latencies.e2e_s.max,
+        well.latencies.e2e_s.max
+    );
     // While it is down others get what comes.
     let down = |outcome: &&Outcome| (300 * MS..900 * MS).contains(&outcome.arrival_ns);
     assert!(outcomes.iter().filter(down).all(|outcome| outcome.replica != 1));
@@ -71,7 +76,7 @@ fn tokens_that_a_client_has_are_not_given_again() {
     assert_eq!((report.rerouted, outcomes[0].replica), (1, 1));
     assert_eq!((outcomes[0].ttft_ns, outcomes[0].e2e_ns), (Some(MS), Some(20 * MS + MS / 2 + 20 * MS)));
     // The other replica computes prompt and tokens so far in one step.
-    assert_eq!(report.itl_s.max, 0.0015);
+    assert_eq!(report.latencies.itl_s.max, 0.0015);
     // A replica that comes back computes the tokens that it had in one go.
     let (report, outcomes) = with_failures(&trace, &two, "round_robin", &["0@0.0205..0.0305"]);
     assert_eq!((report.rerouted, outcomes[0].replica), (0, 0));

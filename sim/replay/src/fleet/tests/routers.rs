@@ -1,4 +1,4 @@
-//! What routers do for a fleet.
+//! SimEvent routers do for a fleet.
 
 use super::*;
 
@@ -61,8 +61,8 @@ fn another_seed_draws_others() {
 fn prefixes_are_found_where_they_were_sent() {
     // Conversations of some turns, so many that turns of one go to all replicas if they go in turn.
     let trace = conversations(600, 9);
-    let hits = |router| run(&trace, &routed(router, 4, 100_000)).prefix_hit_ratio;
-    let one = run(&trace, &routed("round_robin", 1, 100_000)).prefix_hit_ratio;
+    let hits = |router| run(&trace, &routed(router, 4, 100_000)).tokens.prefix_hit_ratio;
+    let one = run(&trace, &routed("round_robin", 1, 100_000)).tokens.prefix_hit_ratio;
     let [in_turn, affine, late] = ["round_robin", "prefix_affinity", "prefix_affinity:stale_ms=1000"].map(hits);
     assert!(affine > 1.2 * in_turn, "{affine} {in_turn}");
     assert!(
@@ -106,10 +106,15 @@ fn a_slow_replica_gets_less_from_those_who_look() {
     assert_eq!(shares.iter().map(|share| share.0).collect::<Vec<_>>(), [100, 100, 100]);
     assert_eq!(in_turn.settings.slow, ["1:5"]);
     let well = run(&trace, &routed("round_robin", 3, 2_000));
-    assert!(in_turn.e2e_s.max > 4.0 * well.e2e_s.max, "{} {}", in_turn.e2e_s.max, well.e2e_s.max);
+    assert!(
+        in_turn.latencies.e2e_s.max > 4.0 * well.latencies.e2e_s.max,
+        "{} {}",
+        in_turn.latencies.e2e_s.max,
+        well.latencies.e2e_s.max
+    );
     let (least, shares) = with("least_loaded");
     assert!(shares[1].0 < 60, "{shares:?}");
-    assert!(least.e2e_s.mean < in_turn.e2e_s.mean);
+    assert!(least.latencies.e2e_s.mean < in_turn.latencies.e2e_s.mean);
 }
 
 #[test]

@@ -8,14 +8,17 @@ fn tenants_share_the_cache_and_their_sums_are_the_whole() {
     let whole = run(&trace, &settings(16, 700));
     let report = run(&trace, &Settings { tenants: "0.9,0.1".parse().unwrap(), ..settings(16, 700) });
     assert_eq!((whole.fairness, &whole.digest), (None, &report.digest), "under fcfs tenants make no difference");
-    assert_eq!((whole.ttft_s, whole.e2e_s, whole.tpot_s), (report.ttft_s, report.e2e_s, report.tpot_s));
+    assert_eq!(
+        (whole.latencies.ttft_s, whole.latencies.e2e_s, whole.latencies.tpot_s),
+        (report.latencies.ttft_s, report.latencies.e2e_s, report.latencies.tpot_s)
+    );
     let fairness = report.fairness.unwrap();
     let [flood, other] = &fairness.tenants[..] else { panic!("two tenants") };
     assert_eq!(flood.requests + other.requests, 300);
     assert!((250..290).contains(&flood.requests), "{}", flood.requests);
-    assert_eq!(flood.output_tokens + other.output_tokens, report.output_tokens);
-    assert_eq!(flood.prefix_hit_tokens + other.prefix_hit_tokens, report.prefix_hit_tokens);
-    assert!(report.ttft_s.max == flood.ttft_s.max.max(other.ttft_s.max));
+    assert_eq!(flood.output_tokens + other.output_tokens, report.tokens.output_tokens);
+    assert_eq!(flood.prefix_hit_tokens + other.prefix_hit_tokens, report.tokens.prefix_hit_tokens);
+    assert!(report.latencies.ttft_s.max == flood.ttft_s.max.max(other.ttft_s.max));
     assert!(fairness.service_gap_max > 0 && flood.contended_s > 0.0);
     assert_eq!(flood.contended_s, other.contended_s, "two tenants compete with each other");
     assert!(flood.contended_service_s > other.contended_service_s, "who asks most gets most under fcfs");

@@ -36,21 +36,24 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     for copy in [out(1), out(2), back(3, 2), back(4, 4), back(5, 100)] {
         fleet.perform_action(fleet.now_ns, 0, copy);
     }
-    // A lane has one turn on the queue, whatever waits for it; ends are in the order of their numbers.
-    let turn = |lane| (10_000, What::LinkTurn { replica: 0, lane, version: 1 });
+    // A direction has one wake_up on the queue, whatever waits for it; ends are in the order of their numbers.
+    let wake_up = |direction| (10_000, SimEvent::LinkWakeUp { replica: 0, direction, version: 1 });
     let mut queued: Vec<_> = fleet.queue.iter().map(|Reverse(it)| (it.at_ns, it.what)).collect();
     queued.sort_unstable();
-    assert_eq!(queued, [turn(0), turn(1)]);
+    assert_eq!(queued, [wake_up(0), wake_up(1)]);
     // The core waits for none of them, so the replay goes on as if there were none, and their ends do not make it longer.
     fleet.run().unwrap();
     let report = fleet.report();
-    assert_eq!((report.link_out.transfers, report.link_out.blocks, report.link_in.blocks), (2, 4, 106));
-    assert_eq!((report.link_out.busy_s, report.link_in.busy_s), (400e-6, 10.6e-3));
+    assert_eq!(
+        (report.swaps.link_out.transfers, report.swaps.link_out.blocks, report.swaps.link_in.blocks),
+        (2, 4, 106)
+    );
+    assert_eq!((report.swaps.link_out.busy_s, report.swaps.link_in.busy_s), (400e-6, 10.6e-3));
     assert_eq!(report.duration_s, 0.001);
     // Halves out. In: thirds until the shortest has its 200 us, halves until the next has its other 200, the rest alone.
     let ends = copies.0.iter().map(|copy| (copy.end_ns, copy.blocks)).collect::<Vec<_>>();
     assert_eq!(ends, [(410_000, 2), (410_000, 2), (610_000, 2), (1_010_000, 4), (10_610_000, 100)]);
-    assert!(copies.0.iter().all(|copy| (copy.asked_ns, copy.begin_ns, copy.cut) == (0, 10_000, false)));
+    assert!(copies.0.iter().all(|copy| (copy.asked_ns, copy.begin_ns, copy.interrupted) == (0, 10_000, false)));
 }
 
 #[test]
@@ -72,24 +75,25 @@ fn every_copy_is_told_of_once_when_it_is_over() {
     assert!(copies.is_sorted_by_key(|copy| copy.end_ns));
     let begin_of = |copy: &TransferSeen| copy.asked_ns <= copy.begin_ns && copy.begin_ns <= copy.end_ns;
     assert!(copies.iter().all(begin_of));
-    let cut: Vec<_> = copies.iter().filter(|copy| copy.cut).map(|copy| (copy.end_ns, copy.replica)).collect();
+    let cut: Vec<_> = copies.iter().filter(|copy| copy.interrupted).map(|copy| (copy.end_ns, copy.replica)).collect();
     let failures = [(500_500_000, 0), (800_500_000, 1)];
     assert!(
         failures.iter().all(|failure| cut.contains(failure)) && cut.iter().all(|it| failures.contains(it)),
         "{cut:?}"
     );
-    for (lane, link) in report.tiers.iter().flat_map(|tier| [tier.link_out, tier.link_in]).enumerate() {
-        let of_lane = || copies.iter().filter(|copy| link::lane(copy.from, copy.to) == lane);
-        let blocks = of_lane().map(|copy| u64::from(copy.blocks)).sum::<u64>();
-        assert_eq!((link.transfers, link.blocks), (of_lane().count() as u64, blocks), "lane {lane}");
-        assert!(link.transfers > 0, "lane {lane}");
+    for (direction, link) in report.tiers.iter().flat_map(|tier| [tier.link_out, tier.link_in]).enumerate() {
+        let of_direction = || copies.iter().filter(|copy| link::direction(copy.from, copy.to) == direction);
+        let blocks = of_direction().map(|copy| u64::from(copy.blocks)).sum::<u64>();
+        assert_eq!((link.transfers, link.blocks), (of_direction().count() as u64, blocks), "direction {direction}");
+        assert!(link.transfers > 0, "direction {direction}");
         // A link is busy as long as what came over it takes: sharing loses nothing, but for what was cut.
-        let block_s = 2_097_152.0 / [10e9, 5e9][lane / 2];
-        let whole = of_lane().filter(|copy| !copy.cut).map(|copy| f64::from(copy.blocks) * block_s).sum::<f64>();
+        let block_s = 2_097_152.0 / [10e9, 5e9][direction / 2];
+        let whole =
+            of_direction().filter(|copy| !copy.interrupted).map(|copy| f64::from(copy.blocks) * block_s).sum::<f64>();
         let least_s = whole - 1e-6;
         assert!(
             (least_s..blocks as f64 * block_s + 1e-6).contains(&link.busy_s),
-            "lane {lane}: {} {whole}",
+            "direction {direction}: {} {whole}",
             link.busy_s
         );
     }
@@ -103,11 +107,16 @@ fn requests_are_swapped_over_the_link_and_back() {
     let mut settings = settings(16, 60);
     (settings.core.host_blocks, settings.core.preemption) = (200, Preemption::Swap);
     let report = run(&trace, &settings);
-    assert_eq!((report.completed, report.output_tokens), (8, 1600));
-    assert!(report.swap_outs > 0 && report.swap_outs == report.swap_ins, "{} {}", report.swap_outs, report.swap_ins);
-    assert!(report.link_out.blocks > 0 && report.link_in.blocks > 0);
-    let bytes_s = report.link_out.blocks as f64 * 2_097_152.0 / 55e9;
-    assert!((report.link_out.busy_s - bytes_s).abs() < 1e-6, "{} {bytes_s}", report.link_out.busy_s);
+    assert_eq!((report.completed, report.tokens.output_tokens), (8, 1600));
+    assert!(
+        report.swaps.swap_outs > 0 && report.swaps.swap_outs == report.swaps.swap_ins,
+        "{} {}",
+        report.swaps.swap_outs,
+        report.swaps.swap_ins
+    );
+    assert!(report.swaps.link_out.blocks > 0 && report.swaps.link_in.blocks > 0);
+    let bytes_s = report.swaps.link_out.blocks as f64 * 2_097_152.0 / 55e9;
+    assert!((report.swaps.link_out.busy_s - bytes_s).abs() < 1e-6, "{} {bytes_s}", report.swaps.link_out.busy_s);
     assert_eq!(report, Report { wall_s: report.wall_s, ..run(&trace, &settings) });
     // A link on which a block takes as long as a hundred steps makes the requests that were swapped late.
     settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-3;
@@ -129,14 +138,14 @@ fn drafts_that_are_right_save_steps() {
         let mut settings = Settings { draft_acceptance, ..settings(16, 100) };
         settings.core.max_drafts = max_drafts;
         let report = run(&trace, &settings);
-        assert_eq!(report.output_tokens, 100);
+        assert_eq!(report.tokens.output_tokens, 100);
         assert_eq!(
-            report.steps + report.accepted_drafts,
+            report.batches.steps + report.batches.accepted_drafts,
             100,
             "every step gives a token, and one for every right draft"
         );
-        assert!(report.accepted_drafts <= report.drafted_tokens);
-        report.steps
+        assert!(report.batches.accepted_drafts <= report.batches.drafted_tokens);
+        report.batches.steps
     };
     assert_eq!((steps(0, 1.0), steps(4, 0.0)), (100, 100));
     assert!((20..30).contains(&steps(4, 1.0)), "{}", steps(4, 1.0));
@@ -148,7 +157,7 @@ fn means_of_steps() {
     let settings = settings(16, 100);
     let report = run(&trace(vec![request(0, 10, 3, &[0]), request(0, 20, 2, &[1])]), &settings);
     // The first alone: it came first. Then its decode and the other's prompt, then two decodes.
-    assert_eq!((report.steps, report.mean_batch), (3, 5.0 / 3.0));
-    assert_eq!(report.mean_step_tokens, (10.0 + 21.0 + 2.0) / 3.0);
-    assert_eq!((report.drafted_tokens, report.requests_s), (0, 2.0 / 0.003));
+    assert_eq!((report.batches.steps, report.batches.mean_batch), (3, 5.0 / 3.0));
+    assert_eq!(report.batches.mean_step_tokens, (10.0 + 21.0 + 2.0) / 3.0);
+    assert_eq!((report.batches.drafted_tokens, report.requests_s), (0, 2.0 / 0.003));
 }

@@ -117,7 +117,11 @@ fn a_fleet_of_two_groups_of_one_kind_is_a_fleet_of_one() {
             run(&Settings { routing, ..settings.clone() }, 120)
         };
         let (one, two) = (routed(&one), routed(&two));
-        assert_eq!((one.digest, one.ttft_s, one.e2e_s), (two.digest, two.ttft_s, two.e2e_s), "{router}");
+        assert_eq!(
+            (one.digest, one.latencies.ttft_s, one.latencies.e2e_s),
+            (two.digest, two.latencies.ttft_s, two.latencies.e2e_s),
+            "{router}"
+        );
         assert_eq!((one.settings.groups.len(), two.settings.groups.len(), two.settings.replicas), (1, 2, 5));
     }
 }
@@ -129,7 +133,9 @@ fn a_faster_kind_makes_a_faster_fleet() {
     half.add_group(preset("h100-80g"), Parallel::ONE, 1, None).unwrap();
     let half = run(&estimated(half), 60);
     let fast = run(&estimated(settings("h100-80g", 2)), 60);
-    assert!(slow.e2e_s.mean > half.e2e_s.mean && half.e2e_s.mean > fast.e2e_s.mean);
+    assert!(
+        slow.latencies.e2e_s.mean > half.latencies.e2e_s.mean && half.latencies.e2e_s.mean > fast.latencies.e2e_s.mean
+    );
     assert_eq!((half.completed, half.settings.groups[1].hardware), (60, "h100-80g"));
     let name = &half.settings.cost_model;
     assert!(

@@ -5,18 +5,18 @@ use std::collections::BinaryHeap;
 use super::{ReuseBlocks, rank};
 use crate::trace::blocks::Node;
 
-/// Never used again.
+/// Mark of a block without a further use.
 const NEVER: u32 = u32::MAX;
 
-/// Which blocks each request uses, from the first of its prompt to the last.
+/// Blocks used by each request, from the first of its prompt to the last.
 pub(super) struct Uses {
     block_tokens: u32,
     nodes: Vec<Node>,
-    /// For each request, where its uses end and its tokens.
+    /// End of each request's uses, and its prompt tokens.
     requests: Vec<(u32, u32)>,
 }
 
-/// What was found.
+/// Blocks and tokens found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hits {
     pub blocks: u64,
@@ -36,17 +36,17 @@ impl Uses {
         self.requests.push((self.nodes.len() as u32, input_tokens));
     }
 
-    /// Uses of all requests.
+    /// Returns the number of uses over all requests.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Tokens of all requests.
+    /// Returns the prompt tokens of all requests.
     pub(super) fn tokens(&self) -> u64 {
         self.requests.iter().map(|(_, tokens)| u64::from(*tokens)).sum()
     }
 
-    /// Where each request's uses are, and its tokens.
+    /// Returns the range of uses and the prompt tokens of each request.
     fn requests(&self) -> impl DoubleEndedIterator<Item = (std::ops::Range<usize>, u32)> + ExactSizeIterator {
         (0..self.requests.len()).map(|i| {
             let begin = if i == 0 { 0 } else { self.requests[i - 1].0 };
@@ -55,13 +55,12 @@ impl Uses {
         })
     }
 
-    /// Tokens of the block at `at` of a request with so many.
+    /// Returns the tokens of block `at` of a request with `input_tokens` tokens.
     fn tokens_at(&self, at: usize, input_tokens: u32) -> u64 {
         u64::from((input_tokens - at as u32 * self.block_tokens).min(self.block_tokens))
     }
 
-    /// How many other blocks were used since the last use of every block that is used again. A request's uses go from
-    /// the last of its blocks to the first.
+    /// Counts the other blocks used between two uses of every reused block. A request uses its blocks from the last to the first.
     pub(super) fn distances(&self, n_nodes: u32) -> Distances {
         let mut last = vec![0u32; n_nodes as usize];
         let mut marks = Fenwick::new(self.nodes.len());
@@ -92,7 +91,7 @@ impl Uses {
         distances
     }
 
-    /// For every use, the request that uses the block next.
+    /// Returns the next request for the block of every use.
     pub(super) fn next_uses(&self, n_nodes: u32) -> Vec<u32> {
         let mut next_of = vec![NEVER; n_nodes as usize];
         let mut next = vec![NEVER; self.nodes.len()];
@@ -104,7 +103,7 @@ impl Uses {
         next
     }
 
-    /// What a cache of `capacity` blocks finds that drops what is used last.
+    /// Counts the hits of a cache of `capacity` blocks that evicts the block with the latest next use.
     pub(super) fn belady(&self, next_uses: &[u32], n_nodes: u32, capacity: u64) -> Hits {
         let mut cache = Clairvoyant { capacity, next: vec![None; n_nodes as usize], len: 0, order: BinaryHeap::new() };
         let mut hits = Hits::default();
@@ -122,13 +121,13 @@ impl Uses {
     }
 }
 
-/// A cache that knows the next use of every block.
+/// Cache with knowledge of the next use of every block.
 struct Clairvoyant {
     capacity: u64,
-    /// By node: the request that uses it next, if it is in the cache.
+    /// Next request for each cached node; `None` outside the cache.
     next: Vec<Option<u32>>,
     len: u64,
-    /// Next use, place in the prompt, node: the greatest goes first. Entries that are no longer true are skipped.
+    /// Next use, place in the prompt, and node; the greatest entry is evicted first. Stale entries are skipped.
     order: BinaryHeap<(u32, u32, Node)>,
 }
 
@@ -151,13 +150,13 @@ impl Clairvoyant {
     }
 }
 
-/// How many blocks were found at which distance.
+/// Number of blocks found at each distance.
 pub(super) struct Distances {
     at: Vec<Hits>,
 }
 
 impl Distances {
-    /// What a cache of `capacity` blocks finds under LRU.
+    /// Counts the hits of a cache of `capacity` blocks under LRU.
     pub(super) fn hits(&self, capacity: u64) -> Hits {
         let n = usize::try_from(capacity).unwrap_or(usize::MAX).min(self.at.len());
         self.at[..n].iter().fold(Hits::default(), |sum, hits| Hits {
@@ -184,7 +183,7 @@ impl Distances {
     }
 }
 
-/// Sums of the first marks, positions from 1.
+/// Prefix sums of marks, positions from 1 (Fenwick tree).
 struct Fenwick {
     sums: Vec<i32>,
 }

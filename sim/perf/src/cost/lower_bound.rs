@@ -1,23 +1,23 @@
-//! The limit that no step may be faster than: physics.
+//! Physical lower bound of the step time.
 
 use super::work::Demand;
 use super::{Parallel, StepShape};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// The time below which no kernels could run a step on so many devices: all FLOPs at their peak, or all bytes at full bandwidth, evenly
-/// spread over the devices.
+/// Lower bound of the step time on a group of devices: all FLOPs at peak, or all bytes at full bandwidth, spread evenly over the
+/// devices.
 ///
-/// It would be wrong only where caches save reading: a step whose KV is in the L2 cache. Weights never are.
+/// The bound would be wrong only for steps with their KV in the L2 cache. Weights never fit there.
 #[derive(Clone, Copy, Debug)]
-pub struct Limit {
+pub struct LowerBound {
     demand: Demand,
     flops_s: f64,
     bytes_s: f64,
 }
 
-impl Limit {
-    /// The limit of `model` on `hardware`.
+impl LowerBound {
+    /// Returns the lower bound for `model` on `hardware`.
     pub fn new(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let devices = f64::from(parallel.devices());
         Self {
@@ -27,12 +27,12 @@ impl Limit {
         }
     }
 
-    /// The limit for a step, seconds.
+    /// Returns the lower bound for a step, seconds.
     pub fn step_s(&self, shape: &StepShape) -> f64 {
         self.demand.parts(shape).total().time_s(self.flops_s, self.bytes_s)
     }
 
-    /// `time_s`, or the limit if that is more.
+    /// Returns the greater of `time_s` and the lower bound, seconds.
     pub fn hold(&self, time_s: f64, shape: &StepShape) -> f64 {
         time_s.max(self.step_s(shape))
     }
@@ -69,7 +69,7 @@ mod tests {
                 for (tensor, pipeline) in [(1, 1), (4, 1), (2, 2), (1, 8)] {
                     let parallel = Parallel { tensor, pipeline };
                     let devices = f64::from(tensor * pipeline);
-                    let limit = Limit::new(hardware, model, parallel);
+                    let limit = LowerBound::new(hardware, model, parallel);
                     let roofline = Roofline::parallel(hardware, model, parallel);
                     let fitted = Fitted::new(nothing, limit, None);
                     let streaming = Streaming::new(
@@ -80,7 +80,7 @@ mod tests {
                     let models: [&dyn CostModel; 3] = [&roofline, &fitted, &streaming];
                     for _ in 0..20 {
                         let shape = random_shape(&mut state);
-                        // Computed apart from the guard.
+                        // Computed apart from the lower_bound.
                         let flops = 2.0 * (model.active_elements() * shape.tokens) as f64
                             + 2.0 * (model.head_elements() * shape.sampled) as f64
                             + (model.pair_flops() * (shape.prefill_pairs + shape.decode_pairs)) as f64;
@@ -102,8 +102,11 @@ mod tests {
 
     #[test]
     fn what_is_slow_enough_is_left_alone() {
-        let limit =
-            Limit::new(hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap(), Parallel::ONE);
+        let limit = LowerBound::new(
+            hardware::by_name("h100-80g").unwrap(),
+            model::by_name("llama-3.1-8b").unwrap(),
+            Parallel::ONE,
+        );
         let shape = StepShape::decodes(1, 1);
         // 15 GB at 3.35 TB/s.
         assert!((0.0044..0.0046).contains(&limit.step_s(&shape)), "{}", limit.step_s(&shape));

@@ -1,4 +1,4 @@
-//! A closed loop that is cut: answers take as long as is assumed.
+//! Open loop: requests of a closed source under an assumed latency of answers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,26 +7,26 @@ use serde::Deserialize;
 
 use crate::trace::{Outcome, Source, TraceError, TraceRequest};
 
-/// How long an answer takes. An assumption, not a measurement.
+/// AssumedLatency latency of an answer. An assumption, not a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Assumed {
-    /// To the first token, seconds.
+pub struct AssumedLatency {
+    /// Time to the first token, seconds.
     pub first_token_s: f64,
-    /// For every other token, seconds.
+    /// Time per further token, seconds.
     pub per_token_s: f64,
 }
 
-impl Default for Assumed {
+impl Default for AssumedLatency {
     fn default() -> Self {
         Self { first_token_s: 0.5, per_token_s: 0.02 }
     }
 }
 
-impl Assumed {
-    /// The requests of a source, were all answers to take so long.
-    pub fn requests<S: Source>(self, source: S) -> AsIfServed<S> {
-        AsIfServed { source, assumed: self, ends: BinaryHeap::new(), n_given: 0, failed: false }
+impl AssumedLatency {
+    /// Returns the requests of a source as if every answer had this latency.
+    pub fn requests<S: Source>(self, source: S) -> OpenLoop<S> {
+        OpenLoop { source, latency: self, ends: BinaryHeap::new(), n_given: 0, failed: false }
     }
 
     fn service_ns(self, request: &TraceRequest) -> u64 {
@@ -35,18 +35,18 @@ impl Assumed {
     }
 }
 
-/// The requests of a source in the order of arrival; see [`Assumed::requests`].
+/// Iterator over the requests of a source in the order of arrival; see [`AssumedLatency::requests`].
 #[derive(Clone, Debug)]
-pub struct AsIfServed<S> {
+pub struct OpenLoop<S> {
     source: S,
-    assumed: Assumed,
-    /// When requests end, and their numbers.
+    latency: AssumedLatency,
+    /// Ends of requests with their numbers.
     ends: BinaryHeap<Reverse<(u64, u64)>>,
     n_given: u64,
     failed: bool,
 }
 
-impl<S: Source> AsIfServed<S> {
+impl<S: Source> OpenLoop<S> {
     fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
         loop {
             let arrival_ns = self.source.next_arrival_ns()?;
@@ -60,7 +60,7 @@ impl<S: Source> AsIfServed<S> {
         }
         let request = self.source.next_request()?;
         if let Some(request) = &request {
-            let end_ns = request.arrival_ns.saturating_add(self.assumed.service_ns(request));
+            let end_ns = request.arrival_ns.saturating_add(self.latency.service_ns(request));
             self.ends.push(Reverse((end_ns, self.n_given)));
             self.n_given += 1;
         }
@@ -68,7 +68,7 @@ impl<S: Source> AsIfServed<S> {
     }
 }
 
-impl<S: Source> Iterator for AsIfServed<S> {
+impl<S: Source> Iterator for OpenLoop<S> {
     type Item = Result<TraceRequest, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {

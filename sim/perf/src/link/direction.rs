@@ -1,28 +1,28 @@
-//! One direction of a link, whose bandwidth the copies under way share equally.
+//! Direction of a link, with its bandwidth shared equally by the active copies.
 //!
-//! A copy waits for its latency and then moves. When `n` copies move, each has an n-th of the link's time. So the lane keeps a clock of
-//! its own, the share that a copy has had which moved all along: it goes on at 1/n. A copy that needs `w` nanoseconds of the link and joins when
-//! that clock shows `v` has ended when it shows `v + w`, whoever comes and goes meanwhile; an event costs O(log n), and no copy is looked at
-//! until its turn. All of it is whole numbers: ends are rounded up to nanoseconds, the clock's shares down to 2^-32 of one.
+//! A copy waits for its latency and then moves. With `n` active copies, each gets an n-th of the link's time. The direction keeps a
+//! virtual clock (processor sharing) that advances at 1/n of real time: a copy with `w` nanoseconds of work that joins at virtual
+//! time `v` ends at `v + w`, however many others come and go. An event costs O(log n) and touches no other copy. All arithmetic is
+//! in whole numbers: ends round up to nanoseconds, virtual time rounds down to 2^-32 of one.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use trunkline_core::transfer::Place;
 
-/// A nanosecond of the lane's own clock is 2 to the power of this.
+/// Fractional bits of the virtual clock, per nanosecond.
 const SHARE_BITS: u32 = 32;
 
-/// A copy on its way. The order is that in which those end that end together.
+/// Copy under way. The order decides between copies that end together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Copy {
-    /// The core's number of it.
+    /// Transfer id of the core.
     pub id: u64,
     /// Time of the request for the copy, nanoseconds.
     pub asked_ns: u64,
-    /// When its latency is over.
+    /// End of the latency, nanoseconds.
     pub begin_ns: u64,
-    /// How long it moves if it is alone.
+    /// Time to move the bytes alone, nanoseconds.
     pub work_ns: u64,
     /// Source of the blocks.
     pub from: Place,
@@ -32,37 +32,37 @@ pub struct Copy {
     pub blocks: u32,
 }
 
-/// When a lane is to be looked at again. A turn counts only as long as no later one was given.
+/// Next wake-up of a link direction; void once a later one was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct WakeUp {
     /// Time of the wake-up, nanoseconds.
     pub at_ns: u64,
     /// Version of the direction's schedule; a wake-up of an older version is void.
     pub version: u64,
 }
 
-/// One direction of a link.
+/// Direction of a link.
 #[derive(Clone, Debug, Default)]
-pub struct Lane {
-    /// Copies in their latency, which is the same for all: in the order in which they begin to move.
+pub struct LinkDirection {
+    /// Copies in their latency, which is equal for all, in the order of its end.
     waiting: VecDeque<Copy>,
-    /// Copies that move, with what the clock of shares shows when they end.
+    /// Moving copies, by the virtual time of their ends.
     moving: BinaryHeap<Reverse<(u128, Copy)>>,
-    /// The clock of shares, up to `at_ns`.
+    /// Virtual clock at `at_ns`.
     share: u128,
     at_ns: u64,
-    /// The turn that was given last, and how many were.
-    turn_ns: Option<u64>,
+    /// Time and number of the last wake-up returned.
+    wake_up_ns: Option<u64>,
     version: u64,
-    /// Time in which copies moved.
+    /// Time with a copy in motion, nanoseconds.
     pub busy_ns: u64,
-    /// Copies asked for, and the blocks in them.
+    /// Number of copies begun, and of blocks in them.
     pub copies: u64,
     pub blocks: u64,
 }
 
-impl Lane {
-    /// A copy is asked for, not before those that were.
+impl LinkDirection {
+    /// Begins a copy; calls come in the order of time.
     pub fn ask(&mut self, copy: Copy) {
         debug_assert!(self.waiting.back().is_none_or(|last| last.begin_ns <= copy.begin_ns), "one latency for all");
         self.copies += 1;
@@ -70,24 +70,24 @@ impl Lane {
         self.waiting.push_back(copy);
     }
 
-    /// When something happens next, if that is news: to be asked after every change.
-    pub fn next_turn(&mut self) -> Option<Turn> {
+    /// Returns the next wake-up if it has changed. MUST be called after every change.
+    pub fn next_wake_up(&mut self) -> Option<WakeUp> {
         let at_ns = self.waiting.front().map(|copy| copy.begin_ns).into_iter().chain(self.next_end_ns()).min();
-        if at_ns == self.turn_ns {
+        if at_ns == self.wake_up_ns {
             return None;
         }
-        self.turn_ns = at_ns;
+        self.wake_up_ns = at_ns;
         self.version += 1;
-        at_ns.map(|at_ns| Turn { at_ns, version: self.version })
+        at_ns.map(|at_ns| WakeUp { at_ns, version: self.version })
     }
 
-    /// The turn of this number has come: copies whose latency is over begin to move, and those that have moved are added to `ended`. Nothing
-    /// happens if another was given since.
-    pub fn turn(&mut self, now_ns: u64, version: u64, ended: &mut Vec<Copy>) {
-        if version != self.version || self.turn_ns != Some(now_ns) {
+    /// Handles the wake-up `version`: starts copies past their latency and adds finished ones to `ended`. Does nothing if a later
+    /// wake-up was returned.
+    pub fn wake_up(&mut self, now_ns: u64, version: u64, ended: &mut Vec<Copy>) {
+        if version != self.version || self.wake_up_ns != Some(now_ns) {
             return;
         }
-        self.turn_ns = None;
+        self.wake_up_ns = None;
         self.advance(now_ns);
         while let Some(copy) = self.waiting.pop_front_if(|copy| copy.begin_ns <= now_ns) {
             self.moving.push(Reverse((self.share + (u128::from(copy.work_ns) << SHARE_BITS), copy)));
@@ -101,19 +101,19 @@ impl Lane {
         }
     }
 
-    /// Every copy is lost at `now_ns`. They are added to `lost`: those that moved first, then those that had not begun to.
+    /// Cancels every copy at `now_ns` and adds them to `lost`: moving copies first, then those in their latency.
     pub fn lose(&mut self, now_ns: u64, lost: &mut Vec<Copy>) {
         self.advance(now_ns);
         while let Some(Reverse((_, copy))) = self.moving.pop() {
             lost.push(copy);
         }
         lost.extend(self.waiting.drain(..));
-        // The turn that was given is void.
-        self.turn_ns = None;
+        // The wake_up that was given is void.
+        self.wake_up_ns = None;
         self.version += 1;
     }
 
-    /// The clock of shares goes on to `now_ns`; the same copies moved since it was last read.
+    /// Advances the virtual clock to `now_ns`; the active copies have not changed since the last call.
     fn advance(&mut self, now_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.at_ns);
         if let n @ 1.. = self.moving.len() {
@@ -123,10 +123,10 @@ impl Lane {
         self.at_ns = self.at_ns.max(now_ns);
     }
 
-    /// When the first of the copies that move ends, if none joins before.
+    /// Returns the end of the first moving copy if no other joins, nanoseconds.
     fn next_end_ns(&self) -> Option<u64> {
         let Reverse((end, _)) = self.moving.peek()?;
-        // Rounded up, so that the clock of shares is there when the time is.
+        // Rounded up, so that the virtual clock has reached the end at that time.
         let left = end.saturating_sub(self.share) * self.moving.len() as u128;
         let left_ns = u64::try_from(left.div_ceil(1 << SHARE_BITS)).unwrap_or(u64::MAX);
         Some(self.at_ns.saturating_add(left_ns))

@@ -1,4 +1,4 @@
-//! Leaping over steps against going through them one by one: the same decisions at the same times.
+//! Fast-forward against single steps: equal decisions at equal times.
 
 use trunkline_core::{Preemption, TierConfig, Write};
 
@@ -8,7 +8,7 @@ use trunkline_sim_perf::link::TierLink;
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_workload::synthetic::{Generator, Spec};
 
-/// Wants to see every step, so that none is leapt over.
+/// Observer of every step, which disables fast-forward.
 #[derive(Default)]
 struct Shown {
     outcomes: Vec<Outcome>,
@@ -30,7 +30,7 @@ impl Observer for Shown {
     }
 }
 
-/// Every step takes a time of its own.
+/// Cost model with a different duration for each batch shape.
 struct Linear;
 
 impl CostModel for Linear {
@@ -43,7 +43,7 @@ impl CostModel for Linear {
     }
 }
 
-/// So it does, on each replica another.
+/// Cost model with different durations on odd and even replicas.
 struct Uneven;
 
 impl CostModel for Uneven {
@@ -60,25 +60,25 @@ impl CostModel for Uneven {
     }
 }
 
-/// Replays leaping and stepping, and expects the same of both.
+/// Replays with and without fast-forward, and expects equal reports and outcomes.
 fn same(trace: &Trace, settings: &Settings, cost: &dyn CostModel) -> Report {
     let mut outcomes = Vec::new();
     let mut watch = |outcome: &Outcome| {
         outcomes.push(*outcome);
         ControlFlow::Continue(())
     };
-    let leapt = replay_watched(trace, settings, cost, &mut watch).unwrap();
+    let fast = replay_watched(trace, settings, cost, &mut watch).unwrap();
     let mut shown = Shown::default();
     let stepped = replay_watched(trace, settings, cost, &mut shown).unwrap();
-    assert_eq!(shown.steps, stepped.steps);
+    assert_eq!(shown.steps, stepped.batches.steps);
     assert_eq!(outcomes, shown.outcomes);
-    let leapt = Report { wall_s: 0.0, ..leapt };
-    assert_eq!(leapt, Report { wall_s: 0.0, ..stepped });
-    leapt
+    let fast = Report { wall_s: 0.0, ..fast };
+    assert_eq!(fast, Report { wall_s: 0.0, ..stepped });
+    fast
 }
 
 #[test]
-fn a_leap_is_the_steps_it_leaps_over() {
+fn fast_forward_equals_single_steps() {
     let mut preemptions = 0;
     for seed in 0..6 {
         let trace = conversations(150, seed);
@@ -93,24 +93,24 @@ fn a_leap_is_the_steps_it_leaps_over() {
         }
     }
 
-    assert!(preemptions > 0, "some blocks were missing in a leap");
+    assert!(preemptions > 0, "no block was missing during a fast-forward");
 }
 
 #[test]
-fn nearly_all_steps_of_lone_decodes_are_in_leaps() {
+fn nearly_all_steps_of_lone_decodes_are_fast_forwarded() {
     let trace = trace(vec![request(0, 100, 500, &[1]), request(5, 90, 300, &[2])]);
     let settings = settings(16, 1000);
     let (mut source, mut watch) = (trace.source(), |_: &Outcome| ControlFlow::Continue(()));
     let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
     fleet.run().unwrap();
-    let (leapt, report) = (fleet.leapt, fleet.report());
-    // Not in leaps: each prefill and the step after it (1, 2, 7, 8), the last of the second and the step after it (306, 307), and the
+    let (fast_forwarded, report) = (fleet.totals.fast_forwarded, fleet.report());
+    // Run singly: each prefill and the step after it (1, 2, 7, 8), the last of the second and the step after it (306, 307), and the
     // last of the first (500).
-    assert_eq!((report.steps, leapt), (500, 493));
+    assert_eq!((report.batches.steps, fast_forwarded), (500, 493));
 }
 
 #[test]
-fn whatever_the_policies_and_the_arrivals() {
+fn fast_forward_equals_single_steps_under_every_policy_and_arrival_process() {
     let trace = conversations(120, 9);
     for policy in ["fcfs", "sjf", "lpm", "vtc", "priority"] {
         for arrivals in [Arrivals::Traced { speed: 0.37 }, Arrivals::Serial, Arrivals::AtOnce] {
@@ -125,7 +125,7 @@ fn whatever_the_policies_and_the_arrivals() {
 }
 
 #[test]
-fn whatever_is_copied_between() {
+fn fast_forward_equals_single_steps_with_copies() {
     let trace = conversations(150, 4);
     for write in [Write::Through, Write::SecondUse] {
         let mut settings = settings(16, 1200);
@@ -139,13 +139,13 @@ fn whatever_is_copied_between() {
         let mut source = trace.source();
         let mut fleet = Fleet::new(&mut source, &settings, &Linear, &mut watch).unwrap();
         fleet.run().unwrap();
-        assert!(fleet.leapt > 0, "there is time between copies");
-        assert!(fleet.report().link_in.blocks > 0);
+        assert!(fleet.totals.fast_forwarded > 0, "there is time between copies");
+        assert!(fleet.report().swaps.link_in.blocks > 0);
     }
 }
 
 #[test]
-fn a_closed_source_too() {
+fn fast_forward_equals_single_steps_in_a_closed_loop() {
     let spec = r#"
         seed = 3
         requests = 300
@@ -165,12 +165,12 @@ fn a_closed_source_too() {
         Report { wall_s: 0.0, ..replay_source(&mut source, &settings, &Linear, observer).unwrap() }
     };
     let stepped = run(&mut Shown::default());
-    let leapt = run(&mut |_: &Outcome| ControlFlow::Continue(()));
-    assert_eq!(leapt, stepped);
-    assert_eq!(leapt.completed, 300);
+    let fast = run(&mut |_: &Outcome| ControlFlow::Continue(()));
+    assert_eq!(fast, stepped);
+    assert_eq!(fast.completed, 300);
 }
 
-/// Short prompts, some of which share a beginning, and long answers: blocks run out while nothing but decodes runs.
+/// Returns requests with short prompts, some with a shared prefix, and long answers: blocks run out during decode-only batches.
 fn long_answers(numbers: &mut Numbers) -> Trace {
     let mut arrival_ms = 0;
     let requests = (0..60).map(|_| {
@@ -181,7 +181,7 @@ fn long_answers(numbers: &mut Numbers) -> Trace {
     trace(requests.collect())
 }
 
-/// Settings in which everything may come together: tiers of all kinds, swapping, drafts, tenants, failures, slow replicas, groups.
+/// Returns settings with a random mix of features: tiers of all kinds, swapping, drafts, tenants, failures, slow replicas, groups.
 fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
     let mut pick = |n: u64| numbers.below(n) as usize;
     let block_size = [4, 16, 64][pick(3)];
@@ -243,16 +243,16 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
 }
 
 #[test]
-fn whatever_comes_together() {
+fn fast_forward_equals_single_steps_with_random_settings() {
     let mut numbers = Numbers(11);
     let (mut preemptions, mut swaps, mut copies, mut hits) = (0, 0, 0, 0);
     for seed in 0..15 {
         for (trace, least_tokens) in [(conversations(60, seed), 25_600), (long_answers(&mut numbers), 1_600)] {
             let report = same(&trace, &anything(&mut numbers, least_tokens), &Uneven);
             preemptions += report.preemptions;
-            swaps += report.swap_ins;
-            copies += report.link_out.transfers;
-            hits += report.prefix_hit_tokens;
+            swaps += report.swaps.swap_ins;
+            copies += report.swaps.link_out.transfers;
+            hits += report.tokens.prefix_hit_tokens;
         }
     }
     assert!(preemptions > swaps && swaps > 0 && copies > swaps && hits > 0, "{preemptions} {swaps} {copies} {hits}");

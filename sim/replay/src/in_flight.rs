@@ -1,34 +1,34 @@
-//! The requests that are somewhere on their way, by number.
+//! In-flight requests by number.
 //!
-//! Requests arrive in the order of their numbers and end in about that order, so those under way stand in a window of a queue: memory
-//! grows with the requests between the oldest one under way and the newest, not with the trace.
+//! Requests arrive in numerical order and end in roughly that order, so a queue holds a window of numbers: memory grows
+//! with the distance between the oldest and the newest in-flight request, not with the trace.
 
 use std::collections::VecDeque;
 
 use trunkline_sim_workload::trace::TraceRequest;
 
-/// A request that is under way.
+/// Request between submission and end.
 #[derive(Clone, Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightRequest {
     pub traced: TraceRequest,
-    /// Where it is.
+    /// Number of the current replica.
     pub replica: u32,
     pub submitted_ns: u64,
-    /// When a step first ran it.
+    /// Start of the first step, nanoseconds.
     pub began_ns: u64,
     pub first_token_ns: u64,
     pub last_token_ns: u64,
-    /// Tokens its client has.
+    /// Tokens delivered to the client.
     pub n_generated: u32,
-    /// Leading prompt tokens that were computed or found at some time.
+    /// Leading prompt tokens that were ever computed or found.
     pub prompt_served: u32,
     pub tenant: u8,
-    /// Whether a step ran it where it is now.
+    /// `true` once a step ran the request on the current replica.
     pub began: bool,
 }
 
-impl Flight {
-    /// A request that asked at `submitted_ns` and is nowhere yet.
+impl InFlightRequest {
+    /// Returns a request submitted at `submitted_ns`, without a replica.
     pub(crate) fn new(traced: TraceRequest, submitted_ns: u64, tenant: usize) -> Self {
         Self {
             traced,
@@ -45,29 +45,29 @@ impl Flight {
     }
 }
 
-/// All that are under way.
+/// All in-flight requests of a fleet.
 #[derive(Debug, Default)]
-pub(crate) struct Flights {
-    /// The number of the first in the window.
+pub(crate) struct InFlightRequests {
+    /// Number of the first request in the window.
     first: u64,
-    window: VecDeque<Option<Flight>>,
+    window: VecDeque<Option<InFlightRequest>>,
 }
 
-impl Flights {
-    /// The next request sets out. Its number is one more than the last one's.
-    pub(crate) fn push(&mut self, flight: Flight) -> u64 {
+impl InFlightRequests {
+    /// Adds the next request and returns the number, one above the last.
+    pub(crate) fn push(&mut self, flight: InFlightRequest) -> u64 {
         self.window.push_back(Some(flight));
         self.first + self.window.len() as u64 - 1
     }
 
-    /// A request that MUST be under way.
-    pub(crate) fn get(&mut self, number: u64) -> &mut Flight {
+    /// Returns a request, which MUST be in flight.
+    pub(crate) fn get(&mut self, number: u64) -> &mut InFlightRequest {
         let at = number.checked_sub(self.first).expect("it has not ended");
         self.window[at as usize].as_mut().expect("it has not ended")
     }
 
-    /// A request, which MUST be under way, has ended.
-    pub(crate) fn remove(&mut self, number: u64) -> Flight {
+    /// Removes a request, which MUST be in flight, at the end.
+    pub(crate) fn remove(&mut self, number: u64) -> InFlightRequest {
         let at = number.checked_sub(self.first).expect("it ends once");
         let flight = self.window[at as usize].take().expect("it ends once");
         while let Some(None) = self.window.front() {
@@ -86,15 +86,15 @@ mod tests {
     #[test]
     fn the_window_moves_with_the_oldest() {
         let traced = TraceRequest { arrival_ns: 0, input_tokens: 1, output_tokens: 1, content: Content::Unique(0) };
-        let mut flights = Flights::default();
+        let mut flights = InFlightRequests::default();
         for number in 0..5 {
-            assert_eq!(flights.push(Flight::new(traced.clone(), number * 10, 0)), number);
+            assert_eq!(flights.push(InFlightRequest::new(traced.clone(), number * 10, 0)), number);
         }
         assert_eq!(flights.remove(1).submitted_ns, 10);
         assert_eq!(flights.window.len(), 5);
         assert_eq!(flights.remove(0).submitted_ns, 0);
         assert_eq!((flights.first, flights.window.len()), (2, 3), "those before the oldest are gone");
         assert_eq!(flights.get(4).submitted_ns, 40);
-        assert_eq!(flights.push(Flight::new(traced, 50, 0)), 5);
+        assert_eq!(flights.push(InFlightRequest::new(traced, 50, 0)), 5);
     }
 }

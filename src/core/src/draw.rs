@@ -1,9 +1,9 @@
-//! Random choices that replay: each number is a hash of what it is drawn for.
+//! Reproducible pseudo-random numbers: each is a hash of its purpose and subject, so every replay draws the same numbers.
 //!
 //! A draw is named by a stream (its purpose), an item (such as a request) and a position among the draws for that item. Equal names
 //! give equal numbers in every run; different streams are independent.
 
-/// Hashes a number; SplitMix64's finaliser: every bit of the input changes half the bits of the output on average.
+/// Mixes the bits of `value` with SplitMix64's finaliser: every input bit flips half the output bits on average.
 pub const fn mix(value: u64) -> u64 {
     let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -11,7 +11,7 @@ pub const fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Draws a number in `0.0..1.0`.
+/// Draws a number uniformly from `0.0..1.0` for a stream, an item and a position.
 pub fn unit(stream: u64, item: u64, position: u64) -> f64 {
     let hash = mix(mix(mix(stream) ^ item) ^ position);
     (hash >> 11) as f64 / (1u64 << 53) as f64

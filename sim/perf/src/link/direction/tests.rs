@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What is asked of a lane: when, latency, work, nanoseconds.
+/// What is asked of a direction: when, latency, work, nanoseconds.
 type Asked = (u64, u64, u64);
 
 fn copy(id: usize, (asked_ns, latency_ns, work_ns): Asked) -> Copy {
@@ -10,28 +10,28 @@ fn copy(id: usize, (asked_ns, latency_ns, work_ns): Asked) -> Copy {
     Copy { id: id as u64, asked_ns, begin_ns: asked_ns + latency_ns, work_ns, from, to, blocks: 1 }
 }
 
-/// When each copy ended, in the order of `asked`, and how long the lane was busy. Turns come before what is asked at their time.
+/// When each copy ended, in the order of `asked`, and how long the direction was busy. Turns come before what is asked at their time.
 fn run(asked: &[Asked]) -> (Vec<u64>, u64) {
-    let mut lane = Lane::default();
+    let mut direction = LinkDirection::default();
     let mut ends = vec![u64::MAX; asked.len()];
-    let mut turns = BinaryHeap::new();
+    let mut wake_ups = BinaryHeap::new();
     let mut asked = asked.iter().enumerate().peekable();
     let mut ended = Vec::new();
     loop {
-        let next_ns = turns.peek().map(|Reverse((at_ns, _))| *at_ns);
+        let next_ns = wake_ups.peek().map(|Reverse((at_ns, _))| *at_ns);
         match asked.next_if(|(_, asked)| next_ns.is_none_or(|next_ns| asked.0 < next_ns)) {
-            Some((id, asked)) => lane.ask(copy(id, *asked)),
-            None => match turns.pop() {
+            Some((id, asked)) => direction.ask(copy(id, *asked)),
+            None => match wake_ups.pop() {
                 Some(Reverse((at_ns, version))) => {
-                    lane.turn(at_ns, version, &mut ended);
+                    direction.wake_up(at_ns, version, &mut ended);
                     ended.drain(..).for_each(|copy| ends[copy.id as usize] = at_ns);
                 }
                 None => break,
             },
         }
-        turns.extend(lane.next_turn().map(|turn| Reverse((turn.at_ns, turn.version))));
+        wake_ups.extend(direction.next_wake_up().map(|wake_up| Reverse((wake_up.at_ns, wake_up.version))));
     }
-    (ends, lane.busy_ns)
+    (ends, direction.busy_ns)
 }
 
 /// The same as literally as possible: what is left of every copy, taken down from event to event in fractions of nanoseconds.
@@ -110,29 +110,29 @@ fn ends_are_those_of_a_model_that_computes_every_share_again() {
 
 #[test]
 fn what_is_lost_leaves_nothing_behind() {
-    let mut lane = Lane::default();
+    let mut direction = LinkDirection::default();
     let (mut ended, mut lost) = (Vec::new(), Vec::new());
-    lane.ask(copy(1, (0, 10, 100)));
-    let begin = lane.next_turn().unwrap();
-    lane.turn(begin.at_ns, begin.version, &mut ended);
-    let end = lane.next_turn().unwrap();
-    lane.ask(copy(2, (45, 10, 100)));
-    let join = lane.next_turn().unwrap();
+    direction.ask(copy(1, (0, 10, 100)));
+    let begin = direction.next_wake_up().unwrap();
+    direction.wake_up(begin.at_ns, begin.version, &mut ended);
+    let end = direction.next_wake_up().unwrap();
+    direction.ask(copy(2, (45, 10, 100)));
+    let join = direction.next_wake_up().unwrap();
     assert_eq!((begin.at_ns, end.at_ns, join.at_ns), (10, 110, 55));
-    lane.lose(50, &mut lost);
+    direction.lose(50, &mut lost);
     assert_eq!(lost.drain(..).map(|copy| copy.id).collect::<Vec<_>>(), [1, 2]);
-    assert_eq!((lane.next_turn(), lane.busy_ns), (None, 40));
-    // What comes after it is alone, and old turns are passed over.
-    lane.ask(copy(3, (55, 0, 5)));
-    let turn = lane.next_turn().unwrap();
-    lane.turn(join.at_ns, join.version, &mut ended);
-    assert_eq!((turn.at_ns, lane.next_turn()), (55, None));
-    lane.turn(turn.at_ns, turn.version, &mut ended);
-    let turn = lane.next_turn().unwrap();
-    lane.turn(end.at_ns, end.version, &mut ended);
+    assert_eq!((direction.next_wake_up(), direction.busy_ns), (None, 40));
+    // What comes after it is alone, and old wake_ups are passed over.
+    direction.ask(copy(3, (55, 0, 5)));
+    let wake_up = direction.next_wake_up().unwrap();
+    direction.wake_up(join.at_ns, join.version, &mut ended);
+    assert_eq!((wake_up.at_ns, direction.next_wake_up()), (55, None));
+    direction.wake_up(wake_up.at_ns, wake_up.version, &mut ended);
+    let wake_up = direction.next_wake_up().unwrap();
+    direction.wake_up(end.at_ns, end.version, &mut ended);
     assert_eq!(ended, []);
-    lane.turn(turn.at_ns, turn.version, &mut ended);
-    assert_eq!((turn.at_ns, ended.len(), lane.busy_ns), (60, 1, 45));
+    direction.wake_up(wake_up.at_ns, wake_up.version, &mut ended);
+    assert_eq!((wake_up.at_ns, ended.len(), direction.busy_ns), (60, 1, 45));
 }
 
 #[test]

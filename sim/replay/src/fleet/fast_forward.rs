@@ -1,0 +1,126 @@
+//! Fast-forward of steady decode steps, with all effects on the driver at once.
+//!
+//! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If
+//! arrivals depend on ends, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
+//! time; with several tenants, compared at every step; and with observers of steps.
+
+use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
+
+use super::pipeline::slowed;
+use super::{Fleet, SimEvent, engine};
+use crate::in_flight::InFlightRequests;
+use crate::meters::Meters;
+use crate::settings::Arrivals;
+use trunkline_sim_perf::cost::{CostModel, StepShape};
+use trunkline_sim_workload::trace::{Source, generated_token};
+
+/// State affected by a fast-forward of one replica.
+struct FastForward<'a, 'b> {
+    cost: &'a dyn CostModel,
+    replica: usize,
+    slowness: f64,
+    /// Limit: steps that end at this time or later are not fast-forwarded.
+    until_ns: u64,
+    /// End of the first step of the fast-forward, and of the last step so far.
+    first_ns: u64,
+    last_ns: u64,
+    flights: &'a mut InFlightRequests,
+    meters: &'a mut Meters<'b>,
+    steps: u64,
+    seqs_run: u64,
+    busy_ns: u64,
+}
+
+impl FastForwardDriver for FastForward<'_, '_> {
+    fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
+        let n = u64::from(batch.seqs);
+        let kv_tokens = batch.computed + n;
+        let shape = StepShape {
+            tokens: n,
+            decodes: n,
+            sampled: n,
+            decode_pairs: kv_tokens,
+            decode_kv_tokens: kv_tokens,
+            decode_kv_max: u64::from(batch.computed_max) + 1,
+            ..StepShape::default()
+        };
+        let duration_ns = slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
+        let end_ns = begin_ns + duration_ns;
+        let skip = end_ns < self.until_ns;
+        self.meters.gaps(duration_ns, n);
+        self.busy_ns += duration_ns;
+        self.steps += 1;
+        self.seqs_run += n;
+        if skip {
+            self.last_ns = end_ns;
+        }
+        SteadyStep { end_ns, skip }
+    }
+
+    fn on_step_end(&mut self, _: u32) {}
+
+    fn token(&mut self, request: RequestId, n: u32) -> Token {
+        generated_token(request.0, n)
+    }
+
+    fn on_tokens(&mut self, request: RequestId, tokens: u32) {
+        self.meters.fast_forwarded(self.flights.get(request.0), self.first_ns, self.last_ns, tokens);
+    }
+}
+
+impl Fleet<'_> {
+    /// Ends the step in flight and fast-forwards the following steady steps up to the next event. Returns `false` if no step could
+    /// be fast-forwarded.
+    pub(super) fn fast_forward(&mut self, replica: usize) -> bool {
+        let until_ns = self.undisturbed_until_ns();
+        let it = &mut self.replicas[replica];
+        if !it.in_flight.is_empty() {
+            it.fast_forward_first_ns = self.now_ns;
+        }
+        let mut driver = FastForward {
+            cost: self.cost,
+            replica,
+            slowness: it.slowness,
+            until_ns,
+            first_ns: it.fast_forward_first_ns,
+            last_ns: self.now_ns,
+            flights: &mut self.flights,
+            meters: &mut self.meters,
+            steps: 0,
+            seqs_run: 0,
+            busy_ns: 0,
+        };
+        let result = self.cluster.fast_forward(self.now_ns, engine(replica), &mut driver, &mut self.spare.outputs);
+        if result == FastForwardResult::NotSteady {
+            return false;
+        }
+        it.pipeline.busy_ns += driver.busy_ns;
+        self.totals.fast_forwarded += driver.steps;
+        self.totals.seqs_run += driver.seqs_run;
+        self.totals.tokens_run += driver.seqs_run;
+        if let Some(step) = it.in_flight.pop_front() {
+            self.cluster.recycle(engine(replica), step);
+        }
+        let life = it.life;
+        match result {
+            FastForwardResult::NotSteady => unreachable!("returned above"),
+            FastForwardResult::Paused { end_ns } => self.schedule(end_ns, SimEvent::StepEnd { replica, life }),
+            FastForwardResult::Ended { begin_ns } => {
+                let outputs = std::mem::take(&mut self.spare.outputs);
+                self.perform_all(begin_ns, outputs);
+            }
+        }
+        true
+    }
+
+    /// Returns the earliest time of an external event at any replica, other than the end of its own copies.
+    fn undisturbed_until_ns(&self) -> u64 {
+        let arrival_ns = match self.pending.arrivals {
+            Arrivals::Traced { .. } => self.pending.next_ns,
+            Arrivals::Serial | Arrivals::AtOnce => None,
+        };
+        let end_ns =
+            if self.pending.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
+        arrival_ns.into_iter().chain(end_ns).min().unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,30 @@
+//! Parsed line of a trace, common to all formats.
+
+use trunkline_core::Token;
+
+use super::{LENGTH_TOKENS_MAX, Piece, TraceFault};
+
+/// Parsed line, before comparison with other lines.
+pub(super) struct Row {
+    /// Nanoseconds since an origin shared by all lines.
+    pub at_ns: u64,
+    pub input_tokens: u32,
+    pub output_tokens: u32,
+    pub content: RowContent,
+}
+
+/// Content according to a line.
+pub(super) enum RowContent {
+    None,
+    Blocks(Box<[u32]>),
+    Pieces(Box<[Piece]>),
+    Tokens(Box<[Token]>),
+}
+
+/// Parses a number of tokens from 1 to [`LENGTH_TOKENS_MAX`].
+pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
+    match text.parse() {
+        Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
+        _ => Err(TraceFault::BadLength { field, value: text.into() }),
+    }
+}

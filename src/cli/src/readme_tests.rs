@@ -1,0 +1,118 @@
+//! README, docs and help texts agree with the flags.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, CommandFactory, Parser};
+use trunkline_core::config::{SETTINGS, Setting};
+
+use crate::Cli;
+use crate::config_file::ServeFlags;
+use crate::core_settings::{CoreFlags, CoreSettings};
+use crate::replay::settings::ReplayFlags;
+use crate::serve::ServeArgs;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(root().join(file)).unwrap()
+}
+
+/// The default in a command; a dash if the command has no such flag.
+fn default<F: CoreFlags>(setting: &Setting) -> String {
+    let has = CoreSettings::<F>::flags().any(|(flag, _)| flag.name == setting.name);
+    if has { F::default_text(setting) } else { "-".into() }
+}
+
+/// The row of a setting in README.
+fn row(setting: &Setting, value_name: &str) -> String {
+    let range = (setting.range)().map_or(String::new(), |(min, max)| format!("{min} to {max}"));
+    let (serve, replay) = (default::<ServeFlags>(setting), default::<ReplayFlags>(setting));
+    format!("| `--{} {value_name}` | {serve} | {replay} | {range} | {} |", setting.flag, setting.help())
+}
+
+#[test]
+fn readme_lists_every_setting_of_the_core() {
+    let rows = SETTINGS.iter().filter_map(|setting| Some(row(setting, setting.value_name?)));
+    let rows = rows.collect::<Vec<_>>().join("\n");
+    assert!(read("README.md").contains(&rows), "put these rows into README.md, under Settings:\n{rows}\n");
+}
+
+#[test]
+fn readme_lists_every_flag_of_serve() {
+    let readme = read("README.md");
+    let command = ServeArgs::augment_args(clap::Command::new("serve"));
+    for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
+        assert!(readme.contains(&format!("| `--{flag} ")), "README.md has no row for --{flag} of serve");
+    }
+}
+
+/// The words of a command line, quotes removed; `None` if a shell would have to fill in variables.
+fn words(line: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+    for c in line.chars() {
+        match (quote, c) {
+            (None, '#') if word.is_empty() => break,
+            (_, '$') => return None,
+            (None, '\'' | '"') => quote = Some(c),
+            (Some(open), c) if c == open => quote = None,
+            (None, ' ') => words.extend(Some(std::mem::take(&mut word)).filter(|word| !word.is_empty())),
+            (None, '|' | '<' | '>' | '&') => break,
+            (_, c) => word.push(c),
+        }
+    }
+    words.extend(Some(word).filter(|word| !word.is_empty()));
+    Some(words)
+}
+
+/// The command lines of this program in a text.
+fn commands(text: &str) -> Vec<Vec<String>> {
+    let text = text.replace("\\\n", " ");
+    let lines = text.lines().filter_map(|line| {
+        let line = line.trim_start();
+        let rest = line.strip_prefix("cargo run --release -- ").or_else(|| line.strip_prefix("trunkline "))?;
+        words(rest)
+    });
+    // `trunkline replay` in running text is no command line: it has no arguments.
+    lines.filter(|words| words.len() > 1 || words[0] == "serve").collect()
+}
+
+#[test]
+fn every_command_line_in_the_docs_is_understood() {
+    let mut texts = vec![("README.md".to_string(), read("README.md"))];
+    for file in ["capacity", "findings", "plan", "replay", "reports", "sweep", "traces"] {
+        let file = format!("docs/{file}.md");
+        // Of prose, only blocks of shell commands are read.
+        let blocks = read(&file)
+            .split("```")
+            .skip(1)
+            .step_by(2)
+            .filter_map(|block| block.strip_prefix("sh\n").map(String::from))
+            .collect::<String>();
+        texts.push((file, blocks));
+    }
+    let mut cli = Cli::command();
+    cli.build();
+    let mut helps = vec![cli.clone()];
+    while let Some(command) = helps.pop() {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        texts.push((format!("help of {}", command.get_name()), help));
+        helps.extend(command.get_subcommands().filter(|command| command.get_name() != "help").cloned());
+    }
+    let mut n_commands = 0;
+    for (name, text) in &texts {
+        for words in commands(text) {
+            let line = words.join(" ");
+            if let Err(error) = Cli::try_parse_from([&["trunkline".to_string()], &words[..]].concat()) {
+                assert!(!error.use_stderr(), "{name}: trunkline {line}: {error}");
+            }
+            for file in words.iter().filter(|word| word.starts_with("examples/")) {
+                assert!(root().join(file).exists(), "{name}: trunkline {line}: there is no {file}");
+            }
+            n_commands += 1;
+        }
+    }
+    assert!(n_commands > 50, "only {n_commands} command lines were found");
+}

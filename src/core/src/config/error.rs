@@ -1,0 +1,64 @@
+//! Settings under which no core can work.
+
+use crate::registry::{RegistryError, UnknownName};
+
+/// A setting under which no core can work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A number is outside its range.
+    #[error("{name} is {value}; it must be between {min} and {max}")]
+    OutOfRange {
+        /// Name of the setting.
+        name: &'static str,
+        /// Value of the setting, as text.
+        value: String,
+        /// Least value allowed.
+        min: String,
+        /// Greatest value allowed.
+        max: String,
+    },
+    /// A text that is no value of the setting's type.
+    #[error("{name} is '{value}'; give {expected}")]
+    Malformed {
+        /// Name of the setting.
+        name: &'static str,
+        /// Text that was given.
+        value: String,
+        /// Description of the texts allowed: `a whole number`.
+        expected: &'static str,
+    },
+    /// Fewer tokens than sequences in a step.
+    #[error(
+        "max_batch_tokens is {tokens}; it must be at least max_batch_size, which is {size}: every decode takes a token"
+    )]
+    BatchTokensBelowSize {
+        /// Tokens in a step.
+        tokens: u32,
+        /// Sequences in a step.
+        size: u32,
+    },
+    /// Fewer logits than sequences in a step.
+    #[error(
+        "max_step_logits is {logits}; it must be at least max_batch_size, which is {size}: every decode is sampled from"
+    )]
+    StepLogitsBelowSize {
+        /// Logits in a step.
+        logits: u32,
+        /// Sequences in a step.
+        size: u32,
+    },
+    /// A policy or an eviction policy has no such name, or no such parameter.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A choice without parameters, such as a way to preempt, has no such name.
+    #[error(transparent)]
+    Unknown(#[from] UnknownName),
+    /// More tiers than a core can have.
+    #[error("there are {n} tiers; there can be at most {max}")]
+    TooManyTiers {
+        /// Tiers that were given.
+        n: usize,
+        /// Tiers allowed, at most.
+        max: usize,
+    },
+}

@@ -1,0 +1,171 @@
+//! Settings that are refused, and the table that follows from the list of settings.
+
+use super::*;
+use crate::record::{Line, VERSION};
+use crate::spec::Param;
+
+fn error(policy: &str) -> String {
+    Config { policy: policy.into(), ..Config::default() }.validate().unwrap_err().to_string()
+}
+
+#[test]
+fn a_policy_that_is_not_understood_is_told_in_one_line() {
+    let known = "there are: fcfs, priority, sjf, lpm, edf, vtc";
+    assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
+    assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
+    assert_eq!(error(""), format!("unknown policy ''; {known}"));
+    assert_eq!(error("fcfs:ageing_ms=1"), "policy 'fcfs' has no parameter 'ageing_ms'; it has: none");
+    assert_eq!(error("vtc:weight=1"), "policy 'vtc' has no parameter 'weight'; it has: prompt_weight, output_weight");
+    assert_eq!(
+        error("vtc:output_weight=1001"),
+        "policy 'vtc': output_weight is '1001'; it must be a whole number between 0 and 1000"
+    );
+    assert_eq!(
+        error("priority:ageing_ms=5s"),
+        "policy 'priority': ageing_ms is '5s'; it must be a whole number between 0 and 86400000"
+    );
+    assert_eq!(error("priority:ageing_ms=1,ageing_ms=2"), "policy 'priority': ageing_ms is given twice");
+    assert_eq!(
+        error("sjf:fast"),
+        "policy 'sjf': 'fast' is not of the form key=value; the keys are: ageing_us_per_token"
+    );
+}
+
+#[test]
+fn an_eviction_policy_takes_parameters_as_a_policy_does() {
+    let error = |eviction: &str| {
+        Config { eviction: eviction.into(), ..Config::default() }.validate().err().map(|error| error.to_string())
+    };
+    assert_eq!(error("s3fifo:small_percent=90"), None);
+    assert_eq!(
+        error("fifo:small_percent=90").unwrap(),
+        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, cost"
+    );
+    assert_eq!(
+        error("s3fifo:small_percent=0").unwrap(),
+        "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
+    );
+    assert_eq!(error("lru:age=1").unwrap(), "eviction policy 'lru' has no parameter 'age'; it has: none");
+}
+
+#[test]
+fn every_policy_is_made_from_its_name_and_from_its_parameters() {
+    for entry in policy::REGISTRY.entries() {
+        let with = |param: &Param| format!("{}:{}={}", entry.name, param.key, param.max);
+        for policy in std::iter::once(entry.name.to_owned()).chain(entry.params.iter().map(with)) {
+            assert!(Config { policy, ..Config::default() }.make_policy().is_ok());
+        }
+    }
+}
+
+#[test]
+fn the_header_of_a_recording_keeps_its_bytes() {
+    let tiers = vec![TierConfig { name: "host".into(), blocks: 7, write: Write::SecondUse, eviction: "lfu".into() }];
+    let config = Config { tiers, launch_watermark: 0.5, align_chunks: false, ..Config::default() };
+    let header = Line::Header { trunkline_recording: VERSION, config };
+    let line = concat!(
+        r#"{"trunkline_recording":2,"config":{"block_size":16,"device_blocks":4096,"max_batch_tokens":2048,"#,
+        r#""max_batch_size":256,"max_queue":1024,"max_queued_tokens":1099511627776,"align_chunks":false,"#,
+        r#""max_step_logits":65536,"max_drafts":0,"target_step_ns":0,"launch_watermark":0.5,"swap_in_watermark":1.0,"#,
+        r#""host_blocks":0,"tiers":[{"name":"host","blocks":7,"write":"second_use","eviction":"lfu"}],"#,
+        r#""preemption":"cost","swap_block_ns":84000,"recompute_token_ns":100000,"max_context":1048576,"#,
+        r#""policy":"fcfs","eviction":"lru"}}"#,
+    );
+    assert_eq!(header.to_json(), line);
+    assert_eq!(Line::parse(line).unwrap(), header);
+    let without = line.replace(r#""max_queue":1024,"#, "");
+    assert!(Line::parse(&without).is_err(), "a header without a setting is refused");
+    let unknown = line.replace("max_queue", "max_queues");
+    assert!(Line::parse(&unknown).is_err(), "a header with an unknown setting is refused");
+}
+
+#[test]
+fn every_setting_can_be_written_as_text_and_read_back() {
+    let changed = |setting: &Setting| match setting.kind {
+        Kind::U32 | Kind::U64 => "3",
+        Kind::F64 => "2.5",
+        Kind::Bool => "false",
+        Kind::Text => "recompute",
+    };
+    let mut config = Config::default();
+    for setting in SETTINGS.iter().filter(|setting| setting.name != "tiers") {
+        let text = changed(setting);
+        assert_ne!(setting.default_text(), text, "{}", setting.name);
+        (setting.set)(&mut config, text).unwrap();
+        assert_eq!((setting.get)(&config), text, "{}", setting.name);
+        assert_eq!((setting.set)(&mut config, &setting.default_text()), Ok(()));
+    }
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn a_table_of_settings_says_what_users_need() {
+    let target = setting("target_step_ns").unwrap();
+    assert_eq!((target.flag, target.value_name, target.kind), ("target-step-ms", Some("MS"), Kind::F64));
+    assert_eq!(((target.range)(), target.default_text()), (None, "0".into()));
+    let watermark = setting("launch_watermark").unwrap();
+    assert_eq!((watermark.flag, (watermark.range)()), ("launch-watermark", Some(("0".into(), "1024".into()))));
+    assert_eq!(watermark.help(), "Blocks that must stay usable for each running request when another is admitted.");
+    let paragraphs = setting("align_chunks").unwrap();
+    assert_eq!(paragraphs.help(), "End prefill chunks at block boundaries where possible.");
+    assert!(setting("watermark").is_none());
+    for setting in SETTINGS {
+        let help = setting.help();
+        assert!(help.ends_with('.') && !help.contains('['), "{}: {help}", setting.name);
+    }
+}
+
+#[test]
+fn text_that_is_no_value_is_told_with_what_is_allowed() {
+    let fault = |name: &str, text: &str| {
+        let mut config = Config::default();
+        let error = (setting(name).unwrap().set)(&mut config, text).unwrap_err();
+        assert_eq!(config, Config::default());
+        error.to_string()
+    };
+    assert_eq!(fault("max_queue", "many"), "max_queue is 'many'; give a whole number");
+    assert_eq!(fault("max_queue", "-1"), "max_queue is '-1'; give a whole number");
+    assert_eq!(fault("align_chunks", "1"), "align_chunks is '1'; give true or false");
+    assert_eq!(fault("preemption", "x"), "unknown preemption 'x'; there are: swap, recompute, cost");
+    for text in ["-1", "nan", "inf", "1e300", ""] {
+        assert_eq!(
+            fault("target_step_ns", text),
+            format!("target_step_ns is '{text}'; give a number of milliseconds, at least 0")
+        );
+    }
+    let watermark = Config { swap_in_watermark: f64::NAN, ..Config::default() }.validate().unwrap_err();
+    assert_eq!(watermark.to_string(), "swap_in_watermark is NaN; it must be between 0 and 1024");
+}
+
+/// A list of settings with one that is younger than the recordings.
+mod younger {
+    use super::super::*;
+
+    settings! {
+        /// Limits of a test.
+        pub struct Limits {
+            /// Blocks.
+            blocks: u32 { default: 4, range: 1..=8, value: "N" }
+
+            /// Steps.
+            steps: u32 { default: 1, range: 1..=2, value: "N", recorded: unless_default }
+        }
+
+        /// All settings of a test.
+        pub static LIMITS;
+    }
+}
+
+#[test]
+fn a_setting_younger_than_a_recording_is_left_out_at_its_default() {
+    use younger::{LIMITS, Limits};
+    let json = |limits: &Limits| serde_json::to_string(limits).unwrap();
+    let (old, new) = (Limits::default(), Limits { steps: 2, ..Limits::default() });
+    assert_eq!((json(&old).as_str(), json(&new).as_str()), (r#"{"blocks":4}"#, r#"{"blocks":4,"steps":2}"#));
+    for limits in [old, new] {
+        assert_eq!(serde_json::from_str::<Limits>(&json(&limits)).unwrap(), limits);
+        assert_eq!(limits.check_ranges(), Ok(()));
+    }
+    assert!(serde_json::from_str::<Limits>(r#"{"steps":2}"#).is_err(), "blocks are in every recording");
+    assert_eq!(LIMITS.iter().map(|setting| setting.flag).collect::<Vec<_>>(), ["blocks", "steps"]);
+}
