@@ -50,7 +50,7 @@ pub struct Settings {
     #[command(flatten)]
     pub core: CoreSettings<ServeFlags>,
 
-    /// Record every event of the core, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz
+    /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz
     /// [default: none].
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub struct Settings {
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 
-    /// Workers behind the port, 1 to 64, each with its own KV blocks; the weights are shared [default: 1].
+    /// Workers behind the port, 1 to 64, each with separate KV blocks; the weights are shared [default: 1].
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
 
@@ -91,7 +91,7 @@ impl Settings {
         }
     }
 
-    /// Returns these settings, and those of `other` where these are not given.
+    /// Returns the settings, with values of `other` in place of missing ones.
     pub fn or(self, other: Self) -> Self {
         Self {
             listen: self.listen.or(other.listen),

@@ -72,7 +72,7 @@ impl Engines {
         ClusterConfig { engines: self.roles.iter().map(engine).collect(), router: self.router.clone() }
     }
 
-    /// Returns a backend of embedded workers that share the weights of one model; each has its own KV blocks and threads.
+    /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads.
     pub fn backend(&self, model: Model, tokenizer: Tokenizer, core: &Config) -> Backend {
         let info = model.info();
         let (model, engines) = (Arc::new(model), self.clone());

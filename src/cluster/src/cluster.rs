@@ -29,7 +29,7 @@ pub struct ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// Returns the settings of `n` equal engines that serve whole requests.
+    /// Returns the settings of `n` equal engines serving whole requests.
     pub fn uniform(core: &trunkline_core::Config, n: usize) -> Self {
         let engine = EngineConfig { core: core.clone(), role: Role::Both };
         Self { engines: vec![engine; n], router: ROUTER_DEFAULT.into() }
@@ -58,7 +58,8 @@ impl ClusterConfig {
         Ok(())
     }
 
-    /// Returns what the router is built for. The smallest engine counts: what it cannot cache is taken to be gone.
+    /// Returns the facts to build the router for. The smallest engine counts: blocks beyond the smallest cache are taken to be
+    /// gone.
     fn router_context(&self) -> RouterContext {
         let blocks = |engine: &EngineConfig| {
             let tiers = engine.core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
@@ -72,28 +73,28 @@ impl ClusterConfig {
     }
 }
 
-/// Settings that no cluster can work under.
+/// Settings refused for a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// The number of engines is outside its range.
+    /// Number of engines outside the range 1 to [`ENGINES_MAX`].
     #[error("a cluster has {0} engines; it must have between 1 and {ENGINES_MAX}")]
     EngineCount(usize),
     /// Two engines cut prompts into blocks of different sizes, so block hashes do not compare.
     #[error("{engine} has blocks of {size} tokens and engine 0 has blocks of {first}; all engines need one block size")]
     BlockSizes {
-        /// The engine that differs.
+        /// Engine with another block size than engine 0.
         engine: EngineId,
-        /// Its block size, tokens.
+        /// Block size of the engine, tokens.
         size: u32,
         /// Block size of engine 0, tokens.
         first: u32,
     },
-    /// No engine takes new requests, or none takes over what others prefilled.
+    /// No engine takes new requests, or none takes over prefilled requests.
     #[error("no engine {missing}; give at least one engine the role '{role}' or 'both'")]
     Roles {
-        /// The work that nobody does.
+        /// Work without an engine to do the work.
         missing: &'static str,
-        /// Name of the role that does it.
+        /// Name of the missing role.
         role: &'static str,
     },
     /// The limits of an engine are out of range.
@@ -104,28 +105,28 @@ pub enum ClusterError {
         /// First fault found in the limits.
         error: ConfigError,
     },
-    /// The router is unknown, or its parameters are.
+    /// Unknown router, or a parameter unknown to the router.
     #[error(transparent)]
     Router(#[from] RegistryError),
 }
 
-/// Many engines behind one interface. Single-threaded, without I/O, clock or randomness: its decisions are a function of its inputs
-/// and their times.
+/// Many engines behind one interface. Single-threaded, without I/O, clock or randomness: decisions are a function of the inputs and
+/// the times of the inputs.
 pub struct Cluster {
     engines: Vec<Engine>,
     placements: Placements,
-    /// Requests that left an engine and are to be placed on another.
+    /// Requests between two engines: taken from one, not yet placed on another.
     moving: VecDeque<Departure>,
     digest: ClusterDigest,
     now_ns: u64,
     closing: Closing,
     /// The end of draining has been reported.
     drained: bool,
-    /// The request being submitted has the id of another that is there.
+    /// `true` if the request being submitted has the id of a present request.
     duplicate: bool,
-    /// Blocks forgotten by the flush that is under way.
+    /// Blocks forgotten by the flush under way.
     flushed: u32,
-    /// Actions of one core; empty between calls, kept to reuse its memory.
+    /// Actions of one core; empty between calls, kept to reuse the memory.
     actions: Vec<Action>,
 }
 
@@ -133,9 +134,9 @@ pub struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Closing {
     Open,
-    /// No new request is taken; those that are there run to their end.
+    /// The cluster refuses new requests; present requests run to the end.
     Draining,
-    /// No new request is taken; those that were there have been ended.
+    /// The cluster refuses new requests; present requests have been ended.
     ShutDown,
 }
 
@@ -175,7 +176,7 @@ impl Cluster {
         })
     }
 
-    /// Takes in an input that happened at `now_ns` and appends what is to be done to `out`.
+    /// Takes in an input of time `now_ns` and appends the resulting actions to `out`.
     ///
     /// Times MUST NOT go back; an earlier time counts as the latest time seen.
     pub fn handle(&mut self, now_ns: u64, input: Input, out: &mut Vec<Output>) {
@@ -242,7 +243,7 @@ impl Cluster {
         }
     }
 
-    /// Changes the state of an engine, and reports the change to its core and to the router.
+    /// Changes the state of an engine, and reports the change to the core of the engine and to the router.
     fn change(&mut self, engine: EngineId, event: EngineEvent, out: &mut Vec<Output>) {
         let before = self.engines[engine.index()].state;
         let after = before.after(event);
@@ -291,8 +292,8 @@ impl Cluster {
         out.push(Output::Cluster(Action::Refuse { request, refusal }));
     }
 
-    /// Chooses an engine for a request and returns it with the prompt tokens that are believed cached there. Engines that are up go
-    /// before engines that will be; engines of the role `unfit` are left out.
+    /// Chooses an engine for a request and returns the choice with the prompt tokens believed cached there. Engines that are up go
+    /// before engines expected to come up; engines of the role `unfit` are left out.
     fn pick(&mut self, request: &Request, unfit: Role) -> Option<(EngineId, u32)> {
         if let [engine] = &self.engines[..] {
             return (engine.state != EngineState::Gone).then_some((EngineId(0), 0));
@@ -311,7 +312,8 @@ impl Cluster {
         self.deliver(engine, Event::Submit(request), out);
     }
 
-    /// Takes the requests of an engine back that can run elsewhere: all of them, or those that wait if it is being drained.
+    /// Takes back the requests of an engine that can run elsewhere: all requests, or only the waiting requests of a draining
+    /// engine.
     fn withdraw_all(&mut self, engine: EngineId, why: Move, out: &mut Vec<Output>) {
         let takes = |engine: &Engine| {
             engine.role != Role::Decode && matches!(engine.state, EngineState::Up | EngineState::Absent)
@@ -327,8 +329,8 @@ impl Cluster {
         }
     }
 
-    /// Places a request that left its engine on another. A request that no engine takes ends with an error, not with a refusal:
-    /// the client knows of the acceptance, and perhaps has tokens.
+    /// Places a request taken from one engine on another. If no engine takes the request, the request ends with an error, not with
+    /// a refusal: the client knows of the acceptance, and perhaps has tokens.
     fn replace(&mut self, departure: Departure, out: &mut Vec<Output>) {
         let Departure { request, from, why, cached_tokens } = departure;
         if self.closing == Closing::ShutDown {
@@ -366,7 +368,7 @@ impl Cluster {
         }
     }
 
-    /// Delivers an event to the core of an engine, and turns its actions into outputs.
+    /// Delivers an event to the core of an engine, and turns the resulting actions into outputs.
     fn deliver(&mut self, engine: EngineId, event: Event, out: &mut Vec<Output>) {
         let mut actions = std::mem::take(&mut self.actions);
         self.engines[engine.index()].core.handle(self.now_ns, event, &mut actions);
@@ -380,7 +382,7 @@ impl Cluster {
         }
     }
 
-    /// Updates the placements after an action of a core, and passes the action on unless it is the cluster's own affair.
+    /// Updates the placements after an action of a core, and passes the action on unless only the cluster is concerned.
     fn absorb(&mut self, engine: EngineId, action: Action, out: &mut Vec<Output>) {
         match action {
             Action::Token { request, token } => {
@@ -440,7 +442,7 @@ impl Cluster {
         out.push(Output::Engine(engine, Action::Finish { request, reason, usage }));
     }
 
-    /// Reports, once, that nothing is left in a cluster that drains or was shut down.
+    /// Reports, once, an empty cluster after a drain or shutdown.
     fn report_drained(&mut self, is_empty: bool, out: &mut Vec<Output>) {
         if is_empty && !self.drained {
             self.drained = true;
@@ -477,18 +479,18 @@ impl Cluster {
         EngineStatus { role: *role, state: *state, load, stats: core.stats(), digest: core.digest() }
     }
 
-    /// Returns the number of requests that have not ended.
+    /// Returns the number of unfinished requests.
     pub fn requests(&self) -> usize {
         self.placements.len()
     }
 
-    /// Returns the engine that has a request, if the request has not ended.
+    /// Returns the engine of a request, or `None` after the end of the request.
     pub fn engine_of(&self, request: RequestId) -> Option<EngineId> {
         self.placements.get(request).map(|placed| placed.engine)
     }
 
-    /// Returns the digest of all decisions: equal for equal inputs and times, on every driver. A cluster of one engine has the digest
-    /// of its core.
+    /// Returns the digest of all decisions: equal for equal inputs and times, on every driver. A cluster of one engine has the
+    /// digest of the engine's core.
     pub fn digest(&self) -> u64 {
         self.digest.with(self.engines.iter().map(|engine| engine.core.digest()))
     }
@@ -498,7 +500,7 @@ impl Cluster {
         self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min()
     }
 
-    /// Leaves the tokens of prefills out of steps from now on ([`Core::omit_tokens`]), for workers that compute nothing.
+    /// Leaves the tokens of prefills out of steps from now on ([`Core::omit_tokens`]), for workers without computation.
     pub fn omit_tokens(&mut self) {
         self.engines.iter_mut().for_each(|engine| engine.core.omit_tokens());
     }
@@ -508,12 +510,13 @@ impl Cluster {
         self.engines[engine.index()].core.spare_result()
     }
 
-    /// Takes the memory of a step back, so that the next one needs no allocation.
+    /// Takes the memory of a step back, so the next step needs no allocation.
     pub fn recycle(&mut self, engine: EngineId, step: Box<Step>) {
         self.engines[engine.index()].core.recycle(step);
     }
 
-    /// Ends the step in flight on an engine and fast-forwards through the decode steps after it ([`Core::fast_forward`]).
+    /// Ends the step in flight on an engine and fast-forwards through the decode steps after the step in flight
+    /// ([`Core::fast_forward`]).
     pub fn fast_forward(
         &mut self,
         now_ns: u64,
@@ -537,7 +540,7 @@ impl Cluster {
     }
 }
 
-/// Counts the tokens of fast-forwarded steps on their way to the driver.
+/// Counts the tokens of fast-forwarded steps on the way to the driver.
 struct CountedTokens<'a> {
     driver: &'a mut dyn FastForwardDriver,
     tokens: u32,

@@ -1,29 +1,29 @@
 //! Digest of a cluster's decisions.
 //!
-//! The digest of each core already tells which requests came to it, in which order, and what became of them, so placement needs no
-//! digest of its own. Decisions that no core sees are folded here: refusals for want of an engine, moves and hand-overs. A cluster of
-//! one engine that made none of these has the digest of its core.
+//! The digest of each core already covers the requests of the core: arrivals, order and ends. Placement therefore needs no digest
+//! of its own. Decisions outside every core are folded here: refusals for want of an engine, moves and hand-overs. A cluster of one
+//! engine without any such decision has the digest of the core.
 
-/// Decisions that no core sees. The numbers are part of recordings: never reuse one.
+/// Kinds of decisions outside every core. The numbers are part of recordings: never reuse one.
 pub(crate) mod decision {
     pub const REFUSE: u64 = 1;
     pub const MOVE: u64 = 2;
     pub const GIVE_UP: u64 = 3;
 }
 
-/// Digest of the decisions that no core sees; 0 while there are none.
+/// Digest of the decisions outside every core; 0 before the first decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClusterDigest(u64);
 
 impl ClusterDigest {
-    /// Folds a decision: its kind, the request, and the engine or reason.
+    /// Folds a decision: the kind, the request, and the engine or reason.
     pub fn decide(&mut self, kind: u64, request: u64, detail: u64) {
         for value in [kind, request, detail] {
             self.0 = fold(self.0, value);
         }
     }
 
-    /// Returns the joint digest with those of the cores, in the order of the engines.
+    /// Returns the joint digest of the cluster and the cores, in the order of the engines.
     pub fn with(self, cores: impl Iterator<Item = u64>) -> u64 {
         let joint = cores.reduce(fold).expect("at least one engine");
         if self.0 == 0 { joint } else { fold(joint, self.0) }

@@ -1,13 +1,13 @@
-//! One engine of a cluster: its core, its role, and the state of its worker.
+//! One engine of a cluster: the core, the role, and the state of the worker.
 //!
-//! | state | worker | new requests | requests that are there |
+//! | state | worker | new requests | present requests |
 //! |---|---|---|---|
 //! | absent | not joined yet, or lost and expected back | only while no engine is up | wait for the worker |
 //! | up | runs steps | yes | run |
 //! | draining | runs steps | no | running ones end, waiting ones move |
 //! | gone | will not come back | no | move |
 //!
-//! [`TRANSITIONS`] is the same table in code. A worker that joins a gone engine brings it up again.
+//! [`TRANSITIONS`] is the same table in code. A worker joining a gone engine brings the engine up again.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use trunkline_core::{Config, Core, Stats};
 
 use crate::router::Load;
 
-/// Number of an engine in its cluster, from 0.
+/// Number of an engine in the cluster, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EngineId(pub u32);
@@ -34,7 +34,7 @@ impl fmt::Display for EngineId {
     }
 }
 
-/// Phases of a request that an engine serves.
+/// Phases of a request served by an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -43,16 +43,16 @@ pub enum Role {
     Both,
     /// Prefill and the first token; then the request is handed over (see [`crate::handover`]).
     Prefill,
-    /// Decode of requests that a prefill engine handed over.
+    /// Decode of requests handed over by a prefill engine.
     Decode,
 }
 
-/// Settings of one engine: the limits of its core, and its role.
+/// Settings of one engine: the limits of the core, and the role.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineConfig {
     /// Limits of the core.
     pub core: Config,
-    /// Phases that the engine serves.
+    /// Phases served by the engine.
     #[serde(default)]
     pub role: Role,
 }
@@ -65,18 +65,18 @@ pub enum EngineState {
     Absent,
     /// A worker runs steps.
     Up,
-    /// A worker runs steps for the requests that are there, and takes no others.
+    /// A worker runs steps for the present requests; the engine takes no new requests.
     Draining,
     /// No worker, and none is expected.
     Gone,
 }
 
-/// Events that change the state of an engine.
+/// Events with an effect on the state of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
     /// A worker joined with empty KV blocks.
     Joined,
-    /// The worker and all its KV are lost, or its KV is not trusted.
+    /// The worker is lost with all KV, or the KV of the worker is not trusted.
     Lost,
     /// The worker is gone for good.
     Retired,
@@ -86,7 +86,7 @@ pub enum EngineEvent {
     Opened,
 }
 
-/// All changes of state. Events that are not listed for a state leave the state as it is.
+/// All changes of state. An event without a row for a state leaves the state as it is.
 pub const TRANSITIONS: [(EngineEvent, EngineState, EngineState); 11] = {
     use EngineEvent::{Drained, Joined, Lost, Opened, Retired};
     use EngineState::{Absent, Draining, Gone, Up};
@@ -117,27 +117,27 @@ impl EngineState {
 /// One engine at a moment, for operators and reports.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EngineStatus {
-    /// Phases that the engine serves.
+    /// Phases served by the engine.
     pub role: Role,
-    /// State of its worker.
+    /// State of the engine's worker.
     pub state: EngineState,
-    /// Load that routers see.
+    /// Load as seen by routers.
     #[serde(skip)]
     pub load: Load,
-    /// Gauges and counters of its core.
+    /// Gauges and counters of the engine's core.
     pub stats: Stats,
-    /// Digest of its core's decisions.
+    /// Digest of the decisions of the engine's core.
     pub digest: u64,
 }
 
-/// One engine as the cluster keeps it.
+/// One engine: core, role and state as kept by the cluster.
 pub(crate) struct Engine {
     pub core: Core,
     pub role: Role,
     pub state: EngineState,
-    /// The core has reported that nothing is left in it after a drain or shutdown.
+    /// `true` if the core has reported an empty engine after a drain or shutdown.
     pub drained: bool,
-    /// The operator drained the engine and is to be notified when its last request has left.
+    /// `true` if the operator drained the engine and awaits notice of the last request's end.
     pub notify_empty: bool,
 }
 

@@ -1,10 +1,10 @@
-//! The interface of a cluster: every [`Input`] with its time goes in, every [`Output`] comes out.
+//! The interface of a cluster: every [`Input`] with a time goes in, every [`Output`] comes out.
 
 use trunkline_core::{Action, Event, RequestId};
 
 use crate::engine::EngineId;
 
-/// Something that happened. Each input is delivered with the time at which it happened.
+/// Something that happened. Each input is delivered with the time of the event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
     /// From clients, operators or the clock: `Submit`, `Abort`, `Stop`, `Fail`, `Tick`, `FlushCache`, `Drain`, `Shutdown`.
@@ -13,10 +13,10 @@ pub enum Input {
     /// From the worker of one engine: `WorkerJoined`, `WorkerLost`, `StepFinished`, `TransferFinished`, `TransferFailed`. A
     /// `Submit` places a request on this engine without asking the router.
     Engine(EngineId, Event),
-    /// The worker of an engine is lost for good. Its requests move to other engines, with the tokens they have.
+    /// The worker of an engine is lost for good. The engine's requests move to other engines, with all tokens generated so far.
     Retire(EngineId),
-    /// Takes an engine out of service: waiting requests move to other engines, running ones end where they are. Answered
-    /// with [`Output::Emptied`] when no request is left there.
+    /// Takes an engine out of service: waiting requests move to other engines, running ones end on the engine. Answered with
+    /// [`Output::Emptied`] once no request is left there.
     DrainEngine(EngineId),
     /// Takes a drained or retired engine back into service.
     OpenEngine(EngineId),
@@ -28,23 +28,23 @@ pub enum Output {
     /// An action of the core of one engine. `RunStep`, `Transfer` and `ResetWorker` are for the engine's worker; the driver MAY
     /// give the emptied box of a step back with [`crate::Cluster::recycle`]. `Token`, `Finish` and `Refuse` are for the client.
     Engine(EngineId, Action),
-    /// An action of the cluster itself: a `Refuse` if no engine is in service, the `Finish` of a request that no engine could
-    /// take over, and the joint `Flushed` and `Drained` of all engines.
+    /// An action of the cluster: a `Refuse` if no engine is in service, the `Finish` of a request without an engine to take over,
+    /// and the joint `Flushed` and `Drained` of all engines.
     Cluster(Action),
-    /// A new request goes to an engine. Comes before anything that the engine's core does about the request.
+    /// A new request goes to an engine. Comes before every action of the engine's core on the request.
     Placed {
         /// Identifier of the new request.
         request: RequestId,
         /// Engine chosen for the request.
         engine: EngineId,
     },
-    /// A request continues on another engine. Its client sees nothing of that but a pause.
+    /// A request continues on another engine. The client sees a pause and nothing else.
     Moved {
         /// Identifier of the moved request.
         request: RequestId,
-        /// Engine that had the request.
+        /// Engine of the request until now.
         from: EngineId,
-        /// Engine that has the request now.
+        /// Engine of the request from now on.
         to: EngineId,
         /// Occasion of the move.
         why: Move,
@@ -53,13 +53,13 @@ pub enum Output {
     Emptied(EngineId),
 }
 
-/// Occasion on which a request moves.
+/// Occasion of a request's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Its engine lost its worker for good.
+    /// The engine of the request lost the worker for good.
     Lost,
-    /// Its engine is being drained.
+    /// The engine of the request is being drained.
     Drained,
-    /// Its prefill ended on an engine that only prefills.
+    /// The prefill ended on a prefill-only engine.
     HandedOver,
 }

@@ -1,28 +1,27 @@
-//! Many engines behind one interface: which engine a request goes to, and what becomes of requests when an engine is lost, returns or
-//! is drained.
+//! Many engines behind one interface: the choice of an engine for each request, and the further way of requests after an engine is
+//! lost, returns or is drained.
 //!
-//! An *engine* is a [`trunkline_core::Core`] and the worker that runs its steps. A [`Cluster`] owns the cores and, like a core, is a pure
-//! state machine: every [`Input`] is delivered with its time, every [`Output`] is for the driver to perform. The server drives a
-//! cluster with a real clock and real workers, the simulator with a virtual clock and modelled ones; both route, fail over and drain
-//! alike, and a recording replays bit for bit. The relation is that of quinn-proto's `Endpoint` to its `Connection`s.
-//!
+//! An *engine* is a [`trunkline_core::Core`] and the worker running the core's steps. A [`Cluster`] owns the cores and, like a
+//! core, is a pure state machine: every [`Input`] is delivered with the time of the event, every [`Output`] is for the driver to
+//! perform. The server drives a cluster with a real clock and real workers, the simulator with a virtual clock and modelled
+//! workers; both route, fail over and drain alike, and a recording replays bit for bit. The relation is that of quinn-proto's
+//! `Endpoint` to the endpoint's `Connection`s.
 //! # The way of a request
 //!
 //! 1. `Submit` reaches [`Cluster::handle`] with the prompt hashed. The [`router`] picks an open engine by loads and known prefixes.
 //! 2. The core of that engine runs the request. Its actions come out as [`Output::Engine`], with the engine's number.
-//! 3. If the worker of the engine is lost and expected back, the request waits and starts over there. If it is lost for good, or the
-//!    engine is drained, the core gives the request back and the router picks another engine: the request continues with the tokens
-//!    it has ([`Output::Moved`]).
-//! 4. On a prefill engine the request ends with its first token, and is handed over to a decode engine ([`handover`]).
-//!
-//! # Invariants
+//! 2. The core of the chosen engine runs the request. The core's actions come out as [`Output::Engine`], with the engine's number.
+//! 3. If the worker of the engine is lost and expected back, the request waits and starts over there. If the worker is lost for
+//!    good, or the engine is drained, the core gives the request back and the router picks another engine: the request continues
+//!    with the tokens generated so far ([`Output::Moved`]).
+//! 4. On a prefill engine the request ends with the first token, and is handed over to a decode engine ([`handover`]).
 //!
 //! * Every accepted request is on exactly one engine and gets exactly one `Finish`, whatever becomes of the engines.
 //! * A client sees every token once: a request that moves is not run from the beginning, and draws the same samples.
-//! * A cluster of one engine decides as its core does: same digest, same recording.
+//! * Every accepted request is on exactly one engine and gets exactly one `Finish`, even if engines are lost or drained.
+//! * A client sees every token once: a moved request is not run from the beginning, and draws the same samples.
+//! * A cluster of one engine decides as the engine's core does: same digest, same recording.
 //! * Decisions are a function of inputs and times. No container is iterated in hash order.
-//!
-//! **Architecture invariant:** like the core, this crate knows no tokio, no tonic, no file, no socket, no clock and no thread.
 //!
 //! ```
 //! use trunkline_cluster::{Cluster, ClusterConfig, EngineId, Input, Output};

@@ -1,4 +1,4 @@
-//! Recording of a run: every input a cluster saw, as JSON lines, so that another cluster can be shown the same.
+//! Recording of a run: every input seen by a cluster, as JSON lines, for another cluster to replay.
 //!
 //! ```text
 //! {"trunkline_recording":2,"config":{...}}                   header of one engine: format version and limits
@@ -31,14 +31,14 @@ pub const VERSION_CLUSTER: u32 = 3;
 pub enum Line {
     /// The first line of one engine.
     Header {
-        /// [`VERSION`].
+        /// Format version: [`VERSION`], for one engine.
         trunkline_recording: u32,
         /// Limits of the recorded core.
         config: Config,
     },
     /// The first line of several engines.
     ClusterHeader {
-        /// [`VERSION_CLUSTER`].
+        /// Format version: [`VERSION_CLUSTER`], for several engines.
         trunkline_recording: u32,
         /// Settings of the recorded cluster.
         cluster: ClusterConfig,
@@ -57,7 +57,7 @@ pub enum Line {
     Change {
         /// Time of the change on the recorded clock, nanoseconds.
         at_ns: u64,
-        /// Engine that leaves or enters service.
+        /// Engine leaving or entering service.
         engine: EngineId,
         /// Change of the engine's service.
         change: Change,
@@ -69,15 +69,15 @@ pub enum Line {
     },
 }
 
-/// Inputs about an engine that are no events of its core.
+/// Inputs about an engine as a whole, not events of the engine's core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// [`Input::Retire`].
+    /// Stands for [`Input::Retire`].
     Retire,
-    /// [`Input::DrainEngine`].
+    /// Stands for [`Input::DrainEngine`].
     Drain,
-    /// [`Input::OpenEngine`].
+    /// Stands for [`Input::OpenEngine`].
     Open,
 }
 
@@ -90,7 +90,7 @@ pub struct End {
     pub digest: String,
 }
 
-/// A line that is not one of a recording.
+/// A line that belongs to no recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Not JSON, or JSON of another shape.
@@ -109,7 +109,7 @@ impl Line {
         }
     }
 
-    /// Returns the settings that a header holds, or `None` for other lines.
+    /// Returns the settings of a header, or `None` for other lines.
     pub fn cluster(self) -> Option<ClusterConfig> {
         match self {
             Self::Header { config, .. } => {
@@ -134,7 +134,7 @@ impl Line {
         }
     }
 
-    /// Returns the input of a line and its time, or `None` for headers and the trailer.
+    /// Returns the input of a line and the input's time, or `None` for headers and the trailer.
     pub fn input(self) -> Option<(u64, Input)> {
         match self {
             Self::Event { at_ns, engine: Some(engine), event } => Some((at_ns, Input::Engine(engine, event))),
@@ -182,7 +182,7 @@ fn is_from_worker(event: &Event) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::{Namespace, Request, RequestId, Sampling, StepResult};
+    use trunkline_core::{Namespace, Request, RequestId, Sampling, StepResult, TierConfig, Write};
 
     use super::*;
 
@@ -263,5 +263,27 @@ mod tests {
         for line in ["{\"at_ns\":1,\"event\":\"nap\"}", "{\"at_ns\":1,\"engine\":1,\"change\":\"rest\"}"] {
             assert!(Line::parse(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_header_of_a_recording_keeps_its_bytes() {
+        let tiers =
+            vec![TierConfig { name: "host".into(), blocks: 7, write: Write::SecondUse, eviction: "lfu".into() }];
+        let config = Config { tiers, launch_watermark: 0.5, align_chunks: false, ..Config::default() };
+        let header = Line::Header { trunkline_recording: VERSION, config };
+        let line = concat!(
+            r#"{"trunkline_recording":2,"config":{"block_size":16,"device_blocks":4096,"max_batch_tokens":2048,"#,
+            r#""max_batch_size":256,"max_queue":1024,"max_queued_tokens":1099511627776,"align_chunks":false,"#,
+            r#""max_step_logits":65536,"max_drafts":0,"target_step_ns":0,"launch_watermark":0.5,"swap_in_watermark":1.0,"#,
+            r#""host_blocks":0,"tiers":[{"name":"host","blocks":7,"write":"second_use","eviction":"lfu"}],"#,
+            r#""preemption":"cost","swap_block_ns":84000,"recompute_token_ns":100000,"max_context":1048576,"#,
+            r#""policy":"fcfs","eviction":"lru"}}"#,
+        );
+        assert_eq!(header.to_json(), line);
+        assert_eq!(Line::parse(line).unwrap(), header);
+        let without = line.replace(r#""max_queue":1024,"#, "");
+        assert!(Line::parse(&without).is_err(), "a header without a setting is refused");
+        let unknown = line.replace("max_queue", "max_queues");
+        assert!(Line::parse(&unknown).is_err(), "a header with an unknown setting is refused");
     }
 }

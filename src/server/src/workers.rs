@@ -1,8 +1,8 @@
 //! The workers of all engines: sends jobs to their threads, and starts a worker again whose threads have ended.
 //!
-//! A worker that fails is reset by its own threads. A worker whose threads have ended needs new ones: after a pause, a thread
-//! of its own makes a new worker, which joins under later lives than the old one had. Reports of the old threads that are still
-//! under way are told apart by their lives.
+//! A worker that fails is reset by its own threads. A worker whose threads have ended needs new threads: after a pause, a
+//! restart thread makes a new worker, and the lives of the new worker follow the lives of the old one. So late reports of the
+//! old threads have earlier lives.
 //!
 //! | restart | pause before |
 //! |---|---|
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_replaced_threads_are_told_from_those_of_an_earlier_life() {
+    fn reports_of_replaced_threads_have_earlier_lives() {
         let (mut workers, _commands) = workers();
         workers.reset(ENGINE);
         let report = |life| WorkerReport { worker: ENGINE.0, life, event: WorkerEvent::Ready };
