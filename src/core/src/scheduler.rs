@@ -240,8 +240,8 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
         let slot = state.batch.running[at];
         let State { sequences, kv, config, .. } = &mut *state;
         let seq = &mut sequences[slot];
-        let decodes = seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
-        let short = decodes && seq.planned() == seq.capacity(config.block_size);
+        let is_full = seq.planned() == seq.capacity(config.block_size);
+        let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
         if !short || kv.tree.allocate(1, &mut seq.table) {
             at += 1;
         } else if stalled < kv.transfers.future_free() {
