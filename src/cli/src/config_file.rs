@@ -78,7 +78,7 @@ impl Settings {
         }
     }
 
-    /// Returns these settings, and those of `other` where these are not given.
+    /// Returns these settings, and the settings of `other` where this value has none.
     pub fn or(self, other: Self) -> Self {
         Self {
             listen: self.listen.or(other.listen),

@@ -15,7 +15,55 @@ pub struct TierStats {
     pub evicted_blocks: u64,
 }
 
-/// Gauges and counters of a core.
+/// Counts of requests, from acceptance to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RequestCounters {
+    /// Requests accepted so far.
+    pub accepted: u64,
+    /// Requests refused so far.
+    pub refused: u64,
+    /// Requests ended so far.
+    pub finished: u64,
+    /// Requests taken back before their end, to run elsewhere.
+    pub withdrawn: u64,
+}
+
+/// Counts of prompt, cached and generated tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TokenCounters {
+    /// Prompt tokens of requests when they were first admitted.
+    pub prompt_tokens: u64,
+    /// Prompt tokens at first admissions whose KV was found in the cache and not computed again.
+    pub cached_tokens: u64,
+    /// Tokens generated so far.
+    pub generated_tokens: u64,
+}
+
+/// Counts of swaps between device and host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct SwapCounters {
+    /// Swap-outs begun so far.
+    pub swap_outs: u64,
+    /// Swap-ins ended so far.
+    pub swap_ins: u64,
+    /// Blocks of swap-outs begun so far.
+    pub swapped_out_blocks: u64,
+    /// Blocks of swap-in transfers begun so far.
+    pub swapped_in_blocks: u64,
+    /// Transfers that failed so far.
+    pub failed_transfers: u64,
+}
+
+/// Counts of draft tokens (speculative decoding).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DraftCounters {
+    /// Draft tokens allowed to workers so far (speculative decoding).
+    pub draft_tokens: u64,
+    /// Draft tokens accepted so far.
+    pub accepted_draft_tokens: u64,
+}
+
+/// Gauges and counters of a core. Serialised as one flat map, with the fields of the nested counters in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// Accepted requests in the waiting queue now.
@@ -32,20 +80,12 @@ pub struct Stats {
     pub private_blocks: u32,
     /// Steps begun so far.
     pub steps: u64,
-    /// Requests accepted so far.
-    pub accepted: u64,
-    /// Requests refused so far.
-    pub refused: u64,
-    /// Requests ended so far.
-    pub finished: u64,
-    /// Requests taken back before their end, to run elsewhere.
-    pub withdrawn: u64,
-    /// Prompt tokens of requests when they were first admitted.
-    pub prompt_tokens: u64,
-    /// Prompt tokens at first admissions whose KV was found in the cache and not computed again.
-    pub cached_tokens: u64,
-    /// Tokens generated so far.
-    pub generated_tokens: u64,
+    /// Counts of requests, from acceptance to end.
+    #[serde(flatten)]
+    pub requests: RequestCounters,
+    /// Counts of prompt, cached and generated tokens.
+    #[serde(flatten)]
+    pub tokens: TokenCounters,
     /// Admitted requests waiting for blocks from a tier now.
     pub loading: u32,
     /// Requests with KV on the host, or on the way there or back, now.
@@ -56,20 +96,12 @@ pub struct Stats {
     pub free_host_blocks: u32,
     /// The tiers behind the device, nearest first.
     pub tiers: [TierStats; TIERS_MAX],
-    /// Swap-outs begun so far.
-    pub swap_outs: u64,
-    /// Swap-ins ended so far.
-    pub swap_ins: u64,
-    /// Blocks of swap-outs begun so far.
-    pub swapped_out_blocks: u64,
-    /// Blocks of swap-in transfers begun so far.
-    pub swapped_in_blocks: u64,
-    /// Transfers that failed so far.
-    pub failed_transfers: u64,
-    /// Draft tokens allowed to workers so far (speculative decoding).
-    pub draft_tokens: u64,
-    /// Draft tokens accepted so far.
-    pub accepted_draft_tokens: u64,
+    /// Counts of swaps between device and host.
+    #[serde(flatten)]
+    pub swaps: SwapCounters,
+    /// Counts of draft tokens (speculative decoding).
+    #[serde(flatten)]
+    pub drafts: DraftCounters,
     /// Preemptions so far, swapped or recomputed.
     pub preemptions: u64,
     /// Device blocks published so far.

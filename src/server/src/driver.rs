@@ -394,9 +394,9 @@ mod tests {
         handle.send(Command::Abort(Vec::new())).unwrap();
         outputs.close();
         handle.abort_dropped(RequestId(1));
-        assert_eq!(driver.core.stats().finished, 0);
+        assert_eq!(driver.core.stats().requests.finished, 0);
         driver.turn();
-        assert_eq!((driver.core.stats().finished, driver.clients.len()), (1, 0));
+        assert_eq!((driver.core.stats().requests.finished, driver.clients.len()), (1, 0));
     }
 
     #[test]
@@ -407,7 +407,7 @@ mod tests {
         outputs.close();
         handle.abort_dropped(RequestId(1));
         driver.turn();
-        assert_eq!((driver.core.stats().accepted, driver.clients.len()), (0, 0));
+        assert_eq!((driver.core.stats().requests.accepted, driver.clients.len()), (0, 0));
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn scenario_014_a_prompt_below_a_block_never_hits() {
     rig.submit(2, text(1, 15), 1);
     assert_eq!(rig.running(), [(2, 0, 15, true)]);
     rig.run_to_end();
-    assert_eq!(rig.stats().cached_tokens, 0);
+    assert_eq!(rig.stats().tokens.cached_tokens, 0);
 }
 
 /// KsanaLLM: takes one more block and writes the last token again into a shared one; here: takes none until the next
@@ -145,7 +145,7 @@ fn scenario_022_from_the_second_step_on_all_share_the_prefix() {
     rig.answer();
     assert_eq!(rig.ids(), [1, 2, 3, 4, 5]);
     assert!(rig.tables.values().all(|table| table[..3] == rig.tables[&1][..3]));
-    assert_eq!(rig.stats().cached_tokens, 4 * 18);
+    assert_eq!(rig.stats().tokens.cached_tokens, 4 * 18);
 }
 
 #[test]
@@ -261,8 +261,8 @@ fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
     rig.submit(3, text(1, 40), 2);
     for _ in 0..5 {
         rig.answer();
-        assert_eq!((rig.ids(), rig.stats().cached_tokens), (vec![2], 0));
+        assert_eq!((rig.ids(), rig.stats().tokens.cached_tokens), (vec![2], 0));
     }
     rig.run_to_end();
-    assert_eq!((rig.stats().cached_tokens, rig.stats().prompt_tokens), (32, 32 + 16 + 40));
+    assert_eq!((rig.stats().tokens.cached_tokens, rig.stats().tokens.prompt_tokens), (32, 32 + 16 + 40));
 }
