@@ -8,6 +8,7 @@
 //! and not where a text differs. Copies to and from the host take time, fail and end in any order, and nobody may be in
 //! their way.
 
+pub mod cluster_pressure;
 pub mod oracle;
 pub mod pressure;
 pub mod server;

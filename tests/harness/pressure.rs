@@ -187,12 +187,13 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     outcome
 }
 
-fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
+/// Draws one of the choices.
+pub(crate) fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
 }
 
 /// Limits so tight that everything runs out.
-fn limits(rng: &mut Pcg64Mcg) -> Config {
+pub(crate) fn limits(rng: &mut Pcg64Mcg) -> Config {
     let block_size = pick(rng, &[1, 2, 4, 5, 16]);
     let max_batch_size = rng.random_range(1..12);
     let policies: Vec<_> = policy::REGISTRY.names().collect();
@@ -400,7 +401,8 @@ impl Run {
     }
 
     fn submit(&mut self, n: u64) {
-        let request = self.request(n);
+        let previous = n.checked_sub(1).map(|before| &self.known[&RequestId(before)].prompt[..]);
+        let request = request(&mut self.rng, n, previous, self.now_ns, self.core.config().block_size);
         let known = Known {
             prompt: request.prompt.clone(),
             root: request.root,
@@ -416,40 +418,6 @@ impl Run {
         assert!(self.known.insert(request.id, known).is_none());
         assert!(self.live.insert(request.id));
         self.event(Event::Submit(Box::new(request)));
-    }
-
-    fn request(&mut self, n: u64) -> Request {
-        let rng = &mut self.rng;
-        let salt = ["", "tenant-b"][rng.random_range(0..8) / 7];
-        let root: BlockHash = Namespace { salt, ..Namespace::default() }.root();
-        let family = rng.random_range(0..4u32);
-        let shared = rng.random_range(0..70usize);
-        let own = rng.random_range(0..40usize);
-        let mut prompt: Vec<Token> = (0..shared as u32).map(|at| (family * 1000 + at) % VOCAB).collect();
-        if rng.random_range(0..4) == 0 {
-            // A second turn: the first one's prompt and answer, then more.
-            prompt.extend(continuation(root, &prompt, own));
-        }
-        prompt.extend((0..own).map(|_| rng.random_range(0..VOCAB)));
-        if n > 0 && rng.random_range(0..4) == 0 {
-            // What was just asked, again: both generate the same, and who computes a block second merges it.
-            prompt.clone_from(&self.known[&RequestId(n - 1)].prompt);
-        }
-        let mut request = Request::new(RequestId(n), root, prompt, rng.random_range(0..60));
-        request.min_tokens = rng.random_range(0..10);
-        request.stop_token_ids = vec![EOS, EOS + 1];
-        request.tenant = rng.random_range(0..3);
-        request.priority = rng.random_range(-1..3);
-        if rng.random_range(0..6) == 0 {
-            // From at once to long after its end, so that it is due in every state.
-            let within = pick(rng, &[2_000, 20_000, 100_000]);
-            request.deadline_ns = Some(self.now_ns + rng.random_range(0..within));
-        }
-        if rng.random_range(0..4) == 0 {
-            request.sampling.repetition_penalty = 1.1;
-        }
-        request.hash_prompt(self.core.config().block_size);
-        request
     }
 
     fn event(&mut self, event: Event) {
@@ -616,7 +584,44 @@ impl Run {
     }
 }
 
-fn stops(token: Token) -> bool {
+/// Draws request number `n`, whose prompt shares a prefix with others, or is that of the request before.
+pub(crate) fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u64, block_size: u32) -> Request {
+    let salt = ["", "tenant-b"][rng.random_range(0..8) / 7];
+    let root: BlockHash = Namespace { salt, ..Namespace::default() }.root();
+    let family = rng.random_range(0..4u32);
+    let shared = rng.random_range(0..70usize);
+    let own = rng.random_range(0..40usize);
+    let mut prompt: Vec<Token> = (0..shared as u32).map(|at| (family * 1000 + at) % VOCAB).collect();
+    if rng.random_range(0..4) == 0 {
+        // A second turn: the first one's prompt and answer, then more.
+        prompt.extend(continuation(root, &prompt, own));
+    }
+    prompt.extend((0..own).map(|_| rng.random_range(0..VOCAB)));
+    if let Some(previous) = previous
+        && rng.random_range(0..4) == 0
+    {
+        // What was just asked, again: both generate the same, and who computes a block second merges it.
+        prompt = previous.to_vec();
+    }
+    let mut request = Request::new(RequestId(n), root, prompt, rng.random_range(0..60));
+    request.min_tokens = rng.random_range(0..10);
+    request.stop_token_ids = vec![EOS, EOS + 1];
+    request.tenant = rng.random_range(0..3);
+    request.priority = rng.random_range(-1..3);
+    if rng.random_range(0..6) == 0 {
+        // From at once to long after its end, so that it is due in every state.
+        let within = pick(rng, &[2_000, 20_000, 100_000]);
+        request.deadline_ns = Some(now_ns + rng.random_range(0..within));
+    }
+    if rng.random_range(0..4) == 0 {
+        request.sampling.repetition_penalty = 1.1;
+    }
+    request.hash_prompt(block_size);
+    request
+}
+
+/// Returns `true` if a token ends every request of [`request`].
+pub(crate) fn stops(token: Token) -> bool {
     token == EOS || token == EOS + 1
 }
 

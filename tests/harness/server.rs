@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
+use trunkline_cluster::{ClusterConfig, EngineId};
 use trunkline_core::Config;
 use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::finish::StoppedBy;
@@ -17,7 +18,7 @@ use trunkline_server::proto::{
     FinishReason, GenerateRequest, GenerateResponse, GetServerInfoRequest, GetServerInfoResponse, Output, Sampling,
     Stopping, TokenLogprob, Usage,
 };
-use trunkline_server::{Backend, Options, Outcome, Server, ServerError, ServerHandle, listen};
+use trunkline_server::{Backend, MakeWorker, Options, Outcome, Server, ServerError, ServerHandle, listen};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
@@ -43,20 +44,39 @@ impl TestServer {
     pub async fn start_with(
         config: Config,
         record: Option<PathBuf>,
-        wrap: impl FnOnce(Worker) -> Box<dyn StepRunner>,
+        wrap: impl FnOnce(Worker) -> Box<dyn StepRunner> + Send + 'static,
+    ) -> Self {
+        let once = Mutex::new(Some(wrap));
+        let wrap = move |_, worker| {
+            let wrap = once.lock().expect("no wrap panics").take().expect("the only worker is made once");
+            wrap(worker)
+        };
+        Self::start_cluster(ClusterConfig::uniform(&config, 1), record, wrap).await
+    }
+
+    /// A server of several engines on a free port; `wrap` gets the worker of each engine, and those made again later.
+    pub async fn start_cluster(
+        cluster: ClusterConfig,
+        record: Option<PathBuf>,
+        wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Self {
         let model = Arc::new(Model::seeded(SEED));
-        let worker = WorkerConfig {
-            block_size: config.block_size,
-            device_blocks: config.device_blocks,
-            host_blocks: config.host_blocks,
-            max_drafts: config.max_drafts,
-            threads: 1,
-        };
-        let worker = Worker::new(model.clone(), worker).expect("the worker is small");
-        let backend = Backend { model: model.info(), tokenizer: Tokenizer::bytes(), runner: wrap(worker) };
+        let info = model.info();
+        let limits: Vec<Config> = cluster.engines.iter().map(|engine| engine.core.clone()).collect();
+        let workers: MakeWorker = Arc::new(move |engine| {
+            let config = &limits[engine.index()];
+            let worker = WorkerConfig {
+                block_size: config.block_size,
+                device_blocks: config.device_blocks,
+                host_blocks: config.host_blocks,
+                max_drafts: config.max_drafts,
+                threads: 1,
+            };
+            Ok(wrap(engine, Worker::new(model.clone(), worker)?))
+        });
+        let backend = Backend { model: info, tokenizer: Tokenizer::bytes(), workers };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
-        let server = Server::new(listener, backend, Options { config, record }).await.expect("the server starts");
+        let server = Server::new(listener, backend, Options { cluster, record }).await.expect("the server starts");
         let (addr, handle) = (server.local_addr(), server.handle());
         Self { addr, handle, running: tokio::spawn(server.run()) }
     }
@@ -125,7 +145,8 @@ impl Client {
         let info = self.until(|info| info.load.unwrap().waiting + info.load.unwrap().running == 0).await;
         let blocks = info.blocks.unwrap();
         assert_eq!((blocks.held, blocks.private), (0, 0), "a block did not come back");
-        assert_eq!(blocks.free + blocks.idle, info.limits.as_ref().unwrap().device_blocks);
+        let all_blocks = info.limits.as_ref().unwrap().device_blocks * info.engines.len() as u32;
+        assert_eq!(blocks.free + blocks.idle, all_blocks);
         info
     }
 }
@@ -203,7 +224,7 @@ pub struct Gated {
 
 /// What wraps a worker so that it is [`Gated`], and its gate: a message lets one step through, and without the sender the
 /// gate is open.
-pub fn gated() -> (impl FnOnce(Worker) -> Box<dyn StepRunner>, mpsc::Sender<()>) {
+pub fn gated() -> (impl FnOnce(Worker) -> Box<dyn StepRunner> + Send + use<>, mpsc::Sender<()>) {
     let (sender, gate) = mpsc::channel();
     (move |worker| -> Box<dyn StepRunner> { Box::new(Gated { worker, gate }) }, sender)
 }

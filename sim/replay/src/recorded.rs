@@ -1,8 +1,8 @@
-//! Replay of recordings: shows the recorded events to a core and compares the decisions.
+//! Replay of recordings: delivers the recorded inputs to a cluster and compares the decisions.
 //!
-//! A recording (see [`trunkline_core::record`]) holds every event with its time, and the limits of the core. The core is
-//! deterministic, so a second core with equal limits makes equal decisions with an equal digest. Different digests mean another
-//! version of the core, or a fault in the core.
+//! A recording (see [`trunkline_cluster::record`]) holds every input with its time, and the settings of the cluster; a server with one
+//! engine is a cluster of one. Clusters are deterministic, so a second cluster with equal settings makes equal decisions with an equal
+//! digest. Different digests mean another version of the program, or a fault in it.
 //!
 //! Block hashes are recomputed rather than recorded. A recording may be gzip. A truncated recording (no trailer, a torn last line,
 //! a gzip stream that ends early) is replayed as far as possible, and [`Replayed::cut_off`] reports the truncation.
@@ -10,16 +10,17 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use trunkline_cluster::record::{self, Line, RecordError};
+use trunkline_cluster::{Cluster, ClusterError, EngineId, Input, Output};
 use trunkline_core::event::{Action, Event};
-use trunkline_core::record::{self, Line, RecordError};
-use trunkline_core::{ConfigError, Core};
+use trunkline_core::{ConfigError, Request};
 
 use trunkline_sim_workload::lines::{LineFault, LineNumber, Lines};
 
 /// Result of replaying a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replayed {
-    /// Events shown to the core.
+    /// Inputs replayed.
     pub events: u64,
     /// Submitted requests among the events.
     pub requests: u64,
@@ -80,8 +81,9 @@ pub enum RecordingFault {
     NoHeader,
     /// Header of another version.
     #[error(
-        "the recording has format version {found}, this program reads {}; replay it with the version that made it",
-        record::VERSION
+        "the recording has format version {found}, this program reads {} and {}; replay it with the version that made it",
+        record::VERSION,
+        record::VERSION_CLUSTER
     )]
     Version {
         /// Version as found in the header.
@@ -89,7 +91,18 @@ pub enum RecordingFault {
     },
     /// Recorded limits are invalid.
     #[error("recorded limits: {0}")]
-    Config(#[from] Box<ConfigError>),
+    Config(Box<ConfigError>),
+    /// Recorded settings of a cluster are invalid.
+    #[error("recorded settings: {0}")]
+    Cluster(Box<ClusterError>),
+    /// Input of an engine that the cluster lacks.
+    #[error("{engine} is none of the recorded cluster, which has {engines}; the recording is damaged")]
+    Engine {
+        /// Engine named in the line.
+        engine: EngineId,
+        /// Number of engines of the recorded cluster.
+        engines: usize,
+    },
     /// Damaged line before the end.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -106,15 +119,15 @@ pub enum RecordingFault {
     },
 }
 
-/// Recorded event with the actions of the replayed core.
+/// Recorded input with the outputs of the replayed cluster.
 pub(crate) struct Shown<'a> {
-    /// Time of the event on the recorded core's clock.
+    /// Time of the input on the recorded clock, nanoseconds.
     pub at_ns: u64,
-    /// Step ended by the event, if any.
-    pub finished: Option<u64>,
-    /// `true` for the loss of the worker and its step in flight.
-    pub lost: bool,
-    pub actions: &'a [Action],
+    /// Engine and id of the step ended by the input, if any.
+    pub finished: Option<(EngineId, u64)>,
+    /// Engine whose worker was lost with its steps in flight.
+    pub lost: Option<EngineId>,
+    pub outputs: &'a [Output],
 }
 
 /// Replays the recording at `path`. Calls `progress` with the number of events now and then.
@@ -148,14 +161,14 @@ pub(crate) fn replay_watched(
 }
 
 struct Replay {
-    core: Core,
+    cluster: Cluster,
     block_size: u32,
     events: u64,
     requests: u64,
     at_ns: u64,
     recorded_digest: Option<String>,
     cut_off: Option<CutOff>,
-    actions: Vec<Action>,
+    outputs: Vec<Output>,
 }
 
 /// Returns the format version claimed by a header.
@@ -170,19 +183,23 @@ impl Replay {
         // The version is looked at before the rest of the header, which other versions may have in other forms.
         match header_version(first) {
             None => return Err(RecordingFault::NoHeader),
-            Some(record::VERSION) => {}
+            Some(record::VERSION | record::VERSION_CLUSTER) => {}
             Some(found) => return Err(RecordingFault::Version { found }),
         }
-        let Ok(Line::Header { config, .. }) = parse(first) else { return Err(RecordingFault::NoHeader) };
+        let Some(config) = parse(first).ok().and_then(Line::cluster) else { return Err(RecordingFault::NoHeader) };
+        let cluster = Cluster::new(&config).map_err(|fault| match (fault, config.engines.len()) {
+            (ClusterError::Core { error, .. }, 1) => RecordingFault::Config(Box::new(error)),
+            (fault, _) => RecordingFault::Cluster(Box::new(fault)),
+        })?;
         Ok(Self {
-            block_size: config.block_size,
-            core: Core::new(config).map_err(Box::new)?,
+            block_size: config.engines[0].core.block_size,
+            cluster,
             events: 0,
             requests: 0,
             at_ns: 0,
             recorded_digest: None,
             cut_off: None,
-            actions: Vec::new(),
+            outputs: Vec::new(),
         })
     }
 
@@ -205,13 +222,13 @@ impl Replay {
         };
         match line {
             _ if self.recorded_digest.is_some() => Err(RecordingFault::Misplaced),
-            Ok(Line::Header { .. }) => Err(RecordingFault::Misplaced),
-            Ok(Line::Event { at_ns, event }) => {
-                self.show(at_ns, event, watch)?;
-                Ok(true)
-            }
             Ok(Line::End { end }) => {
                 self.recorded_digest = Some(end.digest);
+                Ok(true)
+            }
+            Ok(line) => {
+                let (at_ns, input) = line.input().ok_or(RecordingFault::Misplaced)?;
+                self.show(at_ns, input, watch)?;
                 Ok(true)
             }
             Err(_) if !lines.terminated() => {
@@ -222,30 +239,40 @@ impl Replay {
         }
     }
 
-    fn show(&mut self, at_ns: u64, mut event: Event, watch: &mut dyn FnMut(&Shown)) -> Result<(), RecordingFault> {
+    fn show(&mut self, at_ns: u64, mut input: Input, watch: &mut dyn FnMut(&Shown)) -> Result<(), RecordingFault> {
         if at_ns < self.at_ns {
             return Err(RecordingFault::TimeGoesBack { before_ns: self.at_ns, at_ns });
         }
+        let engines = self.cluster.n_engines();
+        if let Some(engine) = engine_of(&input).filter(|engine| engine.index() >= engines) {
+            return Err(RecordingFault::Engine { engine, engines });
+        }
         self.at_ns = at_ns;
         self.events += 1;
-        if let Event::Submit(request) = &mut event {
+        if let Some(request) = submitted(&mut input) {
             self.requests += 1;
             request.hash_prompt(self.block_size);
         }
-        let finished = if let Event::StepFinished(result) = &event { Some(result.step) } else { None };
-        let lost = event == Event::WorkerLost;
-        self.core.handle(at_ns, event, &mut self.actions);
-        watch(&Shown { at_ns, finished, lost, actions: &self.actions });
-        for action in self.actions.drain(..) {
-            if let Action::RunStep(step) = action {
-                self.core.recycle(step);
+        let finished = match &input {
+            Input::Engine(engine, Event::StepFinished(result)) => Some((*engine, result.step)),
+            _ => None,
+        };
+        let lost = match &input {
+            Input::Engine(engine, Event::WorkerLost) | Input::Retire(engine) => Some(*engine),
+            _ => None,
+        };
+        self.cluster.handle(at_ns, input, &mut self.outputs);
+        watch(&Shown { at_ns, finished, lost, outputs: &self.outputs });
+        for output in self.outputs.drain(..) {
+            if let Output::Engine(engine, Action::RunStep(step)) = output {
+                self.cluster.recycle(engine, step);
             }
         }
         Ok(())
     }
 
     fn end(self) -> Replayed {
-        let digest = format!("{:016x}", self.core.digest());
+        let digest = format!("{:016x}", self.cluster.digest());
         let matches = self.recorded_digest.as_ref().map(|recorded| *recorded == digest);
         Replayed {
             events: self.events,
@@ -255,6 +282,24 @@ impl Replay {
             matches,
             cut_off: self.cut_off,
         }
+    }
+}
+
+/// Returns the engine that an input names.
+fn engine_of(input: &Input) -> Option<EngineId> {
+    match input {
+        Input::Client(_) => None,
+        Input::Engine(engine, _) | Input::Retire(engine) | Input::DrainEngine(engine) | Input::OpenEngine(engine) => {
+            Some(*engine)
+        }
+    }
+}
+
+/// Returns the request that an input submits.
+fn submitted(input: &mut Input) -> Option<&mut Request> {
+    match input {
+        Input::Client(Event::Submit(request)) | Input::Engine(_, Event::Submit(request)) => Some(request),
+        _ => None,
     }
 }
 

@@ -10,9 +10,10 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use trunkline_core::config::Setting;
 
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
+use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 4] = ["listen", "model", "record", "threads"];
+const SERVER_KEYS: [&str; 7] = ["listen", "model", "record", "threads", "workers", "router", "roles"];
 
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,14 +50,26 @@ pub struct Settings {
     #[command(flatten)]
     pub core: CoreSettings<ServeFlags>,
 
-    /// Record every event of the core, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz
+    /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz
     /// [default: none].
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// Threads that compute the model [default: one per core of the machine].
+    /// Threads that compute the model, divided among the workers, at least one each [default: one per core of the machine].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+
+    /// Workers behind the port, 1 to 64, each with separate KV blocks; the weights are shared [default: 1].
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+
+    /// Router by name, with parameters.
+    #[arg(long, value_name = "SPEC", help = router_help())]
+    pub router: Option<String>,
+
+    /// Role of each worker, separated by commas: both, prefill, or decode [default: both for each].
+    #[arg(long, value_name = "ROLES")]
+    pub roles: Option<String>,
 }
 
 impl Settings {
@@ -78,7 +91,7 @@ impl Settings {
         }
     }
 
-    /// Returns these settings, and the settings of `other` where this value has none.
+    /// Returns the settings, with values of `other` in place of missing ones.
     pub fn or(self, other: Self) -> Self {
         Self {
             listen: self.listen.or(other.listen),
@@ -86,6 +99,9 @@ impl Settings {
             core: self.core.or(other.core),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
+            workers: self.workers.or(other.workers),
+            router: self.router.or(other.router),
+            roles: self.roles.or(other.roles),
         }
     }
 }
@@ -130,6 +146,9 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
                         Key::Server("record") => settings.record = Some(file.next_value()?),
+                        Key::Server("workers") => settings.workers = Some(file.next_value()?),
+                        Key::Server("router") => settings.router = Some(file.next_value()?),
+                        Key::Server("roles") => settings.roles = Some(file.next_value()?),
                         Key::Server(_) => settings.threads = Some(file.next_value()?),
                     }
                 }
@@ -187,6 +206,9 @@ mod tests {
             "--eviction=e",
             "--record=r",
             "--threads=7",
+            "--workers=2",
+            "--router=least_loaded",
+            "--roles=both,both",
         ];
         let file: String = flags
             .iter()

@@ -24,12 +24,14 @@ mod bench;
 mod calibrate;
 mod config_file;
 mod core_settings;
+mod engines;
 mod generate;
 mod output;
 mod plan;
 #[cfg(test)]
 mod readme_tests;
 mod replay;
+mod routers;
 mod selection;
 mod serve;
 mod sweep;

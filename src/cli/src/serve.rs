@@ -2,17 +2,18 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use tracing::info;
+use trunkline_cluster::Cluster;
 use trunkline_core::Config;
-use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
+use trunkline_server::{Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
-use trunkline_worker::{Model, Worker, WorkerConfig};
+use trunkline_worker::Model;
 
 use crate::config_file::Settings;
+use crate::engines::Engines;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
@@ -22,7 +23,6 @@ const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Tokens in the default KV cache, at least, however large each is.
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
-const THREADS_MAX: usize = 1024;
 /// Name of the setting with an upper limit of its own under `serve`.
 const TARGET_STEP: &str = "target_step_ns";
 /// Longest target time of a step, milliseconds.
@@ -71,12 +71,10 @@ pub struct ServeArgs {
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
     let settings = (*args.settings).or(file);
-    let threads = settings.threads.unwrap_or_else(cores);
-    if !(1..=THREADS_MAX).contains(&threads) {
-        bail!("threads is {threads}; it must be between 1 and {THREADS_MAX}");
-    }
+    let engines = Engines::of(&settings, cores())?;
     // Mistakes in settings and address are reported before a large model is read.
-    limits(&settings, 1 << 10, Config::default().max_context)?;
+    let config = limits(&settings, 1 << 10, Config::default().max_context)?;
+    Cluster::new(&engines.cluster(&config))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         // Threads for long prompts: more than cores would only make each other slower.
@@ -90,23 +88,25 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let config = limits(&settings, model.kv_bytes_per_token(), model.config().max_context)?;
-    let config = with_estimates(config, &model, threads);
+    let config = with_estimates(config, &model, engines.threads_each());
     let name = model.name().to_owned();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
-    let backend = embedded(model, tokenizer, &config, threads)?;
-    let options = Options { config: config.clone(), record: settings.record };
+    let backend = engines.backend(model, tokenizer, &config);
+    let options = Options { cluster: engines.cluster(&config), record: settings.record };
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
         if settings.model.is_none() {
             // If standard error is closed, the note is lost.
             let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
         }
+        let kv_bytes = kv_bytes * engines.workers() as u64;
         info!(
+            workers = engines.workers(),
             blocks = config.device_blocks,
             host_blocks = config.host_blocks,
             block_size = config.block_size,
             kv_bytes,
-            threads,
+            threads = engines.threads_each(),
             "serving {name}"
         );
         serve(server).await
@@ -123,20 +123,6 @@ fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
     // The tokenizer is the quicker one to fail.
     let tokenizer = Tokenizer::load(dir)?;
     Ok((Model::load(dir)?, tokenizer))
-}
-
-/// Starts the embedded worker with `threads` threads of arithmetic.
-fn embedded(model: Model, tokenizer: Tokenizer, config: &Config, threads: usize) -> anyhow::Result<Backend> {
-    let worker = WorkerConfig {
-        block_size: config.block_size,
-        device_blocks: config.device_blocks,
-        host_blocks: config.host_blocks,
-        max_drafts: config.max_drafts,
-        threads,
-    };
-    let info = model.info();
-    let runner = Box::new(Worker::new(Arc::new(model), worker)?);
-    Ok(Backend { model: info, tokenizer, runner })
 }
 
 async fn serve(server: Server) -> anyhow::Result<()> {

@@ -182,9 +182,42 @@ fn is_from_worker(event: &Event) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::{RequestId, StepResult};
+    use trunkline_core::{Namespace, Request, RequestId, Sampling, StepResult, TierConfig, Write};
 
     use super::*;
+
+    #[test]
+    fn every_kind_of_line_survives_being_written_and_read() {
+        let mut request = Request::new(RequestId(u64::MAX), Namespace::default().root(), vec![0, u32::MAX], 3);
+        request.deadline_ns = Some(u64::MAX);
+        request.sampling = Sampling { temperature: 0.7, seed: u64::MAX, logprobs: Some(2), ..Sampling::default() };
+        let events = [
+            Event::Submit(Box::new(request)),
+            Event::Abort(RequestId(1)),
+            Event::Stop(RequestId(2)),
+            Event::Withdraw(RequestId(4)),
+            Event::Fail(RequestId(3)),
+            Event::WorkerJoined,
+            Event::WorkerLost,
+            Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),
+            Event::TransferFinished(3),
+            Event::TransferFailed(u64::MAX),
+            Event::Tick,
+            Event::FlushCache,
+            Event::Drain,
+            Event::Shutdown,
+        ];
+        for event in events {
+            for engine in [None, Some(EngineId(3))] {
+                let line = Line::Event { at_ns: u64::MAX, engine, event: event.clone() };
+                assert_eq!(Line::parse(&line.to_json()).unwrap(), line);
+            }
+        }
+        let header = Line::Header { trunkline_recording: VERSION, config: Config::default() };
+        assert_eq!(Line::parse(&header.to_json()).unwrap(), header);
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into() } };
+        assert_eq!(Line::parse(&end.to_json()).unwrap(), end);
+    }
 
     #[test]
     fn a_line_gives_back_its_input() {
@@ -230,5 +263,27 @@ mod tests {
         for line in ["{\"at_ns\":1,\"event\":\"nap\"}", "{\"at_ns\":1,\"engine\":1,\"change\":\"rest\"}"] {
             assert!(Line::parse(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_header_of_a_recording_keeps_its_bytes() {
+        let tiers =
+            vec![TierConfig { name: "host".into(), blocks: 7, write: Write::SecondUse, eviction: "lfu".into() }];
+        let config = Config { tiers, launch_watermark: 0.5, align_chunks: false, ..Config::default() };
+        let header = Line::Header { trunkline_recording: VERSION, config };
+        let line = concat!(
+            r#"{"trunkline_recording":2,"config":{"block_size":16,"device_blocks":4096,"max_batch_tokens":2048,"#,
+            r#""max_batch_size":256,"max_queue":1024,"max_queued_tokens":1099511627776,"align_chunks":false,"#,
+            r#""max_step_logits":65536,"max_drafts":0,"target_step_ns":0,"launch_watermark":0.5,"swap_in_watermark":1.0,"#,
+            r#""host_blocks":0,"tiers":[{"name":"host","blocks":7,"write":"second_use","eviction":"lfu"}],"#,
+            r#""preemption":"cost","swap_block_ns":84000,"recompute_token_ns":100000,"max_context":1048576,"#,
+            r#""policy":"fcfs","eviction":"lru"}}"#,
+        );
+        assert_eq!(header.to_json(), line);
+        assert_eq!(Line::parse(line).unwrap(), header);
+        let without = line.replace(r#""max_queue":1024,"#, "");
+        assert!(Line::parse(&without).is_err(), "a header without a setting is refused");
+        let unknown = line.replace("max_queue", "max_queues");
+        assert!(Line::parse(&unknown).is_err(), "a header with an unknown setting is refused");
     }
 }

@@ -55,7 +55,6 @@ pub mod nodes;
 pub mod policy;
 mod preemption;
 mod prefill_budget;
-pub mod record;
 pub mod registry;
 mod rehit;
 pub mod request;

@@ -1,5 +1,7 @@
 //! Gauges and counters of a core.
 
+use std::ops::AddAssign;
+
 use crate::tier::TIERS_MAX;
 
 /// Gauges and counters of one tier of the prefix cache.
@@ -110,4 +112,138 @@ pub struct Stats {
     pub merged_blocks: u64,
     /// Published device blocks evicted so far.
     pub evicted_blocks: u64,
+}
+
+impl AddAssign for TierStats {
+    fn add_assign(&mut self, other: Self) {
+        let Self { blocks, hit_blocks, stored_blocks, evicted_blocks } = other;
+        self.blocks += blocks;
+        self.hit_blocks += hit_blocks;
+        self.stored_blocks += stored_blocks;
+        self.evicted_blocks += evicted_blocks;
+    }
+}
+
+impl AddAssign for RequestCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { accepted, refused, finished, withdrawn } = other;
+        self.accepted += accepted;
+        self.refused += refused;
+        self.finished += finished;
+        self.withdrawn += withdrawn;
+    }
+}
+
+impl AddAssign for TokenCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { prompt_tokens, cached_tokens, generated_tokens } = other;
+        self.prompt_tokens += prompt_tokens;
+        self.cached_tokens += cached_tokens;
+        self.generated_tokens += generated_tokens;
+    }
+}
+
+impl AddAssign for SwapCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { swap_outs, swap_ins, swapped_out_blocks, swapped_in_blocks, failed_transfers } = other;
+        self.swap_outs += swap_outs;
+        self.swap_ins += swap_ins;
+        self.swapped_out_blocks += swapped_out_blocks;
+        self.swapped_in_blocks += swapped_in_blocks;
+        self.failed_transfers += failed_transfers;
+    }
+}
+
+impl AddAssign for DraftCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { draft_tokens, accepted_draft_tokens } = other;
+        self.draft_tokens += draft_tokens;
+        self.accepted_draft_tokens += accepted_draft_tokens;
+    }
+}
+
+impl AddAssign for Stats {
+    /// Adds the gauges and counters of another core, tier by tier.
+    fn add_assign(&mut self, other: Self) {
+        self.waiting += other.waiting;
+        self.running += other.running;
+        self.free_blocks += other.free_blocks;
+        self.idle_blocks += other.idle_blocks;
+        self.held_blocks += other.held_blocks;
+        self.private_blocks += other.private_blocks;
+        self.steps += other.steps;
+        self.requests += other.requests;
+        self.tokens += other.tokens;
+        self.loading += other.loading;
+        self.swapped += other.swapped;
+        self.moving_blocks += other.moving_blocks;
+        self.free_host_blocks += other.free_host_blocks;
+        self.swaps += other.swaps;
+        self.drafts += other.drafts;
+        self.preemptions += other.preemptions;
+        self.published_blocks += other.published_blocks;
+        self.merged_blocks += other.merged_blocks;
+        self.evicted_blocks += other.evicted_blocks;
+        for (sum, tier) in self.tiers.iter_mut().zip(other.tiers) {
+            *sum += tier;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_a_sum_is_added() {
+        // All fields are numbers, so 1 in each of them doubles to 2 in each of them.
+        let tier = TierStats { blocks: 1, hit_blocks: 1, stored_blocks: 1, evicted_blocks: 1 };
+        let ones = Stats {
+            tiers: [tier; TIERS_MAX],
+            waiting: 1,
+            running: 1,
+            free_blocks: 1,
+            idle_blocks: 1,
+            held_blocks: 1,
+            private_blocks: 1,
+            steps: 1,
+            requests: RequestCounters { accepted: 1, refused: 1, finished: 1, withdrawn: 1 },
+            tokens: TokenCounters { prompt_tokens: 1, cached_tokens: 1, generated_tokens: 1 },
+            loading: 1,
+            swapped: 1,
+            moving_blocks: 1,
+            free_host_blocks: 1,
+            swaps: SwapCounters {
+                swap_outs: 1,
+                swap_ins: 1,
+                swapped_out_blocks: 1,
+                swapped_in_blocks: 1,
+                failed_transfers: 1,
+            },
+            drafts: DraftCounters { draft_tokens: 1, accepted_draft_tokens: 1 },
+            preemptions: 1,
+            published_blocks: 1,
+            merged_blocks: 1,
+            evicted_blocks: 1,
+        };
+        let mut sum = ones;
+        sum += ones;
+        assert_eq!(format!("{sum:?}"), format!("{ones:?}").replace(": 1", ": 2"));
+    }
+
+    #[test]
+    fn nested_counters_are_serialised_flat_and_in_order() {
+        let json = serde_json::to_string(&Stats::default()).unwrap();
+        let tier = r#"{"blocks":0,"hit_blocks":0,"stored_blocks":0,"evicted_blocks":0}"#;
+        let keys = json.replace(tier, "").replace(":0", "");
+        let expected = [
+            r#"{"waiting","running","free_blocks","idle_blocks","held_blocks","private_blocks","steps","#,
+            r#""accepted","refused","finished","withdrawn","prompt_tokens","cached_tokens","generated_tokens","#,
+            r#""loading","swapped","moving_blocks","free_host_blocks","tiers":["#,
+            &",".repeat(TIERS_MAX - 1),
+            r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,
+            r#""draft_tokens","accepted_draft_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks"}"#,
+        ];
+        assert_eq!(keys, expected.concat());
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use trunkline_core::{
-    Action, Config, Core, Event, FinishReason, Namespace, Request, RequestId, Step, StepResult, Token,
+    Action, Config, Core, Event, FinishReason, Namespace, Request, RequestId, Step, StepResult, StepSeq, Token,
 };
 
 const EOS: Token = 9;
@@ -77,10 +77,8 @@ impl Bench {
     }
 
     fn parts(&self) -> Vec<Parts> {
-        let part = |step: &Box<Step>| {
-            step.seqs.iter().map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.input_from_last)).collect()
-        };
-        self.steps.iter().map(part).collect()
+        let part = |seq: &StepSeq| (seq.request.0, seq.computed, seq.n_tokens, seq.input_from_last);
+        self.steps.iter().map(|step| step.seqs.iter().map(part).collect()).collect()
     }
 
     fn is_empty(&self) -> bool {

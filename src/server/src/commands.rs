@@ -1,8 +1,11 @@
 //! Commands to the core's thread, and its outputs to requests.
 
+use std::ops::AddAssign;
+
 use tokio::sync::{mpsc, oneshot};
+use trunkline_cluster::{EngineId, EngineStatus};
 use trunkline_core::{FinishReason, Refusal, Request, RequestId, Stats, Token, Usage};
-use trunkline_port::TokenLogprobs;
+use trunkline_port::{StepRunner, TokenLogprobs};
 
 use crate::worker_thread::WorkerReport;
 
@@ -22,6 +25,11 @@ pub(crate) enum Command {
     Drain,
     Shutdown,
     Worker(WorkerReport),
+    /// A worker was made again, or could not be.
+    WorkerMade {
+        engine: EngineId,
+        made: Result<Box<dyn StepRunner>, Box<dyn std::error::Error + Send + Sync>>,
+    },
 }
 
 /// Output of an accepted request.
@@ -39,11 +47,36 @@ pub struct Drafts {
     pub accepted: u64,
 }
 
-/// The state of the core between two events.
+impl AddAssign for Drafts {
+    fn add_assign(&mut self, other: Self) {
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+    }
+}
+
+/// One engine between two events.
 #[derive(Clone, Copy)]
-pub(crate) struct Snapshot {
-    pub(crate) stats: Stats,
+pub(crate) struct EngineSnapshot {
+    pub(crate) status: EngineStatus,
     pub(crate) drafts: Drafts,
+}
+
+/// The state of the cluster between two inputs.
+#[derive(Clone)]
+pub(crate) struct Snapshot {
+    pub(crate) engines: Vec<EngineSnapshot>,
     pub(crate) digest: u64,
     pub(crate) draining: bool,
+}
+
+impl Snapshot {
+    /// Returns the gauges and counters of all engines together.
+    pub(crate) fn totals(&self) -> (Stats, Drafts) {
+        let mut totals = (Stats::default(), Drafts::default());
+        for engine in &self.engines {
+            totals.0 += engine.status.stats;
+            totals.1 += engine.drafts;
+        }
+        totals
+    }
 }

@@ -1,7 +1,15 @@
-//! The core's thread: the only one that touches the core.
+//! The core's thread: the only one that touches the cluster and its cores.
 //!
-//! The thread waits for commands until the next deadline of the core, stamps each command with the time of a monotonic clock,
-//! hands it to the core as an event and performs the resulting actions in order. It never waits for anything else.
+//! The thread waits for commands until the next deadline of a request or the next restart of a worker, stamps each command with
+//! the time of a monotonic clock, delivers it to the cluster as an input and performs the outputs in order. It never waits for
+//! anything else.
+//!
+//! # Workers that fail
+//!
+//! A worker whose step failed is reset and joins again; its requests are computed again on the same engine. A worker whose
+//! threads have ended is started again ([`Workers`]), and meanwhile its engine is retired: other engines continue its requests
+//! with the tokens they have. A server with one engine stops with a failure instead, and so does one whose workers have all
+//! been given up.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,47 +18,50 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use tokio::sync::{mpsc, oneshot};
-use tracing::{error, info, warn};
-use trunkline_core::record::End;
-use trunkline_core::{Action, Core, Event, Refusal, RequestId, Stats};
+use tracing::{debug, error, info, warn};
+use trunkline_cluster::record::End;
+use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
+use trunkline_core::{Action, Event, Refusal, RequestId, Stats};
 use trunkline_port::{StepRunner, TokenLogprobs};
 
 use crate::clock::Clock;
-use crate::commands::{Command, Drafts, Output, Snapshot};
+use crate::commands::{Command, Drafts, EngineSnapshot, Output, Snapshot};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
-use crate::worker_thread::{self, WorkerEvent, WorkerHandle, WorkerReport};
+use crate::worker_thread::{WorkerEvent, WorkerReport};
+use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
-
-/// Number of the only worker.
-const WORKER: u32 = 0;
 
 /// Final state of a server that has stopped.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The digest of all decisions.
     pub digest: u64,
-    /// Gauges and counters at the end.
+    /// Gauges and counters at the end, of all engines together.
     pub stats: Stats,
-    /// Drafts of all steps that ended.
+    /// Drafts of all steps that ended, on all engines.
     pub drafts: Drafts,
     /// Reason for which the server stopped by itself, if it did.
     pub failure: Option<String>,
 }
 
-/// Starts the worker's thread and the core's. The receiver gets the outcome when the core's thread ends, and nothing if it
-/// panics.
+/// Starts the threads of the workers, one for each engine, and the core's. The receiver gets the outcome when the core's thread
+/// ends, and nothing if it panics.
 pub(crate) fn spawn(
-    core: Core,
-    runner: Box<dyn StepRunner>,
+    cluster: Cluster,
+    runners: Vec<Box<dyn StepRunner>>,
+    make: MakeWorker,
     recorder: Option<Recorder>,
 ) -> std::io::Result<(DriverHandle, oneshot::Receiver<Outcome>)> {
     let (handle, commands) = queue(COMMANDS_MAX);
-    let reports = handle.clone();
-    let worker = worker_thread::spawn(WORKER, runner, move |report| reports.send_blocking(Command::Worker(report)))?;
-    let driver = Driver::new(core, &handle, commands, worker, recorder);
+    let mut workers = Vec::with_capacity(runners.len());
+    for (at, runner) in runners.into_iter().enumerate() {
+        workers.push(spawn_threads(EngineId(at as u32), 0, runner, &handle)?);
+    }
+    let workers = Workers::new(workers, make, handle.clone());
+    let driver = Driver::new(cluster, &handle, commands, workers, recorder);
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         // Nobody waits for the outcome if the server was dropped.
@@ -59,7 +70,7 @@ pub(crate) fn spawn(
     Ok((handle, outcome))
 }
 
-/// Client of a request that the core knows.
+/// Client of a request that the cluster knows.
 struct Client {
     outputs: mpsc::Sender<Output>,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
@@ -74,22 +85,32 @@ impl Client {
     }
 }
 
+/// Reason for which the core's thread wakes up.
+enum WakeUp {
+    Command(Command),
+    /// The deadline of a request has come.
+    Deadline,
+    /// A worker is to be started again.
+    Restart,
+}
+
 struct Driver {
-    core: Core,
+    cluster: Cluster,
     clock: Clock,
     commands: Receiver<Command>,
     abort_missed: Arc<AtomicBool>,
-    worker: WorkerHandle,
+    workers: Workers,
     recorder: Option<Recorder>,
     clients: HashMap<RequestId, Client>,
     /// Requests found to have nobody reading their outputs, to be aborted.
     unread: Vec<RequestId>,
     /// Log probabilities of the tokens of the step that has just ended.
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
-    drafts: Drafts,
+    /// Drafts by engine.
+    drafts: Vec<Drafts>,
     flushes: VecDeque<oneshot::Sender<u32>>,
-    actions: Vec<Action>,
-    last_event_ns: u64,
+    outputs: Vec<ClusterOutput>,
+    last_input_ns: u64,
     draining: bool,
     drained: bool,
     failure: Option<String>,
@@ -97,26 +118,26 @@ struct Driver {
 
 impl Driver {
     fn new(
-        core: Core,
+        cluster: Cluster,
         handle: &DriverHandle,
         commands: Receiver<Command>,
-        worker: WorkerHandle,
+        workers: Workers,
         recorder: Option<Recorder>,
     ) -> Self {
         Self {
-            core,
+            drafts: vec![Drafts::default(); cluster.n_engines()],
+            cluster,
             clock: handle.clock(),
             commands,
             abort_missed: handle.abort_missed(),
-            worker,
+            workers,
             recorder,
             clients: HashMap::new(),
             unread: Vec::new(),
             logprobs: HashMap::new(),
-            drafts: Drafts::default(),
             flushes: VecDeque::new(),
-            actions: Vec::new(),
-            last_event_ns: 0,
+            outputs: Vec::new(),
+            last_input_ns: 0,
             draining: false,
             drained: false,
             failure: None,
@@ -127,39 +148,42 @@ impl Driver {
         while !self.drained {
             self.turn();
         }
-        let digest = self.core.digest();
+        let digest = self.cluster.digest();
+        let (stats, drafts) = self.snapshot().totals();
         if let Some(recorder) = self.recorder {
-            recorder.finish(End { at_ns: self.last_event_ns, digest: format!("{digest:016x}") });
+            recorder.finish(End { at_ns: self.last_input_ns, digest: format!("{digest:016x}") });
         }
-        Outcome { digest, stats: self.core.stats(), drafts: self.drafts, failure: self.failure }
+        Outcome { digest, stats, drafts, failure: self.failure }
     }
 
-    /// Waits for a command, or the next deadline, and handles it.
+    /// Waits for a command, the next deadline or the next restart, and handles it.
     fn turn(&mut self) {
         if self.abort_missed.swap(false, Ordering::Acquire) {
             self.find_unread();
         }
-        match self.next_command() {
-            Some(command) => self.take(command),
-            None => self.apply(Event::Tick),
+        match self.next_wake_up() {
+            WakeUp::Command(command) => self.take(command),
+            WakeUp::Deadline => self.apply(Input::Client(Event::Tick)),
+            WakeUp::Restart => self.workers.restart_due(self.clock.now_ns()),
         }
     }
 
-    /// The next command, or `None` if a deadline of the core comes first.
-    fn next_command(&self) -> Option<Command> {
-        let deadline_ns = self.core.next_deadline_ns();
-        if deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.clock.now_ns()) {
-            return None;
+    fn next_wake_up(&self) -> WakeUp {
+        let (deadline_ns, restart_ns) = (self.cluster.next_deadline_ns(), self.workers.next_restart_ns());
+        let next_ns = [deadline_ns, restart_ns].into_iter().flatten().min();
+        let due = || if restart_ns == next_ns { WakeUp::Restart } else { WakeUp::Deadline };
+        if next_ns.is_some_and(|next_ns| next_ns <= self.clock.now_ns()) {
+            return due();
         }
-        let received = match deadline_ns.and_then(|deadline_ns| self.clock.instant(deadline_ns)) {
-            Some(deadline) => self.commands.recv_deadline(deadline),
+        let received = match next_ns.and_then(|next_ns| self.clock.instant(next_ns)) {
+            Some(next) => self.commands.recv_deadline(next),
             None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
-            Ok(command) => Some(command),
-            Err(RecvTimeoutError::Timeout) => None,
+            Ok(command) => WakeUp::Command(command),
+            Err(RecvTimeoutError::Timeout) => due(),
             // Nobody is left who could want anything.
-            Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
+            Err(RecvTimeoutError::Disconnected) => WakeUp::Command(Command::Shutdown),
         }
     }
 
@@ -170,123 +194,209 @@ impl Driver {
             Command::Submit { request, outputs, accepted } => {
                 let id = request.id;
                 self.clients.insert(id, Client { outputs, accepted: Some(accepted) });
-                self.apply(Event::Submit(request));
+                self.apply(Input::Client(Event::Submit(request)));
                 if let Some(client) = self.clients.get_mut(&id) {
                     client.accept();
                 }
             }
             Command::Abort(ids) => {
                 for id in ids {
-                    // The core ignores requests that have ended; leaving them out keeps recordings short.
+                    // The cluster ignores requests that have ended; leaving them out keeps recordings short.
                     if self.clients.contains_key(&id) {
-                        self.apply(Event::Abort(id));
+                        self.apply(Input::Client(Event::Abort(id)));
                     }
                 }
             }
             Command::Stop(id) => {
                 if self.clients.contains_key(&id) {
-                    self.apply(Event::Stop(id));
+                    self.apply(Input::Client(Event::Stop(id)));
                 }
             }
             Command::FlushCache(reply) => {
                 self.flushes.push_back(reply);
-                self.apply(Event::FlushCache);
+                self.apply(Input::Client(Event::FlushCache));
             }
             Command::Snapshot(reply) => {
-                let (stats, digest) = (self.core.stats(), self.core.digest());
-                let snapshot = Snapshot { stats, drafts: self.drafts, digest, draining: self.draining };
                 // The caller may have given up.
-                let _ = reply.send(snapshot);
+                let _ = reply.send(self.snapshot());
             }
             Command::Drain => {
                 info!(requests = self.clients.len(), "draining");
                 self.draining = true;
-                self.apply(Event::Drain);
+                self.apply(Input::Client(Event::Drain));
             }
             Command::Shutdown => self.shutdown(),
             Command::Worker(report) => self.take_report(report),
+            Command::WorkerMade { engine, made } => self.replace_worker(engine, made),
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let engine = |(at, drafts): (usize, &Drafts)| EngineSnapshot {
+            status: self.cluster.status(EngineId(at as u32)),
+            drafts: *drafts,
+        };
+        Snapshot {
+            engines: self.drafts.iter().enumerate().map(engine).collect(),
+            digest: self.cluster.digest(),
+            draining: self.draining,
         }
     }
 
     fn take_report(&mut self, report: WorkerReport) {
-        let is_current = self.worker.is_current(&report);
+        if self.workers.is_from_replaced_threads(&report) {
+            // Only copies are answered so late: the step thread reports its end last.
+            return;
+        }
+        let engine = EngineId(report.worker);
+        let is_current = self.workers.is_current(&report);
         match report.event {
             // The rest concerns a life of the worker that the core has given up.
             WorkerEvent::Ready if !is_current => {}
-            WorkerEvent::Done { step, .. } | WorkerEvent::Failed { step, .. } if !is_current => self.core.recycle(step),
-            WorkerEvent::Ready => self.apply(Event::WorkerJoined),
+            WorkerEvent::Done { step, .. } | WorkerEvent::Failed { step, .. } if !is_current => {
+                self.cluster.recycle(engine, step);
+            }
+            WorkerEvent::Ready => self.join(engine),
             WorkerEvent::Done { step, output } => {
-                self.core.recycle(step);
-                self.drafts.drafted += output.drafted;
-                self.drafts.accepted += output.accepted;
+                self.cluster.recycle(engine, step);
+                self.workers.note_step(engine);
+                self.drafts[engine.index()] += Drafts { drafted: output.drafted, accepted: output.accepted };
                 for entry in output.logprobs {
                     self.logprobs.entry(entry.request).or_default().push_back(entry);
                 }
-                self.apply(Event::StepFinished(output.result));
+                self.apply(Input::Engine(engine, Event::StepFinished(output.result)));
                 self.logprobs.clear();
             }
             WorkerEvent::Failed { step, guilty } => {
-                self.core.recycle(step);
+                self.cluster.recycle(engine, step);
                 // First, so that whatever the core wants from here on is done by the worker's next life.
-                self.worker.reset();
+                self.workers.reset(engine);
                 if let Some(id) = guilty {
                     // It ends with the step; else it would fail the next one too, and all beside it.
-                    self.apply(Event::Fail(id));
+                    self.apply(Input::Client(Event::Fail(id)));
                 }
-                warn!(requests = self.clients.len(), "all KV is lost; requests are computed again");
-                self.apply(Event::WorkerLost);
+                let requests = self.cluster.status(engine).load.requests;
+                warn!(%engine, requests, "all KV of the worker is lost; requests are computed again");
+                self.apply(Input::Engine(engine, Event::WorkerLost));
             }
             // The core ignores answers it does not wait for: those of a worker that was lost meanwhile.
-            WorkerEvent::Transferred { transfer, failed: false } => self.apply(Event::TransferFinished(transfer)),
-            WorkerEvent::Transferred { transfer, failed: true } => self.apply(Event::TransferFailed(transfer)),
-            WorkerEvent::Gone => {
-                self.failure = Some("the worker ended and cannot be started again".into());
-                self.apply(Event::WorkerLost);
-                self.shutdown();
+            WorkerEvent::Transferred { transfer, failed } => {
+                let event = if failed { Event::TransferFailed(transfer) } else { Event::TransferFinished(transfer) };
+                self.apply(Input::Engine(engine, event));
+            }
+            WorkerEvent::Gone => self.lose(engine),
+        }
+    }
+
+    /// Reports a worker that is ready to run steps, and lets it help out engines that are gone.
+    fn join(&mut self, engine: EngineId) {
+        self.apply(Input::Engine(engine, Event::WorkerJoined));
+        for at in 0..self.drafts.len() {
+            let other = EngineId(at as u32);
+            let status = self.cluster.status(other);
+            // Requests that no engine could take over when theirs was retired.
+            if status.state == EngineState::Gone && status.load.requests > 0 {
+                self.apply(Input::Retire(other));
             }
         }
     }
 
-    /// Ends everything now. The step that may be running is not waited for: its worker is given up, so that the core lets go
-    /// of the requests in it.
+    /// Handles the end of a worker's threads.
+    fn lose(&mut self, engine: EngineId) {
+        if self.cluster.n_engines() == 1 {
+            self.apply(Input::Engine(engine, Event::WorkerLost));
+            return self.fail("the worker ended and cannot be started again");
+        }
+        let requests = self.cluster.status(engine).load.requests;
+        warn!(%engine, requests, "the worker ended; other engines continue its requests");
+        self.apply(Input::Retire(engine));
+        self.plan_restart(engine);
+    }
+
+    /// Plans the next restart of a worker, or gives the worker up.
+    fn plan_restart(&mut self, engine: EngineId) {
+        if let Some(pause) = self.workers.plan_restart(engine, self.clock.now_ns()) {
+            info!(%engine, ?pause, "the worker will be started again");
+            return;
+        }
+        error!(%engine, "the worker ended too often and is given up");
+        if self.workers.all_given_up() {
+            return self.fail("all workers ended and none can be started again");
+        }
+        let here = |id: &RequestId| self.cluster.engine_of(*id) == Some(engine);
+        let mut left: Vec<RequestId> = self.clients.keys().copied().filter(here).collect();
+        left.sort_unstable();
+        for id in left {
+            self.apply(Input::Client(Event::Fail(id)));
+        }
+    }
+
+    /// Starts the threads of a worker that was made again.
+    fn replace_worker(&mut self, engine: EngineId, made: Result<Box<dyn StepRunner>, WorkerError>) {
+        let replaced = made.and_then(|runner| Ok(self.workers.replace(engine, runner)?));
+        if let Err(err) = replaced {
+            error!(%engine, "the worker could not be started again: {err}");
+            self.plan_restart(engine);
+        }
+    }
+
+    /// Stops the server by itself.
+    fn fail(&mut self, failure: &str) {
+        self.failure = Some(failure.into());
+        self.shutdown();
+    }
+
+    /// Ends everything now. The steps that may be running are not waited for: their workers are given up, so that the cores let
+    /// go of the requests in them.
     fn shutdown(&mut self) {
         info!(requests = self.clients.len(), "stopping");
         self.draining = true;
-        self.apply(Event::Shutdown);
-        if !self.drained {
-            self.apply(Event::WorkerLost);
-        }
-    }
-
-    /// Gives an event to the core and performs what it wants.
-    fn apply(&mut self, event: Event) {
-        self.apply_one(event);
-        while let Some(id) = self.unread.pop() {
-            if self.clients.contains_key(&id) {
-                self.apply_one(Event::Abort(id));
+        self.apply(Input::Client(Event::Shutdown));
+        for at in 0..self.drafts.len() {
+            if !self.drained {
+                self.apply(Input::Engine(EngineId(at as u32), Event::WorkerLost));
             }
         }
     }
 
-    fn apply_one(&mut self, event: Event) {
-        let now_ns = self.clock.now_ns();
-        self.last_event_ns = now_ns;
-        if let Some(recorder) = &mut self.recorder {
-            recorder.event(now_ns, &event);
+    /// Delivers an input to the cluster and performs the outputs.
+    fn apply(&mut self, input: Input) {
+        self.apply_one(input);
+        while let Some(id) = self.unread.pop() {
+            if self.clients.contains_key(&id) {
+                self.apply_one(Input::Client(Event::Abort(id)));
+            }
         }
-        let mut actions = std::mem::take(&mut self.actions);
-        self.core.handle(now_ns, event, &mut actions);
-        for action in actions.drain(..) {
-            self.perform(action);
-        }
-        self.actions = actions;
     }
 
-    fn perform(&mut self, action: Action) {
+    fn apply_one(&mut self, input: Input) {
+        let now_ns = self.clock.now_ns();
+        self.last_input_ns = now_ns;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.input(now_ns, &input);
+        }
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.cluster.handle(now_ns, input, &mut outputs);
+        for output in outputs.drain(..) {
+            self.perform(output);
+        }
+        self.outputs = outputs;
+    }
+
+    fn perform(&mut self, output: ClusterOutput) {
+        match output {
+            ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step),
+            ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
+            ClusterOutput::Engine(engine, Action::ResetWorker) => self.workers.reset(engine),
+            ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),
+            ClusterOutput::Moved { request, from, to, .. } => debug!(%request, %from, %to, "the request moved"),
+            ClusterOutput::Placed { .. } | ClusterOutput::Emptied(_) => {}
+        }
+    }
+
+    /// Performs an action that is for clients.
+    fn answer(&mut self, action: Action) {
         match action {
-            Action::RunStep(step) => self.worker.run(step),
-            Action::Transfer(transfer) => self.worker.transfer(transfer),
-            Action::ResetWorker => self.worker.reset(),
             Action::Token { request, token } => {
                 let logprobs = self.logprobs.get_mut(&request).and_then(VecDeque::pop_front);
                 self.output(request, Output::Token { token, logprobs });
@@ -305,8 +415,11 @@ impl Driver {
                     let _ = reply.send(blocks);
                 }
             }
-            Action::Withdrawn(_) => unreachable!("no request is taken back"),
             Action::Drained => self.drained = true,
+            Action::RunStep(_) | Action::Transfer(_) | Action::ResetWorker => {
+                unreachable!("jobs are of an engine")
+            }
+            Action::Withdrawn(_) => unreachable!("requests that move stay in the cluster"),
         }
     }
 
@@ -330,187 +443,10 @@ impl Driver {
             self.clients.iter().filter(|(_, client)| client.outputs.is_closed()).map(|(id, _)| *id).collect();
         unread.sort_unstable();
         for id in unread {
-            self.apply(Event::Abort(id));
+            self.apply(Input::Client(Event::Abort(id)));
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use trunkline_core::record::Line;
-    use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
-    use trunkline_port::StepOutput;
-
-    use super::*;
-    use crate::queue::NotTaken;
-    use crate::worker_thread::{CopyJob, StepJob, WorkerQueues};
-
-    /// A driver that nobody runs, with a queue of one command, and what its worker would be told.
-    fn driver_with(recorder: Option<Recorder>) -> (DriverHandle, Driver, WorkerQueues) {
-        let (handle, commands) = queue(1);
-        let (worker, jobs) = WorkerHandle::new(WORKER);
-        let core = Core::new(Config::default()).unwrap();
-        let driver = Driver::new(core, &handle, commands, worker, recorder);
-        (handle, driver, jobs)
-    }
-
-    /// A report of the worker in its first life.
-    fn report(event: WorkerEvent) -> Command {
-        Command::Worker(WorkerReport { worker: WORKER, life: 0, event })
-    }
-
-    /// The same without a worker.
-    fn driver() -> (DriverHandle, Driver) {
-        let (handle, driver, _) = driver_with(None);
-        (handle, driver)
-    }
-
-    fn submit(id: u64) -> (Command, mpsc::Receiver<Output>, oneshot::Receiver<Result<(), Refusal>>) {
-        let (sender, outputs) = mpsc::channel(8);
-        let (accepted, is_accepted) = oneshot::channel();
-        let mut request = Request::new(RequestId(id), Namespace::default().root(), vec![1, 2, 3], 4);
-        request.hash_prompt(Config::default().block_size);
-        (Command::Submit { request: Box::new(request), outputs: sender, accepted }, outputs, is_accepted)
-    }
-
-    #[test]
-    fn a_full_queue_takes_nothing_and_a_stopped_driver_neither() {
-        let (handle, driver) = driver();
-        assert_eq!(handle.send(Command::Abort(Vec::new())), Ok(()));
-        assert_eq!(handle.send(Command::Abort(Vec::new())), Err(NotTaken::Full));
-        drop(driver);
-        assert_eq!(handle.send(Command::Abort(Vec::new())), Err(NotTaken::Stopped));
-        assert!(!handle.send_blocking(Command::Drain));
-    }
-
-    #[test]
-    fn an_abort_that_finds_the_queue_full_is_not_lost() {
-        let (handle, mut driver) = driver();
-        let (command, mut outputs, mut is_accepted) = submit(1);
-        driver.take(command);
-        assert_eq!(is_accepted.try_recv(), Ok(Ok(())));
-        handle.send(Command::Abort(Vec::new())).unwrap();
-        outputs.close();
-        handle.abort_dropped(RequestId(1));
-        assert_eq!(driver.core.stats().requests.finished, 0);
-        driver.turn();
-        assert_eq!((driver.core.stats().requests.finished, driver.clients.len()), (1, 0));
-    }
-
-    #[test]
-    fn a_request_whose_client_went_away_in_the_queue_never_begins() {
-        let (handle, mut driver) = driver();
-        let (command, mut outputs, _) = submit(1);
-        handle.send(command).unwrap();
-        outputs.close();
-        handle.abort_dropped(RequestId(1));
-        driver.turn();
-        assert_eq!((driver.core.stats().requests.accepted, driver.clients.len()), (0, 0));
-    }
-
-    #[test]
-    fn a_deadline_ticks_and_a_refusal_is_told() {
-        let (_handle, mut driver) = driver();
-        let (mut command, mut outputs, _) = submit(1);
-        if let Command::Submit { request, .. } = &mut command {
-            request.deadline_ns = Some(driver.clock.now_ns() + 1_000_000);
-        }
-        driver.take(command);
-        driver.turn();
-        assert!(matches!(outputs.try_recv(), Ok(Output::Finish { reason: FinishReason::Timeout, .. })));
-
-        driver.take(Command::Drain);
-        assert!(driver.drained);
-        let (command, _outputs, mut is_accepted) = submit(2);
-        driver.take(command);
-        assert_eq!(is_accepted.try_recv(), Ok(Err(Refusal::Draining)));
-    }
-
-    #[test]
-    fn steps_and_transfers_are_sent_to_the_worker_in_order_and_never_waited_for() {
-        const TRANSFERS: u64 = 10_000;
-        let (_handle, mut driver, jobs) = driver_with(None);
-        driver.take(report(WorkerEvent::Ready));
-        driver.perform(Action::RunStep(Box::default()));
-        for id in 1..=TRANSFERS {
-            driver.perform(Action::Transfer(Box::new(Transfer {
-                id,
-                from: Place::Host,
-                to: Place::Device,
-                pairs: Vec::new(),
-            })));
-        }
-        assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Run { life: 0, .. })));
-        for expected in 1..=TRANSFERS {
-            assert!(matches!(jobs.copies.try_recv(), Ok(CopyJob { life: 0, transfer }) if transfer.id == expected));
-        }
-        drop(jobs);
-        driver.perform(Action::Transfer(Box::new(Transfer {
-            id: 1,
-            from: Place::Host,
-            to: Place::Device,
-            pairs: Vec::new(),
-        })));
-    }
-
-    /// The events of a recording.
-    fn events(path: &Path) -> Vec<Event> {
-        let text = std::fs::read_to_string(path).unwrap();
-        let event = |line| match Line::parse(line).unwrap() {
-            Line::Event { event, .. } => Some(event),
-            _ => None,
-        };
-        text.lines().filter_map(event).collect()
-    }
-
-    #[test]
-    fn answers_to_transfers_are_events_and_recorded_even_if_the_core_does_not_wait_for_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run.jsonl");
-        let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &Config::default()).unwrap()));
-        driver.take(report(WorkerEvent::Ready));
-        driver.take(report(WorkerEvent::Transferred { transfer: 7, failed: false }));
-        driver.take(report(WorkerEvent::Failed { step: Box::default(), guilty: None }));
-        driver.take(report(WorkerEvent::Transferred { transfer: 8, failed: true }));
-        driver.take(Command::Drain);
-        driver.run();
-        let (finished, failed) = (Event::TransferFinished(7), Event::TransferFailed(8));
-        assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, failed, Event::Drain]);
-    }
-
-    #[test]
-    fn a_failed_worker_is_reset_and_reports_of_its_earlier_life_are_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run.jsonl");
-        let (_handle, mut driver, jobs) = driver_with(Some(Recorder::create(&path, &Config::default()).unwrap()));
-        let failed = || report(WorkerEvent::Failed { step: Box::default(), guilty: None });
-        driver.take(report(WorkerEvent::Ready));
-        driver.take(failed());
-        assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Reset { life: 1 })));
-        driver.take(failed());
-        driver.take(report(WorkerEvent::Ready));
-        driver.take(report(WorkerEvent::Done { step: Box::default(), output: StepOutput::default() }));
-        assert!(jobs.steps.is_empty(), "one failure is one reset");
-        driver.take(Command::Worker(WorkerReport { worker: WORKER, life: 1, event: WorkerEvent::Ready }));
-        driver.take(Command::Drain);
-        driver.run();
-        let expected = [Event::WorkerJoined, Event::WorkerLost, Event::WorkerJoined, Event::Drain];
-        assert_eq!(events(&path), expected);
-    }
-
-    #[test]
-    fn drafts_are_counted() {
-        let (_handle, mut driver, jobs) = driver_with(None);
-        driver.take(report(WorkerEvent::Ready));
-        let (command, _outputs, _) = submit(1);
-        driver.take(command);
-        let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
-        let mut result = StepResult { step: step.id, ..StepResult::default() };
-        result.push(&[5]);
-        let output = StepOutput { result, drafted: 3, accepted: 1, ..StepOutput::default() };
-        driver.take(report(WorkerEvent::Done { step, output }));
-        assert_eq!(driver.drafts, Drafts { drafted: 3, accepted: 1 });
-    }
-}
+mod tests;

@@ -1,14 +1,14 @@
-//! The gRPC front end of Trunkline and the driver that owns the core.
+//! The gRPC front end of Trunkline and the driver that owns the cluster of engines.
 //!
 //! # One request, from the socket and back
 //!
 //! 1. A handler checks every field (`validate`), tokenises the text and hashes the prompt (`submission`), all on tokio's
 //!    threads.
 //! 2. It puts a command on the **bounded** queue of the core's thread. A full queue is `RESOURCE_EXHAUSTED`, never a wait.
-//! 3. The driver, the one thread that owns [`trunkline_core::Core`], stamps the time, writes the event to the recording
-//!    if there is one, gives it to the core and performs the actions that come out.
-//! 4. Steps go to the worker's step thread and copies of blocks to its copy thread. Neither waits for the other; both answer
-//!    through the same queue.
+//! 3. The driver, the one thread that owns the [`trunkline_cluster::Cluster`], stamps the time, writes the input to the recording
+//!    if there is one, delivers the input and performs the outputs. The router of the cluster picks the engine of a request.
+//! 4. Each engine has a worker with two threads: steps go to its step thread and copies of blocks to its copy thread. Neither
+//!    waits for the other; both answer through the same queue.
 //! 5. Tokens go to the request's own channel. It has room for all the tokens that the request may generate, so a client that
 //!    reads slowly, or not at all, never makes the core wait.
 //! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the
@@ -20,12 +20,16 @@
 //!   from clients' request ids to the core's, at the edge.
 //! * The core's thread never waits for anything but its queue and the next deadline.
 //! * A stream that is dropped, for whatever reason, aborts its request.
-//! * A recording holds exactly the events that the core was given, with their times, in their order.
+//! * A recording holds exactly the inputs that the cluster was given, with their times, in their order.
+//! * A request whose worker is lost continues with the tokens that it has: on the same engine when the worker has been reset, or
+//!   on another engine while the worker is started again. Its client sees a pause.
+//! * A worker that is lost has no effect on requests of other engines, but for those that join them.
 //!
 //! # Example
 //!
 //! [`Server::new`] puts the parts together; [`Server::run`] serves until a [`ServerHandle`] stops it. The [`Backend`] has the
-//! model's facts, its tokenizer and the worker: any [`trunkline_port::StepRunner`].
+//! model's facts, its tokenizer and what makes the workers: one [`trunkline_port::StepRunner`] for each engine of
+//! [`Options::cluster`].
 //!
 //! ```no_run
 //! use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
@@ -53,11 +57,13 @@ mod stream;
 mod submission;
 mod validate;
 mod worker_thread;
+mod workers;
 
 pub use crate::commands::Drafts;
 pub use crate::driver::Outcome;
 pub use crate::server::{Backend, Options, Server, ServerError, listen};
 pub use crate::shutdown::{ServerHandle, stop_on_signals};
+pub use crate::workers::{MakeWorker, WorkerError};
 
 /// The protocol, package `trunkline.v1`, generated from `proto/trunkline/v1/inference.proto`.
 #[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code has its own style")]

@@ -1,6 +1,6 @@
-//! Writes the recording of a run: every event that the core saw (see [`trunkline_core::record`]).
+//! Writes the recording of a run: every input that the cluster saw (see [`trunkline_cluster::record`]).
 //!
-//! The core's thread copies each event into a bounded channel; a thread of its own turns it into a line and writes it. A
+//! The core's thread copies each input into a bounded channel; a thread of its own turns it into a line and writes it. A
 //! recording with a hole would be worth nothing, so if the disk fails or falls behind, recording stops for good, with one
 //! error in the log, and serving goes on. What was written up to then replays.
 
@@ -14,37 +14,33 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tracing::error;
-use trunkline_core::record::{End, Line, VERSION, event_line};
-use trunkline_core::{Config, Event};
+use trunkline_cluster::record::{End, Line};
+use trunkline_cluster::{ClusterConfig, Input};
 
-/// Events on their way to the disk, at most.
-const EVENTS_MAX: usize = 8192;
-/// Longest time after which an event is on disk, or in the hands of the operating system.
+/// Lines on their way to the disk, at most.
+const LINES_MAX: usize = 8192;
+/// Longest time after which an input is on disk, or in the hands of the operating system.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time to wait for the end of a recording to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
-
-enum Entry {
-    Event { at_ns: u64, event: Event },
-    End(End),
-}
 
 /// A recording being written.
 pub(crate) struct Recorder {
     path: PathBuf,
     /// Empty once recording has stopped.
-    entries: Option<Sender<Entry>>,
+    lines: Option<Sender<Line>>,
+    n_engines: usize,
     /// Returns whether everything was written.
     writer: JoinHandle<bool>,
 }
 
 impl Recorder {
     /// Creates the file, compressed if its name ends in `.gz`, and writes the header.
-    pub(crate) fn create(path: &Path, config: &Config) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path, cluster: &ClusterConfig) -> io::Result<Self> {
         let mut sink = Sink::create(path)?;
-        sink.write_line(Line::Header { trunkline_recording: VERSION, config: config.clone() }.to_json())?;
+        sink.write_line(Line::header(cluster).to_json())?;
         sink.flush()?;
-        let (entries, received) = bounded(EVENTS_MAX);
+        let (lines, received) = bounded(LINES_MAX);
         let name = path.to_owned();
         let writer = thread::Builder::new().name("recorder".into()).spawn(move || {
             let written = write_all(&mut sink, &received);
@@ -53,28 +49,28 @@ impl Recorder {
             }
             written.is_ok()
         })?;
-        Ok(Self { path: path.to_owned(), entries: Some(entries), writer })
+        Ok(Self { path: path.to_owned(), lines: Some(lines), n_engines: cluster.engines.len(), writer })
     }
 
-    /// Adds an event.
-    pub(crate) fn event(&mut self, at_ns: u64, event: &Event) {
-        let Some(entries) = &self.entries else { return };
-        match entries.try_send(Entry::Event { at_ns, event: event.clone() }) {
+    /// Adds an input.
+    pub(crate) fn input(&mut self, at_ns: u64, input: &Input) {
+        let Some(lines) = &self.lines else { return };
+        match lines.try_send(Line::of(at_ns, input, self.n_engines)) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 error!("recording to {} stopped: the disk cannot keep up; serving goes on", self.path.display());
-                self.entries = None;
+                self.lines = None;
             }
             // The writer has said why.
-            Err(TrySendError::Disconnected(_)) => self.entries = None,
+            Err(TrySendError::Disconnected(_)) => self.lines = None,
         }
     }
 
     /// Adds the trailer and waits until everything is written. Returns whether the recording is whole; if it is not,
     /// the reason was logged.
     pub(crate) fn finish(self, end: End) -> bool {
-        let ended = match self.entries {
-            Some(entries) => entries.send_timeout(Entry::End(end), FINISH_TIMEOUT).is_ok(),
+        let ended = match self.lines {
+            Some(lines) => lines.send_timeout(Line::End { end }, FINISH_TIMEOUT).is_ok(),
             None => false,
         };
         let written = self.writer.join();
@@ -85,16 +81,13 @@ impl Recorder {
     }
 }
 
-fn write_all(sink: &mut Sink, entries: &Receiver<Entry>) -> io::Result<()> {
+fn write_all(sink: &mut Sink, lines: &Receiver<Line>) -> io::Result<()> {
     let mut flushed = Instant::now();
     let mut dirty = false;
     loop {
-        match entries.recv_timeout(FLUSH_INTERVAL) {
-            Ok(entry) => {
-                sink.write_line(match entry {
-                    Entry::Event { at_ns, event } => event_line(at_ns, &event),
-                    Entry::End(end) => Line::End { end }.to_json(),
-                })?;
+        match lines.recv_timeout(FLUSH_INTERVAL) {
+            Ok(line) => {
+                sink.write_line(line.to_json())?;
                 dirty = true;
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -152,13 +145,16 @@ mod tests {
     use std::io::Read;
 
     use flate2::read::GzDecoder;
+    use trunkline_cluster::EngineId;
+    use trunkline_cluster::record::VERSION;
+    use trunkline_core::{Config, Event};
 
     use super::*;
 
     fn record(path: &Path) {
-        let mut recorder = Recorder::create(path, &Config::default()).unwrap();
-        recorder.event(3, &Event::WorkerJoined);
-        recorder.event(5, &Event::Tick);
+        let mut recorder = Recorder::create(path, &ClusterConfig::uniform(&Config::default(), 1)).unwrap();
+        recorder.input(3, &Input::Engine(EngineId(0), Event::WorkerJoined));
+        recorder.input(5, &Input::Client(Event::Tick));
         assert!(recorder.finish(End { at_ns: 5, digest: format!("{:016x}", 7) }));
     }
 
@@ -168,8 +164,8 @@ mod tests {
             lines,
             [
                 Line::Header { trunkline_recording: VERSION, config: Config::default() },
-                Line::Event { at_ns: 3, event: Event::WorkerJoined },
-                Line::Event { at_ns: 5, event: Event::Tick },
+                Line::Event { at_ns: 3, engine: None, event: Event::WorkerJoined },
+                Line::Event { at_ns: 5, engine: None, event: Event::Tick },
                 Line::End { end: End { at_ns: 5, digest: "0000000000000007".into() } },
             ]
         );
@@ -195,18 +191,18 @@ mod tests {
 
     #[test]
     fn a_disk_that_fails_stops_the_recording_and_nothing_else() {
-        let (entries, received) = bounded(EVENTS_MAX);
+        let (lines, received) = bounded(LINES_MAX);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("read-only");
         std::fs::write(&path, "").unwrap();
         // A file opened for reading fails like a full disk does: when the buffer is written out.
         let mut sink = Sink::Plain(BufWriter::new(File::open(&path).unwrap()));
         let writer = thread::spawn(move || write_all(&mut sink, &received).is_ok());
-        let mut recorder = Recorder { path, entries: Some(entries), writer };
-        while recorder.entries.is_some() {
-            recorder.event(1, &Event::Tick);
+        let mut recorder = Recorder { path, lines: Some(lines), n_engines: 1, writer };
+        while recorder.lines.is_some() {
+            recorder.input(1, &Input::Client(Event::Tick));
         }
-        recorder.event(2, &Event::Tick);
+        recorder.input(2, &Input::Client(Event::Tick));
         assert!(!recorder.finish(End { at_ns: 2, digest: String::new() }));
     }
 }

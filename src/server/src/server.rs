@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::transport::server::{Router, TcpIncoming};
-use trunkline_core::{Config, ConfigError, Core};
-use trunkline_port::{ModelInfo, StepRunner};
+use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId};
+use trunkline_core::Config;
+use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 
 use crate::commands::Command;
@@ -20,6 +21,7 @@ use crate::recorder::Recorder;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
 use crate::submission::Submitter;
+use crate::workers::{MakeWorker, WorkerError};
 
 /// A message from a client has at most this many bytes; a million token ids take up to five.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -34,24 +36,31 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Time for clients to read the ends of their streams after a hurried shutdown.
 const LINGER_HURRIED: Duration = Duration::from_millis(500);
 
-/// Model to serve: its facts, its tokenizer, and the worker that runs its steps.
+/// Model to serve: its facts, its tokenizer, and the workers that run its steps.
 pub struct Backend {
     /// Name, limits and shape of the model.
     pub model: ModelInfo,
     /// Converts between text and tokens.
     pub tokenizer: Tokenizer,
-    /// Worker that runs the steps.
-    pub runner: Box<dyn StepRunner>,
+    /// Makes the worker of each engine.
+    pub workers: MakeWorker,
 }
 
 /// Settings of a server.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
-    /// The core's limits. `max_context` is lowered to the model's.
-    pub config: Config,
-    /// File to record every event of the core to; compressed if the name ends in `.gz`. The recording has the prompts, as token
+    /// Engines and router. The engines are of one model; `max_context` of each is lowered to the model's.
+    pub cluster: ClusterConfig,
+    /// File to record every input of the cluster to; compressed if the name ends in `.gz`. The recording has the prompts, as token
     /// ids.
     pub record: Option<PathBuf>,
+}
+
+impl Default for Options {
+    /// One engine with default limits, and no recording.
+    fn default() -> Self {
+        Self { cluster: ClusterConfig::uniform(&Config::default(), 1), record: None }
+    }
 }
 
 /// Reason for which a server could not start or continue.
@@ -59,7 +68,15 @@ pub struct Options {
 pub enum ServerError {
     /// A setting is out of range.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Cluster(#[from] ClusterError),
+    /// The worker of an engine could not be made.
+    #[error("cannot start the worker of {engine}")]
+    Worker {
+        /// The engine.
+        engine: EngineId,
+        /// Error of the worker.
+        source: WorkerError,
+    },
     /// The address is taken, not local, or no address at all.
     #[error("cannot listen on {addr}")]
     Listen {
@@ -119,26 +136,30 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the threads of the core and the worker. Clients that connect are answered once [`Server::run`] is called.
+    /// Starts the threads of the core and the workers. Clients that connect are answered once [`Server::run`] is called.
     ///
     /// # Errors
-    /// If a setting or the recording's file cannot be used.
+    /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
-        let Backend { model, tokenizer, runner } = backend;
-        let mut config = options.config;
-        config.max_context = config.max_context.min(model.max_context);
-        let core = Core::new(config.clone())?;
+        let Backend { model, tokenizer, workers } = backend;
+        let Options { cluster: mut config, record } = options;
+        for engine in &mut config.engines {
+            engine.core.max_context = engine.core.max_context.min(model.max_context);
+        }
+        let cluster = Cluster::new(&config)?;
+        let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
+        let runners = (0..config.engines.len() as u32).map(make).collect::<Result<Vec<_>, _>>()?;
         let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
-        let recorder = options
-            .record
+        let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
             .transpose()?;
-        let (driver, outcome) = driver::spawn(core, runner, recorder).map_err(ServerError::Thread)?;
+        let (driver, outcome) = driver::spawn(cluster, runners, workers, recorder).map_err(ServerError::Thread)?;
         let stop = StopOnDrop(driver.clone());
 
         let (reporter, health) = tonic_health::server::health_reporter();
+        let limits = config.engines.swap_remove(0).core;
         let handle = ServerHandle::new(driver.clone(), reporter).await;
-        let service = InferenceServer::new(InferenceService::new(Submitter::new(driver, model, tokenizer, config)))
+        let service = InferenceServer::new(InferenceService::new(Submitter::new(driver, model, tokenizer, limits)))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let reflection = || {
             tonic_reflection::server::Builder::configure()

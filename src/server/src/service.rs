@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
-use trunkline_core::{Refusal, RequestId};
+use trunkline_cluster::{EngineState, Role};
+use trunkline_core::{Refusal, RequestId, Stats};
 
-use crate::commands::Command;
+use crate::commands::{Command, Drafts, EngineSnapshot};
 use crate::proto;
 use crate::proto::inference_server::Inference;
 use crate::stream::Generation;
@@ -111,7 +112,7 @@ impl Inference for InferenceService {
         let (reply, snapshot) = oneshot::channel();
         self.shared.driver.send(Command::Snapshot(reply)).map_err(Rejection::from)?;
         let snapshot = snapshot.await.map_err(|_| Rejection::Stopped)?;
-        let stats = snapshot.stats;
+        let (stats, drafts) = snapshot.totals();
         let config = &self.shared.config;
         Ok(Response::new(proto::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -128,28 +129,10 @@ impl Inference for InferenceService {
                 policy: config.policy.clone(),
                 eviction: config.eviction.clone(),
             }),
-            load: Some(proto::Load { waiting: stats.waiting, running: stats.running }),
-            blocks: Some(proto::Blocks {
-                free: stats.free_blocks,
-                idle: stats.idle_blocks,
-                held: stats.held_blocks,
-                private: stats.private_blocks,
-            }),
-            counters: Some(proto::Counters {
-                steps: stats.steps,
-                accepted: stats.requests.accepted,
-                refused: stats.requests.refused,
-                finished: stats.requests.finished,
-                prompt_tokens: stats.tokens.prompt_tokens,
-                cached_tokens: stats.tokens.cached_tokens,
-                generated_tokens: stats.tokens.generated_tokens,
-                preemptions: stats.preemptions,
-                published_blocks: stats.published_blocks,
-                merged_blocks: stats.merged_blocks,
-                evicted_blocks: stats.evicted_blocks,
-                drafted_tokens: snapshot.drafts.drafted,
-                accepted_drafts: snapshot.drafts.accepted,
-            }),
+            load: Some(load(&stats)),
+            blocks: Some(blocks(&stats)),
+            counters: Some(counters(&stats, drafts)),
+            engines: (0..).zip(&snapshot.engines).map(|(number, engine)| engine_info(number, engine)).collect(),
         }))
     }
 
@@ -161,6 +144,62 @@ impl Inference for InferenceService {
         self.shared.driver.send(Command::FlushCache(reply)).map_err(Rejection::from)?;
         let dropped_blocks = blocks.await.map_err(|_| Rejection::Stopped)?;
         Ok(Response::new(proto::FlushCacheResponse { dropped_blocks }))
+    }
+}
+
+fn load(stats: &Stats) -> proto::Load {
+    proto::Load { waiting: stats.waiting, running: stats.running }
+}
+
+fn blocks(stats: &Stats) -> proto::Blocks {
+    proto::Blocks {
+        free: stats.free_blocks,
+        idle: stats.idle_blocks,
+        held: stats.held_blocks,
+        private: stats.private_blocks,
+    }
+}
+
+fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
+    proto::Counters {
+        steps: stats.steps,
+        accepted: stats.requests.accepted,
+        refused: stats.requests.refused,
+        finished: stats.requests.finished,
+        prompt_tokens: stats.tokens.prompt_tokens,
+        cached_tokens: stats.tokens.cached_tokens,
+        generated_tokens: stats.tokens.generated_tokens,
+        preemptions: stats.preemptions,
+        published_blocks: stats.published_blocks,
+        merged_blocks: stats.merged_blocks,
+        evicted_blocks: stats.evicted_blocks,
+        drafted_tokens: drafts.drafted,
+        accepted_drafts: drafts.accepted,
+    }
+}
+
+fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
+    let status = &engine.status;
+    let role = match status.role {
+        Role::Both => proto::EngineRole::Both,
+        Role::Prefill => proto::EngineRole::Prefill,
+        Role::Decode => proto::EngineRole::Decode,
+    };
+    let state = match status.state {
+        EngineState::Absent => proto::EngineState::Absent,
+        EngineState::Up => proto::EngineState::Up,
+        EngineState::Draining => proto::EngineState::Draining,
+        EngineState::Gone => proto::EngineState::Gone,
+    };
+    proto::EngineInfo {
+        number,
+        role: role.into(),
+        state: state.into(),
+        requests: status.load.requests,
+        tokens: status.load.tokens,
+        load: Some(load(&status.stats)),
+        blocks: Some(blocks(&status.stats)),
+        counters: Some(counters(&status.stats, engine.drafts)),
     }
 }
 

@@ -120,6 +120,7 @@ pub(crate) struct Submitter {
     pub(crate) driver: DriverHandle,
     pub(crate) model: ModelInfo,
     pub(crate) tokenizer: Tokenizer,
+    /// Limits of every engine.
     pub(crate) config: Config,
     pub(crate) sessions: Sessions,
     /// One permit for each prompt that is tokenised on a thread that may block, or waits for one.

@@ -79,16 +79,21 @@ pub(crate) struct WorkerQueues {
 }
 
 impl WorkerHandle {
-    /// Makes the queues of worker number `worker`, in its first life.
-    pub(crate) fn new(worker: u32) -> (Self, WorkerQueues) {
+    /// Makes the queues of worker number `worker`, which begins with life `life`.
+    pub(crate) fn new(worker: u32, life: u64) -> (Self, WorkerQueues) {
         let (steps, step_jobs) = unbounded();
         let (copies, copy_jobs) = unbounded();
-        (Self { worker, life: 0, steps, copies }, WorkerQueues { steps: step_jobs, copies: copy_jobs })
+        (Self { worker, life, steps, copies }, WorkerQueues { steps: step_jobs, copies: copy_jobs })
     }
 
     /// Returns `true` if a report is of the worker's present life, and of this worker.
     pub(crate) fn is_current(&self, report: &WorkerReport) -> bool {
         (report.worker, report.life) == (self.worker, self.life)
+    }
+
+    /// Returns the number of the worker's present life.
+    pub(crate) fn life(&self) -> u64 {
+        self.life
     }
 
     /// Queues a step. Never waits.
@@ -115,17 +120,18 @@ impl WorkerHandle {
     }
 }
 
-/// Starts the threads of worker number `worker`. Its reports leave through `report`, which returns `true` as long as the
+/// Starts the threads of worker number `worker`, which begins with life `life`. Its reports leave through `report`, which returns `true` as long as the
 /// driver listens.
 ///
 /// # Errors
 /// If a thread cannot be started.
 pub(crate) fn spawn(
     worker: u32,
+    life: u64,
     mut runner: Box<dyn StepRunner>,
     report: impl Fn(WorkerReport) -> bool + Clone + Send + 'static,
 ) -> std::io::Result<WorkerHandle> {
-    let (handle, queues) = WorkerHandle::new(worker);
+    let (handle, queues) = WorkerHandle::new(worker, life);
     let report = move |life, event| report(WorkerReport { worker, life, event });
     let fence = Arc::new(Fence::default());
     let copier = runner.copier();
@@ -134,7 +140,7 @@ pub(crate) fn spawn(
         .name(format!("copies-{worker}"))
         .spawn(move || copies::serve(copier, &queues.copies, &copies_fence, &copies_report))?;
     thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {
-        let mut steps = Steps { runner, fence, life: 0, report };
+        let mut steps = Steps { runner, fence, life, report };
         // The worker's own panics are caught one by one; this is for those of its reset.
         if catch_unwind(AssertUnwindSafe(|| steps.serve(&queues.steps))).is_err() {
             error!(worker, "the worker panicked while it was reset");

@@ -1,7 +1,9 @@
 //! Steps of a recording: from the core's request for a step to the end.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
+use trunkline_cluster::{EngineId, Output};
 use trunkline_core::event::Action;
 
 use super::Sample;
@@ -15,23 +17,44 @@ struct InFlight {
     shape: StepShape,
 }
 
-/// Returns the steps of the recording at `path`, by replaying its events through a core. Steps lost with their worker are skipped.
+/// Worker of one engine.
+#[derive(Default)]
+struct Engine {
+    /// Steps in flight, oldest first.
+    in_flight: VecDeque<InFlight>,
+    /// End of the last step.
+    ended_ns: u64,
+}
+
+impl Engine {
+    /// Ends the oldest step in flight if it has this id. A step sent ahead begins with the end of the step before.
+    fn finish(&mut self, id: u64, at_ns: u64) -> Option<Sample> {
+        let step = self.in_flight.pop_front_if(|step| step.id == id)?;
+        let begun_ns = step.begun_ns.max(std::mem::replace(&mut self.ended_ns, at_ns));
+        Some(Sample { shape: step.shape, time_s: (at_ns - begun_ns) as f64 / 1e9 })
+    }
+}
+
+/// Returns the steps of the recording at `path`, of all engines, by replaying its inputs through a cluster. Steps lost with their worker
+/// are skipped. The engines of a server are alike, so their steps are samples of one cost model.
 ///
 /// # Errors
 ///
 /// [`RecordingError`] if the recording cannot be read or replayed.
 pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
     let mut samples = Vec::new();
-    let mut in_flight: Option<InFlight> = None;
+    let mut engines: BTreeMap<EngineId, Engine> = BTreeMap::new();
     replay_watched(path, &mut |_| {}, &mut |shown| {
-        if let Some(step) = in_flight.take_if(|step| shown.lost || shown.finished == Some(step.id))
-            && !shown.lost
-        {
-            samples.push(Sample { shape: step.shape, time_s: (shown.at_ns - step.begun_ns) as f64 / 1e9 });
+        if let Some(engine) = shown.lost {
+            engines.remove(&engine);
         }
-        for action in shown.actions {
-            if let Action::RunStep(step) = action {
-                in_flight = Some(InFlight { id: step.id, begun_ns: shown.at_ns, shape: StepShape::of(step) });
+        if let Some((engine, id)) = shown.finished {
+            samples.extend(engines.entry(engine).or_default().finish(id, shown.at_ns));
+        }
+        for output in shown.outputs {
+            if let Output::Engine(engine, Action::RunStep(step)) = output {
+                let begun = InFlight { id: step.id, begun_ns: shown.at_ns, shape: StepShape::of(step) };
+                engines.entry(*engine).or_default().in_flight.push_back(begun);
             }
         }
     })?;
@@ -42,8 +65,8 @@ pub fn from_recording(path: &Path) -> Result<Vec<Sample>, RecordingError> {
 mod tests {
     use std::fs;
 
+    use trunkline_cluster::record::{self, Line};
     use trunkline_core::event::Event;
-    use trunkline_core::record::{self, Line};
     use trunkline_core::step::StepResult;
     use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 
@@ -67,7 +90,7 @@ mod tests {
         let mut lines = vec![Line::Header { trunkline_recording: record::VERSION, config: config.clone() }.to_json()];
         let mut core = Core::new(config).unwrap();
         let mut tell = |core: &mut Core, at_ns: u64, event: Event| {
-            lines.push(record::event_line(at_ns, &event));
+            lines.push(Line::Event { at_ns, engine: None, event: event.clone() }.to_json());
             let mut actions = Vec::new();
             core.handle(at_ns, event, &mut actions);
             actions

@@ -5,9 +5,10 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tempfile::NamedTempFile;
-use trunkline_core::record::End;
+use trunkline_cluster::ClusterConfig;
+use trunkline_cluster::record::End;
 use trunkline_core::step::StepResult;
-use trunkline_core::{BlockHash, Config, Request, RequestId};
+use trunkline_core::{BlockHash, Config, Core, RequestId};
 
 use super::*;
 
@@ -27,7 +28,7 @@ impl Recorder {
     }
 
     fn tell(&mut self, at_ns: u64, event: Event) -> Vec<Action> {
-        self.lines.push(record::event_line(at_ns, &event));
+        self.lines.push(Line::Event { at_ns, engine: None, event: event.clone() }.to_json());
         self.events += 1;
         let mut actions = Vec::new();
         self.core.handle(at_ns, event, &mut actions);
@@ -164,4 +165,69 @@ fn damage_is_told_with_its_line() {
 
     let missing = replay_recorded(Path::new("no/such/recording"), &mut |_| {}).unwrap_err();
     assert_eq!(missing.to_string(), "no/such/recording: no such file; check the path");
+}
+
+/// A recording of two engines: four requests, and the worker of engine 0 is gone for good after its first step.
+fn cluster_lines() -> (Vec<String>, String) {
+    let core =
+        Config { block_size: 4, device_blocks: 30, max_batch_size: 4, max_batch_tokens: 64, ..Config::default() };
+    let config = ClusterConfig::uniform(&core, 2);
+    let mut cluster = Cluster::new(&config).unwrap();
+    let mut lines = vec![Line::header(&config).to_json()];
+    let mut pending = Vec::new();
+    let mut tell = |cluster: &mut Cluster, at_ns: u64, input: Input| {
+        lines.push(Line::of(at_ns, &input, 2).to_json());
+        let mut outputs = Vec::new();
+        cluster.handle(at_ns, input, &mut outputs);
+        outputs
+    };
+    for engine in 0..2 {
+        tell(&mut cluster, 0, Input::Engine(EngineId(engine), Event::WorkerJoined));
+    }
+    for id in 0..4u64 {
+        let mut request = Request::new(RequestId(id), BlockHash(5), vec![id as u32, 2, 3, 4, 5], 6);
+        request.hash_prompt(4);
+        pending.extend(tell(&mut cluster, id, Input::Client(Event::Submit(Box::new(request)))));
+    }
+    let mut at_ns = 1_000_000;
+    let mut retired = false;
+    while let Some(output) = pending.pop() {
+        let Output::Engine(engine, Action::RunStep(step)) = output else { continue };
+        if retired && engine.0 == 0 {
+            continue;
+        }
+        let mut result = StepResult { step: step.id, ..StepResult::default() };
+        step.seqs.iter().for_each(|seq| result.push(if seq.sample { &[7] } else { &[] }));
+        pending.extend(tell(&mut cluster, at_ns, Input::Engine(engine, Event::StepFinished(result))));
+        if !std::mem::replace(&mut retired, true) {
+            pending.extend(tell(&mut cluster, at_ns, Input::Retire(EngineId(0))));
+        }
+        at_ns += 1_000_000;
+    }
+    assert_eq!(cluster.requests(), 0, "all requests ended, on engine 1");
+    let digest = format!("{:016x}", cluster.digest());
+    lines.push(Line::End { end: End { at_ns, digest: digest.clone() } }.to_json());
+    (lines, digest)
+}
+
+#[test]
+fn a_cluster_of_two_replays_with_the_engine_that_was_lost() {
+    let (lines, digest) = cluster_lines();
+    let replayed = replay(lines.join("\n") + "\n").unwrap();
+    assert_eq!((replayed.requests, replayed.digest, replayed.matches), (4, digest, Some(true)));
+    let without: Vec<String> = lines.into_iter().filter(|line| !line.contains("\"change\"")).collect();
+    assert_eq!(replay(without.join("\n") + "\n").unwrap().matches, Some(false), "the retirement counts");
+}
+
+#[test]
+fn an_engine_that_the_cluster_lacks_is_reported() {
+    let (mut lines, _) = cluster_lines();
+    lines[1] = lines[1].replace("\"engine\":0", "\"engine\":2");
+    let error = replay(lines.join("\n") + "\n").unwrap_err().to_string();
+    assert!(
+        error.ends_with(", line 2: engine 2 is none of the recorded cluster, which has 2; the recording is damaged")
+    );
+    lines[0] = lines[0].replace("round_robin", "magic");
+    let error = replay(lines.join("\n") + "\n").unwrap_err().to_string();
+    assert!(error.contains(", line 1: recorded settings: unknown router 'magic'"), "{error}");
 }

@@ -133,8 +133,8 @@ impl Router for PrefixAffinity {
             let chunks = self.chunks.clone();
             self.sent.push_back(Sent { visible_ns: now_ns + self.stale_ns, engine, chunks });
         }
-        // The last token of a prompt is always run.
-        Pick { engine, known_tokens: self.known[engine].min(prompt_tokens - 1) as u32 }
+        // The last token of a prompt is always run. An empty prompt, which its engine refuses, has none.
+        Pick { engine, known_tokens: self.known[engine].min(prompt_tokens.saturating_sub(1)) as u32 }
     }
 
     fn lost(&mut self, engine: usize) {

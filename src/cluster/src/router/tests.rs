@@ -113,3 +113,13 @@ fn stale_loads_are_renewed_at_their_age_and_closed_engines_are_seen_at_once() {
     assert_eq!(least(9_999_999, [0, 2, 4], [true, false, true]), 0, "a closed engine is never picked");
     assert_eq!(least(10_000_000, [4, 2, 0], [true; 3]), 2, "the snapshot is renewed");
 }
+
+#[test]
+fn an_empty_prompt_is_routed_to_the_engine_that_refuses_it() {
+    for entry in REGISTRY.entries() {
+        let mut router = make(entry.name, CONTEXT).unwrap();
+        let request = Incoming { number: 1, prompt_tokens: 0, hashes: &[] };
+        let pick = router.pick(0, &request, &loads([5, 0, 7], [false, true, false]));
+        assert_eq!(pick, Pick { engine: 1, known_tokens: 0 }, "{}", entry.name);
+    }
+}

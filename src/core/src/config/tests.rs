@@ -1,7 +1,6 @@
 //! Settings that are refused, and the table that follows from the list of settings.
 
 use super::*;
-use crate::record::{Line, VERSION};
 use crate::spec::Param;
 
 fn error(policy: &str) -> String {
@@ -56,27 +55,6 @@ fn every_policy_is_made_from_its_name_and_from_its_parameters() {
             assert!(Config { policy, ..Config::default() }.make_policy().is_ok());
         }
     }
-}
-
-#[test]
-fn the_header_of_a_recording_keeps_its_bytes() {
-    let tiers = vec![TierConfig { name: "host".into(), blocks: 7, write: Write::SecondUse, eviction: "lfu".into() }];
-    let config = Config { tiers, launch_watermark: 0.5, align_chunks: false, ..Config::default() };
-    let header = Line::Header { trunkline_recording: VERSION, config };
-    let line = concat!(
-        r#"{"trunkline_recording":2,"config":{"block_size":16,"device_blocks":4096,"max_batch_tokens":2048,"#,
-        r#""max_batch_size":256,"max_queue":1024,"max_queued_tokens":1099511627776,"align_chunks":false,"#,
-        r#""max_step_logits":65536,"max_drafts":0,"target_step_ns":0,"launch_watermark":0.5,"swap_in_watermark":1.0,"#,
-        r#""host_blocks":0,"tiers":[{"name":"host","blocks":7,"write":"second_use","eviction":"lfu"}],"#,
-        r#""preemption":"cost","swap_block_ns":84000,"recompute_token_ns":100000,"max_context":1048576,"#,
-        r#""policy":"fcfs","eviction":"lru"}}"#,
-    );
-    assert_eq!(header.to_json(), line);
-    assert_eq!(Line::parse(line).unwrap(), header);
-    let without = line.replace(r#""max_queue":1024,"#, "");
-    assert!(Line::parse(&without).is_err(), "a header without a setting is refused");
-    let unknown = line.replace("max_queue", "max_queues");
-    assert!(Line::parse(&unknown).is_err(), "a header with an unknown setting is refused");
 }
 
 #[test]

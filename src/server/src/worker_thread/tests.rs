@@ -81,7 +81,7 @@ fn start(panic_in_reset: bool) -> Setup {
     let (log_sender, log) = unbounded();
     let copier = FaultyCopier { waiting: waiting_sender, gate: gate_receiver, log: log_sender.clone() };
     let runner = Box::new(Faulty { panic_in_reset, copier: Some(copier), log: log_sender });
-    let worker = spawn(3, runner, move |sent| report.send(sent).is_ok()).unwrap();
+    let worker = spawn(3, 0, runner, move |sent| report.send(sent).is_ok()).unwrap();
     let setup = Setup { worker, reports, waiting, gate, log };
     assert_eq!(setup.next(), "0: ready");
     setup
@@ -234,7 +234,7 @@ fn a_worker_that_cannot_be_reset_is_gone() {
 
 #[test]
 fn a_report_of_an_earlier_life_or_of_another_worker_is_not_current() {
-    let (mut worker, _queues) = WorkerHandle::new(3);
+    let (mut worker, _queues) = WorkerHandle::new(3, 0);
     let report = |worker, life| WorkerReport { worker, life, event: WorkerEvent::Ready };
     assert!(worker.is_current(&report(3, 0)) && !worker.is_current(&report(2, 0)));
     worker.reset();

@@ -1,0 +1,291 @@
+//! Tests of a driver that no thread runs: the test delivers commands and reads the jobs of the workers.
+
+use std::path::Path;
+
+use trunkline_cluster::ClusterConfig;
+use trunkline_cluster::record::Line;
+use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
+use trunkline_port::StepOutput;
+
+use super::*;
+use crate::queue::NotTaken;
+use crate::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
+
+fn cluster(engines: usize) -> ClusterConfig {
+    ClusterConfig::uniform(&Config::default(), engines)
+}
+
+/// A driver that nobody runs, with a queue of one command, and the jobs of the workers of its engines.
+fn driver_of(engines: u32, recorder: Option<Recorder>) -> (DriverHandle, Driver, Vec<WorkerQueues>) {
+    let (handle, commands) = queue(1);
+    let (workers, jobs): (Vec<_>, Vec<_>) = (0..engines).map(|at| WorkerHandle::new(at, 0)).unzip();
+    let workers = Workers::new(workers, Arc::new(|_| Err("no worker".into())), handle.clone());
+    let cluster = Cluster::new(&cluster(engines as usize)).unwrap();
+    let driver = Driver::new(cluster, &handle, commands, workers, recorder);
+    (handle, driver, jobs)
+}
+
+/// The same with one engine.
+fn driver_with(recorder: Option<Recorder>) -> (DriverHandle, Driver, WorkerQueues) {
+    let (handle, driver, mut jobs) = driver_of(1, recorder);
+    (handle, driver, jobs.remove(0))
+}
+
+/// A report of the worker in its first life.
+fn report(event: WorkerEvent) -> Command {
+    Command::Worker(WorkerReport { worker: 0, life: 0, event })
+}
+
+/// The same without a worker.
+fn driver() -> (DriverHandle, Driver) {
+    let (handle, driver, _) = driver_with(None);
+    (handle, driver)
+}
+
+fn submit(id: u64) -> (Command, mpsc::Receiver<Output>, oneshot::Receiver<Result<(), Refusal>>) {
+    let (sender, outputs) = mpsc::channel(8);
+    let (accepted, is_accepted) = oneshot::channel();
+    let mut request = Request::new(RequestId(id), Namespace::default().root(), vec![1, 2, 3], 4);
+    request.hash_prompt(Config::default().block_size);
+    (Command::Submit { request: Box::new(request), outputs: sender, accepted }, outputs, is_accepted)
+}
+
+#[test]
+fn a_full_queue_takes_nothing_and_a_stopped_driver_neither() {
+    let (handle, driver) = driver();
+    assert_eq!(handle.send(Command::Abort(Vec::new())), Ok(()));
+    assert_eq!(handle.send(Command::Abort(Vec::new())), Err(NotTaken::Full));
+    drop(driver);
+    assert_eq!(handle.send(Command::Abort(Vec::new())), Err(NotTaken::Stopped));
+    assert!(!handle.send_blocking(Command::Drain));
+}
+
+#[test]
+fn an_abort_that_finds_the_queue_full_is_not_lost() {
+    let (handle, mut driver) = driver();
+    let (command, mut outputs, mut is_accepted) = submit(1);
+    driver.take(command);
+    assert_eq!(is_accepted.try_recv(), Ok(Ok(())));
+    handle.send(Command::Abort(Vec::new())).unwrap();
+    outputs.close();
+    handle.abort_dropped(RequestId(1));
+    assert_eq!(driver.cluster.core(EngineId(0)).stats().requests.finished, 0);
+    driver.turn();
+    assert_eq!((driver.cluster.core(EngineId(0)).stats().requests.finished, driver.clients.len()), (1, 0));
+}
+
+#[test]
+fn a_request_whose_client_went_away_in_the_queue_never_begins() {
+    let (handle, mut driver) = driver();
+    let (command, mut outputs, _) = submit(1);
+    handle.send(command).unwrap();
+    outputs.close();
+    handle.abort_dropped(RequestId(1));
+    driver.turn();
+    assert_eq!((driver.cluster.core(EngineId(0)).stats().requests.accepted, driver.clients.len()), (0, 0));
+}
+
+#[test]
+fn a_deadline_ticks_and_a_refusal_is_told() {
+    let (_handle, mut driver) = driver();
+    let (mut command, mut outputs, _) = submit(1);
+    if let Command::Submit { request, .. } = &mut command {
+        request.deadline_ns = Some(driver.clock.now_ns() + 1_000_000);
+    }
+    driver.take(command);
+    driver.turn();
+    assert!(matches!(outputs.try_recv(), Ok(Output::Finish { reason: FinishReason::Timeout, .. })));
+
+    driver.take(Command::Drain);
+    assert!(driver.drained);
+    let (command, _outputs, mut is_accepted) = submit(2);
+    driver.take(command);
+    assert_eq!(is_accepted.try_recv(), Ok(Err(Refusal::Draining)));
+}
+
+#[test]
+fn steps_and_transfers_are_sent_to_the_worker_in_order_and_never_waited_for() {
+    const TRANSFERS: u64 = 10_000;
+    let transfer = |id| {
+        let transfer = Transfer { id, from: Place::Host, to: Place::Device, pairs: Vec::new() };
+        ClusterOutput::Engine(EngineId(0), Action::Transfer(Box::new(transfer)))
+    };
+    let (_handle, mut driver, jobs) = driver_with(None);
+    driver.take(report(WorkerEvent::Ready));
+    driver.perform(ClusterOutput::Engine(EngineId(0), Action::RunStep(Box::default())));
+    for id in 1..=TRANSFERS {
+        driver.perform(transfer(id));
+    }
+    assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Run { life: 0, .. })));
+    for expected in 1..=TRANSFERS {
+        assert!(matches!(jobs.copies.try_recv(), Ok(CopyJob { life: 0, transfer }) if transfer.id == expected));
+    }
+    drop(jobs);
+    driver.perform(transfer(1));
+}
+
+/// The events of a recording.
+fn events(path: &Path) -> Vec<Event> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let event = |line| match Line::parse(line).unwrap() {
+        Line::Event { event, .. } => Some(event),
+        _ => None,
+    };
+    text.lines().filter_map(event).collect()
+}
+
+#[test]
+fn answers_to_transfers_are_events_and_recorded_even_if_the_core_does_not_wait_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
+    let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &cluster(1)).unwrap()));
+    driver.take(report(WorkerEvent::Ready));
+    driver.take(report(WorkerEvent::Transferred { transfer: 7, failed: false }));
+    driver.take(report(WorkerEvent::Failed { step: Box::default(), guilty: None }));
+    driver.take(report(WorkerEvent::Transferred { transfer: 8, failed: true }));
+    driver.take(Command::Drain);
+    driver.run();
+    let (finished, failed) = (Event::TransferFinished(7), Event::TransferFailed(8));
+    assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, failed, Event::Drain]);
+}
+
+#[test]
+fn a_failed_worker_is_reset_and_reports_of_its_earlier_life_are_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
+    let (_handle, mut driver, jobs) = driver_with(Some(Recorder::create(&path, &cluster(1)).unwrap()));
+    let failed = || report(WorkerEvent::Failed { step: Box::default(), guilty: None });
+    driver.take(report(WorkerEvent::Ready));
+    driver.take(failed());
+    assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Reset { life: 1 })));
+    driver.take(failed());
+    driver.take(report(WorkerEvent::Ready));
+    driver.take(report(WorkerEvent::Done { step: Box::default(), output: StepOutput::default() }));
+    assert!(jobs.steps.is_empty(), "one failure is one reset");
+    driver.take(Command::Worker(WorkerReport { worker: 0, life: 1, event: WorkerEvent::Ready }));
+    driver.take(Command::Drain);
+    driver.run();
+    let expected = [Event::WorkerJoined, Event::WorkerLost, Event::WorkerJoined, Event::Drain];
+    assert_eq!(events(&path), expected);
+}
+
+#[test]
+fn drafts_are_counted() {
+    let (_handle, mut driver, jobs) = driver_with(None);
+    driver.take(report(WorkerEvent::Ready));
+    let (command, _outputs, _) = submit(1);
+    driver.take(command);
+    let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
+    let mut result = StepResult { step: step.id, ..StepResult::default() };
+    result.push(&[5]);
+    let output = StepOutput { result, drafted: 3, accepted: 1, ..StepOutput::default() };
+    driver.take(report(WorkerEvent::Done { step, output }));
+    assert_eq!(driver.drafts[0], Drafts { drafted: 3, accepted: 1 });
+}
+
+/// A report of the worker of an engine.
+fn report_of(worker: u32, life: u64, event: WorkerEvent) -> Command {
+    Command::Worker(WorkerReport { worker, life, event })
+}
+
+/// A runner of no steps, for threads that only start and end.
+struct Idle;
+
+impl StepRunner for Idle {
+    fn run(&mut self, _: &trunkline_port::Step) -> Result<StepOutput, trunkline_port::StepError> {
+        Ok(StepOutput::default())
+    }
+
+    fn copier(&mut self) -> Box<dyn trunkline_port::BlockCopier> {
+        Box::new(Self)
+    }
+
+    fn reset(&mut self) {}
+}
+
+impl trunkline_port::BlockCopier for Idle {
+    fn copy(&mut self, _: &Transfer) -> Result<(), trunkline_port::CopyError> {
+        Ok(())
+    }
+}
+
+fn state(driver: &Driver, engine: u32) -> EngineState {
+    driver.cluster.status(EngineId(engine)).state
+}
+
+#[test]
+fn requests_of_a_worker_that_ended_continue_on_another_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
+    let (handle, mut driver, jobs) = driver_of(2, Some(Recorder::create(&path, &cluster(2)).unwrap()));
+    driver.take(report_of(0, 0, WorkerEvent::Ready));
+    driver.take(report_of(1, 0, WorkerEvent::Ready));
+    let (first, mut outputs, _) = submit(1);
+    driver.take(first);
+    let (second, _outputs, _) = submit(2);
+    driver.take(second);
+    driver.take(report_of(0, 0, WorkerEvent::Gone));
+    assert_eq!((state(&driver, 0), driver.cluster.engine_of(RequestId(1))), (EngineState::Gone, Some(EngineId(1))));
+    assert_eq!(driver.clients.len(), 2, "no stream ended");
+    assert!(outputs.try_recv().is_err(), "a pause is all that the client sees");
+    assert!(matches!(jobs[1].steps.try_recv(), Ok(StepJob::Run { .. })));
+
+    // The worker made again begins a life of its own; what is left of the one before reaches no core.
+    driver.take(Command::WorkerMade { engine: EngineId(0), made: Ok(Box::new(Idle)) });
+    driver.take(report_of(0, 0, WorkerEvent::Ready));
+    driver.take(report_of(0, 0, WorkerEvent::Transferred { transfer: 3, failed: false }));
+    assert_eq!(state(&driver, 0), EngineState::Gone);
+    // The new threads report to the driver's own queue.
+    let WakeUp::Command(ready) = driver.next_wake_up() else { panic!("the new threads are silent") };
+    driver.take(ready);
+    assert_eq!(state(&driver, 0), EngineState::Up);
+    drop(handle);
+    driver.take(Command::Shutdown);
+    driver.run();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains("\"engine\":0,\"change\":\"retire\""), "{text}");
+    assert!(!text.contains("transfer_finished"), "{text}");
+}
+
+#[test]
+fn workers_that_cannot_be_started_again_are_given_up_and_at_last_the_server() {
+    let (_handle, mut driver, _jobs) = driver_of(2, None);
+    driver.take(report_of(0, 0, WorkerEvent::Ready));
+    driver.take(report_of(1, 0, WorkerEvent::Ready));
+    let (command, mut outputs, _) = submit(1);
+    driver.take(command);
+    let lose = |driver: &mut Driver, engine: u32| {
+        driver.take(report_of(engine, 0, WorkerEvent::Gone));
+        let mut attempts = 0;
+        while driver.workers.next_restart_ns().is_some() && driver.failure.is_none() {
+            attempts += 1;
+            driver.workers.cancel_restarts();
+            driver.take(Command::WorkerMade { engine: EngineId(engine), made: Err("no memory".into()) });
+        }
+        attempts
+    };
+    assert_eq!(lose(&mut driver, 0), 10);
+    assert_eq!((driver.drained, driver.clients.len()), (false, 1), "the other engine serves");
+    assert_eq!(lose(&mut driver, 1), 10);
+    assert!(driver.drained && driver.failure.is_some());
+    assert!(matches!(outputs.try_recv(), Ok(Output::Finish { .. })));
+}
+
+#[test]
+fn requests_that_no_engine_could_take_over_move_to_the_first_that_joins() {
+    let (_handle, mut driver, _jobs) = driver_of(2, None);
+    let mut outputs = Vec::new();
+    for engine in 0..2 {
+        driver.take(report_of(engine, 0, WorkerEvent::Ready));
+        let (command, received, _) = submit(engine.into());
+        driver.take(command);
+        outputs.push(received);
+    }
+    driver.take(report_of(0, 0, WorkerEvent::Gone));
+    driver.take(report_of(1, 0, WorkerEvent::Gone));
+    assert_eq!((driver.cluster.requests(), driver.failure.is_none()), (2, true));
+    driver.join(EngineId(0));
+    for id in 0..2 {
+        assert_eq!(driver.cluster.engine_of(RequestId(id)), Some(EngineId(0)));
+    }
+}

@@ -1,0 +1,241 @@
+//! The workers of all engines: sends jobs to their threads, and starts a worker again whose threads have ended.
+//!
+//! A worker that fails is reset by its own threads. A worker whose threads have ended needs new threads: after a pause, a
+//! restart thread makes a new worker, and the lives of the new worker follow the lives of the old one. So late reports of the
+//! old threads have earlier lives.
+//!
+//! | restart | pause before |
+//! |---|---|
+//! | 1 | 100 ms |
+//! | n | twice the pause before restart n - 1, at most 30 s |
+//! | 11 | none: the worker is given up |
+//!
+//! A step that ends sets the count back to 0.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tracing::info;
+use trunkline_cluster::EngineId;
+use trunkline_port::{Step, StepRunner, Transfer};
+
+use crate::commands::Command;
+use crate::queue::DriverHandle;
+use crate::worker_thread::{self, WorkerHandle, WorkerReport};
+
+/// Failure to make a worker.
+pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Makes the worker of an engine: once for each engine when the server starts, and again whenever the threads of a worker have
+/// ended. A worker made again MUST NOT share KV blocks with the one before.
+pub type MakeWorker = Arc<dyn Fn(EngineId) -> Result<Box<dyn StepRunner>, WorkerError> + Send + Sync>;
+
+/// Restarts in a row without a step that ended, at most.
+const RESTARTS_MAX: u32 = 10;
+/// Pause before the first restart.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// Pause before any restart, at most.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// The worker of one engine.
+struct Slot {
+    handle: WorkerHandle,
+    /// First life of the present threads; reports of earlier lives are of threads that have ended.
+    first_life: u64,
+    /// Restarts since a step ended.
+    restarts: u32,
+    /// Time of the next restart, nanoseconds.
+    restart_at_ns: Option<u64>,
+    /// No restart will follow.
+    given_up: bool,
+}
+
+/// The workers of all engines, in the order of the engines.
+pub(crate) struct Workers {
+    slots: Vec<Slot>,
+    make: MakeWorker,
+    driver: DriverHandle,
+}
+
+impl Workers {
+    /// Returns workers whose threads run already.
+    pub(crate) fn new(handles: Vec<WorkerHandle>, make: MakeWorker, driver: DriverHandle) -> Self {
+        let slot = |handle| Slot { handle, first_life: 0, restarts: 0, restart_at_ns: None, given_up: false };
+        Self { slots: handles.into_iter().map(slot).collect(), make, driver }
+    }
+
+    fn slot(&mut self, engine: EngineId) -> &mut Slot {
+        &mut self.slots[engine.index()]
+    }
+
+    /// Queues a step. Never waits.
+    pub(crate) fn run(&self, engine: EngineId, step: Box<Step>) {
+        self.slots[engine.index()].handle.run(step);
+    }
+
+    /// Queues a transfer. Never waits.
+    pub(crate) fn transfer(&self, engine: EngineId, transfer: Box<Transfer>) {
+        self.slots[engine.index()].handle.transfer(transfer);
+    }
+
+    /// Ends the life of a worker and begins the next.
+    pub(crate) fn reset(&mut self, engine: EngineId) {
+        self.slot(engine).handle.reset();
+    }
+
+    /// Returns `true` if a report is of the present life of its worker.
+    pub(crate) fn is_current(&self, report: &WorkerReport) -> bool {
+        self.slots[report.worker as usize].handle.is_current(report)
+    }
+
+    /// Returns `true` if a report is of threads that have ended, and that others have replaced.
+    pub(crate) fn is_from_replaced_threads(&self, report: &WorkerReport) -> bool {
+        report.life < self.slots[report.worker as usize].first_life
+    }
+
+    /// Notes that a worker has run a step.
+    pub(crate) fn note_step(&mut self, engine: EngineId) {
+        self.slot(engine).restarts = 0;
+    }
+
+    /// Plans the next restart of a worker whose threads have ended, and returns the pause before it. Returns `None` if the
+    /// worker has been restarted too often.
+    pub(crate) fn plan_restart(&mut self, engine: EngineId, now_ns: u64) -> Option<Duration> {
+        let slot = self.slot(engine);
+        if slot.restarts == RESTARTS_MAX {
+            slot.given_up = true;
+            return None;
+        }
+        let pause = pause_before(slot.restarts);
+        slot.restarts += 1;
+        slot.restart_at_ns = Some(now_ns + pause.as_nanos() as u64);
+        Some(pause)
+    }
+
+    /// Returns the time of the next restart of any worker, nanoseconds.
+    pub(crate) fn next_restart_ns(&self) -> Option<u64> {
+        self.slots.iter().filter_map(|slot| slot.restart_at_ns).min()
+    }
+
+    /// Returns `true` if all workers have been given up.
+    pub(crate) fn all_given_up(&self) -> bool {
+        self.slots.iter().all(|slot| slot.given_up)
+    }
+
+    /// Forgets planned restarts, for tests that make workers themselves.
+    #[cfg(test)]
+    pub(crate) fn cancel_restarts(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.restart_at_ns = None);
+    }
+
+    /// Starts making the workers that are due, each on a thread of its own, which answers with [`Command::WorkerMade`].
+    pub(crate) fn restart_due(&mut self, now_ns: u64) {
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            if slot.restart_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_none() {
+                continue;
+            }
+            let engine = EngineId(at as u32);
+            let (make, driver) = (self.make.clone(), self.driver.clone());
+            let thread = thread::Builder::new().name(format!("restart-{at}")).spawn(move || {
+                let made =
+                    catch_unwind(AssertUnwindSafe(|| make(engine))).unwrap_or_else(|_| Err("it panicked".into()));
+                // A driver that has stopped needs no worker.
+                driver.send_blocking(Command::WorkerMade { engine, made });
+            });
+            if let Err(err) = thread {
+                // The system may have a thread to spare later.
+                tracing::error!(%engine, %err, "cannot start a thread to restart a worker");
+                slot.restart_at_ns = Some(now_ns + PAUSE_MAX.as_nanos() as u64);
+            }
+        }
+    }
+
+    /// Starts the threads of a worker that was made again.
+    ///
+    /// # Errors
+    /// Fails if a thread cannot be started.
+    pub(crate) fn replace(&mut self, engine: EngineId, runner: Box<dyn StepRunner>) -> std::io::Result<()> {
+        let first_life = self.slots[engine.index()].handle.life() + 1;
+        let handle = spawn_threads(engine, first_life, runner, &self.driver)?;
+        let slot = self.slot(engine);
+        (slot.handle, slot.first_life) = (handle, first_life);
+        info!(%engine, "the worker was started again");
+        Ok(())
+    }
+}
+
+/// Starts the threads of the worker of an engine; they report to the driver.
+///
+/// # Errors
+/// Fails if a thread cannot be started.
+pub(crate) fn spawn_threads(
+    engine: EngineId,
+    first_life: u64,
+    runner: Box<dyn StepRunner>,
+    driver: &DriverHandle,
+) -> std::io::Result<WorkerHandle> {
+    let driver = driver.clone();
+    worker_thread::spawn(engine.0, first_life, runner, move |report| driver.send_blocking(Command::Worker(report)))
+}
+
+fn pause_before(restarts: u32) -> Duration {
+    PAUSE_MIN.saturating_mul(1 << restarts.min(16)).min(PAUSE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::queue;
+    use crate::worker_thread::WorkerEvent;
+
+    const ENGINE: EngineId = EngineId(1);
+
+    fn workers() -> (Workers, crossbeam_channel::Receiver<Command>) {
+        let (driver, commands) = queue(4);
+        let handles = (0..2).map(|at| WorkerHandle::new(at, 0).0).collect();
+        (Workers::new(handles, Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound_and_end() {
+        let (mut workers, _commands) = workers();
+        let mut pauses = Vec::new();
+        while let Some(pause) = workers.plan_restart(ENGINE, 0) {
+            assert_eq!(workers.next_restart_ns(), Some(pause.as_nanos() as u64));
+            pauses.push(pause.as_millis());
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000]);
+        assert!(!workers.all_given_up(), "the other worker runs");
+        workers.note_step(ENGINE);
+        assert_eq!(workers.plan_restart(ENGINE, 7), Some(PAUSE_MIN), "a step that ended starts the count again");
+    }
+
+    #[test]
+    fn a_restart_is_made_when_due_and_once() {
+        let (mut workers, commands) = workers();
+        workers.plan_restart(ENGINE, 5).unwrap();
+        let due_ns = workers.next_restart_ns().unwrap();
+        workers.restart_due(due_ns - 1);
+        assert_eq!(workers.next_restart_ns(), Some(due_ns));
+        workers.restart_due(due_ns);
+        assert_eq!(workers.next_restart_ns(), None);
+        let Ok(Command::WorkerMade { engine: ENGINE, made: Err(err) }) = commands.recv() else { panic!("no answer") };
+        assert_eq!(err.to_string(), "no engine 1");
+        workers.restart_due(due_ns);
+        assert!(commands.is_empty());
+    }
+
+    #[test]
+    fn reports_of_replaced_threads_have_earlier_lives() {
+        let (mut workers, _commands) = workers();
+        workers.reset(ENGINE);
+        let report = |life| WorkerReport { worker: ENGINE.0, life, event: WorkerEvent::Ready };
+        assert!(workers.is_current(&report(1)) && !workers.is_current(&report(0)));
+        assert!(!workers.is_from_replaced_threads(&report(0)), "the same threads, an earlier life");
+        workers.slot(ENGINE).first_life = 2;
+        workers.slot(ENGINE).handle = WorkerHandle::new(ENGINE.0, 2).0;
+        assert!(workers.is_from_replaced_threads(&report(1)) && workers.is_current(&report(2)));
+    }
+}
