@@ -17,7 +17,7 @@ use crate::validate;
 /// Ids in one call of Abort, at most.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
-/// The service `trunkline.v1.Inference`.
+/// The gRPC service `trunkline.v1.Inference`.
 pub(crate) struct InferenceService {
     shared: Arc<Submitter>,
 }
