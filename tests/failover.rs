@@ -112,7 +112,7 @@ async fn two_workers_serve_behind_one_port() {
         assert_eq!((engine.number, engine.role()), (at as u32, EngineRole::Both));
         assert_eq!((engine.requests, engine.tokens), (0, 0), "all have ended");
     }
-    assert_eq!(server.drain().await.stats.finished, 8);
+    assert_eq!(server.drain().await.stats.requests.finished, 8);
 }
 
 #[tokio::test(flavor = "multi_thread")]

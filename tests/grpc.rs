@@ -59,7 +59,7 @@ async fn the_same_prompt_again_comes_from_the_cache_with_the_same_text() {
     let counters = client.info().await.counters.unwrap();
     assert_eq!((counters.accepted, counters.finished, counters.refused), (3, 3, 0));
     assert_eq!((counters.generated_tokens, counters.cached_tokens), (72, cached.into()));
-    assert_eq!(server.drain().await.stats.accepted, 3);
+    assert_eq!(server.drain().await.stats.requests.accepted, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,9 +104,9 @@ async fn sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alon
         let counters = client.settled().await.counters.unwrap();
         assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
         let stats = server.drain().await.stats;
-        assert_eq!(stats.swap_outs > 0, n_host > 0, "{stats:?}");
-        assert_eq!((stats.swap_ins, stats.free_host_blocks), (stats.swap_outs, n_host), "{stats:?}");
-        assert_eq!(stats.accepted_draft_tokens > 0, n_drafts > 0, "{stats:?}");
+        assert_eq!(stats.swaps.swap_outs > 0, n_host > 0, "{stats:?}");
+        assert_eq!((stats.swaps.swap_ins, stats.free_host_blocks), (stats.swaps.swap_outs, n_host), "{stats:?}");
+        assert_eq!(stats.drafts.accepted_draft_tokens > 0, n_drafts > 0, "{stats:?}");
     }
 }
 
@@ -272,7 +272,7 @@ async fn a_server_that_drains_finishes_what_it_has_and_takes_nothing_new() {
     drop(gate);
     assert_eq!(collect(running).await.unwrap().token_ids.len(), 12);
     let outcome = server.stopped().await;
-    assert_eq!((outcome.stats.finished, outcome.failure), (1, None));
+    assert_eq!((outcome.stats.requests.finished, outcome.failure), (1, None));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -290,7 +290,7 @@ async fn a_server_that_shuts_down_ends_everything_without_waiting_for_the_step()
         assert_eq!(collect(stream).await.unwrap().reason, FinishReason::Abort);
     }
     let outcome = server.stopped().await;
-    assert_eq!((outcome.stats.finished, outcome.stats.private_blocks, outcome.stats.held_blocks), (3, 0, 0));
+    assert_eq!((outcome.stats.requests.finished, outcome.stats.private_blocks, outcome.stats.held_blocks), (3, 0, 0));
     drop(gate);
 }
 
@@ -504,7 +504,7 @@ async fn a_recording_of_hundreds_of_requests_with_aborts_replays_to_the_same_dig
         client.settled().await;
         client.0.flush_cache(FlushCacheRequest {}).await.unwrap();
         let outcome = server.drain().await;
-        assert_eq!(outcome.stats.accepted, REQUESTS as u64);
+        assert_eq!(outcome.stats.requests.accepted, REQUESTS as u64);
 
         let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
         assert_eq!(replayed.digest, format!("{:016x}", outcome.digest));

@@ -252,7 +252,7 @@ impl Run {
         Outcome {
             digest: self.core.digest(),
             preemptions: stats.preemptions,
-            cached_tokens: stats.cached_tokens,
+            cached_tokens: stats.tokens.cached_tokens,
             merged_blocks: stats.merged_blocks,
             evicted_blocks: stats.evicted_blocks,
             drafts_allowed: self.worker.drafts_allowed,

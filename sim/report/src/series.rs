@@ -143,9 +143,9 @@ impl Series {
     /// Adds the increase of a core's counters. Returns the tokens generated since the start of its last step.
     fn count_counters(&mut self, now_ns: u64, replica: u32, stats: &Stats) -> u64 {
         let now = Counted {
-            generated_tokens: stats.generated_tokens,
-            prompt_tokens: stats.prompt_tokens,
-            cached_tokens: stats.cached_tokens,
+            generated_tokens: stats.tokens.generated_tokens,
+            prompt_tokens: stats.tokens.prompt_tokens,
+            cached_tokens: stats.tokens.cached_tokens,
             preemptions: stats.preemptions,
         };
         let last = std::mem::replace(&mut self.counted[replica as usize], now);

@@ -67,7 +67,7 @@ impl<F: CoreFlags> CoreSettings<F> {
         self.given.insert(setting.name, vec![value]);
     }
 
-    /// Returns these values, and those of `other` for settings not given here.
+    /// Returns these values, and the values of `other` for settings not given here.
     pub(crate) fn or(mut self, other: Self) -> Self {
         for (name, values) in other.given {
             self.given.entry(name).or_insert(values);
@@ -75,7 +75,7 @@ impl<F: CoreFlags> CoreSettings<F> {
         self
     }
 
-    /// Sets each setting that is given; the first value of those given more than once.
+    /// Sets each given setting; of several values of one setting, the first.
     ///
     /// # Errors
     /// If a text is no value of the setting's type. Ranges are checked by [`Config::validate`].

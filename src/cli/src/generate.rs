@@ -175,7 +175,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Sends the request and prints the answer.
 ///
 /// # Errors
-/// If the server cannot be reached, refuses the request, fails on it or does not finish it.
+///
+/// If the server cannot be reached, refuses the request, fails on the request or does not finish the answer.
 pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     let request = request(&args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;

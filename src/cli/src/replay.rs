@@ -123,7 +123,7 @@ impl ReplayArgs {
         if self.of_trace.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.part.speed } }
     }
 
-    /// Makes the plan that the flags describe.
+    /// Makes the plan described by the flags.
     ///
     /// # Errors
     /// If a setting is unknown, malformed or outside its range.

@@ -131,11 +131,11 @@ async fn serve(server: Server) -> anyhow::Result<()> {
     let outcome = server.run().await?;
     let stats = outcome.stats;
     info!(
-        accepted = stats.accepted,
-        refused = stats.refused,
-        prompt_tokens = stats.prompt_tokens,
-        cached_tokens = stats.cached_tokens,
-        generated_tokens = stats.generated_tokens,
+        accepted = stats.requests.accepted,
+        refused = stats.requests.refused,
+        prompt_tokens = stats.tokens.prompt_tokens,
+        cached_tokens = stats.tokens.cached_tokens,
+        generated_tokens = stats.tokens.generated_tokens,
         preemptions = stats.preemptions,
         drafted_tokens = outcome.drafts.drafted,
         accepted_drafts = outcome.drafts.accepted,

@@ -1,4 +1,5 @@
-//! Admission: a waiting request finds its cached prefix, takes every block its tokens need, and enters the batch.
+//! Admission: a waiting request finds the cached prefix of its prompt, takes every block needed for the tokens, and enters the
+//! batch.
 
 use crate::digest::Decision;
 use crate::sequence::{Phase, SequenceEvent};
@@ -11,13 +12,13 @@ pub(crate) enum Admission {
     Admitted,
     /// The request has its blocks, and transfers from tiers are to fill some first.
     Loads,
-    /// Another request computes the next block of its prefix; requests behind it may pass.
+    /// Another request computes the next block of the prefix; requests behind this one may pass.
     Deferred,
     /// There is no room.
     Full,
 }
 
-/// Moves a waiting request into the batch, with its prefix hit and every block its tokens need, if there is room.
+/// Moves a waiting request into the batch, with the prefix hit and every block needed for the tokens, if there is room.
 ///
 /// `aligned_budget` is the token budget left if the request's first chunk must end at a block boundary; a request that cannot run a
 /// block within this budget is not admitted, unless it loads blocks first.

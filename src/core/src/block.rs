@@ -1,8 +1,8 @@
-//! Device blocks: the state of each, and the pool that owns the states.
+//! Device blocks: the state of each block, and the pool with the states.
 //!
-//! A block is in exactly one state. [`BlockPool::apply`] and its bulk variants are the only functions that change it, along the
-//! table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving blocks add up to the capacity by
-//! construction; [`BlockPool::check`] counts again.
+//! A block is in exactly one state. [`BlockPool::apply`] and the bulk variants of `apply` are the only functions to change the
+//! state, along the table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving blocks add up to the
+//! capacity by construction; [`BlockPool::check`] counts again.
 
 use crate::ids::BlockHandle;
 pub(crate) use crate::slots::ROOM_MAX;
@@ -13,7 +13,7 @@ use crate::transitions::Transition;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlockState {
-    /// Holds nothing.
+    /// Holds no contents.
     Free,
     /// Belongs to one sequence, which may write the block.
     Private,
@@ -116,7 +116,7 @@ impl BlockPool {
         self.slots.state(index)
     }
 
-    /// Returns the handle that names the block in its current generation.
+    /// Returns the handle of the block in the block's current generation.
     pub fn handle(&self, index: u32) -> BlockHandle {
         BlockHandle { index, generation: self.generations[index as usize] }
     }
@@ -146,14 +146,14 @@ impl BlockPool {
         }
     }
 
-    /// Applies an event to a block. A freed block enters its next generation: no handle to it is current any more.
+    /// Applies an event to a block. A freed block enters the next generation: all handles to the block become stale.
     pub fn apply(&mut self, index: u32, event: BlockEvent) {
         if self.slots.apply(index, event) == BlockState::Free {
             self.end_generation(index);
         }
     }
 
-    /// Applies an event that does not free to `len` blocks from `first` on, all of which MUST be in one state.
+    /// Applies an event to `len` blocks from `first` on. The event MUST NOT free, and all the blocks MUST be in one state.
     pub fn apply_run(&mut self, first: u32, len: usize, event: BlockEvent) {
         self.slots.apply_run(first, len, event);
     }

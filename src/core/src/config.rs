@@ -210,10 +210,11 @@ pub struct TierConfig {
 }
 
 impl TierConfig {
-    /// Makes the eviction policy that `eviction` names, for the tier's number of blocks.
+    /// Makes the eviction policy named by `eviction`, for the tier's number of blocks.
     ///
     /// # Errors
-    /// If no eviction policy has that name, or a parameter is unknown or outside its range.
+    ///
+    /// If no eviction policy has the name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
         Ok(eviction::REGISTRY.make(&self.eviction, self.blocks)?)
     }
@@ -245,18 +246,20 @@ impl Config {
         self.make_eviction().map(|_| ())
     }
 
-    /// Makes the scheduling policy that `policy` names, with its parameters.
+    /// Makes the scheduling policy named by `policy`, with the policy's parameters.
     ///
     /// # Errors
-    /// If no policy has that name, or a parameter is unknown or outside its range.
+    ///
+    /// If no policy has the name, or a parameter is unknown or outside its range.
     pub fn make_policy(&self) -> Result<Box<dyn Policy>, ConfigError> {
         Ok(policy::REGISTRY.make(&self.policy, ())?)
     }
 
-    /// Makes the eviction policy that `eviction` names, for the device's number of blocks.
+    /// Makes the eviction policy named by `eviction`, for the device's number of blocks.
     ///
     /// # Errors
-    /// If no eviction policy has that name, or a parameter is unknown or outside its range.
+    ///
+    /// If no eviction policy has the name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
         Ok(eviction::REGISTRY.make(&self.eviction, self.device_blocks)?)
     }

@@ -25,7 +25,7 @@ pub const WORKER_FAILURES_MAX: u32 = 3;
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
 
-/// The core. Single-threaded, without I/O, clock or randomness: its decisions are a function of the events and their times.
+/// The core. Single-threaded, without I/O, clock or randomness: decisions are a function of the events and the times of the events.
 pub struct Core {
     /// Sequences, queues and KV cache.
     pub(crate) state: State,
@@ -36,7 +36,7 @@ pub struct Core {
     fast_forward: FastForward,
     /// Slot of each request. Never iterated.
     pub(crate) by_id: HashMap<RequestId, usize, ahash::RandomState>,
-    /// (deadline, arrival, id); entries of requests that ended meanwhile are skipped when their time comes.
+    /// (deadline, arrival, id); an entry of a request ended meanwhile is skipped at the deadline.
     deadlines: BinaryHeap<Reverse<(u64, u64, RequestId)>>,
     worker_joined: bool,
     next_arrival: u64,
@@ -71,9 +71,9 @@ impl Core {
         })
     }
 
-    /// Handles an event that happened at `now_ns`, and appends the resulting actions to `actions`.
+    /// Handles an event of time `now_ns`, and appends the resulting actions to `actions`.
     ///
-    /// Times MUST NOT go back; a time that does counts as the latest time seen.
+    /// Times MUST NOT go back; an earlier time counts as the latest time seen.
     pub fn handle(&mut self, now_ns: u64, event: Event, actions: &mut Vec<Action>) {
         let is_allowed = !self.fast_forward.is_under_way() || matches!(event, Event::Submit(_) | Event::Tick);
         assert!(is_allowed, "a fast-forward is under way: {event:?}");
@@ -141,7 +141,7 @@ impl Core {
         self.by_id.get(&id).is_some_and(|slot| self.state.sequences[*slot].state() == SequenceState::Waiting)
     }
 
-    /// Returns the limits.
+    /// Returns the limits of the core.
     pub fn config(&self) -> &Config {
         &self.state.config
     }
@@ -172,7 +172,7 @@ impl Core {
         let id = request.id;
         if let Some(refusal) = self.refusal(&request) {
             self.state.journal.decide(Decision::Refuse, id.0, 0);
-            self.state.journal.stats.refused += 1;
+            self.state.journal.stats.requests.refused += 1;
             actions.push(Action::Refuse { request: id, refusal });
             return;
         }
@@ -182,7 +182,7 @@ impl Core {
             "hash the prompt first"
         );
         self.state.journal.decide(Decision::Accept, id.0, request.prompt.len() as u64);
-        self.state.journal.stats.accepted += 1;
+        self.state.journal.stats.requests.accepted += 1;
         let arrival = self.next_arrival;
         self.next_arrival += 1;
         if let Some(deadline_ns) = request.deadline_ns {
@@ -231,8 +231,8 @@ impl Core {
         }
     }
 
-    /// Ends a request: at once, or when the step or transfer that works on it ends. A request that ends while it is handed back
-    /// ends here.
+    /// Ends a request: at once, or at the end of the step or transfer with work on the request. A request ended while being handed
+    /// back ends here.
     fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let seq = &mut self.state.sequences[slot];
         if !matches!(seq.ending, Some(Ending::Finish(_))) {
@@ -240,7 +240,7 @@ impl Core {
         }
     }
 
-    /// Hands a request back: at once, or when the step or transfer that works on it ends.
+    /// Hands a request back: at once, or at the end of the step or transfer with work on the request.
     fn withdraw(&mut self, id: RequestId, actions: &mut Vec<Action>) {
         let Some(slot) = self.by_id.get(&id).copied() else { return };
         if self.state.sequences[slot].ending.is_none() {
@@ -248,7 +248,7 @@ impl Core {
         }
     }
 
-    /// Lets a request leave the core: at once, or when the step or transfer that works on it ends.
+    /// Lets a request leave the core: at once, or at the end of the step or transfer with work on the request.
     fn part(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let seq = &mut self.state.sequences[slot];
         if seq.is_busy() {
@@ -260,7 +260,7 @@ impl Core {
         swap::resume_arrived(&mut self.state);
     }
 
-    /// Takes a sequence out of the queue that its state says it stands in.
+    /// Takes a sequence out of the queue for the sequence's state.
     fn leave_queue(&mut self, slot: usize) {
         match self.state.sequences[slot].state() {
             SequenceState::Waiting => {
@@ -281,7 +281,7 @@ impl Core {
         }
     }
 
-    /// Removes a sequence that is in no queue any more, and reports its end.
+    /// Removes a sequence without a queue, and reports the end of the request.
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         state.free_worker_slot(slot);
@@ -295,13 +295,13 @@ impl Core {
         let (journal, generated) = (&mut state.journal, u64::from(seq.generated()));
         match ending {
             Ending::Withdraw => {
-                journal.stats.withdrawn += 1;
+                journal.stats.requests.withdrawn += 1;
                 journal.decide(Decision::Withdraw, seq.id.0, generated);
                 actions.push(Action::Withdrawn(Box::new(seq.into_request(state.config.block_size))));
             }
             Ending::Reported => unreachable!("the end is reported once"),
             Ending::Finish(reason) => {
-                journal.stats.finished += 1;
+                journal.stats.requests.finished += 1;
                 journal.decide(Decision::Finish, seq.id.0, generated << 8 | reason as u64);
                 actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
             }
@@ -309,8 +309,8 @@ impl Core {
         self.forget_deadlines();
     }
 
-    /// Reports the end of a request while steps in flight still run its sequence, which is out of the batch already. Its blocks stay
-    /// until the last of these steps ends.
+    /// Reports the end of a request while steps in flight still run the request's sequence. The sequence is out of the batch
+    /// already; the blocks stay until the last of these steps ends.
     fn report_early(&mut self, slot: usize, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         let seq = &mut state.sequences[slot];
@@ -320,7 +320,7 @@ impl Core {
         state.reported += 1;
         state.waiting.left(seq.view.tenant);
         self.by_id.remove(&seq.id);
-        state.journal.stats.finished += 1;
+        state.journal.stats.requests.finished += 1;
         state.journal.decide(Decision::Finish, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
         actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
         self.forget_deadlines();
@@ -338,7 +338,7 @@ impl Core {
         state.sequences.remove(slot);
     }
 
-    /// Drops deadlines of requests that have ended: the next ones, and all of them when they outnumber the others.
+    /// Drops deadlines of ended requests: the next ones, and all such deadlines when they outnumber the others.
     fn forget_deadlines(&mut self) {
         let (by_id, sequences) = (&self.by_id, &self.state.sequences);
         let lives = |Reverse((_, arrival, id)): &Reverse<(u64, u64, RequestId)>| {

@@ -30,7 +30,7 @@ pub enum Decision {
     TransferFinished = 12,
     /// A transfer failed; amount: its id.
     TransferFailed = 13,
-    /// A request out of the batch released all its blocks to be recomputed; amount: tokens that had KV.
+    /// A request out of the batch released all blocks to be recomputed; amount: tokens with KV.
     StartOver = 14,
     /// A transfer from or to a tier began; subject: the two places; amount: blocks copied. Followed by the pairs of blocks.
     Copy = 15,
@@ -58,7 +58,7 @@ impl Digest {
         self.0 = (product as u64).rotate_left(23) ^ (product >> 64) as u64 ^ value;
     }
 
-    /// Folds a decision in: its kind, its subject (usually a request id), and an amount.
+    /// Folds a decision in: the kind, the subject (usually a request id), and an amount.
     #[inline]
     pub fn decide(&mut self, decision: Decision, subject: u64, amount: u64) {
         self.fold(subject.wrapping_mul(8) ^ (decision as u64).wrapping_shl(56));

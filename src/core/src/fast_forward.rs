@@ -1,13 +1,14 @@
 //! Fast-forward: steady decode steps without a step, an answer and actions for each.
 //!
-//! Between scheduling decisions, consecutive decode steps differ only in that every sequence is one token longer; now and then a
-//! sequence publishes a block and takes another. A driver whose worker computes nothing needs neither the steps nor their tokens one
-//! by one, and lets the core run through them with [`crate::Core::fast_forward`].
+//! Between scheduling decisions, consecutive decode steps differ only in the length of the sequences, one token more per step; now
+//! and then a sequence publishes a block and takes another. A driver with a worker that computes nothing needs neither the steps
+//! nor the tokens one by one, and lets the core run through the steps with [`crate::Core::fast_forward`].
 //!
-//! **A fast-forward equals the steps it skips**: the same decisions at the same times, the same digest. It pauses where an event
-//! may come before a step ends: that step is then in flight, and the fast-forward resumes from there. It ends where the next step
-//! would differ: a request gets its last token, a block is missing, a request can be admitted. Rare or complex cases are never
-//! skipped: drafts, deadlines, transfers in flight, tiers that are written back to, policies that share among tenants.
+//! **A fast-forward equals the skipped steps**: the same decisions at the same times, the same digest. A fast-forward pauses before
+//! a step during which an event may come: the step is then in flight, and the fast-forward resumes from there. A fast-forward ends
+//! where the next step would differ: a request gets the last token, a block is missing, a request can be admitted. Rare or complex
+//! cases are never skipped: drafts, deadlines, transfers in flight, tiers that are written back to, policies that share among
+//! tenants.
 
 use crate::digest::Decision;
 use crate::ids::{RequestId, Token};
@@ -15,7 +16,7 @@ use crate::sequence::Ahead;
 use crate::state::State;
 use crate::step::StepSeq;
 
-/// The batch of a step that differs from the one before it only in length.
+/// The batch of a step that differs from the step before only in length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteadyBatch {
     /// Number of decodes.
@@ -37,7 +38,7 @@ pub struct SteadyStep {
 
 /// A driver whose worker produces one token per decode when the step's time has passed.
 pub trait FastForwardDriver {
-    /// A step of the same decodes begins at `begin_ns`. It will run to its end.
+    /// A step of the same decodes begins at `begin_ns`. The step will run to the end.
     fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep;
 
     /// The step begun last, or the one in flight before, ended with a token for each of `requests` requests.
@@ -55,8 +56,9 @@ pub trait FastForwardDriver {
 pub enum FastForwardResult {
     /// The batch is not steady: nothing was done.
     NotSteady,
-    /// A steady step is in flight, for which there is no action. Its end MUST be reported by another
-    /// [`crate::Core::fast_forward`]. Until then the core MUST get no events but submitted requests, and ticks at their deadlines.
+    /// A steady step is in flight, without an action. The end of the step MUST be reported by another
+    /// [`crate::Core::fast_forward`]. Until then the core MUST get no events but submitted requests, and ticks at the deadlines of
+    /// requests.
     Paused {
         /// End of the step in flight, nanoseconds.
         end_ns: u64,
@@ -113,8 +115,8 @@ impl FastForward {
         self.is_under_way()
     }
 
-    /// Ends the step in flight, and begins and ends others while each is steady. Returns the end of the step that is begun and not
-    /// skipped, or `None` if the next step differs. `has_deadlines` says that some request may time out.
+    /// Ends the step in flight, and begins and ends others while each is steady. Returns the end of the step begun but not skipped,
+    /// or `None` if the next step differs. `has_deadlines` is `true` if some request may time out.
     pub fn run(
         &mut self,
         state: &mut State,
@@ -217,7 +219,7 @@ fn catch_up(state: &mut State, decode: &mut Decode, driver: &mut dyn FastForward
         seq.push(driver.token(decode.request, n));
     }
     seq.computed = decode.computed;
-    state.journal.stats.generated_tokens += u64::from(decode.behind);
+    state.journal.stats.tokens.generated_tokens += u64::from(decode.behind);
     decode.behind = 0;
 }
 

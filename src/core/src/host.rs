@@ -1,7 +1,7 @@
 //! Host blocks: KV of swapped-out sequences in host memory.
 //!
-//! A host block holds one block of KV for one or more swapped sequences, all of which share the prefix up to it. At most one
-//! transfer fills or reads a block at a time: a second sequence that wants the block joins the transfer in flight.
+//! A host block holds one block of KV for one or more swapped sequences with the prefix up to the block in common. At most one
+//! transfer fills or reads a block at a time: a second sequence in need of the block joins the transfer in flight.
 
 use crate::slots::{SlotState, Slots};
 use crate::transitions::Transition;
@@ -10,7 +10,7 @@ use crate::transitions::Transition;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HostState {
-    /// Holds nothing.
+    /// Holds no contents.
     Free,
     /// Written by a swap-out in flight.
     Filling,

@@ -13,7 +13,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Folds a decision into the digest: its kind, its subject (usually a request id), and an amount.
+    /// Folds a decision into the digest: the kind, the subject (usually a request id), and an amount.
     #[inline]
     pub fn decide(&mut self, decision: Decision, subject: u64, amount: u64) {
         self.digest.decide(decision, subject, amount);

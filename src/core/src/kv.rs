@@ -3,8 +3,8 @@
 //! Scheduling decides; this module moves blocks: publishes full blocks, releases blocks of sequences, and begins and ends the
 //! transfers from and to tiers.
 //!
-//! **Down.** Published blocks are copied to slower tiers as each tier's [`crate::Write`] says. Writing back begins ahead of need, while a few
-//! blocks are still free; a block needed at once is dropped unsaved.
+//! **Down.** Published blocks are copied to slower tiers according to each tier's [`crate::Write`]. Writing back begins ahead of
+//! need, while a few blocks are still free; a block needed at once is dropped unsaved.
 //!
 //! **Up.** A request whose prompt continues in a tier is admitted with every block its tokens need, and waits in state
 //! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
@@ -76,8 +76,8 @@ impl Kv {
         self.host.count(HostState::Free)
     }
 
-    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate that steps
-    /// in flight may read, `last_step` at the latest, is freed when they end.
+    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate read
+    /// by steps in flight, `last_step` at the latest, is freed at the end of the last reading step.
     pub fn publish(&mut self, seq: &mut Sequence, last_step: u64, journal: &mut Journal) {
         let size = self.block_size;
         let (from, to) = (seq.published as usize, (seq.computed / size) as usize);

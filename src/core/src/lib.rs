@@ -84,7 +84,7 @@ pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch,
 pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
-pub use crate::stats::{Stats, TierStats};
+pub use crate::stats::{DraftCounters, RequestCounters, Stats, SwapCounters, TierStats, TokenCounters};
 pub use crate::step::{Step, StepResult, StepSeq};
 pub use crate::tier::TIERS_MAX;
 pub use crate::transfer::{Place, Transfer};

@@ -1,4 +1,4 @@
-//! Sequences that load part of their prefix from tiers before they run.
+//! Sequences waiting for part of the prefix to be loaded from tiers.
 
 use crate::sequence::{Load, Phase, SequenceEvent};
 use crate::state::State;

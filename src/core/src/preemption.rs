@@ -1,4 +1,4 @@
-//! Preemption: the victim when blocks run out, and the way in which it leaves the batch, swapped or recomputed.
+//! Preemption: the victim when blocks run out, and the victim's way out of the batch, swapped or recomputed.
 //!
 //! The cost of a preemption is estimated in time. Swapping copies the blocks that no other sequence reads, out and back.
 //! Recomputing runs every token again whose KV will not be found in the cache: blocks with other readers will be found, and of the
@@ -51,8 +51,8 @@ pub(crate) fn preempt_one(state: &mut State) {
     }
 }
 
-/// Returns the running sequence to preempt: one that made progress; of those the one of the lowest preemption rank; of those the one
-/// of the least cost per freed block, to a power of two; of those the last to arrive.
+/// Returns the running sequence to preempt. Candidates have made progress; among candidates the lowest preemption rank decides,
+/// then the least cost per freed block, to a power of two, then the latest arrival.
 fn victim(state: &State) -> usize {
     let rank = |slot: &&usize| {
         let seq = &state.sequences[**slot];
@@ -84,7 +84,7 @@ fn loss(state: &State, slot: usize) -> Loss {
     }
 }
 
-/// Takes a sequence out of the batch, releases its blocks, and returns it to the waiting queue.
+/// Takes a sequence out of the batch, releases the sequence's blocks, and returns the sequence to the waiting queue.
 pub(crate) fn preempt(state: &mut State, slot: usize, event: SequenceEvent) {
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;

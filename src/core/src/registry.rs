@@ -85,8 +85,7 @@ impl<T, C> Registry<T, C> {
         self.entries.iter().map(|entry| entry.name)
     }
 
-    /// Finds the entry that `spec` names and parses the parameters that follow the name. Parameters left out have
-    /// default values.
+    /// Finds the entry named by `spec` and parses the parameters after the name. Parameters left out have default values.
     ///
     /// # Errors
     /// Fails if no entry has the name, or a parameter is unknown, repeated or outside its range.

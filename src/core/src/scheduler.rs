@@ -23,9 +23,9 @@ use crate::state::State;
 use crate::step::{Step, StepSeq};
 use crate::{loading, swap};
 
-/// Waiting requests that one pass defers because another request computes their prefix, at most.
+/// Waiting requests deferred by one pass because another request computes the prefix, at most.
 const DEFERRED_MAX: usize = 16;
-/// Decodes from which on drafts are off: the batch keeps the device busy without them.
+/// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
 const DRAFTS_BELOW: u32 = 16;
 
 /// The maker of steps. Keeps what outlives a pass and is no part of the [`State`].
@@ -231,8 +231,9 @@ impl Scheduler {
     }
 }
 
-/// Ensures that every decode has a block for its token, or will have one when transfers end. Returns `false` if a sequence has to be
-/// preempted and a step is in flight: its sequences cannot leave, so no other step begins before its end.
+/// Ensures that every decode has a block for the next token, or will have one when transfers end. Returns `false` if a sequence has
+/// to be preempted and a step is in flight: the sequences of the step cannot leave, so no other step begins before the end of the
+/// step.
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
     let mut at = 0;
     let mut stalled = 0;
@@ -262,8 +263,8 @@ fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
     seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && seq.planned() < seq.capacity(config.block_size)
 }
 
-/// Returns the number of decodes that one step takes, at most: the stages of a pipeline work on different sequences, so each step
-/// takes an equal share of them.
+/// Returns the number of decodes in one step, at most: the stages of a pipeline work on different sequences, so each step takes an
+/// equal share of the decodes.
 fn decode_share(state: &State) -> usize {
     match state.config.pipeline_stages {
         1 => usize::MAX,

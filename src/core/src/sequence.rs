@@ -202,7 +202,7 @@ impl Sequence {
         self.is_decode() || (self.ahead.samples > 0 && matches!(self.phase, Phase::Prefill))
     }
 
-    /// Returns the number of leading tokens that have KV, or get it in steps in flight.
+    /// Returns the number of leading tokens with KV, now or after the steps in flight.
     pub fn planned(&self) -> u32 {
         self.computed + self.ahead.tokens
     }
@@ -217,8 +217,8 @@ impl Sequence {
         self.planned() >= self.tokens.len() as u32
     }
 
-    /// Returns `true` if step `step` may run the sequence. Tokens that are not known yet can be run by the step that comes `stages`
-    /// after the one that samples them, unless drafts leave their number open, or they may be past the last token.
+    /// Returns `true` if step `step` may run the sequence. Tokens not known yet can be run by the step `stages` after the sampling
+    /// step, unless drafts leave the number of tokens open, or the tokens may be past the last token.
     pub fn may_run(&self, step: u64, stages: u32) -> bool {
         if self.ending.is_some() || self.ahead.drafts {
             return false;
@@ -266,7 +266,7 @@ impl Sequence {
         self.hashes.reserve(blocks);
     }
 
-    /// Returns the reason if the request ends with its last token, which was generated.
+    /// Returns the reason of the end if the request ends with the last token generated.
     pub fn finished(&self) -> Option<FinishReason> {
         let limits = &self.limits;
         if self.generated() >= limits.min_tokens.max(1) && limits.stop_token_ids.contains(&self.last_token) {
@@ -304,7 +304,7 @@ impl Sequence {
         }
     }
 
-    /// Notes that the oldest step in flight of the sequence ended: it ran `n_tokens`, and sampled if `sample`.
+    /// Notes the end of the sequence's oldest step in flight: the step ran `n_tokens`, and sampled if `sample`.
     pub fn end_step(&mut self, n_tokens: u32, sample: bool) {
         let ahead = &mut self.ahead;
         ahead.tokens -= n_tokens;

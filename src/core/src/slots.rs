@@ -108,7 +108,7 @@ impl<S: SlotState> Slots<S> {
         to
     }
 
-    /// Applies an event that does not free to the `len` slots from `first` on, all of which MUST be in one state.
+    /// Applies an event to the `len` slots from `first` on. The event MUST NOT free, and all the slots MUST be in one state.
     pub fn apply_run(&mut self, first: u32, len: usize, event: S::Event) {
         let from = self.states[first as usize];
         let to = self.entered(event, from, first);

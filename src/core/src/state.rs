@@ -1,4 +1,4 @@
-//! Everything that a scheduling pass reads and changes: the sequences, the queues they stand in, and the KV cache.
+//! The state of scheduling, for a scheduling pass to read and change: sequences, queues and the KV cache.
 
 use slab::Slab;
 
@@ -12,7 +12,7 @@ use crate::sequence::{Sequence, SequenceEvent};
 use crate::swap_queue::SwapQueue;
 use crate::waiting::Waiting;
 
-/// The sequences, the queues they stand in, and the KV cache. Every sequence is in one slot and, by its state, in one queue.
+/// The sequences, the queues of the sequences, and the KV cache. Every sequence is in one slot and, by state, in one queue.
 pub(crate) struct State {
     /// Limits of the core.
     pub config: Config,
@@ -20,11 +20,11 @@ pub(crate) struct State {
     pub sequences: Slab<Sequence>,
     /// Requests that wait for admission.
     pub waiting: Waiting,
-    /// Sequences that run.
+    /// Running sequences, in the batch.
     pub batch: Batch,
     /// Sequences on the host, or on their way back.
     pub swaps: SwapQueue,
-    /// Slots of sequences that load blocks from tiers, in the order in which they began.
+    /// Slots of sequences loading blocks from tiers, in the order of the loads' beginnings.
     pub loading: Vec<usize>,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
@@ -56,7 +56,7 @@ impl State {
         })
     }
 
-    /// Returns the number of sequences in the batch, about to come back to it, or with a worker slot that steps in flight still use.
+    /// Returns the number of sequences in the batch, about to come back, or with a worker slot still used by steps in flight.
     pub fn batched(&self) -> u32 {
         (self.batch.running.len() + self.swaps.arriving.len() + self.loading.len() + self.reported) as u32
     }
@@ -127,8 +127,8 @@ impl State {
         if seq.history.cached_tokens.is_none() {
             let cached = seq.computed.min(seq.prompt_tokens);
             seq.history.cached_tokens = Some(cached);
-            self.journal.stats.prompt_tokens += u64::from(seq.prompt_tokens);
-            self.journal.stats.cached_tokens += u64::from(cached);
+            self.journal.stats.tokens.prompt_tokens += u64::from(seq.prompt_tokens);
+            self.journal.stats.tokens.cached_tokens += u64::from(cached);
         }
     }
 }

@@ -17,7 +17,55 @@ pub struct TierStats {
     pub evicted_blocks: u64,
 }
 
-/// Gauges and counters of a core.
+/// Counts of requests, from acceptance to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RequestCounters {
+    /// Requests accepted so far.
+    pub accepted: u64,
+    /// Requests refused so far.
+    pub refused: u64,
+    /// Requests ended so far.
+    pub finished: u64,
+    /// Requests taken back before their end, to run elsewhere.
+    pub withdrawn: u64,
+}
+
+/// Counts of prompt, cached and generated tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TokenCounters {
+    /// Prompt tokens of requests when they were first admitted.
+    pub prompt_tokens: u64,
+    /// Prompt tokens at first admissions whose KV was found in the cache and not computed again.
+    pub cached_tokens: u64,
+    /// Tokens generated so far.
+    pub generated_tokens: u64,
+}
+
+/// Counts of swaps between device and host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct SwapCounters {
+    /// Swap-outs begun so far.
+    pub swap_outs: u64,
+    /// Swap-ins ended so far.
+    pub swap_ins: u64,
+    /// Blocks of swap-outs begun so far.
+    pub swapped_out_blocks: u64,
+    /// Blocks of swap-in transfers begun so far.
+    pub swapped_in_blocks: u64,
+    /// Transfers that failed so far.
+    pub failed_transfers: u64,
+}
+
+/// Counts of draft tokens (speculative decoding).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DraftCounters {
+    /// Draft tokens allowed to workers so far (speculative decoding).
+    pub draft_tokens: u64,
+    /// Draft tokens accepted so far.
+    pub accepted_draft_tokens: u64,
+}
+
+/// Gauges and counters of a core. Serialised as one flat map, with the fields of the nested counters in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// Accepted requests in the waiting queue now.
@@ -34,20 +82,12 @@ pub struct Stats {
     pub private_blocks: u32,
     /// Steps begun so far.
     pub steps: u64,
-    /// Requests accepted so far.
-    pub accepted: u64,
-    /// Requests refused so far.
-    pub refused: u64,
-    /// Requests ended so far.
-    pub finished: u64,
-    /// Requests taken back before their end, to run elsewhere.
-    pub withdrawn: u64,
-    /// Prompt tokens of requests when they were first admitted.
-    pub prompt_tokens: u64,
-    /// Prompt tokens at first admissions whose KV was found in the cache and not computed again.
-    pub cached_tokens: u64,
-    /// Tokens generated so far.
-    pub generated_tokens: u64,
+    /// Counts of requests, from acceptance to end.
+    #[serde(flatten)]
+    pub requests: RequestCounters,
+    /// Counts of prompt, cached and generated tokens.
+    #[serde(flatten)]
+    pub tokens: TokenCounters,
     /// Admitted requests waiting for blocks from a tier now.
     pub loading: u32,
     /// Requests with KV on the host, or on the way there or back, now.
@@ -58,20 +98,12 @@ pub struct Stats {
     pub free_host_blocks: u32,
     /// The tiers behind the device, nearest first.
     pub tiers: [TierStats; TIERS_MAX],
-    /// Swap-outs begun so far.
-    pub swap_outs: u64,
-    /// Swap-ins ended so far.
-    pub swap_ins: u64,
-    /// Blocks of swap-outs begun so far.
-    pub swapped_out_blocks: u64,
-    /// Blocks of swap-in transfers begun so far.
-    pub swapped_in_blocks: u64,
-    /// Transfers that failed so far.
-    pub failed_transfers: u64,
-    /// Draft tokens allowed to workers so far (speculative decoding).
-    pub draft_tokens: u64,
-    /// Draft tokens accepted so far.
-    pub accepted_draft_tokens: u64,
+    /// Counts of swaps between device and host.
+    #[serde(flatten)]
+    pub swaps: SwapCounters,
+    /// Counts of draft tokens (speculative decoding).
+    #[serde(flatten)]
+    pub drafts: DraftCounters,
     /// Preemptions so far, swapped or recomputed.
     pub preemptions: u64,
     /// Device blocks published so far.
@@ -92,6 +124,44 @@ impl AddAssign for TierStats {
     }
 }
 
+impl AddAssign for RequestCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { accepted, refused, finished, withdrawn } = other;
+        self.accepted += accepted;
+        self.refused += refused;
+        self.finished += finished;
+        self.withdrawn += withdrawn;
+    }
+}
+
+impl AddAssign for TokenCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { prompt_tokens, cached_tokens, generated_tokens } = other;
+        self.prompt_tokens += prompt_tokens;
+        self.cached_tokens += cached_tokens;
+        self.generated_tokens += generated_tokens;
+    }
+}
+
+impl AddAssign for SwapCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { swap_outs, swap_ins, swapped_out_blocks, swapped_in_blocks, failed_transfers } = other;
+        self.swap_outs += swap_outs;
+        self.swap_ins += swap_ins;
+        self.swapped_out_blocks += swapped_out_blocks;
+        self.swapped_in_blocks += swapped_in_blocks;
+        self.failed_transfers += failed_transfers;
+    }
+}
+
+impl AddAssign for DraftCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { draft_tokens, accepted_draft_tokens } = other;
+        self.draft_tokens += draft_tokens;
+        self.accepted_draft_tokens += accepted_draft_tokens;
+    }
+}
+
 impl AddAssign for Stats {
     /// Adds the gauges and counters of another core, tier by tier.
     fn add_assign(&mut self, other: Self) {
@@ -102,24 +172,14 @@ impl AddAssign for Stats {
         self.held_blocks += other.held_blocks;
         self.private_blocks += other.private_blocks;
         self.steps += other.steps;
-        self.accepted += other.accepted;
-        self.refused += other.refused;
-        self.finished += other.finished;
-        self.withdrawn += other.withdrawn;
-        self.prompt_tokens += other.prompt_tokens;
-        self.cached_tokens += other.cached_tokens;
-        self.generated_tokens += other.generated_tokens;
+        self.requests += other.requests;
+        self.tokens += other.tokens;
         self.loading += other.loading;
         self.swapped += other.swapped;
         self.moving_blocks += other.moving_blocks;
         self.free_host_blocks += other.free_host_blocks;
-        self.swap_outs += other.swap_outs;
-        self.swap_ins += other.swap_ins;
-        self.swapped_out_blocks += other.swapped_out_blocks;
-        self.swapped_in_blocks += other.swapped_in_blocks;
-        self.failed_transfers += other.failed_transfers;
-        self.draft_tokens += other.draft_tokens;
-        self.accepted_draft_tokens += other.accepted_draft_tokens;
+        self.swaps += other.swaps;
+        self.drafts += other.drafts;
         self.preemptions += other.preemptions;
         self.published_blocks += other.published_blocks;
         self.merged_blocks += other.merged_blocks;
@@ -147,24 +207,20 @@ mod tests {
             held_blocks: 1,
             private_blocks: 1,
             steps: 1,
-            accepted: 1,
-            refused: 1,
-            finished: 1,
-            withdrawn: 1,
-            prompt_tokens: 1,
-            cached_tokens: 1,
-            generated_tokens: 1,
+            requests: RequestCounters { accepted: 1, refused: 1, finished: 1, withdrawn: 1 },
+            tokens: TokenCounters { prompt_tokens: 1, cached_tokens: 1, generated_tokens: 1 },
             loading: 1,
             swapped: 1,
             moving_blocks: 1,
             free_host_blocks: 1,
-            swap_outs: 1,
-            swap_ins: 1,
-            swapped_out_blocks: 1,
-            swapped_in_blocks: 1,
-            failed_transfers: 1,
-            draft_tokens: 1,
-            accepted_draft_tokens: 1,
+            swaps: SwapCounters {
+                swap_outs: 1,
+                swap_ins: 1,
+                swapped_out_blocks: 1,
+                swapped_in_blocks: 1,
+                failed_transfers: 1,
+            },
+            drafts: DraftCounters { draft_tokens: 1, accepted_draft_tokens: 1 },
             preemptions: 1,
             published_blocks: 1,
             merged_blocks: 1,
@@ -173,5 +229,21 @@ mod tests {
         let mut sum = ones;
         sum += ones;
         assert_eq!(format!("{sum:?}"), format!("{ones:?}").replace(": 1", ": 2"));
+    }
+
+    #[test]
+    fn nested_counters_are_serialised_flat_and_in_order() {
+        let json = serde_json::to_string(&Stats::default()).unwrap();
+        let tier = r#"{"blocks":0,"hit_blocks":0,"stored_blocks":0,"evicted_blocks":0}"#;
+        let keys = json.replace(tier, "").replace(":0", "");
+        let expected = [
+            r#"{"waiting","running","free_blocks","idle_blocks","held_blocks","private_blocks","steps","#,
+            r#""accepted","refused","finished","withdrawn","prompt_tokens","cached_tokens","generated_tokens","#,
+            r#""loading","swapped","moving_blocks","free_host_blocks","tiers":["#,
+            &",".repeat(TIERS_MAX - 1),
+            r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,
+            r#""draft_tokens","accepted_draft_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks"}"#,
+        ];
+        assert_eq!(keys, expected.concat());
     }
 }

@@ -7,7 +7,7 @@ use crate::step::{Step, StepResult, StepSeq};
 /// Step buffers kept for reuse, at most.
 const SPARE_STEPS_MAX: usize = 4;
 
-/// A step that the worker runs, or that waits there for the step before it.
+/// A step on the worker, running or waiting for the step before.
 #[derive(Debug)]
 pub(crate) struct StepInFlight {
     /// Id of the step.

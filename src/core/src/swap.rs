@@ -47,8 +47,8 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     journal.decide(Decision::SwapOut, seq.id.0, copied);
     fold_pairs(&mut journal.digest, &pairs);
     journal.stats.preemptions += 1;
-    journal.stats.swap_outs += 1;
-    journal.stats.swapped_out_blocks += copied;
+    journal.stats.swaps.swap_outs += 1;
+    journal.stats.swaps.swapped_out_blocks += copied;
     seq.history.preemptions += 1;
     let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, copied as u32);
     seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
@@ -72,7 +72,7 @@ fn pinned_by_others(state: &State, slot: usize, n: usize) -> usize {
     pinned
 }
 
-/// Returns the number of other sequences, swapped or being swapped out, that read this device block as their `at`-th.
+/// Returns the number of other sequences, swapped or being swapped out, with this device block as the `at`-th block.
 fn swapped_readers(state: &State, slot: usize, at: usize, block: BlockHandle) -> u32 {
     let reads = |other: &usize| *other != slot && state.sequences[*other].table.get(at) == Some(&block);
     state.kv.transfers.swapping_out().chain(state.swaps.swapped_slots()).filter(reads).count() as u32
@@ -165,7 +165,7 @@ fn begin_copy_in(state: &mut State, slot: usize) {
         pairs.push(BlockPair { from: *host, to: block.index });
     }
     fold_pairs(&mut journal.digest, &pairs);
-    journal.stats.swapped_in_blocks += pairs.len() as u64;
+    journal.stats.swaps.swapped_in_blocks += pairs.len() as u64;
     swap_in.transfer = Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }, 0));
 }
 
@@ -206,7 +206,7 @@ fn end_copying(state: &mut State, slot: usize, ok: bool) -> bool {
     }
 }
 
-/// Ends a swap-out: the device blocks are released, also by sequences swapped earlier that read some of them.
+/// Ends a swap-out: the device blocks are released, also by earlier swapped sequences with some of the blocks.
 fn end_out(state: &mut State, slot: usize) {
     let State { sequences, kv, swaps, waiting, .. } = state;
     let Phase::SwappingOut(swap_out) = &mut sequences[slot].phase else { unreachable!("its swap-out just ended") };
@@ -236,7 +236,7 @@ fn end_out(state: &mut State, slot: usize) {
     seq.transition(SequenceEvent::SwapOutEnded, Phase::Swapped(Box::new(Swapped { hosts, preemption_rank })));
 }
 
-/// Brings every arriving sequence that has all its blocks into the batch, and lets orphaned ones start over.
+/// Brings every arriving sequence with all blocks present into the batch, and lets orphaned ones start over.
 pub(crate) fn resume_arrived(state: &mut State) {
     loop {
         let swap_in = |slot: usize| match &state.sequences[slot].phase {
@@ -258,7 +258,7 @@ pub(crate) fn resume_arrived(state: &mut State) {
     }
 }
 
-/// Brings a swapped sequence that has all its blocks on the device again into the batch.
+/// Brings a swapped sequence with all blocks on the device again into the batch.
 fn resume(state: &mut State, slot: usize) {
     let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
@@ -281,7 +281,7 @@ fn resume(state: &mut State, slot: usize) {
         }
         state.kv.host.leave(host);
     }
-    state.journal.stats.swap_ins += 1;
+    state.journal.stats.swaps.swap_ins += 1;
     state.enter_batch(slot);
 }
 
@@ -309,8 +309,8 @@ pub(crate) fn release_last(state: &mut State) -> bool {
     true
 }
 
-/// Lets the last swapped sequence release the device blocks it kept because others read them, if it kept any. For a sequence that
-/// runs alone and needs a block, and is better not swapped out itself.
+/// Lets the last swapped sequence release the device blocks kept for other readers, if any. For a sequence that runs alone and
+/// needs a block, and is better not swapped out.
 pub(crate) fn release_last_pinned(state: &mut State) -> bool {
     let last = state.swaps.swapped.last();
     last.is_some_and(|place| !state.sequences[place.slot].table.is_empty()) && release_last(state)
@@ -335,8 +335,8 @@ pub(crate) fn leave_queue(state: &mut State, slot: usize) {
     }
 }
 
-/// Gives up all swaps: the worker was lost, and the host blocks with it. Returns the sequences that were out of the batch, in a fixed
-/// order, without any block or queue.
+/// Releases all swaps: the worker was lost, and the host blocks too. Returns the sequences out of the batch, in a fixed order,
+/// without any block or queue.
 pub(crate) fn lose(state: &mut State, in_flight: Vec<InFlight>) -> Vec<usize> {
     let mut slots = Vec::new();
     for transfer in in_flight {

@@ -22,9 +22,9 @@ impl SwapPlace {
 /// Sequences out of the batch whose KV is on the host, or on its way back.
 #[derive(Debug, Default)]
 pub(crate) struct SwapQueue {
-    /// Swapped sequences, in the order in which they come back.
+    /// Swapped sequences, in the order of return.
     pub swapped: BTreeSet<SwapPlace>,
-    /// Slots of sequences being swapped in, in the order in which they began.
+    /// Slots of sequences being swapped in, in the order of the swap-ins' beginnings.
     pub arriving: Vec<usize>,
 }
 
@@ -34,7 +34,7 @@ impl SwapQueue {
         self.swapped_slots().chain(self.arriving.iter().copied())
     }
 
-    /// Returns the slots of the swapped sequences, in the order in which they come back.
+    /// Returns the slots of the swapped sequences, in the order of return.
     pub fn swapped_slots(&self) -> impl Iterator<Item = usize> {
         self.swapped.iter().map(|place| place.slot)
     }

@@ -19,7 +19,7 @@ pub const TIERS_MAX: usize = 3;
 /// A published block, in whichever place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contents<'a> {
-    /// The part of its chained hash that indices use.
+    /// The part of the chained hash used by indices.
     pub hash: u64,
     /// Identity of the prefix that the block ends.
     pub identity: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Contents<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum TierState {
-    /// Holds nothing.
+    /// Holds no contents.
     Free,
     /// Written by a transfer in flight. Found only by lookups that ask for blocks on their way too.
     Filling,
@@ -99,7 +99,7 @@ pub(crate) struct Tier {
     slots: Slots<TierState>,
     /// Transfers in flight that read each block.
     pins: Vec<u32>,
-    /// Of each block: the identity of the prefix it ends, and of the prefix before it.
+    /// Identities of each block's prefix up to the block's end, and of the prefix before the block.
     identities: Vec<(u64, u64)>,
     nodes: Nodes,
     tokens: Vec<Token>,
@@ -159,8 +159,8 @@ impl Tier {
         Contents { hash: self.nodes.fingerprint(slot), identity, parent_prefix, tokens: self.tokens_of(slot) }
     }
 
-    /// Reserves a slot for a block that a transfer will write, evicting another block if the tier is full. Returns `None` if the
-    /// block, or another one with its hash, is present or being filled, or if no block can be evicted.
+    /// Reserves a slot for a block to be written by a transfer, evicting another block if the tier is full. Returns `None` if the
+    /// block, or another block of equal hash, is present or being filled, or if no block can be evicted.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
         if self.index.find(contents.hash, |slot| self.nodes.fingerprint(slot)).is_some() {
             return None;

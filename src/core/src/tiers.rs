@@ -15,7 +15,7 @@ use crate::tree::PrefixTree;
 /// Share of a place that writing back keeps free: one in `SPARE_SHARE`.
 const SPARE_SHARE: u32 = 8;
 
-/// A block of a tier that continues a prompt behind its blocks on the device.
+/// A block of a tier that continues a prompt behind the prompt's blocks on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedBlock {
     /// Index of the tier, 0 for the nearest.
@@ -29,7 +29,7 @@ pub(crate) struct PlannedBlock {
 pub(crate) struct Tiers {
     tiers: Vec<Tier>,
     writes: Vec<Write>,
-    /// Of each published device block: the identity of the prefix it ends, and of the prefix before it.
+    /// Identities of each published device block's prefix up to the block's end, and of the prefix before the block.
     identities: Vec<(u64, u64)>,
     next_identity: u64,
     /// Device blocks that writing back keeps free.
@@ -88,7 +88,7 @@ impl Tiers {
         self.device_spare
     }
 
-    /// Returns the number of blocks that must leave a tier so that writing back keeps its share free.
+    /// Returns the number of blocks to remove from a tier for writing back to keep the tier's share free.
     pub fn missing_spare(&self, tier: usize) -> u32 {
         let tier = &self.tiers[tier];
         let free = tier.count(TierState::Free) + tier.count(TierState::Leaving);
@@ -188,7 +188,7 @@ impl Tiers {
         self.tiers[planned.tier].pin(planned.block, true);
     }
 
-    /// Removes a pin.
+    /// Removes a pin from a block of a tier.
     pub fn unpin(&mut self, tier: usize, block: u32) {
         self.tiers[tier].unpin(block);
     }

@@ -15,7 +15,7 @@ pub(crate) fn end(state: &mut State, id: u64, ok: bool) -> Option<usize> {
         _ => 0,
     };
     state.journal.decide(decision, subject, id);
-    state.journal.stats.failed_transfers += u64::from(!ok);
+    state.journal.stats.swaps.failed_transfers += u64::from(!ok);
     match transfer.purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => swap::end_transfer(state, slot, ok),
         _ => loading::end_transfer(state, transfer, ok),

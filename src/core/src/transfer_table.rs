@@ -7,7 +7,7 @@ use crate::digest::Digest;
 use crate::ids::BlockHandle;
 use crate::transfer::{Place, Transfer};
 
-/// A block to copy: its number at the source and its number at the destination.
+/// A block to copy: the number at the source and the number at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockPair {
     /// Block in the place copied from.
@@ -16,7 +16,7 @@ pub(crate) struct BlockPair {
     pub to: u32,
 }
 
-/// The reason for a transfer, with what its end needs.
+/// The reason for a transfer, with the data for the transfer's end.
 #[derive(Debug)]
 pub(crate) enum Purpose {
     /// Takes the KV of the sequence in `slot` to host memory.
@@ -69,7 +69,7 @@ pub(crate) struct InFlight {
     frees: u32,
 }
 
-/// All transfers in flight, in the order in which they began.
+/// All transfers in flight, in the order of request.
 #[derive(Debug)]
 pub(crate) struct TransferTable {
     next_id: u64,
@@ -84,7 +84,7 @@ impl TransferTable {
         Self { next_id: 1, in_flight: Vec::new(), outbox: Vec::new() }
     }
 
-    /// Requests a transfer that makes `frees` device blocks usable at its end. Returns its id.
+    /// Requests a transfer with `frees` device blocks usable at the end. Returns the transfer's id.
     pub fn begin(&mut self, from: Place, to: Place, pairs: Vec<BlockPair>, purpose: Purpose, frees: u32) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -94,13 +94,13 @@ impl TransferTable {
         id
     }
 
-    /// Removes a transfer that was answered. Returns `None` for an id that is not in flight.
+    /// Removes an answered transfer. Returns `None` for an id of no transfer in flight.
     pub fn end(&mut self, id: u64) -> Option<InFlight> {
         let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
         Some(self.in_flight.remove(at))
     }
 
-    /// Removes all transfers, in the order in which they began: the worker was lost and none will be answered.
+    /// Removes all transfers, in the order of request: the worker was lost and none will be answered.
     pub fn lose(&mut self) -> Vec<InFlight> {
         self.outbox.clear();
         std::mem::take(&mut self.in_flight)
@@ -116,7 +116,7 @@ impl TransferTable {
         self.in_flight.is_empty()
     }
 
-    /// Returns the transfers in flight, in the order in which they began.
+    /// Returns the transfers in flight, in the order of request.
     pub fn iter(&self) -> impl Iterator<Item = &InFlight> {
         self.in_flight.iter()
     }

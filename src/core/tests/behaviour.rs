@@ -122,7 +122,7 @@ fn a_partial_hit_runs_only_the_rest_and_the_budget_counts_only_that() {
     bench.submit_request(request(2, longer, 1));
     assert_eq!(bench.running(), [(2, 12, 3, true)]);
     bench.run_to_end();
-    assert_eq!(bench.core.stats().cached_tokens, 12);
+    assert_eq!(bench.core.stats().tokens.cached_tokens, 12);
 }
 
 #[test]
@@ -513,7 +513,7 @@ fn a_withdrawn_request_continues_on_another_core() {
         "the last step's token is dropped"
     );
     assert_eq!(request.hashes.len(), 6 / BLOCK as usize);
-    assert_eq!((first.core.stats().withdrawn, first.core.stats().finished), (1, 0));
+    assert_eq!((first.core.stats().requests.withdrawn, first.core.stats().requests.finished), (1, 0));
     assert!(first.all_blocks_usable() && first.ends.is_empty());
     first.event(Event::Withdraw(RequestId(1)));
     assert_eq!(first.withdrawn, [], "an unknown id is ignored");

@@ -1,10 +1,10 @@
-//! The interface between Trunkline's scheduling core and the workers that run its steps: plain values and a trait.
+//! The interface between Trunkline's scheduling core and the workers: plain values and two traits.
 //!
 //! The core sends a [`Step`] and receives a [`StepResult`]; it requests copies of KV blocks with a [`Transfer`]. A worker
-//! implements [`StepRunner`] and [`BlockCopier`], and describes its model with a [`ModelInfo`]. Neither side sees more of the other, so a worker
-//! needs no scheduler and the core needs no model.
+//! implements [`StepRunner`] and [`BlockCopier`], and describes the worker's model with a [`ModelInfo`]. Neither side sees more of
+//! the other, so a worker needs no scheduler and the core needs no model.
 //!
-//! **Boundary:** this crate depends on no other crate of Trunkline and holds no logic beyond reading and building its values.
+//! **Boundary:** this crate depends on no other crate of Trunkline and holds no logic beyond reading and building the values.
 //!
 //! # Example
 //!

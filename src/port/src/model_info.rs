@@ -1,19 +1,19 @@
-//! Facts about the model that a worker runs.
+//! Facts about the model of a worker.
 
 use crate::ids::Token;
 
-/// Name, limits and shape of a model, as a plain value: everything that a front end needs to know of it.
+/// Name, limits and shape of a model, as a plain value: all facts for a front end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelInfo {
-    /// Name of the model, for example the name of its folder. Requests to models of different names share no KV.
+    /// Name of the model, for example the name of the model folder. Requests to models of different names share no KV.
     pub name: String,
     /// Revision of the weights, for example a commit; empty if the worker knows none.
     pub revision: String,
-    /// Number of token ids: every token is below it.
+    /// Number of token ids: every token is below this number.
     pub vocab_size: u32,
     /// Longest sequence in tokens.
     pub max_context: u32,
-    /// Tokens that end a text unless the client ignores them.
+    /// Tokens ending a text unless the client ignores such tokens.
     pub eos_token_ids: Vec<Token>,
     /// Number of transformer layers.
     pub n_layers: u32,

@@ -6,13 +6,13 @@ use crate::step::StepResult;
 /// Sampled tokens of a step, with log probabilities and counts of drafts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
-    /// The sampled tokens; the only part that the core reads.
+    /// The sampled tokens; the only part read by the core.
     pub result: StepResult,
-    /// Log probabilities of each sampled token of a sequence that asked for log probabilities, in step order.
+    /// Log probabilities of each sampled token, in step order, for sequences with log probabilities requested.
     pub logprobs: Vec<TokenLogprobs>,
     /// Number of tokens drafted in this step.
     pub drafted: u64,
-    /// Number of drafts that equal the sampled token; each saved a step.
+    /// Number of drafts equal to the sampled token; each saved a step.
     pub accepted: u64,
 }
 
@@ -20,9 +20,9 @@ pub struct StepOutput {
 /// repetition penalty, temperature and truncation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// Request that the token was sampled for.
+    /// Request of the token.
     pub request: RequestId,
-    /// The sampled token.
+    /// The sampled token's id.
     pub token: Token,
     /// Log probability of the sampled token.
     pub logprob: f32,

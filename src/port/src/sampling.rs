@@ -1,9 +1,9 @@
-//! Parameters by which a worker picks the next token.
+//! Parameters for picking the next token, applied by a worker.
 
 use serde::{Deserialize, Serialize};
 
-/// Sampling parameters of one request. The core hands them to the worker unread, except that a worker receives the whole
-/// history of a sequence only if [`Sampling::needs_history`].
+/// Sampling parameters of one request. The core hands the parameters to the worker unread, except for [`Sampling::needs_history`]:
+/// only then does a worker receive the whole history of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divisor of the logits, from 0.01 to 100; 0 is greedy.
@@ -16,7 +16,7 @@ pub struct Sampling {
     pub min_p: f32,
     /// Logits of tokens already in the sequence are divided (if positive) or multiplied (if negative) by this; 1 is off.
     pub repetition_penalty: f32,
-    /// The n-th token of a request is drawn from (seed, n) alone, so neither batching nor preemption changes it.
+    /// The n-th token of a request is drawn from (seed, n) alone, so neither batching nor preemption changes the token.
     pub seed: u64,
     /// Number of most likely tokens to report with each token; `None` reports no log probabilities at all.
     pub logprobs: Option<u32>,

@@ -1,8 +1,7 @@
-//! A step of the model: the batch that a worker runs, and its answer.
+//! A step of the model: the batch for a worker to run, and the worker's answer.
 //!
-//! A step is flat: `seqs` point into shared `tokens` and `blocks` arrays, so a step of a thousand decodes is four
-//! vectors that are used again, not a thousand small ones. The worker keeps a mirror of each sequence's block table and
-//! receives only its changes.
+//! A step is flat: `seqs` point into shared `tokens` and `blocks` arrays, so a step of a thousand decodes is four vectors used
+//! again, not a thousand small ones. The worker keeps a mirror of each sequence's block table and receives only changes.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,20 +19,20 @@ pub struct Step {
     pub tokens: Vec<Token>,
     /// New tails of block tables, one range after another.
     pub blocks: Vec<u32>,
-    /// Sampling parameters of the sequences that have `start`, in order.
+    /// Sampling parameters of the sequences with `start`, in order.
     pub sampling: Vec<Sampling>,
 }
 
 /// Part of one sequence in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepSeq {
-    /// Request that the sequence belongs to.
+    /// Request of the sequence.
     pub request: RequestId,
     /// Index of the worker's mirror of this sequence: small, dense, used again by later sequences.
     pub slot: u32,
     /// The worker MUST forget the earlier contents of `slot` and take the next entry of [`Step::sampling`].
     pub start: bool,
-    /// Tokens at positions below this have their KV in the block table already.
+    /// Tokens below this position have KV in the block table already.
     pub computed: u32,
     /// Tokens to run through the model: positions `computed .. computed + n_tokens`.
     pub n_tokens: u32,
@@ -42,11 +41,11 @@ pub struct StepSeq {
     pub n_history: u32,
     /// Start of this sequence's `n_history + n_tokens` tokens in [`Step::tokens`].
     pub tokens_at: u32,
-    /// The first token to run is not in the step: it is the token that this sequence's previous step sampled, which the
-    /// core does not know yet. The worker MUST take its own record of it; the entry in [`Step::tokens`] is a placeholder.
+    /// `true` if the first token to run is not in the step: the token sampled by this sequence's previous step, still unknown to
+    /// the core. The worker MUST use the worker's own record of the token; the entry in [`Step::tokens`] is a placeholder.
     /// `n_tokens` is 1 then, and `start` is `false`.
     pub input_from_last: bool,
-    /// The worker MUST write KV only at positions from here on: earlier ones lie in blocks that other sequences read.
+    /// The worker MUST write KV only at positions from here on: earlier ones lie in blocks read by other sequences.
     pub kv_write_from: u32,
     /// The mirror of the block table is cut to this length, then the new blocks are appended.
     pub table_keep: u32,
@@ -54,13 +53,13 @@ pub struct StepSeq {
     pub blocks_at: u32,
     /// Number of new blocks.
     pub n_blocks: u32,
-    /// `true` to sample after the last token; `false` for a prefill chunk that is not the last.
+    /// `true` to sample after the last token; `false` for a prefill chunk other than the last.
     pub sample: bool,
-    /// Tokens sampled so far, including one that the core has not seen: the index of the token to be sampled.
+    /// Tokens sampled so far, including one not seen by the core yet: the index of the token to be sampled.
     pub n_generated: u32,
-    /// Tokens the worker MAY draft to follow the tokens it runs, and run in the same pass. It then answers with every token
-    /// that it samples up to and including the first that differs from its draft: one to `n_drafts + 1` tokens, equal to
-    /// the tokens of so many single steps. The block table has room for the drafts' KV.
+    /// Tokens the worker MAY draft to follow the tokens to run, and run in the same pass. The worker then answers with every
+    /// sampled token up to and including the first unequal to the draft: one to `n_drafts + 1` tokens, equal to the tokens of as
+    /// many single steps. The block table has room for the drafts' KV.
     pub n_drafts: u32,
 }
 
@@ -71,7 +70,7 @@ impl Step {
         &self.tokens[at..at + seq.n_tokens as usize]
     }
 
-    /// Returns the tokens before the tokens to run, if the step has them.
+    /// Returns the tokens before the tokens to run, if present in the step.
     pub fn history(&self, seq: &StepSeq) -> &[Token] {
         let at = seq.tokens_at as usize;
         &self.tokens[at..at + seq.n_history as usize]
@@ -88,7 +87,7 @@ impl Step {
         self.seqs.iter().map(|seq| seq.n_tokens).sum()
     }
 
-    /// Empties the step and keeps its memory.
+    /// Empties the step and keeps the memory.
     pub fn clear(&mut self) {
         self.seqs.clear();
         self.tokens.clear();
@@ -104,8 +103,8 @@ pub struct StepResult {
     pub step: u64,
     /// Sampled tokens of all sequences, in the order of [`Step::seqs`].
     pub tokens: Vec<Token>,
-    /// For each sequence the end of its tokens in `tokens`. A sequence that did not sample has none; one that did has
-    /// at least one, and at most one more than it had drafts.
+    /// End of each sequence's tokens in `tokens`. A sequence without `sample` has no tokens; a sampling sequence has at least one,
+    /// and at most one more than the sequence's drafts.
     pub ends: Vec<u32>,
 }
 

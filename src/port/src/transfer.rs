@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Memory that holds KV blocks. Each place numbers its own blocks from 0.
+/// Memory for KV blocks. Each place numbers the place's blocks from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// The device: the blocks that steps read and write.
+    /// The device: the blocks read and written by steps.
     Device,
-    /// Host memory for requests that are swapped out (`host_blocks` of the core's configuration).
+    /// Host memory for swapped-out requests (`host_blocks` of the core's configuration).
     Host,
     /// A tier of the prefix cache behind the device (`tiers` of the core's configuration); 0 is the nearest.
     Tier(u8),

@@ -1,4 +1,4 @@
-//! The trait of a worker, and its errors.
+//! The traits of a worker, and the errors of a worker.
 
 use std::error::Error;
 
@@ -7,7 +7,7 @@ use crate::output::StepOutput;
 use crate::step::Step;
 use crate::transfer::Transfer;
 
-/// Runs the steps of a model on its KV blocks.
+/// Runs the steps of a model on the worker's KV blocks.
 pub trait StepRunner: Send {
     /// Runs one step.
     ///
@@ -15,8 +15,7 @@ pub trait StepRunner: Send {
     /// If the step could not be run. The KV of all blocks counts as lost then, and [`StepRunner::reset`] is called next.
     fn run(&mut self, step: &Step) -> Result<StepOutput, StepError>;
 
-    /// Returns the part of the worker that copies blocks, for use on another thread while steps run. Called once, before the
-    /// first step.
+    /// Returns the copier of the worker's blocks, for use on another thread while steps run. Called once, before the first step.
     fn copier(&mut self) -> Box<dyn BlockCopier>;
 
     /// Forgets all sequences and all KV. Called after `run` failed or panicked, and when no copy is running.
@@ -42,20 +41,20 @@ pub struct StepError {
 }
 
 impl StepError {
-    /// Wraps the reason. No request is named as its cause.
+    /// Wraps the reason. No request is named as the cause.
     pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { guilty: None, source: source.into() }
     }
 
-    /// Names the request without which the step would have run. The driver ends this request with an error; otherwise it
-    /// would fail the next step too, and every request beside it.
+    /// Names the request at fault: without the request the step would have run. The driver ends this request with an error;
+    /// otherwise the request would fail the next step too, and every other request of the step.
     #[must_use]
     pub fn caused_by(mut self, request: RequestId) -> Self {
         self.guilty = Some(request);
         self
     }
 
-    /// Returns the request without which the step would have run, if the worker named one.
+    /// Returns the request at fault, if the worker named one: without the request the step would have run.
     pub fn guilty(&self) -> Option<RequestId> {
         self.guilty
     }
@@ -69,7 +68,7 @@ pub struct CopyError {
 }
 
 impl CopyError {
-    /// Wraps the reason.
+    /// Wraps the reason of a failed copy.
     pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { source: source.into() }
     }

@@ -1,4 +1,4 @@
-//! Commands to the core's thread, and its outputs to requests.
+//! Commands to the core's thread, and outputs of the thread to requests.
 
 use std::ops::AddAssign;
 
@@ -13,7 +13,7 @@ use crate::worker_thread::WorkerReport;
 pub(crate) enum Command {
     Submit {
         request: Box<Request>,
-        /// Channel of the request's outputs. MUST have room for all the tokens that the request may generate and one more.
+        /// Channel of the request's outputs. MUST have room for all tokens of the request and one message more.
         outputs: mpsc::Sender<Output>,
         /// Receives the core's decision: accepted, or refused with a reason.
         accepted: oneshot::Sender<Result<(), Refusal>>,
@@ -43,7 +43,7 @@ pub(crate) enum Output {
 pub struct Drafts {
     /// Number of tokens drafted.
     pub drafted: u64,
-    /// Number of drafts that equalled the sampled token.
+    /// Number of drafts equal to the sampled token.
     pub accepted: u64,
 }
 

@@ -1,15 +1,15 @@
-//! The core's thread: the only one that touches the cluster and its cores.
+//! The core's thread: no other thread touches the cluster and the cores.
 //!
-//! The thread waits for commands until the next deadline of a request or the next restart of a worker, stamps each command with
-//! the time of a monotonic clock, delivers it to the cluster as an input and performs the outputs in order. It never waits for
-//! anything else.
+//! The thread waits for commands until the next deadline of a request or the next restart of a worker, stamps each command with the
+//! time of a monotonic clock, delivers the command to the cluster as an input and performs the outputs in order. The thread never
+//! waits for anything else.
 //!
-//! # Workers that fail
+//! # Failing workers
 //!
-//! A worker whose step failed is reset and joins again; its requests are computed again on the same engine. A worker whose
-//! threads have ended is started again ([`Workers`]), and meanwhile its engine is retired: other engines continue its requests
-//! with the tokens they have. A server with one engine stops with a failure instead, and so does one whose workers have all
-//! been given up.
+//! A worker with a failed step is reset and joins again; the worker's requests are computed again on the same engine. A worker with
+//! ended threads is started again ([`Workers`]), and meanwhile the worker's engine is retired: other engines continue the engine's
+//! requests with the tokens generated so far. A server with one engine stops with a failure instead, and so does a server after the
+//! last restart of every worker.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -34,21 +34,21 @@ use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
 
-/// Final state of a server that has stopped.
+/// Final state of a stopped server.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The digest of all decisions.
     pub digest: u64,
     /// Gauges and counters at the end, of all engines together.
     pub stats: Stats,
-    /// Drafts of all steps that ended, on all engines.
+    /// Drafts of all ended steps, on all engines.
     pub drafts: Drafts,
-    /// Reason for which the server stopped by itself, if it did.
+    /// Reason for a stop of the server's own accord, if there is one.
     pub failure: Option<String>,
 }
 
-/// Starts the threads of the workers, one for each engine, and the core's. The receiver gets the outcome when the core's thread
-/// ends, and nothing if it panics.
+/// Starts the threads of the workers, one worker for each engine, and the core's thread. The receiver gets the outcome when the
+/// core's thread ends, and nothing if the thread panics.
 pub(crate) fn spawn(
     cluster: Cluster,
     runners: Vec<Box<dyn StepRunner>>,
@@ -70,14 +70,14 @@ pub(crate) fn spawn(
     Ok((handle, outcome))
 }
 
-/// Client of a request that the cluster knows.
+/// Client of a request known to the cluster.
 struct Client {
     outputs: mpsc::Sender<Output>,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
 }
 
 impl Client {
-    /// Notifies the handler once that the core accepted. A handler that is gone has dropped its stream.
+    /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.
     fn accept(&mut self) {
         if let Some(accepted) = self.accepted.take() {
             let _ = accepted.send(Ok(()));
@@ -85,7 +85,7 @@ impl Client {
     }
 }
 
-/// Reason for which the core's thread wakes up.
+/// Reason for waking the core's thread.
 enum WakeUp {
     Command(Command),
     /// The deadline of a request has come.
@@ -102,11 +102,11 @@ struct Driver {
     workers: Workers,
     recorder: Option<Recorder>,
     clients: HashMap<RequestId, Client>,
-    /// Requests found to have nobody reading their outputs, to be aborted.
+    /// Requests without a reader of the outputs, to be aborted.
     unread: Vec<RequestId>,
-    /// Log probabilities of the tokens of the step that has just ended.
+    /// Log probabilities of the tokens of the last ended step.
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
-    /// Drafts by engine.
+    /// Drafts of ended steps, by engine.
     drafts: Vec<Drafts>,
     flushes: VecDeque<oneshot::Sender<u32>>,
     outputs: Vec<ClusterOutput>,
@@ -156,7 +156,7 @@ impl Driver {
         Outcome { digest, stats, drafts, failure: self.failure }
     }
 
-    /// Waits for a command, the next deadline or the next restart, and handles it.
+    /// Waits for a command, the next deadline or the next restart, and handles the first to come.
     fn turn(&mut self) {
         if self.abort_missed.swap(false, Ordering::Acquire) {
             self.find_unread();
@@ -288,7 +288,7 @@ impl Driver {
         }
     }
 
-    /// Reports a worker that is ready to run steps, and lets it help out engines that are gone.
+    /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
     fn join(&mut self, engine: EngineId) {
         self.apply(Input::Engine(engine, Event::WorkerJoined));
         for at in 0..self.drafts.len() {
@@ -331,7 +331,7 @@ impl Driver {
         }
     }
 
-    /// Starts the threads of a worker that was made again.
+    /// Starts the threads of a newly made worker.
     fn replace_worker(&mut self, engine: EngineId, made: Result<Box<dyn StepRunner>, WorkerError>) {
         let replaced = made.and_then(|runner| Ok(self.workers.replace(engine, runner)?));
         if let Err(err) = replaced {
@@ -346,8 +346,8 @@ impl Driver {
         self.shutdown();
     }
 
-    /// Ends everything now. The steps that may be running are not waited for: their workers are given up, so that the cores let
-    /// go of the requests in them.
+    /// Ends everything now. Steps still running are not waited for: the workers are released, so that the cores release the
+    /// requests of the steps.
     fn shutdown(&mut self) {
         info!(requests = self.clients.len(), "stopping");
         self.draining = true;
@@ -394,7 +394,7 @@ impl Driver {
         }
     }
 
-    /// Performs an action that is for clients.
+    /// Performs an action for clients.
     fn answer(&mut self, action: Action) {
         match action {
             Action::Token { request, token } => {

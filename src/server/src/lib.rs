@@ -1,34 +1,35 @@
-//! The gRPC front end of Trunkline and the driver that owns the cluster of engines.
+//! The gRPC front end of Trunkline and the driver of the cluster of engines.
 //!
 //! # One request, from the socket and back
 //!
 //! 1. A handler checks every field (`validate`), tokenises the text and hashes the prompt (`submission`), all on tokio's
 //!    threads.
-//! 2. It puts a command on the **bounded** queue of the core's thread. A full queue is `RESOURCE_EXHAUSTED`, never a wait.
-//! 3. The driver, the one thread that owns the [`trunkline_cluster::Cluster`], stamps the time, writes the input to the recording
-//!    if there is one, delivers the input and performs the outputs. The router of the cluster picks the engine of a request.
-//! 4. Each engine has a worker with two threads: steps go to its step thread and copies of blocks to its copy thread. Neither
-//!    waits for the other; both answer through the same queue.
-//! 5. Tokens go to the request's own channel. It has room for all the tokens that the request may generate, so a client that
-//!    reads slowly, or not at all, never makes the core wait.
-//! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the
-//!    connection has room for another message.
+//! 2. The handler puts a command on the **bounded** queue of the core's thread. A full queue is `RESOURCE_EXHAUSTED`, never a wait.
+//! 3. The driver, the one thread with access to the [`trunkline_cluster::Cluster`], stamps the time, writes the input to the
+//!    recording if there is one, delivers the input and performs the outputs. The router of the cluster picks the engine of a
+//!    request.
+//! 4. Each engine has a worker with two threads: steps go to the step thread and copies of blocks to the copy thread. Neither waits
+//!    for the other; both answer through the same queue.
+//! 5. Tokens go to the request's own channel. The channel has room for all tokens of the request, so a client reading slowly, or
+//!    not at all, never makes the core wait.
+//! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the connection has
+//!    room for another message.
 //!
-//! # What holds
+//! # Invariants
 //!
-//! * All metadata of the cache and the schedule is owned by one thread. No lock is around it. The only shared map is the one
-//!   from clients' request ids to the core's, at the edge.
-//! * The core's thread never waits for anything but its queue and the next deadline.
-//! * A stream that is dropped, for whatever reason, aborts its request.
-//! * A recording holds exactly the inputs that the cluster was given, with their times, in their order.
-//! * A request whose worker is lost continues with the tokens that it has: on the same engine when the worker has been reset, or
-//!   on another engine while the worker is started again. Its client sees a pause.
-//! * A worker that is lost has no effect on requests of other engines, but for those that join them.
+//! * All metadata of the cache and the schedule is owned by one thread, without a lock. The only shared map is the one from
+//!   clients' request ids to the core's, at the edge.
+//! * The core's thread never waits for anything but the command queue and the next deadline.
+//! * A dropped stream, for whatever reason, aborts the stream's request.
+//! * A recording holds exactly the inputs delivered to the cluster, with the times, in order.
+//! * A request on a lost worker continues with the tokens generated so far: on the same engine after a reset of the worker, or on
+//!   another engine while the worker is started again. The client sees a pause.
+//! * A lost worker has no effect on requests of other engines, except through the requests moved there.
 //!
 //! # Example
 //!
-//! [`Server::new`] puts the parts together; [`Server::run`] serves until a [`ServerHandle`] stops it. The [`Backend`] has the
-//! model's facts, its tokenizer and what makes the workers: one [`trunkline_port::StepRunner`] for each engine of
+//! [`Server::new`] puts the parts together; [`Server::run`] serves until a [`ServerHandle`] stops the server. The [`Backend`] has
+//! the model's facts, the tokenizer and the maker of the workers: one [`trunkline_port::StepRunner`] for each engine of
 //! [`Options::cluster`].
 //!
 //! ```no_run

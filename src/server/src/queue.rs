@@ -9,7 +9,7 @@ use trunkline_core::RequestId;
 use crate::clock::Clock;
 use crate::commands::Command;
 
-/// Reason for which the queue did not take a command.
+/// Reason for not taking a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotTaken {
     /// The queue is full.
@@ -23,7 +23,7 @@ pub(crate) enum NotTaken {
 pub(crate) struct DriverHandle {
     commands: Sender<Command>,
     clock: Clock,
-    /// An abort found the queue full: the core's thread looks for streams that nobody reads any more.
+    /// Set by an abort on a full queue: the core's thread then looks for streams without a reader.
     abort_missed: Arc<AtomicBool>,
 }
 
@@ -32,7 +32,7 @@ impl DriverHandle {
         self.clock
     }
 
-    /// Returns the flag that the core's thread clears before it looks for streams that nobody reads any more.
+    /// Returns the flag of missed aborts. The core's thread clears the flag before looking for streams without a reader.
     pub(crate) fn abort_missed(&self) -> Arc<AtomicBool> {
         self.abort_missed.clone()
     }
@@ -45,7 +45,8 @@ impl DriverHandle {
         })
     }
 
-    /// Puts a command on the queue and waits while it is full; returns `true` if the queue took it. Not for async code.
+    /// Puts a command on the queue and waits while the queue is full; returns `true` if the queue took the command. Not for async
+    /// code.
     pub(crate) fn send_blocking(&self, command: Command) -> bool {
         self.commands.send(command).is_ok()
     }

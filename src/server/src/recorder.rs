@@ -1,9 +1,8 @@
-//! Writes the recording of a run: every input that the cluster saw (see [`trunkline_cluster::record`]).
+//! Writes the recording of a run: every input seen by the cluster (see [`trunkline_cluster::record`]).
 //!
-//! The core's thread copies each input into a bounded channel; a thread of its own turns it into a line and writes it. A
-//! recording with a hole would be worth nothing, so if the disk fails or falls behind, recording stops for good, with one
-//! error in the log, and serving goes on. What was written up to then replays.
-
+//! The core's thread copies each input into a bounded channel; a separate thread turns the input into a line and writes the line. A
+//! recording with a hole would be worth nothing, so if the disk fails or falls behind, recording stops for good, with one error in
+//! the log, and serving continues. The part written until then replays.
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ use tracing::error;
 use trunkline_cluster::record::{End, Line};
 use trunkline_cluster::{ClusterConfig, Input};
 
-/// Lines on their way to the disk, at most.
+/// Lines waiting for the disk, at most.
 const LINES_MAX: usize = 8192;
-/// Longest time after which an input is on disk, or in the hands of the operating system.
+/// Longest time until an input is on disk, or in the hands of the operating system.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time to wait for the end of a recording to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,7 +34,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the file, compressed if its name ends in `.gz`, and writes the header.
+    /// Creates the file, compressed if the name ends in `.gz`, and writes the header.
     pub(crate) fn create(path: &Path, cluster: &ClusterConfig) -> io::Result<Self> {
         let mut sink = Sink::create(path)?;
         sink.write_line(Line::header(cluster).to_json())?;
@@ -52,7 +51,7 @@ impl Recorder {
         Ok(Self { path: path.to_owned(), lines: Some(lines), n_engines: cluster.engines.len(), writer })
     }
 
-    /// Adds an input.
+    /// Adds an input of the cluster, with the input's time.
     pub(crate) fn input(&mut self, at_ns: u64, input: &Input) {
         let Some(lines) = &self.lines else { return };
         match lines.try_send(Line::of(at_ns, input, self.n_engines)) {
@@ -66,8 +65,8 @@ impl Recorder {
         }
     }
 
-    /// Adds the trailer and waits until everything is written. Returns whether the recording is whole; if it is not,
-    /// the reason was logged.
+    /// Adds the trailer and waits until everything is written. Returns `true` if the recording is whole; otherwise the reason was
+    /// logged.
     pub(crate) fn finish(self, end: End) -> bool {
         let ended = match self.lines {
             Some(lines) => lines.send_timeout(Line::End { end }, FINISH_TIMEOUT).is_ok(),
@@ -113,7 +112,7 @@ impl Sink {
         Ok(if gzip { Self::Gzip(GzEncoder::new(file, Compression::fast())) } else { Self::Plain(file) })
     }
 
-    /// Writes a line in one piece, so that the file ends with a whole line whenever the buffer is written out.
+    /// Writes a line in one piece: the file ends with a whole line whenever the buffer is written out.
     fn write_line(&mut self, mut line: String) -> io::Result<()> {
         line.push('\n');
         match self {

@@ -25,18 +25,18 @@ use crate::workers::{MakeWorker, WorkerError};
 
 /// A message from a client has at most this many bytes; a million token ids take up to five.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Calls on one connection at once. The limit that matters is the core's queue, which answers when it is full; HTTP/2 would let
-/// the client wait without a word.
+/// Calls on one connection at once, at most. The effective limit is the core's queue, with an answer when the queue is full; HTTP/2
+/// would let the client wait without a word.
 const STREAMS_PER_CONNECTION_MAX: u32 = 1 << 16;
-/// A client that does not answer a ping in time is gone, and its requests are aborted.
+/// A client without an answer to a ping in this time is gone, and the client's requests are aborted.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for clients to read the ends of their streams after the core is done.
+/// Time for clients to read the ends of response streams after the core is done.
 const LINGER: Duration = Duration::from_secs(5);
-/// Time for clients to read the ends of their streams after a hurried shutdown.
+/// Time for clients to read the ends of response streams after a hurried shutdown.
 const LINGER_HURRIED: Duration = Duration::from_millis(500);
 
-/// Model to serve: its facts, its tokenizer, and the workers that run its steps.
+/// Model to serve: the facts, the tokenizer, and the workers for the model's steps.
 pub struct Backend {
     /// Name, limits and shape of the model.
     pub model: ModelInfo,
@@ -63,7 +63,7 @@ impl Default for Options {
     }
 }
 
-/// Reason for which a server could not start or continue.
+/// Reason for a failed start or an early end of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// A setting is out of range.
@@ -72,7 +72,7 @@ pub enum ServerError {
     /// The worker of an engine could not be made.
     #[error("cannot start the worker of {engine}")]
     Worker {
-        /// The engine.
+        /// The engine of the worker.
         engine: EngineId,
         /// Error of the worker.
         source: WorkerError,
@@ -80,7 +80,7 @@ pub enum ServerError {
     /// The address is taken, not local, or no address at all.
     #[error("cannot listen on {addr}")]
     Listen {
-        /// Address in the form that the caller gave it.
+        /// Address in the caller's form.
         addr: String,
         /// Error of the operating system.
         source: std::io::Error,
@@ -96,7 +96,7 @@ pub enum ServerError {
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// The transport failed.
+    /// The HTTP/2 transport failed.
     #[error("the transport failed")]
     Transport(#[from] tonic::transport::Error),
     /// The descriptors of the protocol could not be read.
@@ -115,7 +115,7 @@ pub async fn listen(addr: &str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr: addr.into(), source })
 }
 
-/// Stops the threads of a server when it is dropped, wherever it is then.
+/// Stops the threads of a server on drop, wherever the drop happens.
 struct StopOnDrop(DriverHandle);
 
 impl Drop for StopOnDrop {
@@ -125,7 +125,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// A server that is ready to serve. Dropping it, or the future of [`Server::run`], ends all requests and stops its threads.
+/// A server ready to serve. Dropping the server, or the future of [`Server::run`], ends all requests and stops the threads.
 pub struct Server {
     addr: SocketAddr,
     incoming: TcpIncoming,
@@ -136,7 +136,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the threads of the core and the workers. Clients that connect are answered once [`Server::run`] is called.
+    /// Starts the threads of the core and the workers. Connecting clients are answered once [`Server::run`] is called.
     ///
     /// # Errors
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
@@ -178,12 +178,12 @@ impl Server {
         Ok(Self { addr, incoming, router, handle, stop, outcome })
     }
 
-    /// Returns the address that the server listens on.
+    /// Returns the address and port in use by the server.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Returns a handle that stops the server from any thread.
+    /// Returns a handle to stop the server from any thread.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
     }

@@ -17,7 +17,7 @@ use crate::validate;
 /// Ids in one call of Abort, at most.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
-/// The service `trunkline.v1.Inference`.
+/// The gRPC service `trunkline.v1.Inference`.
 pub(crate) struct InferenceService {
     shared: Arc<Submitter>,
 }
@@ -163,12 +163,12 @@ fn blocks(stats: &Stats) -> proto::Blocks {
 fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
     proto::Counters {
         steps: stats.steps,
-        accepted: stats.accepted,
-        refused: stats.refused,
-        finished: stats.finished,
-        prompt_tokens: stats.prompt_tokens,
-        cached_tokens: stats.cached_tokens,
-        generated_tokens: stats.generated_tokens,
+        accepted: stats.requests.accepted,
+        refused: stats.requests.refused,
+        finished: stats.requests.finished,
+        prompt_tokens: stats.tokens.prompt_tokens,
+        cached_tokens: stats.tokens.cached_tokens,
+        generated_tokens: stats.tokens.generated_tokens,
         preemptions: stats.preemptions,
         published_blocks: stats.published_blocks,
         merged_blocks: stats.merged_blocks,

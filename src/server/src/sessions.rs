@@ -1,11 +1,11 @@
-//! Request ids of clients: the active ones, and marks on those to be aborted.
+//! Request ids of clients: the active ones, and marks on the ones to be aborted.
 //!
-//! A request is active before the core knows it, while its prompt is tokenised, and an abort must not be lost then. So
-//! [`Sessions::abort`] marks the request before the abort is sent to the core, and whoever submits the request looks for the
-//! mark after the submission was sent: either the abort is behind the submission, or the mark is seen.
+//! A request is active before the core knows the request, while the prompt is tokenised, and an abort must not be lost then.
+//! [`Sessions::abort`] therefore marks the request before the abort is sent to the core, and the submitting handler looks for the
+//! mark after sending the submission: either the abort is behind the submission, or the mark is seen.
 //!
-//! This is the one map that threads share. It stands at the edge: handlers write and read it, the core's thread does not know
-//! it, and no guard of it is held across an await.
+//! No other map is shared by threads. The map stands at the edge: handlers write and read the map, the core's thread does not know
+//! the map, and no guard is held across an await.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use trunkline_core::RequestId;
 
-/// The active requests, by the ids their clients know.
+/// The active requests, by the clients' ids.
 #[derive(Clone, Default)]
 pub(crate) struct Sessions(Arc<DashMap<String, Active>>);
 
@@ -22,7 +22,7 @@ struct Active {
     aborted: bool,
 }
 
-/// An entry in [`Sessions`], which ends when this is dropped.
+/// An entry in [`Sessions`]; dropping the session ends the entry.
 pub(crate) struct Session {
     sessions: Sessions,
     client_id: String,
@@ -40,7 +40,7 @@ impl Sessions {
         }
     }
 
-    /// Marks an active request as aborted; returns the core's id of it. The core MUST be told after that.
+    /// Marks an active request as aborted; returns the core's id of the request. The abort MUST be sent to the core after the mark.
     pub(crate) fn abort(&self, client_id: &str) -> Option<RequestId> {
         self.0.get_mut(client_id).map(|mut active| {
             active.aborted = true;
@@ -50,7 +50,7 @@ impl Sessions {
 }
 
 impl Session {
-    /// Returns the request id that the client chose or was given.
+    /// Returns the request id, chosen by the client or by the server.
     pub(crate) fn client_id(&self) -> &str {
         &self.client_id
     }

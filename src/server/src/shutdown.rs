@@ -23,7 +23,7 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// A handle on a server that serves.
+    /// Makes a handle on a serving server.
     pub(crate) async fn new(driver: DriverHandle, health: HealthReporter) -> Self {
         let handle = Self { driver, health, hurry: watch::Sender::new(false) };
         handle.report(ServingStatus::Serving).await;
@@ -49,7 +49,7 @@ impl ServerHandle {
         let _ = self.hurry.subscribe().wait_for(|hurry| *hurry).await;
     }
 
-    /// Ends the watches of the server's health, which would keep their connections open for ever.
+    /// Ends the watches of the server's health: open watches would keep connections open for ever.
     pub(crate) async fn close_health(&self) {
         let mut health = self.health.clone();
         for service in HEALTH_SERVICES {
@@ -63,8 +63,8 @@ impl ServerHandle {
         }
     }
 
-    /// Sends a command that must not be lost. The queue may be full, so it is waited for on a thread that may block: one of
-    /// its own, since those of tokio may all be busy with prompts.
+    /// Sends a command without losing the command to a full queue: waits on a new thread, since the threads of tokio may all be
+    /// busy with prompts.
     async fn send(&self, command: Command) {
         let driver = self.driver.clone();
         let (sent, is_sent) = oneshot::channel::<()>();
@@ -81,9 +81,10 @@ impl ServerHandle {
     }
 }
 
-/// Makes SIGTERM and SIGINT drain the server, and the next of either stop it at once.
+/// Makes SIGTERM and SIGINT drain the server, and the next of either stop the server at once.
 ///
 /// # Errors
+///
 /// If the system does not let the process listen for signals.
 pub fn stop_on_signals(server: ServerHandle) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;

@@ -1,7 +1,7 @@
 //! The response stream of one request: tokens in, text out.
 //!
-//! Everything here runs when the connection asks for the next message, on tokio's threads. While the connection has no room,
-//! tokens wait in the request's channel, and the next chunk carries them all.
+//! Everything here runs at the connection's request for the next message, on tokio's threads. While the connection has no room,
+//! tokens wait in the request's channel, and the next chunk carries all waiting tokens.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use crate::submission::Submitted;
 /// Outputs taken from the channel at once, at most.
 const OUTPUTS_PER_CHUNK_MAX: usize = 64;
 
-/// The response stream of one request. Dropping it before its end aborts the request.
+/// The response stream of one request. Dropping the stream before the request's end aborts the request.
 pub(crate) struct Generation {
     submitted: Submitted,
     client_id: String,
@@ -36,7 +36,7 @@ pub(crate) struct Generation {
     ready: VecDeque<Result<proto::GenerateResponse, Status>>,
 }
 
-/// A stop string was found; what is still generated is not for the client.
+/// A stop string was found; further generated tokens are not for the client.
 struct Stopping {
     stop: String,
     /// `true` once the core's queue took the stop. If the queue was full, the stop is sent again with the next output.

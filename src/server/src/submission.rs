@@ -1,13 +1,13 @@
-//! Submits checked requests to the core's thread: the part that every front end shares.
+//! Submits checked requests to the core's thread: the part common to all front ends.
 //!
 //! [`Submitter::submit`] takes a request through these steps and returns once the core has accepted it:
 //!
-//! 1. `open`: the request gets its number, and its client's id becomes active.
-//! 2. `prepare`: the prompt is tokenised and hashed, on a thread that may block if it is long.
-//! 3. `send`: the request goes to the core's thread, and an abort that came meanwhile after it.
+//! 1. `open`: the request gets a number, and the client's id becomes active.
+//! 2. `prepare`: the prompt is tokenised and hashed; a long prompt on a blocking thread.
+//! 3. `send`: the request goes to the core's thread, followed by an abort received meanwhile.
 //! 4. The core accepts or refuses.
 //!
-//! A [`Submitted`] that is dropped in between, because the client went away, aborts the request.
+//! A [`Submitted`] dropped in between, because the client went away, aborts the request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,13 +25,13 @@ use crate::queue::{DriverHandle, NotTaken};
 use crate::sessions::{Session, Sessions};
 use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
 
-/// Prompts above this many bytes are tokenised and hashed on a thread that may block.
+/// Prompts above this many bytes are tokenised and hashed on a blocking thread.
 pub(crate) const INLINE_BYTES_MAX: usize = 8 << 10;
-/// Prompts that are tokenised on such threads or wait for one, at most. These prompts are in no queue of the core's, so
-/// `max_queue` does not bound them.
+/// Prompts being tokenised on blocking threads or waiting for one, at most. These prompts are in no queue of the core's, so
+/// `max_queue` does not bound the number of waiting prompts.
 pub(crate) const TOKENISING_MAX: usize = 64;
 
-/// Reason for which a request does not run.
+/// Reason for not running a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Rejection {
     #[error(transparent)]
@@ -61,10 +61,10 @@ impl From<NotTaken> for Rejection {
     }
 }
 
-/// A request that was sent to the core's thread. Dropping it before its end aborts the request.
+/// A request sent to the core's thread. Dropping the value before the request's end aborts the request.
 pub(crate) struct Submitted {
     id: RequestId,
-    /// Empty once the request has ended: from then on its client may use its id again.
+    /// Empty once the request has ended: from then on the client may use the id again.
     session: Option<Session>,
     driver: DriverHandle,
     outputs: mpsc::Receiver<Output>,
@@ -75,7 +75,7 @@ impl Submitted {
         Self { id, session: Some(session), driver, outputs }
     }
 
-    /// Returns the id that the client knows; empty if the request has ended.
+    /// Returns the client's id of the request; empty if the request has ended.
     pub(crate) fn client_id(&self) -> &str {
         self.session.as_ref().map_or("", Session::client_id)
     }
@@ -85,12 +85,12 @@ impl Submitted {
         &mut self.outputs
     }
 
-    /// Sends [`Command::Stop`] for the request; returns `true` if the queue took it.
+    /// Sends [`Command::Stop`] for the request; returns `true` if the queue took the command.
     pub(crate) fn stop(&self) -> bool {
         self.driver.send(Command::Stop(self.id)).is_ok()
     }
 
-    /// Notes that the request has ended, or never began: there is nothing to abort.
+    /// Notes the end of the request, or a failed beginning: there is nothing to abort.
     pub(crate) fn end(&mut self) {
         self.session = None;
     }
@@ -100,7 +100,7 @@ impl Submitted {
         self.session.is_none()
     }
 
-    /// Returns `true` if the request was aborted by its client's id.
+    /// Returns `true` if the request was aborted by the client's id.
     fn aborted(&self) -> bool {
         self.session.as_ref().is_some_and(Session::aborted)
     }
@@ -123,10 +123,10 @@ pub(crate) struct Submitter {
     /// Limits of every engine.
     pub(crate) config: Config,
     pub(crate) sessions: Sessions,
-    /// One permit for each prompt that is tokenised on a thread that may block, or waits for one.
+    /// One permit for each prompt being tokenised on a blocking thread, or waiting for one.
     pub(crate) tokenising: Arc<Semaphore>,
     next_id: AtomicU64,
-    /// Sets the ids that this server makes apart from the ids of earlier servers.
+    /// Sets the ids made by this server apart from the ids of earlier servers.
     instance: u32,
 }
 
@@ -144,8 +144,8 @@ impl Submitter {
         }
     }
 
-    /// Submits a request that arrived at `arrival_ns` and is to end `timeout` later at the latest; returns it once the core
-    /// has accepted it.
+    /// Submits a request with arrival at `arrival_ns` and end at `timeout` later, at the latest; returns the submitted request once
+    /// the core has accepted.
     pub(crate) async fn submit(
         self: &Arc<Self>,
         mut checked: Checked,
@@ -171,7 +171,7 @@ impl Submitter {
         }
     }
 
-    /// Numbers a request and makes its client's id active. A client without an id gets one.
+    /// Numbers a request and makes the client's id active. A client without an id gets one.
     fn open(&self, mut client_id: String) -> Result<(RequestId, Session), Rejection> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         if client_id.is_empty() {
@@ -202,7 +202,7 @@ impl Submitter {
         time::timeout(left, self.prepare_blocking(id, checked)).await.map_err(|_| Rejection::TimeUp)?
     }
 
-    /// Prepares a long prompt on a thread that may block. Dropping the future takes back a prompt that no thread has begun.
+    /// Prepares a long prompt on a blocking thread. Dropping the future takes back a prompt not begun by a thread.
     async fn prepare_blocking(self: &Arc<Self>, id: RequestId, checked: Checked) -> Result<Request, Rejection> {
         let Ok(permit) = self.tokenising.clone().try_acquire_owned() else { return Err(Rejection::TokenizerBusy) };
         let this = self.clone();
@@ -259,7 +259,7 @@ impl Submitter {
         MAX_TOKENS_DEFAULT.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1)
     }
 
-    /// Sends a request to the core's thread, and an abort after it if the client sent one while the prompt was tokenised.
+    /// Sends a request to the core's thread, followed by an abort if the client sent one while the prompt was tokenised.
     fn send(
         &self,
         request: Request,

@@ -1,4 +1,4 @@
-//! Checks what clients send, before anything is done with it. Every refusal names the field and its range.
+//! Checks requests of clients, before anything is done with a request. Every refusal names the field and the field's range.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -9,7 +9,7 @@ use trunkline_core::{Namespace, Sampling, Token};
 
 use crate::proto;
 
-/// Generated tokens of a request that does not say how many.
+/// Generated tokens of a request without `max_tokens`, at most.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;
 const REQUEST_ID_BYTES_MAX: usize = 256;
 const CACHE_SALT_BYTES_MAX: usize = 1024;
@@ -22,7 +22,7 @@ const LOGPROBS_MAX: u32 = 20;
 const DIVISOR_MIN: f32 = 0.01;
 const DIVISOR_MAX: f32 = 100.0;
 
-/// A request that can be tokenised and submitted.
+/// A request ready to be tokenised and submitted.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Checked {
     pub(crate) request_id: String,
@@ -47,7 +47,7 @@ pub(crate) enum Prompt {
     Tokens(Vec<Token>),
 }
 
-/// Message that names the wrong field of a request and its range.
+/// Message with the wrong field of a request and the field's range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Invalid(pub(crate) String);
@@ -75,7 +75,7 @@ fn ensure_ids(name: &str, ids: &[Token], vocab_size: u32) -> Result<(), Invalid>
     })
 }
 
-/// Checks every field of a request to a model with token ids below `vocab_size` that ends with `eos_token_ids`.
+/// Checks every field of a request to a model with token ids below `vocab_size` and the end tokens `eos_token_ids`.
 pub(crate) fn check(
     request: proto::GenerateRequest,
     vocab_size: u32,
@@ -128,8 +128,8 @@ pub(crate) fn check(
     })
 }
 
-/// The number that stands for a tenant in the core: the same in every run, so that a recording counts alike. A request
-/// without a tenant is its cache salt's, and one without either is of tenant 0.
+/// Returns the number for a tenant in the core: equal in every run, so that a recording counts alike. A request without a tenant
+/// counts for the request's cache salt, and a request without either for tenant 0.
 pub(crate) fn tenant_number(tenant: &str, cache_salt: &str) -> u64 {
     match if tenant.is_empty() { cache_salt } else { tenant } {
         "" => 0,
@@ -171,7 +171,7 @@ fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>) -> Result<Sa
     Ok(Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs })
 }
 
-/// A number that nobody can foresee: the keys of a new hash map come from the system's randomness.
+/// Returns an unpredictable number: the keys of a new hash map come from the system's randomness.
 pub(crate) fn any_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -196,7 +196,7 @@ fn check_stopping(stopping: proto::Stopping, vocab_size: u32) -> Result<proto::S
     Ok(stopping)
 }
 
-/// The value of a `grpc-timeout` header: up to eight digits and a unit. `None` if it is not one.
+/// Returns the value of a `grpc-timeout` header: up to eight digits and a unit. `None` for any other text.
 pub(crate) fn grpc_timeout(header: &str) -> Option<Duration> {
     let (digits, unit) = header.split_at_checked(header.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

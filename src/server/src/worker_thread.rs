@@ -1,24 +1,25 @@
-//! The two threads of a worker: one runs steps, the other copies blocks. They own the worker; nobody else sees it.
+//! The two threads of a worker: one runs steps, the other copies blocks. The worker is owned by these threads; nobody else sees the
+//! worker.
 //!
-//! Steps run in the order in which they were sent, and so do copies; neither waits for the other. Answers arrive in the order
-//! of their kind, but a copy may be answered before a step that was sent earlier, and the other way round.
+//! Steps run in the order of sending, and so do copies; neither waits for the other. Answers arrive in order of each kind, but a
+//! copy may be answered before a step sent earlier, and the other way round.
 //!
 //! # Lives
 //!
-//! A worker lives until it is reset; its next life begins with no sequence and no KV. Every job names the life it was sent in.
+//! A worker lives until a reset; the next life begins with no sequence and no KV. Every job names the life at the time of sending.
 //! When a step fails, or the driver resets the worker, the step thread
 //!
-//! 1. closes the copy thread's fence: the copy that is running ends, and copies of that life still in the queue are dropped,
-//! 2. drops the steps of that life that are still in its own queue,
+//! 1. closes the copy thread's fence: the running copy ends, and copies of the ended life still in the queue are dropped,
+//! 2. drops the steps of the ended life still in the step queue,
 //! 3. reports [`WorkerEvent::Failed`], if a step failed, and waits for the driver's reset,
 //! 4. resets the worker and reports [`WorkerEvent::Ready`].
 //!
-//! So nothing is written on behalf of an earlier life after `Failed` or `Ready`.
+//! Nothing is therefore written on behalf of an earlier life after `Failed` or `Ready`.
 //!
 //! # Bounds
 //!
-//! The channels have no bound of their own, so that the core's thread never waits for them. The core bounds their contents:
-//! it has a fixed number of steps in flight, and its transfers fill different blocks, of which each place has a fixed number.
+//! The channels have no bound of their own: the core's thread never waits for a channel. The core bounds the contents: the number
+//! of steps in flight is fixed, and transfers in flight fill different blocks, of which each place has a fixed number.
 
 mod copies;
 
@@ -33,9 +34,9 @@ use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer};
 pub(crate) use self::copies::CopyJob;
 use self::copies::Fence;
 
-/// A job of the step thread, and the life of the worker that it belongs to.
+/// A job of the step thread, with the life of the worker meant by the job.
 pub(crate) enum StepJob {
-    /// Run a step.
+    /// Run a step of the model.
     Run { life: u64, step: Box<Step> },
     /// Forget all sequences and all KV, and begin this life.
     Reset { life: u64 },
@@ -45,26 +46,26 @@ pub(crate) enum StepJob {
 pub(crate) struct WorkerReport {
     /// Number of the worker, as given to [`spawn`].
     pub(crate) worker: u32,
-    /// Life of the worker that the event belongs to.
+    /// Life of the worker at the event.
     pub(crate) life: u64,
     pub(crate) event: WorkerEvent,
 }
 
-/// Change of a worker, or its answer to a job.
+/// Change of a worker, or the worker's answer to a job.
 pub(crate) enum WorkerEvent {
-    /// The worker can run steps; its KV blocks hold nothing.
+    /// The worker can run steps; the KV blocks hold nothing.
     Ready,
-    /// A step ended. The step comes back so that its memory can be used again.
+    /// A step ended. The step comes back for further use of the step's memory.
     Done { step: Box<Step>, output: StepOutput },
-    /// A step could not be run, because of one request if `guilty` names it. The worker does nothing until it is reset.
+    /// A step could not be run, because of request `guilty` if one is named. The worker does nothing until the next reset.
     Failed { step: Box<Step>, guilty: Option<RequestId> },
-    /// A transfer ended. If it failed, its destinations hold nothing of use.
+    /// A transfer ended. After a failure, the destinations hold nothing of use.
     Transferred { transfer: u64, failed: bool },
     /// The step thread ended.
     Gone,
 }
 
-/// Driver's end of a worker's queues. The threads end when it is dropped.
+/// Driver's end of a worker's queues. Dropping the handle ends the threads.
 pub(crate) struct WorkerHandle {
     worker: u32,
     life: u64,
@@ -79,7 +80,7 @@ pub(crate) struct WorkerQueues {
 }
 
 impl WorkerHandle {
-    /// Makes the queues of worker number `worker`, which begins with life `life`.
+    /// Makes the queues of worker number `worker`, beginning with life `life`.
     pub(crate) fn new(worker: u32, life: u64) -> (Self, WorkerQueues) {
         let (steps, step_jobs) = unbounded();
         let (copies, copy_jobs) = unbounded();
@@ -120,8 +121,8 @@ impl WorkerHandle {
     }
 }
 
-/// Starts the threads of worker number `worker`, which begins with life `life`. Its reports leave through `report`, which returns `true` as long as the
-/// driver listens.
+/// Starts the threads of worker number `worker`, beginning with life `life`. Reports of the worker leave through `report`; `report`
+/// returns `true` as long as the driver listens.
 ///
 /// # Errors
 /// If a thread cannot be started.

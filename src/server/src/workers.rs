@@ -1,8 +1,8 @@
-//! The workers of all engines: sends jobs to their threads, and starts a worker again whose threads have ended.
+//! The workers of all engines: sends jobs to the workers' threads, and starts a worker with ended threads again.
 //!
-//! A worker that fails is reset by its own threads. A worker whose threads have ended needs new threads: after a pause, a
-//! restart thread makes a new worker, and the lives of the new worker follow the lives of the old one. So late reports of the
-//! old threads have earlier lives.
+//! A failed worker is reset by the worker's own threads. A worker with ended threads needs new threads: after a pause, a restart
+//! thread makes a new worker, and the lives of the new worker follow the lives of the old one. Late reports of the old threads
+//! therefore have earlier lives.
 //!
 //! | restart | pause before |
 //! |---|---|
@@ -32,7 +32,7 @@ pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
 /// ended. A worker made again MUST NOT share KV blocks with the one before.
 pub type MakeWorker = Arc<dyn Fn(EngineId) -> Result<Box<dyn StepRunner>, WorkerError> + Send + Sync>;
 
-/// Restarts in a row without a step that ended, at most.
+/// Restarts in a row without an ended step, at most.
 const RESTARTS_MAX: u32 = 10;
 /// Pause before the first restart.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The worker of one engine.
 struct Slot {
     handle: WorkerHandle,
-    /// First life of the present threads; reports of earlier lives are of threads that have ended.
+    /// First life of the present threads; reports of earlier lives are from ended threads.
     first_life: u64,
     /// Restarts since a step ended.
     restarts: u32,
@@ -85,12 +85,12 @@ impl Workers {
         self.slot(engine).handle.reset();
     }
 
-    /// Returns `true` if a report is of the present life of its worker.
+    /// Returns `true` if a report is of the worker's present life.
     pub(crate) fn is_current(&self, report: &WorkerReport) -> bool {
         self.slots[report.worker as usize].handle.is_current(report)
     }
 
-    /// Returns `true` if a report is of threads that have ended, and that others have replaced.
+    /// Returns `true` if a report is from ended threads with new threads in place.
     pub(crate) fn is_from_replaced_threads(&self, report: &WorkerReport) -> bool {
         report.life < self.slots[report.worker as usize].first_life
     }
@@ -100,8 +100,8 @@ impl Workers {
         self.slot(engine).restarts = 0;
     }
 
-    /// Plans the next restart of a worker whose threads have ended, and returns the pause before it. Returns `None` if the
-    /// worker has been restarted too often.
+    /// Plans the next restart of a worker with ended threads, and returns the pause before the restart. Returns `None` after too
+    /// many restarts in a row.
     pub(crate) fn plan_restart(&mut self, engine: EngineId, now_ns: u64) -> Option<Duration> {
         let slot = self.slot(engine);
         if slot.restarts == RESTARTS_MAX {
@@ -130,7 +130,7 @@ impl Workers {
         self.slots.iter_mut().for_each(|slot| slot.restart_at_ns = None);
     }
 
-    /// Starts making the workers that are due, each on a thread of its own, which answers with [`Command::WorkerMade`].
+    /// Starts making the workers due now, each on a new thread; the thread answers with [`Command::WorkerMade`].
     pub(crate) fn restart_due(&mut self, now_ns: u64) {
         for (at, slot) in self.slots.iter_mut().enumerate() {
             if slot.restart_at_ns.take_if(|at_ns| *at_ns <= now_ns).is_none() {
@@ -152,7 +152,7 @@ impl Workers {
         }
     }
 
-    /// Starts the threads of a worker that was made again.
+    /// Starts the threads of a newly made worker.
     ///
     /// # Errors
     /// Fails if a thread cannot be started.
@@ -166,7 +166,7 @@ impl Workers {
     }
 }
 
-/// Starts the threads of the worker of an engine; they report to the driver.
+/// Starts the threads of the worker of an engine, with the driver as the receiver of reports.
 ///
 /// # Errors
 /// Fails if a thread cannot be started.

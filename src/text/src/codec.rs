@@ -1,4 +1,4 @@
-//! Tables that a tokenizer and its detokenizers share: the library's tokenizer, and the bytes of each token.
+//! Tables shared by a tokenizer and the tokenizer's detokenizers: the library's tokenizer, and the bytes of each token.
 
 use tokenizers::{Decoder, DecoderWrapper};
 
@@ -29,7 +29,7 @@ impl Pieces {
         self.special.push(special);
     }
 
-    /// The bytes of a token; none for an unknown one, and for a special one that is to be skipped.
+    /// Returns the bytes of a token; none for an unknown token, and for a special token to be skipped.
     pub(crate) fn of(&self, token: u32, skip_special: bool) -> &[u8] {
         let at = token as usize;
         match self.ends.get(at) {
@@ -46,17 +46,17 @@ impl Pieces {
 pub(crate) struct Codec {
     /// `None`: one token for each byte.
     pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
-    /// The bytes of each token; `None` if a token's text depends on its neighbours.
+    /// The bytes of each token; `None` if a token's text depends on the neighbours of the token.
     pub(crate) pieces: Option<Pieces>,
     /// Number of token ids, counted up to the largest.
     pub(crate) vocab_size: u32,
 }
 
-/// Rule by which the bytes of a token follow from its name.
+/// Rule for the bytes of a token, given the token's name.
 enum Naming<'a> {
     /// Each character of a name stands for one byte.
     ByteLevel,
-    /// Names are text after some replacements, except `<0xNN>`, which are bytes.
+    /// Names are text after some replacements; names of the form `<0xNN>` are bytes.
     ByteFallback { replacements: Vec<&'a DecoderWrapper>, strip: usize },
 }
 
@@ -74,7 +74,7 @@ impl Codec {
         Ok(Self { hugging_face: Some(tokenizer), pieces, vocab_size: last + 1 })
     }
 
-    /// Makes the codec in which token `b` is byte `b`.
+    /// Makes the codec with byte `b` as token `b`.
     pub(crate) fn bytes() -> Self {
         let mut pieces = Pieces::default();
         for byte in 0..=u8::MAX {
@@ -138,7 +138,7 @@ fn pieces(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> 
     pieces
 }
 
-/// The byte that a name such as `<0x0A>` stands for.
+/// Returns the byte for a name such as `<0x0A>`.
 fn fallback_byte(name: &str) -> Option<u8> {
     let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
@@ -151,8 +151,8 @@ fn replaced(name: String, replacements: &[&DecoderWrapper]) -> String {
     })
 }
 
-/// The byte that each character of a byte-level name stands for, by code point. Printable characters of Latin-1 stand for
-/// themselves; the other bytes, in order, are the code points from 256 on.
+/// Returns the byte for each character of a byte-level name, by code point. Printable characters of Latin-1 stand for themselves;
+/// the other bytes, in order, are the code points from 256 on.
 pub(crate) fn byte_level_alphabet() -> Vec<Option<u8>> {
     let mut byte_of = vec![None; 256];
     for byte in 0..=u8::MAX {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::codec::Codec;
 
-/// A stream of tokens that becomes a stream of text. Bytes that are not UTF-8 become U+FFFD.
+/// Turns a stream of tokens into a stream of text. Bytes outside of UTF-8 become U+FFFD.
 pub struct Detokenizer {
     codec: Arc<Codec>,
     skip_special: bool,
@@ -20,12 +20,12 @@ enum State {
     Pieces {
         /// The beginning of a character.
         pending: Vec<u8>,
-        /// Spaces that may still be dropped.
+        /// Number of leading spaces still to be dropped, at most.
         strip: usize,
     },
     /// Tokens have text only in their context.
     Window {
-        /// Tokens from a point on at which text could be given out.
+        /// Tokens since the last point with complete text.
         ids: Vec<u32>,
         /// Number of leading `ids` whose text has been given out; decoded again, as the context of the rest.
         done: usize,
@@ -41,7 +41,7 @@ impl Detokenizer {
         Self { codec, skip_special, state }
     }
 
-    /// Takes the next token and returns the text that became certain; empty within a character.
+    /// Takes the next token and returns the newly certain text; empty within a character.
     pub fn push(&mut self, token: u32) -> String {
         match &mut self.state {
             State::Pieces { pending, strip } => {
@@ -92,7 +92,7 @@ pub(crate) fn decode_all(codec: &Arc<Codec>, ids: &[u32]) -> String {
     text
 }
 
-/// Takes from `pending` everything but a last character that is not complete.
+/// Takes from `pending` everything but an incomplete last character.
 fn take_certain(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut rest = pending.as_slice();
@@ -124,7 +124,7 @@ fn decode(codec: &Codec, ids: &[u32], skip_special: bool) -> String {
     library.decode(ids, skip_special).unwrap_or_default()
 }
 
-/// Returns the part of `text` after `context`, with which `text` normally begins.
+/// Returns the part of `text` after `context`; `text` normally begins with `context`.
 fn after(text: &str, context: &str) -> String {
     text.strip_prefix(context).or_else(|| text.get(context.len()..)).unwrap_or_default().to_owned()
 }

@@ -2,10 +2,10 @@
 //!
 //! * [`Tokenizer`] turns a prompt into tokens, with the `tokenizer.json` of a model folder.
 //! * [`Detokenizer`] turns generated tokens into text, one token at a time, and never splits a character.
-//! * [`StopMatcher`] finds the strings that end a text, however the text is cut into pieces.
+//! * [`StopMatcher`] finds the strings at which a text ends, however the text is cut into pieces.
 //!
-//! **Boundary:** this crate depends on no other crate of Trunkline; it knows no model, no scheduler and no protocol.
-//! [`Tokenizer::load`] is the only function that reads a file.
+//! **Boundary:** this crate depends on no other crate of Trunkline, and knows no model, no scheduler and no protocol.
+//! [`Tokenizer::load`] is the only function with access to files.
 //!
 //! # Example
 //!

@@ -5,9 +5,9 @@
 //! held back.
 //!
 //! Each stop string is matched by its own Knuth-Morris-Pratt automaton over bytes: its state is the length of the longest
-//! prefix of the stop string that the text ends with, so the longest state of all is just what has to be held back. Bytes
-//! will do: a stop string begins at the beginning of a character and ends at the end of one, and so does every match.
-
+//! A Knuth-Morris-Pratt automaton over bytes matches each stop string. The state of an automaton is the length of the longest
+//! prefix of the stop string at the end of the text, so the longest state of all is just the length to hold back. Bytes will do: a
+//! stop string begins at the beginning of a character and ends at the end of one, and so does every match.
 /// Incremental search for several stop strings.
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
@@ -17,7 +17,7 @@ pub struct StopMatcher {
 
 struct Pattern {
     text: String,
-    /// For each length of a matched prefix, less one: the length of its longest proper prefix that is also its suffix.
+    /// Length of the longest proper prefix equal to a suffix, for each length of a matched prefix, less one.
     fallback: Vec<usize>,
     matched: usize,
 }
@@ -37,8 +37,8 @@ impl Pattern {
         Self { text, fallback, matched: 0 }
     }
 
-    /// Takes the next byte of the text and returns `true` if the text now ends with the pattern. The tail that can still become
-    /// the pattern is shorter than the pattern after that.
+    /// Takes the next byte of the text and returns `true` if the text now ends with the pattern. The tail to hold back for the
+    /// pattern is shorter than the pattern after the call.
     fn step(&mut self, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
         while self.matched > 0 && bytes[self.matched] != byte {
@@ -63,9 +63,9 @@ impl StopMatcher {
         Self { patterns: stops.into_iter().map(Pattern::new).collect(), held: String::new() }
     }
 
-    /// Takes the next piece of text and appends to `released` the text that is certain to precede any stop string. Returns the
-    /// stop string if the text has one now; the search MUST NOT be used after that. With `may_stop` set to `false`, stop
-    /// strings that end in this piece are ordinary text; a stop string that begins in this piece may still end in a later one.
+    /// Takes the next piece of text and appends to `released` the text certain to precede any stop string. Returns the stop string
+    /// if the text has one now; the search MUST NOT be used after a match. With `may_stop` set to `false`, stop strings ending in
+    /// this piece are ordinary text; a stop string begun in this piece may still end in a later one.
     pub fn push(&mut self, piece: &str, may_stop: bool, released: &mut String) -> Option<String> {
         if self.patterns.is_empty() {
             released.push_str(piece);
@@ -95,7 +95,7 @@ impl StopMatcher {
         None
     }
 
-    /// Ends the text: appends the held-back tail, which is no stop string, to `released`.
+    /// Ends the text: appends the held-back tail (no stop string) to `released`.
     pub fn finish(&mut self, released: &mut String) {
         released.push_str(&self.held);
         self.held.clear();

@@ -7,14 +7,14 @@ use crate::codec::Codec;
 use crate::detokenizer::{Detokenizer, decode_all};
 use crate::error::TokenizerError;
 
-/// A tokenizer: a Hugging Face `tokenizer.json`, or one token per byte. Clones share their tables.
+/// A tokenizer: a Hugging Face `tokenizer.json`, or one token per byte. Clones share all tables.
 #[derive(Clone)]
 pub struct Tokenizer {
     codec: Arc<Codec>,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding that the file asks for are switched off.
+    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding requested by the file are switched off.
     ///
     /// # Errors
     ///
@@ -37,14 +37,14 @@ impl Tokenizer {
         Self { codec: Arc::new(Codec::bytes()) }
     }
 
-    /// Returns one more than the largest token id that [`Tokenizer::encode`] can give. A model with a smaller vocabulary
-    /// does not belong to this tokenizer.
+    /// Returns one more than the largest token id of [`Tokenizer::encode`]. A model with a smaller vocabulary does not belong to
+    /// this tokenizer.
     pub fn vocab_size(&self) -> u32 {
         self.codec.vocab_size
     }
 
-    /// Returns the tokens of `text`, with the special tokens that the tokenizer puts around a text (for Llama: a begin token).
-    /// Names of special tokens in the text become those tokens.
+    /// Returns the tokens of `text`, with the tokenizer's special tokens around the text (for Llama: a begin token). Names of
+    /// special tokens in the text become special tokens.
     ///
     /// # Errors
     ///
@@ -53,8 +53,8 @@ impl Tokenizer {
         self.encode_with(text, true)
     }
 
-    /// Returns the tokens of `text`, with special tokens around it only if `add_special_tokens`: a text with special tokens of
-    /// its own, such as a rendered chat template, must not get a second set.
+    /// Returns the tokens of `text`, with special tokens around the text only if `add_special_tokens`: a text with special tokens
+    /// already, such as a rendered chat template, must not get a second set.
     ///
     /// # Errors
     ///
@@ -74,8 +74,8 @@ impl Tokenizer {
         Detokenizer::new(Arc::clone(&self.codec), skip_special_tokens)
     }
 
-    /// Returns the text of `ids` without special tokens, as a [`Detokenizer`] gives it. Unknown ids have no text; bytes
-    /// outside of UTF-8 become U+FFFD.
+    /// Returns the text of `ids` without special tokens, as from a [`Detokenizer`]. Unknown ids have no text; bytes outside of
+    /// UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         decode_all(&self.codec, ids)
     }

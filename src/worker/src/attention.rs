@@ -1,11 +1,11 @@
 //! Causal grouped-query attention over the paged cache.
 //!
-//! A query reads the positions up to its own in spans of [`SPAN`], aligned to position 0, and keeps a running maximum
-//! and a running sum of the softmax (Milakov and Gimelshein 2018), so memory does not grow with the context. What is
-//! added to what in which order depends on the query's position alone: not on the chunk its prompt was cut into, not on
-//! the queries computed beside it, not on the block size.
+//! A query reads all positions up to the query's own in spans of [`SPAN`], aligned to position 0, and keeps a running maximum and a
+//! running sum of the softmax (Milakov and Gimelshein 2018), so memory does not grow with the context. The terms of each sum and
+//! the order of the terms depend on the query's position alone: not on the chunks of the prompt, not on the queries computed beside
+//! the query, not on the block size.
 //!
-//! Queries of neighbouring positions and of the heads that share a KV head form a tile, which reads keys and values once.
+//! Queries of neighbouring positions and of the heads sharing a KV head form a tile; a tile reads keys and values once.
 
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ use crate::threads::Threads;
 /// Positions between two updates of the running maximum. A multiple of [`LANES`].
 const SPAN: usize = 64;
 
-/// Queries in a tile, if heads are not grouped wider than that: their scores and sums stay in the first-level cache.
+/// Queries in a tile, if no KV head has a wider group of heads: the scores and sums of a tile stay in the first-level cache.
 const TILE_QUERIES: usize = 24;
 
-/// Rows of a sequence in a batch, and its block table.
+/// Rows of a sequence in a batch, and the block table of the sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequence<'a> {
     /// Block table of the sequence.
@@ -31,17 +31,17 @@ pub(crate) struct Sequence<'a> {
     pub(crate) n_rows: usize,
     /// Position of the first row.
     pub(crate) position: u32,
-    /// Rows at positions below this find their keys and values in the cache.
+    /// Rows at positions below this value find keys and values in the cache.
     pub(crate) write_from: u32,
 }
 
 impl Sequence<'_> {
-    /// Returns the blocks of the table that the rows attend to.
+    /// Returns the blocks of the table read by the rows' attention.
     pub(crate) fn blocks_read(&self, block_size: usize) -> &[u32] {
         &self.table[..(self.position as usize + self.n_rows).div_ceil(block_size)]
     }
 
-    /// Returns the blocks of the table that the rows' keys and values go to.
+    /// Returns the blocks of the table written with the rows' keys and values.
     pub(crate) fn blocks_written(&self, block_size: usize) -> &[u32] {
         let (first, end) = (self.position.max(self.write_from) as usize, self.position as usize + self.n_rows);
         if first < end { &self.blocks_read(block_size)[first / block_size..] } else { &[] }
@@ -57,7 +57,7 @@ struct Tile {
     heads: Range<usize>,
 }
 
-/// The pieces of work of a batch. They are the same in every layer.
+/// The pieces of work of a batch. Equal in every layer.
 pub(crate) struct Plan<'a> {
     sequences: &'a [Sequence<'a>],
     config: &'a ModelConfig,
@@ -156,8 +156,7 @@ struct State {
     totals: Vec<f32>,
 }
 
-/// The queries of a tile that belong to one KV head. Query `i` is query head `i % group` of the group, at row
-/// `i / group`.
+/// The queries of a tile for one KV head. Query `i` is query head `i % group` of the group, at row `i / group`.
 struct Queries<'a> {
     seq: &'a Sequence<'a>,
     kv: &'a BlockView<'a>,
@@ -202,14 +201,13 @@ impl Queries<'_> {
         &self.qkv[at..at + self.dim]
     }
 
-    /// Returns the number of positions of the span from `start` that query `i` sees.
+    /// Returns the number of positions seen by query `i` in the span from `start`.
     #[inline(always)]
     fn visible(&self, i: usize, start: usize) -> usize {
         (self.position + i / self.group + 1).saturating_sub(start).min(SPAN)
     }
 
-    /// The runs of `start .. start + len` that lie within one block: block, offset in the block, offset in the span,
-    /// length.
+    /// The runs of `start .. start + len` within one block: block, offset in the block, offset in the span, length.
     #[inline(always)]
     fn runs(&self, start: usize, len: usize) -> impl Iterator<Item = (u32, usize, usize, usize)> {
         let size = self.kv.block_size();
@@ -224,7 +222,7 @@ impl Queries<'_> {
         })
     }
 
-    /// Dot products of every query with the keys of a span. Products beyond what a query sees are not used.
+    /// Dot products of every query with the keys of a span. Products beyond the positions seen by a query are not used.
     #[inline(always)]
     fn score(&self, start: usize, len: usize, scores: &mut [f32]) {
         let size = self.kv.block_size();
@@ -297,7 +295,7 @@ impl Queries<'_> {
         }
     }
 
-    /// Adds the weighted values of a span. Each query adds exactly the positions it sees, one after another.
+    /// Adds the weighted values of a span. Each query adds exactly the positions seen by the query, one after another.
     #[inline(always)]
     fn add_values(&self, start: usize, weights: &[f32], sums: &mut [f32]) {
         let mut i = 0;

@@ -1,7 +1,7 @@
-//! The shape of a model, as `config.json` and `generation_config.json` of a Hugging Face folder give it.
+//! The shape of a model, from `config.json` and `generation_config.json` of a Hugging Face folder.
 //!
-//! Defaults of absent keys are those of `LlamaConfig` in Hugging Face transformers. Whatever would change the model's
-//! arithmetic in a way that this worker does not compute is refused, never ignored.
+//! Defaults of absent keys are the defaults of `LlamaConfig` in Hugging Face transformers. A setting that would change the model's
+//! arithmetic beyond the reach of this worker is refused, never ignored.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -11,21 +11,21 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 
-/// No dimension of a model may exceed this; it keeps every product of a few of them far from overflow.
+/// No dimension of a model may exceed this limit; products of a few dimensions stay far from overflow.
 const DIMENSION_MAX: u32 = 1 << 24;
 
 /// The shape and the constants of a Llama model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Tokens the model knows; logits it produces.
+    /// Number of tokens known to the model, and of logits per row.
     pub vocab_size: u32,
     /// Width of the residual stream.
     pub hidden_size: u32,
     /// Width of the feed-forward layers.
     pub intermediate_size: u32,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub n_layers: u32,
-    /// Query heads.
+    /// Number of query heads per layer.
     pub n_heads: u32,
     /// Key and value heads; divides `n_heads`.
     pub n_kv_heads: u32,
@@ -41,7 +41,7 @@ pub struct ModelConfig {
     pub rope_scaling: Option<RopeScaling>,
     /// `true` if the output head is the embedding.
     pub tied_head: bool,
-    /// Tokens with which the model ends its output, ascending. May be empty.
+    /// Tokens ending the model's output, ascending. May be empty.
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ pub struct RopeScaling {
     pub original_context: u32,
 }
 
-/// The keys of `config.json` that matter.
+/// The keys of `config.json` of interest to the worker.
 #[derive(Deserialize)]
 struct RawConfig {
     model_type: Option<String>,
@@ -73,7 +73,7 @@ struct RawConfig {
     max_position_embeddings: Option<u32>,
     rms_norm_eps: Option<f64>,
     rope_theta: Option<f64>,
-    /// transformers 4.
+    /// Name of the key in transformers 4.
     rope_scaling: Option<RawRope>,
     /// transformers 5: holds `rope_theta` too.
     rope_parameters: Option<RawRope>,
@@ -83,7 +83,6 @@ struct RawConfig {
     mlp_bias: Option<bool>,
     tie_word_embeddings: Option<bool>,
     quantization_config: Option<Value>,
-    eos_token_id: Option<TokenIds>,
 }
 
 #[derive(Deserialize)]
@@ -100,8 +99,9 @@ struct RawRope {
     original_max_position_embeddings: Option<u32>,
 }
 
+/// The end tokens, in `config.json` and in `generation_config.json`.
 #[derive(Deserialize)]
-struct RawGeneration {
+struct RawEndTokens {
     eos_token_id: Option<TokenIds>,
 }
 
@@ -113,11 +113,11 @@ enum TokenIds {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, if it is there, `generation_config.json` of folder `dir`.
+    /// Reads `config.json` and, if present, `generation_config.json` of folder `dir`.
     ///
     /// # Errors
     ///
-    /// A file that is missing, is not JSON, has an impossible value, or describes a model of another kind.
+    /// A file is missing, is not JSON, has an impossible value, or describes a model of another kind.
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         if !path.exists() {
@@ -126,10 +126,11 @@ impl ModelConfig {
         }
         let raw: RawConfig = read_json(&path)?;
         let mut config = Self::from_raw(raw, &path)?;
-        let path = dir.join("generation_config.json");
-        if path.exists() {
-            let raw: RawGeneration = read_json(&path)?;
-            config.add_eos(raw.eos_token_id, &path)?;
+        for path in [path, dir.join("generation_config.json")] {
+            if path.exists() {
+                let raw: RawEndTokens = read_json(&path)?;
+                config.add_eos(raw.eos_token_id, &path)?;
+            }
         }
         Ok(config)
     }
@@ -158,11 +159,10 @@ impl ModelConfig {
             config.rope_scaling = rope.scaling(path)?;
         }
         config.check(path)?;
-        config.add_eos(raw.eos_token_id, path)?;
         Ok(config)
     }
 
-    /// Refuses dimensions with which the arithmetic makes no sense.
+    /// Refuses dimensions without a meaning for the arithmetic.
     fn check(&self, path: &Path) -> Result<(), ModelError> {
         let dimensions = [
             ("vocab_size", self.vocab_size),
@@ -212,7 +212,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Query heads that share one key and value head.
+    /// Number of query heads sharing one key and value head.
     pub(crate) fn group(&self) -> usize {
         (self.n_heads / self.n_kv_heads) as usize
     }

@@ -8,7 +8,7 @@ use trunkline_port::{BlockCopier, CopyError, Place, Transfer};
 use crate::error::{TransferFault, WorkerError};
 use crate::kv::KvMemory;
 
-/// Copies blocks of all layers between the device's KV memory and the host's. It shares both with the worker that made it, and
+/// Copies blocks of all layers between the device's KV memory and the host's. Shares both memories with the worker of origin, and
 /// may run on another thread than the worker's steps.
 #[derive(Clone)]
 pub struct Copier {

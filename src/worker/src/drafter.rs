@@ -1,25 +1,26 @@
 //! Drafts for speculative decoding, taken from the sequence's own past, without a second model.
 //!
-//! Text repeats itself: answers quote their prompts, code repeats names, tables repeat rows. So the last few tokens are
-//! looked for earlier in the sequence, and what followed them there is the guess: prompt lookup decoding (Saxena 2023),
-//! which vLLM calls its n-gram proposer. A guess that is wrong costs the rows it ran in, never a token: see
+//! Text repeats itself: answers quote prompts, code repeats names, tables repeat rows. The last few tokens are therefore looked up
+//! earlier in the sequence, and the tokens found after the earlier occurrence are the draft: prompt lookup decoding (Saxena 2023),
+//! the n-gram proposer of vLLM. A wrong draft costs the rows of the draft, never a token: see
 //! [`trunkline_port::StepSeq::n_drafts`].
 
 use trunkline_port::Token;
 
-/// The longest run of last tokens that is looked for. Longer ones seldom guess better and are seldom found.
+/// The longest run of last tokens to look for. Longer runs seldom draft better and are seldom found.
 const NGRAM_MAX: usize = 4;
 
-/// The shortest. A single token is found nearly always, and says nearly nothing of what comes next.
+/// The shortest run of last tokens to look for. A single token is found nearly always, and says nearly nothing of the next token.
 const NGRAM_MIN: usize = 2;
 
-/// The search goes this many tokens back at most, which takes some microseconds. What lies further back is not found.
+/// Tokens searched back from the end, at most: some microseconds. Earlier occurrences are not found.
 const WINDOW_TOKENS: usize = 8192;
 
 /// Drafts `n` tokens to follow `tokens`; none if the end of `tokens` has not occurred before.
 ///
-/// The longest run counts that ends `tokens` and occurs earlier, and of its occurrences the last. Where the occurrence runs
-/// into the end of `tokens` the guess goes on with itself: a sequence that goes round in a circle is guessed whole.
+/// The longest run counts that ends `tokens` and occurs earlier, and of the occurrences of the run the last. Where the occurrence
+/// runs into the end of `tokens` the draft continues with the draft's own tokens: a sequence going round in a circle is drafted
+/// whole.
 pub(crate) fn draft(tokens: &[Token], n: usize) -> Vec<Token> {
     let Some(distance) = (if n == 0 { None } else { last_occurrence(tokens) }) else { return Vec::new() };
     tokens[tokens.len() - distance..].iter().copied().cycle().take(n).collect()
@@ -44,7 +45,7 @@ fn last_occurrence(tokens: &[Token]) -> Option<usize> {
     best
 }
 
-/// Returns the number of tokens that two sequences have in common at their ends, [`NGRAM_MAX`] at most.
+/// Returns the number of tokens common to the ends of two sequences, [`NGRAM_MAX`] at most.
 fn run_length(a: &[Token], b: &[Token]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(NGRAM_MAX).take_while(|(a, b)| a == b).count()
 }

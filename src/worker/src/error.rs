@@ -1,4 +1,4 @@
-//! Errors of model folders and of steps; each message says what is wrong, where, and how to mend it.
+//! Errors of model folders and of steps; each message names the fault, the place, and the remedy.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use trunkline_port::{RequestId, StepError, Token};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A file that the folder must have is not there.
+    /// A file required in the folder is missing.
     #[error("{} is missing: {hint}", path.display())]
     MissingFile {
         /// Path of the missing file.
@@ -29,7 +29,7 @@ pub enum ModelError {
     Json {
         /// Path of the file.
         path: PathBuf,
-        /// Position and reason at which parsing stopped.
+        /// Position and reason of the parser's stop.
         source: serde_json::Error,
     },
     /// A value of `config.json` makes no sense.
@@ -42,14 +42,14 @@ pub enum ModelError {
         /// Problem with the value of the key.
         problem: String,
     },
-    /// The model is sound but is not one that this worker runs.
+    /// The model is sound but of a kind unknown to this worker.
     #[error("{}: {found} is not supported; {supported}", path.display())]
     Unsupported {
-        /// The file that says so.
+        /// File with the unsupported setting.
         path: PathBuf,
-        /// Feature that the model asks for.
+        /// Feature required by the model.
         found: String,
-        /// Alternatives that this worker supports.
+        /// Alternatives supported by this worker.
         supported: &'static str,
     },
     /// A weights file is cut short or malformed.
@@ -65,7 +65,7 @@ pub enum ModelError {
     MissingTensor {
         /// Name of the tensor.
         name: String,
-        /// The folder, or the shard that the index names for it.
+        /// The folder, or the shard named by the folder's index.
         path: PathBuf,
     },
     /// A tensor's shape contradicts `config.json`.
@@ -81,10 +81,10 @@ pub enum ModelError {
         path: PathBuf,
         /// Shape of the tensor in the file.
         found: Vec<usize>,
-        /// The shape that follows from the configuration.
+        /// Shape according to the configuration.
         expected: Vec<usize>,
     },
-    /// A tensor's element type is not a float that this worker reads.
+    /// A tensor's element type is not a float readable by this worker.
     #[error("tensor {name} in {} has dtype {found}; convert the model to F32, F16 or BF16", path.display())]
     Dtype {
         /// Name of the tensor.
@@ -94,7 +94,7 @@ pub enum ModelError {
         /// Element type in the file.
         found: String,
     },
-    /// A tensor that the Llama architecture has no use for; ignoring it would give wrong text.
+    /// A tensor without a use in the Llama architecture; ignoring the tensor would give wrong text.
     #[error("tensor {name} in {} is no part of the Llama architecture; the model is of another kind", path.display())]
     UnexpectedTensor {
         /// Name of the tensor.
@@ -104,8 +104,8 @@ pub enum ModelError {
     },
 }
 
-/// The worker cannot start or cannot run a step. A step that is refused has changed nothing, except
-/// [`WorkerError::NonFinite`], after which the same step may be sent again.
+/// The worker cannot start or cannot run a step. A refused step has changed nothing, except [`WorkerError::NonFinite`]; the same
+/// step may be sent again afterwards.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
@@ -114,9 +114,9 @@ pub enum WorkerError {
     Config {
         /// Field of the configuration.
         field: &'static str,
-        /// Value that was given.
+        /// Value found in the configuration.
         value: u64,
-        /// Values that are allowed.
+        /// Range of allowed values.
         expected: &'static str,
     },
     /// The KV cache does not fit into memory.
@@ -129,9 +129,9 @@ pub enum WorkerError {
         blocks: u32,
         /// Tokens in each block.
         block_size: u32,
-        /// Their size together.
+        /// Size of all blocks together, bytes.
         bytes: u128,
-        /// Free memory as far as it is known.
+        /// Free memory, as far as known.
         available: String,
     },
     /// The threads could not be started.
@@ -142,14 +142,14 @@ pub enum WorkerError {
         /// Error of the operating system.
         problem: String,
     },
-    /// The step has not one entry of `sampling` for each sequence that starts.
+    /// The step does not have exactly one entry of `sampling` for each starting sequence.
     #[error("step {step} starts {starts} sequences but brings {sampling} sampling entries")]
     SamplingCount {
         /// Number of the step.
         step: u64,
-        /// Sequences with `start`.
+        /// Number of sequences with `start`.
         starts: usize,
-        /// Entries of [`trunkline_port::Step::sampling`].
+        /// Number of entries of [`trunkline_port::Step::sampling`].
         sampling: usize,
     },
     /// A sequence of the step contradicts itself or the worker's mirror.
@@ -157,7 +157,7 @@ pub enum WorkerError {
     Sequence {
         /// Number of the step.
         step: u64,
-        /// Index in [`trunkline_port::Step::seqs`].
+        /// Index of the sequence in [`trunkline_port::Step::seqs`].
         index: usize,
         /// Request of the sequence.
         request: RequestId,
@@ -166,22 +166,22 @@ pub enum WorkerError {
         /// Fault of this entry.
         fault: SequenceFault,
     },
-    /// A copy between device and host names blocks that there are not, or one twice.
+    /// A copy between device and host names missing blocks, or one block twice.
     #[error("transfer {transfer}, pair {index}: {fault}")]
     Transfer {
         /// Number of the transfer.
         transfer: u64,
-        /// Index in [`trunkline_port::Transfer::pairs`].
+        /// Index of the pair in [`trunkline_port::Transfer::pairs`].
         index: usize,
         /// Fault of this entry.
         fault: TransferFault,
     },
-    /// The model answered with NaN or infinity for a sequence: its weights are damaged or too large for F32.
+    /// The model answered with NaN or infinity for a sequence: the model's weights are damaged or too large for F32.
     #[error("step {step}: the logits of request {request} are not finite; check the model's weights")]
     NonFinite {
         /// Number of the step.
         step: u64,
-        /// Request that the sequence belongs to.
+        /// Request of the sequence.
         request: RequestId,
     },
 }
@@ -213,22 +213,22 @@ pub enum SequenceFault {
     /// The sequence does not start, but the slot is empty or holds another request.
     #[error("it does not start, but the slot does not hold this request")]
     NotHeld,
-    /// Its range of tokens or blocks reaches beyond the step's.
+    /// The range of tokens or blocks reaches beyond the step's arrays.
     #[error("its range of {what} ends at {end}, the step has {len}")]
     Range {
-        /// "tokens" or "blocks".
+        /// Kind of the range: "tokens" or "blocks".
         what: &'static str,
         /// End of the range, exclusive.
         end: u64,
         /// Number of entries in the step.
         len: usize,
     },
-    /// The block table is shorter than what is to be kept of it.
+    /// The block table is shorter than the part to be kept.
     #[error("{keep} entries of its block table are to be kept, it has {len}")]
     TableKeep {
         /// Entries of the table to keep.
         keep: u32,
-        /// Entries that the table has.
+        /// Entries of the table.
         len: usize,
     },
     /// A block number is not below the number of blocks.
@@ -236,7 +236,7 @@ pub enum SequenceFault {
     Block {
         /// Number of the block.
         block: u32,
-        /// Number of blocks that exist.
+        /// Number of existing blocks.
         limit: u32,
     },
     /// The block table does not reach the last token to run.
@@ -266,7 +266,7 @@ pub enum SequenceFault {
     /// The sequence is to sample but runs no token.
     #[error("it is to sample, but has no token to run")]
     NothingToSample,
-    /// Sampling or drafting needs the tokens before the first one to run, and they were not sent.
+    /// Sampling or drafting needs the tokens before the first one to run, and the step does not bring the tokens.
     #[error("its sampling or drafting needs {computed} tokens of history, {sent} were sent")]
     History {
         /// Tokens before the first one to run.
@@ -274,15 +274,15 @@ pub enum SequenceFault {
         /// Tokens of history in the step.
         sent: u32,
     },
-    /// The sequence continues beyond the tokens that the drafting worker knows.
+    /// The sequence continues beyond the tokens known to the drafting worker.
     #[error("it goes on at position {computed}, but only {known} of its tokens are known to draft from")]
     Gap {
         /// Tokens before the first one to run.
         computed: u32,
-        /// Tokens that the worker knows.
+        /// Number of tokens known to the worker.
         known: usize,
     },
-    /// The token to run is the one sampled last, but it is not at that position, or more than one token is to run.
+    /// The token to run is the last sampled one, but the step places the token elsewhere, or more than one token is to run.
     #[error(
         "it runs {n_tokens} tokens from position {computed}, the first of them sampled by the worker, which last sampled \
          for position {sampled:?}"
@@ -309,7 +309,7 @@ pub enum TransferFault {
     DeviceBlock {
         /// Number of the block.
         block: u32,
-        /// Number of blocks that exist.
+        /// Number of existing blocks.
         limit: u32,
     },
     /// The host has no such block.
@@ -317,7 +317,7 @@ pub enum TransferFault {
     HostBlock {
         /// Number of the block.
         block: u32,
-        /// Number of blocks that exist.
+        /// Number of existing blocks.
         limit: u32,
     },
     /// The copy is from or to a tier of the prefix cache; this worker has none.
@@ -337,9 +337,9 @@ pub enum TransferFault {
 pub struct SamplingError {
     /// Name of the parameter.
     pub field: &'static str,
-    /// Value that was given.
+    /// Value found in the request.
     pub value: f32,
-    /// Values that are allowed.
+    /// Range of allowed values.
     pub expected: &'static str,
 }
 

@@ -1,28 +1,28 @@
-//! The innermost loops, and why their results are the same bits every time.
+//! The innermost loops, and the reason for equal bits in every run.
 //!
-//! A token MUST NOT depend on what else is in its batch or on how its prompt was cut into chunks. Floating-point sums
-//! depend on their order, so every sum in this crate has an order that follows from the operands' indices alone:
+//! A token MUST NOT depend on the other sequences of a batch or on the chunks of the prompt. A floating-point sum depends on the
+//! order of the terms, so every sum in this crate has an order given by the operands' indices alone:
 //!
 //! - [`accumulate`] vectorises over *outputs*, never over the summed index. Each output is one chain of
 //!   `sum = sum + x * w` from index 0 upwards. Tiling over rows, the width of the machine's vectors and the number of
-//!   threads decide which chains run at the same time, not what a chain computes.
+//!   threads decide the chains to run at the same time, not the result of a chain.
 //! - Multiplication and addition stay two roundings, never fused, so machines with and without fused multiply-add agree.
 //! - [`sum_lanes`] sums with a fixed number of lanes and a fixed tree.
 //!
-//! The code is plain Rust that the compiler vectorises; [`vectorised`] lets it use the widest vectors of the machine.
+//! The code is plain Rust, vectorised by the compiler; [`vectorised`] allows the widest vectors of the machine.
 
 use std::array::from_fn;
 
 /// Outputs computed side by side. A multiple of the vector width of every machine; a power of two.
 pub(crate) const LANES: usize = 16;
 
-/// Rows computed side by side: with two vectors of eight lanes each they fill the sixteen registers of AVX2.
+/// Rows computed side by side: with two vectors of eight lanes each, six rows fill the sixteen registers of AVX2.
 pub(crate) const ROWS: usize = 6;
 
 /// Summands between two checks of bounds.
 const STEP: usize = 8;
 
-/// Runs `work` compiled for the widest vectors that this machine has.
+/// Runs `work` compiled for the widest vectors of this machine.
 #[inline]
 pub(crate) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
@@ -72,7 +72,7 @@ pub(crate) fn sum_lanes(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     fold_lanes(lanes, |a, b| a + b)
 }
 
-/// The largest of `values`, which MUST NOT have NaN among them.
+/// The largest of `values`. NaN MUST NOT be among `values`.
 #[inline(always)]
 pub(crate) fn max_lanes(values: &[f32]) -> f32 {
     // Not `f32::max`, whose care for NaN keeps it out of vectors.
@@ -99,11 +99,11 @@ fn fold_lanes(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// `e` to the power of `x`, to about one unit in the last place, in operations that round alike on every machine.
-/// Arguments are clamped to where the result is a normal number; NaN stays NaN.
+/// `e` to the power of `x`, to about one unit in the last place, in operations with equal rounding on every machine. Arguments are
+/// clamped to the range of normal results; NaN stays NaN.
 ///
-/// `x = n ln 2 + r` with integer `n`, so the result is 2^n times the Taylor polynomial of degree 7 at `r`, whose error is
-/// below `r^8 / 8!` = 5e-9 for `|r| <= ln 2 / 2`.
+/// `x = n ln 2 + r` with integer `n`, so the result is 2^n times the Taylor polynomial of degree 7 at `r`, with an error below `r^8
+/// / 8!` = 5e-9 for `|r| <= ln 2 / 2`.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // Added and taken away, it leaves the nearest integer: 1.5 * 2^23.

@@ -6,12 +6,12 @@
 //!
 //! # Sharing
 //!
-//! Steps and copies run on different threads. Each block has a lock of its own: a step locks the blocks of its sequences for
-//! one forward pass (see [`LockedBlocks`]), to write only the blocks that its rows go to; a copy locks one pair of blocks at a
-//! time. The core's contract is that nobody writes the sources of a copy and nobody but the copy touches its destinations
-//! (see [`trunkline_port::Transfer`]), so no lock is ever waited for. A core that breaks the contract makes one side wait
-//! for the other: wrong data at worst, no undefined behaviour. It cannot deadlock a step with a copy: while a copy holds a
-//! block of the device it waits for a block of the host only, and steps hold none of those.
+//! Steps and copies run on different threads. Each block has a lock: a step locks the blocks of the step's sequences for one
+//! forward pass (see [`LockedBlocks`]), for writing only the blocks written by rows of the step; a copy locks one pair of blocks at
+//! a time. The core's contract: nobody writes the sources of a copy and nobody but the copy touches the destinations (see
+//! [`trunkline_port::Transfer`]), so no lock is ever waited for. A core in breach of the contract makes one side wait for the
+//! other: wrong data at worst, no undefined behaviour. A step and a copy cannot deadlock: a copy holding a block of the device
+//! waits for a block of the host only, and steps hold no blocks of the host.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -44,7 +44,7 @@ impl Layout {
     }
 }
 
-/// Keys and values of every layer and block, F32. Shared by the thread that runs steps and the threads that copy blocks.
+/// Keys and values of every layer and block, F32. Shared by the step thread and the copying threads.
 pub(crate) struct KvMemory {
     layout: Layout,
     blocks: Vec<RwLock<Box<[f32]>>>,
@@ -90,8 +90,8 @@ impl KvMemory {
         self.blocks.len() as u32
     }
 
-    /// Copies a block of another memory, which MUST be of the same model and block size, into a block of this one: all
-    /// layers.
+    /// Copies a block of another memory into a block of this one: all layers. Both memories MUST be of the same model and block
+    /// size.
     pub(crate) fn copy_block(&self, to: u32, other: &Self, from: u32) {
         let from = other.read(from);
         self.write(to).copy_from_slice(&from);
@@ -107,16 +107,16 @@ impl KvMemory {
     }
 }
 
-/// The device's KV memory as the step thread sees it.
+/// The device's KV memory, for the step thread.
 pub(crate) struct KvCache {
     memory: Arc<KvMemory>,
-    /// For each block its place among the locked blocks of the last batch. Entries of other blocks are left over from
-    /// earlier batches and mean nothing.
+    /// Place of each block among the locked blocks of the last batch. Entries of other blocks are left over from earlier batches
+    /// and mean nothing.
     index: Vec<u32>,
 }
 
 impl KvCache {
-    /// Wraps the memory that steps run on.
+    /// Wraps the memory of the device.
     pub(crate) fn new(memory: Arc<KvMemory>) -> Self {
         Self { index: vec![0; memory.blocks.len()], memory }
     }
@@ -237,7 +237,7 @@ impl BlockView<'_> {
     }
 }
 
-/// Returns the memory that the kernel can still hand out, in bytes; `None` where it reports none.
+/// Returns the memory left to allocate according to the kernel, in bytes; `None` where the kernel reports none.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,23 +1,23 @@
 //! The embedded worker: a Llama model on the CPU with a paged KV cache, behind [`Worker::run`].
 //!
-//! It exists so that Trunkline is a complete server on one machine and so that its tests run a real model: what a
-//! scheduler may break (a wrong block, a stale table, a lost token) shows as wrong text.
+//! The worker makes Trunkline a complete server on one machine and gives tests a real model: a scheduler's mistake (a wrong block,
+//! a stale table, a lost token) shows as wrong text.
 //!
 //! A step in order:
 //!
-//! 1. `mirror`: the step is checked whole against what the worker knows of each slot, then applied.
-//! 2. `worker`: the tokens of all sequences become the rows of one batch; where the step allows drafts, `drafter` adds rows
-//!    with a guess of what comes next.
+//! 1. `mirror`: the step is checked whole against the worker's record of each slot, then applied.
+//! 2. `worker`: the tokens of all sequences become the rows of one batch; where the step allows drafts, `drafter` adds rows with a
+//!    draft of the next tokens.
 //! 3. `model`: each layer runs its matrices once for all rows (`linear`), turns queries and keys (`rope`), stores keys and
-//!    values in the blocks of the table (`kv`) and attends to them (`attention`).
-//! 4. `model`: only rows that sample go through the output head.
-//! 5. `sampler`: one token for each of them, and after a draft that was right the next one from the draft's row.
+//!    values in the blocks of the table (`kv`) and runs attention over the blocks (`attention`).
+//! 4. `model`: only sampling rows go through the output head.
+//! 5. `sampler`: one token for each sampling row, and after a right draft the next token from the draft's row.
 //!
 //! While steps run, a [`Copier`] copies blocks to and from a second memory, the host's, on another thread.
 //!
-//! **Invariant: equal bits.** The logits of a row depend on its sequence alone, not on its batch, its chunks, its blocks or
-//! the number of threads; `kernel` says how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests'
-//! text, clocks or sockets. Only `weights` and `config` read files, and only when a model is loaded.
+//! **Invariant: equal bits.** The logits of a row depend on the row's sequence alone, not on the batch, the chunks, the blocks or
+//! the number of threads; `kernel` explains how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests' text,
+//! clocks or sockets. Only `weights` and `config` read files, and only when a model is loaded.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -10,11 +10,11 @@
 use crate::kernel::{LANES, ROWS, accumulate, vectorised};
 use crate::threads::Threads;
 
-/// Inputs of one partial sum. A panel's part of that depth is 16 KiB and stays in the first-level cache while all rows
-/// pass; shorter partial sums are also more exact.
+/// Inputs of one partial sum. A panel's part of this depth is 16 KiB and stays in the first-level cache while all rows pass;
+/// shorter partial sums are also more exact.
 const DEPTH: usize = 256;
 
-/// Tasks for each thread, so that one that finishes early finds more work.
+/// Tasks for each thread: a thread finishing early finds more work.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Treatment of the outputs' old values.
@@ -22,7 +22,7 @@ const TASKS_PER_THREAD: usize = 4;
 pub(crate) enum Output {
     /// The products replace the old values.
     Replace,
-    /// The product is added to them: a residual connection.
+    /// The product is added to the outputs: a residual connection.
     Add,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Packs matrices given row by row, one row for each output; their rows follow one another.
+    /// Packs matrices given row by row, one row for each output; the rows of the matrices follow one another.
     pub(crate) fn pack(inputs: usize, parts: &[&[f32]]) -> Self {
         let outputs = parts.iter().map(|part| part.len() / inputs).sum::<usize>();
         let mut panels = vec![0.0; outputs.div_ceil(LANES) * inputs * LANES];

@@ -1,7 +1,7 @@
-//! The worker's memory of each sequence, slot by slot, and the check of a step against it.
+//! The worker's memory of each sequence, slot by slot, and the check of a step against the memory.
 //!
-//! The scheduler sends only changes: a table is cut and extended, sampling parameters come once. A step is checked whole
-//! before any of it is applied, so a refused step leaves no trace.
+//! The scheduler sends only changes: a table is cut and extended, sampling parameters come once. A step is checked whole before any
+//! part is applied, so a refused step leaves no trace.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use crate::sampler::{TokenSet, check_sampling};
 /// Slots there can be. Slots are small and dense; a number beyond this is a mistake, not a long table.
 const SLOTS_MAX: u32 = 1 << 16;
 
-/// Limits of a worker, against which steps are checked.
+/// Limits of a worker, for the check of steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Number of tokens in a block.
@@ -36,11 +36,11 @@ pub(crate) struct Slot {
     /// Blocks of positions `0 .. block_size`, and so on.
     pub(crate) table: Vec<u32>,
     pub(crate) sampling: Sampling,
-    /// Tokens of the sequence so far; kept only if sampling needs them.
+    /// Tokens of the sequence so far; kept only if sampling needs the tokens.
     pub(crate) seen: TokenSet,
-    /// Tokens of the sequence in their order; kept only with speculative decoding.
+    /// Tokens of the sequence in order; kept only with speculative decoding.
     pub(crate) tokens: Vec<Token>,
-    /// The token sampled last, and its position.
+    /// The last sampled token, and the token's position.
     last: Option<(u32, Token)>,
     /// Tokens to draft next at most: see [`Mirror::note`].
     draft_limit: u32,
@@ -59,7 +59,7 @@ impl Slot {
         }
     }
 
-    /// Adds to the tokens seen, if sampling needs them.
+    /// Adds to the tokens seen, if sampling needs the tokens.
     fn see(&mut self, tokens: &[Token]) {
         if self.sampling.needs_history() {
             tokens.iter().for_each(|token| self.seen.insert(*token));
@@ -78,17 +78,17 @@ impl Mirror {
         Self { limits, slots: Vec::new() }
     }
 
-    /// Forgets every sequence.
+    /// Forgets every sequence, in all slots.
     pub(crate) fn clear(&mut self) {
         self.slots.clear();
     }
 
-    /// The sequence in a slot that the last step used.
+    /// The sequence in a slot used by the last step.
     pub(crate) fn slot(&self, seq: &StepSeq) -> &Slot {
         self.slots[seq.slot as usize].as_ref().expect("the step was applied")
     }
 
-    /// Returns the tokens to run of sequence `seq` of an applied step: those of the step, or the token sampled last.
+    /// Returns the tokens to run of sequence `seq` of an applied step: tokens of the step, or the last sampled token.
     pub(crate) fn run_tokens<'a>(&'a self, step: &'a Step, seq: &StepSeq) -> &'a [Token] {
         match &self.slot(seq).last {
             Some((_, last)) if seq.input_from_last => std::slice::from_ref(last),
@@ -126,8 +126,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Notes the tokens that were picked for a sequence, with `n_drafts` drafts. One that was guessed badly guesses less the
-    /// next time, twice what was right and one more, so that where guessing is vain it costs one row.
+    /// Notes the tokens picked for a sequence, with `n_drafts` drafts. After bad drafts a sequence drafts less in the next step,
+    /// twice the number of right drafts and one more: where drafts fail, drafting costs one row.
     pub(crate) fn note(&mut self, seq: &StepSeq, picked: &[Token], n_drafts: usize) {
         let slot = self.slots[seq.slot as usize].as_mut().expect("the step was applied");
         slot.see(picked);
@@ -142,8 +142,8 @@ impl Mirror {
         }
     }
 
-    /// Guesses what follows the tokens that an applied step runs for a sequence: as many as the step allows, as seems worth
-    /// it, and as the context and the block table have room for.
+    /// Drafts the tokens after the tokens run by an applied step for a sequence: as many as the step allows, as recent drafts
+    /// justify, and as the context and the block table have room for.
     pub(crate) fn draft(&self, seq: &StepSeq) -> Vec<Token> {
         let slot = self.slot(seq);
         let end = seq.computed + seq.n_tokens;
@@ -179,7 +179,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// `new` are the sampling parameters of a sequence that starts.
+    /// `new` are the sampling parameters of a starting sequence.
     fn check_sequence(&self, step: &Step, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
         if seq.slot >= SLOTS_MAX {
             return Err(SequenceFault::SlotTooLarge { limit: SLOTS_MAX });
@@ -229,7 +229,7 @@ impl Mirror {
         self.check_history(seq, new)
     }
 
-    /// Checks that the worker has sampled the token that the core does not know yet.
+    /// Checks that the worker has sampled the token still unknown to the core.
     fn check_last(&self, seq: &StepSeq) -> Result<(), SequenceFault> {
         let held = if seq.start { None } else { self.slots[seq.slot as usize].as_ref() };
         let position = held.and_then(|slot| slot.last).map(|(position, _)| position);
@@ -240,7 +240,7 @@ impl Mirror {
         }
     }
 
-    /// Checks that the worker knows every token before the tokens to run, if sampling or drafting needs them.
+    /// Checks that the worker knows every token before the tokens to run, if sampling or drafting needs a history.
     fn check_history(&self, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
         let drafts = self.limits.max_drafts > 0;
         let (computed, sent) = (seq.computed, seq.n_history);

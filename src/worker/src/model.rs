@@ -1,4 +1,4 @@
-//! The model: its weights, packed, and the forward pass over a batch.
+//! The model: packed weights, and the forward pass over a batch.
 
 use std::path::Path;
 
@@ -14,10 +14,10 @@ use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
 use crate::weights::{self, Weights};
 
-/// Element type of the KV cache, as it enters the namespace of block hashes.
+/// Element type of the KV cache, for the namespace of block hashes.
 const KV_DTYPE: &str = "f32";
 
-/// A layer with packed matrices; matrices that read the same input are packed into one.
+/// A layer with packed matrices; matrices with the same input are packed into one.
 struct Layer {
     attention_norm: Vec<f32>,
     qkv: Linear,
@@ -27,8 +27,8 @@ struct Layer {
     down: Linear,
 }
 
-/// A decoder-only transformer of the Llama architecture, in F32: RMSNorm, rotary embeddings, grouped-query attention and
-/// a gated feed-forward layer. Immutable; share it between workers with an `Arc`.
+/// A decoder-only transformer of the Llama architecture, in F32: RMSNorm, rotary embeddings, grouped-query attention and a gated
+/// feed-forward layer. Immutable; an `Arc` shares the model between workers.
 pub struct Model {
     name: String,
     config: ModelConfig,
@@ -40,7 +40,7 @@ pub struct Model {
     head: Linear,
 }
 
-/// The tokens of a batch and where they go. All sequences' rows follow one another.
+/// The tokens of a batch with positions and blocks. All sequences' rows follow one another.
 pub(crate) struct Batch<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) sequences: &'a [Sequence<'a>],
@@ -48,10 +48,10 @@ pub(crate) struct Batch<'a> {
     pub(crate) logit_rows: &'a [usize],
 }
 
-/// Memory that one forward pass after the other uses.
+/// Memory used again by one forward pass after the other.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// The residual stream.
+    /// The residual stream, one row per token.
     x: Vec<f32>,
     normed: Vec<f32>,
     qkv: Vec<f32>,
@@ -81,7 +81,7 @@ impl Model {
         Ok(Self::assemble(name, config, weights))
     }
 
-    /// Packs weights whose shapes are those of `config`.
+    /// Packs weights with the shapes of `config`.
     pub(crate) fn assemble(name: String, config: ModelConfig, weights: Weights) -> Model {
         let hidden = config.hidden_size as usize;
         let layers = weights
@@ -127,7 +127,7 @@ impl Model {
         2 * 4 * u64::from(self.config.n_layers) * self.config.kv_width() as u64
     }
 
-    /// Returns the facts that a front end needs to know of the model.
+    /// Returns the facts about the model for a front end.
     pub fn info(&self) -> ModelInfo {
         ModelInfo {
             name: self.name.clone(),
@@ -229,7 +229,7 @@ fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: &Thr
     threads.chunks(out, hidden, cost, |row, out| rms_norm(&x[row * hidden..(row + 1) * hidden], weight, eps, out));
 }
 
-/// Writes the keys and values of every row that does not lie in a shared block.
+/// Writes the keys and values of every row outside shared blocks.
 fn store(
     sequences: &[Sequence<'_>],
     kv: &mut LockedBlocks<'_>,

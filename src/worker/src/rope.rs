@@ -1,8 +1,7 @@
-//! Rotary position embeddings: pairs of a head's elements are turned by an angle that grows with the position.
+//! Rotary position embeddings: pairs of a head's elements are turned by an angle proportional to the position.
 //!
-//! Element `i` is paired with element `i + head_dim / 2`, the layout of Hugging Face checkpoints. Frequencies and angles
-//! are rounded to F32 where the reference implementation rounds them, since at far positions that rounding is what the
-//! model was trained with.
+//! Element `i` is paired with element `i + head_dim / 2`, the layout of Hugging Face checkpoints. Frequencies and angles are
+//! rounded to F32 where the reference implementation rounds: at far positions the model was trained with this rounding.
 
 use std::f64::consts::TAU;
 
@@ -14,7 +13,7 @@ pub(crate) struct Rope {
 }
 
 impl Rope {
-    /// The frequencies that `config` asks for.
+    /// The frequencies for `config`.
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let dim = config.head_dim as usize;
         let frequencies = (0..dim / 2)
@@ -36,7 +35,7 @@ impl Rope {
     }
 }
 
-/// Turns one head.
+/// Turns the element pairs of one head.
 pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
@@ -44,8 +43,8 @@ pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// Llama 3.1: wavelengths that do not fit into the original context `low_freq_factor` times are stretched by `factor`,
-/// those that fit more than `high_freq_factor` times are kept, and between the two is a straight line.
+/// Llama 3.1: wavelengths longer than the original context divided by `low_freq_factor` are stretched by `factor`, wavelengths
+/// shorter than the original context divided by `high_freq_factor` are kept, and between the two is a straight line.
 fn scaled(frequency: f64, scaling: &RopeScaling) -> f64 {
     let turns = f64::from(scaling.original_context) * frequency / TAU;
     let kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);

@@ -1,8 +1,8 @@
 //! Picking a token from logits.
 //!
-//! The order of steps: repetition penalty on the logits, temperature, top-k, top-p among what top-k left, min-p, then one
-//! draw. The number drawn for the n-th token of a request is a function of its seed and n, so neither batching, nor
-//! preemption, nor another order of requests changes it.
+//! The order of steps: repetition penalty on the logits, temperature, top-k, top-p among the tokens left by top-k, min-p, then one
+//! draw. The number drawn for the n-th token of a request is a function of the request's seed and n, so neither batching, nor
+//! preemption, nor another order of requests changes the number.
 
 use std::cmp::Ordering;
 
@@ -12,16 +12,16 @@ use crate::error::SamplingError;
 use crate::kernel::{exp, vectorised};
 use crate::noise::Noise;
 
-/// Candidates sorted at first when a nucleus is looked for; it grows eightfold until it is large enough.
+/// Candidates sorted at first in the search for a nucleus; grows eightfold until the nucleus fits.
 const NUCLEUS_GUESS: usize = 256;
 
-/// Refuses parameters with which no token can be picked. A server calls this at its door; a worker refuses the whole
+/// Refuses parameters without a token to pick. A server calls this function before accepting a request; a worker refuses the whole
 /// step.
 ///
 /// # Errors
 ///
-/// `temperature` below 0, `top_p` not above 0 and at most 1, `min_p` not from 0 to 1, `repetition_penalty` not above 0, or
-/// any of them not a finite number.
+/// `temperature` below 0, `top_p` not above 0 and at most 1, `min_p` not from 0 to 1, `repetition_penalty` not above 0, or any
+/// parameter not a finite number.
 pub fn check_sampling(sampling: &Sampling) -> Result<(), SamplingError> {
     let at_least_0 = |value: f32| value >= 0.0 && value.is_finite();
     let checks = [
@@ -41,7 +41,7 @@ pub fn check_sampling(sampling: &Sampling) -> Result<(), SamplingError> {
     }
 }
 
-/// The set of tokens that a sequence contains.
+/// The set of tokens in a sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TokenSet {
     words: Vec<u64>,
@@ -56,7 +56,7 @@ impl TokenSet {
         self.words[word] |= 1 << (token % 64);
     }
 
-    /// The tokens, ascending.
+    /// Returns the tokens, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Token> {
         self.words
             .iter()
@@ -129,7 +129,7 @@ fn most_first(values: &[f32], a: Token, b: Token) -> Ordering {
     values[b as usize].total_cmp(&values[a as usize]).then(a.cmp(&b))
 }
 
-/// Keeps the smallest set of most likely candidates whose shares reach `top_p` of them all.
+/// Keeps the smallest set of most likely candidates with a total share of at least `top_p`.
 fn keep_nucleus(candidates: &mut Vec<Token>, shares: &[f32], top_p: f32) {
     let by_share = |a: &Token, b: &Token| most_first(shares, *a, *b);
     let share = |token: &Token| f64::from(shares[*token as usize]);
@@ -154,7 +154,7 @@ fn keep_nucleus(candidates: &mut Vec<Token>, shares: &[f32], top_p: f32) {
     }
 }
 
-/// The candidate at which the running sum of shares passes `draw`, a number in `0 .. 1`, times their sum.
+/// The candidate at which the running sum of shares passes `draw`, a number in `0 .. 1`, times the total of shares.
 fn draw_from(candidates: &[Token], shares: &[f32], draw: f64) -> Token {
     let share = |token: &Token| f64::from(shares[*token as usize]);
     let goal = candidates.iter().map(share).sum::<f64>() * draw;
@@ -167,8 +167,8 @@ fn draw_from(candidates: &[Token], shares: &[f32], draw: f64) -> Token {
     *drawn.or(candidates.last()).expect("the most likely token is never dropped")
 }
 
-/// The number for the `n`-th token: the `n`-th of a stream that begins where the first number of the stream of `seed`
-/// points, so that streams of seeds such as 0, 1, 2 lie far apart.
+/// The number for the `n`-th token: the `n`-th of a stream starting at the first number of the stream of `seed`. Streams of seeds
+/// such as 0, 1, 2 therefore lie far apart.
 fn draw(seed: u64, n: u32) -> f64 {
     let mut noise = Noise::new(Noise::new(seed).bits());
     noise.skip(n.into());

@@ -1,8 +1,8 @@
-//! A small model made from a seed: real arithmetic without a download, for tests, demonstrations and a server that has
-//! no model folder.
+//! A small model made from a seed: real arithmetic without a download, for tests, demonstrations and a server without a model
+//! folder.
 //!
-//! Its vocabulary is the 256 bytes, a begin and an end token. Its text is noise, mostly printable; the same seed gives
-//! the same weights on every machine.
+//! The vocabulary is the 256 bytes, a begin and an end token. The text is noise, mostly printable; the same seed gives the same
+//! weights on every machine.
 
 use crate::config::ModelConfig;
 use crate::model::Model;
@@ -16,14 +16,14 @@ pub(crate) const EOS: u32 = 257;
 /// Number of token ids: 256 bytes, begin and end.
 pub(crate) const VOCAB: u32 = 258;
 
-/// The name that [`Model::name`] gives.
+/// Name of the model, for [`Model::name`].
 const NAME: &str = "seeded-tiny";
 
-/// Attention is made sharp and strong: soft attention to many positions averages itself away, and greedy text would be a
-/// function of the last token, that is a short circle.
+/// Attention is made sharp and strong: soft attention to many positions averages itself away, and greedy text would be a function
+/// of the last token, a short circle.
 const ATTENTION_GAIN: f32 = 3.0;
 
-/// Scale of the head's rows for bytes that are not printable, so that printable bytes are likelier.
+/// Scale of the head's rows for unprintable bytes: below 1, to make printable bytes likelier.
 const UNPRINTABLE_SCALE: f32 = 0.25;
 
 /// Shape of the seeded model.

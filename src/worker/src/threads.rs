@@ -1,5 +1,5 @@
-//! Sharing a loop out over threads. Which thread does which part never shows in a result: every part writes its own
-//! range.
+//! Sharing a loop out over threads. The assignment of parts to threads never shows in a result: every part writes a range of its
+//! own.
 
 use rayon::prelude::*;
 
@@ -34,7 +34,7 @@ impl Threads {
         self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 
-    /// Runs `work` on one of the threads, so that the loops in it need not be handed over one by one.
+    /// Runs `work` on one of the threads: loops in `work` need not be handed over one by one.
     pub(crate) fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(work),

@@ -1,7 +1,7 @@
 //! Tensors of a Hugging Face folder: one `model.safetensors`, shards with an index, or shards without.
 //!
-//! Files are read, not mapped: a mapped file that someone replaces while the server runs would change the model under it.
-//! They are read one at a time and every tensor is converted to F32, so the peak is the model in F32 and its largest file.
+//! Files are read, not mapped: replacing a mapped file while the server runs would change the loaded model. Files are read one at a
+//! time and every tensor is converted to F32, so the peak is the model in F32 and the model's largest file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::error::ModelError;
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Weights as they are stored: matrices row by row, one row for each output.
+/// Weights in the stored order: matrices row by row, one row for each output.
 pub(crate) struct Weights {
     pub(crate) embedding: Vec<f32>,
     pub(crate) layers: Vec<LayerWeights>,
@@ -44,12 +44,12 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Reads the weights that `config` describes from folder `dir`.
+/// Reads the weights described by `config` from folder `dir`.
 ///
 /// # Errors
 ///
-/// No weights, a file that is missing, cut short or malformed, or a tensor that is missing, surplus, of another shape or
-/// of a type that is not F32, F16 or BF16.
+/// No weights; a missing, interrupted or malformed file; or a missing or surplus tensor, one of another shape, or one of a type
+/// other than F32, F16 or BF16.
 pub(crate) fn load(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
     let expected = expected_shapes(config);
     let (files, placed) = weight_files(dir)?;
@@ -100,7 +100,7 @@ fn collect(
     Ok(Weights { embedding, layers, final_norm, head })
 }
 
-/// Every tensor the architecture has, and its shape.
+/// Every tensor of the architecture, with the tensor's shape.
 fn expected_shapes(config: &ModelConfig) -> HashMap<String, Vec<usize>> {
     let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size as usize);
     let (q, kv, inner) = (config.q_width(), config.kv_width(), config.intermediate_size as usize);
@@ -129,12 +129,12 @@ fn expected_shapes(config: &ModelConfig) -> HashMap<String, Vec<usize>> {
     shapes
 }
 
-/// Tensors that some checkpoints carry and that follow from the rest: a copy of the tied head, rotary frequencies.
+/// Tensors of some checkpoints derived from the rest: a copy of the tied head, rotary frequencies.
 fn is_surplus(name: &str, config: &ModelConfig) -> bool {
     (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
 }
 
-/// The weights files of a folder, and the file that the index, if there is one, names for each tensor.
+/// The weights files of a folder, and the file of each tensor according to the index, if there is one.
 fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ModelError> {
     let single = dir.join(SINGLE_FILE);
     let index = dir.join(INDEX_FILE);

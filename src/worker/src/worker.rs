@@ -27,21 +27,21 @@ pub struct WorkerConfig {
     pub block_size: u32,
     /// Number of KV blocks of the device, allocated at once: [`Model::kv_bytes_per_token`] times `block_size` bytes each.
     pub device_blocks: u32,
-    /// Number of KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the others, and allocated at once too: what
-    /// the scheduler calls the device is this machine's memory as well.
+    /// Number of KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the device's blocks, and allocated at once
+    /// too: the scheduler's device is this machine's memory as well.
     pub host_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
-    /// scheduler's `max_drafts` is: every sequence has to start with its history.
+    /// scheduler's `max_drafts` is above 0: every sequence has to start with the tokens of the sequence's history.
     pub max_drafts: u32,
     /// Threads to compute with, at most 1024; 0 is one for each core.
     pub threads: usize,
 }
 
-/// A model, a KV cache and the mirror of the sequences in them.
+/// A model, a KV cache and the mirror of the sequences in the cache.
 ///
-/// What is sampled for a sequence depends on its tokens, its sampling parameters and the model; never on the other
-/// sequences of a step, on how its prompt was cut into steps, on the number of threads, or on whether its blocks were
-/// computed for it or for another request with the same prefix. This holds for every bit of the logits.
+/// The tokens sampled for a sequence depend on the sequence's tokens, sampling parameters and the model; never on the other
+/// sequences of a step, on the division of the prompt into steps, on the number of threads, or on the request for which the blocks
+/// were computed (the sequence's own or another request with the same prefix). This holds for every bit of the logits.
 pub struct Worker {
     model: Arc<Model>,
     threads: Threads,
@@ -51,17 +51,17 @@ pub struct Worker {
     scratch: Scratch,
 }
 
-/// A sequence of a step that samples.
+/// A sampling sequence of a step.
 struct Sampled {
-    /// Index in [`Step::seqs`].
+    /// Index of the sequence in [`Step::seqs`].
     index: usize,
-    /// The first of its rows in the logits: one for the token after its own, and one for each draft.
+    /// The sequence's first row in the logits: one row for the token after the sequence's last, and one for each draft.
     logit_row: usize,
-    /// Drafts of the tokens that follow, run in the same pass.
+    /// Drafts of the next tokens, run in the same pass.
     drafts: Vec<Token>,
 }
 
-/// Tokens sampled for a sequence: up to and including the first token that differs from its draft.
+/// Tokens sampled for a sequence: up to and including the first token unequal to the draft.
 #[derive(Default)]
 struct Picked {
     tokens: Vec<Token>,
@@ -97,12 +97,12 @@ impl Worker {
         Ok(Self { model, threads, kv, host, mirror: Mirror::new(limits), scratch: Scratch::default() })
     }
 
-    /// Runs a step: all its tokens in one pass, then samples for the sequences that are to.
+    /// Runs a step: all tokens in one pass, then samples for the sequences with `sample`.
     ///
     /// # Errors
     ///
-    /// A step that contradicts itself or what the worker holds, see [`WorkerError`]; it has changed nothing. Logits that
-    /// are not finite.
+    /// A step in contradiction to itself or to the worker's state, see [`WorkerError`]; the worker is unchanged. Logits that are
+    /// not finite.
     pub fn run(&mut self, step: &Step) -> Result<StepOutput, WorkerError> {
         Ok(self.run_step(step)?.0)
     }
@@ -111,7 +111,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`Worker::run`].
+    /// The errors of [`Worker::run`].
     pub fn run_with_logits(&mut self, step: &Step) -> Result<(StepOutput, Vec<Vec<f32>>), WorkerError> {
         let (output, sampled) = self.run_step(step)?;
         let rows = sampled.iter().flat_map(|sampled| {
@@ -122,12 +122,12 @@ impl Worker {
         Ok((output, rows))
     }
 
-    /// Returns a copier of this worker's blocks, which may run on another thread while steps run.
+    /// Returns a copier of this worker's blocks, for use on another thread while steps run.
     pub fn copier(&self) -> Copier {
         Copier::new(Arc::clone(self.kv.memory()), Arc::clone(&self.host))
     }
 
-    /// Forgets every sequence. The next step of each MUST start it.
+    /// Forgets every sequence. The next step of each MUST start the sequence anew.
     pub fn reset(&mut self) {
         self.mirror.clear();
     }
@@ -139,7 +139,7 @@ impl Worker {
         Ok((self.answer(step, &sampled, picked), sampled))
     }
 
-    /// Drafts, runs the model, and returns the sequences that sample: their logits lie in the scratch memory.
+    /// Drafts, runs the model, and returns the sampling sequences, with logits in the scratch memory.
     fn forward(&mut self, step: &Step) -> Vec<Sampled> {
         let Self { model, threads, kv, mirror, scratch, .. } = self;
         let mut tokens = Vec::with_capacity(step.n_tokens() as usize);
@@ -181,8 +181,8 @@ impl Worker {
         picked.into_iter().collect()
     }
 
-    /// Picks the token after a sequence's own, and as long as the token is what was drafted there, the next one: each as
-    /// it would be picked in a step of its own.
+    /// Picks the token after a sequence's last, and as long as the picked token equals the draft, the next one: each as in a step
+    /// without drafts.
     fn pick_for(&self, step: &Step, sampled: &Sampled) -> Result<Picked, WorkerError> {
         let seq = &step.seqs[sampled.index];
         let slot = self.mirror.slot(seq);
@@ -210,7 +210,7 @@ impl Worker {
         Ok(picked)
     }
 
-    /// Notes what was picked and puts it together.
+    /// Notes the picked tokens and assembles the output.
     fn answer(&mut self, step: &Step, sampled: &[Sampled], picked: Vec<Picked>) -> StepOutput {
         let mut output = StepOutput::default();
         output.result.step = step.id;

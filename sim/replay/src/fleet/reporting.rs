@@ -44,8 +44,8 @@ impl Fleet<'_> {
             },
             preemptions: sum(|stats| stats.preemptions),
             swaps: SwapReport {
-                swap_outs: sum(|stats| stats.swap_outs),
-                swap_ins: sum(|stats| stats.swap_ins),
+                swap_outs: sum(|stats| stats.swaps.swap_outs),
+                swap_ins: sum(|stats| stats.swaps.swap_ins),
                 link_out,
                 link_in,
             },
@@ -89,8 +89,8 @@ impl Totals {
             steps,
             mean_batch: ratio(self.seqs_run as f64, steps as f64),
             mean_step_tokens: ratio(self.tokens_run as f64, steps as f64),
-            drafted_tokens: sum(|stats| stats.draft_tokens),
-            accepted_drafts: sum(|stats| stats.accepted_draft_tokens),
+            drafted_tokens: sum(|stats| stats.drafts.draft_tokens),
+            accepted_drafts: sum(|stats| stats.drafts.accepted_draft_tokens),
         }
     }
 }

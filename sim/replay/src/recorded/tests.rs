@@ -57,7 +57,7 @@ impl Recorder {
             pending = recorder.tell(at_ns, Event::StepFinished(result));
             at_ns += 1_000_000;
         }
-        assert!(recorder.core.stats().cached_tokens > 0 && recorder.core.stats().finished == 6);
+        assert!(recorder.core.stats().tokens.cached_tokens > 0 && recorder.core.stats().requests.finished == 6);
         recorder
     }
 

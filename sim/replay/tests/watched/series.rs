@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use trunkline_core::transfer::Place;
-use trunkline_core::{Stats, TierConfig, Write};
+use trunkline_core::{Stats, TierConfig, TokenCounters, Write};
 use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_replay::{Settings, replay, replay_watched};
 use trunkline_sim_report::observer::{Observer, StepSeen, TransferSeen};
@@ -33,7 +33,8 @@ fn report(settings: &Settings, duration_ns: u64) -> Report {
 
 fn stats(waiting: u32, running: u32, private_blocks: u32, idle_blocks: u32, generated_tokens: u64) -> Stats {
     let free_blocks = 100 - private_blocks - idle_blocks;
-    Stats { waiting, running, private_blocks, idle_blocks, free_blocks, generated_tokens, ..Stats::default() }
+    let tokens = TokenCounters { generated_tokens, ..TokenCounters::default() };
+    Stats { waiting, running, private_blocks, idle_blocks, free_blocks, tokens, ..Stats::default() }
 }
 
 /// Sum over the buckets of a rate.
@@ -55,13 +56,14 @@ fn buckets_by_hand() {
     };
     // A prefill over one bucket and a half, a decode over another half, and nothing until the fifth bucket, where it decodes again.
     let prefill = StepShape::prefill(64, 0);
-    let admitted = Stats { prompt_tokens: 96, cached_tokens: 32, ..stats(3, 1, 4, 2, 0) };
+    let generated = |generated_tokens| TokenCounters { prompt_tokens: 96, cached_tokens: 32, generated_tokens };
+    let admitted = Stats { tokens: generated(0), ..stats(3, 1, 4, 2, 0) };
     step(0, 0, W + W / 2, prefill, admitted);
     let decode = StepShape::decodes(2, 65);
-    let counted = Stats { generated_tokens: 1, ..admitted };
+    let counted = Stats { tokens: generated(1), ..admitted };
     step(0, W + W / 2, 2 * W, decode, Stats { waiting: 0, running: 2, ..counted });
     step(1, 2 * W, 3 * W, decode, stats(7, 1, 10, 0, 0));
-    step(0, 4 * W, 5 * W, decode, Stats { waiting: 0, running: 2, generated_tokens: 3, ..admitted });
+    step(0, 4 * W, 5 * W, decode, Stats { waiting: 0, running: 2, tokens: generated(3), ..admitted });
     let told = series.finish(&report(&settings, 5 * W));
 
     let seconds = W as f64 / 1e9;

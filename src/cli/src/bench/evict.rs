@@ -34,7 +34,7 @@ pub fn run(quick: bool) -> Report {
     report
 }
 
-/// A tree in which all blocks are idle, and the source of its next chains.
+/// A tree of idle blocks only, and the source of the tree's next chains.
 struct Churn {
     tree: PrefixTree,
     numbers: Numbers,

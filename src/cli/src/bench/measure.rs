@@ -25,7 +25,7 @@ pub struct Row {
     pub runs: usize,
 }
 
-/// All figures of a benchmark, and the machine on which they were taken.
+/// All figures of a benchmark, and the machine of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     benchmark: &'static str,

@@ -22,7 +22,7 @@ pub fn run(quick: bool) -> Report {
     report
 }
 
-/// A core in which requests decode, and a worker that answers at once.
+/// A core with decoding requests, and a worker with immediate answers.
 struct Decoding {
     core: Core,
     actions: Vec<Action>,

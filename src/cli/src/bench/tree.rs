@@ -96,8 +96,8 @@ impl Prompt {
     }
 }
 
-/// Publishes the blocks of a prompt that the tree does not hold, after those that it holds. Leaves the table held. Returns
-/// the number of blocks found.
+/// Publishes the blocks of a prompt missing in the tree, after the blocks found there. Leaves the table held. Returns the number of
+/// blocks found.
 pub fn take(
     tree: &mut PrefixTree,
     prompt: (&[Token], &[BlockHash]),

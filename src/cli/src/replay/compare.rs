@@ -8,7 +8,7 @@ use trunkline_sim_report::report::{Latencies, TenantReport};
 use super::render;
 use crate::output::{align_right, grouped, per_cent, seconds, table as empty_table};
 
-/// Returns a label for each report: the values of the settings that differ between them.
+/// Returns a label for each report: the values of the settings with differences among the reports.
 pub(super) fn labels(reports: &[Report]) -> Vec<String> {
     let Some(_) = reports.first() else { return Vec::new() };
     let differing = Differing::of(reports);

@@ -33,7 +33,7 @@ pub(super) fn report(report: &Report) -> String {
     tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n")
 }
 
-/// Returns the settings that all reports share, without those named in `differing`.
+/// Returns the settings common to all reports, without the settings of `differing`.
 pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let report = &reports[0];
     let settings = &report.settings;

@@ -204,14 +204,14 @@ fn blame(spec: &Spec, folder: &Path, faults: &[Option<Fault>]) -> anyhow::Result
     }
 }
 
-/// Returns the error that all these cells share, unless the model does not fit the device.
+/// Returns the error common to all cells, unless the model does not fit the device.
 fn shared<'a>(mut of: impl Iterator<Item = &'a Option<Fault>>) -> Option<&'a str> {
     let first = of.next()?.as_ref().filter(|fault| !fault.no_room)?;
     of.all(|fault| fault.as_ref().is_some_and(|fault| fault.message == first.message)).then_some(first.message.as_str())
 }
 
-/// Hashes everything that affects a result: the trace's bytes, the flags in any order, the settings made from them (a
-/// hardware file counts by its content), and the version of this program.
+/// Hashes everything with an effect on a result: the trace's bytes, the flags in any order, the settings made from the flags (a
+/// hardware file counts by content), and the version of this program.
 fn identity(point: &Point<'_>, trace_digest: &str, ready: Option<&Ready>) -> String {
     let mut flags: Vec<_> =
         point.iter().filter(|(knob, setting)| *knob != TRACE && **setting != Setting::Off).collect();

@@ -1,4 +1,4 @@
-//! Folder of a sweep: the plan, and a small file for each cell that has ended.
+//! Folder of a sweep: the plan, and a small file for each ended cell.
 //!
 //! | file | content |
 //! |---|---|

@@ -31,7 +31,7 @@ pub(super) struct Tally {
     pub failed: usize,
 }
 
-/// Runs `cells` and writes the row of each into `folder` once it has ended.
+/// Runs `cells` and writes the row of each cell into `folder` at the cell's end.
 ///
 /// # Errors
 /// If a row cannot be written. The error of a cell is written in its row.
@@ -101,7 +101,7 @@ fn replay(input: &Input, ready: &Ready, share: &mut Share<'_>) -> anyhow::Result
     Ok(report)
 }
 
-/// Traces of the cells; each is loaded when its first cell starts and dropped when its last cell ends.
+/// Traces of the cells; each trace is loaded at the start of the first cell and dropped at the end of the last cell.
 struct Traces(HashMap<PathBuf, Vec<Shared>>);
 
 struct Shared {
@@ -132,7 +132,7 @@ impl Traces {
         found.expect("every cell that can be run was counted")
     }
 
-    /// Returns the trace of a cell, loading it if needed; cells that need it meanwhile wait.
+    /// Returns the trace of a cell, loading the trace if needed; other cells of the trace wait meanwhile.
     fn get(&self, ready: &Ready) -> Result<Arc<Input>, String> {
         let mut held = self.shared(ready).input.lock().unwrap_or_else(PoisonError::into_inner);
         let load = || ready.part.open(&ready.trace).map(Arc::new).map_err(|error| format!("{error:#}"));

@@ -221,7 +221,7 @@ fn requests_of_a_retired_engine_continue_elsewhere_with_their_tokens() {
     assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Gone);
     rig.run_all();
     (0..6).for_each(|id| rig.assert_whole(id, 4));
-    assert_eq!(rig.stats(0).withdrawn, 2);
+    assert_eq!(rig.stats(0).requests.withdrawn, 2);
     rig.retire(1);
     rig.retire(2);
     rig.submit(7, 8, 2);

@@ -40,7 +40,7 @@ impl Core {
         debug_assert!(
             step.n_tokens() + drafts <= config.max_batch_tokens && step.seqs.len() as u32 <= config.max_batch_size
         );
-        journal.stats.draft_tokens += u64::from(drafts);
+        journal.stats.drafts.draft_tokens += u64::from(drafts);
         journal.stats.steps = step.id;
         journal.decide(Decision::Step, step.id, kv.tree.evicted());
         self.steps.begin(&step, &self.scheduler.picked, self.now_ns);
@@ -80,8 +80,8 @@ impl Core {
         self.steps.recycle_seqs(step.seqs);
     }
 
-    /// Lets the sequences of a step leave that are to leave: at once, or after the last step in flight that runs them. A request that
-    /// has all its tokens is reported at once in any case.
+    /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. A request
+    /// with all tokens generated is reported at once in any case.
     fn end_sequences(&mut self, seqs: &[(usize, StepSeq)], actions: &mut Vec<Action>) {
         for (slot, _) in seqs {
             let seq = &self.state.sequences[*slot];
@@ -116,13 +116,13 @@ impl Core {
             if matches!(seq.phase, Phase::Prefill) {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
             }
-            journal.stats.accepted_draft_tokens += sampled.len() as u64 - 1;
+            journal.stats.drafts.accepted_draft_tokens += sampled.len() as u64 - 1;
             for token in sampled {
                 seq.push(*token);
                 if waiting.counts_service() {
                     waiting.served(seq.view.tenant, 0, 1);
                 }
-                journal.stats.generated_tokens += 1;
+                journal.stats.tokens.generated_tokens += 1;
                 actions.push(Action::Token { request: seq.id, token: *token });
                 seq.ending = seq.finished().map(Ending::Finish);
                 if seq.ending.is_some() {

@@ -83,7 +83,7 @@ impl Kv {
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
-    /// Copies blocks that are to be evicted soon to the next tier, where that tier takes them. `running` requests each keep an idle
+    /// Copies blocks due for eviction to the next tier, if the next tier takes the blocks. `running` requests each keep an idle
     /// block, so that a decode need not wait for a transfer.
     pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
         if self.tiers.write(0) == Some(Write::Back) {
@@ -121,7 +121,7 @@ impl Kv {
         self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, Purpose::Demotion, journal);
     }
 
-    /// Copies blocks of one tier to another that takes them.
+    /// Copies blocks of one tier to another tier, for the blocks the other tier takes.
     fn propagate(&mut self, from: usize, to: usize, blocks: impl Iterator<Item = u32>, journal: &mut Journal) {
         let mut pairs = Vec::new();
         for block in blocks {
@@ -131,7 +131,7 @@ impl Kv {
         self.begin_tier_copy(tier_place(from), tier_place(to), pairs, Purpose::Propagation, journal);
     }
 
-    /// Copies blocks that reached a tier, or were found there, to the tier behind it if that tier takes blocks on this occasion.
+    /// Copies blocks found in a tier, or arrived there, to the tier behind, if the tier behind takes blocks on this occasion.
     fn propagate_on(&mut self, tier: usize, blocks: impl Iterator<Item = u32>, occasion: Write, journal: &mut Journal) {
         if self.tiers.write(tier + 1) == Some(occasion) {
             self.propagate(tier, tier + 1, blocks, journal);
@@ -182,7 +182,7 @@ impl Kv {
         load
     }
 
-    /// Ends a transfer from or to a tier: its blocks are released, and copied on where a further tier takes them.
+    /// Ends a transfer from or to a tier: the blocks are released, and copied on where a further tier takes the blocks.
     pub fn end_tier_copy(&mut self, transfer: InFlight, ok: bool, journal: &mut Journal) {
         let InFlight { from, to, pairs, purpose, .. } = transfer;
         let is_load = matches!(purpose, Purpose::Load { .. });

@@ -38,8 +38,8 @@ fn the_text_is_the_same_however_many_drafts_are_right() {
         rig.assert_all_said(1..=3);
         rig.assert_empty();
         let stats = rig.stats();
-        assert_eq!(stats.accepted_draft_tokens > 0, right > 0);
-        assert!(stats.accepted_draft_tokens <= stats.draft_tokens);
+        assert_eq!(stats.drafts.accepted_draft_tokens > 0, right > 0);
+        assert!(stats.drafts.accepted_draft_tokens <= stats.drafts.draft_tokens);
         assert!(right == 0 || stats.steps < 50, "that is what they are for");
     }
 }

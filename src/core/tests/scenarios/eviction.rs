@@ -126,7 +126,7 @@ fn scenario_036_every_block_is_in_one_place_after_every_event() {
     }
     rig.run_to_end();
     rig.assert_empty();
-    assert!(rig.stats().swap_outs > 3 && rig.stats().swap_ins > 0, "{:?}", rig.stats());
+    assert!(rig.stats().swaps.swap_outs > 3 && rig.stats().swaps.swap_ins > 0, "{:?}", rig.stats());
     let cut_short = rig.ends.iter().filter(|(_, reason)| *reason == FinishReason::Abort).count();
     assert_eq!((rig.ends.len(), cut_short), (40, 10));
 }

@@ -29,7 +29,7 @@ fn scenario_014_a_prompt_below_a_block_never_hits() {
     rig.submit(2, text(1, 15), 1);
     assert_eq!(rig.running(), [(2, 0, 15, true)]);
     rig.run_to_end();
-    assert_eq!(rig.stats().cached_tokens, 0);
+    assert_eq!(rig.stats().tokens.cached_tokens, 0);
 }
 
 /// KsanaLLM: takes one more block and writes the last token again into a shared one; here: takes none until the next
@@ -146,7 +146,7 @@ fn scenario_022_from_the_second_step_on_all_share_the_prefix() {
     rig.answer();
     assert_eq!(rig.ids(), [1, 2, 3, 4, 5]);
     assert!(rig.tables.values().all(|table| table[..3] == rig.tables[&1][..3]));
-    assert_eq!(rig.stats().cached_tokens, 4 * 18);
+    assert_eq!(rig.stats().tokens.cached_tokens, 4 * 18);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
         rig.submit(2, text(2, 100), 8);
         rig.submit(3, fork(1, 32, 3, own), 2);
         for _ in 0..attempts {
-            assert_eq!((rig.ids(), rig.stats().waiting, rig.stats().cached_tokens), (vec![2], 1, 0));
+            assert_eq!((rig.ids(), rig.stats().waiting, rig.stats().tokens.cached_tokens), (vec![2], 1, 0));
             rig.answer();
         }
         assert_eq!(
@@ -272,8 +272,11 @@ fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
             "one that needs the block that is left is admitted at once"
         );
         rig.answer();
-        assert_eq!((rig.stats().waiting, rig.stats().cached_tokens), (0, 32));
+        assert_eq!((rig.stats().waiting, rig.stats().tokens.cached_tokens), (0, 32));
         rig.run_to_end();
-        assert_eq!((rig.stats().cached_tokens, rig.stats().prompt_tokens), (32, 32 + 100 + 32 + u64::from(own)));
+        assert_eq!(
+            (rig.stats().tokens.cached_tokens, rig.stats().tokens.prompt_tokens),
+            (32, 32 + 100 + 32 + u64::from(own))
+        );
     }
 }

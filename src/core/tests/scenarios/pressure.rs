@@ -120,7 +120,7 @@ fn scenario_071_a_recomputed_request_keeps_its_output() {
     assert_eq!(rig.said(2).len(), 300);
     assert_eq!(rig.said(2)[..4], before);
     assert_eq!((rig.usages[&2].preemptions, rig.usages[&2].cached_tokens), (1, 0));
-    assert_eq!(rig.stats().prompt_tokens, 797 + 796, "counted when they were first admitted");
+    assert_eq!(rig.stats().tokens.prompt_tokens, 797 + 796, "counted when they were first admitted");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
     rig.assert_all_said(0..10);
     rig.assert_empty();
     let stats = rig.stats();
-    assert!(stats.swap_outs > 0 && stats.swap_ins > 0 && stats.failed_transfers == 0);
+    assert!(stats.swaps.swap_outs > 0 && stats.swaps.swap_ins > 0 && stats.swaps.failed_transfers == 0);
 
     let mut rig = Driver::new(limits);
     for id in 0..100 {
@@ -172,7 +172,7 @@ fn scenario_074_a_shared_prompt_under_pressure_is_exact_in_both_modes() {
         rig.assert_all_said(0..50);
         rig.assert_empty();
         let stats = rig.stats();
-        assert_eq!((stats.swap_outs > 0, stats.failed_transfers), (preemption == Preemption::Swap, 0));
+        assert_eq!((stats.swaps.swap_outs > 0, stats.swaps.failed_transfers), (preemption == Preemption::Swap, 0));
         assert!(stats.preemptions > 0);
     }
 }

@@ -68,7 +68,7 @@ fn scenario_041_a_full_last_block_needs_one_more() {
 #[test]
 fn scenario_042_only_blocks_that_no_runner_reads_are_copied() {
     let rig = sharers_swapped();
-    assert_eq!((rig.stats().swap_outs, rig.stats().swapped_out_blocks), (2, 1 + 4));
+    assert_eq!((rig.stats().swaps.swap_outs, rig.stats().swaps.swapped_out_blocks), (2, 1 + 4));
 }
 
 /// KsanaLLM: idle branches under the moved chain are dropped; here: they stay idle until evicted, because they cost nothing.
@@ -137,7 +137,7 @@ fn scenario_047_too_small_a_host_means_recomputing() {
     };
     assert_eq!(pressed(6).moves(), [(Direction::Out, 6)]);
     let rig = pressed(5);
-    assert_eq!((rig.stats().swap_outs, rig.host_free(), rig.stats().waiting), (0, 5, 1));
+    assert_eq!((rig.stats().swaps.swap_outs, rig.host_free(), rig.stats().waiting), (0, 5, 1));
     assert!(rig.copies.is_empty());
     assert_eq!(rig.stats().idle_blocks, 5, "its published blocks stay findable");
 }
@@ -145,7 +145,7 @@ fn scenario_047_too_small_a_host_means_recomputing() {
 #[test]
 fn scenario_048_blocks_that_a_runner_reads_stay_also_when_it_ends() {
     let mut rig = prefix_kept(630);
-    assert_eq!(rig.stats().swapped_out_blocks, 40);
+    assert_eq!(rig.stats().swaps.swapped_out_blocks, 40);
     // The filler takes a block each 16 tokens, so that the victim cannot come back at once.
     rig.answer_until(|rig| rig.usable() == 37);
     rig.abort_now(2);

@@ -38,7 +38,7 @@ fn a_joiner_whose_own_copy_fails_does_not_disturb_the_other() {
     rig.fail_copy(1);
     assert_eq!((rig.stats().swapped, rig.stats().waiting, rig.host_free()), (1, 1, 96));
     rig.finish_copy(0);
-    assert_eq!((rig.stats().swapped, rig.stats().swap_ins, rig.host_free()), (0, 1, 100));
+    assert_eq!((rig.stats().swapped, rig.stats().swaps.swap_ins, rig.host_free()), (0, 1, 100));
     rig.run_to_end();
     rig.assert_empty();
 }
@@ -72,7 +72,7 @@ fn a_joiner_that_ends_leaves_the_copy_to_the_other() {
     assert!(rig.has_ended(4), "no copy of its own runs");
     assert_eq!(rig.host_free(), 100 - 4);
     rig.finish_copy(0);
-    assert_eq!((rig.host_free(), rig.stats().swap_ins), (100, 1));
+    assert_eq!((rig.host_free(), rig.stats().swaps.swap_ins), (100, 1));
     rig.run_to_end();
     rig.assert_empty();
 }
@@ -113,7 +113,7 @@ fn copies_in_both_directions_may_fail() {
         for fails in fails {
             if fails { rig.fail_copy(0) } else { rig.finish_copy(0) }
         }
-        assert_eq!(rig.stats().failed_transfers, fails.iter().filter(|fails| **fails).count() as u64);
+        assert_eq!(rig.stats().swaps.failed_transfers, fails.iter().filter(|fails| **fails).count() as u64);
         rig.run_to_end();
         rig.assert_empty();
         assert_eq!((rig.said(3).len(), rig.said(4).len()), (60, 60));

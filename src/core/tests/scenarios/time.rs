@@ -97,8 +97,8 @@ fn scenario_103_every_cell_that_is_read_is_right() {
         rig.run_to_end();
     }
     rig.assert_all_said(0..30);
-    assert_eq!(rig.stats().swap_outs, 0);
-    assert!(rig.stats().cached_tokens > 100);
+    assert_eq!(rig.stats().swaps.swap_outs, 0);
+    assert!(rig.stats().tokens.cached_tokens > 100);
 }
 
 #[test]

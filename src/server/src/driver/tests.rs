@@ -69,9 +69,9 @@ fn an_abort_that_finds_the_queue_full_is_not_lost() {
     handle.send(Command::Abort(Vec::new())).unwrap();
     outputs.close();
     handle.abort_dropped(RequestId(1));
-    assert_eq!(driver.cluster.core(EngineId(0)).stats().finished, 0);
+    assert_eq!(driver.cluster.core(EngineId(0)).stats().requests.finished, 0);
     driver.turn();
-    assert_eq!((driver.cluster.core(EngineId(0)).stats().finished, driver.clients.len()), (1, 0));
+    assert_eq!((driver.cluster.core(EngineId(0)).stats().requests.finished, driver.clients.len()), (1, 0));
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_request_whose_client_went_away_in_the_queue_never_begins() {
     outputs.close();
     handle.abort_dropped(RequestId(1));
     driver.turn();
-    assert_eq!((driver.cluster.core(EngineId(0)).stats().accepted, driver.clients.len()), (0, 0));
+    assert_eq!((driver.cluster.core(EngineId(0)).stats().requests.accepted, driver.clients.len()), (0, 0));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The copy thread of a worker: it makes transfers one after another, beside the steps.
+//! The copy thread of a worker: makes transfers one after another, beside the steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use trunkline_port::{BlockCopier, Transfer};
 
 use super::WorkerEvent;
 
-/// A transfer to make, and the life of the worker that it belongs to.
+/// A transfer to make, with the life of the worker meant by the transfer.
 pub(crate) struct CopyJob {
     pub(crate) life: u64,
     pub(crate) transfer: Box<Transfer>,
@@ -21,13 +21,13 @@ pub(crate) struct CopyJob {
 pub(super) struct Fence {
     /// First life whose copies may still run.
     open_from: AtomicU64,
-    /// Held while a copy runs, until its answer is reported.
+    /// Held while a copy runs, until the copy's answer is reported.
     running: Mutex<()>,
 }
 
 impl Fence {
-    /// Ends all copies of lives before `life`: waits for the running copy and its report, and lets none of the others begin.
-    /// No copy of any life runs while the guard lives.
+    /// Ends all copies of lives before `life`: waits for the running copy and the copy's report, and lets no other copy of earlier
+    /// lives begin. No copy of any life runs while the guard lives.
     pub(super) fn close_before(&self, life: u64) -> MutexGuard<'_, ()> {
         self.open_from.fetch_max(life, Ordering::SeqCst);
         // Whoever takes the lock after this sees the new value.
@@ -41,7 +41,7 @@ impl Fence {
     }
 }
 
-/// Makes the transfers that come in until nobody sends any more, or nobody listens to the answers.
+/// Makes incoming transfers until nobody sends any more, or nobody listens to the answers.
 pub(super) fn serve(
     mut copier: Box<dyn BlockCopier>,
     jobs: &Receiver<CopyJob>,
