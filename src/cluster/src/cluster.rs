@@ -277,7 +277,7 @@ impl Cluster {
         if self.closing != Closing::Open && self.engines.len() > 1 {
             return self.refuse(request.id, Refusal::Draining, out);
         }
-        match self.pick(&request, Role::Decode) {
+        match self.pick(&request, Role::Decode, &[]) {
             Some((engine, known_tokens)) => {
                 out.push(Output::Placed { request: request.id, engine });
                 self.place(engine, known_tokens, request, out);
@@ -293,16 +293,20 @@ impl Cluster {
     }
 
     /// Chooses an engine for a request and returns the choice with the prompt tokens believed cached there. Engines that are up go
-    /// before engines expected to come up; engines of the role `unfit` are left out.
-    fn pick(&mut self, request: &Request, unfit: Role) -> Option<(EngineId, u32)> {
+    /// before engines expected to come up; engines of the role `unfit`, and those that refused the request, are left out.
+    fn pick(&mut self, request: &Request, unfit: Role, refused: &[EngineId]) -> Option<(EngineId, u32)> {
         if let [engine] = &self.engines[..] {
-            return (engine.state != EngineState::Gone).then_some((EngineId(0), 0));
+            let open = engine.state != EngineState::Gone && refused.is_empty();
+            return open.then_some((EngineId(0), 0));
         }
-        let fits = |engine: &Engine, state| engine.role != unfit && engine.state == state;
-        let any_up = self.engines.iter().any(|engine| fits(engine, EngineState::Up));
-        let open = if any_up { EngineState::Up } else { EngineState::Absent };
         let engines = &self.engines;
-        let pick = self.placements.pick(self.now_ns, request, |id| fits(&engines[id.index()], open))?;
+        let fits = |id: EngineId, state| {
+            let engine = &engines[id.index()];
+            engine.role != unfit && engine.state == state && !refused.contains(&id)
+        };
+        let any_up = (0..engines.len()).any(|at| fits(EngineId(at as u32), EngineState::Up));
+        let open = if any_up { EngineState::Up } else { EngineState::Absent };
+        let pick = self.placements.pick(self.now_ns, request, |id| fits(id, open))?;
         Some((EngineId(pick.engine as u32), pick.known_tokens))
     }
 
@@ -329,8 +333,8 @@ impl Cluster {
         }
     }
 
-    /// Places a request taken from one engine on another. If no engine takes the request, the request ends with an error, not with
-    /// a refusal: the client knows of the acceptance, and perhaps has tokens.
+    /// Places a request taken from one engine on another; an engine that refuses the request is followed by the next. If no engine takes
+    /// the request, it ends with an error, not with a refusal: the client knows of the acceptance, and perhaps has tokens.
     fn replace(&mut self, departure: Departure, out: &mut Vec<Output>) {
         let Departure { request, from, why, cached_tokens } = departure;
         if self.closing == Closing::ShutDown {
@@ -343,20 +347,22 @@ impl Cluster {
         }
         let unfit = if why == Move::HandedOver { Role::Prefill } else { Role::Decode };
         let (id, usage) = (request.id, usage_so_far(&request, cached_tokens));
-        if let Some((to, known_tokens)) = self.pick(&request, unfit) {
-            self.digest.decide(decision::MOVE, id.0, u64::from(to.0));
-            out.push(Output::Moved { request: id, from, to, why });
+        let mut refused = Vec::new();
+        while let Some((to, known_tokens)) = self.pick(&request, unfit, &refused) {
             let first = out.len();
-            self.place(to, known_tokens, request, out);
+            self.place(to, known_tokens, request.clone(), out);
+            let is_refusal =
+                |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
+            if let Some(at) = out[first..].iter().position(is_refusal) {
+                out.remove(first + at);
+                refused.push(to);
+                continue;
+            }
             if let Some(cached_tokens) = cached_tokens {
                 self.placements.keep_cached_tokens(id, cached_tokens);
             }
-            let refused =
-                |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
-            match out[first..].iter().position(refused) {
-                Some(at) => drop(out.remove(first + at)),
-                None => return,
-            }
+            self.digest.decide(decision::MOVE, id.0, u64::from(to.0));
+            return out.insert(first, Output::Moved { request: id, from, to, why });
         }
         self.digest.decide(decision::GIVE_UP, id.0, 0);
         out.push(Output::Cluster(Action::Finish { request: id, reason: FinishReason::Error, usage }));

@@ -291,6 +291,21 @@ fn a_moved_request_that_nobody_takes_ends_with_an_error() {
 }
 
 #[test]
+fn a_moved_request_that_one_engine_refuses_goes_to_the_next() {
+    let small = Config { device_blocks: 2, ..config() };
+    let mut three = ClusterConfig::uniform(&config(), 3);
+    three.engines[1].core = small;
+    let mut rig = Rig::new(&three);
+    rig.submit(0, 16, 4);
+    rig.answer(0);
+    rig.retire(0);
+    assert_eq!(rig.moves, [(0, 0, 2, Move::Lost)], "engine 1 would be next in turn, and is too small");
+    assert!(rig.refusals.is_empty() && rig.cluster.status(EngineId(1)).load.requests == 0);
+    rig.run_all();
+    rig.assert_whole(0, 4);
+}
+
+#[test]
 fn prefill_engines_hand_over_after_the_first_token() {
     let mut rig = Rig::new(&roles(&[Role::Prefill, Role::Decode, Role::Decode]));
     (0..2).for_each(|id| rig.submit(id, 8, 3));
