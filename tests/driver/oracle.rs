@@ -210,6 +210,9 @@ struct Mirror {
     sampled: Option<Token>,
 }
 
+/// Tokens that a test dictates to a sequence.
+type Dictation<'a> = dyn FnMut(&StepSeq) -> Vec<Token> + 'a;
+
 /// A worker with a paged cache of cells on the device, another on the host, and one in each tier.
 #[derive(Debug)]
 pub struct OracleWorker {
@@ -379,7 +382,7 @@ impl OracleWorker {
         self.end(step, Some(&mut says))
     }
 
-    fn end(&mut self, step: &Step, mut says: Option<&mut dyn FnMut(&StepSeq) -> Vec<Token>>) -> StepResult {
+    fn end(&mut self, step: &Step, mut says: Option<&mut Dictation<'_>>) -> StepResult {
         assert_eq!(self.step.take(), Some(step.id), "the step was begun");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
         for seq in &step.seqs {

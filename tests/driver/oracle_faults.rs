@@ -320,3 +320,62 @@ fn a_wrong_draft_that_counts_as_computed_is_found() {
     second.seqs[0] = StepSeq { n_tokens: 1, n_history: 7, n_generated: 2, ..second.seqs[0] };
     fails("request 0 reads wrong KV at 6, 7 are computed", || worker.begin_step(&second));
 }
+
+#[test]
+fn dictated_tokens_are_kept_and_compared() {
+    let mut worker = worker();
+    worker.expect_dictated(&request());
+    let mut first = step(1, &[(0, &request().prompt, &[2, 3])]);
+    first.seqs[0].n_drafts = 1;
+    worker.begin_step(&first);
+    assert_eq!(worker.end_step_with(&first, |_| vec![900, 901]).tokens, [900, 901]);
+    // Known tokens: the prompt and the two dictated. Position 6 has KV, for 900 was an accepted draft's input.
+    let history = [&request().prompt[..], &[900, 901]].concat();
+    let mut second = step(2, &[(7, &history, &[2, 3])]);
+    second.seqs[0] = StepSeq { n_tokens: 1, n_history: 7, n_generated: 2, ..second.seqs[0] };
+    worker.begin_step(&second);
+    worker.end_step_with(&second, |_| vec![902]);
+    worker.begin_step(&Step { id: 3, ..first.clone() });
+    fails("request 0 samples other tokens than before", || {
+        worker.end_step_with(&Step { id: 3, ..first.clone() }, |_| vec![899]);
+    });
+}
+
+#[test]
+fn dictated_answers_accept_only_drafts_that_were_allowed_and_leave_others_wrong() {
+    let mut first = step(1, &[(0, &request().prompt, &[2, 3])]);
+    first.seqs[0].n_drafts = 1;
+    let mut worker = worker();
+    worker.expect_dictated(&request());
+    worker.begin_step(&first);
+    worker.end_step_with(&first, |_| vec![900]);
+    let history = [&request().prompt[..], &[900, 901]].concat();
+    worker.truths.get_mut(&RequestId(0)).unwrap().learn(RequestId(0), 1, &[901]);
+    let mut second = step(2, &[(7, &history, &[2, 3])]);
+    second.seqs[0] = StepSeq { n_tokens: 1, n_history: 7, n_generated: 2, ..second.seqs[0] };
+    fails("request 0 reads wrong KV at 6, 7 are computed", || worker.begin_step(&second));
+    let mut worker = self::worker();
+    worker.begin_step(&first);
+    fails("request 0 has 2 drafts accepted", || {
+        worker.end_step_with(&first, |_| vec![900, 901, 902]);
+    });
+}
+
+#[test]
+fn a_later_request_with_the_same_id_is_not_confused_with_the_first() {
+    let mut worker = worker();
+    worker.expect_dictated(&request());
+    let first = step(1, &[(0, &request().prompt, &[2, 3])]);
+    worker.begin_step(&first);
+    worker.end_step_with(&first, |_| vec![900]);
+    worker.forget(RequestId(0));
+    worker.expect_dictated(&Request::new(RequestId(0), BlockHash(9), vec![8, 8, 8], 6));
+    // A step that was sent before the first one ended still runs it.
+    let mut second = step(2, &[(6, &[900], &[])]);
+    second.sampling.clear();
+    second.seqs[0] = StepSeq { start: false, table_keep: 2, n_generated: 1, ..second.seqs[0] };
+    worker.begin_step(&second);
+    worker.end_step_with(&second, |_| vec![901]);
+    let truth = &worker.truths[&RequestId(0)];
+    assert_eq!(truth.tokens, [8, 8, 8], "its token is not taken for the later request's");
+}

@@ -1,16 +1,15 @@
 //! A seeded run of a core under pressure: tiny pools, shared prefixes, aborts, stops, deadlines, lost workers, flushes,
 //! copies that end late or fail, drafts.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    Action, BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request, RequestId,
-    Step, StepResult, TierConfig, Token, Transfer, Usage, WORKER_FAILURES_MAX, Write, eviction, policy,
+    BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request, RequestId,
+    StepResult, TierConfig, Token, Write, eviction, policy,
 };
+use trunkline_driver::Driver;
 
-use crate::oracle::{EOS, OracleWorker, VOCAB, continuation};
+use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,43 +103,15 @@ impl Outcome {
     }
 }
 
-/// A request as the driver remembers it.
-struct Known {
-    prompt: Vec<Token>,
-    root: BlockHash,
-    max_tokens: u32,
-    min_tokens: u32,
-    deadline_ns: Option<u64>,
-    text: Vec<Token>,
-    end: Option<FinishReason>,
-    refused: bool,
-    /// It was taken back at least once.
-    withdrawn: bool,
-}
-
 struct Run {
     rng: Pcg64Mcg,
-    core: Core,
-    worker: OracleWorker,
-    joined: bool,
-    /// Steps in flight, oldest first. The worker has begun the first.
-    steps: VecDeque<Box<Step>>,
-    /// Copies in flight.
-    transfers: Vec<Transfer>,
+    driver: Driver,
     /// Of a hundred things that happen, about this many are requests that come.
     arrivals: u32,
     /// Of a hundred chances to end a copy while a step runs, about this many are taken.
     transfer_pace: u32,
     /// Of a hundred copies, about this many fail.
     transfer_failures: u32,
-    known: BTreeMap<RequestId, Known>,
-    /// Those that have no answer yet.
-    live: BTreeSet<RequestId>,
-    now_ns: u64,
-    actions: Vec<Action>,
-    /// Requests that the core gave back, to be submitted again.
-    withdrawn: Vec<Request>,
-    drained: u32,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -155,21 +126,11 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let config = limits(&mut rng);
     let mut run = Run {
-        worker: OracleWorker::new(&config, rng.next_u64()),
-        core: Core::new(config.clone()).expect("the limits are within their ranges"),
-        joined: false,
-        steps: VecDeque::new(),
-        transfers: Vec::new(),
+        driver: Driver::with_content(config.clone(), rng.next_u64()),
         arrivals: pick(&mut rng, &[6, 15, 30]),
         transfer_pace: pick(&mut rng, &[2, 20, 60]),
         transfer_failures: pick(&mut rng, &[0, 20]),
         rng,
-        known: BTreeMap::new(),
-        live: BTreeSet::new(),
-        now_ns: 0,
-        actions: Vec::new(),
-        withdrawn: Vec::new(),
-        drained: 0,
         outcome: Outcome::default(),
         events: Vec::new(),
     };
@@ -183,7 +144,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         ignored.clear();
     }
     assert_eq!(second.digest(), outcome.digest, "the replay decided differently");
-    assert_eq!(second.stats(), run.core.stats(), "the replay counted differently");
+    assert_eq!(second.stats(), run.driver.stats(), "the replay counted differently");
     outcome
 }
 
@@ -248,15 +209,25 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
 
 impl Run {
     fn outcome(&self) -> Outcome {
-        let stats = self.core.stats();
+        let Self { driver, .. } = self;
+        let stats = driver.stats();
+        let known = || driver.requests.values();
+        let completed = known().filter(|known| known.is_complete()).count();
+        let by_tokens = driver.refusals.iter().filter(|(_, why)| matches!(why, Refusal::QueueTokensFull { .. }));
         Outcome {
-            digest: self.core.digest(),
+            digest: driver.core.digest(),
+            completed: completed as u64,
+            cut_short: (driver.ends.len() - completed) as u64,
+            timed_out: driver.ends.iter().filter(|(_, reason)| *reason == FinishReason::Timeout).count() as u64,
+            refused: driver.refusals.len() as u64,
+            refused_by_tokens: by_tokens.count() as u64,
             preemptions: stats.preemptions,
             cached_tokens: stats.tokens.cached_tokens,
             merged_blocks: stats.merged_blocks,
             evicted_blocks: stats.evicted_blocks,
-            drafts_allowed: self.worker.drafts_allowed,
-            drafts_accepted: self.worker.drafts_accepted,
+            lost_transfers: driver.lost_copies,
+            drafts_allowed: driver.worker.drafts_allowed,
+            drafts_accepted: driver.worker.drafts_accepted,
             ..self.outcome
         }
     }
@@ -264,7 +235,7 @@ impl Run {
     fn everything(&mut self, requests: u64) {
         let mut submitted = 0;
         while submitted < requests {
-            self.now_ns += self.rng.random_range(0..1000);
+            self.driver.now_ns += self.rng.random_range(0..1000);
             if self.rng.random_range(0..100) < self.arrivals {
                 self.submit(submitted);
                 submitted += 1;
@@ -288,21 +259,20 @@ impl Run {
         let gentle = self.rng.random_range(0..4) > 0;
         self.event(if gentle { Event::Drain } else { Event::Shutdown });
         for _ in 0..1_000_000 {
-            if self.drained > 0 && self.steps.is_empty() && self.transfers.is_empty() {
+            if self.driver.drained > 0 && self.driver.steps.is_empty() && self.driver.copies.is_empty() {
                 return;
             }
-            self.now_ns += self.rng.random_range(0..1000);
+            self.driver.now_ns += self.rng.random_range(0..1000);
             self.advance();
         }
-        panic!("the core never drained: {:?}", self.core.stats());
+        panic!("the core never drained: {:?}", self.driver.stats());
     }
 
     /// The worker makes progress: it joins, ends a copy, or ends its step.
     fn advance(&mut self) {
-        if !self.joined {
-            self.joined = true;
+        if !self.driver.joined {
             self.event(Event::WorkerJoined);
-        } else if self.steps.is_empty() || self.rng.random_range(0..100) < self.transfer_pace {
+        } else if self.driver.steps.is_empty() || self.rng.random_range(0..100) < self.transfer_pace {
             self.end_transfer();
         } else {
             self.end_step(|_| ());
@@ -311,32 +281,33 @@ impl Run {
 
     /// The worker ends its step; its answer passes through `spoil`.
     fn end_step(&mut self, spoil: fn(&mut StepResult)) {
-        let Some(step) = self.steps.pop_front() else { return };
-        let mut result = self.worker.end_step(&step);
-        self.outcome.steps_ahead += u64::from(!self.steps.is_empty());
-        self.core.recycle(step);
+        if self.driver.steps.is_empty() {
+            return;
+        }
+        let mut result = self.driver.end_step();
+        self.outcome.steps_ahead += u64::from(!self.driver.steps.is_empty());
         spoil(&mut result);
         // The worker begins the next step before the core has the answer to the last one, or after.
         let at_once = self.rng.random_range(0..2) == 0;
-        let next = self.steps.front().map(|step| step.id);
+        let next = self.driver.step().map(|step| step.id);
         if at_once {
-            self.begin_front();
+            self.driver.begin_front();
         }
         self.event(Event::StepFinished(result));
-        if !at_once && next.is_some() && self.steps.front().map(|step| step.id) == next {
-            self.begin_front();
+        if !at_once && next.is_some() && self.driver.step().map(|step| step.id) == next {
+            self.driver.begin_front();
         }
     }
 
     /// Ends any one of the copies in flight, well or not.
     fn end_transfer(&mut self) {
-        if self.transfers.is_empty() {
+        if self.driver.copies.is_empty() {
             return;
         }
-        let transfer = self.transfers.swap_remove(self.rng.random_range(0..self.transfers.len()));
+        let transfer = self.driver.copies.swap_remove(self.rng.random_range(0..self.driver.copies.len()));
         let (id, blocks) = (transfer.id, transfer.pairs.len() as u64);
         let ok = self.rng.random_range(0..100) >= self.transfer_failures;
-        self.worker.end_transfer(id, ok);
+        self.driver.worker.end_transfer(id, ok);
         let outcome = &mut self.outcome;
         let (transfers, moved) = match (transfer.from, transfer.to) {
             (Place::Device, Place::Host) => (&mut outcome.swaps_out, &mut outcome.blocks_out),
@@ -351,36 +322,32 @@ impl Run {
     }
 
     fn lose_worker(&mut self) {
-        if std::mem::take(&mut self.joined) {
-            self.worker.reset();
-            self.steps.clear();
+        if self.driver.joined {
             self.outcome.workers_lost += 1;
-            self.outcome.lost_transfers += self.transfers.len() as u64;
-            self.transfers.clear();
             self.event(Event::WorkerLost);
         }
     }
 
     /// An answer that no one waits for, as of a worker that was declared lost: it must not matter.
     fn answer_nothing(&mut self) {
-        let id = self.rng.random_range(0..=self.worker.last_transfer());
-        if self.transfers.iter().all(|transfer| transfer.id != id) {
+        let id = self.rng.random_range(0..=self.driver.worker.last_transfer());
+        if self.driver.copies.iter().all(|transfer| transfer.id != id) {
             let ok = self.rng.random_range(0..2) == 0;
             self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
         }
-        if self.steps.is_empty() {
-            let step = self.rng.random_range(0..=self.core.stats().steps);
+        if self.driver.steps.is_empty() {
+            let step = self.rng.random_range(0..=self.driver.stats().steps);
             self.event(Event::StepFinished(StepResult { step, ..StepResult::default() }));
         }
     }
 
     /// The worker runs its step, but the answer lacks a sequence.
     fn answer_nonsense(&mut self) {
-        self.outcome.nonsense += u64::from(!self.steps.is_empty());
-        if self.steps.len() > 1 && self.rng.random_range(0..2) == 0 {
+        self.outcome.nonsense += u64::from(!self.driver.steps.is_empty());
+        if self.driver.steps.len() > 1 && self.rng.random_range(0..2) == 0 {
             // The answer to a later step before that to the first.
-            let seqs = &self.steps[1].seqs;
-            let mut result = StepResult { step: self.steps[1].id, ..StepResult::default() };
+            let seqs = &self.driver.steps[1].seqs;
+            let mut result = StepResult { step: self.driver.steps[1].id, ..StepResult::default() };
             seqs.iter().for_each(|seq| result.push(if seq.sample { &[EOS] } else { &[] }));
             return self.event(Event::StepFinished(result));
         }
@@ -391,196 +358,44 @@ impl Run {
 
     fn some_request(&mut self, event: fn(RequestId) -> Event) {
         // Mostly one that lives, at times one that ended or never was.
-        let id = match self.live.len() {
+        let id = match self.driver.live.len() {
             n if n > 0 && self.rng.random_range(0..8) > 0 => {
-                *self.live.iter().nth(self.rng.random_range(0..n)).expect("there are as many")
+                *self.driver.live.iter().nth(self.rng.random_range(0..n)).expect("there are as many")
             }
-            _ => RequestId(self.rng.random_range(0..self.known.len() as u64 + 10)),
+            _ => RequestId(self.rng.random_range(0..self.driver.requests.len() as u64 + 10)),
         };
         self.event(event(id));
     }
 
     fn submit(&mut self, n: u64) {
-        let previous = n.checked_sub(1).map(|before| &self.known[&RequestId(before)].prompt[..]);
-        let request = request(&mut self.rng, n, previous, self.now_ns, self.core.config().block_size);
-        let known = Known {
-            prompt: request.prompt.clone(),
-            root: request.root,
-            max_tokens: request.max_tokens,
-            min_tokens: request.min_tokens,
-            deadline_ns: request.deadline_ns,
-            text: Vec::new(),
-            end: None,
-            refused: false,
-            withdrawn: false,
-        };
-        self.worker.expect(&request);
-        assert!(self.known.insert(request.id, known).is_none());
-        assert!(self.live.insert(request.id));
+        let known = n.checked_sub(1).map(|before| &self.driver.requests[&RequestId(before)]);
+        let previous = known.map(|known| &known.request.prompt[..]);
+        let block_size = self.driver.core.config().block_size;
+        let request = request(&mut self.rng, n, previous, self.driver.now_ns, block_size);
         self.event(Event::Submit(Box::new(request)));
     }
 
+    /// Delivers an event, and submits again what the core gives back.
     fn event(&mut self, event: Event) {
-        self.events.push((self.now_ns, event.clone()));
-        let mut actions = std::mem::take(&mut self.actions);
-        self.core.handle(self.now_ns, event, &mut actions);
-        self.core.check();
-        for action in actions.drain(..) {
-            self.perform(action);
-        }
-        self.actions = actions;
-        self.check_progress();
-        if let Some(request) = self.withdrawn.pop() {
+        self.events.push((self.driver.now_ns, event.clone()));
+        self.driver.deliver(event);
+        if let Some(request) = self.driver.withdrawn.pop() {
+            self.outcome.withdrawn += 1;
             self.event(Event::Submit(Box::new(request)));
-        }
-    }
-
-    /// The core waits only for what is under way, and who is late waits only for that.
-    fn check_progress(&self) {
-        let waits = self.withdrawn.is_empty()
-            && self.joined
-            && self.steps.is_empty()
-            && self.transfers.is_empty()
-            && !self.live.is_empty();
-        assert!(!waits, "requests wait and the core waits for nothing: {:?}", self.core.stats());
-        for id in &self.live {
-            let late = self.known[id].deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns);
-            let runs = || self.steps.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
-            let back = self.withdrawn.iter().any(|request| request.id == *id);
-            assert!(!late || back || !self.transfers.is_empty() || runs(), "request {id} is late and nothing runs it");
-        }
-    }
-
-    fn perform(&mut self, action: Action) {
-        match action {
-            Action::RunStep(step) => self.begin_step(step),
-            Action::ResetWorker => {
-                self.joined = false;
-                self.worker.reset();
-                self.steps.clear();
-                self.outcome.lost_transfers += self.transfers.len() as u64;
-                self.transfers.clear();
-            }
-            Action::Transfer(transfer) => {
-                assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
-                self.worker.begin_transfer(&transfer);
-                self.transfers.push(*transfer);
-            }
-            Action::Token { request, token } => {
-                let known = self.known.get_mut(&request).expect("a token for a known request");
-                assert!(known.end.is_none() && !known.refused, "request {request} goes on after its end");
-                known.text.push(token);
-            }
-            Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
-            Action::Refuse { request, refusal } => {
-                let known = self.known.get_mut(&request).expect("the refusal of a known request");
-                assert!(known.end.is_none() && (known.text.is_empty() || known.withdrawn));
-                assert!(!std::mem::replace(&mut known.refused, true), "request {request} is refused twice");
-                self.outcome.refused += 1;
-                self.outcome.refused_by_tokens += u64::from(matches!(refusal, Refusal::QueueTokensFull { .. }));
-                self.answered(request);
-            }
-            Action::Withdrawn(request) => {
-                let known = self.known.get_mut(&request.id).expect("a known request is given back");
-                assert!(known.end.is_none() && !known.refused, "request {} is given back after its end", request.id);
-                assert_eq!(
-                    (&request.prompt, &request.generated),
-                    (&known.prompt, &known.text),
-                    "its tokens come along"
-                );
-                known.withdrawn = true;
-                self.outcome.withdrawn += 1;
-                self.withdrawn.push(*request);
-            }
-            Action::Flushed { .. } => {}
-            Action::Drained => {
-                // A request that was given back is no longer the core's.
-                let given_back = |id: &RequestId| self.withdrawn.iter().any(|request| request.id == *id);
-                assert!(self.live.iter().all(given_back), "drained, and {:?} are not answered", self.live);
-                self.drained += 1;
-            }
-        }
-    }
-
-    fn finish(&mut self, request: RequestId, reason: FinishReason, usage: Usage) {
-        let known = self.known.get_mut(&request).expect("the end of a known request");
-        assert!(known.end.replace(reason).is_none() && !known.refused, "request {request} ended twice");
-        assert_eq!(usage.prompt_tokens as usize, known.prompt.len());
-        assert_eq!(usage.completion_tokens as usize, known.text.len());
-        let all_cached = known.withdrawn && !known.text.is_empty() && usage.cached_tokens == usage.prompt_tokens;
-        assert!(usage.cached_tokens < usage.prompt_tokens || all_cached, "the last token is always run");
-        let outcome = &mut self.outcome;
-        match reason {
-            FinishReason::Timeout => assert!(known.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
-            // A copy that fails costs time, not the request.
-            FinishReason::Error => assert!(outcome.workers_lost + outcome.nonsense >= u64::from(WORKER_FAILURES_MAX)),
-            _ => {}
-        }
-        let own_end = matches!(reason, FinishReason::Length) || known.text.last().is_some_and(|t| stops(*t));
-        outcome.completed += u64::from(own_end);
-        outcome.cut_short += u64::from(!own_end);
-        outcome.timed_out += u64::from(reason == FinishReason::Timeout);
-        self.answered(request);
-    }
-
-    fn answered(&mut self, request: RequestId) {
-        assert!(self.live.remove(&request));
-        self.worker.forget(request);
-    }
-
-    fn begin_step(&mut self, step: Box<Step>) {
-        let config = self.core.config();
-        let room = self.steps.len() < config.max_steps_in_flight as usize;
-        assert!(self.joined && room, "so many steps in flight, on a worker that is there");
-        let logits: u32 = step.seqs.iter().filter(|seq| seq.sample).map(|seq| 1 + seq.n_drafts).sum();
-        assert!(logits <= config.max_step_logits, "step {} samples from {logits} positions", step.id);
-        assert!(step.n_tokens() <= config.max_batch_tokens && step.seqs.len() <= config.max_batch_size as usize);
-        for seq in &step.seqs {
-            assert!(self.live.contains(&seq.request), "request {} runs after its end", seq.request);
-            let known = &self.known[&seq.request];
-            let parts = self.steps.iter().flat_map(|step| &step.seqs).filter(|part| part.request == seq.request);
-            let ahead = parts.clone().filter(|part| part.sample).count();
-            assert!(parts.clone().all(|part| part.n_drafts == 0), "request {} runs on behind drafts", seq.request);
-            assert_eq!(seq.n_generated as usize, known.text.len() + ahead, "request {} lost count", seq.request);
-            assert!(seq.n_generated < known.max_tokens, "request {} runs past its last token", seq.request);
-            let is_last = (seq.computed + seq.n_tokens) as usize == known.prompt.len() + known.text.len() + ahead;
-            assert_eq!(seq.sample, is_last, "request {} samples if it runs its last token", seq.request);
-        }
-        self.steps.push_back(step);
-        if self.steps.len() == 1 {
-            self.begin_front();
-        }
-    }
-
-    /// The worker begins the oldest step in flight.
-    fn begin_front(&mut self) {
-        if let Some(step) = self.steps.front() {
-            self.worker.begin_step(step);
         }
     }
 
     /// Every request has exactly one answer, and the text it would have alone, or a beginning of it.
     fn check_end(&mut self) {
-        assert_eq!(self.drained, 1);
-        for (id, known) in &self.known {
+        assert_eq!(self.driver.drained, 1);
+        for (id, known) in &self.driver.requests {
             assert!(known.refused != known.end.is_some(), "request {id} has no answer, or two");
-            if known.refused && !known.withdrawn {
-                continue;
-            }
-            let mut alone = continuation(known.root, &known.prompt, known.max_tokens as usize);
-            let first = known.min_tokens.max(1) as usize - 1;
-            if let Some(stop) = alone.iter().skip(first).position(|token| stops(*token)) {
-                alone.truncate(first + stop + 1);
-            }
-            assert!(alone.starts_with(&known.text), "request {id} says {:?}, alone it says {alone:?}", known.text);
-            if known.end == Some(FinishReason::Length) {
-                assert_eq!(known.text.len(), known.max_tokens as usize);
-            }
         }
+        self.driver.assert_texts();
         self.event(Event::FlushCache);
-        let stats = self.core.stats();
-        assert_eq!(stats.free_blocks, self.core.config().device_blocks, "a block leaked: {stats:?}");
-        assert_eq!(stats.free_host_blocks, self.core.config().host_blocks, "a host block leaked: {stats:?}");
+        let (stats, config) = (self.driver.stats(), self.driver.core.config());
+        assert_eq!(stats.free_blocks, config.device_blocks, "a block leaked: {stats:?}");
+        assert_eq!(stats.free_host_blocks, config.host_blocks, "a host block leaked: {stats:?}");
     }
 }
 
