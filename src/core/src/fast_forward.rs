@@ -233,6 +233,8 @@ fn renew_blocks(state: &mut State, batch: &mut [Decode], driver: &mut dyn FastFo
             state.publish(decode.slot);
         }
     }
+    // No step is in flight here, so no step reads the duplicates of the blocks published just now.
+    state.kv.free_retired(u64::MAX);
     for decode in batch.iter_mut().filter(|decode| decode.block_left == 0) {
         let seq = &mut state.sequences[decode.slot];
         let short = seq.computed == seq.capacity(block_size);

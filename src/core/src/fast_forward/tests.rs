@@ -113,3 +113,14 @@ fn deadlines_of_requests_that_come_in_a_fast_forward_pass_on_time() {
     assert!(skipped > 10, "{skipped} steps were skipped over");
     assert_eq!(run(config, &requests, false), (ends, digest, 0));
 }
+
+#[test]
+fn duplicates_that_merge_in_a_fast_forward_are_free_at_once() {
+    // Two equal requests fill equal blocks in the same steps: one of each two is a duplicate. There is room for no more.
+    let config = Config { block_size: 4, device_blocks: 20, launch_watermark: 0.0, ..Config::default() };
+    let equal = |id| Request { prompt: (0..10).collect(), ..request(id, None) };
+    let requests = [(0, equal(0)), (0, equal(1))];
+    let (ends, digest, skipped) = run(config.clone(), &requests, true);
+    assert!(skipped > 10, "{skipped} steps were skipped over");
+    assert_eq!(run(config, &requests, false), (ends, digest, 0));
+}
