@@ -1,6 +1,6 @@
 //! Several steps in flight: what is sent ahead, what waits, and what an early end costs.
 
-use trunkline_core::{Config, Event, FinishReason, Namespace, Request, RequestId, Step, StepResult, Token};
+use trunkline_core::{Config, Event, FinishReason, Namespace, Request, RequestId, StepResult, StepSeq, Token};
 use trunkline_driver::Driver;
 
 const EOS: Token = 9;
@@ -34,10 +34,8 @@ fn submit(bench: &mut Driver, id: u64, prompt: Vec<Token>, max_tokens: u32) {
 }
 
 fn parts(bench: &Driver) -> Vec<Parts> {
-    let part = |step: &Box<Step>| {
-        step.seqs.iter().map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.input_from_last)).collect()
-    };
-    bench.steps.iter().map(part).collect()
+    let part = |seq: &StepSeq| (seq.request.0, seq.computed, seq.n_tokens, seq.input_from_last);
+    bench.steps.iter().map(|step| step.seqs.iter().map(part).collect()).collect()
 }
 
 fn prompt(from: u32, n: u32) -> Vec<Token> {
