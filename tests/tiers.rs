@@ -41,6 +41,7 @@ fn joined(config: Config) -> Driver {
 fn ask(rig: &mut Driver, id: u64, prompt: Vec<Token>) -> u32 {
     rig.submit(id, prompt, 1);
     rig.run_to_end();
+    assert!(rig.refusals.is_empty() && rig.resets == 0);
     rig.usages[&id].cached_tokens
 }
 

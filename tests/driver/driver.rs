@@ -38,6 +38,15 @@ fn own_tokens(id: u64, n: u32) -> Token {
     1_000_000 + id as u32 * 10_000 + n
 }
 
+/// Events that explain later answers.
+#[derive(Default)]
+struct Sent {
+    lost_workers: u32,
+    failed: BTreeSet<RequestId>,
+    withdrawn: BTreeSet<RequestId>,
+    closing: bool,
+}
+
 /// A core, its worker, time, and everything that was answered.
 pub struct Driver {
     /// Core under test.
@@ -77,8 +86,7 @@ pub struct Driver {
     pub requests: BTreeMap<RequestId, Known>,
     /// Requests that have no answer yet.
     pub live: BTreeSet<RequestId>,
-    /// Workers lost, and requests that a worker could not compute.
-    blamed: (u32, BTreeSet<RequestId>),
+    sent: Sent,
 }
 
 impl Driver {
@@ -132,7 +140,7 @@ impl Driver {
             tables: BTreeMap::new(),
             requests: BTreeMap::new(),
             live: BTreeSet::new(),
-            blamed: (0, BTreeSet::new()),
+            sent: Sent::default(),
         }
     }
 
@@ -153,7 +161,9 @@ impl Driver {
             Event::WorkerJoined => self.joined = true,
             Event::WorkerLost => self.forget_worker(),
             Event::Submit(request) => self.expect(request),
-            Event::Fail(id) => _ = self.blamed.1.insert(*id),
+            Event::Fail(id) => _ = self.sent.failed.insert(*id),
+            Event::Withdraw(id) => _ = self.sent.withdrawn.insert(*id),
+            Event::Drain | Event::Shutdown => self.sent.closing = true,
             _ => {}
         }
         let mut actions = Vec::new();
@@ -163,7 +173,7 @@ impl Driver {
     }
 
     fn forget_worker(&mut self) {
-        self.blamed.0 += u32::from(std::mem::take(&mut self.joined));
+        self.sent.lost_workers += u32::from(std::mem::take(&mut self.joined));
         self.worker.reset();
         self.steps.clear();
         self.lost_copies += self.copies.len() as u64;
@@ -259,6 +269,7 @@ impl Driver {
             Action::Withdrawn(request) => self.take_back(*request),
             Action::Flushed { blocks } => self.flushed.push(blocks),
             Action::Drained => {
+                assert!(self.sent.closing, "drained without a request to");
                 assert!(self.live.is_empty(), "drained, and {:?} are not answered", self.live);
                 self.drained += 1;
             }
@@ -277,7 +288,9 @@ impl Driver {
         match reason {
             FinishReason::Timeout => assert!(deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
             // A copy that fails costs time, not the request.
-            FinishReason::Error => assert!(self.blamed.0 >= WORKER_FAILURES_MAX || self.blamed.1.contains(&id)),
+            FinishReason::Error => {
+                assert!(self.sent.lost_workers >= WORKER_FAILURES_MAX || self.sent.failed.contains(&id))
+            }
             _ => {}
         }
         self.ends.push((id.0, reason));
@@ -299,6 +312,7 @@ impl Driver {
     }
 
     fn take_back(&mut self, request: Request) {
+        assert!(self.sent.withdrawn.contains(&request.id), "request {} is given back unasked", request.id);
         let known = self.requests.get_mut(&request.id).expect("a known request is given back");
         assert!(!known.is_answered(), "request {} is given back after its end", request.id);
         assert_eq!(

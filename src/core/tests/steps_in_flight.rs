@@ -31,6 +31,7 @@ fn submit(bench: &mut Driver, id: u64, prompt: Vec<Token>, max_tokens: u32) {
     let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
     request.stop_token_ids = vec![EOS];
     bench.submit_request(request);
+    assert!(bench.refusals.is_empty());
 }
 
 fn parts(bench: &Driver) -> Vec<Parts> {

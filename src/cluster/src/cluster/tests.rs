@@ -1,14 +1,16 @@
-//! Clusters of cores with workers that answer at once when told.
+//! Clusters of cores with workers that answer on command and compare the contents of every KV cell that they read.
 
 use std::collections::BTreeMap;
 
 use trunkline_core::{Config, Namespace, Stats};
+use trunkline_driver::oracle::OracleWorker;
 
 use super::*;
 
 /// A cluster, the steps in flight on its engines, and everything that clients were sent.
 struct Rig {
     cluster: Cluster,
+    workers: Vec<OracleWorker>,
     now_ns: u64,
     steps: BTreeMap<EngineId, Box<Step>>,
     tokens: BTreeMap<u64, Vec<Token>>,
@@ -46,6 +48,7 @@ impl Rig {
     fn new(config: &ClusterConfig) -> Self {
         let mut rig = Self {
             cluster: Cluster::new(config).unwrap(),
+            workers: config.engines.iter().map(|engine| OracleWorker::new(&engine.core, 1)).collect(),
             now_ns: 0,
             steps: BTreeMap::new(),
             tokens: BTreeMap::new(),
@@ -70,10 +73,11 @@ impl Rig {
         for output in out {
             match output {
                 Output::Engine(engine, Action::RunStep(step)) => {
+                    self.workers[engine.0 as usize].begin_step(&step);
                     assert!(self.steps.insert(engine, step).is_none(), "one step at a time");
                 }
                 Output::Engine(engine, Action::ResetWorker) => {
-                    self.steps.remove(&engine);
+                    self.forget_worker(engine.0);
                     self.resets.push(engine.0);
                 }
                 Output::Engine(_, action) | Output::Cluster(action) => self.client(action),
@@ -103,13 +107,25 @@ impl Rig {
 
     fn engine(&mut self, engine: u32, event: Event) {
         if event == Event::WorkerLost {
-            self.steps.remove(&EngineId(engine));
+            self.forget_worker(engine);
         }
         self.input(Input::Engine(EngineId(engine), event));
     }
 
-    fn retire(&mut self, engine: u32) {
+    fn forget_worker(&mut self, engine: u32) {
         self.steps.remove(&EngineId(engine));
+        self.workers[engine as usize].reset();
+    }
+
+    /// Expects a request on every engine, for it may move, with all tokens that it is to generate.
+    fn expect(&mut self, request: &Request) {
+        let generated = (0..request.max_tokens).map(|n| token(request.id.0, n)).collect();
+        let whole = Request { generated, ..request.clone() };
+        self.workers.iter_mut().for_each(|worker| worker.expect_dictated(&whole));
+    }
+
+    fn retire(&mut self, engine: u32) {
+        self.forget_worker(engine);
         self.input(Input::Retire(EngineId(engine)));
     }
 
@@ -117,16 +133,16 @@ impl Rig {
         let prompt = (0..tokens).map(|at| id as u32 * 1_000 + at).collect();
         let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
         request.hash_prompt(4);
+        if self.at(id).is_none() {
+            self.expect(&request);
+        }
         self.client_event(Event::Submit(Box::new(request)));
     }
 
     fn answer(&mut self, engine: u32) {
         let step = self.steps.remove(&EngineId(engine)).expect("a step is in flight");
-        let mut result = StepResult { step: step.id, ..StepResult::default() };
-        for seq in &step.seqs {
-            let sampled = [token(seq.request.0, seq.n_generated)];
-            result.push(if seq.sample { &sampled } else { &[] });
-        }
+        let worker = &mut self.workers[engine as usize];
+        let result = worker.end_step_with(&step, |seq| vec![token(seq.request.0, seq.n_generated)]);
         self.engine(engine, Event::StepFinished(result));
     }
 
