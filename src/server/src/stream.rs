@@ -40,7 +40,7 @@ pub(crate) struct Generation {
 struct Stopping {
     stop: String,
     /// `true` once the core's queue took the stop. If the queue was full, the stop is sent again with the next output.
-    told: bool,
+    notified: bool,
 }
 
 impl Generation {
@@ -99,13 +99,13 @@ impl Generation {
     fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
         let may_stop = self.n_tokens >= self.min_tokens;
         if let Some(stop) = self.stops.push(text, may_stop, &mut chunk.text) {
-            self.stopping = Some(Stopping { stop, told: false });
+            self.stopping = Some(Stopping { stop, notified: false });
         }
     }
 
     fn tell_stop(&mut self) {
-        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| !stopping.told) {
-            stopping.told = self.submitted.stop();
+        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| !stopping.notified) {
+            stopping.notified = self.submitted.stop();
         }
     }
 

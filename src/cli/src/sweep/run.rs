@@ -174,18 +174,18 @@ impl Progress {
     fn ended(&self, cell: &Cell, result: &Result<Report, String>) {
         let ended = self.ended.fetch_add(1, Ordering::Relaxed) + 1;
         self.bar.set_message(format!("{ended} of {} cells", self.cells));
-        let told = match result {
+        let line = match result {
             Ok(report) => format!("{:.1} s", report.wall_s),
             Err(message) => format!("failed: {message}"),
         };
-        let told = format!("{}: {told}", self.name(cell));
+        let line = format!("{}: {line}", self.name(cell));
         if self.lines {
             let left = self.bar.elapsed().mul_f64((self.cells - ended) as f64 / ended as f64);
             let left =
                 if ended == self.cells { String::new() } else { format!(", about {} left", HumanDuration(left)) };
-            eprintln!("{ended} of {} cells{left}: {told}", self.cells);
+            eprintln!("{ended} of {} cells{left}: {line}", self.cells);
         } else if result.is_err() {
-            self.bar.println(told);
+            self.bar.println(line);
         }
     }
 
