@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_a_stop_string_the_core_is_told_and_what_comes_is_dropped() {
+    async fn after_a_stop_string_the_core_is_notified_and_later_tokens_are_dropped() {
         let mut setup = setup(&["END"], 0);
         setup.say("abcE");
         assert_eq!(setup.chunk().await, (4, "abc".into()));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_is_told_of_the_stop_later() {
+    async fn a_full_queue_is_notified_of_the_stop_later() {
         let mut setup = setup(&["b"], 0);
         setup.driver.send(Command::Drain).unwrap();
         setup.say("ab");
