@@ -1,25 +1,11 @@
 //! The rules of the core, one small run each. The oracle in the workspace's `tests/` proves that they hold together.
 
 use trunkline_core::{
-    Action, Config, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, Step, StepResult, Token, policy,
+    Config, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, StepResult, Token, policy,
 };
+use trunkline_driver::Driver;
 
 const BLOCK: u32 = 4;
-
-/// A core, and a worker that samples the tokens 500, 501, ...
-struct Bench {
-    core: Core,
-    now_ns: u64,
-    step: Option<Box<Step>>,
-    tokens: Vec<(u64, Token)>,
-    ends: Vec<(u64, FinishReason)>,
-    refusals: Vec<(u64, Refusal)>,
-    withdrawn: Vec<Request>,
-    flushed: Vec<u32>,
-    drained: u32,
-    resets: u32,
-    next_token: Token,
-}
 
 fn config() -> Config {
     Config {
@@ -41,88 +27,24 @@ fn request(id: u64, prompt: Vec<Token>, max_tokens: u32) -> Request {
     Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens)
 }
 
-impl Bench {
-    fn new(config: Config) -> Self {
-        let mut bench = Self::without_worker(config);
-        bench.event(Event::WorkerJoined);
-        bench
-    }
+/// Creates a core whose requests generate the tokens 500, 501, ...
+fn without_worker(config: Config) -> Driver {
+    Driver::without_worker(config).saying(|_, n| 500 + n)
+}
 
-    fn without_worker(config: Config) -> Self {
-        Self {
-            core: Core::new(config).unwrap(),
-            now_ns: 0,
-            step: None,
-            tokens: Vec::new(),
-            ends: Vec::new(),
-            refusals: Vec::new(),
-            withdrawn: Vec::new(),
-            flushed: Vec::new(),
-            drained: 0,
-            resets: 0,
-            next_token: 500,
-        }
-    }
-
-    fn event(&mut self, event: Event) {
-        self.now_ns += 1;
-        let mut actions = Vec::new();
-        self.core.handle(self.now_ns, event, &mut actions);
-        self.core.check();
-        for action in actions {
-            match action {
-                Action::RunStep(step) => assert!(self.step.replace(step).is_none()),
-                Action::ResetWorker => self.resets += 1,
-                Action::Transfer(_) => unreachable!("the core has no host blocks"),
-                Action::Token { request, token } => self.tokens.push((request.0, token)),
-                Action::Finish { request, reason, .. } => self.ends.push((request.0, reason)),
-                Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
-                Action::Withdrawn(request) => self.withdrawn.push(*request),
-                Action::Flushed { blocks } => self.flushed.push(blocks),
-                Action::Drained => self.drained += 1,
-            }
-        }
-    }
-
-    fn submit(&mut self, mut request: Request) {
-        request.hash_prompt(self.core.config().block_size);
-        self.event(Event::Submit(Box::new(request)));
-    }
-
-    /// Returns the sequences of the step in flight: (request, computed, tokens, samples).
-    fn running(&self) -> Vec<(u64, u32, u32, bool)> {
-        let seqs = self.step.iter().flat_map(|step| &step.seqs);
-        seqs.map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.sample)).collect()
-    }
-
-    fn answer(&mut self) {
-        let step = self.step.take().expect("a step is in flight");
-        let mut result = StepResult { step: step.id, ..StepResult::default() };
-        for seq in &step.seqs {
-            result.push(if seq.sample { std::slice::from_ref(&self.next_token) } else { &[] });
-            self.next_token += u32::from(seq.sample);
-        }
-        self.event(Event::StepFinished(result));
-    }
-
-    fn finish_all(&mut self) {
-        while self.step.is_some() {
-            self.answer();
-        }
-    }
-
-    fn all_blocks_usable(&self) -> bool {
-        let stats = self.core.stats();
-        stats.free_blocks + stats.idle_blocks == self.core.config().device_blocks
-    }
+/// Creates a core with a worker.
+fn joined(config: Config) -> Driver {
+    let mut bench = without_worker(config);
+    bench.join();
+    bench
 }
 
 #[test]
 fn a_prompt_is_prefilled_in_whole_blocks_within_the_budget_and_then_decoded() {
-    let mut bench = Bench::new(Config { max_batch_tokens: 10, ..config() });
-    bench.submit(request(1, prompt(19), 3));
+    let mut bench = joined(Config { max_batch_tokens: 10, ..config() });
+    bench.submit_request(request(1, prompt(19), 3));
     let mut seen = Vec::new();
-    while bench.step.is_some() {
+    while !bench.steps.is_empty() {
         seen.extend(bench.running());
         bench.answer();
     }
@@ -133,10 +55,10 @@ fn a_prompt_is_prefilled_in_whole_blocks_within_the_budget_and_then_decoded() {
 
 #[test]
 fn decodes_go_first_and_prefill_takes_what_they_leave() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(3), 50));
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(3), 50));
     bench.answer();
-    bench.submit(request(2, (100..160).collect(), 5));
+    bench.submit_request(request(2, (100..160).collect(), 5));
     bench.answer();
     assert_eq!(bench.running(), [(1, 4, 1, true), (2, 0, 12, false)], "16 less one decode, in whole blocks");
     bench.answer();
@@ -145,33 +67,33 @@ fn decodes_go_first_and_prefill_takes_what_they_leave() {
 
 #[test]
 fn a_budget_below_a_block_still_prefills() {
-    let mut bench = Bench::new(Config { max_batch_tokens: 3, max_batch_size: 1, ..config() });
-    bench.submit(request(1, prompt(8), 1));
+    let mut bench = joined(Config { max_batch_tokens: 3, max_batch_size: 1, ..config() });
+    bench.submit_request(request(1, prompt(8), 1));
     assert_eq!(bench.running(), [(1, 0, 3, false)]);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends, [(1, FinishReason::Length)]);
 }
 
 #[test]
 fn blocks_larger_than_a_step_do_not_stop_batching() {
-    let mut bench = Bench::new(Config { block_size: 16, device_blocks: 40, max_batch_tokens: 16, ..config() });
-    bench.submit(request(1, prompt(3), 50));
+    let mut bench = joined(Config { block_size: 16, device_blocks: 40, max_batch_tokens: 16, ..config() });
+    bench.submit_request(request(1, prompt(3), 50));
     bench.answer();
-    bench.submit(request(2, (100..150).collect(), 5));
+    bench.submit_request(request(2, (100..150).collect(), 5));
     bench.answer();
     assert_eq!(bench.running(), [(1, 4, 1, true), (2, 0, 15, false)], "what the decode leaves, though it is no block");
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends.len(), 2);
 }
 
 #[test]
 fn places_on_the_worker_are_as_many_as_the_batch_has_however_many_wait() {
-    let mut bench = Bench::without_worker(Config { max_batch_size: 2, ..config() });
+    let mut bench = without_worker(Config { max_batch_size: 2, ..config() });
     for id in 0..8 {
-        bench.submit(request(id, vec![id as u32; 5], 4));
+        bench.submit_request(request(id, vec![id as u32; 5], 4));
     }
     bench.event(Event::WorkerJoined);
-    while let Some(step) = &bench.step {
+    while let Some(step) = bench.step() {
         assert!(step.seqs.iter().all(|seq| seq.slot < 2));
         bench.answer();
     }
@@ -180,81 +102,81 @@ fn places_on_the_worker_are_as_many_as_the_batch_has_however_many_wait() {
 
 #[test]
 fn deadlines_of_ended_requests_are_forgotten() {
-    let mut bench = Bench::new(config());
+    let mut bench = joined(config());
     for id in 0..500 {
         let mut request = request(id, prompt(3), 1);
         request.deadline_ns = Some(1_000_000 - id);
-        bench.submit(request);
-        bench.finish_all();
+        bench.submit_request(request);
+        bench.run_to_end();
         assert_eq!(bench.core.next_deadline_ns(), None, "nobody is left to time out");
     }
 }
 
 #[test]
 fn a_partial_hit_runs_only_the_rest_and_the_budget_counts_only_that() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(14), 1));
-    bench.finish_all();
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(14), 1));
+    bench.run_to_end();
     let mut longer = prompt(12);
     longer.extend([70, 71, 72]);
-    bench.submit(request(2, longer, 1));
+    bench.submit_request(request(2, longer, 1));
     assert_eq!(bench.running(), [(2, 12, 3, true)]);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.core.stats().tokens.cached_tokens, 12);
 }
 
 #[test]
 fn a_full_hit_reruns_one_token_and_writes_no_shared_block() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(12), 1));
-    bench.finish_all();
-    bench.submit(request(2, prompt(12), 2));
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(12), 1));
+    bench.run_to_end();
+    bench.submit_request(request(2, prompt(12), 2));
     assert_eq!(bench.running(), [(2, 11, 1, true)]);
-    let step = bench.step.as_ref().unwrap();
+    let step = bench.step().unwrap();
     assert_eq!(step.seqs[0].kv_write_from, 12, "position 11 lies in a shared block");
     assert_eq!(step.seqs[0].n_blocks, 3, "no private block is taken for it");
     bench.answer();
-    let step = bench.step.as_ref().unwrap();
+    let step = bench.step().unwrap();
     assert_eq!((step.seqs[0].kv_write_from, step.seqs[0].table_keep, step.seqs[0].n_blocks), (12, 3, 1));
-    bench.finish_all();
+    bench.run_to_end();
 }
 
 #[test]
 fn generated_tokens_are_published_but_the_last_partial_block_is_not() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(6), 8));
-    bench.finish_all();
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(6), 8));
+    bench.run_to_end();
     // 6 + 8 tokens, of which the last was never run: 13 have KV, 3 blocks are full.
     assert_eq!(bench.core.stats().published_blocks, 3);
     let mut turn = prompt(6);
     turn.extend(500..508);
     turn.push(99);
-    bench.submit(request(2, turn, 1));
+    bench.submit_request(request(2, turn, 1));
     assert_eq!(bench.running(), [(2, 12, 3, true)]);
 }
 
 #[test]
 fn a_prompt_that_another_is_computing_waits_for_it_and_those_behind_pass() {
-    let mut bench = Bench::without_worker(config());
-    bench.submit(request(1, prompt(8), 4));
-    bench.submit(request(2, prompt(8), 4));
-    bench.submit(request(3, vec![9, 9], 1));
+    let mut bench = without_worker(config());
+    bench.submit_request(request(1, prompt(8), 4));
+    bench.submit_request(request(2, prompt(8), 4));
+    bench.submit_request(request(3, vec![9, 9], 1));
     bench.event(Event::WorkerJoined);
     assert_eq!(bench.running(), [(1, 0, 8, true), (3, 0, 2, true)]);
     bench.answer();
     assert_eq!(bench.running(), [(1, 8, 1, true), (2, 7, 1, true)], "all of it but the last token is there");
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.core.stats().merged_blocks, 0);
     assert!(bench.all_blocks_usable());
 }
 
 #[test]
 fn equal_blocks_that_are_computed_twice_merge() {
-    let mut bench = Bench::without_worker(config());
-    bench.submit(request(1, prompt(6), 4));
+    let mut bench = without_worker(config());
+    bench.submit_request(request(1, prompt(6), 4));
     let mut longer = prompt(6);
     longer.extend([500, 501, 9]);
-    bench.submit(request(2, longer, 4));
+    bench.submit_request(request(2, longer, 4));
     bench.event(Event::WorkerJoined);
     bench.answer();
     assert_eq!(bench.running(), [(1, 6, 1, true), (2, 4, 5, true)]);
@@ -262,27 +184,27 @@ fn equal_blocks_that_are_computed_twice_merge() {
     bench.answer();
     let stats = bench.core.stats();
     assert_eq!((stats.merged_blocks, stats.held_blocks), (1, 2));
-    bench.finish_all();
+    bench.run_to_end();
     assert!(bench.all_blocks_usable());
 }
 
 #[test]
 fn namespaces_share_nothing() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(8), 1));
-    bench.finish_all();
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(8), 1));
+    bench.run_to_end();
     let mut salted = request(2, prompt(8), 1);
     salted.root = Namespace { salt: "tenant-b", ..Namespace::default() }.root();
-    bench.submit(salted);
+    bench.submit_request(salted);
     assert_eq!(bench.running(), [(2, 0, 8, true)]);
 }
 
 #[test]
 fn when_blocks_run_out_the_last_to_arrive_starts_over_and_says_the_same() {
-    let mut bench = Bench::new(Config { device_blocks: 8, ..config() });
-    bench.submit(request(1, prompt(10), 20));
-    bench.submit(request(2, (100..108).collect(), 20));
-    bench.finish_all();
+    let mut bench = joined(Config { device_blocks: 8, ..config() });
+    bench.submit_request(request(1, prompt(10), 20));
+    bench.submit_request(request(2, (100..108).collect(), 20));
+    bench.run_to_end();
     assert!(bench.core.stats().preemptions > 0);
     assert_eq!(bench.ends, [(1, FinishReason::Length), (2, FinishReason::Length)]);
     assert_eq!(bench.tokens.iter().filter(|(id, _)| *id == 2).count(), 20);
@@ -291,38 +213,38 @@ fn when_blocks_run_out_the_last_to_arrive_starts_over_and_says_the_same() {
 
 #[test]
 fn two_long_prefills_never_hold_halves_of_what_both_need() {
-    let mut bench = Bench::new(Config { device_blocks: 10, ..config() });
-    bench.submit(request(1, prompt(36), 2));
-    bench.submit(request(2, (100..136).collect(), 2));
+    let mut bench = joined(Config { device_blocks: 10, ..config() });
+    bench.submit_request(request(1, prompt(36), 2));
+    bench.submit_request(request(2, (100..136).collect(), 2));
     assert_eq!(bench.running().len(), 1);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends.len(), 2);
     assert_eq!(bench.core.stats().preemptions, 0);
 }
 
 #[test]
 fn priority_admits_the_urgent_first_and_preempts_it_last() {
-    let mut bench = Bench::without_worker(Config { policy: "priority".into(), max_batch_size: 1, ..config() });
+    let mut bench = without_worker(Config { policy: "priority".into(), max_batch_size: 1, ..config() });
     for (id, priority) in [(1, 5), (2, -3), (3, 5)] {
         let mut request = request(id, vec![id as u32; 3], 1);
         request.priority = priority;
-        bench.submit(request);
+        bench.submit_request(request);
     }
     bench.event(Event::WorkerJoined);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1, 3]);
 }
 
 #[test]
 fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
-    let mut bench = Bench::without_worker(Config { policy: "edf".into(), max_batch_size: 1, ..config() });
+    let mut bench = without_worker(Config { policy: "edf".into(), max_batch_size: 1, ..config() });
     for (id, deadline_ns) in [(1, None), (2, Some(9_000)), (3, Some(8_000)), (4, Some(u64::MAX))] {
         let mut request = request(id, vec![id as u32; 3], 1);
         request.deadline_ns = deadline_ns;
-        bench.submit(request);
+        bench.submit_request(request);
     }
     bench.event(Event::WorkerJoined);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 2, 1, 4]);
 }
 
@@ -330,23 +252,22 @@ fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
 fn under_every_policy_all_end_once_through_preemptions_aborts_and_lost_workers() {
     for name in policy::REGISTRY.names() {
         let limits = Config { device_blocks: 10, max_queue: 100, policy: name.into(), ..config() };
-        let mut bench = Bench::new(limits);
+        let mut bench = joined(limits);
         for round in 0..20 {
             for id in round * 3..round * 3 + 3 {
                 let mut request = request(id, vec![id as u32 % 7; 5 + id as usize % 4], 5 + id as u32 % 20);
                 (request.tenant, request.priority) = (id % 4, id as i32 % 3);
                 request.deadline_ns = (id % 5 == 0).then_some(u64::MAX - id);
-                bench.submit(request);
+                bench.submit_request(request);
             }
             bench.event(Event::Abort(RequestId(round * 2)));
             if round % 5 == 4 {
-                bench.step = None;
                 bench.event(Event::WorkerLost);
                 bench.event(Event::WorkerJoined);
             }
             bench.answer();
         }
-        bench.finish_all();
+        bench.run_to_end();
         let mut ended: Vec<_> = bench.ends.iter().map(|(id, _)| *id).collect();
         ended.sort_unstable();
         assert_eq!(ended, (0..60).collect::<Vec<_>>(), "{name}");
@@ -357,52 +278,52 @@ fn under_every_policy_all_end_once_through_preemptions_aborts_and_lost_workers()
 #[test]
 fn vtc_gives_a_tenant_its_turn_however_many_requests_another_has() {
     let limits = || Config { max_batch_size: 1, max_queue: 100, policy: "vtc".into(), ..config() };
-    let mut bench = Bench::without_worker(limits());
+    let mut bench = without_worker(limits());
     for id in 0..10 {
         let mut request = request(id, vec![id as u32; 3], 2);
         request.tenant = u64::from(id >= 8);
-        bench.submit(request);
+        bench.submit_request(request);
     }
     bench.event(Event::WorkerJoined);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 8, 1, 9, 2, 3, 4, 5, 6, 7]);
 }
 
 #[test]
 fn eviction_takes_the_least_recently_used_leaf() {
-    let mut bench = Bench::new(Config { device_blocks: 6, ..config() });
-    bench.submit(request(1, (0..8).collect(), 1));
-    bench.finish_all();
-    bench.submit(request(2, (100..108).collect(), 1));
-    bench.finish_all();
+    let mut bench = joined(Config { device_blocks: 6, ..config() });
+    bench.submit_request(request(1, (0..8).collect(), 1));
+    bench.run_to_end();
+    bench.submit_request(request(2, (100..108).collect(), 1));
+    bench.run_to_end();
     // Touch the first, then need four blocks with two free: the second goes.
-    bench.submit(request(3, (0..8).collect(), 1));
-    bench.finish_all();
-    bench.submit(request(4, (200..216).collect(), 1));
-    bench.finish_all();
+    bench.submit_request(request(3, (0..8).collect(), 1));
+    bench.run_to_end();
+    bench.submit_request(request(4, (200..216).collect(), 1));
+    bench.run_to_end();
     assert_eq!(bench.core.stats().evicted_blocks, 2);
-    bench.submit(request(5, (0..9).collect(), 1));
+    bench.submit_request(request(5, (0..9).collect(), 1));
     assert_eq!(bench.running(), [(5, 8, 1, true)]);
 }
 
 #[test]
 fn stop_tokens_end_a_request_but_not_before_min_tokens() {
-    let mut bench = Bench::new(config());
+    let mut bench = joined(config());
     let mut stopped = request(1, prompt(3), 10);
     stopped.stop_token_ids = vec![500, 502];
     stopped.min_tokens = 2;
-    bench.submit(stopped);
-    bench.finish_all();
+    bench.submit_request(stopped);
+    bench.run_to_end();
     assert_eq!(bench.tokens, [(1, 500), (1, 501), (1, 502)]);
     assert_eq!(bench.ends, [(1, FinishReason::Stop)]);
 }
 
 /// Brings a request into a state. Returns `true` if a step runs the request.
-fn in_state(state: &str) -> (Bench, bool) {
-    let mut bench = Bench::without_worker(Config { max_batch_tokens: 8, ..config() });
+fn in_state(state: &str) -> (Driver, bool) {
+    let mut bench = without_worker(Config { max_batch_tokens: 8, ..config() });
     let mut watched = request(1, prompt(12), 10);
     watched.deadline_ns = Some(1000);
-    bench.submit(watched);
+    bench.submit_request(watched);
     match state {
         "waiting" => (bench, false),
         "prefill" => {
@@ -448,7 +369,7 @@ fn abort_stop_timeout_and_shutdown_end_a_request_in_every_state() {
             }
             assert_eq!(bench.ends, [(1, reason)], "{state}, {way}");
             assert_eq!(bench.tokens.len(), tokens, "{state}, {way}: nothing is said after the end");
-            assert!(bench.all_blocks_usable() && bench.step.is_none(), "{state}, {way}");
+            assert!(bench.all_blocks_usable() && bench.steps.is_empty(), "{state}, {way}");
             assert_eq!(bench.drained, u32::from(way == "shutdown"));
         }
     }
@@ -456,12 +377,12 @@ fn abort_stop_timeout_and_shutdown_end_a_request_in_every_state() {
 
 #[test]
 fn a_lost_worker_costs_time_and_three_in_a_row_cost_the_request() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(6), 3));
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(6), 3));
     for failures in 1..=trunkline_core::WORKER_FAILURES_MAX {
-        assert!(bench.step.take().is_some() && bench.ends.is_empty());
+        assert!(!bench.steps.is_empty() && bench.ends.is_empty());
         bench.event(Event::WorkerLost);
-        assert!(bench.step.is_none());
+        assert!(bench.steps.is_empty());
         assert_eq!(bench.core.stats().free_blocks, 32, "what the worker held is gone");
         assert_eq!(bench.ends.len(), usize::from(failures == trunkline_core::WORKER_FAILURES_MAX));
         bench.event(Event::WorkerJoined);
@@ -471,53 +392,51 @@ fn a_lost_worker_costs_time_and_three_in_a_row_cost_the_request() {
 
 #[test]
 fn a_request_that_cannot_be_computed_ends_and_those_beside_it_go_on() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(6), 2));
-    bench.submit(request(2, vec![9; 6], 2));
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(6), 2));
+    bench.submit_request(request(2, vec![9; 6], 2));
     bench.answer();
     assert_eq!(bench.running().len(), 2);
     bench.event(Event::Fail(RequestId(2)));
     bench.event(Event::WorkerLost);
-    bench.step = None;
     bench.event(Event::WorkerJoined);
     assert_eq!(bench.ends, [(2, FinishReason::Error)]);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends, [(2, FinishReason::Error), (1, FinishReason::Length)]);
 }
 
 #[test]
 fn the_late_answer_of_a_lost_worker_is_ignored_and_nonsense_is_not_believed() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(6), 2));
-    let late = bench.step.take().unwrap();
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(6), 2));
+    let late = bench.step().unwrap().id;
     bench.event(Event::WorkerLost);
     bench.event(Event::WorkerJoined);
-    let current = bench.step.as_ref().unwrap().id;
-    bench.event(Event::StepFinished(StepResult { step: late.id, tokens: vec![9], ends: vec![1] }));
+    let current = bench.step().unwrap().id;
+    bench.event(Event::StepFinished(StepResult { step: late, tokens: vec![9], ends: vec![1] }));
     assert!(bench.tokens.is_empty());
-    bench.step = None;
     bench.event(Event::StepFinished(StepResult { step: current, tokens: vec![9, 9], ends: vec![2, 2] }));
-    assert!(bench.tokens.is_empty() && bench.step.is_none() && bench.resets == 1);
+    assert!(bench.tokens.is_empty() && bench.steps.is_empty() && bench.resets == 1);
     bench.event(Event::WorkerJoined);
-    assert!(bench.step.is_some(), "the step is run again");
-    bench.finish_all();
+    assert!(!bench.steps.is_empty(), "the step is run again");
+    bench.run_to_end();
     assert_eq!(bench.ends, [(1, FinishReason::Length)]);
 }
 
 #[test]
 fn what_cannot_run_is_refused_at_the_door() {
-    let mut bench = Bench::without_worker(Config { max_context: 200, device_blocks: 8, max_queue: 2, ..config() });
-    bench.submit(request(0, vec![], 0));
-    bench.submit(request(1, vec![], 1));
-    bench.submit(request(2, prompt(4), 0));
-    bench.submit(request(3, prompt(198), 3));
-    bench.submit(request(4, prompt(32), 2));
-    bench.submit(request(5, prompt(32), 1));
-    bench.submit(request(5, prompt(3), 1));
-    bench.submit(request(6, prompt(3), 1));
-    bench.submit(request(7, prompt(3), 1));
+    let mut bench = without_worker(Config { max_context: 200, device_blocks: 8, max_queue: 2, ..config() });
+    bench.submit_request(request(0, vec![], 0));
+    bench.submit_request(request(1, vec![], 1));
+    bench.submit_request(request(2, prompt(4), 0));
+    bench.submit_request(request(3, prompt(198), 3));
+    bench.submit_request(request(4, prompt(32), 2));
+    bench.submit_request(request(5, prompt(32), 1));
+    bench.submit_request(request(5, prompt(3), 1));
+    bench.submit_request(request(6, prompt(3), 1));
+    bench.submit_request(request(7, prompt(3), 1));
     bench.event(Event::Drain);
-    bench.submit(request(8, prompt(3), 1));
+    bench.submit_request(request(8, prompt(3), 1));
     let never = Refusal::NeverFits { prompt_tokens: 32, max_tokens: 2, needed: 9, capacity: 8 };
     let long = Refusal::ContextTooLong { prompt_tokens: 198, max_tokens: 3, context: 200 };
     assert_eq!(
@@ -534,33 +453,33 @@ fn what_cannot_run_is_refused_at_the_door() {
         ]
     );
     bench.event(Event::WorkerJoined);
-    bench.finish_all();
+    bench.run_to_end();
     assert_eq!(bench.ends, [(5, FinishReason::Length), (6, FinishReason::Length)]);
     assert_eq!(bench.drained, 1);
 }
 
 #[test]
 fn flush_forgets_idle_blocks_and_leaves_held_ones() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(8), 1));
-    bench.finish_all();
-    bench.submit(request(2, (50..58).collect(), 3));
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(8), 1));
+    bench.run_to_end();
+    bench.submit_request(request(2, (50..58).collect(), 3));
     bench.answer();
     bench.event(Event::FlushCache);
     assert_eq!(bench.flushed, [2]);
     assert_eq!(bench.core.stats().held_blocks, 2);
-    bench.finish_all();
+    bench.run_to_end();
 }
 
 #[test]
 fn history_is_sent_only_to_a_sampler_that_needs_it() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(12), 1));
-    bench.finish_all();
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(12), 1));
+    bench.run_to_end();
     let mut penalised = request(2, prompt(14), 1);
     penalised.sampling.repetition_penalty = 1.3;
-    bench.submit(penalised);
-    let step = bench.step.as_ref().unwrap();
+    bench.submit_request(penalised);
+    let step = bench.step().unwrap();
     assert_eq!(step.history(&step.seqs[0]), prompt(12));
     assert_eq!(step.run_tokens(&step.seqs[0]), [12, 13]);
 }
@@ -579,8 +498,8 @@ fn limits_out_of_range_are_named() {
 
 #[test]
 fn a_withdrawn_request_continues_on_another_core() {
-    let mut first = Bench::new(config());
-    first.submit(request(1, prompt(6), 5));
+    let mut first = joined(config());
+    first.submit_request(request(1, prompt(6), 5));
     first.answer();
     first.answer();
     assert!(first.running()[0].3, "a decode is in flight");
@@ -599,31 +518,31 @@ fn a_withdrawn_request_continues_on_another_core() {
     first.event(Event::Withdraw(RequestId(1)));
     assert_eq!(first.withdrawn, [], "an unknown id is ignored");
 
-    let mut second = Bench::new(config());
+    let mut second = joined(config());
     second.event(Event::Submit(Box::new(request)));
-    let seq = second.step.as_ref().expect("a step").seqs[0];
+    let seq = second.step().expect("a step").seqs[0];
     assert_eq!(
         (seq.n_tokens, seq.n_generated, seq.sample),
         (8, 2, true),
         "prompt and generated tokens are run at once"
     );
-    second.finish_all();
+    second.run_to_end();
     assert_eq!(second.tokens.len(), 3, "two of five tokens were generated before");
     assert_eq!(second.ends, [(1, FinishReason::Length)]);
 }
 
 #[test]
 fn a_request_that_ends_while_it_is_withdrawn_ends_here() {
-    let mut bench = Bench::new(config());
-    bench.submit(request(1, prompt(6), 5));
+    let mut bench = joined(config());
+    bench.submit_request(request(1, prompt(6), 5));
     bench.event(Event::Withdraw(RequestId(1)));
     bench.event(Event::Abort(RequestId(1)));
     bench.answer();
     assert_eq!(bench.ends, [(1, FinishReason::Abort)]);
     assert_eq!(bench.withdrawn, []);
 
-    bench.submit(request(2, prompt(6), 5));
-    bench.submit(request(3, prompt(7), 5));
+    bench.submit_request(request(2, prompt(6), 5));
+    bench.submit_request(request(3, prompt(7), 5));
     bench.event(Event::Withdraw(RequestId(2)));
     bench.event(Event::WorkerLost);
     bench.event(Event::Withdraw(RequestId(3)));
@@ -632,6 +551,6 @@ fn a_request_that_ends_while_it_is_withdrawn_ends_here() {
 
     let mut used_up = request(4, prompt(6), 2);
     used_up.generated = vec![7, 8];
-    bench.submit(used_up);
+    bench.submit_request(used_up);
     assert_eq!(bench.refusals.last(), Some(&(4, Refusal::NoTokensAsked)));
 }

@@ -1,22 +1,9 @@
 //! Several steps in flight: what is sent ahead, what waits, and what an early end costs.
 
-use std::collections::VecDeque;
-
-use trunkline_core::{
-    Action, Config, Core, Event, FinishReason, Namespace, Request, RequestId, Step, StepResult, StepSeq, Token,
-};
+use trunkline_core::{Config, Event, FinishReason, Namespace, Request, RequestId, Step, StepResult, Token};
+use trunkline_driver::Driver;
 
 const EOS: Token = 9;
-
-/// A core and the steps in flight, oldest first.
-struct Bench {
-    core: Core,
-    now_ns: u64,
-    steps: VecDeque<Box<Step>>,
-    tokens: Vec<(u64, Token)>,
-    ends: Vec<(u64, FinishReason)>,
-    resets: u32,
-}
 
 fn config() -> Config {
     Config {
@@ -33,58 +20,24 @@ fn config() -> Config {
 /// (request, computed, tokens, input from the step before) of each part of a step.
 type Parts = Vec<(u64, u32, u32, bool)>;
 
-impl Bench {
-    fn new(config: Config) -> Self {
-        let core = Core::new(config).unwrap();
-        let mut bench =
-            Self { core, now_ns: 0, steps: VecDeque::new(), tokens: Vec::new(), ends: Vec::new(), resets: 0 };
-        bench.event(Event::WorkerJoined);
-        bench
-    }
+/// Creates a core whose tokens are dictated answer by answer.
+fn joined(config: Config) -> Driver {
+    let mut bench = Driver::without_worker(config).dictated();
+    bench.join();
+    bench
+}
 
-    fn event(&mut self, event: Event) {
-        self.now_ns += 1;
-        let mut actions = Vec::new();
-        self.core.handle(self.now_ns, event, &mut actions);
-        self.core.check();
-        for action in actions {
-            match action {
-                Action::RunStep(step) => self.steps.push_back(step),
-                Action::Token { request, token } => self.tokens.push((request.0, token)),
-                Action::Finish { request, reason, .. } => self.ends.push((request.0, reason)),
-                Action::ResetWorker => {
-                    self.resets += 1;
-                    self.steps.clear();
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
+fn submit(bench: &mut Driver, id: u64, prompt: Vec<Token>, max_tokens: u32) {
+    let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
+    request.stop_token_ids = vec![EOS];
+    bench.submit_request(request);
+}
 
-    fn submit(&mut self, id: u64, prompt: Vec<Token>, max_tokens: u32) {
-        let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
-        request.stop_token_ids = vec![EOS];
-        request.hash_prompt(self.core.config().block_size);
-        self.event(Event::Submit(Box::new(request)));
-    }
-
-    /// Answers the oldest step; every sequence that samples gets `token`.
-    fn answer(&mut self, token: Token) {
-        let step = self.steps.pop_front().expect("a step is in flight");
-        let mut result = StepResult { step: step.id, ..StepResult::default() };
-        step.seqs.iter().for_each(|seq| result.push(if seq.sample { std::slice::from_ref(&token) } else { &[] }));
-        self.event(Event::StepFinished(result));
-    }
-
-    fn parts(&self) -> Vec<Parts> {
-        let part = |seq: &StepSeq| (seq.request.0, seq.computed, seq.n_tokens, seq.input_from_last);
-        self.steps.iter().map(|step| step.seqs.iter().map(part).collect()).collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        let stats = self.core.stats();
-        stats.free_blocks + stats.idle_blocks == self.core.config().device_blocks
-    }
+fn parts(bench: &Driver) -> Vec<Parts> {
+    let part = |step: &Box<Step>| {
+        step.seqs.iter().map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.input_from_last)).collect()
+    };
+    bench.steps.iter().map(part).collect()
 }
 
 fn prompt(from: u32, n: u32) -> Vec<Token> {
@@ -93,72 +46,72 @@ fn prompt(from: u32, n: u32) -> Vec<Token> {
 
 #[test]
 fn decodes_are_sent_ahead_of_their_input_and_not_past_their_last_token() {
-    let mut bench = Bench::new(config());
-    bench.submit(1, prompt(100, 6), 3);
-    assert_eq!(bench.parts(), [vec![(1, 0, 6, false)], vec![(1, 6, 1, true)]]);
-    bench.answer(50);
-    assert_eq!(bench.parts(), [vec![(1, 6, 1, true)], vec![(1, 7, 1, true)]]);
-    bench.answer(51);
-    assert_eq!(bench.parts(), [vec![(1, 7, 1, true)]], "the third token is the last, so nothing is run after it");
-    bench.answer(52);
+    let mut bench = joined(config());
+    submit(&mut bench, 1, prompt(100, 6), 3);
+    assert_eq!(parts(&bench), [vec![(1, 0, 6, false)], vec![(1, 6, 1, true)]]);
+    bench.answer_with(50);
+    assert_eq!(parts(&bench), [vec![(1, 6, 1, true)], vec![(1, 7, 1, true)]]);
+    bench.answer_with(51);
+    assert_eq!(parts(&bench), [vec![(1, 7, 1, true)]], "the third token is the last, so nothing is run after it");
+    bench.answer_with(52);
     assert_eq!(bench.tokens, [(1, 50), (1, 51), (1, 52)]);
-    assert_eq!((bench.ends.as_slice(), bench.is_empty()), ([(1, FinishReason::Length)].as_slice(), true));
+    assert_eq!((bench.ends.as_slice(), bench.all_blocks_usable()), ([(1, FinishReason::Length)].as_slice(), true));
     assert_eq!(bench.core.stats().steps, 3, "no more steps than with one in flight");
 }
 
 #[test]
 fn chunks_of_a_prefill_follow_one_another_without_waiting() {
-    let mut bench = Bench::new(config());
-    bench.submit(1, prompt(100, 40), 2);
-    assert_eq!(bench.parts(), [vec![(1, 0, 16, false)], vec![(1, 16, 16, false)]]);
-    bench.answer(0);
-    assert_eq!(bench.parts(), [vec![(1, 16, 16, false)], vec![(1, 32, 8, false)]]);
+    let mut bench = joined(config());
+    submit(&mut bench, 1, prompt(100, 40), 2);
+    assert_eq!(parts(&bench), [vec![(1, 0, 16, false)], vec![(1, 16, 16, false)]]);
+    bench.answer_with(0);
+    assert_eq!(parts(&bench), [vec![(1, 16, 16, false)], vec![(1, 32, 8, false)]]);
 }
 
 #[test]
 fn an_end_is_reported_at_once_and_costs_one_row_of_each_step_in_flight() {
-    let mut bench = Bench::new(Config { max_steps_in_flight: 3, ..config() });
-    bench.submit(1, prompt(100, 6), 20);
-    assert_eq!(bench.parts().len(), 3);
-    bench.answer(EOS);
+    let mut bench = joined(Config { max_steps_in_flight: 3, ..config() });
+    submit(&mut bench, 1, prompt(100, 6), 20);
+    assert_eq!(parts(&bench).len(), 3);
+    bench.answer_with(EOS);
     assert_eq!(bench.ends, [(1, FinishReason::Stop)], "the client does not wait for the steps in flight");
-    assert_eq!(bench.parts(), [vec![(1, 6, 1, true)], vec![(1, 7, 1, true)]]);
-    assert!(!bench.is_empty(), "its blocks are written until the last of them ends");
-    bench.submit(1, prompt(200, 6), 1);
-    assert_eq!(bench.parts()[2], [(1, 0, 6, false)], "the id is free again");
-    bench.answer(60);
-    bench.answer(61);
+    assert_eq!(parts(&bench), [vec![(1, 6, 1, true)], vec![(1, 7, 1, true)]]);
+    assert!(!bench.all_blocks_usable(), "its blocks are written until the last of them ends");
+    submit(&mut bench, 1, prompt(200, 6), 1);
+    assert_eq!(parts(&bench)[2], [(1, 0, 6, false)], "the id is free again");
+    bench.answer_with(60);
+    bench.answer_with(61);
     assert_eq!(bench.tokens, [(1, EOS)], "tokens behind the end are dropped");
-    bench.answer(62);
+    bench.answer_with(62);
     assert_eq!(bench.tokens, [(1, EOS), (1, 62)]);
-    assert!(bench.is_empty());
+    assert!(bench.all_blocks_usable());
 }
 
 #[test]
 fn an_abort_waits_for_every_step_that_runs_the_request() {
-    let mut bench = Bench::new(config());
-    bench.submit(1, prompt(100, 6), 20);
+    let mut bench = joined(config());
+    submit(&mut bench, 1, prompt(100, 6), 20);
     bench.event(Event::Abort(RequestId(1)));
-    bench.answer(50);
-    assert!(bench.ends.is_empty() && !bench.is_empty());
-    bench.answer(51);
-    assert_eq!((bench.ends.as_slice(), bench.is_empty()), ([(1, FinishReason::Abort)].as_slice(), true));
+    bench.answer_with(50);
+    assert!(bench.ends.is_empty() && !bench.all_blocks_usable());
+    bench.answer_with(51);
+    assert_eq!((bench.ends.as_slice(), bench.all_blocks_usable()), ([(1, FinishReason::Abort)].as_slice(), true));
     assert!(bench.steps.is_empty() && bench.tokens.is_empty());
 }
 
 #[test]
 fn a_preemption_waits_until_no_step_is_in_flight() {
     // Two requests of three blocks each in a pool of five: the second cannot grow while the first runs.
-    let mut bench = Bench::new(Config { device_blocks: 5, launch_watermark: 0.0, ..config() });
-    bench.submit(1, prompt(100, 8), 4);
-    bench.submit(2, prompt(200, 8), 4);
+    let mut bench = joined(Config { device_blocks: 5, launch_watermark: 0.0, ..config() });
+    submit(&mut bench, 1, prompt(100, 8), 4);
+    submit(&mut bench, 2, prompt(200, 8), 4);
     while bench.core.stats().preemptions == 0 {
         assert!(bench.ends.is_empty(), "blocks run out before the first request ends");
-        bench.answer(50);
+        bench.answer_with(50);
     }
-    assert_eq!(bench.parts(), [vec![(1, 10, 1, false)]], "nothing was in flight when the second one left");
+    assert_eq!(parts(&bench), [vec![(1, 10, 1, false)]], "nothing was in flight when the second one left");
     while !bench.steps.is_empty() {
-        bench.answer(50);
+        bench.answer_with(50);
     }
     assert_eq!(bench.ends, [(1, FinishReason::Length), (2, FinishReason::Length)]);
     assert_eq!(bench.tokens.len(), 8);
@@ -167,61 +120,63 @@ fn a_preemption_waits_until_no_step_is_in_flight() {
 #[test]
 fn a_duplicate_is_freed_when_no_step_reads_it_any_more() {
     // Both compute the same second block: the prompts differ in nothing that is shared when the second is admitted.
-    let mut bench = Bench::new(Config { max_batch_size: 2, ..config() });
-    bench.submit(1, prompt(100, 3), 6);
-    bench.submit(2, prompt(100, 3), 6);
+    let mut bench = joined(Config { max_batch_size: 2, ..config() });
+    submit(&mut bench, 1, prompt(100, 3), 6);
+    submit(&mut bench, 2, prompt(100, 3), 6);
     while bench.core.stats().merged_blocks == 0 {
-        bench.answer(50);
+        bench.answer_with(50);
     }
     let stats = bench.core.stats();
     let held = stats.private_blocks;
     assert!(!bench.steps.is_empty(), "a step sent before the merge reads the duplicate");
-    bench.answer(50);
-    bench.answer(50);
+    bench.answer_with(50);
+    bench.answer_with(50);
     assert!(bench.core.stats().private_blocks < held, "the duplicate is free");
     while !bench.steps.is_empty() {
-        bench.answer(50);
+        bench.answer_with(50);
     }
-    assert!(bench.is_empty());
+    assert!(bench.all_blocks_usable());
 }
 
 #[test]
 fn the_stages_of_a_pipeline_run_equal_shares_of_the_decodes() {
-    let mut bench = Bench::new(Config { max_steps_in_flight: 2, pipeline_stages: 2, ..config() });
-    (1..=4).for_each(|id| bench.submit(id, prompt(100 * id as u32, 3), 20));
+    let mut bench = joined(Config { max_steps_in_flight: 2, pipeline_stages: 2, ..config() });
+    (1..=4).for_each(|id| submit(&mut bench, id, prompt(100 * id as u32, 3), 20));
     // The first step has one prefill, the second the three others; then each takes two decodes.
-    (0..6).for_each(|_| bench.answer(50));
+    (0..6).for_each(|_| bench.answer_with(50));
     let requests: Vec<Vec<u64>> =
-        bench.parts().iter().map(|parts| parts.iter().map(|(request, ..)| *request).collect()).collect();
+        parts(&bench).iter().map(|parts| parts.iter().map(|(request, ..)| *request).collect()).collect();
     assert_eq!(requests.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2], "{requests:?}");
     let mut all = requests.concat();
     all.sort_unstable();
     assert_eq!(all, [1, 2, 3, 4], "no sequence is in two stages");
-    assert!(bench.parts().concat().iter().all(|(.., input_from_last)| !input_from_last));
+    assert!(parts(&bench).concat().iter().all(|(.., input_from_last)| !input_from_last));
 }
 
 #[test]
 fn an_answer_out_of_order_is_not_believed_and_a_lost_worker_takes_all_steps_along() {
-    let mut bench = Bench::new(config());
-    bench.submit(1, prompt(100, 6), 4);
+    let mut bench = joined(config());
+    submit(&mut bench, 1, prompt(100, 6), 4);
     let id = bench.steps[1].id;
     bench.event(Event::StepFinished(StepResult { step: id, tokens: vec![50], ends: vec![1] }));
     assert_eq!((bench.resets, bench.tokens.len()), (1, 0));
     bench.event(Event::WorkerJoined);
-    assert_eq!(bench.parts().len(), 2, "everything starts over");
-    bench.answer(EOS);
+    assert_eq!(parts(&bench).len(), 2, "everything starts over");
+    bench.answer_with(EOS);
     assert_eq!(bench.ends, [(1, FinishReason::Stop)]);
     bench.event(Event::WorkerLost);
-    bench.steps.clear();
-    assert!(bench.is_empty(), "the step that ran the ended request is lost, and with it the last hold on its blocks");
+    assert!(
+        bench.all_blocks_usable(),
+        "the step that ran the ended request is lost, and with it the last hold on its blocks"
+    );
 }
 
 #[test]
 fn one_step_in_flight_decides_as_before_there_were_several() {
-    let mut bench = Bench::new(Config { max_steps_in_flight: 1, ..config() });
-    (1..=5).for_each(|id| bench.submit(id, prompt(10 * id as u32, 9), 5));
+    let mut bench = joined(Config { max_steps_in_flight: 1, ..config() });
+    (1..=5).for_each(|id| submit(&mut bench, id, prompt(10 * id as u32, 9), 5));
     while !bench.steps.is_empty() {
-        bench.answer(50);
+        bench.answer_with(50);
     }
     // Recordings carry digests, so this number must not change between versions unnoticed.
     assert_eq!(bench.core.digest(), 13_643_198_126_205_005_418);

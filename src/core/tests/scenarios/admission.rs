@@ -1,13 +1,14 @@
 //! Scenarios 54 to 65: admission and refusal.
 
 use trunkline_core::{Config, Refusal};
+use trunkline_driver::Driver;
 
-use crate::rig::{BLOCK, Rig, config, fork, text};
+use crate::prompts::{BLOCK, config, fork, submit_filler, text};
 use crate::scenes::victim;
 
 /// A rig in which `n` requests of one block each decode.
-fn decoding(config: Config, n: u64) -> Rig {
-    let mut rig = Rig::without_worker(config);
+fn decoding(config: Config, n: u64) -> Driver {
+    let mut rig = Driver::without_worker(config);
     (1..=n).for_each(|id| rig.submit(id, text(id as u32, 5), 9));
     rig.join();
     rig.answer();
@@ -28,7 +29,7 @@ fn scenario_054_a_full_batch_admits_nothing() {
 /// KsanaLLM: a prefill is charged its whole length; here: what it runs, because cached tokens cost the step nothing.
 #[test]
 fn scenario_055_cached_tokens_are_not_charged() {
-    let mut rig = Rig::new(Config { device_blocks: 1000, max_context: 8192, ..config() });
+    let mut rig = Driver::new(Config { device_blocks: 1000, max_context: 8192, ..config() });
     rig.submit(20, text(20, 4000), 1);
     rig.run_to_end();
     (1..=10).for_each(|id| rig.submit(id, text(id as u32, 5), 9));
@@ -43,7 +44,7 @@ fn scenario_055_cached_tokens_are_not_charged() {
 /// on.
 #[test]
 fn scenario_056_requests_behind_one_that_does_not_fit_wait() {
-    let mut rig = Rig::without_worker(Config { device_blocks: 400, max_context: 4096, ..config() });
+    let mut rig = Driver::without_worker(Config { device_blocks: 400, max_context: 4096, ..config() });
     for (id, tokens) in [(1, 3000), (2, 1200), (3, 500)] {
         rig.submit(id, text(id as u32, tokens), 3);
     }
@@ -76,7 +77,7 @@ fn scenario_058_positions_sampled_in_a_step_are_limited() {
 /// KsanaLLM: a group is accepted or refused whole; here: requests come one by one, because groups are the server's.
 #[test]
 fn scenario_059_a_full_queue_refuses() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     (0..255).for_each(|id| rig.submit(id, text(1, 3), 1));
     rig.submit(255, text(1, 3), 1);
     assert!(rig.refusals.is_empty());
@@ -87,7 +88,7 @@ fn scenario_059_a_full_queue_refuses() {
 /// KsanaLLM: counts the prompt; here: the prompt and what is asked for, because both must fit the model.
 #[test]
 fn scenario_060_requests_beyond_the_context_are_refused() {
-    let mut rig = Rig::new(Config { device_blocks: 200, ..config() });
+    let mut rig = Driver::new(Config { device_blocks: 200, ..config() });
     rig.submit(1, text(1, 2049), 1);
     rig.submit(2, text(1, 2048), 1);
     rig.submit(3, text(1, 2047), 1);
@@ -98,7 +99,7 @@ fn scenario_060_requests_beyond_the_context_are_refused() {
 
 #[test]
 fn scenario_061_requests_beyond_the_batch_wait() {
-    let mut rig = Rig::without_worker(Config { max_batch_size: 8, ..config() });
+    let mut rig = Driver::without_worker(Config { max_batch_size: 8, ..config() });
     (1..=20).for_each(|id| rig.submit(id, text(id as u32, 5), 2));
     rig.join();
     assert_eq!((rig.stats().running, rig.stats().waiting), (8, 12));
@@ -112,8 +113,8 @@ fn scenario_061_requests_beyond_the_batch_wait() {
 #[test]
 fn scenario_063_nothing_is_admitted_while_a_request_is_swapped() {
     for copied in [false, true] {
-        let mut rig = Rig::without_worker(config());
-        rig.submit_filler(1, 91, 2);
+        let mut rig = Driver::without_worker(config());
+        submit_filler(&mut rig, 1, 91, 2);
         rig.submit(3, text(3, 40), 60);
         rig.submit_request(victim());
         rig.join();
@@ -139,7 +140,7 @@ fn scenario_063_nothing_is_admitted_while_a_request_is_swapped() {
 fn scenario_064_a_decode_is_charged_what_it_runs() {
     let limits = Config { max_drafts: 2, max_batch_tokens: 32, max_batch_size: 10, device_blocks: 200, ..config() };
     for (n, drafts) in [(5, 2), (10, 0)] {
-        let mut rig = Rig::without_worker(limits.clone());
+        let mut rig = Driver::without_worker(limits.clone());
         (1..=n).for_each(|id| rig.submit(id, text(1, 1000), 60));
         rig.join();
         rig.answer_until(|rig| rig.seqs().count() as u64 == n && rig.seqs().all(|seq| seq.computed >= 1000));
@@ -150,7 +151,7 @@ fn scenario_064_a_decode_is_charged_what_it_runs() {
 /// KsanaLLM: accepts it, and it blocks the queue; here: refused on submission, because it could not run alone.
 #[test]
 fn scenario_065_requests_that_can_never_run_are_refused_at_once() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     rig.submit(1, text(1, 1700), 5);
     let never = Refusal::NeverFits { prompt_tokens: 1700, max_tokens: 5, needed: 107, capacity: 100 };
     assert_eq!(rig.refusals, [(1, never)]);

@@ -1,25 +1,26 @@
 //! Speculative decoding: drafts only use steps, blocks and tokens that nothing else needs.
 
 use trunkline_core::{Config, FinishReason};
+use trunkline_driver::Driver;
 
-use crate::rig::{BLOCK, Rig, config, request, text};
+use crate::prompts::{BLOCK, config, request, text};
 
 fn drafting() -> Config {
     Config { max_drafts: 15, ..config() }
 }
 
 /// Returns the number of drafts that each sequence of the step may make.
-fn n_drafts(rig: &Rig) -> Vec<u32> {
+fn n_drafts(rig: &Driver) -> Vec<u32> {
     rig.seqs().map(|seq| seq.n_drafts).collect()
 }
 
 #[test]
 fn max_drafts_limits_what_the_load_allows() {
-    let mut rig = Rig::new(Config { max_drafts: 3, ..config() });
+    let mut rig = Driver::new(Config { max_drafts: 3, ..config() });
     rig.submit(1, text(1, 5), 60);
     rig.answer();
     assert_eq!(n_drafts(&rig), [3]);
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     rig.submit(1, text(1, 5), 60);
     rig.answer();
     assert_eq!(n_drafts(&rig), [0], "off unless asked for");
@@ -28,10 +29,10 @@ fn max_drafts_limits_what_the_load_allows() {
 #[test]
 fn the_text_is_the_same_however_many_drafts_are_right() {
     for right in 0..6 {
-        let mut rig = Rig::without_worker(drafting());
+        let mut rig = Driver::without_worker(drafting());
         (1..=3).for_each(|id| rig.submit(id, text(id as u32, 30 + id as u32), 50));
         rig.join();
-        while rig.step.is_some() {
+        while !rig.steps.is_empty() {
             rig.answer_drafting(right);
         }
         rig.assert_all_said(1..=3);
@@ -46,28 +47,28 @@ fn the_text_is_the_same_however_many_drafts_are_right() {
 #[test]
 fn drafts_never_go_beyond_max_tokens() {
     for max_tokens in 1..20 {
-        let mut rig = Rig::new(drafting());
+        let mut rig = Driver::new(drafting());
         rig.submit(1, text(1, 20), max_tokens);
         rig.answer();
-        while rig.step.is_some() {
+        while !rig.steps.is_empty() {
             assert!(rig.seqs().all(|seq| seq.n_generated + 1 + seq.n_drafts <= max_tokens));
             rig.answer_drafting(1);
         }
         rig.assert_all_said([1]);
-        assert_eq!(rig.said[&1].len() as u32, max_tokens);
+        assert_eq!(rig.said(1).len() as u32, max_tokens);
     }
 }
 
 #[test]
 fn what_is_drafted_after_the_end_is_dropped() {
-    let mut rig = Rig::new(drafting());
+    let mut rig = Driver::new(drafting());
     let mut stopped = request(1, text(1, 20), 60);
-    stopped.stop_token_ids = vec![(rig.says)(1, 3)];
+    stopped.stop_token_ids = vec![rig.says(1, 3)];
     rig.submit_request(stopped);
     rig.answer();
     rig.answer_drafting(9);
     assert_eq!(rig.ends, [(1, FinishReason::Stop)]);
-    assert_eq!((rig.said[&1].len(), rig.usages[&1].completion_tokens), (4, 4));
+    assert_eq!((rig.said(1).len(), rig.usages[&1].completion_tokens), (4, 4));
     assert_eq!(rig.stats().idle_blocks, 1, "20 + 3 tokens have KV that is told of");
     rig.assert_empty();
 }
@@ -75,12 +76,12 @@ fn what_is_drafted_after_the_end_is_dropped() {
 #[test]
 fn a_prefill_gets_its_block_whatever_is_drafted() {
     for budget in [24, 36, 40, 64] {
-        let mut rig = Rig::new(Config { max_batch_tokens: budget, max_batch_size: 4, ..drafting() });
+        let mut rig = Driver::new(Config { max_batch_tokens: budget, max_batch_size: 4, ..drafting() });
         rig.submit(1, text(1, 5), 200);
         rig.answer();
         rig.submit(2, text(2, 300), 2);
         rig.answer();
-        while !rig.said.contains_key(&2) {
+        while rig.said(2).is_empty() {
             let (_, computed, n_tokens, _) = *rig.running().last().expect("both run");
             assert_eq!(rig.ids(), [1, 2], "budget {budget}");
             assert!(n_tokens >= BLOCK.min(300 - computed), "budget {budget}: a chunk of {n_tokens}");
@@ -91,7 +92,7 @@ fn a_prefill_gets_its_block_whatever_is_drafted() {
 
 #[test]
 fn a_waiting_request_is_admitted_whatever_is_drafted() {
-    let mut rig = Rig::new(Config { max_batch_tokens: 24, max_batch_size: 4, ..drafting() });
+    let mut rig = Driver::new(Config { max_batch_tokens: 24, max_batch_size: 4, ..drafting() });
     rig.submit(1, text(1, 5), 200);
     rig.answer();
     assert_eq!(n_drafts(&rig), [15]);
@@ -104,7 +105,7 @@ fn a_waiting_request_is_admitted_whatever_is_drafted() {
 #[test]
 fn drafts_take_no_block_that_another_may_need() {
     // Two decodes and two usable blocks, one for each of them.
-    let mut rig = Rig::without_worker(Config { device_blocks: 4, ..drafting() });
+    let mut rig = Driver::without_worker(Config { device_blocks: 4, ..drafting() });
     (1..=2).for_each(|id| rig.submit(id, text(id as u32, 12), 30));
     rig.join();
     rig.answer();
@@ -114,7 +115,7 @@ fn drafts_take_no_block_that_another_may_need() {
     rig.run_to_end();
     rig.assert_empty();
 
-    let mut rig = Rig::without_worker(Config { device_blocks: 6, ..drafting() });
+    let mut rig = Driver::without_worker(Config { device_blocks: 6, ..drafting() });
     (1..=2).for_each(|id| rig.submit(id, text(id as u32, 12), 30));
     rig.join();
     rig.answer();
@@ -128,7 +129,7 @@ fn drafts_take_no_block_that_another_may_need() {
 #[test]
 fn logits_that_sequences_may_need_are_not_drafted_on() {
     for (logits, drafts) in [(4, vec![0, 0]), (5, vec![1, 0]), (12, vec![7, 1]), (18, vec![7, 7]), (400, vec![7, 7])] {
-        let mut rig = Rig::without_worker(Config { max_batch_size: 4, max_step_logits: logits, ..drafting() });
+        let mut rig = Driver::without_worker(Config { max_batch_size: 4, max_step_logits: logits, ..drafting() });
         (1..=2).for_each(|id| rig.submit(id, text(id as u32, 12), 30));
         rig.join();
         rig.answer();

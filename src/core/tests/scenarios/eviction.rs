@@ -1,15 +1,16 @@
 //! Scenarios 30 to 36: blocks left by ended requests, and the order of their eviction.
 
 use trunkline_core::{Config, FinishReason};
+use trunkline_driver::Driver;
 
 use crate::geometry::{hashes, publish_all, tree};
 use crate::matching::merging;
-use crate::rig::{BLOCK, Rig, config, fork, text};
+use crate::prompts::{BLOCK, config, fork, text};
 use crate::scenes;
 
 #[test]
 fn scenario_030_an_ended_request_leaves_its_published_blocks_idle() {
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     rig.submit(1, text(1, 82), 5);
     rig.run_to_end();
     assert_eq!((rig.usable(), rig.stats().idle_blocks, rig.host_free()), (100, 5, 100));
@@ -17,7 +18,7 @@ fn scenario_030_an_ended_request_leaves_its_published_blocks_idle() {
 
 #[test]
 fn scenario_031_the_deepest_blocks_of_a_chain_go_first() {
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     rig.submit(1, text(1, 82), 5);
     rig.run_to_end();
     rig.submit(2, text(2, 97 * BLOCK), 1);
@@ -69,7 +70,7 @@ fn scenario_033_children_go_before_their_parents() {
 #[test]
 fn scenario_034_the_chain_used_last_stays() {
     for (hit_again, chain, left) in [(false, 1, 16), (false, 2, 32), (true, 1, 32), (true, 2, 16)] {
-        let mut rig = Rig::new(Config { device_blocks: 6, ..config() });
+        let mut rig = Driver::new(Config { device_blocks: 6, ..config() });
         let mut run = |id, prompt| {
             rig.submit(id, prompt, 1);
             rig.run_to_end();
@@ -105,7 +106,7 @@ fn scenario_035_a_merge_into_an_idle_block_counts_it_once() {
 #[test]
 fn scenario_036_every_block_is_in_one_place_after_every_event() {
     // The rig counts after each event; this one has all kinds.
-    let mut rig = Rig::new(Config { device_blocks: 30, max_batch_size: 6, max_drafts: 2, ..config() });
+    let mut rig = Driver::new(Config { device_blocks: 30, max_batch_size: 6, max_drafts: 2, ..config() });
     for id in 0..40 {
         rig.submit(id, fork(id as u32 % 3, 40, 10 + id as u32, 5 + id as u32), 30);
         if id % 4 == 3 {

@@ -1,12 +1,13 @@
 //! Limits: tokens in the queue, watermarks, the length of a step.
 
 use trunkline_core::{Config, ConfigError, Core, Refusal};
+use trunkline_driver::{Direction, Driver};
 
-use crate::rig::{Direction, Rig, config, text};
+use crate::prompts::{config, submit_filler, text};
 
 #[test]
 fn tokens_in_the_queue_are_limited_but_one_request_always_gets_in() {
-    let mut rig = Rig::without_worker(Config { max_queued_tokens: 100, ..config() });
+    let mut rig = Driver::without_worker(Config { max_queued_tokens: 100, ..config() });
     rig.submit(1, text(1, 150), 1);
     rig.submit(2, text(2, 1), 1);
     assert_eq!(rig.refusals, [(2, Refusal::QueueTokensFull { queued_tokens: 150, limit: 100 })]);
@@ -24,8 +25,8 @@ fn tokens_in_the_queue_are_limited_but_one_request_always_gets_in() {
 fn a_request_comes_back_only_if_blocks_are_left_for_those_that_run() {
     // A filler, and twelve small requests that each give one block back. The victim needs 6 blocks, 5 are usable.
     for (watermark, aborts) in [(0.0, 1), (0.5, 5), (1.0, 7), (2.0, 9)] {
-        let mut rig = Rig::without_worker(Config { swap_in_watermark: watermark, ..config() });
-        rig.submit_filler(1, 82, 2);
+        let mut rig = Driver::without_worker(Config { swap_in_watermark: watermark, ..config() });
+        submit_filler(&mut rig, 1, 82, 2);
         (10..22).for_each(|id| rig.submit(id, text(id as u32, 2), 14));
         rig.submit(2, text(2, 82), 40);
         rig.join();
@@ -54,7 +55,7 @@ fn steps_with_decodes_stay_near_the_target() {
         ..config()
     };
     for (target_step_ns, is_kept) in [(TARGET_NS, true), (0, false)] {
-        let mut rig = Rig::new(Config { target_step_ns, ..limits.clone() });
+        let mut rig = Driver::new(Config { target_step_ns, ..limits.clone() });
         rig.submit(2, text(2, 1100), 1);
         assert_eq!(rig.running(), [(2, 0, 1024, false)], "nothing decodes: nobody waits for the step");
         rig.run_to_end();
@@ -63,8 +64,8 @@ fn steps_with_decodes_stay_near_the_target() {
         rig.submit(3, text(3, 8000), 1);
         rig.answer();
         let mut took = Vec::new();
-        while !rig.said.contains_key(&3) {
-            let took_ns = u64::from(rig.step.as_ref().unwrap().n_tokens()) * TOKEN_NS;
+        while rig.said(3).is_empty() {
+            let took_ns = u64::from(rig.step().unwrap().n_tokens()) * TOKEN_NS;
             took.push(took_ns);
             rig.now_ns += took_ns - 1;
             rig.answer();

@@ -8,7 +8,7 @@ mod eviction;
 mod geometry;
 mod matching;
 mod pressure;
-mod rig;
+mod prompts;
 mod scenes;
 mod split_fuse;
 mod swap;

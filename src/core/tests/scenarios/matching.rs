@@ -2,13 +2,14 @@
 
 use trunkline_core::tree::Published;
 use trunkline_core::{Config, hash};
+use trunkline_driver::Driver;
 
 use crate::geometry::{hashes, publish_all, tree};
-use crate::rig::{BLOCK, Rig, config, fork, request, text};
+use crate::prompts::{BLOCK, config, fork, request, text};
 
 /// A rig that has seen a prompt and forgotten nothing.
-fn seen(config: Config, tokens: u32) -> Rig {
-    let mut rig = Rig::new(config);
+fn seen(config: Config, tokens: u32) -> Driver {
+    let mut rig = Driver::new(config);
     rig.submit(1, text(1, tokens), 1);
     rig.run_to_end();
     rig
@@ -91,10 +92,10 @@ fn scenario_019_equal_prompts_share_blocks_in_flight() {
 }
 
 /// Has 1 compute, token by token, a block that 2 has in its prompt: 40 tokens of one family and the first 8 tokens that 1 generates.
-pub fn merging(second_says: u32) -> Rig {
-    let mut rig = Rig::without_worker(config());
+pub fn merging(second_says: u32) -> Driver {
+    let mut rig = Driver::without_worker(config());
     rig.submit(1, text(1, 40), 20);
-    let said = (0..8).map(|n| (rig.says)(1, n));
+    let said = (0..8).map(|n| rig.says(1, n));
     let longer = text(1, 40).into_iter().chain(said).chain(text(2, 6)).collect();
     rig.submit(2, longer, second_says);
     rig.join();
@@ -121,7 +122,7 @@ fn scenario_020_a_block_computed_twice_is_kept_once() {
 /// KsanaLLM: 40 blocks, 13 after the step; here: never more than 13, because nine wait for the first.
 #[test]
 fn scenario_021_ten_equal_prompts_are_computed_once() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     (1..=10).for_each(|id| rig.submit(id, text(1, 54), 5));
     rig.join();
     assert_eq!((rig.ids(), rig.in_use()), (vec![1], 4));
@@ -136,7 +137,7 @@ fn scenario_021_ten_equal_prompts_are_computed_once() {
 /// would compute the same.
 #[test]
 fn scenario_022_from_the_second_step_on_all_share_the_prefix() {
-    let mut rig = Rig::without_worker(Config { block_size: 6, ..config() });
+    let mut rig = Driver::without_worker(Config { block_size: 6, ..config() });
     (1..=4).for_each(|id| rig.submit(id, fork(1, 18, 1 + id as u32, 9), 6));
     rig.join();
     assert_eq!(rig.ids(), [1]);
@@ -198,18 +199,18 @@ fn scenario_024_eviction_spares_what_the_request_just_found() {
 
 #[test]
 fn scenario_025_generated_tokens_are_found_by_the_next_turn() {
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     rig.submit(1, text(1, 10), 40);
     rig.run_to_end();
     assert_eq!(rig.stats().idle_blocks, 3, "49 tokens have KV");
-    let turn = [text(1, 10), rig.said[&1].clone(), text(2, 5)].concat();
+    let turn = [text(1, 10), rig.said(1).to_vec(), text(2, 5)].concat();
     rig.submit(2, turn, 1);
     assert_eq!(rig.running(), [(2, 48, 7, true)]);
 }
 
 #[test]
 fn scenario_026_equal_blocks_under_different_parents_are_different() {
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     for id in [1, 2] {
         rig.submit(id, fork(id as u32, 16, 9, 16), 1);
         assert_eq!(rig.running(), [(id, 0, 32, true)]);
@@ -242,7 +243,7 @@ fn scenario_027_equal_hashes_of_different_tokens_do_not_match() {
 #[test]
 fn scenario_028_only_accepted_drafts_are_published() {
     for (right, published) in [(0, 0), (1, 1)] {
-        let mut rig = Rig::new(Config { max_drafts: 3, ..config() });
+        let mut rig = Driver::new(Config { max_drafts: 3, ..config() });
         rig.submit(1, text(1, 14), 20);
         rig.answer();
         assert_eq!(rig.seqs().next().unwrap().n_drafts, 3);
@@ -256,13 +257,26 @@ fn scenario_028_only_accepted_drafts_are_published() {
 /// KsanaLLM: counts a hit at each attempt; here: once, because a request is served once.
 #[test]
 fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
-    let mut rig = seen(Config { max_batch_size: 1, ..config() }, 32);
-    rig.submit(2, text(2, 16), 7);
-    rig.submit(3, text(1, 40), 2);
-    for _ in 0..5 {
+    // Beside 2 and the two blocks that 3 finds, one block is left: a prompt that needs three more is tried in vain in every pass.
+    for (own, attempts) in [(8, 1), (40, 7)] {
+        let mut rig = seen(Config { device_blocks: 10, ..config() }, 32);
+        rig.submit(2, text(2, 100), 8);
+        rig.submit(3, fork(1, 32, 3, own), 2);
+        for _ in 0..attempts {
+            assert_eq!((rig.ids(), rig.stats().waiting, rig.stats().tokens.cached_tokens), (vec![2], 1, 0));
+            rig.answer();
+        }
+        assert_eq!(
+            rig.stats().waiting,
+            u32::from(own > 8),
+            "one that needs the block that is left is admitted at once"
+        );
         rig.answer();
-        assert_eq!((rig.ids(), rig.stats().tokens.cached_tokens), (vec![2], 0));
+        assert_eq!((rig.stats().waiting, rig.stats().tokens.cached_tokens), (0, 32));
+        rig.run_to_end();
+        assert_eq!(
+            (rig.stats().tokens.cached_tokens, rig.stats().tokens.prompt_tokens),
+            (32, 32 + 100 + 32 + u64::from(own))
+        );
     }
-    rig.run_to_end();
-    assert_eq!((rig.stats().tokens.cached_tokens, rig.stats().tokens.prompt_tokens), (32, 32 + 16 + 40));
 }

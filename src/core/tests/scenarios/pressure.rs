@@ -1,12 +1,13 @@
 //! Scenarios 66 to 74: decodes that find no block.
 
 use trunkline_core::{Config, Event, FinishReason, Preemption};
+use trunkline_driver::{Direction, Driver};
 
-use crate::rig::{BLOCK, Direction, Rig, config, fork, text};
+use crate::prompts::{BLOCK, config, fork, text};
 
 /// A (1) and B (2) fill the pool with 50 blocks each; A's 800th token is its last without a 51st block.
-fn two_fill_the_pool(preemption: Preemption) -> Rig {
-    let mut rig = Rig::without_worker(Config { preemption, ..config() });
+fn two_fill_the_pool(preemption: Preemption) -> Driver {
+    let mut rig = Driver::without_worker(Config { preemption, ..config() });
     rig.submit(1, text(1, 797), 300);
     rig.submit(2, text(2, 796), 300);
     rig.join();
@@ -47,14 +48,14 @@ fn scenario_067_the_victim_is_swapped_and_comes_back_before_others_are_admitted(
 
 #[test]
 fn scenario_068_requests_without_a_block_wait_for_one_swap_out() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     (1..=4).for_each(|id| rig.submit(id, text(id as u32, 25 * BLOCK - 1), 40));
     rig.join();
     rig.answer();
     rig.answer();
     assert_eq!(rig.moves(), [(Direction::Out, 25)]);
     assert_eq!((rig.stats().running, rig.stats().preemptions), (3, 1), "three keep their places");
-    assert!(rig.step.is_none(), "and do not run");
+    assert!(rig.steps.is_empty(), "and do not run");
     rig.finish_copy(0);
     assert_eq!(rig.ids(), [1, 2, 3]);
     rig.run_to_end();
@@ -66,7 +67,7 @@ fn scenario_068_requests_without_a_block_wait_for_one_swap_out() {
 /// alone is refused on submission.
 #[test]
 fn scenario_069_a_sole_request_always_finds_a_block() {
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     rig.submit(1, text(1, 1), 1600);
     rig.run_to_end();
     rig.assert_all_said([1]);
@@ -81,16 +82,16 @@ fn scenario_069_a_sole_request_always_finds_a_block() {
 #[test]
 fn scenario_070_a_request_that_waits_for_a_block_can_time_out_and_be_aborted() {
     for timeout in [false, true] {
-        let mut rig = Rig::without_worker(config());
+        let mut rig = Driver::without_worker(config());
         for id in [1, 2] {
-            let mut request = crate::rig::request(id, text(id as u32, 50 * BLOCK - 1), 40);
+            let mut request = crate::prompts::request(id, text(id as u32, 50 * BLOCK - 1), 40);
             request.deadline_ns = (id == 1).then_some(1000);
             rig.submit_request(request);
         }
         rig.join();
         rig.answer();
         rig.answer();
-        assert_eq!((rig.moves(), rig.step.is_none()), (vec![(Direction::Out, 50)], true));
+        assert_eq!((rig.moves(), rig.steps.is_empty()), (vec![(Direction::Out, 50)], true));
         if timeout {
             rig.now_ns = 1000;
             rig.event(Event::Tick);
@@ -107,7 +108,7 @@ fn scenario_070_a_request_that_waits_for_a_block_can_time_out_and_be_aborted() {
 #[test]
 fn scenario_071_a_recomputed_request_keeps_its_output() {
     let mut rig = two_fill_the_pool(Preemption::Recompute);
-    let before = rig.said[&2].clone();
+    let before = rig.said(2).to_vec();
     assert_eq!(before.len(), 4);
     rig.abort(1);
     rig.flush();
@@ -116,8 +117,8 @@ fn scenario_071_a_recomputed_request_keeps_its_output() {
     let (id, computed, n_tokens, sample) = rig.running()[0];
     assert_eq!((id, computed + n_tokens, sample), (2, 796 + 4, true), "prompt and output are prefilled");
     rig.run_to_end();
-    assert_eq!(rig.said[&2].len(), 300);
-    assert_eq!(rig.said[&2][..4], before);
+    assert_eq!(rig.said(2).len(), 300);
+    assert_eq!(rig.said(2)[..4], before);
     assert_eq!((rig.usages[&2].preemptions, rig.usages[&2].cached_tokens), (1, 0));
     assert_eq!(rig.stats().tokens.prompt_tokens, 797 + 796, "counted when they were first admitted");
 }
@@ -125,12 +126,12 @@ fn scenario_071_a_recomputed_request_keeps_its_output() {
 #[test]
 fn scenario_072_fewer_drafts_the_more_decode() {
     for (n, drafts) in [(1, 15), (2, 7), (3, 4), (4, 3), (5, 2), (6, 1), (7, 1), (8, 1), (9, 0), (16, 0)] {
-        let mut rig = Rig::without_worker(Config { max_drafts: 20, ..config() });
+        let mut rig = Driver::without_worker(Config { max_drafts: 20, ..config() });
         (1..=n).for_each(|id| rig.submit(id, text(id as u32, 5), 60));
         rig.join();
         rig.answer();
         assert_eq!(rig.seqs().count() as u64, n);
-        assert!(rig.seqs().all(|seq| seq.n_drafts == drafts), "{n} decodes: {:?}", rig.step);
+        assert!(rig.seqs().all(|seq| seq.n_drafts == drafts), "{n} decodes: {:?}", rig.step());
     }
 }
 
@@ -138,7 +139,7 @@ fn scenario_072_fewer_drafts_the_more_decode() {
 #[test]
 fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
     let limits = Config { block_size: 6, max_batch_size: 8, host_blocks: 200, ..config() };
-    let mut rig = Rig::new(limits.clone());
+    let mut rig = Driver::new(limits.clone());
     for id in 0..10 {
         let (prompt, output) = (150 + id as u32 * 37 % 50, 1 + id as u32 * 83 % 199);
         rig.submit(id, text(id as u32, prompt), output);
@@ -149,7 +150,7 @@ fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
     let stats = rig.stats();
     assert!(stats.swaps.swap_outs > 0 && stats.swaps.swap_ins > 0 && stats.swaps.failed_transfers == 0);
 
-    let mut rig = Rig::new(limits);
+    let mut rig = Driver::new(limits);
     for id in 0..100 {
         rig.submit(id, text(id as u32, 1 + id as u32 * 37 % 59), 1 + id as u32 * 83 % 39);
         if rig.stats().waiting > 2 {
@@ -163,7 +164,7 @@ fn scenario_073_swapping_loses_nothing_and_small_requests_need_none() {
 #[test]
 fn scenario_074_a_shared_prompt_under_pressure_is_exact_in_both_modes() {
     for (preemption, host_blocks) in [(Preemption::Swap, 100), (Preemption::Recompute, 0)] {
-        let mut rig = Rig::new(Config { device_blocks: 40, max_batch_size: 8, preemption, host_blocks, ..config() });
+        let mut rig = Driver::new(Config { device_blocks: 40, max_batch_size: 8, preemption, host_blocks, ..config() });
         for id in 0..50 {
             rig.submit(id, fork(99, 180, id as u32, 1 + id as u32 * 37 % 99), 3 + id as u32 * 83 % 150);
         }

@@ -2,8 +2,9 @@
 //! budget of tokens, and chunks end with blocks.
 
 use trunkline_core::{Config, Preemption};
+use trunkline_driver::Driver;
 
-use crate::rig::{BLOCK, Rig, config, fork, text};
+use crate::prompts::{BLOCK, config, fork, text};
 
 /// Blocks of 6 tokens, and so many tokens in a step.
 fn chunks_of(max_batch_tokens: u32) -> Config {
@@ -14,15 +15,15 @@ fn chunks_of(max_batch_tokens: u32) -> Config {
 /// every prefill that began can end.
 #[test]
 fn scenario_075_a_prompt_in_chunks() {
-    let mut rig = Rig::new(chunks_of(16));
+    let mut rig = Driver::new(chunks_of(16));
     rig.submit(1, text(1, 60), 3);
     for chunk in 0..5 {
         assert_eq!(rig.running(), [(1, chunk * 12, 12, chunk == 4)]);
         assert_eq!(rig.in_use(), 10);
-        assert!(rig.said.is_empty(), "the first token comes with the last chunk");
+        assert!(rig.tokens.is_empty(), "the first token comes with the last chunk");
         rig.answer();
     }
-    assert_eq!(rig.said[&1].len(), 1);
+    assert_eq!(rig.said(1).len(), 1);
 }
 
 /// KsanaLLM: every chunk but the last has the full number; here: as many whole blocks as the step has room for, because a block
@@ -30,7 +31,7 @@ fn scenario_075_a_prompt_in_chunks() {
 #[test]
 fn scenario_076_every_chunk_but_the_last_is_whole_blocks() {
     for (cached, own, budget) in [(0, 100, 16), (30, 71, 16), (12, 200, 64), (6, 1, 10)] {
-        let mut rig = Rig::new(chunks_of(budget));
+        let mut rig = Driver::new(chunks_of(budget));
         rig.submit(1, text(1, 60), 1);
         rig.run_to_end();
         rig.submit(2, fork(1, cached, 2, own), 1);
@@ -49,7 +50,7 @@ fn scenario_076_every_chunk_but_the_last_is_whole_blocks() {
 
 #[test]
 fn scenario_077_cached_blocks_are_no_part_of_a_chunk() {
-    let mut rig = Rig::new(Config { max_batch_size: 1, ..chunks_of(6) });
+    let mut rig = Driver::new(Config { max_batch_size: 1, ..chunks_of(6) });
     rig.submit(1, text(1, 18), 1);
     rig.run_to_end();
     rig.submit(2, text(1, 30), 1);
@@ -62,11 +63,11 @@ fn scenario_077_cached_blocks_are_no_part_of_a_chunk() {
 /// for.
 #[test]
 fn scenario_078_the_budget_is_the_steps() {
-    let mut rig = Rig::without_worker(Config { block_size: 16, ..chunks_of(20) });
+    let mut rig = Driver::without_worker(Config { block_size: 16, ..chunks_of(20) });
     (1..=3).for_each(|id| rig.submit(id, text(id as u32, 60), 3));
     rig.join();
     assert_eq!(rig.running(), [(1, 0, 16, false)]);
-    while let Some(step) = &rig.step {
+    while let Some(step) = rig.step() {
         assert!(step.n_tokens() <= 20);
         rig.answer();
     }
@@ -77,7 +78,7 @@ fn scenario_078_the_budget_is_the_steps() {
 /// its length is what decodes wait for.
 #[test]
 fn scenario_079_a_chunk_leaves_the_rest_of_the_step_to_requests_behind() {
-    let mut rig = Rig::without_worker(chunks_of(16));
+    let mut rig = Driver::without_worker(chunks_of(16));
     (1..=2).for_each(|id| rig.submit(id, text(id as u32, 14), 3));
     rig.submit(3, text(3, 2), 3);
     rig.join();
@@ -93,12 +94,12 @@ fn scenario_079_a_chunk_leaves_the_rest_of_the_step_to_requests_behind() {
 #[test]
 fn scenario_080_a_chunked_prompt_makes_way_and_is_chunked_again() {
     let limits = Config { max_batch_tokens: 4 * BLOCK, preemption: Preemption::Recompute, ..config() };
-    let mut rig = Rig::new(limits);
+    let mut rig = Driver::new(limits);
     rig.submit(1, text(1, 10 * BLOCK - 3), 60);
-    rig.answer_until(|rig| rig.said.contains_key(&1));
+    rig.answer_until(|rig| !rig.said(1).is_empty());
     rig.submit(2, text(2, 90 * BLOCK), 5);
     rig.answer_until(|rig| rig.stats().preemptions > 0);
-    assert!(!rig.said.contains_key(&2), "it was still a prefill");
+    assert!(rig.said(2).is_empty(), "it was still a prefill");
     assert_eq!(rig.ids(), [1], "and the decode went on");
     let published = rig.stats().idle_blocks;
     assert!(published > 0);
@@ -114,7 +115,7 @@ fn scenario_080_a_chunked_prompt_makes_way_and_is_chunked_again() {
 /// end.
 #[test]
 fn scenario_081_two_prompts_that_do_not_fit_together_run_one_after_the_other() {
-    let mut rig = Rig::without_worker(Config { max_batch_tokens: 256, ..config() });
+    let mut rig = Driver::without_worker(Config { max_batch_tokens: 256, ..config() });
     (1..=2).for_each(|id| rig.submit(id, text(id as u32, 1000), 5));
     rig.join();
     rig.answer_until(|rig| {

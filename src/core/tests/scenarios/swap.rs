@@ -1,14 +1,15 @@
 //! Scenarios 37 to 53: to the host and back. One rank: counts on the host are half of KsanaLLM's.
 
 use trunkline_core::{Config, FinishReason, Stats};
+use trunkline_driver::{Direction, Driver};
 
-use crate::rig::{Direction, Rig, config, fork, text};
+use crate::prompts::{config, fork, submit_filler, text};
 use crate::scenes::{
     VICTIM, prefix_kept, sharers_coming_back, sharers_swapped, swapped, swapping_in, swapping_out, victim,
 };
 
 /// (free, idle, held, private, moving, free on the host)
-fn places(rig: &Rig) -> [u32; 6] {
+fn places(rig: &Driver) -> [u32; 6] {
     let Stats { free_blocks, idle_blocks, held_blocks, private_blocks, moving_blocks, free_host_blocks, .. } =
         rig.stats();
     [free_blocks, idle_blocks, held_blocks, private_blocks, moving_blocks, free_host_blocks]
@@ -37,7 +38,7 @@ fn scenario_039_after_the_copy_the_device_blocks_are_usable() {
     let mut rig = swapped(victim());
     assert_eq!((rig.usable(), rig.in_use(), rig.host_free()), (5, 95, 94));
     rig.flush();
-    assert_eq!((rig.flushed, rig.usable()), (5, 5));
+    assert_eq!((&rig.flushed[..], rig.usable()), (&[5][..], 5));
 }
 
 #[test]
@@ -121,14 +122,14 @@ fn scenario_046_a_copy_lists_blocks_in_the_order_of_the_table() {
     let (devices, hosts): (Vec<u32>, Vec<u32>) = out.copies[0].pairs.iter().copied().unzip();
     assert_eq!(devices, out.tables[&VICTIM]);
     let back = swapping_in(victim());
-    assert_eq!(back.copies[0].pairs.iter().map(|(_, host)| *host).collect::<Vec<_>>(), hosts);
+    assert_eq!(back.copies[0].pairs.iter().map(|(host, _)| *host).collect::<Vec<_>>(), hosts);
 }
 
 #[test]
 fn scenario_047_too_small_a_host_means_recomputing() {
     let pressed = |host_blocks| {
-        let mut rig = Rig::without_worker(Config { host_blocks, ..config() });
-        rig.submit_filler(1, 94, 2);
+        let mut rig = Driver::without_worker(Config { host_blocks, ..config() });
+        submit_filler(&mut rig, 1, 94, 2);
         rig.submit_request(victim());
         rig.join();
         rig.answer_until(|rig| rig.stats().preemptions > 0);
@@ -175,10 +176,10 @@ fn scenario_049_both_directions_at_once() {
 }
 
 /// Two fillers, a small request (3) and the victim (4): the victim is on its way back.
-pub fn before_both_ways() -> Rig {
-    let mut rig = Rig::without_worker(config());
-    rig.submit_filler(1, 50, 2);
-    rig.submit_filler(2, 30, 10);
+pub fn before_both_ways() -> Driver {
+    let mut rig = Driver::without_worker(config());
+    submit_filler(&mut rig, 1, 50, 2);
+    submit_filler(&mut rig, 2, 30, 10);
     rig.submit(3, text(3, 5 * 16 + 1), 60);
     rig.submit(5, text(5, 5 * 16 - 12), 60);
     rig.submit(4, text(4, 9 * 16 - 8), 60);
@@ -193,7 +194,7 @@ pub fn before_both_ways() -> Rig {
 }
 
 /// Two fillers, a small request (3) that is being swapped out, and the victim (4) that is being swapped in.
-pub fn both_ways() -> Rig {
+pub fn both_ways() -> Driver {
     let mut rig = before_both_ways();
     rig.answer_until(|rig| rig.copies.len() == 2);
     assert_eq!(rig.moves()[1].0, Direction::Out);
@@ -203,9 +204,9 @@ pub fn both_ways() -> Rig {
 /// KsanaLLM: frees c2; here: x keeps it, because who reads a block keeps it and all before it from being freed.
 #[test]
 fn scenario_050_blocks_kept_for_a_swapped_request_survive_the_swap_of_another() {
-    let mut rig = Rig::without_worker(Config { swap_in_watermark: 2.0, ..config() });
-    rig.submit_filler(1, 49, 3);
-    rig.submit_filler(2, 43, 7);
+    let mut rig = Driver::without_worker(Config { swap_in_watermark: 2.0, ..config() });
+    submit_filler(&mut rig, 1, 49, 3);
+    submit_filler(&mut rig, 2, 43, 7);
     let (w, y, x) = (3, 4, 5);
     rig.submit(w, fork(3, 48, 6, 6), 60);
     rig.submit(y, fork(3, 32, 7, 22), 60);
@@ -233,7 +234,7 @@ fn scenario_050_blocks_kept_for_a_swapped_request_survive_the_swap_of_another() 
 #[test]
 fn scenario_051_two_that_come_back_at_once_copy_each_shared_block_once() {
     let mut rig = sharers_coming_back();
-    let mut hosts: Vec<u32> = rig.copies.iter().flat_map(|copy| copy.pairs.iter().map(|(_, host)| *host)).collect();
+    let mut hosts: Vec<u32> = rig.copies.iter().flat_map(|copy| copy.pairs.iter().map(|(host, _)| *host)).collect();
     hosts.sort_unstable();
     hosts.dedup();
     assert_eq!((hosts.len(), rig.stats().moving_blocks), (5, 5));
@@ -276,7 +277,7 @@ fn scenario_052_a_swapped_request_that_ends_gives_its_host_blocks_back() {
 fn scenario_053_a_lone_request_on_its_way_out_comes_back() {
     let mut rig = swapping_out(victim());
     rig.abort(1);
-    assert!(rig.has_ended(1) && rig.step.is_none());
+    assert!(rig.has_ended(1) && rig.steps.is_empty());
     rig.finish_copy(0);
     assert_eq!(rig.moves(), [(Direction::In, 1)], "what is published is still on the device");
     rig.finish_copy(0);

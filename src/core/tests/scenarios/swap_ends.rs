@@ -1,8 +1,8 @@
 //! Every way to end a request in every state of swapping: nothing is left, on the device or on the host.
 
 use trunkline_core::{Event, FinishReason, RequestId};
+use trunkline_driver::Driver;
 
-use crate::rig::Rig;
 use crate::scenes::{VICTIM, swapped, swapping_in, swapping_out, victim};
 
 const WAYS: [(&str, FinishReason); 4] = [
@@ -13,7 +13,7 @@ const WAYS: [(&str, FinishReason); 4] = [
 ];
 
 /// A rig with a victim in a state of swapping, and `true` if a copy for the victim is in flight.
-fn in_state(state: &str) -> (Rig, bool) {
+fn in_state(state: &str) -> (Driver, bool) {
     let mut victim = victim();
     victim.deadline_ns = Some(100_000);
     match state {
@@ -24,7 +24,7 @@ fn in_state(state: &str) -> (Rig, bool) {
     }
 }
 
-fn end(rig: &mut Rig, way: &str) {
+fn end(rig: &mut Driver, way: &str) {
     match way {
         "abort" => rig.abort(VICTIM),
         "stop" => rig.event(Event::Stop(RequestId(VICTIM))),
@@ -42,7 +42,7 @@ fn a_request_ends_in_every_state_of_swapping() {
         for (way, reason) in WAYS {
             for copy_succeeds in [true, false] {
                 let (mut rig, copying) = in_state(state);
-                let tokens = rig.said[&VICTIM].len();
+                let tokens = rig.said(VICTIM).len();
                 end(&mut rig, way);
                 assert_eq!(rig.has_ended(VICTIM), !copying, "{state}, {way}: not while a copy works on its blocks");
                 if copying {
@@ -52,7 +52,7 @@ fn a_request_ends_in_every_state_of_swapping() {
                 assert_eq!(rig.host_free(), 100, "{state}, {way}");
                 rig.run_to_end();
                 rig.assert_empty();
-                assert_eq!(rig.said[&VICTIM].len(), tokens, "{state}, {way}: nothing is said after the end");
+                assert_eq!(rig.said(VICTIM).len(), tokens, "{state}, {way}: nothing is said after the end");
                 assert_eq!(rig.drained, u32::from(way == "shutdown"));
             }
         }

@@ -1,8 +1,9 @@
 //! Paths through swapping that need several events to coincide.
 
 use trunkline_core::{Config, Event};
+use trunkline_driver::{Direction, Driver};
 
-use crate::rig::{BLOCK, Direction, Rig, config, fork, text};
+use crate::prompts::{BLOCK, config, fork, submit_filler, text};
 use crate::scenes::{
     VICTIM, sharers, sharers_coming_back, sharers_swapped, swapped, swapping_in, swapping_out, victim,
 };
@@ -17,7 +18,7 @@ fn who_joined_a_copy_that_fails_is_recomputed_too() {
     assert_eq!((stats.swapped, stats.waiting, stats.free_host_blocks, stats.moving_blocks), (0, 2, 100, 0));
     rig.run_to_end();
     rig.assert_empty();
-    assert_eq!((rig.said[&3].len(), rig.said[&4].len()), (90, 90));
+    assert_eq!((rig.said(3).len(), rig.said(4).len()), (90, 90));
 }
 
 #[test]
@@ -59,7 +60,7 @@ fn who_joined_the_copy_of_a_request_that_ends_is_recomputed() {
         assert_eq!((rig.stats().swapped, rig.host_free()), (0, 100));
         rig.run_to_end();
         rig.assert_empty();
-        assert_eq!(rig.said[&4].len(), 90);
+        assert_eq!(rig.said(4).len(), 90);
     }
 }
 
@@ -101,7 +102,7 @@ fn two_sharers_that_go_at_once_may_land_on_the_host_in_any_order() {
         assert_eq!((rig.stats().swapped, rig.host_free()), (2, 95));
         rig.run_to_end();
         rig.assert_empty();
-        assert_eq!((rig.said[&3].len(), rig.said[&4].len()), (90, 90));
+        assert_eq!((rig.said(3).len(), rig.said(4).len()), (90, 90));
     }
 }
 
@@ -115,7 +116,7 @@ fn copies_in_both_directions_may_fail() {
         assert_eq!(rig.stats().swaps.failed_transfers, fails.iter().filter(|fails| **fails).count() as u64);
         rig.run_to_end();
         rig.assert_empty();
-        assert_eq!((rig.said[&3].len(), rig.said[&4].len()), (60, 60));
+        assert_eq!((rig.said(3).len(), rig.said(4).len()), (60, 60));
     }
 }
 
@@ -132,8 +133,7 @@ fn a_lost_worker_ends_all_copies_and_costs_no_text() {
         assert_eq!(rig.host_free(), 100, "late answers are ignored");
         rig.run_to_end();
         rig.assert_empty();
-        let alone = |id: u64, said: &[u32]| (0..said.len() as u32).map(|n| (rig.says)(id, n)).eq(said.iter().copied());
-        assert!(rig.said.iter().all(|(id, said)| alone(*id, said)));
+        rig.assert_texts();
     }
 }
 
@@ -152,9 +152,9 @@ fn a_swap_out_that_fails_costs_a_recomputation() {
 #[test]
 fn a_prefill_that_is_swapped_goes_on_where_it_was() {
     let limits = Config { max_batch_tokens: 4 * 16, ..config() };
-    let mut rig = Rig::new(limits);
+    let mut rig = Driver::new(limits);
     rig.submit(1, text(1, 10 * 16 - 3), 60);
-    rig.answer_until(|rig| rig.said.contains_key(&1));
+    rig.answer_until(|rig| !rig.said(1).is_empty());
     rig.submit(2, text(2, 90 * 16), 5);
     rig.answer_until(|rig| !rig.copies.is_empty());
     let computed = rig.moves()[0].1 as u32 * 16;
@@ -172,15 +172,15 @@ fn a_prefill_that_is_swapped_goes_on_where_it_was() {
 #[test]
 fn a_second_is_preempted_only_when_copies_do_not_free_enough() {
     // Both fillers run short at once: the copy of 4 frees one block, so 3 goes as well.
-    let mut rig = Rig::without_worker(config());
-    rig.submit_filler(1, 50, 3);
-    rig.submit_filler(2, 45, 3);
+    let mut rig = Driver::without_worker(config());
+    submit_filler(&mut rig, 1, 50, 3);
+    submit_filler(&mut rig, 2, 45, 3);
     rig.submit(3, text(3, 54), 90);
     rig.submit(4, text(3, 54), 90);
     rig.join();
     rig.answer_until(|rig| !rig.copies.is_empty());
     assert_eq!(rig.moves(), [(Direction::Out, 1), (Direction::Out, 4)]);
-    assert!(rig.step.is_none(), "both fillers wait");
+    assert!(rig.steps.is_empty(), "both fillers wait");
     rig.finish_copy(0);
     assert_eq!(rig.ids(), [1], "one of them has its block");
     rig.finish_copy(0);
@@ -192,7 +192,7 @@ fn a_second_is_preempted_only_when_copies_do_not_free_enough() {
 
 #[test]
 fn when_no_swapped_request_fits_the_last_gives_up_what_it_keeps() {
-    let mut rig = Rig::without_worker(Config { host_blocks: 200, swap_in_watermark: 20.0, ..config() });
+    let mut rig = Driver::without_worker(Config { host_blocks: 200, swap_in_watermark: 20.0, ..config() });
     rig.submit(1, fork(7, 160, 8, 2), 300);
     rig.submit(2, text(2, 60 * BLOCK - 3), 600);
     rig.submit(3, fork(7, 160, 9, 29 * BLOCK - 7), 40);
@@ -208,17 +208,17 @@ fn when_no_swapped_request_fits_the_last_gives_up_what_it_keeps() {
     assert_eq!(rig.host_free(), 200);
     rig.run_to_end();
     rig.assert_empty();
-    assert_eq!((rig.said[&2].len(), rig.said[&3].len()), (600, 40));
+    assert_eq!((rig.said(2).len(), rig.said(3).len()), (600, 40));
 }
 
 /// 3 shares its first block with 4 and 5, which share one more. The copy of 3 fails while 4, which joined it, still
 /// copies the second: 5 must not begin to read that one too.
-fn the_first_of_three_comes_to_nothing(nothing: impl Fn(&mut Rig)) {
-    let mut rig = Rig::without_worker(config());
+fn the_first_of_three_comes_to_nothing(nothing: impl Fn(&mut Driver)) {
+    let mut rig = Driver::without_worker(config());
     let mut tried = 0;
     for free in 1..28 {
-        rig = Rig::without_worker(config());
-        rig.submit_filler(1, 88 - free, 3);
+        rig = Driver::without_worker(config());
+        submit_filler(&mut rig, 1, 88 - free, 3);
         rig.submit(6, text(66, free * BLOCK - 2), 400);
         rig.submit(3, fork(7, BLOCK, 33, 60), 390);
         rig.submit(4, fork(7, 2 * BLOCK, 31, 9), 390);
@@ -235,7 +235,7 @@ fn the_first_of_three_comes_to_nothing(nothing: impl Fn(&mut Rig)) {
         }
         rig.flush();
         rig.abort_now(6);
-        if rig.copies.len() == 2 && rig.stats().swapped == 3 && rig.step.is_some() {
+        if rig.copies.len() == 2 && rig.stats().swapped == 3 && !rig.steps.is_empty() {
             tried += 1;
             nothing(&mut rig);
             rig.answer();

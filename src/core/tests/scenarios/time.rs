@@ -1,13 +1,14 @@
 //! Scenarios 82 to 84, 102 and 103: time, aborts, one step at a time, and contents.
 
 use trunkline_core::{Config, Event, FinishReason};
+use trunkline_driver::{Direction, Driver};
 
-use crate::rig::{BLOCK, Direction, Rig, config, request, text};
+use crate::prompts::{BLOCK, config, request, text};
 use crate::scenes::{VICTIM, swapping_out, victim};
 
 #[test]
 fn scenario_082_a_deadline_ends_a_request_waiting_or_running() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     rig.now_ns = 5000;
     let mut late = request(1, text(1, 20), 9);
     late.deadline_ns = Some(1000);
@@ -23,7 +24,7 @@ fn scenario_082_a_deadline_ends_a_request_waiting_or_running() {
     assert!(!rig.has_ended(2), "the worker still writes its blocks");
     rig.answer();
     assert_eq!(rig.ends[1], (2, FinishReason::Timeout));
-    assert!(rig.said.is_empty());
+    assert!(rig.tokens.is_empty());
     rig.assert_empty();
 }
 
@@ -31,17 +32,17 @@ fn scenario_082_a_deadline_ends_a_request_waiting_or_running() {
 /// after the copy, because until then its blocks are written.
 #[test]
 fn scenario_083_an_abort_takes_effect_when_the_blocks_are_at_rest() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     rig.submit(1, text(1, 20), 9);
     rig.abort(1);
     assert!(rig.has_ended(1));
 
-    let mut rig = Rig::new(config());
+    let mut rig = Driver::new(config());
     rig.submit(1, text(1, 20), 9);
     rig.abort(1);
     assert!(!rig.has_ended(1));
     rig.answer();
-    assert!(rig.has_ended(1) && rig.said.is_empty());
+    assert!(rig.has_ended(1) && rig.tokens.is_empty());
 
     let mut rig = swapping_out(victim());
     rig.abort(VICTIM);
@@ -54,7 +55,7 @@ fn scenario_083_an_abort_takes_effect_when_the_blocks_are_at_rest() {
 /// KsanaLLM: looks only at those that ran; here: ends at once, because nothing works on its blocks.
 #[test]
 fn scenario_084_a_decode_that_does_not_run_can_be_aborted() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     rig.submit(1, text(1, 50 * BLOCK - 1), 40);
     rig.submit(2, text(2, 30 * BLOCK - 9), 40);
     rig.submit(3, text(3, 20 * BLOCK - 9), 40);
@@ -74,7 +75,7 @@ fn scenario_084_a_decode_that_does_not_run_can_be_aborted() {
 /// ended, because then it would rest on guesses.
 #[test]
 fn scenario_102_a_request_that_ends_is_in_no_later_step() {
-    let mut rig = Rig::without_worker(config());
+    let mut rig = Driver::without_worker(config());
     rig.submit(1, text(1, 20), 2);
     rig.submit(2, text(2, 20), 4);
     rig.join();
@@ -89,8 +90,8 @@ fn scenario_102_a_request_that_ends_is_in_no_later_step() {
 
 #[test]
 fn scenario_103_every_cell_that_is_read_is_right() {
-    // The rig compares each cell that a step reads with what it must stand for.
-    let mut rig = Rig::new(Config { max_batch_tokens: 128, ..config() });
+    // The worker compares each cell that a step reads with what it must stand for.
+    let mut rig = Driver::new(Config { max_batch_tokens: 128, ..config() });
     for id in 0..30 {
         rig.submit(id, text(id as u32 % 7, 1 + id as u32 * 131 % 399), 1 + id as u32 * 61 % 99);
         rig.run_to_end();
@@ -101,11 +102,10 @@ fn scenario_103_every_cell_that_is_read_is_right() {
 }
 
 #[test]
-#[should_panic(expected = "reads a wrong cell")]
-fn the_rig_notices_a_wrong_copy() {
+#[should_panic(expected = "reads wrong KV")]
+fn the_worker_notices_a_wrong_copy() {
     let mut rig = swapping_out(victim());
-    let pairs = &mut rig.copies[0].pairs;
-    (pairs[0].1, pairs[1].1) = (pairs[1].1, pairs[0].1);
+    rig.worker.spoil_transfer(rig.copies[0].id);
     rig.finish_copy(0);
     rig.flush();
     rig.abort_now(1);

@@ -46,9 +46,11 @@ pub fn continuation(root: BlockHash, prompt: &[Token], n: usize) -> Vec<Token> {
     out
 }
 
-/// What a request's tokens and cells are, whatever happens to it.
+/// Right tokens and cells of a request, as far as they are known.
 #[derive(Debug)]
 struct Truth {
+    /// Number of the expectation, so that a later request with the same id is another one.
+    number: u64,
     before: Cell,
     prompt_tokens: usize,
     tokens: Vec<Token>,
@@ -58,21 +60,36 @@ struct Truth {
 }
 
 impl Truth {
-    fn of(request: &Request) -> Self {
-        let before = cell_before(request.root);
-        let mut tokens = request.prompt.clone();
-        tokens.extend(continuation(request.root, &request.prompt, request.max_tokens as usize));
-        let chain = |cell: &mut Cell, token: &Token| {
-            *cell = next_cell(*cell, *token);
-            Some(*cell)
-        };
-        Self {
-            before,
+    /// Starts with a request's prompt and the tokens that it generated elsewhere.
+    fn of(request: &Request, number: u64) -> Self {
+        let mut truth = Self {
+            number,
+            before: cell_before(request.root),
             prompt_tokens: request.prompt.len(),
-            cells: tokens.iter().scan(before, chain).collect(),
-            tokens,
+            tokens: Vec::new(),
+            cells: Vec::new(),
             needs_history: request.sampling.needs_history(),
+        };
+        truth.extend(&request.prompt);
+        truth.extend(&request.generated);
+        truth
+    }
+
+    fn extend(&mut self, tokens: &[Token]) {
+        for token in tokens {
+            let cell = next_cell(self.cells.last().copied().unwrap_or(self.before), *token);
+            self.tokens.push(*token);
+            self.cells.push(cell);
         }
+    }
+
+    /// Takes in tokens sampled after `n_generated` others. Known tokens must be sampled again as they were.
+    fn learn(&mut self, request: RequestId, n_generated: u32, sampled: &[Token]) {
+        let at = self.prompt_tokens + n_generated as usize;
+        assert!(at <= self.tokens.len(), "request {request} samples ahead of what is known");
+        let known = (self.tokens.len() - at).min(sampled.len());
+        assert_eq!(self.tokens[at..at + known], sampled[..known], "request {request} samples other tokens than before");
+        self.extend(&sampled[known..]);
     }
 }
 
@@ -186,6 +203,8 @@ impl Memory {
 #[derive(Clone, Debug)]
 struct Mirror {
     request: RequestId,
+    /// Number of the request's [`Truth`], if it was expected.
+    number: Option<u64>,
     table: Vec<u32>,
     /// Token that the last step of the sequence sampled.
     sampled: Option<Token>,
@@ -205,6 +224,8 @@ pub struct OracleWorker {
     last_transfer: u64,
     step: Option<u64>,
     truths: BTreeMap<RequestId, Truth>,
+    /// Requests expected so far.
+    expected: u64,
     rng: Pcg64Mcg,
     /// Of a hundred drafts, about this many are right.
     right_drafts: u32,
@@ -229,6 +250,7 @@ impl OracleWorker {
             last_transfer: 0,
             step: None,
             truths: BTreeMap::new(),
+            expected: 0,
             right_drafts: [0, 50, 90, 100][rng.random_range(0..4)],
             rng,
             drafts_allowed: 0,
@@ -236,13 +258,22 @@ impl OracleWorker {
         }
     }
 
-    /// Tells what a request is, before a step runs it: from then on every token it is sent and every cell it reads is
-    /// compared with what it must be.
+    /// Expects a request that samples what the cells say, before a step runs it: from then on every token that it is sent and
+    /// every cell that it reads is compared with the right one.
     pub fn expect(&mut self, request: &Request) {
-        self.truths.insert(request.id, Truth::of(request));
+        self.expect_dictated(request);
+        let right = continuation(request.root, &request.prompt, request.max_tokens as usize);
+        let truth = self.truths.get_mut(&request.id).expect("it was just inserted");
+        truth.learn(request.id, 0, &right);
     }
 
-    /// A request has ended; no step may run it.
+    /// Expects a request whose tokens a test dictates in [`Self::end_step_with`]. Its tokens and cells are compared as well.
+    pub fn expect_dictated(&mut self, request: &Request) {
+        self.expected += 1;
+        self.truths.insert(request.id, Truth::of(request, self.expected));
+    }
+
+    /// Forgets a request that has ended. Steps in flight may still run it, unchecked.
     pub fn forget(&mut self, request: RequestId) {
         self.truths.remove(&request);
     }
@@ -336,14 +367,37 @@ impl OracleWorker {
     /// # Panics
     /// If a cell that it reads holds nothing.
     pub fn end_step(&mut self, step: &Step) -> StepResult {
+        self.end(step, None)
+    }
+
+    /// Ends the step that was begun with tokens that `says` dictates to each sequence that samples: one, and one more for each
+    /// accepted draft.
+    ///
+    /// # Panics
+    /// If a cell that it reads holds nothing, or more drafts are accepted than the sequence was allowed.
+    pub fn end_step_with(&mut self, step: &Step, mut says: impl FnMut(&StepSeq) -> Vec<Token>) -> StepResult {
+        self.end(step, Some(&mut says))
+    }
+
+    fn end(&mut self, step: &Step, mut says: Option<&mut dyn FnMut(&StepSeq) -> Vec<Token>>) -> StepResult {
         assert_eq!(self.step.take(), Some(step.id), "the step was begun");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
         for seq in &step.seqs {
-            let sampled = self.run(step, seq);
+            let dictated = if seq.sample { says.as_mut().map(|says| says(seq)) } else { None };
+            let sampled = self.run(step, seq, dictated);
             result.push(&sampled);
         }
         self.device.end_step();
         result
+    }
+
+    /// Exchanges the first two destinations of a copy in flight, so that the copy writes wrong contents.
+    ///
+    /// # Panics
+    /// If there is no such copy, or it copies a single block.
+    pub fn spoil_transfer(&mut self, id: u64) {
+        let (transfer, _) = self.transfers.get_mut(&id).expect("the transfer is in flight");
+        (transfer.pairs[0].1, transfer.pairs[1].1) = (transfer.pairs[1].1, transfer.pairs[0].1);
     }
 
     fn update_mirror(&mut self, step: &Step, seq: &StepSeq) {
@@ -352,7 +406,8 @@ impl OracleWorker {
             self.mirrors.resize(slot + 1, None);
         }
         if seq.start {
-            self.mirrors[slot] = Some(Mirror { request: seq.request, table: Vec::new(), sampled: None });
+            let number = self.truths.get(&seq.request).map(|truth| truth.number);
+            self.mirrors[slot] = Some(Mirror { request: seq.request, number, table: Vec::new(), sampled: None });
         }
         let mirror =
             self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("request {} goes on without a start", seq.request));
@@ -367,8 +422,18 @@ impl OracleWorker {
         mirror.table.extend_from_slice(step.new_blocks(seq));
     }
 
-    fn table(&self, seq: &StepSeq) -> &[u32] {
+    /// Returns the block table of a sequence of the step that was begun.
+    ///
+    /// # Panics
+    /// If no step has started the sequence.
+    pub fn table(&self, seq: &StepSeq) -> &[u32] {
         &self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").table
+    }
+
+    /// Returns the right contents of a sequence, unless its request has ended.
+    fn truth(&self, seq: &StepSeq) -> Option<&Truth> {
+        let number = self.mirrors[seq.slot as usize].as_ref().and_then(|mirror| mirror.number);
+        self.truths.get(&seq.request).filter(|truth| Some(truth.number) == number)
     }
 
     fn assert_drafts_are_allowed(&self, seq: &StepSeq) {
@@ -420,7 +485,7 @@ impl OracleWorker {
 
     /// Compares a sequence's tokens, and all cells that it reads, with what they must be.
     fn assert_true(&self, step: &Step, seq: &StepSeq) {
-        let Some(truth) = self.truths.get(&seq.request) else { return };
+        let Some(truth) = self.truth(seq) else { return };
         let request = seq.request;
         let (computed, end) = (seq.computed as usize, (seq.computed + seq.n_tokens) as usize);
         assert!(end <= truth.tokens.len(), "request {request} runs past its end");
@@ -466,9 +531,9 @@ impl OracleWorker {
         self.device.cells[at] = cell;
     }
 
-    /// Runs one sequence and its drafts. Returns what it samples.
-    fn run(&mut self, step: &Step, seq: &StepSeq) -> Vec<Token> {
-        let before = self.truths.get(&seq.request).map_or(EMPTY, |truth| truth.before);
+    /// Runs one sequence and its drafts. Returns its sampled tokens: `dictated`, or what the cells say.
+    fn run(&mut self, step: &Step, seq: &StepSeq, dictated: Option<Vec<Token>>) -> Vec<Token> {
+        let before = self.truth(seq).map_or(EMPTY, |truth| truth.before);
         let mut cell = if seq.computed == 0 { before } else { self.read(seq, seq.computed as usize - 1) };
         let last = self.mirrors[seq.slot as usize].as_ref().and_then(|mirror| mirror.sampled);
         for (position, token) in (seq.computed as usize..).zip(step.run_tokens(seq)) {
@@ -478,11 +543,33 @@ impl OracleWorker {
             }
             cell = self.read(seq, position);
         }
-        let sampled = if seq.sample { self.draft(seq, cell) } else { Vec::new() };
+        let sampled = match dictated {
+            Some(dictated) => self.follow(seq, cell, dictated),
+            None if seq.sample => self.draft(seq, cell),
+            None => Vec::new(),
+        };
         if let Some(mirror) = &mut self.mirrors[seq.slot as usize] {
             mirror.sampled = sampled.last().copied();
         }
         sampled
+    }
+
+    /// Writes the KV of dictated tokens but the last, and wrong KV where further drafts are allowed.
+    fn follow(&mut self, seq: &StepSeq, mut cell: Cell, dictated: Vec<Token>) -> Vec<Token> {
+        let accepted = dictated.len() - 1;
+        assert!(accepted <= seq.n_drafts as usize, "request {} has {accepted} drafts accepted", seq.request);
+        let end = (seq.computed + seq.n_tokens) as usize;
+        for draft in 0..seq.n_drafts as usize {
+            let token = if draft < accepted { dictated[draft] } else { !dictated[accepted] };
+            cell = next_cell(cell, token);
+            self.write(seq, end + draft, cell);
+        }
+        if self.truth(seq).is_some()
+            && let Some(truth) = self.truths.get_mut(&seq.request)
+        {
+            truth.learn(seq.request, seq.n_generated, &dictated);
+        }
+        dictated
     }
 
     /// Samples after `cell`, then drafts as many tokens as it likes. KV of drafts that are wrong is written as well.

@@ -1,0 +1,56 @@
+//! Checks after every event: blocks, limits of steps, progress.
+
+use trunkline_core::{Step, StepSeq};
+
+use crate::Driver;
+
+impl Driver {
+    /// Asserts that every block is in one place and that nothing waits in vain.
+    pub(crate) fn check(&self) {
+        self.core.check();
+        let (stats, config) = (self.stats(), self.core.config());
+        assert_eq!(self.usable() + self.in_use(), config.device_blocks, "every block is in one place: {stats:?}");
+        assert!(stats.free_host_blocks <= config.host_blocks);
+        self.check_progress();
+    }
+
+    /// Asserts that the core waits only for what is under way, and that an overdue request waits only for that.
+    fn check_progress(&self) {
+        let is_idle = self.joined && self.steps.is_empty() && self.copies.is_empty();
+        assert!(!is_idle || self.live.is_empty(), "{:?} wait for nothing: {:?}", self.live, self.stats());
+        for id in &self.live {
+            let deadline_ns = self.requests[id].request.deadline_ns;
+            let is_late = deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns);
+            let runs = || self.steps.iter().any(|step| step.seqs.iter().any(|seq| seq.request == *id));
+            assert!(!is_late || !self.copies.is_empty() || runs(), "request {id} is late and nothing runs it");
+        }
+    }
+
+    /// Asserts that a step keeps to the limits, and continues each sequence where the last step left it.
+    pub(crate) fn check_step(&self, step: &Step) {
+        let config = self.core.config();
+        let has_room = self.steps.len() < config.max_steps_in_flight as usize;
+        assert!(self.joined && has_room, "so many steps in flight, on a worker that is there");
+        let logits: u32 = step.seqs.iter().filter(|seq| seq.sample).map(|seq| 1 + seq.n_drafts).sum();
+        assert!(logits <= config.max_step_logits, "step {} samples from {logits} positions", step.id);
+        assert!(step.n_tokens() <= config.max_batch_tokens && step.seqs.len() <= config.max_batch_size as usize);
+        for seq in &step.seqs {
+            self.check_sequence(seq);
+        }
+    }
+
+    fn check_sequence(&self, seq: &StepSeq) {
+        assert!(self.live.contains(&seq.request), "request {} runs after its end", seq.request);
+        let known = &self.requests[&seq.request];
+        // An ended request keeps its slot while a step runs it, so a later one with the same id has another.
+        let is_part = |part: &&StepSeq| (part.request, part.slot) == (seq.request, seq.slot);
+        let parts = self.steps.iter().flat_map(|step| &step.seqs).filter(is_part);
+        let ahead = parts.clone().filter(|part| part.sample).count();
+        assert!(parts.clone().all(|part| part.n_drafts == 0), "request {} runs on behind drafts", seq.request);
+        let generated = known.text.len() + ahead;
+        assert_eq!(seq.n_generated as usize, generated, "request {} lost count", seq.request);
+        assert!(seq.n_generated < known.request.max_tokens, "request {} runs past its last token", seq.request);
+        let is_last = (seq.computed + seq.n_tokens) as usize == known.request.prompt.len() + generated;
+        assert_eq!(seq.sample, is_last, "request {} samples if it runs its last token", seq.request);
+    }
+}

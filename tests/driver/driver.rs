@@ -1,0 +1,534 @@
+//! Driver of one core: delivers events, performs actions with the content oracle, and records all answers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use trunkline_core::{
+    Action, Config, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Stats, Step, StepResult,
+    StepSeq, Token, Transfer, Usage, WORKER_FAILURES_MAX,
+};
+
+use crate::oracle::OracleWorker;
+use crate::records::Known;
+
+/// Steps and copies after which a run counts as stuck.
+const ANSWERS_MAX: u32 = 200_000;
+
+/// Direction of a copy between device and host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device to the host.
+    Out,
+    /// From the host to the device.
+    In,
+}
+
+/// Source of the tokens that the worker samples.
+#[derive(Clone, Copy, Debug)]
+enum Answers {
+    /// Digest of all cells before the token.
+    Content,
+    /// Function from a request and n to its n-th output token.
+    Script(fn(u64, u32) -> Token),
+    /// Decided at each answer, in [`Driver::answer_with`].
+    Dictated,
+}
+
+/// Default output of scripted requests: no two requests generate the same tokens.
+fn own_tokens(id: u64, n: u32) -> Token {
+    1_000_000 + id as u32 * 10_000 + n
+}
+
+/// A core, its worker, time, and everything that was answered.
+pub struct Driver {
+    /// Core under test.
+    pub core: Core,
+    /// Worker with the contents of all cells.
+    pub worker: OracleWorker,
+    answers: Answers,
+    /// Time of the last event, nanoseconds.
+    pub now_ns: u64,
+    /// `true` while a worker is there.
+    pub joined: bool,
+    /// Steps in flight, oldest first. The worker has begun the first.
+    pub steps: VecDeque<Box<Step>>,
+    /// Copies in flight, in the order in which they began.
+    pub copies: Vec<Transfer>,
+    /// Emitted tokens with their requests, in order.
+    pub tokens: Vec<(u64, Token)>,
+    /// Ended requests, in order.
+    pub ends: Vec<(u64, FinishReason)>,
+    /// Usage of each ended request.
+    pub usages: BTreeMap<u64, Usage>,
+    /// Refused requests, in order.
+    pub refusals: Vec<(u64, Refusal)>,
+    /// Requests that the core gave back.
+    pub withdrawn: Vec<Request>,
+    /// Blocks dropped by each flush.
+    pub flushed: Vec<u32>,
+    /// Number of [`Action::Drained`].
+    pub drained: u32,
+    /// Number of [`Action::ResetWorker`].
+    pub resets: u32,
+    /// Copies that were in flight when the worker was lost.
+    pub lost_copies: u64,
+    /// Block table of each request in the last step that ran it.
+    pub tables: BTreeMap<u64, Vec<u32>>,
+    /// All requests that were submitted.
+    pub requests: BTreeMap<RequestId, Known>,
+    /// Requests that have no answer yet.
+    pub live: BTreeSet<RequestId>,
+    /// Workers lost, and requests that a worker could not compute.
+    blamed: (u32, BTreeSet<RequestId>),
+}
+
+impl Driver {
+    /// Creates a core whose worker has joined. No two requests generate the same tokens.
+    pub fn new(config: Config) -> Self {
+        let mut driver = Self::without_worker(config);
+        driver.join();
+        driver
+    }
+
+    /// Creates a core whose requests wait for [`Self::join`].
+    pub fn without_worker(config: Config) -> Self {
+        Self::with_answers(config, 1, Answers::Script(own_tokens))
+    }
+
+    /// Creates a core without a worker. Requests generate what the worker's cells say; `seed` decides which drafts are right.
+    pub fn with_content(config: Config, seed: u64) -> Self {
+        Self::with_answers(config, seed, Answers::Content)
+    }
+
+    /// Makes requests generate the tokens that `says` computes from their id and the number of tokens before.
+    #[must_use]
+    pub fn saying(self, says: fn(u64, u32) -> Token) -> Self {
+        Self { answers: Answers::Script(says), ..self }
+    }
+
+    /// Makes requests generate only what [`Self::answer_with`] dictates.
+    #[must_use]
+    pub fn dictated(self) -> Self {
+        Self { answers: Answers::Dictated, ..self }
+    }
+
+    fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
+        Self {
+            worker: OracleWorker::new(&config, seed),
+            core: Core::new(config).expect("the limits are within their ranges"),
+            answers,
+            now_ns: 0,
+            joined: false,
+            steps: VecDeque::new(),
+            copies: Vec::new(),
+            tokens: Vec::new(),
+            ends: Vec::new(),
+            usages: BTreeMap::new(),
+            refusals: Vec::new(),
+            withdrawn: Vec::new(),
+            flushed: Vec::new(),
+            drained: 0,
+            resets: 0,
+            lost_copies: 0,
+            tables: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            live: BTreeSet::new(),
+            blamed: (0, BTreeSet::new()),
+        }
+    }
+
+    // Events.
+
+    /// Delivers an event a nanosecond after the last one.
+    pub fn event(&mut self, event: Event) {
+        self.now_ns += 1;
+        self.deliver(event);
+    }
+
+    /// Delivers an event now, performs what the core answers, and checks the core.
+    ///
+    /// # Panics
+    /// If the core answers what it must not.
+    pub fn deliver(&mut self, event: Event) {
+        match &event {
+            Event::WorkerJoined => self.joined = true,
+            Event::WorkerLost => self.forget_worker(),
+            Event::Submit(request) => self.expect(request),
+            Event::Fail(id) => _ = self.blamed.1.insert(*id),
+            _ => {}
+        }
+        let mut actions = Vec::new();
+        self.core.handle(self.now_ns, event, &mut actions);
+        actions.into_iter().for_each(|action| self.perform(action));
+        self.check();
+    }
+
+    fn forget_worker(&mut self) {
+        self.blamed.0 += u32::from(std::mem::take(&mut self.joined));
+        self.worker.reset();
+        self.steps.clear();
+        self.lost_copies += self.copies.len() as u64;
+        self.copies.clear();
+    }
+
+    fn expect(&mut self, request: &Request) {
+        let id = request.id;
+        if self.live.contains(&id) {
+            return;
+        }
+        self.live.insert(id);
+        if self.requests.get(&id).is_some_and(|known| known.withdrawn && !known.is_answered()) {
+            return;
+        }
+        self.requests.insert(id, Known::new(request));
+        match self.answers {
+            Answers::Content => self.worker.expect(request),
+            Answers::Script(_) | Answers::Dictated => self.worker.expect_dictated(request),
+        }
+    }
+
+    /// Submits a request in the default namespace.
+    pub fn submit(&mut self, id: u64, prompt: Vec<Token>, max_tokens: u32) {
+        self.submit_request(Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens));
+    }
+
+    /// Submits a request, hashed unless it has hashes.
+    pub fn submit_request(&mut self, mut request: Request) {
+        if request.hashes.is_empty() {
+            request.hash_prompt(self.core.config().block_size);
+        }
+        self.event(Event::Submit(Box::new(request)));
+    }
+
+    /// Has the worker join.
+    pub fn join(&mut self) {
+        self.event(Event::WorkerJoined);
+    }
+
+    /// Loses the worker, with its cells, its steps and its copies.
+    pub fn lose_worker(&mut self) {
+        self.event(Event::WorkerLost);
+    }
+
+    /// Aborts a request.
+    pub fn abort(&mut self, id: u64) {
+        self.event(Event::Abort(RequestId(id)));
+    }
+
+    /// Aborts a request and ends the step that runs the request.
+    pub fn abort_now(&mut self, id: u64) {
+        self.abort(id);
+        if !self.has_ended(id) {
+            self.answer();
+        }
+        assert!(self.has_ended(id));
+    }
+
+    /// Evicts all idle blocks.
+    pub fn flush(&mut self) {
+        self.event(Event::FlushCache);
+    }
+
+    // Actions.
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::RunStep(step) => {
+                self.check_step(&step);
+                self.steps.push_back(step);
+                if self.steps.len() == 1 {
+                    self.begin_front();
+                }
+            }
+            Action::ResetWorker => {
+                self.resets += 1;
+                self.forget_worker();
+            }
+            Action::Transfer(transfer) => {
+                assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
+                self.worker.begin_transfer(&transfer);
+                self.copies.push(*transfer);
+            }
+            Action::Token { request, token } => {
+                let known = self.requests.get_mut(&request).expect("a token for a known request");
+                assert!(!known.is_answered(), "request {request} goes on after its end");
+                known.text.push(token);
+                self.tokens.push((request.0, token));
+            }
+            Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
+            Action::Refuse { request, refusal } => self.refuse(request, refusal),
+            Action::Withdrawn(request) => self.take_back(*request),
+            Action::Flushed { blocks } => self.flushed.push(blocks),
+            Action::Drained => {
+                assert!(self.live.is_empty(), "drained, and {:?} are not answered", self.live);
+                self.drained += 1;
+            }
+        }
+    }
+
+    fn finish(&mut self, id: RequestId, reason: FinishReason, usage: Usage) {
+        let known = self.requests.get_mut(&id).expect("the end of a known request");
+        assert!(!known.is_answered(), "request {id} ended twice");
+        known.end = Some(reason);
+        assert_eq!(usage.prompt_tokens as usize, known.request.prompt.len());
+        assert_eq!(usage.completion_tokens as usize, known.text.len());
+        let all_cached = known.withdrawn && !known.text.is_empty() && usage.cached_tokens == usage.prompt_tokens;
+        assert!(usage.cached_tokens < usage.prompt_tokens || all_cached, "the last token is always run");
+        let deadline_ns = known.request.deadline_ns;
+        match reason {
+            FinishReason::Timeout => assert!(deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
+            // A copy that fails costs time, not the request.
+            FinishReason::Error => assert!(self.blamed.0 >= WORKER_FAILURES_MAX || self.blamed.1.contains(&id)),
+            _ => {}
+        }
+        self.ends.push((id.0, reason));
+        self.usages.insert(id.0, usage);
+        self.answered(id);
+    }
+
+    fn refuse(&mut self, id: RequestId, refusal: Refusal) {
+        let is_duplicate = refusal == Refusal::DuplicateId;
+        self.refusals.push((id.0, refusal));
+        if is_duplicate {
+            return assert!(self.live.contains(&id), "request {id} is refused as a duplicate of nothing");
+        }
+        let known = self.requests.get_mut(&id).expect("the refusal of a known request");
+        assert!(known.text.is_empty() || known.withdrawn, "request {id} is refused after it ran");
+        assert!(!known.is_answered(), "request {id} is refused after its answer");
+        known.refused = true;
+        self.answered(id);
+    }
+
+    fn take_back(&mut self, request: Request) {
+        let known = self.requests.get_mut(&request.id).expect("a known request is given back");
+        assert!(!known.is_answered(), "request {} is given back after its end", request.id);
+        assert_eq!(
+            (&request.prompt, &request.generated),
+            (&known.request.prompt, &known.text),
+            "its tokens come along"
+        );
+        known.withdrawn = true;
+        self.live.remove(&request.id);
+        self.withdrawn.push(request);
+    }
+
+    fn answered(&mut self, id: RequestId) {
+        assert!(self.live.remove(&id));
+        self.worker.forget(id);
+    }
+
+    // The worker.
+
+    /// Has the worker begin the oldest step in flight.
+    pub fn begin_front(&mut self) {
+        let Some(step) = self.steps.front() else { return };
+        self.worker.begin_step(step);
+        for seq in &step.seqs {
+            self.tables.insert(seq.request.0, self.worker.table(seq).to_vec());
+        }
+    }
+
+    /// Has the worker end the oldest step in flight. The answer is not delivered, and the next step is not begun.
+    ///
+    /// # Panics
+    /// If no step is in flight, or answers are dictated.
+    pub fn end_step(&mut self) -> StepResult {
+        self.end_step_drafting(0)
+    }
+
+    fn end_step_drafting(&mut self, accepted: u32) -> StepResult {
+        match self.answers {
+            Answers::Content => self.end_front(OracleWorker::end_step),
+            Answers::Script(says) => self.end_front(|worker, step| {
+                let last = |seq: &StepSeq| seq.n_generated + accepted.min(seq.n_drafts);
+                worker
+                    .end_step_with(step, |seq| (seq.n_generated..=last(seq)).map(|n| says(seq.request.0, n)).collect())
+            }),
+            Answers::Dictated => panic!("the test dictates the answer"),
+        }
+    }
+
+    fn end_front(&mut self, end: impl FnOnce(&mut OracleWorker, &Step) -> StepResult) -> StepResult {
+        let step = self.steps.pop_front().expect("a step is in flight");
+        let result = end(&mut self.worker, &step);
+        self.core.recycle(step);
+        result
+    }
+
+    /// Begins the next step and delivers an answer to the last one.
+    fn deliver_answer(&mut self, result: StepResult) {
+        self.begin_front();
+        self.event(Event::StepFinished(result));
+    }
+
+    /// Ends the oldest step in flight. Scripted answers accept no draft.
+    pub fn answer(&mut self) {
+        self.answer_drafting(0);
+    }
+
+    /// Ends the oldest step in flight with this many drafts of each scripted sequence accepted.
+    pub fn answer_drafting(&mut self, accepted: u32) {
+        let result = self.end_step_drafting(accepted);
+        self.deliver_answer(result);
+    }
+
+    /// Ends the oldest step in flight. Every sequence that samples gets `token`.
+    pub fn answer_with(&mut self, token: Token) {
+        let result = self.end_front(|worker, step| worker.end_step_with(step, |_| vec![token]));
+        self.deliver_answer(result);
+    }
+
+    /// Ends steps until a condition holds. Copies in flight remain in flight.
+    pub fn answer_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        for _ in 0..ANSWERS_MAX {
+            if is_so(self) {
+                return;
+            }
+            self.answer();
+        }
+        panic!("it never came to be so");
+    }
+
+    /// Ends the copy at this position of [`Self::copies`].
+    pub fn finish_copy(&mut self, at: usize) {
+        self.end_copy(at, true);
+    }
+
+    /// Fails the copy at this position of [`Self::copies`].
+    pub fn fail_copy(&mut self, at: usize) {
+        self.end_copy(at, false);
+    }
+
+    /// Ends the copy at this position of [`Self::copies`], well or not.
+    pub fn end_copy(&mut self, at: usize, ok: bool) {
+        let id = self.copies.remove(at).id;
+        self.worker.end_transfer(id, ok);
+        self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
+    }
+
+    /// Ends steps and copies, a step and then the oldest copy, until none is in flight. Checks the text of every request.
+    pub fn run_to_end(&mut self) {
+        for _ in 0..ANSWERS_MAX {
+            if self.steps.is_empty() && self.copies.is_empty() {
+                return self.assert_texts();
+            }
+            if !self.steps.is_empty() {
+                self.answer();
+            }
+            if !self.copies.is_empty() {
+                self.finish_copy(0);
+            }
+        }
+        panic!("it never ended");
+    }
+
+    // Records.
+
+    /// Returns the oldest step in flight.
+    pub fn step(&self) -> Option<&Step> {
+        self.steps.front().map(|step| &**step)
+    }
+
+    /// Returns the sequences of the oldest step in flight.
+    pub fn seqs(&self) -> impl Iterator<Item = &StepSeq> {
+        self.step().into_iter().flat_map(|step| &step.seqs)
+    }
+
+    /// Returns the sequences of the oldest step in flight: (request, computed, tokens, samples).
+    pub fn running(&self) -> Vec<(u64, u32, u32, bool)> {
+        self.seqs().map(|seq| (seq.request.0, seq.computed, seq.n_tokens, seq.sample)).collect()
+    }
+
+    /// Returns the requests of the oldest step in flight.
+    pub fn ids(&self) -> Vec<u64> {
+        self.seqs().map(|seq| seq.request.0).collect()
+    }
+
+    /// Returns the core's counters.
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+
+    /// Returns the number of free or evictable blocks.
+    pub fn usable(&self) -> u32 {
+        let stats = self.stats();
+        stats.free_blocks + stats.idle_blocks
+    }
+
+    /// Returns the number of blocks that requests or copies use.
+    pub fn in_use(&self) -> u32 {
+        let stats = self.stats();
+        stats.held_blocks + stats.private_blocks + stats.moving_blocks
+    }
+
+    /// Returns `true` if every block of the device is free or evictable.
+    pub fn all_blocks_usable(&self) -> bool {
+        self.usable() == self.core.config().device_blocks
+    }
+
+    /// Returns the number of free blocks on the host.
+    pub fn host_free(&self) -> u32 {
+        self.stats().free_host_blocks
+    }
+
+    /// Returns `true` if a request has ended.
+    pub fn has_ended(&self, id: u64) -> bool {
+        self.reason(id).is_some()
+    }
+
+    /// Returns the reason for a request's end, if it has ended.
+    pub fn reason(&self, id: u64) -> Option<FinishReason> {
+        self.requests.get(&RequestId(id)).and_then(|known| known.end)
+    }
+
+    /// Returns the tokens that a request has generated.
+    pub fn said(&self, id: u64) -> &[Token] {
+        self.requests.get(&RequestId(id)).map_or(&[], |known| &known.text)
+    }
+
+    /// Returns the n-th output token that the script gives a request.
+    pub fn says(&self, id: u64, n: u32) -> Token {
+        self.script().expect("the answers are scripted")(id, n)
+    }
+
+    fn script(&self) -> Option<fn(u64, u32) -> Token> {
+        if let Answers::Script(says) = self.answers { Some(says) } else { None }
+    }
+
+    /// Returns the directions and block counts of the copies in flight between device and host.
+    pub fn moves(&self) -> Vec<(Direction, usize)> {
+        let direction = |copy: &Transfer| match (copy.from, copy.to) {
+            (Place::Device, Place::Host) => Direction::Out,
+            (Place::Host, Place::Device) => Direction::In,
+            (from, to) => panic!("a copy from {from:?} to {to:?}"),
+        };
+        self.copies.iter().map(|copy| (direction(copy), copy.pairs.len())).collect()
+    }
+
+    /// Asserts that every request has the text that it would have alone, or a beginning of it if it has not come to its end.
+    /// Dictated texts are not known in advance.
+    pub fn assert_texts(&self) {
+        if !matches!(self.answers, Answers::Dictated) {
+            self.requests.values().for_each(|known| known.assert_text(self.script()));
+        }
+    }
+
+    /// Asserts that exactly these requests ended with all their tokens, equal to the output of each request alone.
+    pub fn assert_all_said(&self, ids: impl IntoIterator<Item = u64>) {
+        let mut ended: Vec<u64> = self.ends.iter().map(|(id, _)| *id).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, ids.into_iter().collect::<Vec<_>>());
+        for (id, reason) in &self.ends {
+            assert_eq!(*reason, FinishReason::Length, "{id}");
+            assert_eq!(self.usages[id].completion_tokens as usize, self.said(*id).len(), "{id}");
+        }
+        self.assert_texts();
+    }
+
+    /// Asserts that no request is left and every block is usable again.
+    pub fn assert_empty(&self) {
+        let (stats, config) = (self.stats(), self.core.config());
+        assert_eq!((stats.waiting, stats.running, stats.swapped), (0, 0, 0));
+        assert_eq!((self.usable(), self.host_free()), (config.device_blocks, config.host_blocks));
+        assert!(self.steps.is_empty() && self.copies.is_empty());
+    }
+}

@@ -1,0 +1,16 @@
+//! Test driver of one core: time, steps and copies in flight, records of all answers, and a worker whose KV cells carry their
+//! contents.
+//!
+//! The worker is the **content oracle**. A cell of its cache holds a digest of the token and of everything before it, as read
+//! back from the cell before; a token it "samples" is computed from the last cell, or dictated by the test. So a wrong copy, a
+//! wrong merge, a write into a shared block, or the early reuse of a block changes the contents, and the right contents are
+//! known in advance. Cells are compared before each step, so that a fault shows where it is made and not where a text differs.
+//! Copies to and from the host take time, fail and end in any order, and nobody may be in their way.
+
+mod checks;
+mod driver;
+pub mod oracle;
+mod records;
+
+pub use driver::{Direction, Driver};
+pub use records::Known;
