@@ -168,11 +168,12 @@ fn sweep(cells: &[&Cell], folder: &Path, limit: usize, threads: usize) -> anyhow
 /// Prints the cells with their parameters, and the reason if a cell cannot run.
 fn list(cells: &[&Cell]) -> anyhow::Result<()> {
     let mut rows = table();
-    let knobs = cells.first().into_iter().flat_map(|cell| cell.knobs.iter().map(|(knob, _)| knob.as_str()));
-    rows.set_header(knobs.chain([""]));
+    let parameters =
+        cells.first().into_iter().flat_map(|cell| cell.parameters.iter().map(|(parameter, _)| parameter.as_str()));
+    rows.set_header(parameters.chain([""]));
     for cell in cells {
         let fault = cell.ready.as_ref().err().map_or(String::new(), |fault| format!("cannot be run: {fault}"));
-        rows.add_row(cell.knobs.iter().map(|(_, value)| value.clone()).chain([fault]));
+        rows.add_row(cell.parameters.iter().map(|(_, value)| value.clone()).chain([fault]));
     }
     print(&rows.trim_fmt())?;
     print(&format!("{} cells", cells.len()))

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_core_is_told_the_tenant() {
+    fn the_core_gets_the_tenant() {
         gated(|test, _gate| async move {
             let prompt = Some(proto::generate_request::Prompt::Text("x".into()));
             let tenant = "acme".to_owned();

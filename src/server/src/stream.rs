@@ -40,7 +40,7 @@ pub(crate) struct Generation {
 struct Stopping {
     stop: String,
     /// `true` once the core's queue took the stop. If the queue was full, the stop is sent again with the next output.
-    told: bool,
+    notified: bool,
 }
 
 impl Generation {
@@ -99,13 +99,13 @@ impl Generation {
     fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
         let may_stop = self.n_tokens >= self.min_tokens;
         if let Some(stop) = self.stops.push(text, may_stop, &mut chunk.text) {
-            self.stopping = Some(Stopping { stop, told: false });
+            self.stopping = Some(Stopping { stop, notified: false });
         }
     }
 
     fn tell_stop(&mut self) {
-        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| !stopping.told) {
-            stopping.told = self.submitted.stop();
+        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| !stopping.notified) {
+            stopping.notified = self.submitted.stop();
         }
     }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_a_stop_string_the_core_is_told_and_what_comes_is_dropped() {
+    async fn after_a_stop_string_the_core_is_notified_and_later_tokens_are_dropped() {
         let mut setup = setup(&["END"], 0);
         setup.say("abcE");
         assert_eq!(setup.chunk().await, (4, "abc".into()));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_is_told_of_the_stop_later() {
+    async fn a_full_queue_is_notified_of_the_stop_later() {
         let mut setup = setup(&["b"], 0);
         setup.driver.send(Command::Drain).unwrap();
         setup.say("ab");

@@ -1,4 +1,4 @@
-//! Turns points of a grid into replays. Each knob (parameter of the grid) is a flag of `replay`; meaning and allowed values
+//! Turns points of a grid into replays. Each parameter (parameter of the grid) is a flag of `replay`; meaning and allowed values
 //! are those of the flag.
 
 use std::collections::HashMap;
@@ -17,8 +17,8 @@ use crate::replay::input::Part;
 use crate::replay::{ReplayArgs, ReplayPlan};
 
 /// Flags that write files, or read something other than a trace.
-const NO_KNOBS: [&str; 6] = ["json", "requests", "html", "timeline", "timeline-window", "recorded"];
-/// Extensions of files that a knob may name.
+const NO_PARAMETERS: [&str; 6] = ["json", "requests", "html", "timeline", "timeline-window", "recorded"];
+/// Extensions of files that a parameter may name.
 const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
 
 /// Parser of the flags of `replay`.
@@ -34,8 +34,8 @@ pub(super) struct ReplayCli {
 pub(super) struct Cell {
     /// Hash of everything that affects the result.
     pub id: String,
-    /// Each knob and its value as in results, in the order of the file.
-    pub knobs: Vec<(String, String)>,
+    /// Each parameter and its value as in results, in the order of the file.
+    pub parameters: Vec<(String, String)>,
     /// Hash of the trace's bytes.
     pub trace_digest: String,
     /// Replay to run, or the reason why it cannot run.
@@ -62,10 +62,10 @@ struct Fault {
 /// Returns all cells, in the order of the spec.
 ///
 /// # Errors
-/// If a knob is unknown, or a value is wrong by itself. Values that only contradict each other make a cell that fails.
+/// If a parameter is unknown, or a value is wrong by itself. Values that only contradict each other make a cell that fails.
 pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
     let file = spec.path.display();
-    check_knobs(spec).with_context(|| format!("sweep {file}"))?;
+    check_parameters(spec).with_context(|| format!("sweep {file}"))?;
     let folder = spec.path.parent().unwrap_or(Path::new(""));
     let mut digests = HashMap::new();
     let mut cells = Vec::new();
@@ -79,36 +79,38 @@ pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
             None => digests.entry(trace.clone()).or_insert(digest(&trace)?).clone(),
         };
         let ready = ready(&point, &trace, folder);
-        let knobs = point.iter().map(|(knob, setting)| (knob.to_string(), setting.label())).collect();
+        let parameters = point.iter().map(|(parameter, setting)| (parameter.to_string(), setting.label())).collect();
         let id = identity(&point, &digest, ready.as_ref().ok());
         faults.push(ready.as_ref().err().cloned());
-        cells.push(Cell { id, knobs, trace_digest: digest, ready: ready.map_err(|fault| fault.message) });
+        cells.push(Cell { id, parameters, trace_digest: digest, ready: ready.map_err(|fault| fault.message) });
     }
     blame(spec, folder, &faults).with_context(|| format!("sweep {file}"))?;
     Ok(cells)
 }
 
-/// Checks that every knob is a flag that affects a replay, and that flags with and without a value are used as such.
-fn check_knobs(spec: &Spec) -> anyhow::Result<()> {
+/// Checks that every parameter is a flag that affects a replay, and that flags with and without a value are used as such.
+fn check_parameters(spec: &Spec) -> anyhow::Result<()> {
     let replay = ReplayArgs::augment_args(Command::new("replay"));
     let flags: HashMap<&str, bool> = replay
         .get_arguments()
         .filter_map(|flag| Some((flag.get_long()?, matches!(flag.get_action(), ArgAction::SetTrue))))
         .collect();
-    for (section, knob) in spec.knobs() {
-        if NO_KNOBS.contains(&knob) {
-            bail!("{section}.{knob} is no knob: --{knob} decides what a replay writes or reads, not how it runs");
+    for (section, parameter) in spec.parameters() {
+        if NO_PARAMETERS.contains(&parameter) {
+            bail!(
+                "{section}.{parameter} is no knob: --{parameter} decides what a replay writes or reads, not how it runs"
+            );
         }
-        if knob != TRACE && !flags.contains_key(knob) {
-            let mut known: Vec<&str> = flags.keys().copied().filter(|flag| !NO_KNOBS.contains(flag)).collect();
+        if parameter != TRACE && !flags.contains_key(parameter) {
+            let mut known: Vec<&str> = flags.keys().copied().filter(|flag| !NO_PARAMETERS.contains(flag)).collect();
             known.sort_unstable();
-            bail!("unknown knob {section}.{knob}; there are: {TRACE}, {}", known.join(", "));
+            bail!("unknown knob {section}.{parameter}; there are: {TRACE}, {}", known.join(", "));
         }
     }
     for axis in &spec.axes {
-        for (knob, setting) in axis.steps.iter().flat_map(|step| axis.knobs.iter().zip(step)) {
-            let place = format!("{}.{knob}", axis.section);
-            match (flags.get(knob.as_str()), setting) {
+        for (parameter, setting) in axis.steps.iter().flat_map(|step| axis.parameters.iter().zip(step)) {
+            let place = format!("{}.{parameter}", axis.section);
+            match (flags.get(parameter.as_str()), setting) {
                 (_, Setting::Off) | (Some(true), Setting::On) | (Some(false) | None, Setting::Values(_)) => {}
                 (Some(true), Setting::Values(_)) => bail!("{place} is '{}'; give true or false", setting.label()),
                 (Some(false) | None, Setting::On) => {
@@ -121,7 +123,7 @@ fn check_knobs(spec: &Spec) -> anyhow::Result<()> {
 }
 
 fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
-    match point.iter().find(|(knob, _)| *knob == TRACE) {
+    match point.iter().find(|(parameter, _)| *parameter == TRACE) {
         Some((_, Setting::Values(values))) if values.len() == 1 => Ok(&values[0]),
         _ => bail!("trace must be one file, or a list of files"),
     }
@@ -130,12 +132,12 @@ fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
 /// Returns the command line of `replay` for a point.
 fn words(point: &Point<'_>, trace: &Path, folder: &Path) -> Vec<String> {
     let mut words = vec!["replay".to_string()];
-    for (knob, setting) in point.iter().filter(|(knob, _)| *knob != TRACE) {
+    for (parameter, setting) in point.iter().filter(|(parameter, _)| *parameter != TRACE) {
         match setting {
             Setting::Off => {}
-            Setting::On => words.push(format!("--{knob}")),
+            Setting::On => words.push(format!("--{parameter}")),
             Setting::Values(values) => {
-                words.extend(values.iter().map(|value| format!("--{knob}={}", in_folder(value, folder))));
+                words.extend(values.iter().map(|value| format!("--{parameter}={}", in_folder(value, folder))));
             }
         }
     }
@@ -182,18 +184,18 @@ fn blame(spec: &Spec, folder: &Path, faults: &[Option<Fault>]) -> anyhow::Result
     let mut stride = faults.len();
     for axis in &spec.axes {
         stride /= axis.steps.len();
-        for (step, (at, knob)) in
-            (0..axis.steps.len()).flat_map(|step| axis.knobs.iter().enumerate().map(move |it| (step, it)))
+        for (step, (at, parameter)) in
+            (0..axis.steps.len()).flat_map(|step| axis.parameters.iter().enumerate().map(move |it| (step, it)))
         {
             let setting = &axis.steps[step][at];
             let with_it = |cell: usize| axis.steps[cell / stride % axis.steps.len()][at] == *setting;
             let of = faults.iter().enumerate().filter(|(cell, _)| with_it(*cell)).map(|(_, fault)| fault);
-            let Some(message) = shared(of).filter(|_| knob != TRACE && *setting != Setting::Off) else {
+            let Some(message) = shared(of).filter(|_| parameter != TRACE && *setting != Setting::Off) else {
                 continue;
             };
-            let alone = ready(&vec![(knob.as_str(), setting)], Path::new(TRACE), folder);
+            let alone = ready(&vec![(parameter.as_str(), setting)], Path::new(TRACE), folder);
             if alone.is_err_and(|fault| fault.message == message) {
-                bail!("{}.{knob} = '{}': {message}", axis.section, setting.label());
+                bail!("{}.{parameter} = '{}': {message}", axis.section, setting.label());
             }
         }
     }
@@ -214,8 +216,8 @@ fn shared<'a>(mut of: impl Iterator<Item = &'a Option<Fault>>) -> Option<&'a str
 /// hardware file counts by content), and the version of this program.
 fn identity(point: &Point<'_>, trace_digest: &str, ready: Option<&Ready>) -> String {
     let mut flags: Vec<_> =
-        point.iter().filter(|(knob, setting)| *knob != TRACE && **setting != Setting::Off).collect();
-    flags.sort_by_key(|(knob, _)| *knob);
+        point.iter().filter(|(parameter, setting)| *parameter != TRACE && **setting != Setting::Off).collect();
+    flags.sort_by_key(|(parameter, _)| *parameter);
     let settings = ready.map(|ready| format!("{:?}", ready.settings));
     let whole = format!("{}\n{trace_digest}\n{flags:?}\n{settings:?}", env!("CARGO_PKG_VERSION"));
     let mut hash = Xxh3::new();

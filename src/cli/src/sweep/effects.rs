@@ -9,11 +9,11 @@ use super::join::Row;
 /// Effect of one value of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Effect {
-    /// Values of the knobs of the axis.
+    /// Values of the parameters of the axis.
     pub value: Vec<String>,
     /// Cells with this value.
     pub cells: usize,
-    /// Mean of the figure over these cells, with any values of other knobs.
+    /// Mean of the figure over these cells, with any values of other parameters.
     pub mean: f64,
     /// Comparison with the first value of the axis.
     pub paired: Option<Paired>,
@@ -30,14 +30,16 @@ pub(super) struct Paired {
     pub base: f64,
 }
 
-/// Returns the effect of each value of the knobs `axis` on a figure, in order of first appearance. Rows without the figure
+/// Returns the effect of each value of the parameters `axis` on a figure, in order of first appearance. Rows without the figure
 /// are left out.
 pub(super) fn effects(rows: &[&Row], axis: &[usize], figure: impl Fn(&Row) -> Option<f64>) -> Vec<Effect> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for (row, x) in rows.iter().filter_map(|row| Some((row, figure(row)?))) {
-        let value: Vec<&str> = axis.iter().map(|knob| row.value(*knob)).collect();
-        let rest: Vec<&str> =
-            (0..row.values.len()).filter(|knob| !axis.contains(knob)).map(|knob| row.value(knob)).collect();
+        let value: Vec<&str> = axis.iter().map(|parameter| row.value(*parameter)).collect();
+        let rest: Vec<&str> = (0..row.values.len())
+            .filter(|parameter| !axis.contains(parameter))
+            .map(|parameter| row.value(parameter))
+            .collect();
         match groups.iter_mut().find(|(known, _)| *known == value) {
             Some((_, members)) => members.push((rest, x)),
             None => groups.push((value, vec![(rest, x)])),
@@ -48,7 +50,7 @@ pub(super) fn effects(rows: &[&Row], axis: &[usize], figure: impl Fn(&Row) -> Op
     groups.iter().enumerate().map(|(at, (value, members))| effect(at == 0, &first, value, members)).collect()
 }
 
-/// A value, with the other knobs and the figure of each cell.
+/// A value, with the other parameters and the figure of each cell.
 type Group<'a> = (Vec<&'a str>, Vec<(Vec<&'a str>, f64)>);
 
 fn effect(is_first: bool, first: &HashMap<&[&str], f64>, value: &[&str], members: &[(Vec<&str>, f64)]) -> Effect {

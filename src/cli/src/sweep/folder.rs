@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `sweep.json` | the plan: the grid's text, axes, and all cells |
-//! | `cells/ID.parquet` | one row: the knobs of a cell, and its figures or its error |
+//! | `cells/ID.parquet` | one row: the parameters of a cell, and its figures or its error |
 //!
 //! Files are written under a temporary name and then renamed: readers see all of a file or none, and shards may share a
 //! folder.
@@ -21,15 +21,15 @@ use trunkline_sim_report::{Report, figures};
 use super::cells::Cell;
 use super::spec::Spec;
 
-/// Prefix of the columns of knobs.
-pub(super) const KNOB: &str = "knob.";
+/// Prefix of the columns of parameters.
+pub(super) const PARAMETER: &str = "knob.";
 /// Status of a cell with figures.
 pub(super) const OK: &str = "ok";
 /// Status of a cell that failed.
 pub(super) const FAILED: &str = "failed";
 /// Description of the rows, in the footer of each file.
 const ABOUT: [(&str, &str); 1] = [("trunkline.rows", "a cell of a sweep each; times in seconds")];
-/// Columns before those of the knobs, and `true` for those that may be empty.
+/// Columns before those of the parameters, and `true` for those that may be empty.
 const BEFORE: [(&str, bool); 5] =
     [("cell", false), ("status", false), ("error", true), ("version", false), ("trace_digest", false)];
 
@@ -40,10 +40,11 @@ pub(super) struct Plan {
     pub version: String,
     /// Text of the grid's file.
     pub spec: String,
-    /// Knobs of each axis with more than one step.
+    /// Parameters of each axis with more than one step.
     pub axes: Vec<Vec<String>>,
-    /// All knobs, in the order of the spec.
-    pub knobs: Vec<String>,
+    /// All parameters, in the order of the spec.
+    #[serde(rename = "knobs")]
+    pub parameters: Vec<String>,
     pub cells: Vec<Planned>,
 }
 
@@ -51,7 +52,7 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Planned {
     pub id: String,
-    /// A value for each of [`Plan::knobs`].
+    /// A value for each of [`Plan::parameters`].
     pub values: Vec<String>,
 }
 
@@ -59,14 +60,14 @@ impl Plan {
     pub fn of(spec: &Spec, cells: &[Cell]) -> Self {
         let planned = |cell: &Cell| Planned {
             id: cell.id.clone(),
-            values: cell.knobs.iter().map(|(_, value)| value.clone()).collect(),
+            values: cell.parameters.iter().map(|(_, value)| value.clone()).collect(),
         };
         let varied = spec.axes.iter().filter(|axis| axis.steps.len() > 1);
         Self {
             version: env!("CARGO_PKG_VERSION").into(),
             spec: spec.text.clone(),
-            axes: varied.map(|axis| axis.knobs.clone()).collect(),
-            knobs: spec.knobs().map(|(_, knob)| knob.to_string()).collect(),
+            axes: varied.map(|axis| axis.parameters.clone()).collect(),
+            parameters: spec.parameters().map(|(_, parameter)| parameter.to_string()).collect(),
             cells: cells.iter().map(planned).collect(),
         }
     }
@@ -132,28 +133,32 @@ pub(super) fn has(folder: &Path, cell: &Cell) -> bool {
 /// If the file cannot be written.
 pub(super) fn write(folder: &Path, cell: &Cell, result: &Result<Report, String>) -> anyhow::Result<()> {
     let path = path(folder, &cell.id);
-    let knobs: Vec<&str> = cell.knobs.iter().map(|(knob, _)| knob.as_str()).collect();
+    let parameters: Vec<&str> = cell.parameters.iter().map(|(parameter, _)| parameter.as_str()).collect();
     let text = |text: &str| Value::Text(text.into());
     let (status, error) = match result {
         Ok(_) => (OK, Value::None),
         Err(message) => (FAILED, text(message)),
     };
     let mut row = vec![text(&cell.id), text(status), error, text(env!("CARGO_PKG_VERSION")), text(&cell.trace_digest)];
-    row.extend(cell.knobs.iter().map(|(_, value)| text(value)));
+    row.extend(cell.parameters.iter().map(|(_, value)| text(value)));
     match result {
         Ok(report) => row.extend(figures::row(report)),
         Err(_) => row.resize(row.len() + figures::columns().len(), Value::None),
     }
-    let write = |to: &Path| push(ColumnWriter::create_small(to, schema(&knobs), &ABOUT)?, [row]);
+    let write = |to: &Path| push(ColumnWriter::create_small(to, schema(&parameters), &ABOUT)?, [row]);
     replace(&path, write).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes rows with these knobs to one file.
+/// Writes rows with these parameters to one file.
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(super) fn write_rows(to: &Path, knobs: &[&str], rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
-    push(ColumnWriter::create(to, schema(knobs), &ABOUT)?, rows)
+pub(super) fn write_rows(
+    to: &Path,
+    parameters: &[&str],
+    rows: impl IntoIterator<Item = Vec<Value>>,
+) -> anyhow::Result<()> {
+    push(ColumnWriter::create(to, schema(parameters), &ABOUT)?, rows)
 }
 
 fn push(mut writer: ColumnWriter, rows: impl IntoIterator<Item = Vec<Value>>) -> anyhow::Result<()> {
@@ -163,11 +168,11 @@ fn push(mut writer: ColumnWriter, rows: impl IntoIterator<Item = Vec<Value>>) ->
     Ok(writer.finish()?)
 }
 
-/// Returns the columns of rows with these knobs. A knob may be empty where rows of several sweeps are joined.
-pub(super) fn schema(knobs: &[&str]) -> Vec<Column> {
+/// Returns the columns of rows with these parameters. A parameter may be empty where rows of several sweeps are joined.
+pub(super) fn schema(parameters: &[&str]) -> Vec<Column> {
     let before = BEFORE.iter().map(|(name, optional)| Column { optional: *optional, ..Column::new(*name, Kind::Text) });
-    let knobs = knobs.iter().map(|knob| Column::optional(format!("{KNOB}{knob}"), Kind::Text));
-    before.chain(knobs).chain(figures::columns().into_iter().map(|(column, _)| column)).collect()
+    let parameters = parameters.iter().map(|parameter| Column::optional(format!("{PARAMETER}{parameter}"), Kind::Text));
+    before.chain(parameters).chain(figures::columns().into_iter().map(|(column, _)| column)).collect()
 }
 
 /// Reads all rows of a file.

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use trunkline_sim_perf::columns::{Cell as Value, Columns};
 use trunkline_sim_report::figures;
 
-use super::folder::{self, KNOB, OK, Plan};
+use super::folder::{self, OK, PARAMETER, Plan};
 
 /// Result of one cell.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub(super) struct Row {
     pub error: Option<String>,
     pub version: String,
     pub trace_digest: String,
-    /// Values of [`Joined::knobs`]; `None` for knobs that the cell's sweep does not name.
+    /// Values of [`Joined::parameters`]; `None` for parameters that the cell's sweep does not name.
     pub values: Vec<Option<String>>,
     /// Values of [`figures::columns`].
     pub figures: Vec<Value>,
@@ -31,20 +31,20 @@ impl Row {
         self.status == OK
     }
 
-    /// Returns the value of knob number `knob`, for tables.
-    pub fn value(&self, knob: usize) -> &str {
-        self.values[knob].as_deref().unwrap_or("-")
+    /// Returns the value of parameter number `parameter`, for tables.
+    pub fn value(&self, parameter: usize) -> &str {
+        self.values[parameter].as_deref().unwrap_or("-")
     }
 }
 
 /// Results of one or more sweeps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Joined {
-    pub knobs: Vec<String>,
-    /// Indexes of the knobs that vary, grouped by axis.
+    pub parameters: Vec<String>,
+    /// Indexes of the parameters that vary, grouped by axis.
     pub axes: Vec<Vec<usize>>,
     pub rows: Vec<Row>,
-    /// Knobs of the planned cells without a result.
+    /// Parameters of the planned cells without a result.
     pub missing: Vec<Vec<Option<String>>>,
     /// Number of rows in no plan, from another version or another spec.
     pub strays: usize,
@@ -87,7 +87,7 @@ fn files(path: &Path, planned: bool) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A row of a file, with knobs by name.
+/// A row of a file, with parameters by name.
 type Loose = (Row, Vec<(String, Option<String>)>);
 
 fn read(file: &Path) -> anyhow::Result<Vec<Loose>> {
@@ -98,7 +98,8 @@ fn read(file: &Path) -> anyhow::Result<Vec<Loose>> {
 fn row(columns: &Columns, at: usize) -> Loose {
     let cell = |name: &str| columns.column(name).map_or(Value::None, |column| column[at].clone());
     let text = |name: &str| cell(name).text().map(String::from);
-    let knobs = columns.names.iter().filter_map(|name| Some((name.strip_prefix(KNOB)?.to_string(), text(name))));
+    let parameters =
+        columns.names.iter().filter_map(|name| Some((name.strip_prefix(PARAMETER)?.to_string(), text(name))));
     let row = Row {
         id: text("cell").unwrap_or_default(),
         status: text("status").unwrap_or_default(),
@@ -108,20 +109,21 @@ fn row(columns: &Columns, at: usize) -> Loose {
         values: Vec::new(),
         figures: figures::columns().iter().map(|(column, _)| cell(&column.name)).collect(),
     };
-    (row, knobs.collect())
+    (row, parameters.collect())
 }
 
 fn join(plans: &[Plan], planned_rows: Vec<Loose>, other_rows: Vec<Loose>) -> Joined {
-    let mut knobs: Vec<String> = Vec::new();
-    let named = plans.iter().flat_map(|plan| plan.knobs.iter());
-    let found = other_rows.iter().flat_map(|(_, knobs)| knobs.iter().map(|(knob, _)| knob));
-    for knob in named.chain(found) {
-        if !knobs.contains(knob) {
-            knobs.push(knob.clone());
+    let mut parameters: Vec<String> = Vec::new();
+    let named = plans.iter().flat_map(|plan| plan.parameters.iter());
+    let found = other_rows.iter().flat_map(|(_, parameters)| parameters.iter().map(|(parameter, _)| parameter));
+    for parameter in named.chain(found) {
+        if !parameters.contains(parameter) {
+            parameters.push(parameter.clone());
         }
     }
-    let values =
-        |of: &HashMap<&str, Option<String>>| knobs.iter().map(|it| of.get(it.as_str()).cloned().flatten()).collect();
+    let values = |of: &HashMap<&str, Option<String>>| {
+        parameters.iter().map(|it| of.get(it.as_str()).cloned().flatten()).collect()
+    };
 
     let mut joined = Joined::default();
     let mut by_id: HashMap<String, Row> = HashMap::new();
@@ -134,7 +136,7 @@ fn join(plans: &[Plan], planned_rows: Vec<Loose>, other_rows: Vec<Loose>) -> Joi
     let mut seen = HashSet::new();
     for plan in plans {
         for cell in plan.cells.iter() {
-            let of = plan.knobs.iter().map(String::as_str).zip(cell.values.iter().cloned().map(Some)).collect();
+            let of = plan.parameters.iter().map(String::as_str).zip(cell.values.iter().cloned().map(Some)).collect();
             let values: Vec<Option<String>> = values(&of);
             // Shards have the same plan each.
             if !seen.insert((cell.id.clone(), values.clone())) {
@@ -150,7 +152,7 @@ fn join(plans: &[Plan], planned_rows: Vec<Loose>, other_rows: Vec<Loose>) -> Joi
     joined.strays = by_id.keys().filter(|id| !planned.contains(id.as_str())).count();
     let mut others: HashMap<_, Row> = HashMap::new();
     for (row, of) in other_rows {
-        let of = of.iter().map(|(knob, value)| (knob.as_str(), value.clone())).collect();
+        let of = of.iter().map(|(parameter, value)| (parameter.as_str(), value.clone())).collect();
         let row = Row { values: values(&of), ..row };
         let known = others.entry((row.id.clone(), row.values.clone())).or_insert_with(|| row.clone());
         if !known.ok() {
@@ -162,19 +164,20 @@ fn join(plans: &[Plan], planned_rows: Vec<Loose>, other_rows: Vec<Loose>) -> Joi
     others.sort_by(|a, b| order(&a.values, &b.values).then_with(|| a.id.cmp(&b.id)));
     joined.rows.extend(others);
     let cells = joined.rows.iter().map(|row| &row.values).chain(&joined.missing);
-    joined.axes = axes(plans, &knobs, &cells.collect::<Vec<_>>());
-    joined.knobs = knobs;
+    joined.axes = axes(plans, &parameters, &cells.collect::<Vec<_>>());
+    joined.parameters = parameters;
     joined
 }
 
-/// Returns the knobs that vary among `cells`, grouped by axis as in the plans.
-fn axes(plans: &[Plan], knobs: &[String], cells: &[&Vec<Option<String>>]) -> Vec<Vec<usize>> {
-    let varies = |knob: &usize| cells.iter().any(|values| values[*knob] != cells[0][*knob]);
-    let mut left: Vec<usize> = (0..knobs.len()).filter(varies).collect();
+/// Returns the parameters that vary among `cells`, grouped by axis as in the plans.
+fn axes(plans: &[Plan], parameters: &[String], cells: &[&Vec<Option<String>>]) -> Vec<Vec<usize>> {
+    let varies = |parameter: &usize| cells.iter().any(|values| values[*parameter] != cells[0][*parameter]);
+    let mut left: Vec<usize> = (0..parameters.len()).filter(varies).collect();
     let mut axes = Vec::new();
-    while let Some(knob) = left.first().copied() {
-        let together = plans.iter().flat_map(|plan| &plan.axes).find(|axis| axis.contains(&knobs[knob]));
-        let is_of = |other: &usize| *other == knob || together.is_some_and(|axis| axis.contains(&knobs[*other]));
+    while let Some(parameter) = left.first().copied() {
+        let together = plans.iter().flat_map(|plan| &plan.axes).find(|axis| axis.contains(&parameters[parameter]));
+        let is_of =
+            |other: &usize| *other == parameter || together.is_some_and(|axis| axis.contains(&parameters[*other]));
         axes.push(left.iter().copied().filter(is_of).collect());
         left.retain(|other| !is_of(other));
     }

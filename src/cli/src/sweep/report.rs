@@ -107,7 +107,7 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let (metrics, pareto) = (find(&args.metrics)?, find(&args.pareto)?);
     let sort = args.sort.as_deref().map(Metric::find).transpose()?;
     let joined = join::load(&args.paths)?;
-    let by = args.by.iter().map(|knob| knob_at(&joined, knob)).collect::<anyhow::Result<Vec<_>>>()?;
+    let by = args.by.iter().map(|parameter| parameter_at(&joined, parameter)).collect::<anyhow::Result<Vec<_>>>()?;
     if let Some(to) = &args.csv {
         fs::write(to, csv(&joined)).with_context(|| format!("cannot write {}", to.display()))?;
     }
@@ -120,9 +120,9 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     print(&text(&joined, &metrics, sort.as_ref(), &by, &pareto)?)
 }
 
-fn knob_at(joined: &Joined, knob: &str) -> anyhow::Result<usize> {
-    let at = joined.knobs.iter().position(|known| known == knob);
-    at.with_context(|| format!("unknown knob '{knob}'; there are: {}", joined.knobs.join(", ")))
+fn parameter_at(joined: &Joined, parameter: &str) -> anyhow::Result<usize> {
+    let at = joined.parameters.iter().position(|known| known == parameter);
+    at.with_context(|| format!("unknown knob '{parameter}'; there are: {}", joined.parameters.join(", ")))
 }
 
 /// Returns all tables as text.
@@ -150,7 +150,7 @@ pub(super) fn text(
     }
     if !ok.is_empty() {
         parts.push(cells(joined, lines(&rows, &shown, &metrics, !by.is_empty()), &shown, &metrics, sort).trim_fmt());
-        let of_interest = |axis: &&Vec<usize>| by.is_empty() || axis.iter().any(|knob| by.contains(knob));
+        let of_interest = |axis: &&Vec<usize>| by.is_empty() || axis.iter().any(|parameter| by.contains(parameter));
         for axis in joined.axes.iter().filter(of_interest) {
             parts.push(effect_table(joined, &ok, axis, &metrics).trim_fmt());
         }
@@ -180,9 +180,10 @@ fn facts(joined: &Joined) -> String {
         let strays = format!("{} rows of other versions or specs", grouped(joined.strays as u64));
         facts.add_row(["left out", &strays]);
     }
-    for (knob, name) in joined.knobs.iter().enumerate().filter(|(at, _)| !joined.axes.iter().any(|it| it.contains(at)))
+    for (parameter, name) in
+        joined.parameters.iter().enumerate().filter(|(at, _)| !joined.axes.iter().any(|it| it.contains(at)))
     {
-        facts.add_row([name.as_str(), joined.rows[0].value(knob)]);
+        facts.add_row([name.as_str(), joined.rows[0].value(parameter)]);
     }
     facts.trim_fmt()
 }
@@ -200,16 +201,16 @@ fn on_front<'a>(rows: &[&'a Row], a: &Metric, b: &Metric) -> anyhow::Result<Vec<
     Ok(both.into_iter().zip(kept).filter(|(_, kept)| *kept).map(|((row, _), _)| row).collect())
 }
 
-/// A line of the table: knobs, number of cells averaged, figures.
+/// A line of the table: parameters, number of cells averaged, figures.
 struct Line {
     values: Vec<String>,
     cells: usize,
     figures: Vec<Option<f64>>,
 }
 
-/// Returns a line for each row, or for each set of values of the knobs shown.
+/// Returns a line for each row, or for each set of values of the parameters shown.
 fn lines(rows: &[&Row], shown: &[usize], metrics: &[Metric], grouped: bool) -> Vec<Line> {
-    let values = |row: &Row| shown.iter().map(|knob| row.value(*knob).to_string()).collect::<Vec<_>>();
+    let values = |row: &Row| shown.iter().map(|parameter| row.value(*parameter).to_string()).collect::<Vec<_>>();
     let mut groups: Vec<(Vec<String>, Vec<&Row>)> = Vec::new();
     for row in rows {
         let value = values(row);
@@ -239,7 +240,7 @@ fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metr
     }
     let means = lines.iter().any(|line| line.cells > 1);
     let mut table = table();
-    let mut header: Vec<&str> = shown.iter().map(|knob| joined.knobs[*knob].as_str()).collect();
+    let mut header: Vec<&str> = shown.iter().map(|parameter| joined.parameters[*parameter].as_str()).collect();
     header.extend(means.then_some("cells"));
     header.extend(metrics.iter().map(|metric| metric.name.as_str()));
     table.set_header(header);
@@ -264,7 +265,8 @@ fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metr
 /// Returns the table of the effect of each value of an axis on each figure.
 fn effect_table(joined: &Joined, rows: &[&Row], axis: &[usize], metrics: &[Metric]) -> Table {
     let mut table = table();
-    let mut header: Vec<String> = axis.iter().map(|knob| format!("mean by {}", joined.knobs[*knob])).collect();
+    let mut header: Vec<String> =
+        axis.iter().map(|parameter| format!("mean by {}", joined.parameters[*parameter])).collect();
     header.push("cells".into());
     header.extend(metrics.iter().flat_map(|metric| [metric.name.clone(), "paired".into()]));
     table.set_header(header);
@@ -294,9 +296,11 @@ fn paired(effect: &Effect) -> String {
     }
 }
 
-/// Returns the knobs of one cell that vary.
+/// Returns the parameters of one cell that vary.
 fn name(joined: &Joined, values: &[Option<String>]) -> String {
-    let of = |knob: &usize| format!("{}={}", joined.knobs[*knob], values[*knob].as_deref().unwrap_or("-"));
+    let of = |parameter: &usize| {
+        format!("{}={}", joined.parameters[*parameter], values[*parameter].as_deref().unwrap_or("-"))
+    };
     joined.axes.iter().flatten().map(of).collect::<Vec<_>>().join(" ")
 }
 
@@ -323,13 +327,13 @@ fn cells_of(row: &Row) -> Vec<Value> {
 }
 
 fn write_parquet(joined: &Joined, to: &Path) -> anyhow::Result<()> {
-    let knobs: Vec<&str> = joined.knobs.iter().map(String::as_str).collect();
-    folder::write_rows(to, &knobs, joined.rows.iter().map(cells_of))
+    let parameters: Vec<&str> = joined.parameters.iter().map(String::as_str).collect();
+    folder::write_rows(to, &parameters, joined.rows.iter().map(cells_of))
 }
 
 fn columns(joined: &Joined) -> Vec<String> {
-    let knobs: Vec<&str> = joined.knobs.iter().map(String::as_str).collect();
-    folder::schema(&knobs).into_iter().map(|column| column.name).collect()
+    let parameters: Vec<&str> = joined.parameters.iter().map(String::as_str).collect();
+    folder::schema(&parameters).into_iter().map(|column| column.name).collect()
 }
 
 /// Formats the columns of the Parquet file as CSV. Fields with a comma, a quote or a line end are quoted.

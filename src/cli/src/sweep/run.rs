@@ -153,46 +153,47 @@ struct Progress {
     lines: bool,
     cells: usize,
     ended: AtomicUsize,
-    /// Indexes of the knobs that differ between cells, for labels.
+    /// Indexes of the parameters that differ between cells, for labels.
     varied: Vec<bool>,
 }
 
 impl Progress {
     fn new(all: &[&Cell]) -> Self {
         let cells = all.len();
-        let knobs = all.first().map_or(0, |cell| cell.knobs.len());
-        let varies = |knob: usize| all.iter().any(|cell| cell.knobs[knob].1 != all[0].knobs[knob].1);
+        let parameters = all.first().map_or(0, |cell| cell.parameters.len());
+        let varies =
+            |parameter: usize| all.iter().any(|cell| cell.parameters[parameter].1 != all[0].parameters[parameter].1);
         let lines = !stderr().is_terminal();
         let target = if lines { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(cells as u64 * PARTS), target);
         let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg}, {eta} left");
         bar.set_style(style.expect("the template is right"));
         bar.set_message(format!("0 of {cells} cells"));
-        Self { bar, lines, cells, ended: AtomicUsize::new(0), varied: (0..knobs).map(varies).collect() }
+        Self { bar, lines, cells, ended: AtomicUsize::new(0), varied: (0..parameters).map(varies).collect() }
     }
 
     fn ended(&self, cell: &Cell, result: &Result<Report, String>) {
         let ended = self.ended.fetch_add(1, Ordering::Relaxed) + 1;
         self.bar.set_message(format!("{ended} of {} cells", self.cells));
-        let told = match result {
+        let line = match result {
             Ok(report) => format!("{:.1} s", report.wall_s),
             Err(message) => format!("failed: {message}"),
         };
-        let told = format!("{}: {told}", self.name(cell));
+        let line = format!("{}: {line}", self.name(cell));
         if self.lines {
             let left = self.bar.elapsed().mul_f64((self.cells - ended) as f64 / ended as f64);
             let left =
                 if ended == self.cells { String::new() } else { format!(", about {} left", HumanDuration(left)) };
-            eprintln!("{ended} of {} cells{left}: {told}", self.cells);
+            eprintln!("{ended} of {} cells{left}: {line}", self.cells);
         } else if result.is_err() {
-            self.bar.println(told);
+            self.bar.println(line);
         }
     }
 
-    /// Returns a label of a cell: its values of the knobs that differ.
+    /// Returns a label of a cell: its values of the parameters that differ.
     fn name(&self, cell: &Cell) -> String {
-        let named = cell.knobs.iter().zip(&self.varied).filter(|(_, varied)| **varied);
-        let name = named.map(|((knob, value), _)| format!("{knob}={value}")).collect::<Vec<_>>().join(" ");
+        let named = cell.parameters.iter().zip(&self.varied).filter(|(_, varied)| **varied);
+        let name = named.map(|((parameter, value), _)| format!("{parameter}={value}")).collect::<Vec<_>>().join(" ");
         if name.is_empty() { cell.id.clone() } else { name }
     }
 }
@@ -227,7 +228,7 @@ mod tests {
     fn a_cell_has_a_name_even_if_it_is_the_only_one() {
         let cell = |id: &str, replicas: &str| Cell {
             id: id.into(),
-            knobs: vec![("limit".into(), "50".into()), ("replicas".into(), replicas.into())],
+            parameters: vec![("limit".into(), "50".into()), ("replicas".into(), replicas.into())],
             trace_digest: String::new(),
             ready: Err("not to be run".into()),
         };

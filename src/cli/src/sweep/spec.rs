@@ -1,6 +1,6 @@
-//! Grid of a sweep: a TOML file of knobs (parameters), with fixed values and the axes of a grid.
+//! Grid of a sweep: a TOML file of parameters (parameters), with fixed values and the axes of a grid.
 //!
-//! A knob is the long name of a flag of `replay`, or `trace`. This module reads names and values; their meaning is the
+//! A parameter is the long name of a flag of `replay`, or `trace`. This module reads names and values; their meaning is the
 //! flag's.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use toml::{Table, Value};
 const CELLS_MAX: usize = 100_000;
 /// Value for a flag that is not given.
 const NONE: &str = "none";
-/// Name of the knob that is no flag.
+/// Name of the parameter that is no flag.
 pub(super) const TRACE: &str = "trace";
 
 /// A grid of cells.
@@ -28,17 +28,17 @@ pub(super) struct Spec {
     pub axes: Vec<Axis>,
 }
 
-/// Knobs that vary together.
+/// Parameters that vary together.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Axis {
     /// Section of the file, for error messages: `fixed`, `grid` or `zip`.
     pub section: &'static str,
-    pub knobs: Vec<String>,
-    /// Values of the knobs at each step.
+    pub parameters: Vec<String>,
+    /// Values of the parameters at each step.
     pub steps: Vec<Vec<Setting>>,
 }
 
-/// Value of a knob.
+/// Value of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Setting {
     /// The flag is not given.
@@ -91,7 +91,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// Knobs of one cell, in the order of the file.
+/// Parameters of one cell, in the order of the file.
 pub(super) type Point<'a> = Vec<(&'a str, &'a Setting)>;
 
 impl Spec {
@@ -112,15 +112,15 @@ impl Spec {
         let mut left = at;
         let mut parts = Vec::new();
         for axis in self.axes.iter().rev() {
-            parts.push(axis.knobs.iter().map(String::as_str).zip(&axis.steps[left % axis.steps.len()]));
+            parts.push(axis.parameters.iter().map(String::as_str).zip(&axis.steps[left % axis.steps.len()]));
             left /= axis.steps.len();
         }
         parts.into_iter().rev().flatten().collect()
     }
 
-    /// Returns all knobs with their sections, in the order of the file.
-    pub fn knobs(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.axes.iter().flat_map(|axis| axis.knobs.iter().map(|knob| (axis.section, knob.as_str())))
+    /// Returns all parameters with their sections, in the order of the file.
+    pub fn parameters(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.axes.iter().flat_map(|axis| axis.parameters.iter().map(|parameter| (axis.section, parameter.as_str())))
     }
 }
 
@@ -136,19 +136,19 @@ fn parse(text: &str) -> anyhow::Result<Vec<Axis>> {
             // Several traces are an axis of their own, the slowest: so they stand first.
             (TRACE, Value::Array(_)) => varied.insert(0, axis("grid", TRACE, value)?),
             (TRACE, _) => fixed.push(single(TRACE, value)?),
-            ("fixed", Value::Table(knobs)) => {
-                for (knob, value) in knobs {
-                    fixed.push(single(knob, value)?);
+            ("fixed", Value::Table(parameters)) => {
+                for (parameter, value) in parameters {
+                    fixed.push(single(parameter, value)?);
                 }
             }
-            ("grid", Value::Table(knobs)) => {
-                for (knob, value) in knobs {
-                    varied.push(axis("grid", knob, value)?);
+            ("grid", Value::Table(parameters)) => {
+                for (parameter, value) in parameters {
+                    varied.push(axis("grid", parameter, value)?);
                 }
             }
             ("zip", Value::Array(zips)) => {
-                for knobs in zips {
-                    varied.push(zipped(knobs)?);
+                for parameters in zips {
+                    varied.push(zipped(parameters)?);
                 }
             }
             ("fixed" | "grid" | "zip", _) => bail!("write {key} as [fixed], [grid] or [[zip]]"),
@@ -160,55 +160,55 @@ fn parse(text: &str) -> anyhow::Result<Vec<Axis>> {
     Ok(axes)
 }
 
-fn single(knob: &str, value: &Value) -> anyhow::Result<Axis> {
-    let setting = Setting::parse(value).with_context(|| format!("fixed.{knob}"))?;
-    Ok(Axis { section: "fixed", knobs: vec![knob.into()], steps: vec![vec![setting]] })
+fn single(parameter: &str, value: &Value) -> anyhow::Result<Axis> {
+    let setting = Setting::parse(value).with_context(|| format!("fixed.{parameter}"))?;
+    Ok(Axis { section: "fixed", parameters: vec![parameter.into()], steps: vec![vec![setting]] })
 }
 
-fn axis(section: &'static str, knob: &str, value: &Value) -> anyhow::Result<Axis> {
+fn axis(section: &'static str, parameter: &str, value: &Value) -> anyhow::Result<Axis> {
     let Value::Array(values) = value else {
-        bail!("{section}.{knob} is not a list; write [grid] values in brackets, or put a single one into [fixed]");
+        bail!("{section}.{parameter} is not a list; write [grid] values in brackets, or put a single one into [fixed]");
     };
-    ensure!(!values.is_empty(), "{section}.{knob} is empty; give at least one value");
+    ensure!(!values.is_empty(), "{section}.{parameter} is empty; give at least one value");
     let mut steps: Vec<Vec<Setting>> = Vec::new();
     for value in values {
-        let step = vec![Setting::parse(value).with_context(|| format!("{section}.{knob}"))?];
-        ensure!(!steps.contains(&step), "{section}.{knob} has '{}' twice", step[0].label());
+        let step = vec![Setting::parse(value).with_context(|| format!("{section}.{parameter}"))?];
+        ensure!(!steps.contains(&step), "{section}.{parameter} has '{}' twice", step[0].label());
         steps.push(step);
     }
-    Ok(Axis { section, knobs: vec![knob.into()], steps })
+    Ok(Axis { section, parameters: vec![parameter.into()], steps })
 }
 
-fn zipped(knobs: &Value) -> anyhow::Result<Axis> {
-    let Value::Table(knobs) = knobs else { bail!("write zip as [[zip]]") };
+fn zipped(parameters: &Value) -> anyhow::Result<Axis> {
+    let Value::Table(parameters) = parameters else { bail!("write zip as [[zip]]") };
     let mut columns = Vec::new();
-    for (knob, value) in knobs {
-        let Value::Array(values) = value else { bail!("zip.{knob} is not a list; write its values in brackets") };
+    for (parameter, value) in parameters {
+        let Value::Array(values) = value else { bail!("zip.{parameter} is not a list; write its values in brackets") };
         let settings = values.iter().map(Setting::parse).collect::<anyhow::Result<Vec<_>>>();
-        columns.push((knob.clone(), settings.with_context(|| format!("zip.{knob}"))?));
+        columns.push((parameter.clone(), settings.with_context(|| format!("zip.{parameter}"))?));
     }
     let Some((first, settings)) = columns.first() else { bail!("a [[zip]] is empty; give knobs that vary together") };
     let n = settings.len();
     ensure!(n > 0, "zip.{first} is empty; give at least one value");
-    for (knob, settings) in &columns {
-        ensure!(settings.len() == n, "zip.{knob} has {} values and zip.{first} has {n}", settings.len());
+    for (parameter, settings) in &columns {
+        ensure!(settings.len() == n, "zip.{parameter} has {} values and zip.{first} has {n}", settings.len());
     }
     let steps: Vec<Vec<Setting>> =
         (0..n).map(|at| columns.iter().map(|(_, settings)| settings[at].clone()).collect()).collect();
     for (at, step) in steps.iter().enumerate() {
         ensure!(!steps[..at].contains(step), "zip.{first} has the same values twice");
     }
-    Ok(Axis { section: "zip", knobs: columns.into_iter().map(|(knob, _)| knob).collect(), steps })
+    Ok(Axis { section: "zip", parameters: columns.into_iter().map(|(parameter, _)| parameter).collect(), steps })
 }
 
 fn check(axes: &[Axis]) -> anyhow::Result<()> {
     let mut seen = BTreeSet::new();
     for axis in axes {
-        for knob in &axis.knobs {
-            ensure!(seen.insert(knob), "{}.{knob} is set elsewhere too; set each knob once", axis.section);
+        for parameter in &axis.parameters {
+            ensure!(seen.insert(parameter), "{}.{parameter} is set elsewhere too; set each knob once", axis.section);
         }
     }
-    ensure!(seen.iter().any(|knob| *knob == TRACE), "there is no trace; write trace = \"FILE\"");
+    ensure!(seen.iter().any(|parameter| *parameter == TRACE), "there is no trace; write trace = \"FILE\"");
     let cells = axes.iter().try_fold(1usize, |n, axis| n.checked_mul(axis.steps.len()));
     let fits = cells.is_some_and(|n| n <= CELLS_MAX);
     ensure!(fits, "there are more than {CELLS_MAX} cells; sweep less at once");

@@ -67,7 +67,7 @@ fn without_wall_time(mut joined: Joined) -> Joined {
 }
 
 fn values(joined: &Joined) -> Vec<String> {
-    let of = |row: &Row| (0..row.values.len()).map(|knob| row.value(knob)).collect::<Vec<_>>().join(" ");
+    let of = |row: &Row| (0..row.values.len()).map(|parameter| row.value(parameter)).collect::<Vec<_>>().join(" ");
     joined.rows.iter().map(of).collect()
 }
 
@@ -77,9 +77,10 @@ fn the_last_axis_changes_fastest_and_zips_go_together() {
     let text = "trace = 't.jsonl'\n[grid]\npolicy = ['fcfs', 'sjf']\nserial = [false, true]\n[[zip]]\n\
                 hardware = ['a100-80g', 'h100-80g']\nreplicas = [8, 4]\n[fixed]\nmax-batch-size = 128\nspeed = 'none'\n";
     let cells = cells_of(&place, text).unwrap();
-    let knobs: Vec<&str> = cells[0].knobs.iter().map(|(knob, _)| knob.as_str()).collect();
-    assert_eq!(knobs, ["trace", "max-batch-size", "speed", "policy", "serial", "hardware", "replicas"]);
-    let varied = |cell: &Cell| cell.knobs[3..].iter().map(|(_, value)| value.clone()).collect::<Vec<_>>().join(" ");
+    let parameters: Vec<&str> = cells[0].parameters.iter().map(|(parameter, _)| parameter.as_str()).collect();
+    assert_eq!(parameters, ["trace", "max-batch-size", "speed", "policy", "serial", "hardware", "replicas"]);
+    let varied =
+        |cell: &Cell| cell.parameters[3..].iter().map(|(_, value)| value.clone()).collect::<Vec<_>>().join(" ");
     let expected = ["none a100-80g 8", "none h100-80g 4", "true a100-80g 8", "true h100-80g 4"];
     let expected: Vec<String> =
         ["fcfs", "sjf"].iter().flat_map(|policy| expected.map(|rest| format!("{policy} {rest}"))).collect();
@@ -98,7 +99,7 @@ fn several_traces_are_the_slowest_axis_and_a_flag_may_be_given_twice() {
     fs::copy(place.path().join("t.jsonl"), place.path().join("u.jsonl")).unwrap();
     let text = "trace = ['t.jsonl', 'u.jsonl']\n[fixed]\nreplicas = 3\n[grid]\nfail = [[], ['1@3', '2@4..5']]\n";
     let cells = cells_of(&place, text).unwrap();
-    let values = |cell: &Cell| cell.knobs.iter().map(|(_, value)| value.clone()).collect::<Vec<_>>().join(", ");
+    let values = |cell: &Cell| cell.parameters.iter().map(|(_, value)| value.clone()).collect::<Vec<_>>().join(", ");
     assert_eq!(
         cells.iter().map(values).collect::<Vec<_>>(),
         ["3, t.jsonl, none", "3, t.jsonl, 1@3 2@4..5", "3, u.jsonl, none", "3, u.jsonl, 1@3 2@4..5"]
@@ -139,7 +140,7 @@ fn a_bad_spec_is_refused_in_one_line() {
 }
 
 #[test]
-fn an_unknown_knob_is_refused_with_the_known_ones() {
+fn an_unknown_parameter_is_refused_with_the_known_ones() {
     let told = |rest: &str| fault(&format!("trace = 't.jsonl'\n{rest}"));
     let unknown = told("[grid]\npolcy = ['fcfs']\n");
     assert!(
@@ -179,7 +180,7 @@ fn an_unknown_knob_is_refused_with_the_known_ones() {
 }
 
 #[test]
-fn every_flag_of_replay_is_a_knob_or_refused() {
+fn every_flag_of_replay_is_a_parameter_or_refused() {
     // What is refused must be there, or be planned: a name that is misspelt would let the flag through.
     let replay = <cells::ReplayCli as CommandFactory>::command();
     let outputs: Vec<&str> = replay
@@ -340,13 +341,13 @@ fn joined_rows_are_written_and_read_again() {
     };
     report::run(&args(&outs)).unwrap();
     let both = load(&outs).unwrap();
-    assert_eq!(both.knobs, ["trace", "device-blocks", "policy", "block-size", "host-mem", "model"]);
+    assert_eq!(both.parameters, ["trace", "device-blocks", "policy", "block-size", "host-mem", "model"]);
     let again = load(std::slice::from_ref(&merged)).unwrap();
-    assert_eq!((again.rows.len(), &again.knobs), (9, &both.knobs));
+    assert_eq!((again.rows.len(), &again.parameters), (9, &both.parameters));
     let by_id =
         |joined: &Joined| joined.rows.iter().map(|row| (row.id.clone(), row.clone())).collect::<BTreeMap<_, _>>();
     assert_eq!(by_id(&again), by_id(&both));
-    // The file's columns are those of each cell's, knobs apart.
+    // The file's columns are those of each cell's, parameters apart.
     let columns = columns::read(&merged).unwrap();
     let cell = columns::read(&fs::read_dir(outs[0].join("cells")).unwrap().next().unwrap().unwrap().path()).unwrap();
     assert!(cell.names.iter().all(|name| columns.names.contains(name)));
@@ -368,7 +369,7 @@ struct ReportCli {
     args: ReportArgs,
 }
 
-/// A row made by hand: two knobs, TTFT p99 and the ratio of hits.
+/// A row made by hand: two parameters, TTFT p99 and the ratio of hits.
 fn by_hand(policy: &str, size: &str, ttft: f64, hits: f64) -> Row {
     let columns = trunkline_sim_report::figures::columns();
     let figure = |name: &str| match name {
@@ -390,7 +391,7 @@ fn by_hand(policy: &str, size: &str, ttft: f64, hits: f64) -> Row {
 
 fn four() -> Joined {
     Joined {
-        knobs: vec!["policy".into(), "block-size".into()],
+        parameters: vec!["policy".into(), "block-size".into()],
         axes: vec![vec![0], vec![1]],
         rows: vec![
             by_hand("fcfs", "16", 2.0, 0.5),

@@ -8,7 +8,7 @@ fn error(policy: &str) -> String {
 }
 
 #[test]
-fn a_policy_that_is_not_understood_is_told_in_one_line() {
+fn an_unknown_policy_is_reported_in_one_line() {
     let known = "there are: fcfs, priority, sjf, lpm, edf, vtc";
     assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
@@ -94,7 +94,7 @@ fn a_table_of_settings_says_what_users_need() {
 }
 
 #[test]
-fn text_that_is_no_value_is_told_with_what_is_allowed() {
+fn text_of_no_value_is_reported_with_the_allowed_values() {
     let fault = |name: &str, text: &str| {
         let mut config = Config::default();
         let error = (setting(name).unwrap().set)(&mut config, text).unwrap_err();

@@ -86,7 +86,7 @@ fn a_request_whose_client_went_away_in_the_queue_never_begins() {
 }
 
 #[test]
-fn a_deadline_ticks_and_a_refusal_is_told() {
+fn a_deadline_ticks_and_a_refusal_is_reported() {
     let (_handle, mut driver) = driver();
     let (mut command, mut outputs, _) = submit(1);
     if let Command::Submit { request, .. } = &mut command {
