@@ -236,10 +236,17 @@ impl Cluster {
             Event::WorkerLost => self.change(engine, EngineEvent::Lost, out),
             Event::Submit(request) if self.placements.get(request.id).is_none() => {
                 out.push(Output::Placed { request: request.id, engine });
-                self.place(engine, 0, request, out);
+                self.place(engine, 0, None, request, out);
             }
             Event::Submit(request) => self.submit(request, out),
-            event => self.deliver(engine, event, out),
+            event => {
+                let before = self.engines[engine.index()].state;
+                self.deliver(engine, event, out);
+                if before == EngineState::Draining && self.engines[engine.index()].state == EngineState::Gone {
+                    // The worker answered nonsense and is to be reset.
+                    self.withdraw_all(engine, Move::Lost, out);
+                }
+            }
         }
     }
 
@@ -280,7 +287,7 @@ impl Cluster {
         match self.pick(&request, Role::Decode) {
             Some((engine, known_tokens)) => {
                 out.push(Output::Placed { request: request.id, engine });
-                self.place(engine, known_tokens, request, out);
+                self.place(engine, known_tokens, None, request, out);
             }
             // A core that waits for its worker takes requests; with no engine in service nobody will run them.
             None => self.refuse(request.id, Refusal::NoEngine, out),
@@ -306,9 +313,24 @@ impl Cluster {
         Some((EngineId(pick.engine as u32), pick.known_tokens))
     }
 
-    fn place(&mut self, engine: EngineId, known_tokens: u32, mut request: Box<Request>, out: &mut Vec<Output>) {
+    /// Submits a request to an engine; `cached_tokens` are those that a prefill engine found in the cache, if one has run the request.
+    fn place(
+        &mut self,
+        engine: EngineId,
+        known_tokens: u32,
+        cached_tokens: Option<u32>,
+        mut request: Box<Request>,
+        out: &mut Vec<Output>,
+    ) {
         let handover = HandOver::split(self.engines[engine.index()].role, &mut request);
-        self.placements.place(&request, engine, known_tokens, handover);
+        self.placements.place(&request, engine, known_tokens, cached_tokens, handover);
+        self.deliver(engine, Event::Submit(request), out);
+    }
+
+    /// Lets a request that no engine takes over decode on its prefill engine, where the prompt is cached.
+    fn stay(&mut self, engine: EngineId, cached_tokens: Option<u32>, request: Box<Request>, out: &mut Vec<Output>) {
+        let known_tokens = (request.prompt.len() as u32).saturating_sub(1);
+        self.placements.place(&request, engine, known_tokens, cached_tokens, None);
         self.deliver(engine, Event::Submit(request), out);
     }
 
@@ -343,13 +365,17 @@ impl Cluster {
         }
         let unfit = if why == Move::HandedOver { Role::Prefill } else { Role::Decode };
         let (id, usage) = (request.id, usage_so_far(&request, cached_tokens));
-        if let Some((to, known_tokens)) = self.pick(&request, unfit) {
+        let pick = self.pick(&request, unfit);
+        if pick.is_some() || why == Move::HandedOver {
+            let to = pick.map_or(from, |(to, _)| to);
             self.digest.decide(decision::MOVE, id.0, u64::from(to.0));
-            out.push(Output::Moved { request: id, from, to, why });
+            if to != from {
+                out.push(Output::Moved { request: id, from, to, why });
+            }
             let first = out.len();
-            self.place(to, known_tokens, request, out);
-            if let Some(cached_tokens) = cached_tokens {
-                self.placements.keep_cached_tokens(id, cached_tokens);
+            match pick {
+                Some((to, known_tokens)) => self.place(to, known_tokens, cached_tokens, request, out),
+                None => self.stay(from, cached_tokens, request, out),
             }
             let refused =
                 |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
@@ -410,7 +436,8 @@ impl Cluster {
                 self.moving.push_back(Departure { request, from: engine, why, cached_tokens });
             }
             Action::ResetWorker => {
-                self.engines[engine.index()].state = EngineState::Absent;
+                let state = &mut self.engines[engine.index()].state;
+                *state = state.after(EngineEvent::Lost);
                 self.placements.lost(engine);
                 out.push(Output::Engine(engine, action));
             }
