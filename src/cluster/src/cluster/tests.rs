@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_core::{Config, Namespace, Stats};
+use trunkline_core::{Config, Namespace, Stats, TierConfig, Write};
 
 use super::*;
 
@@ -95,7 +95,7 @@ impl Rig {
             }
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Drained => self.drained += 1,
-            Action::Flushed { .. } => {}
+            Action::Flushed { .. } | Action::Transfer(_) => {}
             action => panic!("{action:?} is for no client"),
         }
     }
@@ -449,4 +449,19 @@ fn a_request_that_times_out_in_its_hand_over_reports_what_the_prefill_found_cach
     rig.answer(0);
     assert_eq!(rig.ends[1..], [(1, FinishReason::Timeout, 1)]);
     assert_eq!(rig.cached_tokens[&1], 8);
+}
+
+#[test]
+fn tiers_of_a_retired_engine_are_gone_with_their_worker() {
+    let tier = TierConfig { name: "host".into(), blocks: 8, write: Write::Through, eviction: "lru".into() };
+    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { tiers: vec![tier], ..config() }, 1));
+    rig.submit(0, 8, 2);
+    rig.run_all();
+    rig.engine(0, Event::TransferFinished(1));
+    let idle = |rig: &Rig| rig.stats(0).tiers[0].blocks;
+    assert_eq!(idle(&rig), 2, "the prompt is in the tier");
+    rig.engine(0, Event::WorkerLost);
+    assert_eq!(idle(&rig), 2, "the worker comes back with its tiers");
+    rig.retire(0);
+    assert_eq!(idle(&rig), 0, "the next worker brings empty ones");
 }
