@@ -236,10 +236,17 @@ impl Cluster {
             Event::WorkerLost => self.change(engine, EngineEvent::Lost, out),
             Event::Submit(request) if self.placements.get(request.id).is_none() => {
                 out.push(Output::Placed { request: request.id, engine });
-                self.place(engine, 0, request, out);
+                self.place(engine, 0, None, request, out);
             }
             Event::Submit(request) => self.submit(request, out),
-            event => self.deliver(engine, event, out),
+            event => {
+                let before = self.engines[engine.index()].state;
+                self.deliver(engine, event, out);
+                if before == EngineState::Draining && self.engines[engine.index()].state == EngineState::Gone {
+                    // The worker answered nonsense and is to be reset.
+                    self.withdraw_all(engine, Move::Lost, out);
+                }
+            }
         }
     }
 
@@ -257,6 +264,10 @@ impl Cluster {
             EngineEvent::Lost => self.deliver(engine, Event::WorkerLost, out),
             EngineEvent::Retired if had_worker => self.deliver(engine, Event::WorkerLost, out),
             EngineEvent::Retired | EngineEvent::Drained | EngineEvent::Opened => {}
+        }
+        if event == EngineEvent::Retired && !self.engines[engine.index()].core.config().tiers.is_empty() {
+            // The next worker has tiers of its own, with nothing in them.
+            self.deliver(engine, Event::FlushCache, out);
         }
         match after {
             EngineState::Gone => self.withdraw_all(engine, Move::Lost, out),
@@ -280,7 +291,7 @@ impl Cluster {
         match self.pick(&request, Role::Decode, &[]) {
             Some((engine, known_tokens)) => {
                 out.push(Output::Placed { request: request.id, engine });
-                self.place(engine, known_tokens, request, out);
+                self.place(engine, known_tokens, None, request, out);
             }
             // A core that waits for its worker takes requests; with no engine in service nobody will run them.
             None => self.refuse(request.id, Refusal::NoEngine, out),
@@ -310,9 +321,24 @@ impl Cluster {
         Some((EngineId(pick.engine as u32), pick.known_tokens))
     }
 
-    fn place(&mut self, engine: EngineId, known_tokens: u32, mut request: Box<Request>, out: &mut Vec<Output>) {
+    /// Submits a request to an engine; `cached_tokens` are those that a prefill engine found in the cache, if one has run the request.
+    fn place(
+        &mut self,
+        engine: EngineId,
+        known_tokens: u32,
+        cached_tokens: Option<u32>,
+        mut request: Box<Request>,
+        out: &mut Vec<Output>,
+    ) {
         let handover = HandOver::split(self.engines[engine.index()].role, &mut request);
-        self.placements.place(&request, engine, known_tokens, handover);
+        self.placements.place(&request, engine, known_tokens, cached_tokens, handover);
+        self.deliver(engine, Event::Submit(request), out);
+    }
+
+    /// Lets a request that no engine takes over decode on its prefill engine, where the prompt is cached.
+    fn stay(&mut self, engine: EngineId, cached_tokens: Option<u32>, request: Box<Request>, out: &mut Vec<Output>) {
+        let known_tokens = (request.prompt.len() as u32).saturating_sub(1);
+        self.placements.place(&request, engine, known_tokens, cached_tokens, None);
         self.deliver(engine, Event::Submit(request), out);
     }
 
@@ -350,19 +376,20 @@ impl Cluster {
         let mut refused = Vec::new();
         while let Some((to, known_tokens)) = self.pick(&request, unfit, &refused) {
             let first = out.len();
-            self.place(to, known_tokens, request.clone(), out);
-            let is_refusal =
-                |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
-            if let Some(at) = out[first..].iter().position(is_refusal) {
-                out.remove(first + at);
+            self.place(to, known_tokens, cached_tokens, request.clone(), out);
+            if take_refusal(id, first, out) {
                 refused.push(to);
                 continue;
             }
-            if let Some(cached_tokens) = cached_tokens {
-                self.placements.keep_cached_tokens(id, cached_tokens);
-            }
             self.digest.decide(decision::MOVE, id.0, u64::from(to.0));
             return out.insert(first, Output::Moved { request: id, from, to, why });
+        }
+        if why == Move::HandedOver {
+            let first = out.len();
+            self.stay(from, cached_tokens, request, out);
+            if !take_refusal(id, first, out) {
+                return self.digest.decide(decision::MOVE, id.0, u64::from(from.0));
+            }
         }
         self.digest.decide(decision::GIVE_UP, id.0, 0);
         out.push(Output::Cluster(Action::Finish { request: id, reason: FinishReason::Error, usage }));
@@ -416,7 +443,8 @@ impl Cluster {
                 self.moving.push_back(Departure { request, from: engine, why, cached_tokens });
             }
             Action::ResetWorker => {
-                self.engines[engine.index()].state = EngineState::Absent;
+                let state = &mut self.engines[engine.index()].state;
+                *state = state.after(EngineEvent::Lost);
                 self.placements.lost(engine);
                 out.push(Output::Engine(engine, action));
             }
@@ -569,6 +597,17 @@ impl FastForwardDriver for CountedTokens<'_> {
     fn on_tokens(&mut self, request: RequestId, tokens: u32) {
         self.driver.on_tokens(request, tokens);
     }
+}
+
+/// Removes the refusal of a request from the outputs after `first`. Returns `true` if there was one.
+fn take_refusal(id: RequestId, first: usize, out: &mut Vec<Output>) -> bool {
+    let is_refusal =
+        |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
+    let at = out[first..].iter().position(is_refusal);
+    at.is_some_and(|at| {
+        out.remove(first + at);
+        true
+    })
 }
 
 /// Returns the usage of a request between two engines.

@@ -5,6 +5,9 @@
 //! the prefill core; the cluster does not report this end but submits the copy, with the token, to a decoding engine. Peers split
 //! requests the same way (a prefill request with `max_tokens` = 1 in vLLM's and Dynamo's disaggregated serving).
 //!
+//! While no engine takes over, as when the only decode engine is drained or starts again, a request stays on the prefill engine to
+//! the end.
+//!
 //! The decode engine finds the prompt in the decode engine's cache or computes the prompt: KV does not travel yet. A copy of KV
 //! blocks belongs between the end on one engine and the submission to the other, in this file.
 

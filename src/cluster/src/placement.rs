@@ -19,7 +19,7 @@ pub(crate) struct Placed {
     prompt_tokens: u32,
     /// Tokens generated before the request was placed here.
     generated_before: u32,
-    /// Prompt tokens found in the cache of the prefill engine, after a hand-over.
+    /// Prompt tokens found in the cache of the prefill engine, after a hand-over; reported at the end.
     pub cached_tokens: Option<u32>,
     /// The rest of the request, during the stay on a prefill engine.
     pub handover: Option<HandOver>,
@@ -76,7 +76,14 @@ impl Placements {
     }
 
     /// Counts a request placed on an engine.
-    pub fn place(&mut self, request: &Request, engine: EngineId, known_tokens: u32, handover: Option<HandOver>) {
+    pub fn place(
+        &mut self,
+        request: &Request,
+        engine: EngineId,
+        known_tokens: u32,
+        cached_tokens: Option<u32>,
+        handover: Option<HandOver>,
+    ) {
         let prompt_tokens = request.prompt.len() as u32;
         let prefill_tokens = prompt_tokens - known_tokens.min(prompt_tokens);
         let load = &mut self.loads[engine.index()];
@@ -86,17 +93,9 @@ impl Placements {
         let order = self.next_order;
         self.next_order += 1;
         let generated_before = request.generated.len() as u32;
-        let placed =
-            Placed { engine, order, prefill_tokens, prompt_tokens, generated_before, cached_tokens: None, handover };
+        let placed = Placed { engine, order, prefill_tokens, prompt_tokens, generated_before, cached_tokens, handover };
         let before = self.placed.insert(request.id, placed);
         assert!(before.is_none(), "request {} is placed twice", request.id);
-    }
-
-    /// Notes the prompt tokens found in the cache of a request's prefill engine, to be reported at the end.
-    pub fn keep_cached_tokens(&mut self, request: RequestId, cached_tokens: u32) {
-        if let Some(placed) = self.placed.get_mut(&request) {
-            placed.cached_tokens = Some(cached_tokens);
-        }
     }
 
     /// Counts a token generated for a request.

@@ -40,7 +40,7 @@ pub(crate) enum Ending {
     Reported,
 }
 
-/// Work that steps in flight do on a sequence: its state ahead of the results that the core has received.
+/// Work that steps in flight do on a sequence: its state ahead of the results reported so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ahead {
     /// Tokens that steps in flight run, without drafts.

@@ -269,12 +269,13 @@ impl Driver {
             }
             WorkerEvent::Failed { step, guilty } => {
                 self.cluster.recycle(engine, step);
-                // First, so that whatever the core wants from here on is done by the worker's next life.
-                self.workers.reset(engine);
                 if let Some(id) = guilty {
-                    // It ends with the step; else it would fail the next one too, and all beside it.
+                    // It ends with the step; else it would fail the next one too, and all beside it. A step that begins now, because
+                    // this request no longer runs, belongs to the life that has failed: the worker drops it.
                     self.apply(Input::Client(Event::Fail(id)));
                 }
+                // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
+                self.workers.reset(engine);
                 let requests = self.cluster.status(engine).load.requests;
                 warn!(%engine, requests, "all KV of the worker is lost; requests are computed again");
                 self.apply(Input::Engine(engine, Event::WorkerLost));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_core::{Config, Namespace, Stats};
+use trunkline_core::{Config, Namespace, Stats, TierConfig, Write};
 use trunkline_driver::oracle::OracleWorker;
 
 use super::*;
@@ -15,6 +15,7 @@ struct Rig {
     steps: BTreeMap<EngineId, Box<Step>>,
     tokens: BTreeMap<u64, Vec<Token>>,
     ends: Vec<(u64, FinishReason, u32)>,
+    cached_tokens: BTreeMap<u64, u32>,
     refusals: Vec<(u64, Refusal)>,
     moves: Vec<(u64, u32, u32, Move)>,
     emptied: Vec<u32>,
@@ -53,6 +54,7 @@ impl Rig {
             steps: BTreeMap::new(),
             tokens: BTreeMap::new(),
             ends: Vec::new(),
+            cached_tokens: BTreeMap::new(),
             refusals: Vec::new(),
             moves: Vec::new(),
             emptied: Vec::new(),
@@ -93,10 +95,11 @@ impl Rig {
             Action::Token { request, token } => self.tokens.entry(request.0).or_default().push(token),
             Action::Finish { request, reason, usage } => {
                 self.ends.push((request.0, reason, usage.completion_tokens));
+                self.cached_tokens.insert(request.0, usage.cached_tokens);
             }
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Drained => self.drained += 1,
-            Action::Flushed { .. } => {}
+            Action::Flushed { .. } | Action::Transfer(_) => {}
             action => panic!("{action:?} is for no client"),
         }
     }
@@ -412,4 +415,84 @@ fn settings_that_cannot_work_are_named() {
         "no engine takes over what others prefilled; give at least one engine the role 'decode' or 'both'"
     );
     assert!(error(roles(&[Role::Decode])).starts_with("no engine takes new requests"));
+}
+
+#[test]
+fn draining_the_only_decode_engine_lets_its_requests_end_there() {
+    let mut config = roles(&[Role::Prefill, Role::Decode]);
+    config.engines[1].core.max_batch_size = 1;
+    let mut rig = Rig::new(&config);
+    (0..2).for_each(|id| rig.submit(id, 8, 3));
+    rig.answer(0);
+    rig.answer(0);
+    assert_eq!((rig.at(0), rig.at(1)), (Some(1), Some(1)), "one runs, one waits");
+    rig.input(Input::DrainEngine(EngineId(1)));
+    rig.run_all();
+    (0..2).for_each(|id| rig.assert_whole(id, 3));
+    assert_eq!(rig.emptied, [1]);
+}
+
+#[test]
+fn without_a_decode_engine_requests_decode_on_their_prefill_engine() {
+    let mut rig = Rig::new(&roles(&[Role::Prefill, Role::Decode]));
+    rig.submit(0, 8, 3);
+    rig.answer(0);
+    rig.answer(1);
+    rig.retire(1);
+    assert_eq!(rig.moves[1..], [(0, 1, 0, Move::Lost)]);
+    rig.submit(1, 8, 3);
+    rig.run_all();
+    (0..2).for_each(|id| rig.assert_whole(id, 3));
+    assert_eq!(rig.moves.len(), 2, "nobody takes over what is prefilled now");
+    rig.engine(1, Event::WorkerJoined);
+    rig.submit(2, 8, 3);
+    rig.answer(0);
+    assert_eq!(rig.at(2), Some(1));
+    rig.run_all();
+    rig.assert_whole(2, 3);
+}
+
+#[test]
+fn an_untrusted_worker_of_a_draining_engine_does_not_reopen_the_engine() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+    rig.submit(0, 8, 3);
+    rig.input(Input::DrainEngine(EngineId(0)));
+    let id = rig.steps.remove(&EngineId(0)).unwrap().id;
+    rig.engine(0, Event::StepFinished(StepResult { step: id, ..StepResult::default() }));
+    assert_eq!(rig.resets, [0]);
+    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Gone);
+    assert_eq!((rig.moves.as_slice(), rig.emptied.as_slice()), ([(0, 0, 1, Move::Lost)].as_slice(), [0].as_slice()));
+    rig.run_all();
+    rig.assert_whole(0, 3);
+}
+
+#[test]
+fn a_request_that_times_out_in_its_hand_over_reports_what_the_prefill_found_cached() {
+    let mut rig = Rig::new(&roles(&[Role::Prefill, Role::Decode]));
+    rig.submit(0, 9, 3);
+    rig.run_all();
+    let prompt = (0..9).collect();
+    let mut request = Request::new(RequestId(1), Namespace::default().root(), prompt, 3);
+    request.hash_prompt(4);
+    // Passes with the first token.
+    request.deadline_ns = Some(rig.now_ns + 2);
+    rig.client_event(Event::Submit(Box::new(request)));
+    rig.answer(0);
+    assert_eq!(rig.ends[1..], [(1, FinishReason::Timeout, 1)]);
+    assert_eq!(rig.cached_tokens[&1], 8);
+}
+
+#[test]
+fn tiers_of_a_retired_engine_are_gone_with_their_worker() {
+    let tier = TierConfig { name: "host".into(), blocks: 8, write: Write::Through, eviction: "lru".into() };
+    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { tiers: vec![tier], ..config() }, 1));
+    rig.submit(0, 8, 2);
+    rig.run_all();
+    rig.engine(0, Event::TransferFinished(1));
+    let idle = |rig: &Rig| rig.stats(0).tiers[0].blocks;
+    assert_eq!(idle(&rig), 2, "the prompt is in the tier");
+    rig.engine(0, Event::WorkerLost);
+    assert_eq!(idle(&rig), 2, "the worker comes back with its tiers");
+    rig.retire(0);
+    assert_eq!(idle(&rig), 0, "the next worker brings empty ones");
 }

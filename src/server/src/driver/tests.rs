@@ -17,10 +17,16 @@ fn cluster(engines: usize) -> ClusterConfig {
 
 /// A driver that nobody runs, with a queue of one command, and the jobs of the workers of its engines.
 fn driver_of(engines: u32, recorder: Option<Recorder>) -> (DriverHandle, Driver, Vec<WorkerQueues>) {
+    driver_of_cluster(&cluster(engines as usize), recorder)
+}
+
+/// The same for a cluster of given settings.
+fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (DriverHandle, Driver, Vec<WorkerQueues>) {
     let (handle, commands) = queue(1);
+    let engines = config.engines.len() as u32;
     let (workers, jobs): (Vec<_>, Vec<_>) = (0..engines).map(|at| WorkerHandle::new(at, 0)).unzip();
     let workers = Workers::new(workers, Arc::new(|_| Err("no worker".into())), handle.clone());
-    let cluster = Cluster::new(&cluster(engines as usize)).unwrap();
+    let cluster = Cluster::new(config).unwrap();
     let driver = Driver::new(cluster, &handle, commands, workers, recorder);
     (handle, driver, jobs)
 }
@@ -167,6 +173,31 @@ fn a_failed_worker_is_reset_and_reports_of_its_earlier_life_are_dropped() {
     driver.run();
     let expected = [Event::WorkerJoined, Event::WorkerLost, Event::WorkerJoined, Event::Drain];
     assert_eq!(events(&path), expected);
+}
+
+#[test]
+fn a_worker_that_was_reset_runs_no_step_begun_before_its_loss_was_reported() {
+    // The first request needs a block that nobody has, so no second step begins until it is known to end.
+    let (device_blocks, launch_watermark) = (2, 0.0);
+    let core = Config { block_size: 4, device_blocks, launch_watermark, max_steps_in_flight: 2, ..Config::default() };
+    let (_handle, mut driver, jobs) = driver_of_cluster(&ClusterConfig::uniform(&core, 1), None);
+    let (steps, mut streams) = (&jobs[0].steps, Vec::new());
+    for (id, prompt) in [(1, vec![1, 2, 3, 4]), (2, vec![5, 6])] {
+        let (sender, outputs) = mpsc::channel(8);
+        let (accepted, is_accepted) = oneshot::channel();
+        let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 4);
+        request.hash_prompt(4);
+        driver.take(Command::Submit { request: Box::new(request), outputs: sender, accepted });
+        streams.push((outputs, is_accepted));
+    }
+    driver.take(report(WorkerEvent::Ready));
+    let Ok(StepJob::Run { step, .. }) = steps.try_recv() else { panic!("no step") };
+    assert!(step.seqs.len() == 2 && steps.is_empty());
+    driver.take(report(WorkerEvent::Failed { step, guilty: Some(RequestId(1)) }));
+    let runs = |job: &StepJob| matches!(job, StepJob::Run { life: 1, .. });
+    assert_eq!(steps.try_iter().filter(runs).count(), 0, "the worker is not ready yet");
+    driver.take(report_of(0, 1, WorkerEvent::Ready));
+    assert!(steps.try_iter().filter(runs).count() > 0);
 }
 
 #[test]
