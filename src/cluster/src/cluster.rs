@@ -242,7 +242,7 @@ impl Cluster {
             event => {
                 let before = self.engines[engine.index()].state;
                 self.deliver(engine, event, out);
-                if before == EngineState::Draining && self.engines[engine.index()].state == EngineState::Gone {
+                if before == EngineState::Draining && self.engines[engine.index()].state == EngineState::Closed {
                     // The worker answered nonsense and is to be reset.
                     self.withdraw_all(engine, Move::Lost, out);
                 }
@@ -270,7 +270,7 @@ impl Cluster {
             self.deliver(engine, Event::FlushCache, out);
         }
         match after {
-            EngineState::Gone => self.withdraw_all(engine, Move::Lost, out),
+            EngineState::Closed | EngineState::Gone => self.withdraw_all(engine, Move::Lost, out),
             EngineState::Draining => self.withdraw_all(engine, Move::Drained, out),
             EngineState::Absent | EngineState::Up => {}
         }
@@ -307,7 +307,7 @@ impl Cluster {
     /// before engines expected to come up; engines of the role `unfit`, and those that refused the request, are left out.
     fn pick(&mut self, request: &Request, unfit: Role, refused: &[EngineId]) -> Option<(EngineId, u32)> {
         if let [engine] = &self.engines[..] {
-            let open = engine.state != EngineState::Gone && refused.is_empty();
+            let open = !matches!(engine.state, EngineState::Closed | EngineState::Gone) && refused.is_empty();
             return open.then_some((EngineId(0), 0));
         }
         let engines = &self.engines;
@@ -577,7 +577,7 @@ impl Cluster {
 /// Counts the tokens of fast-forwarded steps on the way to the driver.
 struct CountedTokens<'a> {
     driver: &'a mut dyn FastForwardDriver,
-    tokens: u32,
+    tokens: u64,
 }
 
 impl FastForwardDriver for CountedTokens<'_> {
@@ -586,7 +586,7 @@ impl FastForwardDriver for CountedTokens<'_> {
     }
 
     fn on_step_end(&mut self, requests: u32) {
-        self.tokens += requests;
+        self.tokens += u64::from(requests);
         self.driver.on_step_end(requests);
     }
 

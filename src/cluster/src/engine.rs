@@ -5,9 +5,11 @@
 //! | absent | not joined yet, or lost and expected back | only while no engine is up | wait for the worker |
 //! | up | runs steps | yes | run |
 //! | draining | runs steps | no | running ones end, waiting ones move |
+//! | closed | none | no | move |
 //! | gone | will not come back | no | move |
 //!
-//! [`TRANSITIONS`] is the same table in code. A worker joining a gone engine brings the engine up again.
+//! [`TRANSITIONS`] is the same table in code. A worker joining a gone engine brings the engine up again. An engine that the operator
+//! drained takes no requests until the operator opens it, whatever becomes of its worker meanwhile.
 
 use std::fmt;
 
@@ -67,6 +69,8 @@ pub enum EngineState {
     Up,
     /// A worker runs steps for the present requests; the engine takes no new requests.
     Draining,
+    /// No worker, and the operator took the engine out of service: a worker that joins finds the engine draining.
+    Closed,
     /// No worker, and none is expected.
     Gone,
 }
@@ -87,20 +91,23 @@ pub enum EngineEvent {
 }
 
 /// All changes of state. An event without a row for a state leaves the state as it is.
-pub const TRANSITIONS: [(EngineEvent, EngineState, EngineState); 11] = {
+pub const TRANSITIONS: [(EngineEvent, EngineState, EngineState); 14] = {
     use EngineEvent::{Drained, Joined, Lost, Opened, Retired};
-    use EngineState::{Absent, Draining, Gone, Up};
+    use EngineState::{Absent, Closed, Draining, Gone, Up};
     [
         (Joined, Absent, Up),
+        (Joined, Closed, Draining),
         (Joined, Gone, Up),
         (Lost, Up, Absent),
-        (Lost, Draining, Gone),
+        (Lost, Draining, Closed),
         (Retired, Absent, Gone),
         (Retired, Up, Gone),
-        (Retired, Draining, Gone),
+        (Retired, Draining, Closed),
         (Drained, Up, Draining),
-        (Drained, Absent, Gone),
+        (Drained, Absent, Closed),
+        (Drained, Gone, Closed),
         (Opened, Draining, Up),
+        (Opened, Closed, Absent),
         (Opened, Gone, Absent),
     ]
 };
@@ -151,21 +158,22 @@ impl Engine {
 mod tests {
     use super::*;
     use EngineEvent::{Drained, Joined, Lost, Opened, Retired};
-    use EngineState::{Absent, Draining, Gone, Up};
+    use EngineState::{Absent, Closed, Draining, Gone, Up};
 
     #[test]
     fn the_table_of_transitions_is_as_reviewed() {
         let mut table = String::new();
-        for from in [Absent, Up, Draining, Gone] {
+        for from in [Absent, Up, Draining, Closed, Gone] {
             let row =
                 [Joined, Lost, Retired, Drained, Opened].map(|event| format!("{event:?}>{:?}", from.after(event)));
             table.push_str(&format!("{from:?}: {}\n", row.join(" ")));
         }
         let reviewed = "\
-Absent: Joined>Up Lost>Absent Retired>Gone Drained>Gone Opened>Absent
+Absent: Joined>Up Lost>Absent Retired>Gone Drained>Closed Opened>Absent
 Up: Joined>Up Lost>Absent Retired>Gone Drained>Draining Opened>Up
-Draining: Joined>Draining Lost>Gone Retired>Gone Drained>Draining Opened>Up
-Gone: Joined>Up Lost>Gone Retired>Gone Drained>Gone Opened>Absent
+Draining: Joined>Draining Lost>Closed Retired>Closed Drained>Draining Opened>Up
+Closed: Joined>Draining Lost>Closed Retired>Closed Drained>Closed Opened>Absent
+Gone: Joined>Up Lost>Gone Retired>Gone Drained>Closed Opened>Absent
 ";
         assert_eq!(table, reviewed);
     }

@@ -296,7 +296,7 @@ impl Driver {
             let other = EngineId(at as u32);
             let status = self.cluster.status(other);
             // Requests that no engine could take over when theirs was retired.
-            if status.state == EngineState::Gone && status.load.requests > 0 {
+            if matches!(status.state, EngineState::Closed | EngineState::Gone) && status.load.requests > 0 {
                 self.apply(Input::Retire(other));
             }
         }

@@ -189,6 +189,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
         EngineState::Absent => proto::EngineState::Absent,
         EngineState::Up => proto::EngineState::Up,
         EngineState::Draining => proto::EngineState::Draining,
+        EngineState::Closed => proto::EngineState::Closed,
         EngineState::Gone => proto::EngineState::Gone,
     };
     proto::EngineInfo {

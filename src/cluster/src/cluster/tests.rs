@@ -453,6 +453,25 @@ fn without_a_decode_engine_requests_decode_on_their_prefill_engine() {
 }
 
 #[test]
+fn a_drained_engine_stays_out_of_service_when_its_worker_returns() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+    rig.input(Input::DrainEngine(EngineId(0)));
+    for lost in [Event::WorkerLost, Event::WorkerJoined] {
+        rig.engine(0, lost);
+        (0..2).for_each(|id| rig.submit(id, 8, 1));
+        assert_eq!((rig.at(0), rig.at(1)), (Some(1), Some(1)));
+        rig.run_all();
+    }
+    rig.retire(0);
+    rig.engine(0, Event::WorkerJoined);
+    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Draining);
+    rig.input(Input::OpenEngine(EngineId(0)));
+    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Up);
+    (2..4).for_each(|id| rig.submit(id, 8, 1));
+    assert!([rig.at(2), rig.at(3)].contains(&Some(0)));
+}
+
+#[test]
 fn an_untrusted_worker_of_a_draining_engine_does_not_reopen_the_engine() {
     let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
     rig.submit(0, 8, 3);
@@ -460,7 +479,7 @@ fn an_untrusted_worker_of_a_draining_engine_does_not_reopen_the_engine() {
     let id = rig.steps.remove(&EngineId(0)).unwrap().id;
     rig.engine(0, Event::StepFinished(StepResult { step: id, ..StepResult::default() }));
     assert_eq!(rig.resets, [0]);
-    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Gone);
+    assert_eq!(rig.cluster.status(EngineId(0)).state, EngineState::Closed);
     assert_eq!((rig.moves.as_slice(), rig.emptied.as_slice()), ([(0, 0, 1, Move::Lost)].as_slice(), [0].as_slice()));
     rig.run_all();
     rig.assert_whole(0, 3);
