@@ -1,6 +1,6 @@
 //! The tiers of the prefix cache behind the device, with a worker whose cells carry their contents.
 
-use trunkline_core::{Config, Event, FinishReason, RequestId, TierConfig, Token, Write, eviction};
+use trunkline_core::{Config, Event, FinishReason, Preemption, RequestId, TierConfig, Token, Write, eviction};
 use trunkline_driver::Driver;
 
 /// Tokens in a block.
@@ -180,4 +180,29 @@ fn what_a_worker_could_not_compute_is_not_published_and_does_not_count_against_o
     rig.event(Event::Fail(RequestId(2)));
     rig.run_to_end();
     assert_eq!(rig.core.stats().published_blocks, published);
+}
+
+#[test]
+fn swapped_requests_and_a_host_tier_share_one_memory() {
+    let host = TierConfig { name: "host".into(), ..tier(12, Write::Through, "lru") };
+    let mut rig = joined(Config { host_blocks: 20, preemption: Preemption::Swap, ..config(vec![host]) });
+    // With nothing swapped the tier fills all 32 blocks.
+    for id in 1..=9 {
+        ask(&mut rig, id, prompt(id as u32, 4 * BLOCK + 1));
+    }
+    let blocks = |rig: &Driver| rig.stats().tiers[0].blocks;
+    assert_eq!((blocks(&rig), rig.host_free()), (32, 32), "every block of the tier could be evicted for a swap-out");
+    // Two requests that outgrow the device: one is swapped out, and the tier makes room.
+    rig.submit(10, prompt(10, 24 * BLOCK - 4), 60);
+    rig.submit(11, prompt(11, 24 * BLOCK - 4), 60);
+    rig.answer_until(|rig| rig.stats().swaps.swap_outs > 0);
+    let taken = 32 - rig.host_free();
+    assert!(taken > 20, "{taken} blocks: more than the twenty that are not the tier's");
+    assert!(blocks(&rig) + taken <= 32, "{} of the tier beside {taken} of the swapped request", blocks(&rig));
+    rig.run_to_end();
+    assert_eq!(rig.host_free(), 32);
+    rig.assert_texts();
+    // A first tier that is not host memory leaves the swapped requests their own blocks.
+    let rig = joined(Config { host_blocks: 8, ..config(vec![tier(12, Write::Through, "lru")]) });
+    assert_eq!(rig.host_free(), 8);
 }

@@ -10,7 +10,7 @@ impl Driver {
         self.core.check();
         let (stats, config) = (self.stats(), self.core.config());
         assert_eq!(self.usable() + self.in_use(), config.device_blocks, "every block is in one place: {stats:?}");
-        assert!(stats.free_host_blocks <= config.host_blocks);
+        assert!(stats.free_host_blocks <= config.host_capacity());
         self.check_progress();
     }
 

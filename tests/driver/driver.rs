@@ -542,7 +542,7 @@ impl Driver {
     pub fn assert_empty(&self) {
         let (stats, config) = (self.stats(), self.core.config());
         assert_eq!((stats.waiting, stats.running, stats.swapped), (0, 0, 0));
-        assert_eq!((self.usable(), self.host_free()), (config.device_blocks, config.host_blocks));
+        assert_eq!((self.usable(), self.host_free()), (config.device_blocks, config.host_capacity()));
         assert!(self.steps.is_empty() && self.copies.is_empty());
     }
 }

@@ -246,8 +246,10 @@ impl OracleWorker {
             block_size: config.block_size as usize,
             max_drafts: config.max_drafts,
             device: Memory::new("device", config.block_size, config.device_blocks),
-            host: Memory::new("host", config.block_size, config.host_blocks),
-            tiers: config.tiers.iter().map(|tier| Memory::new("tier", config.block_size, tier.blocks)).collect(),
+            host: Memory::new("host", config.block_size, config.host_capacity()),
+            tiers: (0..config.tiers.len())
+                .map(|tier| Memory::new("tier", config.block_size, config.tier_capacity(tier)))
+                .collect(),
             mirrors: Vec::new(),
             transfers: BTreeMap::new(),
             last_transfer: 0,

@@ -13,6 +13,8 @@ use crate::policy::{self, Policy};
 use crate::registry::{UnknownName, choose};
 use crate::tier::TIERS_MAX;
 
+/// Name of a first tier that is host memory, and shares its blocks with swapped-out requests.
+pub const HOST_TIER: &str = "host";
 /// Tokens in a block by default.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
 const BLOCK_SIZE_MAX: u32 = 4096;
@@ -92,6 +94,8 @@ settings! {
         swap_in_watermark: f64 { default: 1.0, range: 0.0..=WATERMARK_MAX, value: "BLOCKS" }
 
         /// KV blocks in host memory for requests that are swapped out; 0 is none.
+        ///
+        /// A first tier called `host` is the same memory: the tier and the swapped-out requests then share the blocks of both.
         host_blocks: u32 { default: 0, range: 0..=TOKENS_MAX, value: "N" }
 
         /// Tiers of the prefix cache beyond the device, nearest first; empty for none.
@@ -244,6 +248,21 @@ impl Config {
         }
         self.make_policy()?;
         self.make_eviction().map(|_| ())
+    }
+
+    /// Returns the number of host blocks that swapped-out requests may take, at most.
+    pub fn host_capacity(&self) -> u32 {
+        self.host_blocks + self.shared_host().map_or(0, |tier| tier.blocks)
+    }
+
+    /// Returns the number of blocks that a tier may hold, at most; the number of the nearest tier is 0.
+    pub fn tier_capacity(&self, tier: usize) -> u32 {
+        if tier == 0 && self.shared_host().is_some() { self.host_capacity() } else { self.tiers[tier].blocks }
+    }
+
+    /// Returns the first tier if it shares host memory with swapped-out requests.
+    pub(crate) fn shared_host(&self) -> Option<&TierConfig> {
+        self.tiers.first().filter(|tier| self.host_blocks > 0 && tier.name == HOST_TIER)
     }
 
     /// Makes the scheduling policy named by `policy`, with the policy's parameters.

@@ -80,6 +80,11 @@ impl HostPool {
         self.slots.count(state)
     }
 
+    /// Returns the number of blocks that are not free.
+    pub fn used(&self) -> u32 {
+        self.slots.capacity() - self.count(HostState::Free)
+    }
+
     /// Returns the state of a block.
     pub fn state(&self, block: u32) -> HostState {
         self.slots.state(block)

@@ -31,6 +31,8 @@ pub(crate) struct Kv {
     pub tree: PrefixTree,
     /// Host blocks of swapped-out sequences.
     pub host: HostPool,
+    /// `true` if the first tier and swapped-out requests share one host memory.
+    shares_host: bool,
     /// The prefix cache behind the device.
     pub tiers: Tiers,
     /// Transfers in flight.
@@ -52,7 +54,8 @@ impl Kv {
         Ok(Self {
             block_size: config.block_size,
             tree: PrefixTree::new(config.block_size, config.device_blocks, config.make_eviction()?),
-            host: HostPool::new(config.host_blocks),
+            host: HostPool::new(config.host_capacity()),
+            shares_host: config.shared_host().is_some(),
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(),
             retired: VecDeque::new(),
@@ -71,9 +74,39 @@ impl Kv {
         self.tree.estimate(&seq.hashes) * self.block_size
     }
 
-    /// Returns the number of free host blocks.
+    /// Returns the number of host blocks that a swap-out can take: free blocks, and in a shared memory also those of the tier that can
+    /// be evicted.
     pub fn free_hosts(&self) -> u32 {
-        self.host.count(HostState::Free)
+        if self.shares_host { self.tiers.lendable() } else { self.host.count(HostState::Free) }
+    }
+
+    /// Takes a host block for a swap-out, in a shared memory by evicting a block of the tier if none is free. Returns `None` if there is
+    /// none to take.
+    pub fn allocate_host(&mut self) -> Option<u32> {
+        if self.shares_host && !self.tiers.make_room() {
+            return None;
+        }
+        let host = self.host.allocate();
+        self.update_lent();
+        host
+    }
+
+    /// Removes a holder of a host block.
+    pub fn leave_host(&mut self, host: u32) {
+        self.host.leave(host);
+        self.update_lent();
+    }
+
+    /// Frees a host block whose swap-out failed.
+    pub fn host_fill_failed(&mut self, host: u32) {
+        self.host.fill_failed(host);
+        self.update_lent();
+    }
+
+    fn update_lent(&mut self) {
+        if self.shares_host {
+            self.tiers.set_lent(self.host.used());
+        }
     }
 
     /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate read
@@ -151,16 +184,19 @@ impl Kv {
 
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
     pub fn release(&mut self, seq: &mut Sequence) {
-        match &mut seq.phase {
-            Phase::SwappingOut(swap_out) => swap_out.hosts.drain(..).for_each(|host| self.host.leave(host)),
-            Phase::Swapped(swapped) => swapped.hosts.drain(..).for_each(|host| self.host.leave(host)),
+        let (hosts, arriving) = match &mut seq.phase {
+            Phase::SwappingOut(swap_out) => (std::mem::take(&mut swap_out.hosts), None),
+            Phase::Swapped(swapped) => (std::mem::take(&mut swapped.hosts), None),
             Phase::SwappingIn(swap_in) => {
                 debug_assert!(swap_in.transfer.is_none());
-                swap_in.hosts.drain(..).for_each(|host| self.host.leave(host));
-                self.tree.release(&mut swap_in.arriving, 0);
                 swap_in.copied = 0;
+                (std::mem::take(&mut swap_in.hosts), Some(&mut swap_in.arriving))
             }
-            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode => {}
+            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode => (Vec::new(), None),
+        };
+        hosts.into_iter().for_each(|host| self.leave_host(host));
+        if let Some(arriving) = arriving {
+            self.tree.release(arriving, 0);
         }
         self.tree.release(&mut seq.table, seq.published as usize);
         seq.published = 0;

@@ -37,7 +37,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     for block in &seq.table[pinned.max(seq.published as usize)..] {
         kv.tree.begin_move(*block);
     }
-    let hosts: Vec<u32> = (pinned..n).map(|_| kv.host.allocate().expect("counted a moment ago")).collect();
+    let hosts: Vec<u32> = (pinned..n).map(|_| kv.allocate_host().expect("counted a moment ago")).collect();
     let pairs: Vec<BlockPair> = seq.table[pinned..]
         .iter()
         .zip(&hosts)
@@ -115,7 +115,7 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     }
     for (at, host) in (pinned..).zip(on_device) {
         rebind(state, at, host, state.sequences[slot].table[at]);
-        state.kv.host.leave(host);
+        state.kv.leave_host(host);
     }
     resume_arrived(state);
     true
@@ -193,7 +193,7 @@ fn end_copying(state: &mut State, slot: usize, ok: bool) -> bool {
             if ok {
                 swap_out.hosts.iter().for_each(|host| kv.host.filled(*host));
             } else {
-                swap_out.hosts.drain(..).for_each(|host| kv.host.fill_failed(host));
+                swap_out.hosts.drain(..).for_each(|host| kv.host_fill_failed(host));
             }
             true
         }
@@ -279,7 +279,7 @@ fn resume(state: &mut State, slot: usize) {
         if at < published {
             rebind(state, at, host, state.sequences[slot].table[at]);
         }
-        state.kv.host.leave(host);
+        state.kv.leave_host(host);
     }
     state.journal.stats.swaps.swap_ins += 1;
     state.enter_batch(slot);
@@ -293,7 +293,7 @@ fn rebind(state: &mut State, at: usize, host: u32, block: BlockHandle) {
         if seq.table.len() == at
             && let Some(host) = seq.phase.take_first_host(host)
         {
-            kv.host.leave(host);
+            kv.leave_host(host);
             kv.tree.share(block);
             seq.table.push(block);
             seq.published += 1;

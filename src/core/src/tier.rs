@@ -106,6 +106,8 @@ pub(crate) struct Tier {
     /// All blocks but free and leaving ones, by hash.
     index: BlockIndex,
     eviction: Box<dyn Eviction>,
+    /// Free slots whose memory swapped-out requests use.
+    lent: u32,
     /// Blocks dropped to make room.
     pub evicted: u64,
 }
@@ -122,13 +124,35 @@ impl Tier {
             tokens: Vec::new(),
             index: BlockIndex::new(capacity),
             eviction,
+            lent: 0,
             evicted: 0,
         }
     }
 
-    /// Returns the number of blocks that fit.
+    /// Returns the number of blocks that fit beside the blocks lent.
     pub fn capacity(&self) -> u32 {
-        self.slots.capacity()
+        self.slots.capacity() - self.lent
+    }
+
+    /// Returns the number of free slots whose memory is not lent.
+    pub fn free(&self) -> u32 {
+        self.count(TierState::Free) - self.lent
+    }
+
+    /// Sets the number of free slots whose memory swapped-out requests use.
+    pub fn set_lent(&mut self, lent: u32) {
+        assert!(lent <= self.count(TierState::Free), "the memory of a block is used twice");
+        self.lent = lent;
+    }
+
+    /// Evicts a block unless a slot is free. Returns `false` if no block can be evicted.
+    pub fn make_room(&mut self) -> bool {
+        if self.free() == 0 {
+            let Some(victim) = self.remove_victim() else { return false };
+            self.slots.apply(victim, TierEvent::Evicted);
+            self.evicted += 1;
+        }
+        true
     }
 
     /// Returns the number of blocks in a state.
@@ -165,10 +189,8 @@ impl Tier {
         if self.index.find(contents.hash, |slot| self.nodes.fingerprint(slot)).is_some() {
             return None;
         }
-        if self.count(TierState::Free) == 0 {
-            let victim = self.remove_victim()?;
-            self.slots.apply(victim, TierEvent::Evicted);
-            self.evicted += 1;
+        if !self.make_room() {
+            return None;
         }
         let slot = self.slots.take(TierEvent::FillBegan).expect("a slot is free");
         self.open(slot);

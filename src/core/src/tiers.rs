@@ -50,8 +50,8 @@ impl Tiers {
     /// If a tier names no eviction policy.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let mut tiers = Vec::new();
-        for tier in &config.tiers {
-            tiers.push(Tier::new(config.block_size, tier.blocks, tier.make_eviction()?));
+        for (at, tier) in config.tiers.iter().enumerate() {
+            tiers.push(Tier::new(config.block_size, config.tier_capacity(at), tier.make_eviction()?));
         }
         Ok(Self {
             tiers,
@@ -91,8 +91,23 @@ impl Tiers {
     /// Returns the number of blocks to remove from a tier for writing back to keep the tier's share free.
     pub fn missing_spare(&self, tier: usize) -> u32 {
         let tier = &self.tiers[tier];
-        let free = tier.count(TierState::Free) + tier.count(TierState::Leaving);
+        let free = tier.free() + tier.count(TierState::Leaving);
         (tier.capacity() / SPARE_SHARE).max(1).saturating_sub(free)
+    }
+
+    /// Sets the number of blocks of the first tier whose memory swapped-out requests use.
+    pub fn set_lent(&mut self, lent: u32) {
+        self.tiers[0].set_lent(lent);
+    }
+
+    /// Returns the number of blocks of the first tier that are free or can be evicted.
+    pub fn lendable(&self) -> u32 {
+        self.tiers[0].free() + self.tiers[0].count(TierState::Idle)
+    }
+
+    /// Evicts a block of the first tier unless one is free. Returns `false` if no block can be evicted.
+    pub fn make_room(&mut self) -> bool {
+        self.tiers[0].make_room()
     }
 
     /// Returns the gauges and counters of each tier.
