@@ -215,7 +215,10 @@ impl Settings {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
     /// The scheduler assumes other stages than the model is spread over.
-    #[error("pipeline_stages is {stages}, but a replica spreads the model over {pipeline}; it must be 1 or {pipeline}")]
+    #[error(
+        "pipeline_stages is {stages}, but a replica has {pipeline}; give the replica as many with --parallel pp{stages}, or leave the \
+         setting at 1"
+    )]
     PipelineStages {
         /// Number of stages that the scheduler was to assume.
         stages: u32,

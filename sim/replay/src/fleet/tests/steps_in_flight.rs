@@ -99,5 +99,8 @@ fn preemptions_and_failures_lose_nothing_with_steps_ahead() {
 #[test]
 fn stages_are_those_of_the_model() {
     let error = replay(&trace_of(1), &with(4, 2), &FourStages, &mut |_| {}).unwrap_err().to_string();
-    assert_eq!(error, "pipeline_stages is 2, but a replica spreads the model over 4; it must be 1 or 4");
+    assert_eq!(
+        error,
+        "pipeline_stages is 2, but a replica has 4; give the replica as many with --parallel pp2, or leave the setting at 1"
+    );
 }
