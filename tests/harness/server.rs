@@ -1,4 +1,4 @@
-//! A server inside the test's process, with the embedded worker and a small model with made-up weights, and a client of it.
+//! A server inside the test's process, with the embedded worker and a small model with random weights, and a client of it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -29,6 +29,31 @@
 //! * No container is iterated in an order that depends on hashing. Equal events and times give an equal
 //!   [`Core::digest`].
 //!
+//! # Example
+//!
+//! A request of six tokens, a step, and the worker's answer with the first sampled token:
+//!
+//! ```
+//! use trunkline_core::{Action, Config, Core, Event, Namespace, Request, RequestId, StepResult};
+//!
+//! let config = Config { block_size: 4, ..Config::default() };
+//! let mut core = Core::new(config)?;
+//! let mut actions = Vec::new();
+//! core.handle(0, Event::WorkerJoined, &mut actions);
+//! let mut request = Request::new(RequestId(1), Namespace::default().root(), vec![7; 6], 2);
+//! request.hash_prompt(4);
+//! core.handle(1_000, Event::Submit(Box::new(request)), &mut actions);
+//! let Some(Action::RunStep(step)) = actions.pop() else { panic!("the worker is idle, so the request runs") };
+//! assert_eq!((step.seqs[0].n_tokens, step.seqs[0].sample), (6, true));
+//!
+//! let mut result = StepResult { step: step.id, ..StepResult::default() };
+//! result.push(&[42]);
+//! core.handle(9_000, Event::StepFinished(result), &mut actions);
+//! assert_eq!(actions[0], Action::Token { request: RequestId(1), token: 42 });
+//! assert!(matches!(actions[1], Action::RunStep(_)), "the second token is decoded next");
+//! # Ok::<(), trunkline_core::ConfigError>(())
+//! ```
+//!
 //! **Architecture invariant:** this crate knows no tokio, no tonic, no file and no socket.
 //!
 //! Start with [`event`], then [`core`](Core).
