@@ -189,7 +189,13 @@ impl Driver {
         if self.requests.get(&id).is_some_and(|known| known.withdrawn && !known.is_answered()) {
             return;
         }
-        self.requests.insert(id, Known::new(request));
+        // The id may have been another request's, whose end says nothing of this one.
+        self.sent.failed.remove(&id);
+        self.sent.withdrawn.remove(&id);
+        let before = self.requests.insert(id, Known::new(request));
+        if let (Some(before), false) = (before, matches!(self.answers, Answers::Dictated)) {
+            before.assert_text(self.script());
+        }
         match self.answers {
             Answers::Content => self.worker.expect(request),
             Answers::Script(_) | Answers::Dictated => self.worker.expect_dictated(request),
@@ -224,13 +230,14 @@ impl Driver {
         self.event(Event::Abort(RequestId(id)));
     }
 
-    /// Aborts a request and ends the step that runs the request.
+    /// Aborts a request, and ends the step that runs the request, so that its blocks are released too.
     pub fn abort_now(&mut self, id: u64) {
+        let in_step = self.ids().contains(&id);
         self.abort(id);
-        if !self.has_ended(id) {
+        assert!(self.has_ended(id));
+        if in_step {
             self.answer();
         }
-        assert!(self.has_ended(id));
     }
 
     /// Evicts all idle blocks.
@@ -244,6 +251,7 @@ impl Driver {
         match action {
             Action::RunStep(step) => {
                 self.check_step(&step);
+                self.worker.send_step(&step);
                 self.steps.push_back(step);
                 if self.steps.len() == 1 {
                     self.begin_front();
