@@ -171,7 +171,7 @@ impl Core {
     fn submit(&mut self, request: Request, actions: &mut Vec<Action>) {
         let id = request.id;
         if let Some(refusal) = self.refusal(&request) {
-            self.state.journal.decide(Decision::Refuse, id.0, 0);
+            self.state.journal.decide(Decision::Refuse, id.0, refusal.number());
             self.state.journal.stats.requests.refused += 1;
             actions.push(Action::Refuse { request: id, refusal });
             return;

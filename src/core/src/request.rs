@@ -173,3 +173,20 @@ pub enum Refusal {
     #[error("a request with this id is still active")]
     DuplicateId,
 }
+
+impl Refusal {
+    /// Returns the number of the reason in the decisions digest, from 1. The numbers are part of recordings: never reuse a number.
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::EmptyPrompt => 1,
+            Self::NoTokensAsked => 2,
+            Self::ContextTooLong { .. } => 3,
+            Self::NeverFits { .. } => 4,
+            Self::QueueFull { .. } => 5,
+            Self::QueueTokensFull { .. } => 6,
+            Self::Draining => 7,
+            Self::NoEngine => 8,
+            Self::DuplicateId => 9,
+        }
+    }
+}
