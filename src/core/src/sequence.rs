@@ -82,6 +82,8 @@ pub(crate) struct History {
     pub charged_tokens: u32,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_tokens: Option<u32>,
+    /// Times the sequence was admitted. Only the first admission counts hits.
+    pub admissions: u32,
     /// Times the sequence was preempted.
     pub preemptions: u32,
     /// Tokens generated when the sequence last joined the batch, to notice progress.
