@@ -20,7 +20,8 @@ use crate::step::{Step, StepResult};
 use crate::steps::Steps;
 use crate::{swap, transfer_end};
 
-/// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
+/// Steps of one request that workers may fail to finish, without a token of the request in between, before the request ends with
+/// [`FinishReason::Error`].
 pub const WORKER_FAILURES_MAX: u32 = 3;
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
@@ -171,7 +172,7 @@ impl Core {
     fn submit(&mut self, request: Request, actions: &mut Vec<Action>) {
         let id = request.id;
         if let Some(refusal) = self.refusal(&request) {
-            self.state.journal.decide(Decision::Refuse, id.0, 0);
+            self.state.journal.decide(Decision::Refuse, id.0, refusal.number());
             self.state.journal.stats.requests.refused += 1;
             actions.push(Action::Refuse { request: id, refusal });
             return;
@@ -241,19 +242,19 @@ impl Core {
         }
     }
 
-    /// Ends a request that the worker cannot compute, and blames the request for the steps in flight that run it, also if the
-    /// request has ended since and the id is that of a new request.
+    /// Ends a request that the worker cannot compute, and notes the request as the cause of the failure. A request that ended since
+    /// is blamed for the steps in flight that run it, and a later request of its id is not.
     fn fail(&mut self, id: RequestId, actions: &mut Vec<Action>) {
-        let mut blamed = false;
+        let sequences = &mut self.state.sequences;
+        let mut has_ended = false;
         for slot in self.steps.slots_of(id) {
-            if let Some(Ending::Reported(reason)) = &mut self.state.sequences[slot].ending {
-                *reason = FinishReason::Error;
-                blamed = true;
-            }
+            has_ended |= matches!(sequences[slot].ending, Some(Ending::Reported(_)));
+            sequences[slot].guilty = true;
         }
-        let runs = |slot: &usize| self.state.sequences[*slot].is_in_step();
-        if !blamed || self.by_id.get(&id).is_some_and(runs) {
-            self.end_by_id(id, FinishReason::Error, actions);
+        let live = self.by_id.get(&id).copied();
+        if let Some(slot) = live.filter(|slot| !has_ended || sequences[*slot].is_in_step()) {
+            sequences[slot].guilty = true;
+            self.end(slot, FinishReason::Error, actions);
         }
     }
 
@@ -295,7 +296,8 @@ impl Core {
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         state.free_worker_slot(slot);
-        if self.worker_joined && ending != Ending::Finish(FinishReason::Error) {
+        let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
+        if self.worker_joined && !failed {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);
@@ -334,12 +336,12 @@ impl Core {
         self.forget_deadlines();
     }
 
-    /// Removes a sequence whose end was reported for a reason, once no step in flight runs it.
-    fn discard(&mut self, slot: usize, reason: FinishReason) {
+    /// Removes a sequence whose end was reported, once no step in flight runs it.
+    fn discard(&mut self, slot: usize) {
         let state = &mut self.state;
         state.reported -= 1;
         state.free_worker_slot(slot);
-        if self.worker_joined && reason != FinishReason::Error {
+        if self.worker_joined && !state.sequences[slot].has_failed() {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);

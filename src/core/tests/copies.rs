@@ -1,65 +1,59 @@
-//! Copies that are slow, hang, fail, or are in the way.
+//! Copies to and from tiers: which blocks, in which order, on which occasion.
 
 use trunkline_core::{Config, Preemption, TierConfig, Token, Write};
 use trunkline_driver::Driver;
+
+const BLOCK: u32 = 4;
 
 fn tier(blocks: u32, write: Write) -> TierConfig {
     TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into() }
 }
 
-/// Twelve blocks of four tokens on the device, and one tier.
-fn config() -> Config {
+fn config(tiers: Vec<TierConfig>) -> Config {
     Config {
-        block_size: 4,
+        block_size: BLOCK,
         device_blocks: 12,
+        max_batch_tokens: 200,
+        max_batch_size: 4,
+        max_context: 200,
         launch_watermark: 0.0,
         swap_in_watermark: 0.0,
-        tiers: vec![tier(100, Write::Through)],
+        tiers,
         ..Config::default()
     }
 }
 
-fn tokens(from: u32, n: u32) -> Vec<Token> {
-    (from..from + n).collect()
+/// `n` tokens that begin no other prompt.
+fn prompt(kind: u32, n: u32) -> Vec<Token> {
+    (0..n).map(|at| kind * 1000 + at).collect()
+}
+
+/// Runs a request to its end. Returns the tokens of its prompt found in the cache.
+fn ask(driver: &mut Driver, id: u64, prompt: Vec<Token>) -> u32 {
+    driver.submit(id, prompt, 1);
+    driver.run_to_end();
+    driver.usages[&id].cached_tokens
 }
 
 #[test]
-fn a_store_that_others_read_too_frees_nothing_and_is_not_waited_for() {
-    let mut rig = Driver::new(Config { host_blocks: 50, preemption: Preemption::Swap, ..config() });
-    rig.submit(1, tokens(0, 9), 1);
-    rig.answer();
-    assert_eq!(rig.copies.len(), 1, "the prompt of 1 is being stored");
-    rig.submit(2, tokens(100, 20), 20);
-    rig.submit(3, tokens(0, 9), 30);
-    while !(rig.has_ended(2) && rig.has_ended(3)) {
-        if !rig.steps.is_empty() {
-            rig.answer();
-        } else {
-            assert!(rig.copies.len() > 1, "the device waits for the store alone: {:?}", rig.stats());
-            rig.finish_copy(1);
-        }
+fn what_a_preempted_request_finds_of_its_own_is_no_second_use() {
+    for (preemption, host_blocks) in [(Preemption::Recompute, 0), (Preemption::Swap, 20)] {
+        let limits = Config { preemption, host_blocks, ..config(vec![tier(100, Write::SecondUse)]) };
+        let mut driver = Driver::new(limits);
+        driver.submit(1, prompt(1, 20), 20);
+        driver.submit(2, prompt(2, 17), 20);
+        driver.answer_until(|driver| driver.stats().preemptions > 0);
+        driver.run_to_end();
+        let stats = driver.stats();
+        assert_eq!(driver.usages[&2].preemptions, 1, "{preemption:?}");
+        assert!(
+            stats.published_blocks < 9 + 9 + 4,
+            "{preemption:?}: request 2 found blocks of its own again: {stats:?}"
+        );
+        assert_eq!(stats.tiers[0].stored_blocks, 0, "{preemption:?}");
+        // What another request finds is a second use.
+        let cached = ask(&mut driver, 3, prompt(2, 17));
+        assert!(cached > 0, "{preemption:?}");
+        assert_eq!(driver.stats().tiers[0].stored_blocks, u64::from(cached / BLOCK), "{preemption:?}");
     }
-    assert!(rig.stats().swaps.swap_outs > 0);
-    rig.run_to_end();
-}
-
-#[test]
-fn decodes_do_not_all_wait_for_a_store_that_frees_blocks_at_its_end() {
-    let mut rig = Driver::new(config());
-    rig.submit(1, tokens(0, 9), 1);
-    rig.answer();
-    assert_eq!((rig.copies.len(), rig.copies[0].pairs.len()), (1, 2));
-    // Five blocks each, and both need a sixth in the same step.
-    rig.submit(2, tokens(100, 19), 8);
-    rig.submit(3, tokens(200, 19), 8);
-    while rig.ends.len() < 3 {
-        assert!(!rig.steps.is_empty(), "the device idles behind the store: {:?}", rig.stats());
-        rig.answer();
-        if rig.copies.len() > 1 {
-            rig.finish_copy(1);
-        }
-    }
-    assert!(rig.stats().preemptions > 0 && rig.copies[0].pairs.len() == 2, "the first store is still under way");
-    rig.run_to_end();
-    rig.assert_all_said(1..=3);
 }

@@ -101,7 +101,7 @@ impl Core {
             let Some(seq) = self.state.sequences.get(*slot).filter(|seq| !seq.is_in_step()) else { continue };
             match seq.ending {
                 None => {}
-                Some(Ending::Reported(reason)) => self.discard(*slot, reason),
+                Some(Ending::Reported(_)) => self.discard(*slot),
                 Some(ending) => self.remove(*slot, ending, actions),
             }
         }
@@ -136,11 +136,8 @@ impl Core {
         seq.computed = computed.min(seq.tokens.len() as u32);
         let leaves = seq.ending.is_some();
         // KV that the worker failed to compute is not published, nor what is computed past the last token.
-        let publishes = !matches!(
-            seq.ending,
-            Some(Ending::Reported(FinishReason::Error | FinishReason::Stop | FinishReason::Length))
-        );
-        if publishes && seq.computed / config.block_size > seq.published {
+        let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
+        if !seq.has_failed() && !is_complete && seq.computed / config.block_size > seq.published {
             kv.publish(seq, last_step, journal);
         }
         leaves
@@ -184,19 +181,18 @@ impl Core {
     fn lose_steps(&mut self) {
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
-        // If the guilty request is known, the others did nothing.
+        // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
         let seqs = || steps.iter().flat_map(|step| step.seqs.iter().map(|(slot, _)| *slot));
-        let guilty = Some(Ending::Reported(FinishReason::Error));
-        let named = seqs().any(|slot| self.state.sequences[slot].ending == guilty);
+        let named = seqs().any(|slot| self.state.sequences[slot].has_failed());
         for slot in seqs() {
             let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
             seq.ahead = Ahead::default();
-            if let Some(Ending::Reported(reason)) = seq.ending {
-                self.discard(slot, reason);
+            if let Some(Ending::Reported(_)) = seq.ending {
+                self.discard(slot);
                 continue;
             }
-            seq.history.worker_failures += u32::from(!named);
-            if seq.history.worker_failures >= WORKER_FAILURES_MAX {
+            seq.worker_failures = seq.worker_failures.saturating_add(u8::from(!named));
+            if u32::from(seq.worker_failures) >= WORKER_FAILURES_MAX {
                 seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
             }
         }
