@@ -158,7 +158,12 @@ impl Driver {
     /// If the core answers what it must not.
     pub fn deliver(&mut self, event: Event) {
         match &event {
-            Event::WorkerJoined => self.joined = true,
+            Event::WorkerJoined => {
+                if self.joined {
+                    self.forget_worker();
+                }
+                self.joined = true;
+            }
             Event::WorkerLost => self.forget_worker(),
             Event::Submit(request) => self.expect(request),
             Event::Fail(id) => self.blame(*id),

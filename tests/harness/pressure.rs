@@ -202,6 +202,7 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
         swap_in_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
         max_step_logits: pick(rng, &[few_logits, 1 << 16]),
         max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
+        copy_timeout_ns: pick(rng, &[0, 3_000, 20_000, 30_000_000_000]),
         max_drafts: pick(rng, &[0, 1, 3, 8]),
         target_step_ns: pick(rng, &[0, 200, 700]),
         // A block is up to sixteen tokens, so each way is at times the cheaper one.
@@ -257,6 +258,8 @@ impl Run {
                 40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
                 41..46 => self.end_transfer(),
                 46 => self.some_request(Event::Withdraw),
+                // A worker that came back before its loss was noticed.
+                47 if self.rng.random_range(0..16) == 0 => self.event(Event::WorkerJoined),
                 _ => self.advance(),
             }
         }

@@ -199,7 +199,8 @@ impl Cluster {
         }
         self.report_empty(out);
         if self.closing != Closing::Open && self.engines.len() > 1 {
-            self.report_drained(self.placements.len() == 0, out);
+            let is_storing = self.engines.iter().any(|engine| engine.core.is_storing());
+            self.report_drained(self.placements.len() == 0 && !is_storing, out);
         }
     }
 
@@ -529,7 +530,7 @@ impl Cluster {
         self.digest.with(self.engines.iter().map(|engine| engine.core.digest()))
     }
 
-    /// Returns the earliest deadline of a request: the driver delivers [`Event::Tick`] then, unless another input comes first.
+    /// Returns the earliest deadline of a request or a copy: the driver delivers [`Event::Tick`] then, unless another input comes first.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min()
     }

@@ -49,6 +49,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
         }
         return Admission::Full;
     }
+    kv.admitted();
     take_blocks(state, slot, needed, computed);
     let State { sequences, journal, waiting, .. } = state;
     let seq = &mut sequences[slot];

@@ -102,6 +102,16 @@ settings! {
         /// A first tier called `host` is the same memory: the tier and the swapped-out requests then share the blocks of both.
         host_blocks: u32 { default: 0, range: 0..=TOKENS_MAX, value: "N" }
 
+        /// Time after which a copy of KV blocks is overdue: requests that wait for the copy are recomputed, in other blocks, and the
+        /// place behind the copy is left alone until the copy ends; 0 is never.
+        ///
+        /// In nanoseconds here; users write milliseconds. Once copies between two places were measured, a copy that takes sixteen
+        /// times as long as expected, and a second at least, is overdue too. The default is long for a slow disk and short for a
+        /// client.
+        copy_timeout_ns: u64 {
+            default: 30_000_000_000, value: "MS", flag: "copy-timeout-ms", notation: Milliseconds, recorded: unless_default
+        }
+
         /// Tiers of the prefix cache beyond the device, nearest first; empty for none.
         tiers: Vec<TierConfig> { default: Vec::new() }
 

@@ -78,14 +78,14 @@ impl Core {
     pub fn handle(&mut self, now_ns: u64, event: Event, actions: &mut Vec<Action>) {
         let is_allowed = !self.fast_forward.is_under_way() || matches!(event, Event::Submit(_) | Event::Tick);
         assert!(is_allowed, "a fast-forward is under way: {event:?}");
-        self.now_ns = self.now_ns.max(now_ns);
+        self.advance(now_ns);
         match event {
             Event::Submit(request) => self.submit(*request, actions),
             Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
             Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
             Event::Withdraw(id) => self.withdraw(id, actions),
             Event::Fail(id) => self.fail(id, actions),
-            Event::WorkerJoined => self.worker_joined = true,
+            Event::WorkerJoined => self.join(actions),
             Event::WorkerLost => {
                 self.worker_joined = false;
                 self.lose_kv(actions);
@@ -104,7 +104,7 @@ impl Core {
         self.expire(actions);
         self.begin_steps(actions);
         self.send_transfers(actions);
-        if self.draining && !self.drained && self.state.sequences.is_empty() {
+        if self.draining && !self.drained && self.state.sequences.is_empty() && !self.is_storing() {
             self.drained = true;
             actions.push(Action::Drained);
         }
@@ -127,9 +127,17 @@ impl Core {
         self.steps.recycle(step);
     }
 
-    /// Returns the earliest deadline. The driver sends an [`Event::Tick`] at that time, unless another event comes first.
+    /// Returns the earliest deadline of a request or a transfer. The driver sends an [`Event::Tick`] at that time, unless another event
+    /// comes first.
     pub fn next_deadline_ns(&self) -> Option<u64> {
-        self.deadlines.peek().map(|Reverse((deadline_ns, ..))| *deadline_ns)
+        let request_ns = self.deadlines.peek().map(|Reverse((deadline_ns, ..))| *deadline_ns);
+        [request_ns, self.state.kv.transfers.next_due_ns()].into_iter().flatten().min()
+    }
+
+    /// Returns `true` if blocks are being copied to a tier, in time so far. A driver that stops now loses what a later request could
+    /// find there.
+    pub fn is_storing(&self) -> bool {
+        self.state.kv.transfers.is_storing()
     }
 
     /// Returns the running digest of all decisions: equal for equal events and times, on every driver.
@@ -167,6 +175,20 @@ impl Core {
             tiers: state.kv.tiers.stats(),
             ..state.journal.stats
         }
+    }
+
+    /// Sets the time to `now_ns`, unless that is earlier than the latest time seen.
+    fn advance(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.state.kv.transfers.now_ns = self.now_ns;
+    }
+
+    /// Notes that a worker joined, with empty KV blocks. A worker there before, whose loss was not reported, is lost.
+    fn join(&mut self, actions: &mut Vec<Action>) {
+        if std::mem::take(&mut self.worker_joined) {
+            self.lose_kv(actions);
+        }
+        self.worker_joined = true;
     }
 
     fn submit(&mut self, request: Request, actions: &mut Vec<Action>) {
@@ -362,7 +384,7 @@ impl Core {
         }
     }
 
-    /// Ends requests whose deadline has passed.
+    /// Ends requests whose deadline has passed, and gives up waiting for overdue transfers.
     fn expire(&mut self, actions: &mut Vec<Action>) {
         while let Some(Reverse((deadline_ns, arrival, id))) = self.deadlines.peek().copied() {
             if deadline_ns > self.now_ns {
@@ -374,6 +396,7 @@ impl Core {
                 self.end(slot, FinishReason::Timeout, actions);
             }
         }
+        transfer_end::give_up_overdue(&mut self.state);
     }
 
     fn shutdown(&mut self, actions: &mut Vec<Action>) {

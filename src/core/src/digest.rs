@@ -48,6 +48,8 @@ pub enum Decision {
     Load = 16,
     /// A request was handed back; amount: tokens generated.
     Withdraw = 17,
+    /// A transfer did not end in time; subject: the request that waited, if one did; amount: its id.
+    TransferOverdue = 18,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

@@ -22,7 +22,7 @@ pub enum Event {
     Withdraw(RequestId),
     /// The worker cannot compute a request, in any batch; the request ends with [`FinishReason::Error`].
     Fail(RequestId),
-    /// The worker is ready to run steps, with empty KV blocks.
+    /// The worker is ready to run steps, with empty KV blocks. A worker that was there before is lost.
     WorkerJoined,
     /// The worker is gone with all KV on the device and on the host; blocks in tiers stay. The step and the transfers in flight
     /// will not be answered, and write nothing more.
@@ -33,7 +33,7 @@ pub enum Event {
     TransferFinished(u64),
     /// The transfer with this id failed: the contents of the destinations are undefined. Costs a recomputation, never contents.
     TransferFailed(u64),
-    /// Time passed; deadlines may be due.
+    /// Time passed; deadlines of requests or transfers may be due.
     Tick,
     /// Drops every cached block, on the device and in the tiers, without a reader and without a transfer in flight.
     FlushCache,
@@ -85,6 +85,7 @@ pub enum Action {
         /// Device blocks dropped from the cache.
         blocks: u32,
     },
-    /// No request is left after [`Event::Drain`] or [`Event::Shutdown`]. Sent once.
+    /// No request is left after [`Event::Drain`] or [`Event::Shutdown`], and no blocks are being copied to a tier, unless the copies
+    /// are overdue. Sent once.
     Drained,
 }

@@ -18,6 +18,7 @@ use crate::config::{Config, ConfigError};
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::journal::Journal;
+use crate::links::Links;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer_table::TransferTable;
@@ -43,6 +44,8 @@ pub(crate) struct Kv {
     pub found: Vec<u32>,
     /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
+    /// Tier of the first block left out of the last plan because computing the block takes less time.
+    passed_over: Option<usize>,
 }
 
 impl Kv {
@@ -57,10 +60,11 @@ impl Kv {
             host: HostPool::new(config.host_capacity()),
             shares_host: config.shared_host().is_some(),
             tiers: Tiers::new(config)?,
-            transfers: TransferTable::new(),
+            transfers: TransferTable::new(Links::new(config)),
             retired: VecDeque::new(),
             found: Vec::new(),
             plan: Vec::new(),
+            passed_over: None,
         })
     }
 

@@ -64,6 +64,10 @@ pub(crate) fn freed_by_swaps(state: &State) -> u32 {
 /// Returns the number of device blocks that become usable at the end of a transfer.
 fn freed_by(state: &State, transfer: &InFlight) -> u32 {
     let kv = &state.kv;
+    if transfer.is_overdue {
+        // Nobody knows when it ends, if ever.
+        return 0;
+    }
     match &transfer.purpose {
         Purpose::SwapOut { slot } => {
             let seq = &state.sequences[*slot];

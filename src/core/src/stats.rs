@@ -52,7 +52,7 @@ pub struct SwapCounters {
     pub swapped_out_blocks: u64,
     /// Blocks of swap-in transfers begun so far.
     pub swapped_in_blocks: u64,
-    /// Transfers that failed so far.
+    /// Transfers that failed or did not end in time so far.
     pub failed_transfers: u64,
 }
 

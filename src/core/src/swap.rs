@@ -27,7 +27,8 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     let n = seq.computed_blocks(state.config.block_size);
     let pinned = readers::run_by_others(state, slot, n);
-    if n == pinned || (state.kv.free_hosts() as usize) < n - pinned {
+    let is_stuck = state.kv.transfers.is_stuck(Place::Host);
+    if n == pinned || (state.kv.free_hosts() as usize) < n - pinned || is_stuck {
         return false;
     }
     state.leave_batch(slot);
@@ -68,10 +69,16 @@ struct SwapInPlan {
     needed: u32,
 }
 
-/// Begins to bring the first swapped sequence back. Returns `false`, and changes nothing, if there is none or no room for it.
+/// Begins to bring the first swapped sequence back, or lets it be recomputed while transfers with the host are overdue. Returns `false`,
+/// and changes nothing, if there is none or no room for it.
 pub(crate) fn begin_in(state: &mut State) -> bool {
     let Some(place) = state.swaps.swapped.first().copied() else { return false };
     let slot = place.slot;
+    if state.kv.transfers.is_stuck(Place::Host) {
+        // Its blocks may never come back, and nothing is admitted while it waits.
+        recompute(state, slot, SequenceEvent::Released);
+        return true;
+    }
     let Some(SwapInPlan { pinned, found, copied, needed }) = plan_in(state, slot) else { return false };
     state.swaps.swapped.remove(&place);
     let State { sequences, kv, journal, .. } = state;

@@ -147,12 +147,13 @@ impl Tiers {
         self.identities[block as usize] = (identity, before);
     }
 
-    /// Appends to `plan` the blocks that continue a prompt behind its blocks `found` on the device, each in the nearest tier that has
-    /// it. `rest` yields hash and tokens of the prompt's full blocks after `found`.
+    /// Appends to `plan` the blocks that continue a prompt behind its blocks `found` on the device, each in the nearest open tier that
+    /// has it. `rest` yields hash and tokens of the prompt's full blocks after `found`.
     pub fn plan<'a>(
         &self,
         root: BlockHash,
         found: &[u32],
+        is_open: [bool; TIERS_MAX],
         rest: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
         plan: &mut Vec<PlannedBlock>,
     ) {
@@ -162,7 +163,8 @@ impl Tiers {
             let hit = |(at, tier): (usize, &Tier)| {
                 tier.find(hash, before, tokens).map(|block| PlannedBlock { tier: at, block })
             };
-            let Some(planned) = self.tiers.iter().enumerate().find_map(hit) else { break };
+            let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
+            let Some(planned) = open.into_iter().find_map(hit) else { break };
             before = self.tiers[planned.tier].contents(planned.block).identity;
             plan.push(planned);
         }

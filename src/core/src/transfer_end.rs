@@ -1,26 +1,44 @@
 //! The end of transfers: one path for every purpose.
 
 use crate::digest::Decision;
-use crate::sequence::Phase;
+use crate::sequence::{Phase, SequenceEvent};
 use crate::state::State;
 use crate::transfer_table::{InFlight, Purpose};
 use crate::{loading, swap};
 
 /// Ends a transfer, successfully if `ok`. An id that is not in flight is ignored.
 pub(crate) fn end(state: &mut State, id: u64, ok: bool) {
-    let Some(transfer) = state.kv.transfers.end(id) else { return };
+    let Some(transfer) = state.kv.transfers.end(id, ok) else { return };
     let decision = if ok { Decision::TransferFinished } else { Decision::TransferFailed };
     let subject = match transfer.purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => state.sequences[slot].id.0,
         _ => 0,
     };
     state.journal.decide(decision, subject, id);
-    state.journal.stats.swaps.failed_transfers += u64::from(!ok);
+    state.journal.stats.swaps.failed_transfers += u64::from(!ok && !transfer.is_overdue);
     let InFlight { from, to, pairs, purpose, .. } = transfer;
     match purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => swap::end_transfer(state, slot, ok),
         Purpose::Orphaned(orphan) => state.kv.end_orphan(from, to, &pairs, orphan),
-        purpose => loading::end_transfer(state, InFlight { id, from, to, pairs, purpose }, ok),
+        purpose => loading::end_transfer(state, InFlight { pairs, purpose, ..transfer }, ok),
+    }
+}
+
+/// Gives up waiting for the transfers that are overdue by now. A sequence that waits for such a transfer is recomputed, in other blocks;
+/// the transfer keeps the blocks that it may still read or write. Transfers without a waiting sequence continue.
+pub(crate) fn give_up_overdue(state: &mut State) {
+    while let Some(transfer) = state.kv.transfers.take_overdue() {
+        let (id, slot) = (transfer.id, transfer.purpose.slot());
+        let request = slot.map_or(0, |slot| state.sequences[slot].id.0);
+        state.journal.decide(Decision::TransferOverdue, request, id);
+        state.journal.stats.swaps.failed_transfers += 1;
+        if let Some(slot) = slot {
+            orphan(state, slot);
+            swap::leave_queue(state, slot);
+            state.release(slot);
+            state.start_over(slot, SequenceEvent::TransferOverdue);
+            swap::resume_arrived(state);
+        }
     }
 }
 

@@ -3,8 +3,11 @@
 //! Every copy of KV blocks, between whichever places, is one entry of this table from its request to its answer. The purpose says
 //! what happens at the end. A hand-over of blocks to another engine would be one more [`Purpose`].
 
+use std::collections::BTreeSet;
+
 use crate::digest::Digest;
 use crate::ids::BlockHandle;
+use crate::links::Links;
 use crate::transfer::{Place, Transfer};
 
 /// A block to copy: the number at the source and the number at the destination.
@@ -91,6 +94,12 @@ pub(crate) struct InFlight {
     pub pairs: Vec<BlockPair>,
     /// Reason, and work at the end.
     pub purpose: Purpose,
+    /// Time of the request, nanoseconds.
+    pub begun_ns: u64,
+    /// Time at which the transfer is overdue, nanoseconds.
+    pub due_ns: u64,
+    /// `true` once the transfer is overdue.
+    pub is_overdue: bool,
 }
 
 /// All transfers in flight, in the order of request.
@@ -98,14 +107,30 @@ pub(crate) struct InFlight {
 pub(crate) struct TransferTable {
     next_id: u64,
     in_flight: Vec<InFlight>,
+    /// (due time, id) of the transfers that may become overdue.
+    due: BTreeSet<(u64, u64)>,
+    /// Overdue transfers in flight.
+    n_overdue: u32,
+    /// Time of the event being handled, nanoseconds.
+    pub now_ns: u64,
+    /// Durations of transfers between two places.
+    pub links: Links,
     /// Transfers not yet handed to the driver.
     outbox: Vec<Transfer>,
 }
 
 impl TransferTable {
     /// Creates an empty table.
-    pub fn new() -> Self {
-        Self { next_id: 1, in_flight: Vec::new(), outbox: Vec::new() }
+    pub fn new(links: Links) -> Self {
+        Self {
+            next_id: 1,
+            in_flight: Vec::new(),
+            due: BTreeSet::new(),
+            n_overdue: 0,
+            now_ns: 0,
+            links,
+            outbox: Vec::new(),
+        }
     }
 
     /// Requests a transfer. Returns the transfer's id.
@@ -114,19 +139,62 @@ impl TransferTable {
         self.next_id += 1;
         let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
         self.outbox.push(Transfer { id, from, to, pairs: numbers });
-        self.in_flight.push(InFlight { id, from, to, pairs, purpose });
+        let begun_ns = self.now_ns;
+        let due_ns = begun_ns.saturating_add(self.links.patience_ns(from, to, pairs.len()));
+        if due_ns < u64::MAX {
+            self.due.insert((due_ns, id));
+        }
+        self.in_flight.push(InFlight { id, from, to, pairs, purpose, begun_ns, due_ns, is_overdue: false });
         id
     }
 
-    /// Removes an answered transfer. Returns `None` for an id of no transfer in flight.
-    pub fn end(&mut self, id: u64) -> Option<InFlight> {
+    /// Removes an answered transfer, and learns from its duration if it succeeded. Returns `None` for an id of no transfer in flight.
+    pub fn end(&mut self, id: u64, ok: bool) -> Option<InFlight> {
         let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
-        Some(self.in_flight.remove(at))
+        let transfer = self.in_flight.remove(at);
+        self.due.remove(&(transfer.due_ns, id));
+        self.n_overdue -= u32::from(transfer.is_overdue);
+        if ok {
+            let took_ns = self.now_ns - transfer.begun_ns;
+            self.links.observe(transfer.from, transfer.to, transfer.pairs.len(), took_ns);
+        }
+        Some(transfer)
+    }
+
+    /// Returns the earliest time at which a transfer in flight is overdue.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.due.first().map(|(due_ns, _)| *due_ns)
+    }
+
+    /// Marks the first transfer that is overdue by now, and returns it. `None` if there is none that is not marked.
+    pub fn take_overdue(&mut self) -> Option<&InFlight> {
+        let (due_ns, id) = *self.due.first()?;
+        if due_ns > self.now_ns {
+            return None;
+        }
+        self.due.pop_first();
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("it did not end");
+        self.in_flight[at].is_overdue = true;
+        self.n_overdue += 1;
+        Some(&self.in_flight[at])
+    }
+
+    /// Returns `true` if a transfer from or to a place is overdue. No other transfer should begin there.
+    pub fn is_stuck(&self, place: Place) -> bool {
+        let is_stuck = |transfer: &InFlight| transfer.is_overdue && (transfer.from == place || transfer.to == place);
+        self.n_overdue > 0 && self.in_flight.iter().any(is_stuck)
+    }
+
+    /// Returns `true` if blocks are being copied to a tier, in time so far.
+    pub fn is_storing(&self) -> bool {
+        self.in_flight.iter().any(|transfer| matches!(transfer.to, Place::Tier(_)) && !transfer.is_overdue)
     }
 
     /// Removes all transfers, in the order of request: the worker was lost and none will be answered.
     pub fn lose(&mut self) -> Vec<InFlight> {
         self.outbox.clear();
+        self.due.clear();
+        self.n_overdue = 0;
         std::mem::take(&mut self.in_flight)
     }
 
@@ -179,10 +247,11 @@ pub(crate) fn fold_pairs(digest: &mut Digest, pairs: &[BlockPair]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn a_transfer_is_ended_once_and_ids_count_up_over_losses() {
-        let mut table = TransferTable::new();
+        let mut table = TransferTable::new(Links::new(&Config::default()));
         let pairs = vec![BlockPair { from: 3, to: 4 }];
         let out = table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 });
         let load = table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 });
@@ -194,10 +263,30 @@ mod tests {
         table.of_mut(8).for_each(|transfer| transfer.purpose = Purpose::Orphaned(Orphan::default()));
         assert_eq!(table.of(8).count(), 0);
         assert_eq!(table.iter().map(|transfer| transfer.purpose.slot()).collect::<Vec<_>>(), [Some(7), None, None]);
-        assert_eq!(table.end(load).map(|transfer| transfer.from), Some(Place::Tier(0)));
-        assert!(table.end(load).is_none());
+        assert_eq!(table.end(load, true).map(|transfer| transfer.from), Some(Place::Tier(0)));
+        assert!(table.end(load, true).is_none());
         assert_eq!(table.lose().iter().map(|transfer| transfer.id).collect::<Vec<_>>(), [1, 3]);
-        assert!(table.is_empty() && table.end(demotion).is_none());
+        assert!(table.is_empty() && table.end(demotion, true).is_none());
         assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }), 4);
+    }
+
+    #[test]
+    fn a_transfer_that_takes_too_long_is_overdue_once_and_its_place_is_stuck_until_it_ends() {
+        let config = Config { copy_timeout_ns: 100, ..Config::default() };
+        let mut table = TransferTable::new(Links::new(&config));
+        let pairs = vec![BlockPair { from: 3, to: 4 }];
+        let first = table.begin(Place::Tier(1), Place::Device, pairs.clone(), Purpose::Load { slot: 1 });
+        table.now_ns = 50;
+        let second = table.begin(Place::Device, Place::Tier(0), pairs, Purpose::Propagation);
+        assert_eq!((table.next_due_ns(), table.is_storing()), (Some(100), true));
+        assert!(table.take_overdue().is_none());
+        table.now_ns = 100;
+        assert_eq!(table.take_overdue().map(|transfer| transfer.id), Some(first));
+        assert!(table.take_overdue().is_none());
+        assert_eq!((table.is_stuck(Place::Tier(1)), table.is_stuck(Place::Tier(0))), (true, false));
+        assert_eq!(table.next_due_ns(), Some(150));
+        assert!(table.end(second, true).is_some_and(|transfer| !transfer.is_overdue));
+        assert!(table.end(first, true).is_some_and(|transfer| transfer.is_overdue));
+        assert!(!table.is_stuck(Place::Tier(1)) && table.next_due_ns().is_none());
     }
 }

@@ -143,12 +143,19 @@ impl Core {
         leaves
     }
 
-    /// Reports the time of a step in which decodes had to share with prefills to the prefill budget.
+    /// Learns from the time of a step: the prefill budget from decodes that shared with prefills, the cost of recomputation from
+    /// prefills.
     fn observe_step_time(&mut self, seqs: &[(usize, StepSeq)], step_ns: u64) {
         let is_decode = |slot: usize| self.state.sequences[slot].is_decode();
+        let prompt_tokens = || seqs.iter().filter(|(slot, _)| !is_decode(*slot)).map(|(_, seq)| seq.n_tokens).sum();
         if self.state.config.target_step_ns > 0 && seqs.first().is_some_and(|(slot, _)| is_decode(*slot)) {
-            let prompt_tokens = seqs.iter().filter(|(slot, _)| !is_decode(*slot)).map(|(_, seq)| seq.n_tokens).sum();
-            self.scheduler.prefill_budget.observe(prompt_tokens, step_ns);
+            self.scheduler.prefill_budget.observe(prompt_tokens(), step_ns);
+        }
+        if !self.state.kv.tiers.is_empty() {
+            let prompt_tokens = prompt_tokens();
+            if prompt_tokens > 0 {
+                self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);
+            }
         }
     }
 
@@ -216,13 +223,14 @@ impl Core {
                 return FastForwardResult::NotSteady;
             }
         }
-        self.now_ns = self.now_ns.max(now_ns);
+        self.advance(now_ns);
         if let Some(end_ns) = self.fast_forward.run(&mut self.state, &mut self.now_ns, has_deadlines, driver) {
             let step = self.steps.only().expect("the step that began the fast-forward stands for all");
             step.id = self.state.journal.stats.steps;
             return FastForwardResult::Paused { end_ns };
         }
         self.fast_forward.end(&mut self.state, driver);
+        self.advance(self.now_ns);
         let ended = self.steps.end(self.now_ns);
         ended.into_iter().for_each(|(step, _)| self.steps.recycle_seqs(step.seqs));
         self.expire(actions);

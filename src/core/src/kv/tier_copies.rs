@@ -28,6 +28,11 @@ fn tier_place(tier: usize) -> Place {
 }
 
 impl Kv {
+    /// Returns the occasion on which a tier takes blocks. `None` if there is no such tier, or a transfer of the tier is overdue.
+    fn open_write(&self, tier: usize) -> Option<Write> {
+        self.tiers.write(tier).filter(|_| !self.transfers.is_stuck(tier_place(tier)))
+    }
+
     /// Begins a transfer from or to a tier, unless `pairs` is empty.
     fn begin_tier_copy(
         &mut self,
@@ -51,7 +56,7 @@ impl Kv {
     /// Begins to copy the published blocks of an ended request to the first tier, if the tier takes them now. The transfer then holds
     /// the blocks in place of the request.
     pub fn write_through(&mut self, seq: &mut Sequence, journal: &mut Journal) {
-        let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
+        let Some(write) = self.open_write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;
         let mut pairs = Vec::new();
         for block in &seq.table[..published] {
@@ -78,14 +83,14 @@ impl Kv {
     /// Copies blocks due for eviction to the next tier, if the next tier takes the blocks. `running` requests each keep an idle
     /// block, so that a decode need not wait for a transfer.
     pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
-        if self.tiers.write(0) == Some(Write::Back) {
+        if self.open_write(0) == Some(Write::Back) {
             let free = self.tree.pool().count(BlockState::Free) + self.transfers.demoted_device_blocks();
             let idle = self.tree.pool().count(BlockState::Idle).saturating_sub(running);
             let n = self.tiers.device_spare().saturating_sub(free).min(idle);
             self.demote_from_device(n as usize, journal);
         }
         for tier in 1..self.tiers.len() {
-            if self.tiers.write(tier) == Some(Write::Back) {
+            if self.open_write(tier) == Some(Write::Back) && !self.transfers.is_stuck(tier_place(tier - 1)) {
                 let n = self.tiers.missing_spare(tier - 1);
                 self.demote_from_tier(tier - 1, n as usize, journal);
             }
@@ -115,6 +120,9 @@ impl Kv {
 
     /// Copies blocks of one tier to another tier, for the blocks the other tier takes.
     fn propagate(&mut self, from: usize, to: usize, blocks: impl Iterator<Item = u32>, journal: &mut Journal) {
+        if self.transfers.is_stuck(tier_place(from)) || self.transfers.is_stuck(tier_place(to)) {
+            return;
+        }
         let mut pairs = Vec::new();
         for block in blocks {
             let reserved = self.tiers.begin_propagation(from, to, block);
@@ -130,16 +138,28 @@ impl Kv {
         }
     }
 
-    /// Plans the load of a waiting sequence: the blocks in tiers that continue its blocks `found` on the device. Returns `true` if the
-    /// plan has a block.
+    /// Plans the load of a waiting sequence: the blocks in tiers that continue its blocks `found` on the device, as far as loading takes
+    /// less time than computing. Tiers with overdue transfers are left out. Returns `true` if the plan has a block.
     pub fn plan_load(&mut self, seq: &Sequence) -> bool {
         self.plan.clear();
+        self.passed_over = None;
         if self.tiers.is_empty() {
             return false;
         }
+        let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
         let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
-        self.tiers.plan(seq.root, &self.found, blocks.skip(self.found.len()), &mut self.plan);
+        self.tiers.plan(seq.root, &self.found, is_open, blocks.skip(self.found.len()), &mut self.plan);
+        let worthwhile = self.transfers.links.worthwhile(&self.plan);
+        self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);
+        self.plan.truncate(worthwhile);
         !self.plan.is_empty()
+    }
+
+    /// Takes note that the sequence of the last plan was admitted.
+    pub fn admitted(&mut self) {
+        if let Some(tier) = self.passed_over.take() {
+            self.transfers.links.passed_over(tier);
+        }
     }
 
     /// Copies planned blocks in far tiers to the nearest one, for a request that has no room on the device yet.

@@ -45,6 +45,8 @@ pub enum SequenceEvent {
     SwapInEnded,
     /// The sequence's own transfer failed, or the one it had joined.
     TransferFailed,
+    /// A transfer of the sequence did not end in time. The transfer keeps its blocks.
+    TransferOverdue,
     /// The sequence released all blocks for another sequence.
     Released,
     /// All KV on the device and on the host was lost.
@@ -52,10 +54,10 @@ pub enum SequenceEvent {
 }
 
 /// Every change of [`SequenceState`]. From every state a request may also end.
-pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 21] = {
+pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 24] = {
     use SequenceEvent::{
         Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, SwapInBegan, SwapInEnded, SwapOutBegan,
-        SwapOutEnded, TransferFailed, WorkerLost,
+        SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
     };
     use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
     [
@@ -73,6 +75,9 @@ pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 21] = {
         (SwapInEnded, SwappingIn, Decode),
         (TransferFailed, SwappingOut, Waiting),
         (TransferFailed, SwappingIn, Waiting),
+        (TransferOverdue, Loading, Waiting),
+        (TransferOverdue, SwappingOut, Waiting),
+        (TransferOverdue, SwappingIn, Waiting),
         (Released, Swapped, Waiting),
         (WorkerLost, Loading, Waiting),
         (WorkerLost, Prefill, Waiting),
@@ -214,6 +219,9 @@ SwapInEnded: SwappingIn -> Prefill
 SwapInEnded: SwappingIn -> Decode
 TransferFailed: SwappingOut -> Waiting
 TransferFailed: SwappingIn -> Waiting
+TransferOverdue: Loading -> Waiting
+TransferOverdue: SwappingOut -> Waiting
+TransferOverdue: SwappingIn -> Waiting
 Released: Swapped -> Waiting
 WorkerLost: Loading -> Waiting
 WorkerLost: Prefill -> Waiting

@@ -1,0 +1,137 @@
+//! Learned durations of transfers and prefills: whether a load pays, and when a transfer is overdue.
+
+use crate::config::Config;
+use crate::tier::TIERS_MAX;
+use crate::tiers::PlannedBlock;
+use crate::timing::Timing;
+use crate::transfer::Place;
+
+/// A transfer is overdue if it takes so many times as long as expected.
+const OVERDUE_FACTOR: u64 = 16;
+/// A transfer is not overdue earlier, however fast its kind is: nanoseconds. A worker may pause for so long.
+const OVERDUE_MIN_NS: u64 = 1_000_000_000;
+/// Kinds of transfers that are measured: out to the host, back, and to the device from each tier, and to the first tier.
+const LINKS: usize = 3 + TIERS_MAX;
+
+/// Returns the number of the link between two places. `None` for transfers among tiers.
+fn link(from: Place, to: Place) -> Option<usize> {
+    match (from, to) {
+        (Place::Device, Place::Host) => Some(0),
+        (Place::Host, _) => Some(1),
+        (Place::Device, _) => Some(2),
+        (Place::Tier(tier), Place::Device) => Some(3 + tier as usize),
+        _ => None,
+    }
+}
+
+/// Durations of transfers by link, and of prefills. Each starts with the configured estimate.
+#[derive(Debug)]
+pub(crate) struct Links {
+    timeout_ns: u64,
+    block_size: u32,
+    copies: [Timing; LINKS],
+    prefill: Timing,
+}
+
+impl Links {
+    /// Creates the estimates of a configuration.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            timeout_ns: if config.copy_timeout_ns == 0 { u64::MAX } else { config.copy_timeout_ns },
+            block_size: config.block_size,
+            copies: std::array::from_fn(|_| Timing::new(config.swap_block_ns)),
+            prefill: Timing::new(config.recompute_token_ns),
+        }
+    }
+
+    /// Takes in the duration of a transfer of so many blocks.
+    pub fn observe(&mut self, from: Place, to: Place, blocks: usize, took_ns: u64) {
+        if let Some(link) = link(from, to) {
+            self.copies[link].observe(blocks as u32, took_ns);
+        }
+    }
+
+    /// Takes in the duration of a step that computed so many prompt tokens.
+    pub fn observe_prefill(&mut self, tokens: u32, took_ns: u64) {
+        self.prefill.observe(tokens, took_ns);
+    }
+
+    /// Returns the time after which a transfer of so many blocks is overdue, nanoseconds.
+    pub fn patience_ns(&self, from: Place, to: Place, blocks: usize) -> u64 {
+        let learned = link(from, to).map(|link| &self.copies[link]).filter(|timing| timing.is_learned());
+        let expected_ns = learned.map_or(u64::MAX, |timing| timing.estimate_ns(blocks as u32));
+        self.timeout_ns.min(expected_ns.saturating_mul(OVERDUE_FACTOR).max(OVERDUE_MIN_NS))
+    }
+
+    /// Returns the number of leading blocks of a plan to load from tiers, so that the load saves the most time: the time to compute
+    /// the tokens of the blocks, less the time of the transfers, which run side by side.
+    pub fn worthwhile(&self, plan: &[PlannedBlock]) -> usize {
+        let lines: [(f64, f64); TIERS_MAX] = std::array::from_fn(|tier| self.copies[3 + tier].line());
+        let (_, token_ns) = self.prefill.line();
+        let block_ns = token_ns * f64::from(self.block_size);
+        let mut ends_ns = [0.0; TIERS_MAX];
+        let (mut load_ns, mut saved_ns) = (0.0_f64, 0.0);
+        let (mut best, mut most_ns) = (0, 0.0);
+        for (n, planned) in (1..).zip(plan) {
+            let (fixed_ns, copy_ns) = lines[planned.tier];
+            let end_ns = &mut ends_ns[planned.tier];
+            *end_ns += if *end_ns == 0.0 { fixed_ns + copy_ns } else { copy_ns };
+            load_ns = load_ns.max(*end_ns);
+            saved_ns += block_ns;
+            if saved_ns - load_ns >= most_ns {
+                (best, most_ns) = (n, saved_ns - load_ns);
+            }
+        }
+        best
+    }
+
+    /// Takes note of a request admitted without blocks of a tier that it could have loaded: the estimate of the tier fades, so that
+    /// the tier is tried again now and then.
+    pub fn passed_over(&mut self, tier: usize) {
+        self.copies[3 + tier].fade();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block is sixteen tokens: 1.6 ms to compute, 84 us to load, to begin with.
+    fn links() -> Links {
+        Links::new(&Config { block_size: 16, swap_block_ns: 84_000, recompute_token_ns: 100_000, ..Config::default() })
+    }
+
+    fn plan(tiers: &[usize]) -> Vec<PlannedBlock> {
+        tiers.iter().map(|tier| PlannedBlock { tier: *tier, block: 0 }).collect()
+    }
+
+    #[test]
+    fn a_load_pays_by_the_start_values_until_transfers_prove_slow_and_is_tried_again_later() {
+        let mut links = links();
+        let blocks = plan(&[0, 0, 1]);
+        assert_eq!(links.worthwhile(&blocks), 3);
+        // Every read of tier 1 takes 10 ms, however little is read.
+        (0..100).for_each(|n| links.observe(Place::Tier(1), Place::Device, 1 + n % 8, 10_000_000));
+        assert_eq!(links.worthwhile(&blocks), 2, "one block is computed sooner");
+        assert_eq!(links.worthwhile(&plan(&[1; 20])), 20, "but not twenty");
+        (0..200).for_each(|_| links.passed_over(1));
+        assert_eq!(links.worthwhile(&blocks), 3);
+        // A device that computes a token in 1 us loads nothing at 84 us a block.
+        (0..100).for_each(|n| links.observe_prefill(100 + n, u64::from(5_000_000 + n * 1_000)));
+        assert_eq!(links.worthwhile(&blocks), 0);
+    }
+
+    #[test]
+    fn patience_is_the_setting_or_sixteen_times_what_was_measured() {
+        let mut links = links();
+        let patience = |links: &Links| links.patience_ns(Place::Device, Place::Tier(0), 10);
+        assert_eq!(patience(&links), 30_000_000_000);
+        (0..100).for_each(|n| links.observe(Place::Device, Place::Tier(0), 1 + n % 20, 200_000_000));
+        assert!((3_000_000_000..3_400_000_000).contains(&patience(&links)), "{}", patience(&links));
+        (0..200).for_each(|n| links.observe(Place::Device, Place::Tier(0), 1 + n % 20, 1_000));
+        assert_eq!(patience(&links), OVERDUE_MIN_NS);
+        assert_eq!(links.patience_ns(Place::Tier(0), Place::Tier(1), 10), 30_000_000_000, "not measured");
+        let never = Links::new(&Config { copy_timeout_ns: 0, ..Config::default() });
+        assert_eq!(never.patience_ns(Place::Device, Place::Host, 1), u64::MAX);
+    }
+}
