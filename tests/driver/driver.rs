@@ -72,7 +72,7 @@ pub struct Driver {
     pub refusals: Vec<(u64, Refusal)>,
     /// Requests that the core gave back.
     pub withdrawn: Vec<Request>,
-    /// Blocks dropped by each flush.
+    /// Blocks dropped by each flush, and by each [`Self::evict_idle`].
     pub flushed: Vec<u32>,
     /// Number of [`Action::Drained`].
     pub drained: u32,
@@ -265,7 +265,13 @@ impl Driver {
         }
     }
 
-    /// Evicts all idle blocks.
+    /// Evicts all idle blocks of the device. Blocks that are read stay in the cache.
+    pub fn evict_idle(&mut self) {
+        let blocks = self.core.evict_idle();
+        self.flushed.push(blocks);
+    }
+
+    /// Flushes the cache: nothing computed so far is found any more.
     pub fn flush(&mut self) {
         self.event(Event::FlushCache);
     }
@@ -446,6 +452,13 @@ impl Driver {
     /// Fails the copy at this position of [`Self::copies`].
     pub fn fail_copy(&mut self, at: usize) {
         self.end_copy(at, false);
+    }
+
+    /// Fails the copy at this position of [`Self::copies`] on the way: its sources are good.
+    pub fn interrupt_copy(&mut self, at: usize) {
+        let id = self.copies.remove(at).id;
+        self.worker.end_transfer(id, false);
+        self.event(Event::TransferInterrupted(id));
     }
 
     /// Ends the copy at this position of [`Self::copies`], well or not.

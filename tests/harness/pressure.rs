@@ -191,6 +191,7 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
     let few_blocks = rng.random_range(1..=60 / config.block_size + 1);
     let few_logits = config.max_batch_size + rng.random_range(0..8);
     let few_tokens = rng.random_range(20..400);
+    let few_token_ns = rng.random_range(0..400);
     let n_tiers = pick(rng, &[0, 0, 1, 1, 2, 3]);
     Config {
         tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
@@ -207,7 +208,8 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
         target_step_ns: pick(rng, &[0, 200, 700]),
         // A block is up to sixteen tokens, so each way is at times the cheaper one.
         swap_block_ns: rng.random_range(0..2000),
-        recompute_token_ns: rng.random_range(0..400),
+        // Copies take many steps here, so loading seldom pays, except where computing is said to take forever.
+        recompute_token_ns: pick(rng, &[few_token_ns, 1 << 40]),
         ..config
     }
 }
@@ -325,7 +327,9 @@ impl Run {
         *transfers += u64::from(ok);
         *moved += if ok { blocks } else { 0 };
         outcome.failed_transfers += u64::from(!ok);
-        self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
+        // A copy that fails says whether its sources are to blame.
+        let failed = pick(&mut self.rng, &[Event::TransferFailed as fn(u64) -> Event, Event::TransferInterrupted]);
+        self.event(if ok { Event::TransferFinished(id) } else { failed(id) });
     }
 
     fn lose_worker(&mut self) {

@@ -178,6 +178,7 @@ fn is_from_worker(event: &Event) -> bool {
             | Event::StepFinished(_)
             | Event::TransferFinished(_)
             | Event::TransferFailed(_)
+            | Event::TransferInterrupted(_)
     )
 }
 
@@ -203,6 +204,7 @@ mod tests {
             Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),
             Event::TransferFinished(3),
             Event::TransferFailed(u64::MAX),
+            Event::TransferInterrupted(4),
             Event::Tick,
             Event::FlushCache,
             Event::Drain,

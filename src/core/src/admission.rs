@@ -26,14 +26,14 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
     let size = state.config.block_size;
     let State { sequences, kv, .. } = state;
     kv.find(&sequences[slot]);
-    if is_computed_by_another(state, slot, state.kv.found.len()) {
+    if is_computed_by_another(state, slot, state.kv.hit()) {
         return Admission::Deferred;
     }
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
     let loads = kv.plan_load(seq);
     let total = seq.tokens.len() as u32;
-    let hit = kv.found.len() as u32;
+    let hit = kv.hit() as u32;
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
     if !loads && aligned_budget.is_some_and(|budget| budget < (total - computed).min(size)) {
@@ -69,15 +69,9 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
 fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
     let State { sequences, kv, rehit, .. } = state;
     let seq = &mut sequences[slot];
-    if seq.history.admissions == 0 {
-        kv.tree.hold(&kv.found, &mut seq.table);
-    } else {
-        kv.tree.hold_again(&kv.found, &mut seq.table);
-    }
-    seq.history.admissions += 1;
+    kv.hold_found(seq);
     let allocated = kv.tree.allocate(needed, &mut seq.table);
     assert!(allocated, "usable blocks were counted a moment ago");
-    seq.published = kv.found.len() as u32;
     seq.computed = computed;
     let found = seq.published.saturating_sub(seq.history.shared_at_preemption);
     rehit.observe(found, seq.history.cached_at_preemption);

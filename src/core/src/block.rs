@@ -1,7 +1,7 @@
 //! Device blocks: the state of each block, and the pool with the states.
 //!
 //! A block is in exactly one state. [`BlockPool::apply`] and the bulk variants of `apply` are the only functions to change the
-//! state, along the table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving blocks add up to the
+//! state, along the table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving + stale blocks add up to the
 //! capacity by construction; [`BlockPool::check`] counts again.
 
 use crate::ids::BlockHandle;
@@ -23,6 +23,8 @@ pub enum BlockState {
     Idle,
     /// Read or written by a transfer in flight, and not by any step. Belongs to one sequence, or is being demoted to a tier.
     Moving,
+    /// Published before a flush and read by at least one sequence or transfer since. Found by nobody, and never written again.
+    Stale,
 }
 
 /// Causes of a change of [`BlockState`].
@@ -44,6 +46,10 @@ pub enum BlockEvent {
     CopyBegan,
     /// A transfer began that takes the block out of the cache and into a tier.
     DemotionBegan,
+    /// A prompt found the block during the demotion, or the demotion failed: the block is back in the cache.
+    Readopted,
+    /// The cache was flushed while the block had readers.
+    Flushed,
     /// The transfer into the block ended, successfully or not; the sequence owns the block again.
     CopyEnded,
     /// The owner gave the block back, or the transfer that read the block ended.
@@ -51,11 +57,12 @@ pub enum BlockEvent {
 }
 
 /// Every change of [`BlockState`].
-pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 11] = {
+pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 14] = {
     use BlockEvent::{
-        Allocated, CopyBegan, CopyEnded, DemotionBegan, Evicted, Found, Merged, Published, ReadersLeft, Released,
+        Allocated, CopyBegan, CopyEnded, DemotionBegan, Evicted, Flushed, Found, Merged, Published, ReadersLeft,
+        Readopted, Released,
     };
-    use BlockState::{Free, Held, Idle, Moving, Private};
+    use BlockState::{Free, Held, Idle, Moving, Private, Stale};
     [
         (Allocated, Free, Private),
         (Published, Private, Held),
@@ -68,6 +75,9 @@ pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 11] = {
         (DemotionBegan, Idle, Moving),
         (CopyEnded, Moving, Private),
         (Released, Moving, Free),
+        (Readopted, Moving, Held),
+        (Flushed, Held, Stale),
+        (ReadersLeft, Stale, Free),
     ]
 };
 
@@ -223,6 +233,9 @@ CopyBegan: Private -> Moving
 DemotionBegan: Idle -> Moving
 CopyEnded: Moving -> Private
 Released: Moving -> Free
+Readopted: Moving -> Held
+Flushed: Held -> Stale
+ReadersLeft: Stale -> Free
 ";
         assert_eq!(crate::transitions::text(&TRANSITIONS), reviewed);
     }

@@ -43,10 +43,11 @@ impl Core {
 /// Panics unless the blocks in tables and transfers account for every private and every moving block.
 fn check_blocks(state: &State) {
     let pool = state.kv.tree.pool();
-    let (mut private, mut moving) = (state.kv.n_retired(), state.kv.transfers.demoted_device_blocks());
+    let (mut private, mut moving) = (state.kv.n_retired(), state.kv.demoting_blocks());
     let mut expect = |handle: &BlockHandle, expected: BlockState, id: RequestId| {
         assert!(pool.is_current(*handle), "{id} holds a stale {handle:?}");
-        assert_eq!(pool.state(handle.index), expected, "block {} of {id}", handle.index);
+        let stale = expected == BlockState::Held && pool.state(handle.index) == BlockState::Stale;
+        assert!(stale || pool.state(handle.index) == expected, "block {} of {id} is not {expected:?}", handle.index);
         private += u32::from(expected == BlockState::Private);
         moving += u32::from(expected == BlockState::Moving);
     };
@@ -69,8 +70,12 @@ fn check_blocks(state: &State) {
         }
     }
     for transfer in state.kv.transfers.iter() {
-        let reads = |handle: &BlockHandle| pool.is_current(*handle) && pool.state(handle.index) == BlockState::Held;
+        let is_held = |handle: &BlockHandle| matches!(pool.state(handle.index), BlockState::Held | BlockState::Stale);
+        let reads = |handle: &BlockHandle| pool.is_current(*handle) && is_held(handle);
         assert!(transfer.purpose.chain().iter().all(reads), "a transfer reads a block that nobody holds");
+        if let Purpose::Demotion { kept } = &transfer.purpose {
+            assert!(kept.iter().flatten().all(reads), "a demotion reads a block that nobody holds");
+        }
     }
     for block in orphans(state).flat_map(|orphan| &orphan.blocks[orphan.published..]) {
         assert!(pool.is_current(*block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");

@@ -13,11 +13,12 @@ use crate::fast_forward::FastForward;
 use crate::ids::RequestId;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::Scheduler;
-use crate::sequence::{Ending, Sequence, SequenceState};
+use crate::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::steps::Steps;
+use crate::transfer_table::TransferEnd;
 use crate::{swap, transfer_end};
 
 /// Steps of one request that workers may fail to finish, without a token of the request in between, before the request ends with
@@ -94,8 +95,9 @@ impl Core {
                 self.step_finished(&result, actions);
                 self.steps.recycle_result(result);
             }
-            Event::TransferFinished(id) => transfer_end::end(&mut self.state, id, true),
-            Event::TransferFailed(id) => transfer_end::end(&mut self.state, id, false),
+            Event::TransferFinished(id) => transfer_end::end(&mut self.state, id, TransferEnd::Finished),
+            Event::TransferFailed(id) => transfer_end::end(&mut self.state, id, TransferEnd::Failed),
+            Event::TransferInterrupted(id) => transfer_end::end(&mut self.state, id, TransferEnd::Interrupted),
             Event::Tick => {}
             Event::FlushCache => self.flush(actions),
             Event::Drain => self.draining = true,
@@ -165,7 +167,7 @@ impl Core {
             running: state.batch.len(),
             free_blocks: pool.count(BlockState::Free),
             idle_blocks: pool.count(BlockState::Idle),
-            held_blocks: pool.count(BlockState::Held),
+            held_blocks: pool.count(BlockState::Held) + pool.count(BlockState::Stale),
             private_blocks: pool.count(BlockState::Private),
             evicted_blocks: state.kv.tree.evicted(),
             moving_blocks: pool.count(BlockState::Moving),
@@ -408,9 +410,17 @@ impl Core {
         }
     }
 
+    /// Evicts every idle device block, as a request in need of all of them would. For tests that set a scene: no event does this.
+    #[doc(hidden)]
+    pub fn evict_idle(&mut self) -> u32 {
+        self.state.kv.tree.flush()
+    }
+
+    /// Drops the cache. Requests that run keep their blocks, and publish no more of them: the weights may have changed since.
     fn flush(&mut self, actions: &mut Vec<Action>) {
-        let blocks = self.state.kv.tree.flush();
-        self.state.kv.tiers.flush();
+        let blocks = self.state.kv.flush();
+        let sequences = self.state.sequences.iter_mut().map(|(_, seq)| seq);
+        sequences.filter(|seq| !matches!(seq.phase, Phase::Waiting)).for_each(|seq| seq.unpublishable = true);
         self.state.journal.decide(Decision::Flush, 0, u64::from(blocks));
         actions.push(Action::Flushed { blocks });
     }

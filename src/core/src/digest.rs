@@ -50,6 +50,8 @@ pub enum Decision {
     Withdraw = 17,
     /// A transfer did not end in time; subject: the request that waited, if one did; amount: its id.
     TransferOverdue = 18,
+    /// A transfer failed on the way, with good sources; amount: its id.
+    TransferInterrupted = 19,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

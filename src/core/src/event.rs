@@ -31,11 +31,16 @@ pub enum Event {
     StepFinished(StepResult),
     /// The transfer with this id ended: the destinations hold the contents of the sources. Ids not in flight are ignored.
     TransferFinished(u64),
-    /// The transfer with this id failed: the contents of the destinations are undefined. Costs a recomputation, never contents.
+    /// The transfer with this id failed: the contents of the destinations are undefined. Costs a recomputation, never contents. Blocks
+    /// of a tier that could not be loaded count as bad, and leave the tier.
     TransferFailed(u64),
+    /// The transfer with this id failed on the way, as when a connection broke: the contents of the destinations are undefined, the
+    /// sources are good and stay in their tier.
+    TransferInterrupted(u64),
     /// Time passed; deadlines of requests or transfers may be due.
     Tick,
-    /// Drops every cached block, on the device and in the tiers, without a reader and without a transfer in flight.
+    /// Drops every cached block, on the device and in the tiers, as after a change of the weights: requests that run keep their blocks
+    /// to the end, and no other request finds these, or what transfers in flight bring to a tier.
     FlushCache,
     /// Refuses new requests from now on; accepted requests run to their end.
     Drain,

@@ -10,10 +10,12 @@
 //! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
 //! nearest one while it waits. A failed transfer costs a recomputation.
 
+mod demotions;
 mod tier_copies;
 
 use std::collections::VecDeque;
 
+use self::demotions::Demotions;
 use crate::config::{Config, ConfigError};
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
@@ -42,6 +44,10 @@ pub(crate) struct Kv {
     retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
     pub found: Vec<u32>,
+    /// Device blocks being demoted that continue `found`.
+    reviving: Vec<BlockHandle>,
+    /// Device blocks being demoted.
+    demoting: Demotions,
     /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
     /// Tier of the first block left out of the last plan because computing the block takes less time.
@@ -63,14 +69,43 @@ impl Kv {
             transfers: TransferTable::new(Links::new(config)),
             retired: VecDeque::new(),
             found: Vec::new(),
+            reviving: Vec::new(),
+            demoting: Demotions::default(),
             plan: Vec::new(),
             passed_over: None,
         })
     }
 
-    /// Looks up the longest published prefix of a sequence on the device, into `found`.
+    /// Looks up the longest published prefix of a sequence on the device, into `found`, with blocks being demoted behind it.
     pub fn find(&mut self, seq: &Sequence) {
         self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+        self.find_demoting(seq);
+    }
+
+    /// Returns the number of blocks of the last prefix looked up.
+    pub fn hit(&self) -> usize {
+        self.found.len() + self.reviving.len()
+    }
+
+    /// Gives a sequence the blocks of the last prefix looked up. The first admission of a request counts as a hit.
+    pub fn hold_found(&mut self, seq: &mut Sequence) {
+        if seq.history.admissions == 0 {
+            self.tree.hold(&self.found, &mut seq.table);
+        } else {
+            self.tree.hold_again(&self.found, &mut seq.table);
+        }
+        seq.history.admissions += 1;
+        self.revive(&mut seq.table);
+        seq.published = seq.table.len() as u32;
+    }
+
+    /// Drops every cached block, in all places. Blocks that sequences and transfers read stay, and nobody finds them any more. Returns
+    /// the number of device blocks dropped.
+    pub fn flush(&mut self) -> u32 {
+        self.demoting.clear();
+        self.tiers.flush();
+        self.tree.strike_out_held();
+        self.tree.flush()
     }
 
     /// Returns about how many leading tokens of a sequence are cached on the device, by hash alone.

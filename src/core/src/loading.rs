@@ -3,7 +3,7 @@
 use crate::ids::BlockHandle;
 use crate::sequence::{Load, Phase, SequenceEvent};
 use crate::state::State;
-use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose};
+use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose, TransferEnd};
 
 /// Begins the planned load of a sequence that was just admitted with room for all its tokens.
 pub(crate) fn begin(state: &mut State, slot: usize) {
@@ -15,20 +15,20 @@ pub(crate) fn begin(state: &mut State, slot: usize) {
 }
 
 /// Ends a transfer from or to a tier.
-pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, ok: bool) {
+pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, end: TransferEnd) {
     if let Purpose::Load { slot } = transfer.purpose {
         let State { sequences, .. } = state;
         let seq = &mut sequences[slot];
         let Phase::Loading(load) = &mut seq.phase else { unreachable!("a transfer for {} was in flight", seq.id) };
         load.transfers -= 1;
-        if !ok {
+        if end != TransferEnd::Finished {
             load.good = load.good.min(first_filled(&seq.table[seq.published as usize..], &transfer.pairs));
         }
         if load.transfers == 0 {
             end_load(state, slot);
         }
     }
-    state.kv.end_tier_copy(transfer, ok, &mut state.journal);
+    state.kv.end_tier_copy(transfer, end, &mut state.journal);
 }
 
 /// Returns the number of blocks of `loaded` before the first block that a transfer fills.

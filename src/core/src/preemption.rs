@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use crate::block::BlockState;
 use crate::config::Preemption;
 use crate::digest::Decision;
+use crate::ids::BlockHandle;
 use crate::readers;
 use crate::sequence::SequenceEvent;
 use crate::state::State;
@@ -92,10 +93,13 @@ pub(crate) fn preempt(state: &mut State, slot: usize, event: SequenceEvent) {
     assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     journal.decide(Decision::Preempt, seq.id.0, u64::from(seq.computed));
     let published = &seq.table[..seq.published as usize];
-    debug_assert!(published.iter().all(|block| kv.tree.pool().state(block.index) == BlockState::Held));
+    let is_held =
+        |block: &BlockHandle| matches!(kv.tree.pool().state(block.index), BlockState::Held | BlockState::Stale);
+    debug_assert!(published.iter().all(is_held));
     let shared = published.iter().take_while(|block| kv.tree.readers(**block) > 1).count() as u32;
-    seq.history.shared_at_preemption = shared;
-    seq.history.cached_at_preemption = seq.published - shared;
+    let is_findable = published.first().is_some_and(|first| kv.tree.is_findable(*first));
+    (seq.history.shared_at_preemption, seq.history.cached_at_preemption) =
+        if is_findable { (shared, seq.published - shared) } else { (0, 0) };
     seq.history.preemptions += 1;
     journal.stats.preemptions += 1;
     kv.release(seq);

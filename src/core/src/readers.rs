@@ -3,7 +3,6 @@
 //! A reader of a block reads all blocks before it, so the blocks of a table with a certain kind of reader are its first ones. Only
 //! running sequences need a block on the device for long: swapped ones have, or get, a copy on the host, and a transfer ends.
 
-use crate::block::BlockState;
 use crate::ids::BlockHandle;
 use crate::kv::Kv;
 use crate::state::State;
@@ -37,7 +36,7 @@ fn swapped_readers(state: &State, slot: usize, at: usize, block: BlockHandle) ->
 
 /// Returns the number of transfers in flight that read this device block as the `at`-th block of a prefix.
 fn transfers_reading(kv: &Kv, at: usize, block: BlockHandle) -> u32 {
-    kv.transfers.iter().filter(|transfer| transfer.purpose.chain().get(at) == Some(&block)).count() as u32
+    kv.transfers.iter().map(|transfer| transfer.purpose.reads(at, block)).sum()
 }
 
 /// Returns the number of leading blocks, among published blocks of a sequence, that other sequences read.
@@ -74,7 +73,7 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
             let n = seq.table.len();
             transfer.pairs.len().min(n - run_by_others(state, *slot, n)) as u32
         }
-        Purpose::Demotion if transfer.from == Place::Device => transfer.pairs.len() as u32,
+        Purpose::Demotion { .. } if transfer.from == Place::Device => kv.freed_by_demotion(transfer),
         Purpose::WriteThrough { chain } => freed_chain(kv, transfer.id, chain),
         Purpose::Orphaned(orphan) => {
             freed_chain(kv, transfer.id, transfer.purpose.chain()) + (orphan.blocks.len() - orphan.published) as u32
@@ -87,7 +86,6 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
 /// several such transfers.
 fn freed_chain(kv: &Kv, id: u64, chain: &[BlockHandle]) -> u32 {
     let falls_idle = |(at, block): &(usize, &BlockHandle)| {
-        debug_assert_eq!(kv.tree.pool().state(block.index), BlockState::Held);
         let readers = kv.tree.readers(**block);
         if readers == 1 {
             return true;

@@ -127,7 +127,7 @@ pub(crate) struct Sequence {
     pub on_worker: bool,
     /// Set once the sequence is to leave the core.
     pub ending: Option<Ending>,
-    /// `true` after a hash collision: further blocks are not published.
+    /// `true` after a hash collision or a flush: further blocks are not published.
     pub unpublishable: bool,
     /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
     pub guilty: bool,
@@ -334,6 +334,7 @@ impl Sequence {
         let left = self.transition(event, Phase::Waiting);
         debug_assert!(self.table.is_empty() && left.hosts().is_empty(), "the blocks are released first");
         self.on_worker = false;
+        self.unpublishable = false;
         self.computed = 0;
         self.published = 0;
         self.mirror.table_sent = 0;

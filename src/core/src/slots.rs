@@ -13,9 +13,9 @@ use crate::transitions::{Transition, next};
 /// Slots with memory reserved from the beginning, at most. Memory that is never touched costs nothing.
 pub(crate) const ROOM_MAX: u32 = 1 << 22;
 /// States of one kind of slot, at most.
-const STATES_MAX: usize = 5;
+const STATES_MAX: usize = 6;
 
-/// The states of one kind of slot, numbered from 0, at most five.
+/// The states of one kind of slot, numbered from 0, at most six.
 pub(crate) trait SlotState: Copy + Eq + std::fmt::Debug + 'static {
     /// Causes of a change of state.
     type Event: Copy + Eq + std::fmt::Debug + 'static;

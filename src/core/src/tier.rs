@@ -39,9 +39,9 @@ pub(crate) enum TierState {
     Filling,
     /// Holds a block that may be evicted.
     Idle,
-    /// Holds a block that transfers in flight read.
+    /// Holds a block that transfers in flight read, demotions included.
     Pinned,
-    /// Read by a demotion in flight, and freed at its end. Not found by lookups.
+    /// Struck out: nobody finds the block any more. Freed when the transfers in flight that read or write it have ended.
     Leaving,
 }
 
@@ -58,16 +58,18 @@ pub(crate) enum TierEvent {
     Pinned,
     /// The last transfer that read the block ended.
     Unpinned,
-    /// A demotion to the next tier began.
-    DemotionBegan,
-    /// The demotion ended, or the next tier did not take the block.
-    DemotionEnded,
+    /// A demotion ended and no other transfer reads the block, or the next tier did not take the block.
+    Demoted,
+    /// The block was found bad, or flushed.
+    StruckOut,
+    /// The last transfer with a block that was struck out ended.
+    TransfersEnded,
     /// The block was dropped to make room.
     Evicted,
 }
 
 /// Every change of [`TierState`].
-const TIER_TRANSITIONS: [Transition<TierEvent, TierState>; 8] = {
+const TIER_TRANSITIONS: [Transition<TierEvent, TierState>; 10] = {
     use TierState::{Filling, Free, Idle, Leaving, Pinned};
     [
         (TierEvent::FillBegan, Free, Filling),
@@ -75,8 +77,10 @@ const TIER_TRANSITIONS: [Transition<TierEvent, TierState>; 8] = {
         (TierEvent::FillFailed, Filling, Free),
         (TierEvent::Pinned, Idle, Pinned),
         (TierEvent::Unpinned, Pinned, Idle),
-        (TierEvent::DemotionBegan, Idle, Leaving),
-        (TierEvent::DemotionEnded, Leaving, Free),
+        (TierEvent::Demoted, Pinned, Free),
+        (TierEvent::StruckOut, Filling, Leaving),
+        (TierEvent::StruckOut, Pinned, Leaving),
+        (TierEvent::TransfersEnded, Leaving, Free),
         (TierEvent::Evicted, Idle, Free),
     ]
 };
@@ -108,6 +112,8 @@ pub(crate) struct Tier {
     eviction: Box<dyn Eviction>,
     /// Free slots whose memory swapped-out requests use.
     lent: u32,
+    /// Demotions of blocks in flight.
+    demoting: u32,
     /// Blocks dropped to make room.
     pub evicted: u64,
 }
@@ -125,6 +131,7 @@ impl Tier {
             index: BlockIndex::new(capacity),
             eviction,
             lent: 0,
+            demoting: 0,
             evicted: 0,
         }
     }
@@ -148,7 +155,8 @@ impl Tier {
     /// Evicts a block unless a slot is free. Returns `false` if no block can be evicted.
     pub fn make_room(&mut self) -> bool {
         if self.free() == 0 {
-            let Some(victim) = self.remove_victim() else { return false };
+            let Some(victim) = self.pop_victim() else { return false };
+            self.remove(victim);
             self.slots.apply(victim, TierEvent::Evicted);
             self.evicted += 1;
         }
@@ -203,14 +211,15 @@ impl Tier {
         Some(slot)
     }
 
-    /// Ends the transfer that writes a block: the block is present if `ok`, else freed.
+    /// Ends the transfer that writes a block: the block is present if `ok`, else freed. A block struck out meanwhile is freed.
     pub fn end_fill(&mut self, slot: u32, ok: bool) {
-        if ok {
+        if self.slots.state(slot) == TierState::Leaving {
+            self.slots.apply(slot, TierEvent::TransfersEnded);
+        } else if ok {
             self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         } else {
-            self.index.remove(self.nodes.fingerprint(slot), slot);
-            self.nodes.remove(slot);
+            self.remove(slot);
             self.slots.apply(slot, TierEvent::FillFailed);
         }
     }
@@ -230,41 +239,83 @@ impl Tier {
     /// Removes the pin of one transfer.
     pub fn unpin(&mut self, slot: u32) {
         self.pins[slot as usize] -= 1;
-        if self.pins[slot as usize] == 0 {
+        if self.pins[slot as usize] > 0 {
+            return;
+        }
+        if self.slots.state(slot) == TierState::Leaving {
+            self.slots.apply(slot, TierEvent::TransfersEnded);
+        } else {
             self.slots.apply(slot, TierEvent::Unpinned);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         }
     }
 
-    /// Takes the block to be evicted next out of the index, to be demoted. Its contents stay until [`Self::end_demotion`]. Returns
-    /// `None` if no block is idle.
+    /// Pins the block to be evicted next, to be demoted. The block is found until [`Self::end_demotion`]. Returns `None` if no block is
+    /// idle.
     pub fn begin_demotion(&mut self) -> Option<u32> {
-        let slot = self.remove_victim()?;
-        self.slots.apply(slot, TierEvent::DemotionBegan);
+        let slot = self.pop_victim()?;
+        self.slots.apply(slot, TierEvent::Pinned);
+        self.pins[slot as usize] = 1;
+        self.demoting += 1;
         Some(slot)
     }
 
-    /// Frees a block whose demotion ended or was given up.
-    pub fn end_demotion(&mut self, slot: u32) {
-        self.slots.apply(slot, TierEvent::DemotionEnded);
-    }
-
-    /// Drops every block that no transfer reads or writes.
-    pub fn flush(&mut self) {
-        while let Some(slot) = self.remove_victim() {
-            self.slots.apply(slot, TierEvent::Evicted);
+    /// Ends the demotion of a block. The block is freed if `ok` and no other transfer reads it; else it stays.
+    pub fn end_demotion(&mut self, slot: u32, ok: bool) {
+        self.demoting -= 1;
+        if ok && self.pins[slot as usize] == 1 && self.slots.state(slot) == TierState::Pinned {
+            self.pins[slot as usize] = 0;
+            self.remove(slot);
+            self.slots.apply(slot, TierEvent::Demoted);
+        } else {
+            self.unpin(slot);
         }
     }
 
-    /// Takes the block to be evicted next out of the index.
-    fn remove_victim(&mut self) -> Option<u32> {
+    /// Returns the number of blocks that are free, or free when the demotions in flight end.
+    pub fn free_soon(&self) -> u32 {
+        self.free() + self.demoting
+    }
+
+    /// Returns `true` if a slot holds a block that can be found.
+    pub fn is_present(&self, slot: u32) -> bool {
+        matches!(self.slots.state(slot), TierState::Idle | TierState::Pinned)
+    }
+
+    /// Lets nobody find a block any more that transfers in flight read or write. The block is freed when the transfers end.
+    pub fn strike_out(&mut self, slot: u32) {
+        if self.slots.state(slot) != TierState::Leaving {
+            self.remove(slot);
+            self.slots.apply(slot, TierEvent::StruckOut);
+        }
+    }
+
+    /// Drops every block. Blocks that transfers in flight read or write are struck out.
+    pub fn flush(&mut self) {
+        while let Some(slot) = self.pop_victim() {
+            self.remove(slot);
+            self.slots.apply(slot, TierEvent::Evicted);
+        }
+        for slot in 0..self.slots.opened() {
+            if self.slots.state(slot) != TierState::Free {
+                self.strike_out(slot);
+            }
+        }
+    }
+
+    /// Takes a block out of the index.
+    fn remove(&mut self, slot: u32) {
+        self.index.remove(self.nodes.fingerprint(slot), slot);
+        self.nodes.remove(slot);
+    }
+
+    /// Takes the block to be evicted next out of the eviction policy.
+    fn pop_victim(&mut self) -> Option<u32> {
         if self.count(TierState::Idle) == 0 {
             return None;
         }
         let slot = self.eviction.pop(&self.nodes).expect("some block is idle, and all are leaves");
         assert_eq!(self.slots.state(slot), TierState::Idle, "the policy evicts block {slot} of a tier");
-        self.index.remove(self.nodes.fingerprint(slot), slot);
-        self.nodes.remove(slot);
         Some(slot)
     }
 
@@ -292,11 +343,17 @@ impl Tier {
             let (state, pins) = (self.slots.state(slot), self.pins[slot as usize]);
             let expected = match state {
                 TierState::Free | TierState::Idle => 0,
-                TierState::Filling | TierState::Leaving => 1,
+                TierState::Filling => 1,
                 TierState::Pinned => pins,
+                // Struck out while it was written, or read.
+                TierState::Leaving => pins.max(1),
             };
             assert_eq!(copies, expected, "transfers of block {slot} of a tier, which is {state:?}");
-            assert_eq!(pins > 0, state == TierState::Pinned);
+            assert!(if pins > 0 {
+                matches!(state, TierState::Pinned | TierState::Leaving)
+            } else {
+                state != TierState::Pinned
+            });
         }
         let findable = [TierState::Filling, TierState::Idle, TierState::Pinned].map(|state| self.count(state));
         assert_eq!(findable.iter().sum::<u32>() as usize, self.index.len());
@@ -320,8 +377,10 @@ Filled: Filling -> Idle
 FillFailed: Filling -> Free
 Pinned: Idle -> Pinned
 Unpinned: Pinned -> Idle
-DemotionBegan: Idle -> Leaving
-DemotionEnded: Leaving -> Free
+Demoted: Pinned -> Free
+StruckOut: Filling -> Leaving
+StruckOut: Pinned -> Leaving
+TransfersEnded: Leaving -> Free
 Evicted: Idle -> Free
 ";
         assert_eq!(crate::transitions::text(&TIER_TRANSITIONS), reviewed);
@@ -355,9 +414,43 @@ Evicted: Idle -> Free
         tier.end_fill(b, false);
         tier.check(std::iter::empty());
         assert_eq!((tier.count(TierState::Free), tier.evicted), (1, 1));
-        assert_eq!(tier.begin_demotion(), Some(slot));
-        assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), None);
-        tier.end_demotion(slot);
+        // A block is found while it is being demoted, and stays if the demotion fails or another transfer reads it at the end.
+        for (ok, is_read) in [(false, false), (true, true), (true, false)] {
+            assert_eq!(tier.begin_demotion(), Some(slot));
+            assert_eq!(tier.begin_demotion(), None);
+            assert_eq!((tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), tier.free_soon()), (Some(slot), 2));
+            if is_read {
+                tier.pin(slot, true);
+            }
+            tier.end_demotion(slot, ok);
+            let stays = !ok || is_read;
+            assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]).is_some(), stays);
+            if is_read {
+                tier.unpin(slot);
+            }
+            tier.check(std::iter::empty());
+        }
         assert_eq!(tier.begin_demotion(), None);
+    }
+
+    #[test]
+    fn a_block_that_is_struck_out_is_found_by_nobody_and_freed_after_its_transfers() {
+        let mut tier = Tier::new(2, 3, crate::eviction::REGISTRY.make("lru", 3).unwrap());
+        let (a, b) = (contents(1, EMPTY_PREFIX, &[1, 2]), contents(2, 1, &[3, 4]));
+        let [read, written] = [&a, &b].map(|contents| tier.reserve(contents).unwrap());
+        tier.end_fill(read, true);
+        tier.pin(read, true);
+        tier.pin(read, true);
+        tier.flush();
+        assert_eq!(tier.identity(b.hash, 1, &[3, 4]), None);
+        tier.check([read, read, written].into_iter());
+        let again = tier.reserve(&a).expect("the contents are in the tier no more");
+        tier.end_fill(again, true);
+        tier.end_fill(written, true);
+        tier.unpin(read);
+        tier.check([read].into_iter());
+        tier.unpin(read);
+        assert_eq!((tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), tier.count(TierState::Free)), (Some(again), 2));
+        tier.check(std::iter::empty());
     }
 }

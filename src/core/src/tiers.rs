@@ -91,8 +91,7 @@ impl Tiers {
     /// Returns the number of blocks to remove from a tier for writing back to keep the tier's share free.
     pub fn missing_spare(&self, tier: usize) -> u32 {
         let tier = &self.tiers[tier];
-        let free = tier.free() + tier.count(TierState::Leaving);
-        (tier.capacity() / SPARE_SHARE).max(1).saturating_sub(free)
+        (tier.capacity() / SPARE_SHARE).max(1).saturating_sub(tier.free_soon())
     }
 
     /// Sets the number of blocks of the first tier whose memory swapped-out requests use.
@@ -135,7 +134,7 @@ impl Tiers {
         if self.is_empty() {
             return;
         }
-        let before = parent.map_or_else(|| empty_prefix(root), |parent| self.identities[parent as usize].0);
+        let before = self.identity(root, parent);
         let hash = hash.fingerprint();
         let identity = self.tiers.iter().find_map(|tier| tier.identity(hash, before, tokens)).unwrap_or_else(|| {
             self.next_identity += 1;
@@ -147,17 +146,17 @@ impl Tiers {
         self.identities[block as usize] = (identity, before);
     }
 
-    /// Appends to `plan` the blocks that continue a prompt behind its blocks `found` on the device, each in the nearest open tier that
-    /// has it. `rest` yields hash and tokens of the prompt's full blocks after `found`.
+    /// Appends to `plan` the blocks that continue a prompt behind its `last` block on the device, each in the nearest open tier that
+    /// has it. `rest` yields hash and tokens of the prompt's full blocks after `last`.
     pub fn plan<'a>(
         &self,
         root: BlockHash,
-        found: &[u32],
+        last: Option<u32>,
         is_open: [bool; TIERS_MAX],
         rest: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
         plan: &mut Vec<PlannedBlock>,
     ) {
-        let mut before = found.last().map_or_else(|| empty_prefix(root), |last| self.identities[*last as usize].0);
+        let mut before = self.identity(root, last);
         for (hash, tokens) in rest {
             let hash = hash.fingerprint();
             let hit = |(at, tier): (usize, &Tier)| {
@@ -185,13 +184,17 @@ impl Tiers {
         let block = near[tier].begin_demotion()?;
         let to = far[0].reserve(&near[tier].contents(block));
         if to.is_none() {
-            near[tier].end_demotion(block);
+            near[tier].end_demotion(block, true);
         }
         Some((block, to))
     }
 
-    /// Reserves a slot of another tier for a block, and pins the block. Returns `None` if the other tier does not take the block.
+    /// Reserves a slot of another tier for a block, and pins the block. Returns `None` if the other tier does not take the block, or the
+    /// block was struck out.
     pub fn begin_propagation(&mut self, from: usize, to: usize, block: u32) -> Option<u32> {
+        if !self.tiers[from].is_present(block) {
+            return None;
+        }
         let contents = self.tiers[from].contents(block);
         let tokens = contents.tokens.to_vec();
         let contents = Contents { tokens: &tokens, ..contents };
@@ -210,9 +213,24 @@ impl Tiers {
         self.tiers[tier].unpin(block);
     }
 
-    /// Frees a block whose demotion ended.
-    pub fn end_demotion(&mut self, tier: usize, block: u32) {
-        self.tiers[tier].end_demotion(block);
+    /// Ends the demotion of a block: it is freed if `ok` and nobody reads it.
+    pub fn end_demotion(&mut self, tier: usize, block: u32, ok: bool) {
+        self.tiers[tier].end_demotion(block, ok);
+    }
+
+    /// Lets nobody find a block any more that transfers in flight read or write.
+    pub fn strike_out(&mut self, tier: usize, block: u32) {
+        self.tiers[tier].strike_out(block);
+    }
+
+    /// Returns the identity of the prefix that a device block ends; of the empty prefix for `None`.
+    pub fn identity(&self, root: BlockHash, block: Option<u32>) -> u64 {
+        block.map_or_else(|| empty_prefix(root), |block| self.identities[block as usize].0)
+    }
+
+    /// Returns the identity of the prefix before a device block.
+    pub fn parent_prefix(&self, block: u32) -> u64 {
+        self.identities[block as usize].1
     }
 
     /// Ends the transfer that writes a block: the block is present if `ok`, else freed.

@@ -3,13 +3,18 @@
 use crate::digest::Decision;
 use crate::sequence::{Phase, SequenceEvent};
 use crate::state::State;
-use crate::transfer_table::{InFlight, Purpose};
+use crate::transfer_table::{InFlight, Purpose, TransferEnd};
 use crate::{loading, swap};
 
-/// Ends a transfer, successfully if `ok`. An id that is not in flight is ignored.
-pub(crate) fn end(state: &mut State, id: u64, ok: bool) {
+/// Ends a transfer. An id that is not in flight is ignored.
+pub(crate) fn end(state: &mut State, id: u64, end: TransferEnd) {
+    let ok = end == TransferEnd::Finished;
     let Some(transfer) = state.kv.transfers.end(id, ok) else { return };
-    let decision = if ok { Decision::TransferFinished } else { Decision::TransferFailed };
+    let decision = match end {
+        TransferEnd::Finished => Decision::TransferFinished,
+        TransferEnd::Failed => Decision::TransferFailed,
+        TransferEnd::Interrupted => Decision::TransferInterrupted,
+    };
     let subject = match transfer.purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => state.sequences[slot].id.0,
         _ => 0,
@@ -19,8 +24,8 @@ pub(crate) fn end(state: &mut State, id: u64, ok: bool) {
     let InFlight { from, to, pairs, purpose, .. } = transfer;
     match purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => swap::end_transfer(state, slot, ok),
-        Purpose::Orphaned(orphan) => state.kv.end_orphan(from, to, &pairs, orphan),
-        purpose => loading::end_transfer(state, InFlight { pairs, purpose, ..transfer }, ok),
+        Purpose::Orphaned(orphan) => state.kv.end_orphan(from, to, &pairs, orphan, end),
+        purpose => loading::end_transfer(state, InFlight { pairs, purpose, ..transfer }, end),
     }
 }
 
@@ -59,7 +64,9 @@ pub(crate) fn lose_all(state: &mut State) -> Vec<usize> {
     for transfer in state.kv.transfers.lose() {
         let InFlight { from, to, pairs, purpose, .. } = transfer;
         match purpose {
-            Purpose::Orphaned(orphan) => state.kv.end_orphan(from, to, &pairs, orphan),
+            Purpose::Orphaned(orphan) => {
+                state.kv.end_orphan(from, to, &pairs, orphan, TransferEnd::Interrupted);
+            }
             Purpose::SwapOut { .. } | Purpose::SwapIn { .. } => swaps.push(purpose),
             purpose => others.push(InFlight { pairs, purpose, ..transfer }),
         }

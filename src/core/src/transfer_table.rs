@@ -43,7 +43,11 @@ pub(crate) enum Purpose {
         chain: Vec<BlockHandle>,
     },
     /// Saves blocks about to be evicted; the sources are freed at the end.
-    Demotion,
+    Demotion {
+        /// Device prefixes that end with sources found meanwhile. The transfer reads each as a sequence would, so that the sources
+        /// stay as they are until its end.
+        kept: Vec<Vec<BlockHandle>>,
+    },
     /// Copies pinned blocks of a tier to another tier; the sources stay.
     Propagation,
     /// Began for a sequence that does not wait for the end any more: a swap or a load whose request ended. The transfer keeps the
@@ -63,7 +67,8 @@ pub(crate) struct Orphan {
 }
 
 impl Purpose {
-    /// Returns the published device blocks that the transfer reads as a sequence would: with all blocks before, and findable.
+    /// Returns the published device blocks that the transfer reads as a sequence would: with all blocks before, and findable. Blocks
+    /// kept by a demotion come on top.
     pub fn chain(&self) -> &[BlockHandle] {
         match self {
             Self::WriteThrough { chain } => chain,
@@ -72,13 +77,31 @@ impl Purpose {
         }
     }
 
+    /// Returns the number of times that the transfer reads this device block as the `at`-th block of a prefix.
+    pub fn reads(&self, at: usize, block: BlockHandle) -> u32 {
+        let kept: &[Vec<BlockHandle>] = if let Self::Demotion { kept } = self { kept } else { &[] };
+        let is_there = |chain: &[BlockHandle]| u32::from(chain.get(at) == Some(&block));
+        is_there(self.chain()) + kept.iter().map(|chain| is_there(chain)).sum::<u32>()
+    }
+
     /// Returns the slot of the sequence that waits for the end, if one does.
     pub fn slot(&self) -> Option<usize> {
         match self {
             Self::SwapOut { slot } | Self::SwapIn { slot } | Self::Load { slot } => Some(*slot),
-            Self::WriteThrough { .. } | Self::Demotion | Self::Propagation | Self::Orphaned(_) => None,
+            Self::WriteThrough { .. } | Self::Demotion { .. } | Self::Propagation | Self::Orphaned(_) => None,
         }
     }
+}
+
+/// End of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TransferEnd {
+    /// The destinations hold the contents of the sources.
+    Finished,
+    /// The transfer failed, perhaps because of bad sources.
+    Failed,
+    /// The transfer failed on the way; the sources are good.
+    Interrupted,
 }
 
 /// A transfer in flight.
@@ -231,11 +254,24 @@ impl TransferTable {
         })
     }
 
-    /// Returns the number of device blocks read by demotions, which free them.
-    pub fn demoted_device_blocks(&self) -> u32 {
-        let demotes =
-            |transfer: &&InFlight| transfer.from == Place::Device && matches!(transfer.purpose, Purpose::Demotion);
-        self.in_flight.iter().filter(demotes).map(|transfer| transfer.pairs.len() as u32).sum()
+    /// Returns the demotions of device blocks in flight.
+    pub fn device_demotions(&self) -> impl Iterator<Item = &InFlight> {
+        let demotes = |purpose: &Purpose| matches!(purpose, Purpose::Demotion { .. });
+        self.in_flight.iter().filter(move |transfer| transfer.from == Place::Device && demotes(&transfer.purpose))
+    }
+
+    /// Returns the id of the next transfer.
+    pub fn next_id(&self) -> u64 {
+        self.next_id
+    }
+
+    /// Lets a demotion read a prefix of device blocks until its end.
+    pub fn keep(&mut self, id: u64, prefix: Vec<BlockHandle>) {
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("the demotion is in flight");
+        match &mut self.in_flight[at].purpose {
+            Purpose::Demotion { kept } => kept.push(prefix),
+            purpose => unreachable!("{purpose:?} keeps no prefix"),
+        }
     }
 }
 
@@ -255,9 +291,10 @@ mod tests {
         let pairs = vec![BlockPair { from: 3, to: 4 }];
         let out = table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 });
         let load = table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 });
-        let demotion = table.begin(Place::Device, Place::Tier(0), pairs.clone(), Purpose::Demotion);
+        let demotion =
+            table.begin(Place::Device, Place::Tier(0), pairs.clone(), Purpose::Demotion { kept: Vec::new() });
         assert_eq!((out, load, demotion), (1, 2, 3));
-        assert_eq!(table.demoted_device_blocks(), 1);
+        assert_eq!(table.device_demotions().count(), 1);
         assert_eq!(table.swapping_out().collect::<Vec<_>>(), [7]);
         assert_eq!(table.take_outbox().map(|transfer| transfer.pairs).collect::<Vec<_>>(), vec![vec![(3, 4)]; 3]);
         table.of_mut(8).for_each(|transfer| transfer.purpose = Purpose::Orphaned(Orphan::default()));

@@ -233,6 +233,58 @@ impl PrefixTree {
     pub fn end_demotion(&mut self, block: u32) {
         debug_assert_eq!(self.pool.state(block), BlockState::Moving);
         self.pool.apply(block, BlockEvent::Released);
+        self.evicted += 1;
+    }
+
+    /// Returns `true` if a block being demoted can go back into the tree after `parent`, which was before it.
+    pub fn can_readopt(&self, block: BlockHandle, parent: Option<BlockHandle>) -> bool {
+        let is_there = |parent: BlockHandle| {
+            self.pool.is_current(parent) && matches!(self.pool.state(parent.index), BlockState::Held | BlockState::Idle)
+        };
+        parent.is_none_or(is_there) && !self.has(BlockHash(u128::from(self.nodes.fingerprint(block.index))))
+    }
+
+    /// Takes a block being demoted back into the tree after `parent`, with one reader. No published block may have its hash.
+    pub fn readopt(&mut self, block: BlockHandle, parent: Option<BlockHandle>) {
+        let fingerprint = self.nodes.fingerprint(block.index);
+        let parent = parent.map_or(ROOT, |parent| parent.index);
+        self.nodes.publish(block.index, parent, &[BlockHash(u128::from(fingerprint))]);
+        self.pool.apply(block.index, BlockEvent::Readopted);
+        self.index.insert(fingerprint, block.index, |index| self.nodes.fingerprint(index));
+        self.eviction.published(&[block], &self.nodes);
+    }
+
+    /// Takes a block whose demotion failed back into the tree after `parent`, without readers. The blocks before it are read for a
+    /// moment: the parent is no leaf any more.
+    pub fn restore(&mut self, block: BlockHandle, parent: Option<BlockHandle>) {
+        let ancestors = std::iter::successors(parent.map(|parent| parent.index), |block| self.nodes.parent(*block));
+        let mut chain: Vec<BlockHandle> = ancestors.map(|block| self.pool.handle(block)).collect();
+        chain.reverse();
+        chain.iter().for_each(|block| self.share(*block));
+        self.readopt(block, parent);
+        chain.push(block);
+        let n = chain.len();
+        self.release(&mut chain, n);
+    }
+
+    /// Returns `true` if a published block has this hash.
+    pub fn has(&self, hash: BlockHash) -> bool {
+        self.lookup(hash).is_some()
+    }
+
+    /// Returns `true` if a published block can be found: it was not read during a flush.
+    pub fn is_findable(&self, block: BlockHandle) -> bool {
+        self.pool.state(block.index) != BlockState::Stale
+    }
+
+    /// Lets nobody find the blocks with readers any more. A stale block is freed when the last reader leaves.
+    pub fn strike_out_held(&mut self) {
+        for block in 0..self.pool.opened() {
+            if self.pool.state(block) == BlockState::Held {
+                self.index.remove(self.nodes.fingerprint(block), block);
+                self.pool.apply(block, BlockEvent::Flushed);
+            }
+        }
     }
 
     /// Estimates the number of leading blocks of a prompt that are published, by hashes alone and without comparing tokens, in
@@ -383,7 +435,13 @@ impl PrefixTree {
         // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
         let chain = &published[read..];
-        if !chain.is_empty() {
+        // A flush made all blocks of a sequence stale, or none.
+        if chain.first().is_some_and(|first| !self.is_findable(*first)) {
+            for block in chain.iter().rev() {
+                self.nodes.remove(block.index);
+                self.pool.apply(block.index, BlockEvent::ReadersLeft);
+            }
+        } else if !chain.is_empty() {
             for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
             self.eviction.idle(chain, &self.nodes);
         }
@@ -459,19 +517,19 @@ impl PrefixTree {
     }
 
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
-    /// [`Self::end_demotion`]. Returns `None` if no block is idle.
-    pub fn begin_demotion(&mut self) -> Option<BlockHandle> {
+    /// [`Self::end_demotion`]. Returns the block and the block before it, or `None` if no block is idle.
+    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Option<BlockHandle>)> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }
         let block = self.eviction.pop(&self.nodes).expect("if a block is idle, so is a leaf");
+        let before = self.nodes.parent(block).map(|parent| self.pool.handle(parent));
         if let Some(parent) = self.nodes.remove_chain(&[block]) {
             self.eviction.leaf(parent, &self.nodes);
         }
         self.index.remove(self.nodes.fingerprint(block), block);
         self.pool.apply(block, BlockEvent::DemotionBegan);
-        self.evicted += 1;
-        Some(self.pool.handle(block))
+        Some((self.pool.handle(block), before))
     }
 
     /// Returns the fingerprint and the tokens of a block that is published, or was when its demotion began.
@@ -526,14 +584,17 @@ impl PrefixTree {
                     assert_eq!(nodes.parents[at], UNPUBLISHED, "block {index} has a parent and is not published");
                     continue;
                 }
-                BlockState::Held => assert!(nodes.readers[at] > 0, "block {index} is held by nobody"),
+                BlockState::Held | BlockState::Stale => {
+                    assert!(nodes.readers[at] > 0, "block {index} is held by nobody")
+                }
                 BlockState::Idle => assert_eq!(nodes.readers[at], 0, "block {index} is idle and read"),
             }
-            published += 1;
             assert_ne!(nodes.parents[at], UNPUBLISHED, "block {index} is published without a parent");
+            let is_findable = self.pool.state(index) != BlockState::Stale;
+            published += usize::from(is_findable);
             let found = self.index.find(nodes.fingerprint(index), |index| nodes.fingerprint(index));
             let same = found.is_some_and(|found| found == index || nodes.parents[found as usize] != nodes.parents[at]);
-            assert!(same, "block {index} is lost: its hash finds {found:?}");
+            assert!(same || !is_findable, "block {index} is lost: its hash finds {found:?}");
             if let Some(parent) = nodes.parent(index) {
                 children[parent as usize] += 1;
                 assert_ne!(nodes.parents[parent as usize], UNPUBLISHED, "block {index} outlived its parent");

@@ -155,6 +155,8 @@ fn a_swap_that_hangs_in_either_direction_turns_into_recomputation() {
         rig.answer_until(|rig| !rig.copies.is_empty());
         if !is_out {
             rig.finish_copy(0);
+            // Else its blocks are found on the device.
+            rig.evict_idle();
             rig.answer_until(|rig| !rig.copies.is_empty());
         }
         assert_eq!(rig.copies[0].from == Place::Device, is_out);
@@ -196,4 +198,141 @@ fn a_worker_that_joins_in_place_of_another_has_none_of_its_kv() {
     assert_eq!(rig.running(), [(2, 0, 9, true)], "nothing is there, and the step is run again");
     rig.run_to_end();
     rig.assert_all_said([1, 2]);
+}
+
+#[test]
+fn a_bad_block_leaves_its_tier_and_is_not_loaded_again() {
+    let mut rig = loading(config());
+    rig.fail_copy(0);
+    rig.run_to_end();
+    let mut loads = 0;
+    for round in 1..5 {
+        // Pushed off the device by requests whose prompts the tier keeps.
+        ask(&mut rig, 100 + u64::from(round), tokens(1000 * round + 1000, 45));
+        rig.submit(200 + u64::from(round), tokens(0, 17), 1);
+        loads += rig.stats().loading;
+        rig.run_to_end();
+    }
+    assert_eq!(rig.stats().swaps.failed_transfers, 1);
+    assert_eq!(loads, 4, "the recomputed blocks were stored in place of the bad ones");
+}
+
+#[test]
+fn a_block_whose_copy_was_interrupted_on_the_way_stays_in_its_tier() {
+    let mut rig = loading(config());
+    let stored = rig.stats().tiers[0].blocks;
+    rig.interrupt_copy(0);
+    assert_eq!((rig.stats().tiers[0].blocks, rig.stats().loading), (stored, 0));
+    assert_eq!(rig.running(), [(2, 0, 17, true)]);
+    rig.run_to_end();
+}
+
+#[test]
+fn of_several_loads_the_leading_blocks_that_arrived_are_kept() {
+    let tiers = vec![tier(12, Write::Through), tier(100, Write::Through)];
+    // The first block is on the device, the second in the near tier, the rest in the far one.
+    for (fails, runs) in [(Place::Tier(1), (2, 8, 25, true)), (Place::Tier(0), (2, 4, 29, true))] {
+        let mut rig = Driver::new(Config { tiers: tiers.clone(), ..config() });
+        ask(&mut rig, 0, tokens(0, 33));
+        ask(&mut rig, 1, tokens(1000, 41));
+        rig.submit(2, tokens(0, 33), 1);
+        let mut loads: Vec<(Place, usize)> = rig.copies.iter().map(|copy| (copy.from, copy.pairs.len())).collect();
+        loads.sort_unstable();
+        assert_eq!(loads, [(Place::Tier(0), 1), (Place::Tier(1), 6)]);
+        while let Some(copy) = rig.copies.first() {
+            if copy.from == fails { rig.fail_copy(0) } else { rig.finish_copy(0) }
+        }
+        assert_eq!(rig.running(), [runs]);
+        rig.run_to_end();
+    }
+}
+
+#[test]
+fn a_load_that_takes_longer_than_computing_is_left_out() {
+    let mut rig = Driver::new(Config { swap_block_ns: 5_000, recompute_token_ns: 1_000, ..config() });
+    ask(&mut rig, 0, tokens(0, 17));
+    ask(&mut rig, 1, tokens(1000, 45));
+    rig.submit(2, tokens(0, 17), 1);
+    assert_eq!(
+        (rig.stats().loading, rig.running()),
+        (0, vec![(2, 0, 17, true)]),
+        "4 us to compute a block, 5 to load it"
+    );
+    rig.run_to_end();
+}
+
+/// Sixty-four blocks on the device, and a tier that takes blocks about to be evicted: the first three blocks of prompt 500.. are on
+/// their way there.
+fn demoting() -> Driver {
+    let tiers = vec![tier(100, Write::Back)];
+    let mut rig = Driver::new(Config { device_blocks: 64, tiers, ..config() });
+    rig.submit(7, tokens(500, 13), 1);
+    rig.answer();
+    rig.submit(0, tokens(0, 233), 1);
+    rig.answer();
+    rig.submit(1, tokens(900, 2), 9);
+    assert_eq!((rig.copies.len(), rig.copies[0].from), (1, Place::Device));
+    assert!(rig.copies[0].pairs.len() >= 3);
+    rig
+}
+
+#[test]
+fn a_block_is_found_while_it_is_written_back_and_stays_on_the_device_then() {
+    let mut rig = demoting();
+    rig.submit(2, tokens(500, 13), 1);
+    rig.answer();
+    assert!(rig.running().contains(&(2, 12, 1, true)), "{:?}", rig.running());
+    rig.answer_until(|rig| rig.has_ended(2));
+    rig.finish_copy(0);
+    rig.submit(3, tokens(500, 13), 1);
+    rig.answer();
+    assert!(rig.running().contains(&(3, 12, 1, true)) && rig.stats().loading == 0, "{:?}", rig.running());
+    rig.run_to_end();
+    assert!(rig.all_blocks_usable());
+}
+
+#[test]
+fn a_block_whose_write_back_fails_is_in_the_cache_again() {
+    let mut rig = demoting();
+    let idle = rig.stats().idle_blocks;
+    let demoted = rig.copies[0].pairs.len() as u32;
+    rig.fail_copy(0);
+    // The next write-back may have begun at once.
+    let moving = rig.stats().moving_blocks;
+    assert_eq!(rig.stats().idle_blocks + moving, idle + demoted);
+    rig.submit(2, tokens(500, 13), 1);
+    rig.answer();
+    assert!(rig.running().contains(&(2, 12, 1, true)), "{:?}", rig.running());
+    rig.run_to_end();
+    assert!(rig.all_blocks_usable());
+}
+
+#[test]
+fn nothing_computed_before_a_flush_is_found_after_it() {
+    // A request that runs, and its prefix in the cache; another whose prompt is being stored.
+    let mut rig = Driver::new(Config { device_blocks: 40, ..config() });
+    rig.submit(1, tokens(1000, 17), 1);
+    rig.answer();
+    assert_eq!(rig.copies.len(), 1);
+    rig.submit(2, tokens(0, 9), 20);
+    rig.answer();
+    rig.flush();
+    rig.finish_copy(0);
+    assert_eq!(rig.stats().tiers[0].blocks, 0, "what was on its way to the tier is gone");
+    rig.submit(3, tokens(0, 9), 20);
+    rig.submit(4, tokens(1000, 17), 1);
+    rig.answer();
+    assert!(
+        rig.running().contains(&(3, 0, 9, true)) && rig.running().contains(&(4, 0, 17, true)),
+        "{:?}",
+        rig.running()
+    );
+    rig.answer_until(|rig| rig.has_ended(2));
+    let stored: usize = rig.copies.iter().map(|copy| copy.pairs.len()).sum();
+    assert_eq!(stored, 4, "of 4; nothing of 2 is stored or cached");
+    rig.run_to_end();
+    rig.submit(5, tokens(0, 9), 1);
+    assert_eq!(rig.running(), [(5, 8, 1, true)], "what 3 computed since is found");
+    rig.run_to_end();
+    assert!(rig.all_blocks_usable());
 }

@@ -8,7 +8,7 @@ use crate::journal::Journal;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
 use crate::transfer::Place;
-use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose, fold_pairs};
+use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose, TransferEnd, fold_pairs};
 
 /// Blocks in one transfer begun ahead of need, at most.
 const AHEAD_MAX: usize = 1024;
@@ -58,6 +58,9 @@ impl Kv {
     pub fn write_through(&mut self, seq: &mut Sequence, journal: &mut Journal) {
         let Some(write) = self.open_write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;
+        if seq.table[..published].first().is_some_and(|first| !self.tree.is_findable(*first)) {
+            return;
+        }
         let mut pairs = Vec::new();
         for block in &seq.table[..published] {
             if write == Write::SecondUse && self.tree.hits(*block) == 0 {
@@ -84,7 +87,7 @@ impl Kv {
     /// block, so that a decode need not wait for a transfer.
     pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
         if self.open_write(0) == Some(Write::Back) {
-            let free = self.tree.pool().count(BlockState::Free) + self.transfers.demoted_device_blocks();
+            let free = self.tree.pool().count(BlockState::Free) + self.free_after_demotions();
             let idle = self.tree.pool().count(BlockState::Idle).saturating_sub(running);
             let n = self.tiers.device_spare().saturating_sub(free).min(idle);
             self.demote_from_device(n as usize, journal);
@@ -100,13 +103,17 @@ impl Kv {
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
         let mut pairs = Vec::new();
         for _ in 0..n.min(AHEAD_MAX) {
-            let Some(block) = self.tree.begin_demotion() else { break };
+            let Some((block, parent)) = self.tree.begin_demotion() else { break };
             match self.tiers.reserve(&self.tree, block) {
-                Some(to) => pairs.push(BlockPair { from: block.index, to }),
+                Some(to) => {
+                    pairs.push(BlockPair { from: block.index, to });
+                    self.demoting.begin(self.tree.contents(block).0, block, parent, self.transfers.next_id());
+                }
                 None => self.tree.end_demotion(block.index),
             }
         }
-        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, Purpose::Demotion, journal);
+        let purpose = Purpose::Demotion { kept: Vec::new() };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
     fn demote_from_tier(&mut self, tier: usize, n: usize, journal: &mut Journal) {
@@ -115,7 +122,8 @@ impl Kv {
             let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
             pairs.extend(to.map(|to| BlockPair { from, to }));
         }
-        self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, Purpose::Demotion, journal);
+        let purpose = Purpose::Demotion { kept: Vec::new() };
+        self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, purpose, journal);
     }
 
     /// Copies blocks of one tier to another tier, for the blocks the other tier takes.
@@ -148,7 +156,8 @@ impl Kv {
         }
         let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
         let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
-        self.tiers.plan(seq.root, &self.found, is_open, blocks.skip(self.found.len()), &mut self.plan);
+        let last = self.reviving.last().map(|block| block.index).or(self.found.last().copied());
+        self.tiers.plan(seq.root, last, is_open, blocks.skip(self.hit()), &mut self.plan);
         let worthwhile = self.transfers.links.worthwhile(&self.plan);
         self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);
         self.plan.truncate(worthwhile);
@@ -196,10 +205,11 @@ impl Kv {
     }
 
     /// Ends a transfer from or to a tier: the blocks are released, and copied on where a further tier takes the blocks.
-    pub fn end_tier_copy(&mut self, transfer: InFlight, ok: bool, journal: &mut Journal) {
+    pub fn end_tier_copy(&mut self, transfer: InFlight, end: TransferEnd, journal: &mut Journal) {
         let InFlight { from, to, pairs, purpose, .. } = transfer;
+        let ok = end == TransferEnd::Finished;
         let is_load = matches!(purpose, Purpose::Load { .. });
-        self.release_pairs(from, to, &pairs, purpose, ok);
+        self.release_pairs(from, to, &pairs, purpose, end);
         if let (true, Place::Tier(tier)) = (ok, to) {
             self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.to), Write::Through, journal);
         }
@@ -209,10 +219,10 @@ impl Kv {
     }
 
     /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
-    pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan) {
+    pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: TransferEnd) {
         let Orphan { mut blocks, published, hosts } = orphan;
         match (from, to) {
-            (Place::Tier(tier), _) => pairs.iter().for_each(|pair| self.tiers.unpin(tier as usize, pair.from)),
+            (Place::Tier(tier), _) => self.end_reads(tier as usize, pairs, end == TransferEnd::Failed),
             (_, Place::Host) => hosts.into_iter().for_each(|host| self.host_fill_failed(host)),
             _ => hosts.into_iter().for_each(|host| self.leave_host(host)),
         }
@@ -222,11 +232,22 @@ impl Kv {
     /// Gives up a transfer from or to a tier that will not be answered.
     pub fn lose_tier_copy(&mut self, transfer: InFlight) {
         let InFlight { from, to, pairs, purpose, .. } = transfer;
-        self.release_pairs(from, to, &pairs, purpose, false);
+        self.release_pairs(from, to, &pairs, purpose, TransferEnd::Interrupted);
+    }
+
+    /// Unpins blocks that a transfer read from a tier. Bad blocks leave the tier, so that nobody loads them again.
+    fn end_reads(&mut self, tier: usize, pairs: &[BlockPair], are_bad: bool) {
+        for pair in pairs {
+            if are_bad {
+                self.tiers.strike_out(tier, pair.from);
+            }
+            self.tiers.unpin(tier, pair.from);
+        }
     }
 
     /// Releases the blocks of a transfer that is not in flight any more.
-    fn release_pairs(&mut self, from: Place, to: Place, pairs: &[BlockPair], purpose: Purpose, ok: bool) {
+    fn release_pairs(&mut self, from: Place, to: Place, pairs: &[BlockPair], purpose: Purpose, end: TransferEnd) {
+        let ok = end == TransferEnd::Finished;
         if let Place::Tier(tier) = to {
             pairs.iter().for_each(|pair| self.tiers.end_fill(tier as usize, pair.to, ok));
         }
@@ -235,13 +256,14 @@ impl Kv {
                 let n = chain.len();
                 self.tree.release(&mut chain, n);
             }
-            (Purpose::Demotion, Place::Tier(tier)) => {
-                pairs.iter().for_each(|pair| self.tiers.end_demotion(tier as usize, pair.from));
+            (Purpose::Demotion { .. }, Place::Tier(tier)) => {
+                pairs.iter().for_each(|pair| self.tiers.end_demotion(tier as usize, pair.from, ok));
             }
-            (Purpose::Demotion, _) => pairs.iter().for_each(|pair| self.tree.end_demotion(pair.from)),
-            (Purpose::Propagation | Purpose::Load { .. }, Place::Tier(tier)) => {
-                pairs.iter().for_each(|pair| self.tiers.unpin(tier as usize, pair.from));
+            (Purpose::Demotion { kept }, _) => self.end_device_demotion(pairs, kept, ok),
+            (Purpose::Load { .. }, Place::Tier(tier)) => {
+                self.end_reads(tier as usize, pairs, end == TransferEnd::Failed);
             }
+            (Purpose::Propagation, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, false),
             (Purpose::Orphaned(_), _) => unreachable!("an orphaned transfer ends with its blocks"),
             (purpose, place) => unreachable!("{purpose:?} copies nothing from {place:?}"),
         }

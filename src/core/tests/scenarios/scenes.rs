@@ -35,7 +35,7 @@ pub fn swapped(victim: Request) -> Driver {
 /// [`swapping_out`] after copy and filler have ended: the victim's 6 blocks are being copied back, because none is left on the device.
 pub fn swapping_in(victim: Request) -> Driver {
     let mut rig = swapped(victim);
-    rig.flush();
+    rig.evict_idle();
     rig.abort_now(1);
     assert_eq!(rig.moves()[0].0, Direction::In);
     rig
@@ -71,7 +71,7 @@ pub fn sharers(config: Config) -> Driver {
 /// Both sharers come back: 3 copies 4 blocks, 4 waits for 3 of them and copies one.
 pub fn sharers_coming_back() -> Driver {
     let mut rig = sharers_swapped();
-    rig.flush();
+    rig.evict_idle();
     rig.abort_now(2);
     assert_eq!(rig.moves(), [(Direction::In, 4), (Direction::In, 1)]);
     rig

@@ -37,7 +37,7 @@ fn scenario_038_a_swapped_request_reads_no_block_on_the_device() {
 fn scenario_039_after_the_copy_the_device_blocks_are_usable() {
     let mut rig = swapped(victim());
     assert_eq!((rig.usable(), rig.in_use(), rig.host_free()), (5, 95, 94));
-    rig.flush();
+    rig.evict_idle();
     assert_eq!((&rig.flushed[..], rig.usable()), (&[5][..], 5));
 }
 
@@ -86,7 +86,7 @@ fn scenario_043_the_last_reader_takes_the_shared_blocks_along() {
 #[test]
 fn scenario_044_a_swapped_request_reads_what_another_brought_back() {
     let mut rig = sharers_swapped();
-    rig.flush();
+    rig.evict_idle();
     rig.abort_now(5);
     assert_eq!(rig.moves(), [(Direction::In, 4)], "there is room for one of them");
     assert_eq!(rig.host_free(), 95);
@@ -106,7 +106,7 @@ fn scenario_044_a_swapped_request_reads_what_another_brought_back() {
 #[test]
 fn scenario_045_a_swapped_request_that_is_dropped_leaves_nothing() {
     let mut rig = sharers_swapped();
-    rig.flush();
+    rig.evict_idle();
     rig.abort_now(5);
     rig.finish_copy(0);
     let in_use = rig.in_use();
@@ -149,7 +149,7 @@ fn scenario_048_blocks_that_a_runner_reads_stay_also_when_it_ends() {
     // The filler takes a block each 16 tokens, so that the victim cannot come back at once.
     rig.answer_until(|rig| rig.usable() == 37);
     rig.abort_now(2);
-    rig.flush();
+    rig.evict_idle();
     assert_eq!(rig.in_use() as usize, rig.tables[&1].len() + 10, "10 are kept");
     rig.submit(4, fork(7, 160, 4, 8), 1);
     rig.abort_now(1);
@@ -187,7 +187,7 @@ pub fn before_both_ways() -> Driver {
     rig.answer_until(|rig| !rig.copies.is_empty());
     assert_eq!(rig.moves(), [(Direction::Out, 9)]);
     rig.finish_copy(0);
-    rig.flush();
+    rig.evict_idle();
     rig.abort_now(5);
     assert_eq!(rig.moves(), [(Direction::In, 9)]);
     rig
@@ -216,11 +216,11 @@ fn scenario_050_blocks_kept_for_a_swapped_request_survive_the_swap_of_another() 
     assert_eq!(rig.moves(), [(Direction::Out, 1)], "x reads b0, b1, c2 on the device");
     rig.finish_copy(0);
     rig.abort_now(w);
-    rig.flush();
+    rig.evict_idle();
     rig.answer_until(|rig| !rig.copies.is_empty());
     assert_eq!((rig.copies.len(), rig.stats().swapped), (1, 2), "y goes, x has not come back");
     rig.finish_copy(0);
-    rig.flush();
+    rig.evict_idle();
     rig.answer();
     let fillers = rig.tables[&1].len() + rig.tables[&2].len();
     assert_eq!(rig.in_use() as usize, fillers + 3, "b0, b1 and c2 stay x's");

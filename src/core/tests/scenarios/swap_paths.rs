@@ -159,7 +159,7 @@ fn a_prefill_that_is_swapped_goes_on_where_it_was() {
     let computed = rig.moves()[0].1 as u32 * 16;
     assert!(computed > 0 && computed < 90 * 16, "only what has KV is copied");
     rig.finish_copy(0);
-    rig.flush();
+    rig.evict_idle();
     rig.answer_until(|rig| rig.has_ended(1));
     rig.finish_copy(0);
     assert_eq!(rig.running(), [(2, computed, 64, false)]);
@@ -232,7 +232,7 @@ fn the_first_of_three_comes_to_nothing(nothing: impl Fn(&mut Driver)) {
         while !rig.copies.is_empty() {
             rig.finish_copy(0);
         }
-        rig.flush();
+        rig.evict_idle();
         rig.abort_now(6);
         if rig.copies.len() == 2 && rig.stats().swapped == 3 && !rig.steps.is_empty() {
             tried += 1;

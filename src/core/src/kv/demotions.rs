@@ -1,0 +1,121 @@
+//! Demotions from the device: blocks that leave the prefix tree for a tier, and are found until they are gone.
+//!
+//! A block being demoted is out of the tree, so that the blocks before it can follow. Its contents stay on the device until the
+//! transfer ends. A prompt that continues with the block takes it back into the tree; the transfer then reads the prefix up to the
+//! block like a sequence, so that nobody rewrites the block before the transfer ends. If the transfer fails, the block goes back into
+//! the tree, unless the block before it is gone.
+
+use std::collections::BTreeMap;
+
+use super::Kv;
+use crate::block::BlockState;
+use crate::ids::BlockHandle;
+use crate::sequence::Sequence;
+use crate::transfer_table::{BlockPair, InFlight};
+
+/// Blocks being demoted that can be taken back, by fingerprint.
+#[derive(Debug, Default)]
+pub(super) struct Demotions(BTreeMap<u64, Demotion>);
+
+/// A block being demoted.
+#[derive(Clone, Copy, Debug)]
+struct Demotion {
+    block: BlockHandle,
+    /// Block before it in the tree, when the demotion began.
+    parent: Option<BlockHandle>,
+    /// Id of the transfer.
+    transfer: u64,
+}
+
+impl Demotions {
+    /// Notes a block to be demoted by the transfer with this id. Of two blocks with one fingerprint the first can be found.
+    pub fn begin(&mut self, fingerprint: u64, block: BlockHandle, parent: Option<BlockHandle>, transfer: u64) {
+        self.0.entry(fingerprint).or_insert(Demotion { block, parent, transfer });
+    }
+
+    /// Forgets a block, which was taken back or whose transfer ended. Returns the note on the block if there was one.
+    fn end(&mut self, fingerprint: u64, block: BlockHandle) -> Option<Demotion> {
+        let noted = *self.0.get(&fingerprint).filter(|demotion| demotion.block == block)?;
+        self.0.remove(&fingerprint);
+        Some(noted)
+    }
+
+    /// Forgets all blocks: none can be found or taken back any more.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Kv {
+    /// Looks up blocks being demoted that continue the blocks `found` of a sequence, into `reviving`.
+    pub(super) fn find_demoting(&mut self, seq: &Sequence) {
+        self.reviving.clear();
+        if self.demoting.0.is_empty() {
+            return;
+        }
+        let mut before = self.tiers.identity(seq.root, self.found.last().copied());
+        let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
+        for (hash, tokens) in blocks.skip(self.found.len()) {
+            let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
+            let is_next = self.tiers.parent_prefix(block.index) == before && self.tree.contents(*block).1 == tokens;
+            if !is_next || self.tree.has(*hash) {
+                return;
+            }
+            before = self.tiers.identity(seq.root, Some(block.index));
+            self.reviving.push(*block);
+        }
+    }
+
+    /// Takes the blocks `reviving` back into the tree behind the blocks of a table, and appends them.
+    pub(super) fn revive(&mut self, table: &mut Vec<BlockHandle>) {
+        // The longest prefix that ends with a block of each transfer.
+        let mut prefixes = BTreeMap::new();
+        for block in std::mem::take(&mut self.reviving) {
+            let noted = self.demoting.end(self.tree.contents(block).0, block).expect("it was found there");
+            self.tree.readopt(block, table.last().copied());
+            table.push(block);
+            prefixes.insert(noted.transfer, table.len());
+        }
+        for (transfer, n) in prefixes {
+            table[..n].iter().for_each(|block| self.tree.share(*block));
+            self.transfers.keep(transfer, table[..n].to_vec());
+        }
+    }
+
+    /// Returns the number of device blocks that the end of a demotion frees: the blocks not taken back.
+    pub fn freed_by_demotion(&self, transfer: &InFlight) -> u32 {
+        let is_leaving = |pair: &&BlockPair| self.tree.pool().state(pair.from) == BlockState::Moving;
+        transfer.pairs.iter().filter(is_leaving).count() as u32
+    }
+
+    /// Returns the number of device blocks that the demotions in flight free.
+    pub fn demoting_blocks(&self) -> u32 {
+        self.transfers.device_demotions().map(|transfer| self.freed_by_demotion(transfer)).sum()
+    }
+
+    /// Returns the number of device blocks that demotions in flight free in time.
+    pub(super) fn free_after_demotions(&self) -> u32 {
+        let in_time = self.transfers.device_demotions().filter(|transfer| !transfer.is_overdue);
+        in_time.map(|transfer| self.freed_by_demotion(transfer)).sum()
+    }
+
+    /// Ends a demotion: blocks not taken back are freed if `ok`, else they go back into the tree if the block before is there.
+    pub(super) fn end_device_demotion(&mut self, pairs: &[BlockPair], kept: Vec<Vec<BlockHandle>>, ok: bool) {
+        // Blocks were taken out of the tree tail first.
+        for pair in pairs.iter().rev() {
+            if self.tree.pool().state(pair.from) != BlockState::Moving {
+                continue;
+            }
+            let block = self.tree.pool().handle(pair.from);
+            let noted = self.demoting.end(self.tree.contents(block).0, block);
+            match noted.filter(|noted| !ok && self.tree.can_readopt(block, noted.parent)) {
+                Some(Demotion { parent, .. }) => self.tree.restore(block, parent),
+                None => self.tree.end_demotion(pair.from),
+            }
+        }
+        for mut prefix in kept {
+            let n = prefix.len();
+            self.tree.release(&mut prefix, n);
+        }
+    }
+}
