@@ -37,6 +37,18 @@ impl Ghost {
         self.next = (self.next + 1) % self.capacity;
     }
 
+    /// Remembers some fingerprints, in order.
+    pub fn insert_all(&mut self, hashes: impl ExactSizeIterator<Item = u64> + Clone) {
+        let overwritten = self.ring[self.next.min(self.ring.len())..].iter().take(hashes.len());
+        self.touch(hashes.clone().chain(overwritten.copied()));
+        hashes.for_each(|hash| self.insert(hash));
+    }
+
+    /// Loads the entries of some fingerprints, all at once, so that the next calls hit the processor's caches.
+    pub fn touch(&self, hashes: impl Iterator<Item = u64>) {
+        self.places.touch(hashes);
+    }
+
     /// Forgets a fingerprint. Returns `true` if it was remembered.
     pub fn take(&mut self, hash: u64) -> bool {
         let place = self.place(hash);
