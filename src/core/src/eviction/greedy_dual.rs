@@ -113,7 +113,7 @@ mod tests {
             blocks.publish(first, crate::nodes::ROOT, &hashes);
             blocks.leave(first, len as usize);
         }
-        (0..hits).for_each(|_| (len..2 * len - 1).for_each(|block| blocks.found(block)));
+        (0..hits).for_each(|_| blocks.hit(len, len as usize - 1));
         policy.idle(&chain(0, len), &blocks);
         policy.idle(&chain(len, len), &blocks);
         (policy, blocks)
