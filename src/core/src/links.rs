@@ -2,7 +2,6 @@
 
 use crate::config::Config;
 use crate::tier::TIERS_MAX;
-use crate::tiers::PlannedBlock;
 use crate::timing::Timing;
 use crate::transfer::Place;
 
@@ -63,18 +62,18 @@ impl Links {
         self.timeout_ns.min(expected_ns.saturating_mul(OVERDUE_FACTOR).max(OVERDUE_MIN_NS))
     }
 
-    /// Returns the number of leading blocks of a plan to load from tiers, so that the load saves the most time: the time to compute
-    /// the tokens of the blocks, less the time of the transfers, which run side by side.
-    pub fn worthwhile(&self, plan: &[PlannedBlock]) -> usize {
+    /// Returns the number of leading blocks to load, of blocks that lie in the tiers `plan`, so that the load saves the most time: the
+    /// time to compute the tokens of the blocks, less the time of the transfers, which run side by side.
+    pub fn worthwhile(&self, plan: impl IntoIterator<Item = usize>) -> usize {
         let lines: [(f64, f64); TIERS_MAX] = std::array::from_fn(|tier| self.copies[3 + tier].line());
         let (_, token_ns) = self.prefill.line();
         let block_ns = token_ns * f64::from(self.block_size);
         let mut ends_ns = [0.0; TIERS_MAX];
         let (mut load_ns, mut saved_ns) = (0.0_f64, 0.0);
         let (mut best, mut most_ns) = (0, 0.0);
-        for (n, planned) in (1..).zip(plan) {
-            let (fixed_ns, copy_ns) = lines[planned.tier];
-            let end_ns = &mut ends_ns[planned.tier];
+        for (n, tier) in (1..).zip(plan) {
+            let (fixed_ns, copy_ns) = lines[tier];
+            let end_ns = &mut ends_ns[tier];
             *end_ns += if *end_ns == 0.0 { fixed_ns + copy_ns } else { copy_ns };
             load_ns = load_ns.max(*end_ns);
             saved_ns += block_ns;
@@ -101,24 +100,20 @@ mod tests {
         Links::new(&Config { block_size: 16, swap_block_ns: 84_000, recompute_token_ns: 100_000, ..Config::default() })
     }
 
-    fn plan(tiers: &[usize]) -> Vec<PlannedBlock> {
-        tiers.iter().map(|tier| PlannedBlock { tier: *tier, block: 0 }).collect()
-    }
-
     #[test]
     fn a_load_pays_by_the_start_values_until_transfers_prove_slow_and_is_tried_again_later() {
         let mut links = links();
-        let blocks = plan(&[0, 0, 1]);
-        assert_eq!(links.worthwhile(&blocks), 3);
+        let blocks = [0, 0, 1];
+        assert_eq!(links.worthwhile(blocks), 3);
         // Every read of tier 1 takes 10 ms, however little is read.
         (0..100).for_each(|n| links.observe(Place::Tier(1), Place::Device, 1 + n % 8, 10_000_000));
-        assert_eq!(links.worthwhile(&blocks), 2, "one block is computed sooner");
-        assert_eq!(links.worthwhile(&plan(&[1; 20])), 20, "but not twenty");
+        assert_eq!(links.worthwhile(blocks), 2, "one block is computed sooner");
+        assert_eq!(links.worthwhile([1; 20]), 20, "but not twenty");
         (0..200).for_each(|_| links.passed_over(1));
-        assert_eq!(links.worthwhile(&blocks), 3);
+        assert_eq!(links.worthwhile(blocks), 3);
         // A device that computes a token in 1 us loads nothing at 84 us a block.
         (0..100).for_each(|n| links.observe_prefill(100 + n, u64::from(5_000_000 + n * 1_000)));
-        assert_eq!(links.worthwhile(&blocks), 0);
+        assert_eq!(links.worthwhile(blocks), 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 /// Weight of the measurements so far when another one comes in.
 const DECAY: f64 = 15.0 / 16.0;
-/// Weight of each of the two made-up measurements that stand for the start value.
+/// Weight of each of the two synthetic measurements that stand for the start value.
 const START_WEIGHT: f64 = 4.0;
 /// Amounts of these two measurements.
 const START_AMOUNTS: [f64; 2] = [1.0, 64.0];
