@@ -253,6 +253,7 @@ impl Core {
         let seq = &mut self.state.sequences[slot];
         if seq.is_busy() {
             seq.ending = Some(ending);
+            self.state.end_shared_work(slot);
             return;
         }
         self.leave_queue(slot);
@@ -284,6 +285,7 @@ impl Core {
     /// Removes a sequence without a queue, and reports the end of the request.
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         state.free_worker_slot(slot);
         if self.worker_joined && ending != Ending::Finish(FinishReason::Error) {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);

@@ -85,6 +85,7 @@ mod rehit;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+mod shared_work;
 mod slots;
 pub mod spec;
 mod state;

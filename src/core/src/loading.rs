@@ -11,6 +11,7 @@ pub(crate) fn begin(state: &mut State, slot: usize) {
     let load = kv.begin_load(slot, seq, journal);
     seq.transition(SequenceEvent::LoadBegan, Phase::Loading(load));
     loading.push(slot);
+    state.begin_shared_work(slot);
 }
 
 /// Ends a transfer from or to a tier. Returns the slot of a sequence that leaves the core now.
@@ -56,6 +57,9 @@ fn end_load(state: &mut State, slot: usize, ok: bool) -> Option<usize> {
 pub(crate) fn lose(state: &mut State, in_flight: Vec<InFlight>) -> Vec<usize> {
     in_flight.into_iter().for_each(|transfer| state.kv.lose_tier_copy(transfer));
     let slots = std::mem::take(&mut state.loading);
-    slots.iter().for_each(|slot| state.release(*slot));
+    for slot in &slots {
+        state.end_shared_work(*slot);
+        state.release(*slot);
+    }
     slots
 }

@@ -162,6 +162,16 @@ impl PrefixTree {
         run
     }
 
+    /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
+    pub fn contains(&self, hash: BlockHash) -> bool {
+        self.lookup(hash).is_some()
+    }
+
+    /// Returns `true` if a block is published, and was not freed since the handle was made.
+    pub fn is_published(&self, block: BlockHandle) -> bool {
+        self.pool.is_current(block) && matches!(self.pool.state(block.index), BlockState::Held | BlockState::Idle)
+    }
+
     /// Returns the number of idle blocks among the blocks of a prefix: the decrease of [`Self::usable`] once held.
     pub fn count_idle(&self, blocks: &[u32]) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
