@@ -103,6 +103,7 @@ mod transfer_end;
 mod transfer_table;
 mod transitions;
 pub mod tree;
+mod victims;
 pub mod waiting;
 
 pub use crate::config::{Config, ConfigError, Preemption, TierConfig, Write};

@@ -15,7 +15,7 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
-use crate::preemption::preempt_one;
+use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
@@ -228,6 +228,7 @@ impl Scheduler {
 /// to be preempted and a step is in flight: the sequences of the step cannot leave, so no other step begins before the end of the
 /// step.
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
+    state.victims.clear();
     while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
         // The device does not idle for transfers that may take long: blocks are taken from one of several decodes instead. A swap-out
         // was begun for such a block, and is waited for.
@@ -253,7 +254,12 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
         let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
-        if !short || kv.tree.allocate(1, &mut seq.table) {
+        if !short {
+            at += 1;
+            continue;
+        }
+        if kv.tree.allocate(1, &mut seq.table) {
+            grew(state, slot);
             at += 1;
             continue;
         }
@@ -265,8 +271,11 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
             future_free = None;
-            // Sequences before this one moved up if the victim was among them.
-            at = state.batch.running.iter().position(|other| *other == slot).unwrap_or(at);
+            // This sequence moved up if the victim was before it, and is gone if it was the victim.
+            at -= usize::from(at > 0 && state.batch.running.get(at - 1) == Some(&slot));
+        } else {
+            // A swapped sequence released its blocks instead.
+            state.victims.clear();
         }
     }
     Some(stalled)

@@ -11,6 +11,7 @@ use crate::rehit::RehitRate;
 use crate::sequence::{Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
 use crate::swap_queue::SwapQueue;
+use crate::victims::Victims;
 use crate::waiting::Waiting;
 
 /// The sequences, the queues of the sequences, and the KV cache. Every sequence is in one slot and, by state, in one queue.
@@ -29,6 +30,8 @@ pub(crate) struct State {
     pub loading: Vec<usize>,
     /// Blocks that prefills and loading sequences are about to publish. Requests that wait for them are parked in `waiting`.
     pub shared_work: SharedWork,
+    /// The next running sequences to preempt.
+    pub victims: Victims,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
     /// Blocks in all places, and transfers.
@@ -52,6 +55,7 @@ impl State {
             swaps: SwapQueue::default(),
             loading: Vec::new(),
             shared_work: SharedWork::default(),
+            victims: Victims::default(),
             rehit: RehitRate::default(),
             kv: Kv::new(&config)?,
             reported: 0,
@@ -94,6 +98,7 @@ impl State {
         seq.mirror.slot = Some(worker_slot);
         seq.history.generated_at_entry = seq.generated();
         seq.reserve(self.config.block_size);
+        self.victims.enter(slot, seq);
     }
 
     /// Takes a sequence out of the batch, and frees its slot on the worker.

@@ -77,6 +77,8 @@ pub struct PrefixTree {
     leaving: Vec<u32>,
     evicted: u64,
     collisions: u64,
+    /// Times a block got a second reader, or lost the second of two.
+    sharing_changes: u64,
 }
 
 impl PrefixTree {
@@ -93,6 +95,7 @@ impl PrefixTree {
             leaving: Vec::new(),
             evicted: 0,
             collisions: 0,
+            sharing_changes: 0,
         }
     }
 
@@ -109,6 +112,11 @@ impl PrefixTree {
     /// Returns the number of blocks evicted so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// Returns a number that grows whenever a block gets a second reader, or loses the second of two.
+    pub fn sharing_changes(&self) -> u64 {
+        self.sharing_changes
     }
 
     /// Returns the number of hash collisions between different prefixes so far.
@@ -191,6 +199,9 @@ impl PrefixTree {
 
     fn hold_prefix(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>, is_hit: bool) {
         let idle = self.count_idle(blocks) as usize;
+        if blocks[..blocks.len() - idle].last().is_some_and(|index| self.nodes.readers[*index as usize] == 1) {
+            self.sharing_changes += 1;
+        }
         table.reserve(blocks.len());
         let mut at = 0;
         while at < blocks.len() {
@@ -392,6 +403,9 @@ impl PrefixTree {
         for_runs(published, |first, len| self.nodes.leave(first, len));
         // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
+        if published[..read].last().is_some_and(|handle| self.nodes.readers[handle.index as usize] == 1) {
+            self.sharing_changes += 1;
+        }
         let chain = &published[read..];
         if !chain.is_empty() {
             for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
@@ -498,6 +512,7 @@ impl PrefixTree {
     fn add_reader(&mut self, block: BlockHandle) {
         let readers = &mut self.nodes.readers[block.index as usize];
         *readers += 1;
+        self.sharing_changes += u64::from(*readers == 2);
         if *readers == 1 {
             self.wake(&[block]);
         }

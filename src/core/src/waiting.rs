@@ -276,6 +276,11 @@ impl Waiting {
         }
     }
 
+    /// Returns `true` if running requests differ in their preemption ranks.
+    pub fn has_preemption_ranks(&self) -> bool {
+        self.policy.has_preemption_ranks()
+    }
+
     /// Returns the preemption rank of a running request. The lowest is preempted first, and of equals the last to arrive.
     pub fn preemption_rank(&self, view: &RequestView) -> i128 {
         self.policy.preemption_rank(view)
