@@ -41,6 +41,7 @@ Examples:
 
   A real model, a larger cache, and a recording to replay later:
     trunkline serve --model ./SmolLM2-135M --device-blocks 8192 --record run.jsonl.gz
+    trunkline serve --model ./SmolLM2-135M-Instruct.Q4_1.gguf
 
   Settings from a file, one of them overridden:
     trunkline serve --config trunkline.toml --max-queue 64
