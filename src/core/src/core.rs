@@ -288,6 +288,7 @@ impl Core {
         let seq = &mut self.state.sequences[slot];
         if seq.is_in_step() {
             seq.ending = Some(Ending::Withdraw);
+            self.state.end_shared_work(slot);
         } else {
             self.part(slot, Ending::Withdraw, actions);
         }
@@ -319,6 +320,7 @@ impl Core {
     /// Removes a sequence without a queue, and reports the end of the request.
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         state.free_worker_slot(slot);
         let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
         if self.worker_joined && !failed {
@@ -349,6 +351,7 @@ impl Core {
     /// out of the batch, only the blocks and the slot on the worker are left until the last of these steps ends.
     fn report_early(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
@@ -419,8 +422,13 @@ impl Core {
     /// Drops the cache. Requests that run keep their blocks, and publish no more of them: the weights may have changed since.
     fn flush(&mut self, actions: &mut Vec<Action>) {
         let blocks = self.state.kv.flush();
-        let sequences = self.state.sequences.iter_mut().map(|(_, seq)| seq);
-        sequences.filter(|seq| !matches!(seq.phase, Phase::Waiting)).for_each(|seq| seq.unpublishable = true);
+        let with_kv = self.state.sequences.iter().filter(|(_, seq)| !matches!(seq.phase, Phase::Waiting));
+        for slot in with_kv.map(|(slot, _)| slot).collect::<Vec<_>>() {
+            if !self.state.sequences[slot].unpublishable {
+                self.state.end_shared_work(slot);
+                self.state.sequences[slot].unpublishable = true;
+            }
+        }
         self.state.journal.decide(Decision::Flush, 0, u64::from(blocks));
         actions.push(Action::Flushed { blocks });
     }

@@ -11,11 +11,13 @@
 //! nearest one while it waits. A failed transfer costs a recomputation.
 
 mod demotions;
+mod remembered;
 mod tier_copies;
 
 use std::collections::VecDeque;
 
 use self::demotions::Demotions;
+use self::remembered::Remembered;
 use crate::config::{Config, ConfigError};
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
@@ -25,6 +27,7 @@ use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer_table::TransferTable;
 use crate::tree::{PrefixTree, Published};
+use crate::waiting::CachedPrefix;
 
 /// KV blocks in all places, and the transfers in flight.
 #[derive(Debug)]
@@ -48,6 +51,8 @@ pub(crate) struct Kv {
     reviving: Vec<BlockHandle>,
     /// Device blocks being demoted.
     demoting: Demotions,
+    /// Prefix of the request that could not be admitted last.
+    remembered: Remembered,
     /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
     /// Tier of the first block left out of the last plan because computing the block takes less time.
@@ -71,6 +76,7 @@ impl Kv {
             found: Vec::new(),
             reviving: Vec::new(),
             demoting: Demotions::default(),
+            remembered: Remembered::default(),
             plan: Vec::new(),
             passed_over: None,
         })
@@ -78,7 +84,9 @@ impl Kv {
 
     /// Looks up the longest published prefix of a sequence on the device, into `found`, with blocks being demoted behind it.
     pub fn find(&mut self, seq: &Sequence) {
-        self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+        if !self.remembered.recall(seq, &self.tree, &mut self.found) {
+            self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+        }
         self.find_demoting(seq);
     }
 
@@ -102,15 +110,27 @@ impl Kv {
     /// Drops every cached block, in all places. Blocks that sequences and transfers read stay, and nobody finds them any more. Returns
     /// the number of device blocks dropped.
     pub fn flush(&mut self) -> u32 {
+        self.remembered = Remembered::default();
         self.demoting.clear();
         self.tiers.flush();
         self.tree.strike_out_held();
         self.tree.flush()
     }
 
-    /// Returns about how many leading tokens of a sequence are cached on the device, by hash alone.
-    pub fn estimate(&self, seq: &Sequence) -> u32 {
-        self.tree.estimate(&seq.hashes) * self.block_size
+    /// Keeps the prefix just found for the next attempt to admit the sequence. `found` is undefined afterwards.
+    pub fn remember(&mut self, seq: &Sequence) {
+        self.remembered.remember(seq, &self.tree, &mut self.found);
+    }
+
+    /// Returns the number of leading blocks of a sequence that are cached on the device, by hash alone.
+    pub fn estimate(&self, seq: &Sequence) -> usize {
+        self.tree.estimate(&seq.hashes) as usize
+    }
+
+    /// Returns the leading tokens of a sequence that are cached on the device, by hash alone, and the block after them.
+    pub fn cached_prefix(&self, seq: &Sequence) -> CachedPrefix {
+        let blocks = self.estimate(seq);
+        CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.hashes.get(blocks).copied() }
     }
 
     /// Returns the number of host blocks that a swap-out can take: free blocks, and in a shared memory also those of the tier that can

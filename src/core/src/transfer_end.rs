@@ -39,6 +39,7 @@ pub(crate) fn give_up_overdue(state: &mut State) {
         state.journal.stats.swaps.failed_transfers += 1;
         if let Some(slot) = slot {
             orphan(state, slot);
+            state.end_shared_work(slot);
             swap::leave_queue(state, slot);
             state.release(slot);
             state.start_over(slot, SequenceEvent::TransferOverdue);

@@ -58,7 +58,7 @@ impl Kv {
         for (hash, tokens) in blocks.skip(self.found.len()) {
             let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
             let is_next = self.tiers.parent_prefix(block.index) == before && self.tree.contents(*block).1 == tokens;
-            if !is_next || self.tree.has(*hash) {
+            if !is_next || self.tree.contains(*hash) {
                 return;
             }
             before = self.tiers.identity(seq.root, Some(block.index));
