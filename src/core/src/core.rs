@@ -392,3 +392,6 @@ impl Core {
         actions.push(Action::Flushed { blocks });
     }
 }
+
+#[cfg(test)]
+mod tests;
