@@ -433,3 +433,6 @@ impl Core {
         actions.push(Action::Flushed { blocks });
     }
 }
+
+#[cfg(test)]
+mod tests;
