@@ -407,3 +407,6 @@ impl Core {
         actions.push(Action::Flushed { blocks });
     }
 }
+
+#[cfg(test)]
+mod tests;
