@@ -38,8 +38,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![forbid(unsafe_code)]
-
 mod attention;
 pub mod config;
 mod copier;
@@ -52,10 +50,12 @@ pub mod matrix;
 mod mirror;
 pub mod model;
 mod noise;
+mod prefetch;
 mod rope;
 mod sampler;
 mod seeded;
 mod threads;
+mod tile;
 mod weights;
 pub mod worker;
 
