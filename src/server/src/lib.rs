@@ -48,6 +48,7 @@
 mod clock;
 mod commands;
 mod driver;
+mod gather;
 mod queue;
 mod recorder;
 mod server;

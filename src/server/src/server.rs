@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio_stream::StreamExt;
 use tonic::transport::server::{Router, TcpIncoming};
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId};
 use trunkline_core::Config;
@@ -14,6 +15,7 @@ use trunkline_text::Tokenizer;
 
 use crate::commands::Command;
 use crate::driver::{self, Outcome};
+use crate::gather::Gathered;
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::queue::DriverHandle;
@@ -195,6 +197,7 @@ impl Server {
     pub async fn run(self) -> Result<Outcome, ServerError> {
         let Self { incoming, router, handle, stop: _stop, mut outcome, .. } = self;
         let (close, closed) = oneshot::channel::<()>();
+        let incoming = incoming.map(|io| io.map(Gathered::new));
         let serve = router.serve_with_incoming_shutdown(incoming, async {
             // An error means that this function has ended, and the future with it.
             let _ = closed.await;
