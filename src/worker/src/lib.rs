@@ -66,6 +66,7 @@ pub mod worker;
 pub use crate::config::ModelConfig;
 pub use crate::copier::Copier;
 pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
+pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;

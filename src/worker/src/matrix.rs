@@ -8,7 +8,7 @@
 //! product with a matrix has the bits of the product with the same matrix in F32.
 
 mod codes;
-mod half;
+pub(crate) mod half;
 mod nibbles;
 
 use std::ops::Range;

@@ -143,7 +143,11 @@ fn multiply<const R: usize, const P: usize>(
             for p in 0..P {
                 let weights = weights[p][step * STEP + k];
                 for r in 0..R {
-                    sums[p][r] = from_fn(|lane| x[r].mul_add(weights[lane], sums[p][r][lane]));
+                    let mut row = sums[p][r];
+                    for lane in 0..LANES {
+                        row[lane] = x[r].mul_add(weights[lane], row[lane]);
+                    }
+                    sums[p][r] = row;
                 }
             }
         }

@@ -95,8 +95,11 @@ impl Codes {
         match &self.scales {
             Scales::Plain(scales) => f16_lanes(lanes(scales, group / GROUPS_8)),
             Scales::Nested { scales, factors } => {
-                let (scale, factor) = (f16_lanes(lanes(factors, group / GROUPS_K)), lanes(scales, group));
-                from_fn(|lane| scale[lane] * f32::from(factor[lane]))
+                let (mut scale, factor) = (f16_lanes(lanes(factors, group / GROUPS_K)), lanes(scales, group));
+                for lane in 0..LANES {
+                    scale[lane] *= f32::from(factor[lane]);
+                }
+                scale
             }
         }
     }
@@ -110,7 +113,12 @@ impl Codes {
             let scales = self.scales(first + i);
             for (k, out) in out.iter_mut().enumerate() {
                 let codes = lanes(&self.codes, (first + i) * GROUP + k);
-                *out = from_fn(|lane| f32::from(codes[lane]) * scales[lane]);
+                // Into an array of its own: vectors form only where no store comes between the loads.
+                let mut weights = [0.0; LANES];
+                for lane in 0..LANES {
+                    weights[lane] = f32::from(codes[lane]) * scales[lane];
+                }
+                *out = weights;
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::kernel::LANES;
 
 /// Widens BF16: the bits are the upper half of the single's.
 #[inline(always)]
-pub(super) fn widen_bf16(bits: &[u16], out: &mut [f32]) {
+pub(crate) fn widen_bf16(bits: &[u16], out: &mut [f32]) {
     for (out, bits) in out.iter_mut().zip(bits) {
         *out = f32::from_bits(u32::from(*bits) << 16);
     }
@@ -12,7 +12,7 @@ pub(super) fn widen_bf16(bits: &[u16], out: &mut [f32]) {
 
 /// Widens F16.
 #[inline(always)]
-pub(super) fn widen_f16(bits: &[u16], out: &mut [f32]) {
+pub(crate) fn widen_f16(bits: &[u16], out: &mut [f32]) {
     for (out, bits) in out.iter_mut().zip(bits) {
         *out = f16_to_f32(*bits);
     }
@@ -21,7 +21,9 @@ pub(super) fn widen_f16(bits: &[u16], out: &mut [f32]) {
 /// Widens the F16 of sixteen lanes.
 #[inline(always)]
 pub(super) fn f16_lanes(bits: [u16; LANES]) -> [f32; LANES] {
-    bits.map(f16_to_f32)
+    let mut out = [0.0; LANES];
+    widen_f16(&bits, &mut out);
+    out
 }
 
 /// Returns the value of an F16. NaN stays NaN.

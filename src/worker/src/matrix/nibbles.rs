@@ -116,15 +116,21 @@ impl Nibbles {
         match &self.scales {
             Scales::Centred(scales) => {
                 let scales = f16_lanes(lanes(scales, group));
-                (scales, scales.map(|scale| -8.0 * scale))
+                let mut offsets = [0.0; LANES];
+                for lane in 0..LANES {
+                    offsets[lane] = -8.0 * scales[lane];
+                }
+                (scales, offsets)
             }
             Scales::Offset { scales, offsets } => (f16_lanes(lanes(scales, group)), f16_lanes(lanes(offsets, group))),
             Scales::Nested { scales, offsets, scale_factors, offset_factors } => {
                 let mut scale = f16_lanes(lanes(scale_factors, group / GROUPS_K));
                 let mut offset = f16_lanes(lanes(offset_factors, group / GROUPS_K));
                 let (scales, offsets) = (lanes(scales, group), lanes(offsets, group));
-                scale = from_fn(|lane| scale[lane] * f32::from(scales[lane]));
-                offset = from_fn(|lane| offset[lane] * -f32::from(offsets[lane]));
+                for lane in 0..LANES {
+                    scale[lane] *= f32::from(scales[lane]);
+                    offset[lane] *= -f32::from(offsets[lane]);
+                }
                 (scale, offset)
             }
         }
@@ -140,9 +146,15 @@ impl Nibbles {
             for (word, out) in out.chunks_exact_mut(8).enumerate() {
                 let mut words = lanes(&self.words, (first + i) * WORDS + word);
                 for out in out {
-                    let codes = words.map(|word| (word & 15) as i32 as f32);
-                    *out = from_fn(|lane| codes[lane].mul_add(scales[lane], offsets[lane]));
-                    words = words.map(|word| word >> 4);
+                    // Into an array of its own: vectors form only where no store comes between the loads. The words are shifted
+                    // step by step to keep the vectors along the lanes.
+                    let mut weights = [0.0; LANES];
+                    for lane in 0..LANES {
+                        let code = (words[lane] & 15) as i32 as f32;
+                        weights[lane] = code.mul_add(scales[lane], offsets[lane]);
+                        words[lane] >>= 4;
+                    }
+                    *out = weights;
                 }
             }
         }
