@@ -58,10 +58,11 @@ mod tests {
         let (mut f16s, mut bf16s) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
         widen_f16(&bits, &mut f16s);
         widen_bf16(&bits, &mut bf16s);
+        // Any NaN stands for every NaN.
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         for (i, bits) in bits.iter().enumerate() {
-            let expected = f16::from_bits(*bits).to_f32();
-            assert!(f16s[i].to_bits() == expected.to_bits() || expected.is_nan() && f16s[i].is_nan(), "{bits:#x}");
-            assert_eq!(bf16s[i].to_bits(), bf16::from_bits(*bits).to_f32().to_bits());
+            assert!(same(f16s[i], f16::from_bits(*bits).to_f32()), "{bits:#x} as F16");
+            assert!(same(bf16s[i], bf16::from_bits(*bits).to_f32()), "{bits:#x} as BF16");
         }
         assert_eq!(f16_lanes(*bits[1000..].first_chunk().unwrap()), f16s[1000..1000 + LANES]);
     }
