@@ -34,18 +34,17 @@ impl Ahead {
 }
 
 /// Requests the line at an address for the second-level cache; does nothing on machines other than x86-64.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "a prefetch takes an address")]
 #[inline(always)]
-#[allow(unsafe_code)]
 fn request(at: *const i8) {
     // SAFETY: a prefetch is a hint. It accepts any address, reads nothing into the program and writes nothing; the instruction is
     // part of every x86-64.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at) }
 }
+
+#[cfg(not(target_arch = "x86_64"))]
+fn request(_: *const i8) {}
 
 #[cfg(test)]
 mod tests {

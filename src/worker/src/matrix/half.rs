@@ -43,7 +43,7 @@ fn f16_to_f32(bits: u16) -> f32 {
     // The largest exponent of a half means infinity or NaN, and so does the largest of a single.
     let is_infinite = u32::from(magnitude >= 31 << 23).wrapping_neg();
     let finite = normal & !is_subnormal | subnormal & is_subnormal;
-    f32::from_bits(finite + (is_infinite & REBIAS) | (bits & 0x8000) << 16)
+    f32::from_bits((finite + (is_infinite & REBIAS)) | ((bits & 0x8000) << 16))
 }
 
 #[cfg(test)]
