@@ -76,7 +76,9 @@ impl TestServer {
         });
         let backend = Backend { model: info, tokenizer: Tokenizer::bytes(), workers };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
-        let server = Server::new(listener, backend, Options { cluster, record }).await.expect("the server starts");
+        let server = Server::new(listener, backend, Options { cluster, record, ..Options::default() })
+            .await
+            .expect("the server starts");
         let (addr, handle) = (server.local_addr(), server.handle());
         Self { addr, handle, running: tokio::spawn(server.run()) }
     }

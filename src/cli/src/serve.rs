@@ -92,7 +92,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let name = model.name().to_owned();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
     let backend = engines.backend(model, tokenizer, &config);
-    let options = Options { cluster: engines.cluster(&config), record: settings.record };
+    let options = Options { cluster: engines.cluster(&config), record: settings.record, ..Options::default() };
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
         if settings.model.is_none() {

@@ -6,14 +6,19 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId};
 use trunkline_core::Config;
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 
+use crate::accept::Acceptor;
+use crate::access::Access;
 use crate::commands::Command;
 use crate::driver::{self, Outcome};
+use crate::gate::Gate;
+use crate::limits::NetworkLimits;
+use crate::network::Network;
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::queue::DriverHandle;
@@ -25,12 +30,9 @@ use crate::workers::{MakeWorker, WorkerError};
 
 /// A message from a client has at most this many bytes; a million token ids take up to five.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Calls on one connection at once, at most. The effective limit is the core's queue, with an answer when the queue is full; HTTP/2
-/// would let the client wait without a word.
-const STREAMS_PER_CONNECTION_MAX: u32 = 1 << 16;
-/// A client without an answer to a ping in this time is gone, and the client's requests are aborted.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bounds of the time between two looks for unread output.
+const UNREAD_INTERVAL_MIN: Duration = Duration::from_millis(1);
+const UNREAD_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Time for clients to read the ends of response streams after the core is done.
 const LINGER: Duration = Duration::from_secs(5);
 /// Time for clients to read the ends of response streams after a hurried shutdown.
@@ -54,12 +56,17 @@ pub struct Options {
     /// File to record every input of the cluster to; compressed if the name ends in `.gz`. The recording has the prompts, as token
     /// ids.
     pub record: Option<PathBuf>,
+    /// Limits of connections and of the calls on them.
+    pub network: NetworkLimits,
+    /// Without tokens: every client may flush the cache and read all counters. `None`: if the listener's address is loopback.
+    pub admin: Option<bool>,
 }
 
 impl Default for Options {
     /// One engine with default limits, and no recording.
     fn default() -> Self {
-        Self { cluster: ClusterConfig::uniform(&Config::default(), 1), record: None }
+        let cluster = ClusterConfig::uniform(&Config::default(), 1);
+        Self { cluster, record: None, network: NetworkLimits::default(), admin: None }
     }
 }
 
@@ -96,9 +103,6 @@ pub enum ServerError {
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// The HTTP/2 transport failed.
-    #[error("the transport failed")]
-    Transport(#[from] tonic::transport::Error),
     /// The descriptors of the protocol could not be read.
     #[error("reflection cannot be served")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -115,6 +119,18 @@ pub async fn listen(addr: &str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr: addr.into(), source })
 }
 
+/// Ends calls with unread output beyond the limits, for ever.
+async fn watch_unread(network: &Network) {
+    let interval = (network.limits.unread / 8).clamp(UNREAD_INTERVAL_MIN, UNREAD_INTERVAL_MAX);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            () = network.over.notified() => {}
+        }
+        network.end_unread();
+    }
+}
+
 /// Stops the threads of a server on drop, wherever the drop happens.
 struct StopOnDrop(DriverHandle);
 
@@ -128,8 +144,8 @@ impl Drop for StopOnDrop {
 /// A server ready to serve. Dropping the server, or the future of [`Server::run`], ends all requests and stops the threads.
 pub struct Server {
     addr: SocketAddr,
-    incoming: TcpIncoming,
-    router: Router,
+    listener: TcpListener,
+    acceptor: Acceptor,
     handle: ServerHandle,
     stop: StopOnDrop,
     outcome: oneshot::Receiver<Outcome>,
@@ -142,7 +158,7 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, workers } = backend;
-        let Options { cluster: mut config, record } = options;
+        let Options { cluster: mut config, record, network, admin } = options;
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
         }
@@ -159,23 +175,22 @@ impl Server {
         let (reporter, health) = tonic_health::server::health_reporter();
         let limits = config.engines.swap_remove(0).core;
         let handle = ServerHandle::new(driver.clone(), reporter).await;
-        let service = InferenceServer::new(InferenceService::new(Submitter::new(driver, model, tokenizer, limits)))
+        let network = Network::new(network, driver.clock());
+        let submitter = Submitter::new(driver, model, tokenizer, limits);
+        let service = InferenceServer::new(InferenceService::new(submitter, network.clone()))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
-        let router = tonic::transport::Server::builder()
-            .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .add_service(service)
+        let routes = Routes::new(service)
             .add_service(health)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        Ok(Self { addr, incoming, router, handle, stop, outcome })
+        let access = Access { admin: admin.unwrap_or_else(|| addr.ip().is_loopback()) };
+        let acceptor = Acceptor { network, gate: Gate::new(routes, access.into()), tls: None };
+        Ok(Self { addr, listener, acceptor, handle, stop, outcome })
     }
 
     /// Returns the address and port in use by the server.
@@ -193,20 +208,20 @@ impl Server {
     /// # Errors
     /// If the transport fails or the core's thread panics.
     pub async fn run(self) -> Result<Outcome, ServerError> {
-        let Self { incoming, router, handle, stop: _stop, mut outcome, .. } = self;
+        let Self { listener, acceptor, handle, stop: _stop, outcome, .. } = self;
         let (close, closed) = oneshot::channel::<()>();
-        let serve = router.serve_with_incoming_shutdown(incoming, async {
+        let network = acceptor.network.clone();
+        let serve = acceptor.serve(listener, async {
             // An error means that this function has ended, and the future with it.
             let _ = closed.await;
         });
         tokio::pin!(serve);
+        let unread = watch_unread(&network);
+        tokio::pin!(unread);
         let outcome = tokio::select! {
-            outcome = &mut outcome => outcome.map_err(|_| ServerError::CoreLost),
-            // Without the signal to close it ends only by an error.
-            served = &mut serve => {
-                served?;
-                (&mut outcome).await.map_err(|_| ServerError::CoreLost)
-            }
+            outcome = outcome => outcome.map_err(|_| ServerError::CoreLost),
+            () = &mut serve => unreachable!("nobody has asked the connections to end"),
+            () = &mut unread => unreachable!("unread output is watched for ever"),
         };
         handle.close_health().await;
         let _ = close.send(());
@@ -216,7 +231,8 @@ impl Server {
         };
         // Whoever has not read the end of a stream by then is cut off.
         tokio::select! {
-            _ = &mut serve => {}
+            () = &mut serve => {}
+            () = &mut unread => {}
             () = tokio::time::sleep(LINGER) => {}
             () = hurried => {}
         }
