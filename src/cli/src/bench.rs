@@ -1,15 +1,17 @@
-//! `trunkline bench`: speed and memory of the core on this machine.
+//! `trunkline bench`: speed and memory of the core, and speed of the server, on this machine.
 //!
-//! Every benchmark runs on one thread, without a model. Every figure is the median of several runs, with minimum and
-//! maximum beside.
+//! No benchmark needs a model, and all but `serve` run on one thread. Every figure is the median of several runs, with minimum
+//! and maximum beside.
 
 pub mod allocations;
 mod evict;
 mod measure;
 mod sched;
+mod serve;
 mod tree;
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -24,10 +26,13 @@ Examples:
   Figures in JSON, to compare versions:
     trunkline bench sched --json > sched.json
 
+  A thousand streams at once through gRPC, a step every 5 ms:
+    trunkline bench serve --streams 1000 --step 5ms
+
   A short test run:
     trunkline bench evict --quick";
 
-/// Benchmark the core on this machine: prefix tree, scheduling of a step, eviction.
+/// Benchmark the core and the server on this machine: prefix tree, scheduling of a step, eviction, serving.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -43,6 +48,59 @@ enum What {
     Sched(Options),
     /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
+    /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
+    Serve(ServeOptions),
+}
+
+/// Options of `bench serve`.
+#[derive(Clone, Debug, Args)]
+struct ServeOptions {
+    /// Streams at once.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    streams: u32,
+
+    /// Tokens of each stream.
+    #[arg(long, value_name = "M", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    tokens: u32,
+
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    prompt_tokens: u32,
+
+    /// Duration of a step of the worker, as in 10ms; 0s answers at once.
+    #[arg(long, value_name = "STEP", default_value = "5ms", value_parser = crate::null_worker::duration)]
+    step: Duration,
+
+    /// Connections that share the streams.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    connections: u32,
+
+    /// Log probabilities of each token and of this many alternatives [default: none].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20))]
+    logprobs: Option<u32>,
+
+    /// Runs, each with a server of its own.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+impl ServeOptions {
+    /// Returns the load to measure; a quick run has at most 8 streams of 8 tokens.
+    fn load(&self) -> serve::Load {
+        let most = if self.options.quick { 8 } else { u32::MAX };
+        serve::Load {
+            streams: self.streams.min(most),
+            tokens: self.tokens.min(most),
+            prompt_tokens: self.prompt_tokens,
+            connections: self.connections.min(self.streams).min(most),
+            step: self.step,
+            logprobs: self.logprobs,
+            runs: self.runs,
+        }
+    }
 }
 
 /// Options of all benchmarks.
@@ -66,6 +124,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         What::Tree(options) => (options.clone(), tree::run(options.quick)),
         What::Sched(options) => (options.clone(), sched::run(options.quick)),
         What::Evict(options) => (options.clone(), evict::run(options.quick)),
+        What::Serve(serving) => {
+            let report = serve::run(&serving.load(), serving.options.quick)?;
+            (serving.options, report)
+        }
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")
@@ -77,7 +139,17 @@ mod tests {
 
     #[test]
     fn every_benchmark_runs_and_reports_figures() {
-        for report in [tree::run(true), sched::run(true), evict::run(true)] {
+        let load = serve::Load {
+            streams: 3,
+            tokens: 5,
+            prompt_tokens: 20,
+            connections: 2,
+            step: Duration::ZERO,
+            logprobs: Some(1),
+            runs: 1,
+        };
+        let serving = serve::run(&load, true).unwrap();
+        for report in [tree::run(true), sched::run(true), evict::run(true), serving] {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
             let rows = json["rows"].as_array().unwrap();
             assert!(!rows.is_empty());

@@ -13,7 +13,7 @@ use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 7] = ["listen", "model", "record", "threads", "workers", "router", "roles"];
+const SERVER_KEYS: [&str; 8] = ["listen", "model", "record", "threads", "worker", "workers", "router", "roles"];
 
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,6 +59,11 @@ pub struct Settings {
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 
+    /// Kind of the workers: `embedded` computes the model on the CPU; `null` or `null:STEP`, as in `null:10ms`, computes nothing and
+    /// answers each step at once or after STEP, to measure the server itself [default: embedded].
+    #[arg(long, value_name = "KIND")]
+    pub worker: Option<String>,
+
     /// Workers behind the port, 1 to 64, each with separate KV blocks; the weights are shared [default: 1].
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
@@ -99,6 +104,7 @@ impl Settings {
             core: self.core.or(other.core),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
+            worker: self.worker.or(other.worker),
             workers: self.workers.or(other.workers),
             router: self.router.or(other.router),
             roles: self.roles.or(other.roles),
@@ -146,6 +152,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
                         Key::Server("record") => settings.record = Some(file.next_value()?),
+                        Key::Server("worker") => settings.worker = Some(file.next_value()?),
                         Key::Server("workers") => settings.workers = Some(file.next_value()?),
                         Key::Server("router") => settings.router = Some(file.next_value()?),
                         Key::Server("roles") => settings.roles = Some(file.next_value()?),
@@ -206,6 +213,7 @@ mod tests {
             "--eviction=e",
             "--record=r",
             "--threads=7",
+            "--worker=null:10ms",
             "--workers=2",
             "--router=least_loaded",
             "--roles=both,both",

@@ -9,7 +9,7 @@
 //! | `sweep` | replay every cell of a grid of parameters |
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
-//! | `bench` | measure the core on this machine |
+//! | `bench` | measure the core and the server on this machine |
 //!
 //! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
 //! Settings of the core are flags of several commands, all made from one table ([`core_settings`]). Example: a replay of the
@@ -26,6 +26,7 @@ mod config_file;
 mod core_settings;
 mod engines;
 mod generate;
+mod null_worker;
 mod output;
 mod plan;
 #[cfg(test)]

@@ -2,18 +2,20 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use tracing::info;
 use trunkline_cluster::Cluster;
 use trunkline_core::Config;
-use trunkline_server::{Options, Server, listen, stop_on_signals};
+use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
 use crate::config_file::Settings;
 use crate::engines::Engines;
+use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
@@ -72,6 +74,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
     let settings = (*args.settings).or(file);
     let engines = Engines::of(&settings, cores())?;
+    let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
     // Mistakes in settings and address are reported before a large model is read.
     let config = limits(&settings, 1 << 10, Config::default().max_context)?;
     Cluster::new(&engines.cluster(&config))?;
@@ -83,19 +86,16 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         .context("cannot start the threads of the network")?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
 
-    let (model, tokenizer) = match &settings.model {
-        Some(dir) => load(dir).with_context(|| format!("cannot load the model in {}", dir.display()))?,
-        None => (Model::seeded(SEED), Tokenizer::bytes()),
+    let (config, backend) = match kind {
+        WorkerKind::Embedded => embedded(&settings, &engines)?,
+        WorkerKind::Null { step } => null(&settings, step)?,
     };
-    let config = limits(&settings, model.kv_bytes_per_token(), model.config().max_context)?;
-    let config = with_estimates(config, &model, engines.threads_each());
-    let name = model.name().to_owned();
-    let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * model.kv_bytes_per_token();
-    let backend = engines.backend(model, tokenizer, &config);
+    let name = backend.model.name.clone();
+    let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * backend.model.kv_bytes_per_token;
     let options = Options { cluster: engines.cluster(&config), record: settings.record, ..Options::default() };
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
-        if settings.model.is_none() {
+        if settings.model.is_none() && kind == WorkerKind::Embedded {
             // If standard error is closed, the note is lost.
             let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
         }
@@ -114,6 +114,29 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
+}
+
+/// Returns the limits of the core, and a backend of embedded workers with the model of the settings.
+fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, Backend)> {
+    let (model, tokenizer) = match &settings.model {
+        Some(dir) => load(dir).with_context(|| format!("cannot load the model in {}", dir.display()))?,
+        None => (Model::seeded(SEED), Tokenizer::bytes()),
+    };
+    let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
+    let config = with_estimates(config, &model, engines.threads_each());
+    let backend = engines.backend(model, tokenizer, &config);
+    Ok((config, backend))
+}
+
+/// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.
+fn null(settings: &Settings, step: Duration) -> anyhow::Result<(Config, Backend)> {
+    let tokenizer = match &settings.model {
+        Some(dir) => Tokenizer::load(dir)?,
+        None => Tokenizer::bytes(),
+    };
+    let model = NullWorker::info(tokenizer.vocab_size());
+    let config = limits(settings, model.kv_bytes_per_token, model.max_context)?;
+    Ok((config, null_backend(model, tokenizer, step)))
 }
 
 fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
@@ -251,6 +274,18 @@ mod tests {
             let message = wrong(&format!("--target-step-ms={ms}"));
             assert!(message.starts_with("target_step_ms is"), "{message}");
         }
+    }
+
+    #[test]
+    fn a_null_worker_needs_no_model() {
+        let (config, backend) = null(&given(&["--block-size=32"]), Duration::ZERO).unwrap();
+        assert_eq!((config.block_size, config.device_blocks), (32, DEVICE_BLOCKS_DEFAULT_MAX as u32));
+        assert_eq!(backend.model.vocab_size, Tokenizer::bytes().vocab_size());
+        assert!((backend.workers)(trunkline_cluster::EngineId(0)).is_ok());
+        assert!(
+            null(&given(&["--model=/nowhere"]), Duration::ZERO).is_err(),
+            "the tokenizer of a model that is missing"
+        );
     }
 
     #[test]

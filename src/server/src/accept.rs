@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, warn};
 
 use crate::gate::{CALL, Gate};
+use crate::gather::Gathered;
 use crate::limits::open_files_max;
 use crate::log_limit::LogLimit;
 use crate::network::{Admitted, Connection, Network};
@@ -151,7 +152,7 @@ where
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(UNSEEN_RESETS_MAX)
         .max_local_error_reset_streams(MISTAKES_MAX);
-    let socket = TokioIo::new(TimedSocket::new(socket, limits.unread));
+    let socket = TokioIo::new(Gathered::new(TimedSocket::new(socket, limits.unread)));
     let mut http = pin!(builder.serve_connection(socket, TowerToHyperService::new(gate)));
     // The end of an idle connection, once it is announced.
     let mut ending = None;

@@ -54,6 +54,7 @@ mod clock;
 mod commands;
 mod driver;
 mod gate;
+mod gather;
 mod limits;
 mod log_limit;
 mod network;

@@ -8,6 +8,7 @@
 //! after another. The order depends on the number of inputs alone, see [`crate::kernel`].
 
 use crate::kernel::{LANES, ROWS, accumulate, vectorised};
+use crate::matrix::Matrix;
 use crate::threads::Threads;
 
 /// Inputs of one partial sum. A panel's part of this depth is 16 KiB and stays in the first-level cache while all rows pass;
@@ -26,26 +27,24 @@ pub(crate) enum Output {
     Add,
 }
 
-/// A weight matrix of `outputs` by `inputs`, packed.
+/// Weight matrices with the same inputs, one below the other; the kinds of their weights may differ.
 pub(crate) struct Linear {
     inputs: usize,
     outputs: usize,
-    panels: Vec<f32>,
+    parts: Vec<Matrix>,
 }
 
 impl Linear {
-    /// Packs matrices given row by row, one row for each output; the rows of the matrices follow one another.
+    /// Joins matrices with the same number of inputs.
+    pub(crate) fn new(parts: Vec<Matrix>) -> Self {
+        let inputs = parts.first().map_or(0, Matrix::inputs);
+        debug_assert!(parts.iter().all(|part| part.inputs() == inputs));
+        Self { inputs, outputs: parts.iter().map(Matrix::outputs).sum(), parts }
+    }
+
+    /// Packs F32 matrices given row by row, one row for each output; the rows of the matrices follow one another.
     pub(crate) fn pack(inputs: usize, parts: &[&[f32]]) -> Self {
-        let outputs = parts.iter().map(|part| part.len() / inputs).sum::<usize>();
-        let mut panels = vec![0.0; outputs.div_ceil(LANES) * inputs * LANES];
-        let rows = parts.iter().flat_map(|part| part.chunks_exact(inputs));
-        for (output, row) in rows.enumerate() {
-            let panel = &mut panels[output / LANES * inputs * LANES..][..inputs * LANES];
-            for (lane, weight) in panel.iter_mut().skip(output % LANES).step_by(LANES).zip(row) {
-                *lane = *weight;
-            }
-        }
-        Self { inputs, outputs, panels }
+        Self::new(parts.iter().map(|part| Matrix::from_f32(inputs, part)).collect())
     }
 
     /// Width of a row of outputs.
@@ -55,9 +54,12 @@ impl Linear {
 
     /// Copies the weights of one output: for a tied head, a token's embedding.
     pub(crate) fn row(&self, output: usize, out: &mut [f32]) {
-        let panel = &self.panels[output / LANES * self.inputs * LANES..][..self.inputs * LANES];
-        for (out, weight) in out.iter_mut().zip(panel.iter().skip(output % LANES).step_by(LANES)) {
-            *out = *weight;
+        let mut output = output;
+        for part in &self.parts {
+            if output < part.outputs() {
+                return part.row(output, out);
+            }
+            output -= part.outputs();
         }
     }
 
@@ -70,31 +72,36 @@ impl Linear {
         if rows == 0 {
             return;
         }
-        let n_panels = self.outputs.div_ceil(LANES);
+        let panels: Vec<(&Matrix, usize)> =
+            self.parts.iter().flat_map(|part| (0..part.n_panels()).map(move |panel| (part, panel))).collect();
         // Laid out [panel][row][lane], so that each task owns a contiguous range.
         scratch.clear();
-        scratch.resize(n_panels * rows * LANES, 0.0);
-        let per_task = n_panels.div_ceil(TASKS_PER_THREAD * threads.count());
+        scratch.resize(panels.len() * rows * LANES, 0.0);
+        let per_task = panels.len().div_ceil(TASKS_PER_THREAD * threads.count());
         let cost = rows * self.inputs * self.outputs;
         threads.chunks(scratch, per_task * rows * LANES, cost, |task, sums| {
-            let panels = &self.panels[task * per_task * self.inputs * LANES..];
+            let panels = &panels[task * per_task..];
             vectorised(
                 #[inline(always)]
                 || {
-                    for (panel, sums) in
-                        panels.chunks_exact(self.inputs * LANES).zip(sums.chunks_exact_mut(rows * LANES))
-                    {
-                        panel_times_rows(panel, x, self.inputs, sums);
+                    for ((matrix, panel), sums) in panels.iter().zip(sums.chunks_exact_mut(rows * LANES)) {
+                        panel_times_rows(matrix, *panel, x, sums);
                     }
                 },
             );
         });
         let sums: &[f32] = scratch;
         threads.chunks(out, self.outputs, rows * self.outputs, |row, out| {
-            for (out, sums) in out.chunks_mut(LANES).zip(sums[row * LANES..].chunks(rows * LANES)) {
-                for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = if output == Output::Add { *out + sum } else { *sum };
+            let (mut out, mut sums) = (out, &sums[row * LANES..]);
+            for part in &self.parts {
+                let (mine, others) = out.split_at_mut(part.outputs());
+                for out in mine.chunks_mut(LANES) {
+                    for (out, sum) in out.iter_mut().zip(sums) {
+                        *out = if output == Output::Add { *out + sum } else { *sum };
+                    }
+                    sums = sums.get(rows * LANES..).unwrap_or_default();
                 }
+                out = others;
             }
         });
     }
@@ -102,10 +109,12 @@ impl Linear {
 
 /// Adds to `sums` (`[row][lane]`) the products of one panel with every row of `x`.
 #[inline(always)]
-fn panel_times_rows(panel: &[f32], x: &[f32], inputs: usize, sums: &mut [f32]) {
-    for (part, w) in panel.chunks(DEPTH * LANES).enumerate() {
-        let from = part * DEPTH;
-        let depth = w.len() / LANES;
+fn panel_times_rows(matrix: &Matrix, panel: usize, x: &[f32], sums: &mut [f32]) {
+    let inputs = matrix.inputs();
+    let mut buffer = [0.0; DEPTH * LANES];
+    for from in (0..inputs).step_by(DEPTH) {
+        let depth = DEPTH.min(inputs - from);
+        let w = matrix.panel_part(panel, from..from + depth, &mut buffer);
         let mut row = 0;
         for sums in sums.chunks_mut(ROWS * LANES) {
             let x = &x[row * inputs + from..];
@@ -138,6 +147,7 @@ fn tile<const R: usize>(x: &[f32], inputs: usize, depth: usize, w: &[f32], sums:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matrix::WeightKind;
     use crate::noise::Noise;
 
     fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -177,6 +187,46 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_product_with_weights_of_any_kind_has_the_bits_of_the_product_with_the_same_weights_in_f32() {
+        let (inputs, rows) = (512, 9);
+        let x = noise(11, rows * inputs);
+        let one = Threads::new(1).unwrap();
+        let mut parts = Vec::new();
+        let mut weights = Vec::new();
+        for (i, kind) in WeightKind::ALL.into_iter().enumerate() {
+            // Rows of all kinds in one layer, with part-filled panels between the parts.
+            let outputs = 13 + 5 * i;
+            // Bytes below 64 are small numbers in every format.
+            let bytes: Vec<u8> = noise(i as u64, kind.bytes(outputs, inputs).unwrap())
+                .into_iter()
+                .map(|value| ((value + 1.0) * 31.9) as u8)
+                .collect();
+            let part = Matrix::from_bytes(kind, outputs, inputs, &bytes).unwrap();
+            let mut row = vec![0.0; inputs];
+            for output in 0..outputs {
+                part.row(output, &mut row);
+                weights.extend_from_slice(&row);
+            }
+            parts.push(part);
+        }
+        let (mixed, plain) = (Linear::new(parts), Linear::pack(inputs, &[&weights]));
+        let outputs = mixed.outputs();
+        for rows in 1..=rows {
+            let (mut found, mut expected) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
+            mixed.apply(&x[..rows * inputs], &mut found, Output::Replace, &mut Vec::new(), &one);
+            plain.apply(&x[..rows * inputs], &mut expected, Output::Replace, &mut Vec::new(), &one);
+            assert!(expected.iter().all(|value| value.is_finite()) && expected.iter().any(|value| *value != 0.0));
+            assert_eq!(bits(&found), bits(&expected));
+        }
+        let (mut found, mut expected) = (vec![0.0; inputs], vec![0.0; inputs]);
+        for output in 0..outputs {
+            mixed.row(output, &mut found);
+            plain.row(output, &mut expected);
+            assert_eq!(found, expected);
         }
     }
 
