@@ -20,7 +20,8 @@ use crate::step::{Step, StepResult};
 use crate::steps::Steps;
 use crate::{swap, transfer_end};
 
-/// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
+/// Steps of one request that workers may fail to finish, without a token of the request in between, before the request ends with
+/// [`FinishReason::Error`].
 pub const WORKER_FAILURES_MAX: u32 = 3;
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
@@ -83,7 +84,7 @@ impl Core {
             Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
             Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
             Event::Withdraw(id) => self.withdraw(id, actions),
-            Event::Fail(id) => self.end_by_id(id, FinishReason::Error, actions),
+            Event::Fail(id) => self.fail(id, actions),
             Event::WorkerJoined => self.worker_joined = true,
             Event::WorkerLost => {
                 self.worker_joined = false;
@@ -171,7 +172,7 @@ impl Core {
     fn submit(&mut self, request: Request, actions: &mut Vec<Action>) {
         let id = request.id;
         if let Some(refusal) = self.refusal(&request) {
-            self.state.journal.decide(Decision::Refuse, id.0, 0);
+            self.state.journal.decide(Decision::Refuse, id.0, refusal.number());
             self.state.journal.stats.requests.refused += 1;
             actions.push(Action::Refuse { request: id, refusal });
             return;
@@ -231,6 +232,14 @@ impl Core {
         }
     }
 
+    /// Ends a request with [`FinishReason::Error`], unless it has another end, and notes it as the cause of the failure.
+    fn fail(&mut self, id: RequestId, actions: &mut Vec<Action>) {
+        if let Some(slot) = self.by_id.get(&id).copied() {
+            self.state.sequences[slot].guilty = true;
+            self.end(slot, FinishReason::Error, actions);
+        }
+    }
+
     /// Ends a request: at once, or at the end of the step or transfer with work on the request. A request ended while being handed
     /// back ends here.
     fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
@@ -285,7 +294,8 @@ impl Core {
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         state.free_worker_slot(slot);
-        if self.worker_joined && ending != Ending::Finish(FinishReason::Error) {
+        let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
+        if self.worker_joined && !failed {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);

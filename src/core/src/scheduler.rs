@@ -15,7 +15,6 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
-use crate::digest::Decision;
 use crate::preemption::preempt_one;
 use crate::prefill_budget::PrefillBudget;
 use crate::sequence::{Phase, Sequence};
@@ -206,9 +205,7 @@ impl Scheduler {
             waiting.served(seq.view.tenant, end - planned.max(seq.history.charged_tokens), 0);
             seq.history.charged_tokens = end;
         }
-        journal.decide(Decision::Run, seq.id.0, u64::from(planned) << 32 | u64::from(n_tokens + n_drafts));
-        step.blocks[blocks_at as usize..].iter().for_each(|block| journal.digest.fold(u64::from(*block)));
-        step.seqs.push(StepSeq {
+        let part = StepSeq {
             request: seq.id,
             slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
             start,
@@ -224,7 +221,9 @@ impl Scheduler {
             n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
             input_from_last: awaits_token,
-        });
+        };
+        journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
+        step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
         self.picked.push(slot);

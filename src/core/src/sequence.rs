@@ -82,6 +82,8 @@ pub(crate) struct History {
     pub charged_tokens: u32,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_tokens: Option<u32>,
+    /// Times the sequence was admitted. Only the first admission counts hits.
+    pub admissions: u32,
     /// Times the sequence was preempted.
     pub preemptions: u32,
     /// Tokens generated when the sequence last joined the batch, to notice progress.
@@ -90,8 +92,6 @@ pub(crate) struct History {
     pub shared_at_preemption: u32,
     /// Published blocks after the shared ones, left idle by that preemption.
     pub cached_at_preemption: u32,
-    /// Steps with this sequence that workers failed to finish.
-    pub worker_failures: u32,
     /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
 }
@@ -120,6 +120,10 @@ pub(crate) struct Sequence {
     pub ending: Option<Ending>,
     /// `true` after a hash collision: further blocks are not published.
     pub unpublishable: bool,
+    /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
+    pub guilty: bool,
+    /// Steps with this sequence that workers failed to finish since the last token; saturates.
+    pub worker_failures: u8,
     /// State, with its data.
     pub phase: Phase,
     /// The prompt, then the generated tokens.
@@ -161,6 +165,8 @@ impl Sequence {
             ahead: Ahead::default(),
             ending: None,
             unpublishable: false,
+            guilty: false,
+            worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
             phase: Phase::Waiting,
             tokens,
             table: Vec::new(),
@@ -173,13 +179,18 @@ impl Sequence {
             sampling: request.sampling,
             root: request.root,
             view,
-            history: History { worker_failures: request.worker_failures, ..History::default() },
+            history: History::default(),
         }
     }
 
     /// Returns the state, without its data.
     pub fn state(&self) -> SequenceState {
         self.phase.state()
+    }
+
+    /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
+    pub fn has_failed(&self) -> bool {
+        self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))
     }
 
     /// Returns `true` while a step or a transfer works on the sequence.
@@ -251,10 +262,11 @@ impl Sequence {
         self.table.len() as u32 * block_size
     }
 
-    /// Appends a generated token.
+    /// Appends a generated token. Failures of workers before the token no longer count: the sequence got further than it was then.
     pub fn push(&mut self, token: Token) {
         self.tokens.push(token);
         self.last_token = token;
+        self.worker_failures = 0;
     }
 
     /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
@@ -345,7 +357,7 @@ impl Sequence {
             priority: self.view.priority,
             deadline_ns: self.view.deadline_ns,
             sampling: self.sampling,
-            worker_failures: self.history.worker_failures,
+            worker_failures: u32::from(self.worker_failures),
         }
     }
 

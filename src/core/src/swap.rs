@@ -98,7 +98,7 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     state.swaps.swapped.remove(&place);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
-    kv.tree.hold(&kv.found[pinned.min(kv.found.len())..], &mut seq.table);
+    kv.tree.hold_again(&kv.found[pinned.min(kv.found.len())..], &mut seq.table);
     seq.published = found as u32;
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
     let mut hosts = std::mem::take(&mut swapped.hosts);

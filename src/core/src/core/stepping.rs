@@ -135,7 +135,7 @@ impl Core {
         seq.computed = computed.min(seq.tokens.len() as u32);
         let leaves = seq.ending.is_some();
         // KV that the worker failed to compute is not published.
-        let failed = matches!(seq.ending, Some(Ending::Finish(FinishReason::Error) | Ending::Reported));
+        let failed = seq.has_failed() || seq.ending == Some(Ending::Reported);
         if !failed && seq.computed / config.block_size > seq.published {
             kv.publish(seq, last_step, journal);
         }
@@ -183,10 +183,9 @@ impl Core {
     fn lose_steps(&mut self) {
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
-        // If the guilty request is known, the others did nothing.
-        let guilty = Some(Ending::Finish(FinishReason::Error));
+        // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
         let seqs = || steps.iter().flat_map(|step| step.seqs.iter().map(|(slot, _)| *slot));
-        let named = seqs().any(|slot| self.state.sequences[slot].ending == guilty);
+        let named = seqs().any(|slot| self.state.sequences[slot].has_failed());
         for slot in seqs() {
             let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
             seq.ahead = Ahead::default();
@@ -194,9 +193,9 @@ impl Core {
                 self.discard(slot);
                 continue;
             }
-            seq.history.worker_failures += u32::from(!named);
-            if seq.history.worker_failures >= WORKER_FAILURES_MAX {
-                seq.ending = seq.ending.or(guilty);
+            seq.worker_failures = seq.worker_failures.saturating_add(u8::from(!named));
+            if u32::from(seq.worker_failures) >= WORKER_FAILURES_MAX {
+                seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
             }
         }
     }

@@ -172,7 +172,8 @@ impl Kv {
             let pairs: Vec<BlockPair> =
                 there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
             if !pairs.is_empty() {
-                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }));
+                let is_hit = seq.history.admissions == 1;
+                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, is_hit));
                 self.tiers.count_hits(tier, pairs.len());
                 load.transfers += 1;
                 self.begin_tier_copy(tier_place(tier), Place::Device, pairs, Purpose::Load { slot }, journal);
