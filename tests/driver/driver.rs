@@ -174,7 +174,9 @@ impl Driver {
     }
 
     fn blame(&mut self, id: RequestId) {
-        if let Some(known) = self.requests.get_mut(&id).filter(|known| !known.is_answered()) {
+        // A request that ended is to blame for the steps that still run it.
+        let runs = self.steps.iter().any(|step| step.seqs.iter().any(|seq| seq.request == id));
+        if let Some(known) = self.requests.get_mut(&id).filter(|known| runs || !known.is_answered()) {
             known.guilty = true;
         }
     }
@@ -208,7 +210,12 @@ impl Driver {
         if self.requests.get(&id).is_some_and(|known| known.withdrawn && !known.is_answered()) {
             return;
         }
-        self.requests.insert(id, Known::new(request));
+        // The id may have been another request's, whose end says nothing of this one.
+        self.sent.withdrawn.remove(&id);
+        let before = self.requests.insert(id, Known::new(request));
+        if let (Some(before), false) = (before, matches!(self.answers, Answers::Dictated)) {
+            before.assert_text(self.script());
+        }
         match self.answers {
             Answers::Content => self.worker.expect(request),
             Answers::Script(_) | Answers::Dictated => self.worker.expect_dictated(request),
@@ -243,13 +250,14 @@ impl Driver {
         self.event(Event::Abort(RequestId(id)));
     }
 
-    /// Aborts a request and ends the step that runs the request.
+    /// Aborts a request, and ends the step that runs the request, so that its blocks are released too.
     pub fn abort_now(&mut self, id: u64) {
+        let in_step = self.ids().contains(&id);
         self.abort(id);
-        if !self.has_ended(id) {
+        assert!(self.has_ended(id));
+        if in_step {
             self.answer();
         }
-        assert!(self.has_ended(id));
     }
 
     /// Evicts all idle blocks.
@@ -263,6 +271,7 @@ impl Driver {
         match action {
             Action::RunStep(step) => {
                 self.check_step(&step);
+                self.worker.send_step(&step);
                 self.steps.push_back(step);
                 if self.steps.len() == 1 {
                     self.begin_front();

@@ -1,6 +1,6 @@
 //! The running digest of decisions: equal inputs give equal digests, on every driver and machine.
 //!
-//! The numbers of each decision can be told apart from the numbers of any other decisions, so two different sequences of decisions
+//! The numbers of each decision differ from the numbers of any other decisions, so two different sequences of decisions
 //! have equal digests only by chance, about once in 2^64.
 
 use crate::step::StepSeq;

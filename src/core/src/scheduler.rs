@@ -17,6 +17,7 @@ use crate::admission::{Admission, admit};
 use crate::config::Config;
 use crate::preemption::preempt_one;
 use crate::prefill_budget::PrefillBudget;
+use crate::readers;
 use crate::sequence::{Phase, Sequence};
 use crate::state::State;
 use crate::step::{Step, StepSeq};
@@ -234,8 +235,25 @@ impl Scheduler {
 /// to be preempted and a step is in flight: the sequences of the step cannot leave, so no other step begins before the end of the
 /// step.
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
+    while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
+        // The device does not idle for transfers that may take long: blocks are taken from one of several decodes instead. A swap-out
+        // was begun for such a block, and is waited for.
+        let all_stall = stalled > 1 && stalled == state.batch.running.len();
+        if !all_stall || !alone || readers::freed_by_swaps(state) > 0 {
+            return true;
+        }
+        preempt_one(state);
+    }
+    false
+}
+
+/// Takes a block for every decode that needs one. Returns the number of decodes that wait for transfers, or `None` if a sequence has
+/// to be preempted and a step is in flight.
+fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Option<usize> {
     let mut at = 0;
     let mut stalled = 0;
+    // Blocks that transfers will free; counted when first needed, and again after a preemption.
+    let mut future_free = None;
     while at < state.batch.running.len() {
         let slot = state.batch.running[at];
         let State { sequences, kv, config, .. } = &mut *state;
@@ -244,18 +262,21 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
         let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
         if !short || kv.tree.allocate(1, &mut seq.table) {
             at += 1;
-        } else if stalled < kv.transfers.future_free() {
+            continue;
+        }
+        if stalled < *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
             stalled += 1;
             at += 1;
         } else if !alone {
-            return false;
+            return None;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
+            future_free = None;
             // Sequences before this one moved up if the victim was among them.
             at = state.batch.running.iter().position(|other| *other == slot).unwrap_or(at);
         }
     }
-    true
+    Some(stalled)
 }
 
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {

@@ -1,19 +1,27 @@
 //! A request inside the core.
 //!
-//! | state | holds | left by | timeout, abort, stop, shutdown, withdrawal |
-//! |---|---|---|---|
-//! | waiting | no block | admission -> prefill, or loading | ends at once |
-//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting | ends when the transfers end |
-//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
-//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
-//! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting | ends when the transfer ends |
-//! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting | ends at once |
-//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting | ends at once; while the own transfer is in flight, when the transfer ends |
+//! | state | holds | left by |
+//! |---|---|---|
+//! | waiting | no block | admission -> prefill, or loading |
+//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting |
+//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting |
+//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting |
+//! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting |
+//! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting |
+//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting |
 //!
-//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data of single states. An ended request is
-//! gone, with all blocks released and one [`crate::Action::Finish`] or [`crate::Action::Withdrawn`] sent. A request that ends
-//! during a step or a transfer MUST wait for its end, because the blocks are still being written or read; tokens sampled by that
-//! step are dropped.
+//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data of single states.
+//!
+//! **Ends.** A deadline, an abort, a stop or a shutdown ends a request in every state at once, with one [`crate::Action::Finish`]; no
+//! token follows, and the usage counts the tokens delivered. Blocks that a step or a transfer in flight may still read or write MUST
+//! stay as they are until its end:
+//!
+//! * The sequence of a request that steps in flight run stays, with its blocks and its slot on the worker, until the last of these
+//!   steps ends. The sequence counts in [`crate::Config::max_batch_size`] and in no other limit; tokens of those steps are dropped.
+//! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
+//!
+//! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
+//! come along.
 
 mod phase;
 
@@ -29,15 +37,16 @@ pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 /// Tokens with memory reserved ahead, at most.
 const RESERVED_TOKENS_MAX: u32 = 2048;
 
-/// Ways for a sequence to leave the core, once no step and no transfer works on the sequence.
+/// Ways for a sequence to leave the core, once no step in flight runs the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The request ends, with [`crate::Action::Finish`].
     Finish(FinishReason),
     /// The request is handed back, with [`crate::Action::Withdrawn`].
     Withdraw,
-    /// The end was reported while steps in flight still run the sequence. Only its blocks are left here.
-    Reported,
+    /// The end was reported, for this reason, while steps in flight still run the sequence. Only its blocks and its slot on the
+    /// worker are left here.
+    Reported(FinishReason),
 }
 
 /// Work that steps in flight do on a sequence: its state ahead of the results reported so far.
@@ -191,11 +200,6 @@ impl Sequence {
     /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
     pub fn has_failed(&self) -> bool {
         self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))
-    }
-
-    /// Returns `true` while a step or a transfer works on the sequence.
-    pub fn is_busy(&self) -> bool {
-        self.is_in_step() || self.phase.is_copying()
     }
 
     /// Returns `true` while a step in flight runs the sequence.

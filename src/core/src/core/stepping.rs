@@ -80,27 +80,28 @@ impl Core {
         self.steps.recycle_seqs(step.seqs);
     }
 
-    /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. A request
-    /// with all tokens generated is reported at once in any case.
+    /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. The end of a
+    /// request is reported at once in any case.
     fn end_sequences(&mut self, seqs: &[(usize, StepSeq)], actions: &mut Vec<Action>) {
         for (slot, _) in seqs {
             let seq = &self.state.sequences[*slot];
-            let has_all = matches!(seq.ending, Some(Ending::Finish(FinishReason::Stop | FinishReason::Length)));
-            if has_all && seq.is_in_step() {
-                self.report_early(*slot, actions);
+            if let Some(Ending::Finish(reason)) = seq.ending
+                && seq.is_in_step()
+            {
+                self.report_early(*slot, reason, actions);
             }
         }
         let sequences = &self.state.sequences;
         self.state.batch.running.retain(|slot| match sequences[*slot].ending {
             None => true,
-            Some(Ending::Reported) => false,
+            Some(Ending::Reported(_)) => false,
             Some(_) => sequences[*slot].is_in_step(),
         });
         for (slot, _) in seqs {
             let Some(seq) = self.state.sequences.get(*slot).filter(|seq| !seq.is_in_step()) else { continue };
             match seq.ending {
                 None => {}
-                Some(Ending::Reported) => self.discard(*slot),
+                Some(Ending::Reported(_)) => self.discard(*slot),
                 Some(ending) => self.remove(*slot, ending, actions),
             }
         }
@@ -134,9 +135,9 @@ impl Core {
         let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
         seq.computed = computed.min(seq.tokens.len() as u32);
         let leaves = seq.ending.is_some();
-        // KV that the worker failed to compute is not published.
-        let failed = seq.has_failed() || seq.ending == Some(Ending::Reported);
-        if !failed && seq.computed / config.block_size > seq.published {
+        // KV that the worker failed to compute is not published, nor what is computed past the last token.
+        let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
+        if !seq.has_failed() && !is_complete && seq.computed / config.block_size > seq.published {
             kv.publish(seq, last_step, journal);
         }
         leaves
@@ -171,10 +172,7 @@ impl Core {
             }
         }
         for slot in transfer_end::lose_all(&mut self.state) {
-            match self.state.sequences[slot].ending {
-                Some(ending) => self.remove(slot, ending, actions),
-                None => self.state.start_over(slot, SequenceEvent::WorkerLost),
-            }
+            self.state.start_over(slot, SequenceEvent::WorkerLost);
         }
         self.state.kv.tree.flush();
     }
@@ -189,7 +187,7 @@ impl Core {
         for slot in seqs() {
             let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
             seq.ahead = Ahead::default();
-            if seq.ending == Some(Ending::Reported) {
+            if let Some(Ending::Reported(_)) = seq.ending {
                 self.discard(slot);
                 continue;
             }
