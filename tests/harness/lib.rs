@@ -2,6 +2,7 @@
 
 pub mod cluster_pressure;
 pub mod pressure;
+pub mod raw;
 pub mod server;
 
 pub use trunkline_driver::oracle;

@@ -6,7 +6,7 @@ use tonic::{Extensions, Status};
 
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
-use crate::network::Call;
+use crate::network::{Call, count};
 
 /// Owner of requests: client-chosen request ids are unique per owner, and an owner aborts only own requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +56,7 @@ impl Caller {
         if self.admin {
             return Ok(());
         }
+        count(&self.call.connection().network().counters.unauthorised);
         let needed = match self.owner {
             Owner::Token(_) => "a token with the role admin",
             Owner::Anyone | Owner::Connection(_) => "a server started with --admin true",

@@ -50,6 +50,8 @@ mod accept;
 mod access;
 mod bodies;
 mod caller;
+mod changes;
+mod client;
 mod clock;
 mod commands;
 mod driver;
@@ -69,15 +71,19 @@ mod socket;
 mod stream;
 mod submission;
 mod tls;
+mod tokens;
 mod validate;
 mod worker_thread;
 mod workers;
 
+pub use crate::client::{ClientError, ClientTls, authorization, connect_tls};
 pub use crate::commands::Drafts;
 pub use crate::driver::Outcome;
 pub use crate::limits::NetworkLimits;
 pub use crate::server::{Backend, Options, Server, ServerError, listen};
 pub use crate::shutdown::{ServerHandle, stop_on_signals};
+pub use crate::tls::{TlsError, TlsFiles};
+pub use crate::tokens::TokenFileError;
 pub use crate::workers::{MakeWorker, WorkerError};
 
 /// The protocol, package `trunkline.v1`, generated from `proto/trunkline/v1/inference.proto`.

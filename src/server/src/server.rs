@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -26,10 +27,14 @@ use crate::recorder::Recorder;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
 use crate::submission::Submitter;
+use crate::tls::{Tls, TlsError, TlsFiles};
+use crate::tokens::TokenFileError;
 use crate::workers::{MakeWorker, WorkerError};
 
 /// A message from a client has at most this many bytes; a million token ids take up to five.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Time between two looks for changes of files, by default.
+const RELOAD: Duration = Duration::from_secs(2);
 /// Bounds of the time between two looks for unread output.
 const UNREAD_INTERVAL_MIN: Duration = Duration::from_millis(1);
 const UNREAD_INTERVAL_MAX: Duration = Duration::from_secs(1);
@@ -60,13 +65,27 @@ pub struct Options {
     pub network: NetworkLimits,
     /// Without tokens: every client may flush the cache and read all counters. `None`: if the listener's address is loopback.
     pub admin: Option<bool>,
+    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role `generate` or `admin`. `None`: everyone may call.
+    pub token_file: Option<PathBuf>,
+    /// Certificate and key of the server. `None`: no TLS.
+    pub tls: Option<TlsFiles>,
+    /// Time between two looks for changes of the files of tokens and TLS.
+    pub reload: Duration,
 }
 
 impl Default for Options {
     /// One engine with default limits, and no recording.
     fn default() -> Self {
         let cluster = ClusterConfig::uniform(&Config::default(), 1);
-        Self { cluster, record: None, network: NetworkLimits::default(), admin: None }
+        Self {
+            cluster,
+            record: None,
+            network: NetworkLimits::default(),
+            admin: None,
+            token_file: None,
+            tls: None,
+            reload: RELOAD,
+        }
     }
 }
 
@@ -100,6 +119,12 @@ pub enum ServerError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// The file of tokens cannot be used.
+    #[error(transparent)]
+    Tokens(#[from] TokenFileError),
+    /// The files of TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
@@ -131,6 +156,26 @@ async fn watch_unread(network: &Network) {
     }
 }
 
+/// Files that are read again when they change.
+struct Files {
+    access: Arc<Access>,
+    tls: Option<Arc<Tls>>,
+    reload: Duration,
+}
+
+impl Files {
+    /// Looks for changes, for ever.
+    async fn watch(&self) {
+        loop {
+            tokio::time::sleep(self.reload).await;
+            self.access.reload();
+            if let Some(tls) = &self.tls {
+                tls.reload();
+            }
+        }
+    }
+}
+
 /// Stops the threads of a server on drop, wherever the drop happens.
 struct StopOnDrop(DriverHandle);
 
@@ -146,6 +191,7 @@ pub struct Server {
     addr: SocketAddr,
     listener: TcpListener,
     acceptor: Acceptor,
+    files: Files,
     handle: ServerHandle,
     stop: StopOnDrop,
     outcome: oneshot::Receiver<Outcome>,
@@ -158,14 +204,16 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, workers } = backend;
-        let Options { cluster: mut config, record, network, admin } = options;
+        let Options { cluster: mut config, record, network, admin, token_file, tls, reload } = options;
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
         }
         let cluster = Cluster::new(&config)?;
+        let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
+        let access = Arc::new(Access::new(admin.unwrap_or_else(|| addr.ip().is_loopback()), token_file)?);
+        let tls = tls.map(Tls::load).transpose()?.map(Arc::new);
         let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
         let runners = (0..config.engines.len() as u32).map(make).collect::<Result<Vec<_>, _>>()?;
-        let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
         let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
             .transpose()?;
@@ -188,9 +236,9 @@ impl Server {
             .add_service(health)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let access = Access { admin: admin.unwrap_or_else(|| addr.ip().is_loopback()) };
-        let acceptor = Acceptor { network, gate: Gate::new(routes, access.into()), tls: None };
-        Ok(Self { addr, listener, acceptor, handle, stop, outcome })
+        let acceptor = Acceptor { network, gate: Gate::new(routes, access.clone()), tls: tls.clone() };
+        let files = Files { access, tls, reload };
+        Ok(Self { addr, listener, acceptor, files, handle, stop, outcome })
     }
 
     /// Returns the address and port in use by the server.
@@ -208,7 +256,7 @@ impl Server {
     /// # Errors
     /// If the transport fails or the core's thread panics.
     pub async fn run(self) -> Result<Outcome, ServerError> {
-        let Self { listener, acceptor, handle, stop: _stop, outcome, .. } = self;
+        let Self { listener, acceptor, files, handle, stop: _stop, outcome, .. } = self;
         let (close, closed) = oneshot::channel::<()>();
         let network = acceptor.network.clone();
         let serve = acceptor.serve(listener, async {
@@ -216,12 +264,12 @@ impl Server {
             let _ = closed.await;
         });
         tokio::pin!(serve);
-        let unread = watch_unread(&network);
-        tokio::pin!(unread);
+        let watch = async { tokio::join!(watch_unread(&network), files.watch()) };
+        tokio::pin!(watch);
         let outcome = tokio::select! {
             outcome = outcome => outcome.map_err(|_| ServerError::CoreLost),
             () = &mut serve => unreachable!("nobody has asked the connections to end"),
-            () = &mut unread => unreachable!("unread output is watched for ever"),
+            _ = &mut watch => unreachable!("output and files are watched for ever"),
         };
         handle.close_health().await;
         let _ = close.send(());
@@ -232,7 +280,7 @@ impl Server {
         // Whoever has not read the end of a stream by then is cut off.
         tokio::select! {
             () = &mut serve => {}
-            () = &mut unread => {}
+            _ = &mut watch => {}
             () = tokio::time::sleep(LINGER) => {}
             () = hurried => {}
         }
