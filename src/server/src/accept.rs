@@ -160,7 +160,9 @@ where
     loop {
         let look = ending.unwrap_or_else(|| {
             let expires = connection.expires_ns().and_then(|at_ns| network.clock.instant(at_ns));
-            expires.map_or_else(|| Instant::now() + LOOK.min(limits.idle), Instant::from_std)
+            // Calls begin and end unnoticed here, and with them the time at which the connection expires.
+            let next = Instant::now() + LOOK.min(limits.idle);
+            expires.map_or(next, |expires| next.min(Instant::from_std(expires)))
         });
         tokio::select! {
             result = &mut http => {
