@@ -218,9 +218,9 @@ async fn settled(addr: SocketAddr) -> bool {
     for _ in 0..240 {
         let info = client.info().await;
         let (load, blocks) = (info.load.unwrap_or_default(), info.blocks.unwrap_or_default());
-        if load.waiting + load.running == 0 {
+        if load.waiting + load.running + blocks.held + blocks.private == 0 {
             println!("at the end: {:?}", info.network.unwrap_or_default());
-            return blocks.held + blocks.private == 0;
+            return true;
         }
         sleep(Duration::from_millis(500)).await;
     }
