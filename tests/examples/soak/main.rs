@@ -23,10 +23,11 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status};
+use trunkline_core::Config;
 use trunkline_server::proto::GenerateRequest;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
-use trunkline_tests::server::{Client, greedy};
+use trunkline_tests::server::{Client, TestServer, greedy};
 
 /// Streams that behave.
 const STREAMS: usize = 64;
@@ -36,11 +37,12 @@ const CONNECTIONS: usize = 8;
 const TOKENS: u32 = 48;
 /// Pause before a request that the full queue refused is sent again.
 const RETRY: Duration = Duration::from_millis(20);
-const USAGE: &str = "usage: soak [--seconds N] [--pid PID] HOST:PORT";
+const USAGE: &str = "usage: soak [--seconds N] [--pid PID] HOST:PORT|self";
 
 /// Command line.
 struct Args {
-    addr: SocketAddr,
+    /// `None`: a server in this process, for a short try.
+    addr: Option<SocketAddr>,
     seconds: u64,
     pid: Option<u32>,
 }
@@ -77,27 +79,29 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let Some(pid) = args.pid.or_else(|| process::listening_on(args.addr.port())) else {
-        eprintln!("no process of this user listens on {}; give its --pid", args.addr);
+    let own = if args.addr.is_none() { Some(TestServer::start(Config::default()).await) } else { None };
+    let addr = args.addr.or_else(|| own.as_ref().map(TestServer::addr)).expect("an address or a server of our own");
+    let Some(pid) = args.pid.or_else(|| process::listening_on(addr.port())) else {
+        eprintln!("no process of this user listens on {addr}; give its --pid");
         return ExitCode::from(2);
     };
     let tally = Tally::default();
-    let texts = Arc::new(alone(args.addr).await);
+    let texts = Arc::new(alone(addr).await);
     println!("{} texts alone; server is process {pid}, {} MiB", texts.len(), process::rss_mib(pid));
 
     let calm = Duration::from_secs((args.seconds / 10).clamp(5, 60));
-    let before = behave(args.addr, &texts, Instant::now() + calm, &tally).await;
+    let before = behave(addr, &texts, Instant::now() + calm, &tally).await;
     print("alone", &before);
 
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let mut hostile = attacks::start(args.addr, end, &tally);
+    let mut hostile = attacks::start(addr, end, &tally);
     let memory = tokio::spawn(process::watch_memory(pid, end));
-    let beside = behave(args.addr, &texts, end, &tally).await;
+    let beside = behave(addr, &texts, end, &tally).await;
     while hostile.join_next().await.is_some() {}
     let _ = memory.await;
     print("under attack", &beside);
 
-    let came_back = settled(args.addr).await;
+    let came_back = settled(addr).await;
     println!("memory at the end {} MiB", process::rss_mib(pid));
     for (name, n) in tally.0.lock().expect("all clients have ended").iter() {
         println!("{n:>10} {name}");
@@ -117,7 +121,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         match word.as_str() {
             "--seconds" => seconds = number()?,
             "--pid" => pid = Some(number()? as u32),
-            other => addr = Some(other.parse().map_err(|_| format!("'{other}' is no address"))?),
+            "self" => addr = Some(None),
+            other => addr = Some(Some(other.parse().map_err(|_| format!("'{other}' is no address"))?)),
         }
     }
     Ok(Args { addr: addr.ok_or("the address is missing")?, seconds, pid })
