@@ -6,6 +6,7 @@
 use crate::config::{Config, ConfigError, Write};
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
+use crate::prefix::Prefix;
 use crate::stats::TierStats;
 use crate::tier::{Contents, TIERS_MAX, Tier, TierState};
 use crate::transfer::Place;
@@ -30,7 +31,7 @@ pub(crate) struct Tiers {
     tiers: Vec<Tier>,
     writes: Vec<Write>,
     /// Identities of each published device block's prefix up to the block's end, and of the prefix before the block.
-    identities: Vec<(u64, u64)>,
+    identities: Vec<(u64, u128)>,
     next_identity: u64,
     /// Device blocks that writing back keeps free.
     device_spare: u32,
@@ -38,9 +39,10 @@ pub(crate) struct Tiers {
     counters: [TierStats; TIERS_MAX],
 }
 
-/// Returns the identity of the empty prefix of a namespace. Other identities count up from 1 and never get there.
-fn empty_prefix(root: BlockHash) -> u64 {
-    (root.0 >> 64) as u64 | 1 << 63
+/// Returns the identity of the empty prefix of a namespace: the root itself, but for one bit. Other identities count up from 1 and
+/// never get there.
+fn empty_prefix(root: BlockHash) -> u128 {
+    root.0 | 1 << 127
 }
 
 impl Tiers {
@@ -135,7 +137,7 @@ impl Tiers {
         if self.is_empty() {
             return;
         }
-        let before = parent.map_or_else(|| empty_prefix(root), |parent| self.identities[parent as usize].0);
+        let before = parent.map_or_else(|| empty_prefix(root), |parent| self.identities[parent as usize].0.into());
         let hash = hash.fingerprint();
         let identity = self.tiers.iter().find_map(|tier| tier.identity(hash, before, tokens)).unwrap_or_else(|| {
             self.next_identity += 1;
@@ -152,18 +154,19 @@ impl Tiers {
     pub fn plan<'a>(
         &self,
         root: BlockHash,
-        found: &[u32],
+        found: &Prefix,
         rest: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
         plan: &mut Vec<PlannedBlock>,
     ) {
-        let mut before = found.last().map_or_else(|| empty_prefix(root), |last| self.identities[*last as usize].0);
+        let mut before =
+            found.last().map_or_else(|| empty_prefix(root), |last| self.identities[last as usize].0.into());
         for (hash, tokens) in rest {
             let hash = hash.fingerprint();
             let hit = |(at, tier): (usize, &Tier)| {
                 tier.find(hash, before, tokens).map(|block| PlannedBlock { tier: at, block })
             };
             let Some(planned) = self.tiers.iter().enumerate().find_map(hit) else { break };
-            before = self.tiers[planned.tier].contents(planned.block).identity;
+            before = self.tiers[planned.tier].contents(planned.block).identity.into();
             plan.push(planned);
         }
     }
@@ -233,5 +236,30 @@ impl Tiers {
             let targets = targets.flat_map(|transfer| transfer.pairs.iter().map(|pair| pair.to));
             tier.check(sources.chain(targets));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TierConfig;
+
+    /// Forged: both roots have the same upper half, and both first blocks the same hash.
+    #[test]
+    fn a_tier_tells_namespaces_apart_by_their_whole_root() {
+        let tier = TierConfig { name: "t".into(), blocks: 4, write: Write::Through, eviction: "lru".into() };
+        let mut tiers = Tiers::new(&Config { block_size: 2, tiers: vec![tier], ..Config::default() }).unwrap();
+        let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
+        tiers.identify(roots[0], 0, None, hash, &tokens);
+        let (identity, parent_prefix) = tiers.identities[0];
+        let contents = Contents { hash: hash.fingerprint(), identity, parent_prefix, tokens: &tokens };
+        let slot = tiers.tiers[0].reserve(&contents).unwrap();
+        tiers.end_fill(0, slot, true);
+        let planned = roots.map(|root| {
+            let mut plan = Vec::new();
+            tiers.plan(root, &Prefix::default(), [(&hash, &tokens[..])].into_iter(), &mut plan);
+            plan.len()
+        });
+        assert_eq!(planned, [1, 0]);
     }
 }

@@ -52,6 +52,10 @@ impl S3Fifo {
 }
 
 impl Eviction for S3Fifo {
+    fn reads_hits(&self) -> bool {
+        false
+    }
+
     fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         for block in chain {
             let at = block.index as usize;
