@@ -7,7 +7,7 @@ use crate::hash::BlockHash;
 use crate::namespaces::is_namespace;
 
 /// Parent of a block without a parent and without a namespace of its own: a block of a tier.
-const ROOT: u32 = u32::MAX;
+pub(crate) const ROOT: u32 = u32::MAX;
 /// Parent of an unpublished block.
 pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
 

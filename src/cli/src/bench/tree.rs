@@ -113,11 +113,10 @@ pub fn take(
     table: &mut Vec<BlockHandle>,
 ) -> usize {
     let (tokens, hashes) = prompt;
-    let block_size = tokens.len() / hashes.len();
     tree.find(root, hashes, tokens, found);
     tree.hold(found, table);
     assert!(tree.allocate((hashes.len() - found.len()) as u32, table), "the pool is large enough");
-    publish(tree, root, (tokens, hashes), found.len(), table);
+    publish(tree, root, prompt, found.len(), table);
     found.len()
 }
 
