@@ -41,6 +41,7 @@ Examples:
 
   A real model, a larger cache, and a recording to replay later:
     trunkline serve --model ./SmolLM2-135M --device-blocks 8192 --record run.jsonl.gz
+    trunkline serve --model ./SmolLM2-135M-Instruct.Q4_1.gguf
 
   Settings from a file, one of them overridden:
     trunkline serve --config trunkline.toml --max-queue 64
@@ -119,7 +120,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
 /// Returns the limits of the core, and a backend of embedded workers with the model of the settings.
 fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, Backend)> {
     let (model, tokenizer) = match &settings.model {
-        Some(dir) => load(dir).with_context(|| format!("cannot load the model in {}", dir.display()))?,
+        Some(path) => load(path).with_context(|| format!("cannot load the model {}", path.display()))?,
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
@@ -139,13 +140,14 @@ fn null(settings: &Settings, step: Duration) -> anyhow::Result<(Config, Backend)
     Ok((config, null_backend(model, tokenizer, step)))
 }
 
-fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
-    if !dir.is_dir() {
-        bail!("there is no such folder");
+/// Reads model and tokenizer from a Hugging Face folder or a GGUF file.
+fn load(path: &Path) -> anyhow::Result<(Model, Tokenizer)> {
+    if !path.exists() {
+        bail!("there is no such folder or file; give a Hugging Face folder or a GGUF file");
     }
     // The tokenizer is the quicker one to fail.
-    let tokenizer = Tokenizer::load(dir)?;
-    Ok((Model::load(dir)?, tokenizer))
+    let tokenizer = Tokenizer::load(path)?;
+    Ok((Model::load(path)?, tokenizer))
 }
 
 async fn serve(server: Server) -> anyhow::Result<()> {

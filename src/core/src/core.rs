@@ -267,6 +267,7 @@ impl Core {
         let seq = &mut self.state.sequences[slot];
         if seq.is_in_step() {
             seq.ending = Some(Ending::Withdraw);
+            self.state.end_shared_work(slot);
         } else {
             self.part(slot, Ending::Withdraw, actions);
         }
@@ -298,6 +299,7 @@ impl Core {
     /// Removes a sequence without a queue, and reports the end of the request.
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         state.free_worker_slot(slot);
         let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
         if self.worker_joined && !failed {
@@ -328,6 +330,7 @@ impl Core {
     /// out of the batch, only the blocks and the slot on the worker are left until the last of these steps ends.
     fn report_early(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
@@ -395,3 +398,6 @@ impl Core {
         actions.push(Action::Flushed { blocks });
     }
 }
+
+#[cfg(test)]
+mod tests;

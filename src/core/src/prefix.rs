@@ -24,6 +24,24 @@ impl Prefix {
         self.runs.last().map(|(first, len)| first + len - 1)
     }
 
+    /// Returns the slot of the `at`-th block, from 0.
+    pub fn get(&self, at: usize) -> Option<u32> {
+        self.runs(at).next().map(|(first, _)| first)
+    }
+
+    /// Forgets all blocks but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        while self.len > len {
+            let last = self.runs.last_mut().expect("a prefix with blocks has a run");
+            let cut = (self.len - len).min(last.1 as usize);
+            last.1 -= cut as u32;
+            self.len -= cut;
+            if last.1 == 0 {
+                self.runs.pop();
+            }
+        }
+    }
+
     /// Forgets all blocks and keeps the memory.
     pub fn clear(&mut self) {
         self.runs.clear();
@@ -87,6 +105,12 @@ mod tests {
             let rest = prefix.runs(skipped).flat_map(|(first, len)| first..first + len as u32);
             assert!(rest.eq(slots[skipped..].iter().copied()), "{skipped} skipped");
             assert_eq!(prefix.count_first(|slot| slots[..skipped].contains(&slot)), skipped);
+        }
+        for len in (0..=6).rev() {
+            assert_eq!(prefix.get(len), slots.get(len).copied());
+            prefix.truncate(len);
+            assert_eq!((prefix.get(len), prefix.len()), (None, len));
+            assert!(prefix.slots().eq(slots[..len].iter().copied()), "{len} left");
         }
         prefix.clear();
         assert!(prefix.is_empty() && prefix.last().is_none());

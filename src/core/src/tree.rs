@@ -117,6 +117,8 @@ pub struct PrefixTree {
     collisions: u64,
     /// Blocks of prefixes held, and the runs they formed.
     taken: (u64, u64),
+    /// Times a block got a second reader, or lost the second of two.
+    sharing_changes: u64,
 }
 
 impl PrefixTree {
@@ -136,6 +138,7 @@ impl PrefixTree {
             evicted: 0,
             collisions: 0,
             taken: (0, 0),
+            sharing_changes: 0,
         }
     }
 
@@ -152,6 +155,11 @@ impl PrefixTree {
     /// Returns the number of blocks evicted so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// Returns a number that grows whenever a block gets a second reader, or loses the second of two.
+    pub fn sharing_changes(&self) -> u64 {
+        self.sharing_changes
     }
 
     /// Returns the number of hash collisions between different prefixes so far.
@@ -234,6 +242,16 @@ impl PrefixTree {
         std::hint::black_box(sum ^ self.pool.handle(first).generation);
     }
 
+    /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
+    pub fn contains(&self, hash: BlockHash) -> bool {
+        self.lookup(hash).is_some()
+    }
+
+    /// Returns `true` if a block is published, and was not freed since the handle was made.
+    pub fn is_published(&self, block: BlockHandle) -> bool {
+        self.pool.is_current(block) && matches!(self.pool.state(block.index), BlockState::Held | BlockState::Idle)
+    }
+
     /// Returns the number of idle blocks of a prefix just found: the decrease of [`Self::usable`] once held.
     pub fn count_idle(&self, found: &Prefix) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
@@ -255,6 +273,9 @@ impl PrefixTree {
 
     fn hold_prefix(&mut self, found: &Prefix, skipped: usize, is_hit: bool, table: &mut Vec<BlockHandle>) {
         let read = found.count_first(|block| self.nodes.readers[block as usize] > 0).max(skipped.min(found.len()));
+        if read > skipped && found.get(read - 1).is_some_and(|block| self.nodes.readers[block as usize] == 1) {
+            self.sharing_changes += 1;
+        }
         table.reserve(found.len().saturating_sub(skipped));
         for (first, len) in found.runs(skipped) {
             self.nodes.enter(first, len);
@@ -446,6 +467,9 @@ impl PrefixTree {
         for_runs(published, |first, len| self.nodes.leave(first, len));
         // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
+        if published[..read].last().is_some_and(|handle| self.nodes.readers[handle.index as usize] == 1) {
+            self.sharing_changes += 1;
+        }
         let chain = &published[read..];
         if !chain.is_empty() {
             for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
@@ -559,6 +583,7 @@ impl PrefixTree {
     fn add_reader(&mut self, block: BlockHandle) {
         let readers = &mut self.nodes.readers[block.index as usize];
         *readers += 1;
+        self.sharing_changes += u64::from(*readers == 2);
         if *readers == 1 {
             self.eviction.read(&[block], &self.nodes);
             self.pool.apply(block.index, BlockEvent::Found);
