@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
@@ -25,7 +25,8 @@ use trunkline_core::{Action, Event, Refusal, RequestId, Stats};
 use trunkline_port::{StepRunner, TokenLogprobs};
 
 use crate::clock::Clock;
-use crate::commands::{Command, Drafts, EngineSnapshot, Output, Snapshot};
+use crate::commands::{Command, Drafts, EngineSnapshot, Snapshot};
+use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
 use crate::worker_thread::{WorkerEvent, WorkerReport};
@@ -72,7 +73,7 @@ pub(crate) fn spawn(
 
 /// Client of a request known to the cluster.
 struct Client {
-    outputs: mpsc::Sender<Output>,
+    outputs: OutboxSender,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
 }
 
@@ -427,14 +428,8 @@ impl Driver {
     fn output(&mut self, request: RequestId, output: Output) {
         let Some(client) = self.clients.get_mut(&request) else { return };
         client.accept();
-        match client.outputs.try_send(output) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Closed(_)) => self.unread.push(request),
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                debug_assert!(false, "the channel has room for all the tokens of its request");
-                error!(%request, "a request generated more tokens than it asked for");
-                self.unread.push(request);
-            }
+        if !client.outputs.send(output) {
+            self.unread.push(request);
         }
     }
 

@@ -1,0 +1,66 @@
+//! Identity of the sender of a call.
+
+use std::sync::Arc;
+
+use tonic::{Extensions, Status};
+
+use crate::clock::Clock;
+use crate::limits::NetworkLimits;
+use crate::network::{Call, count};
+
+/// Owner of requests: client-chosen request ids are unique per owner, and an owner aborts only own requests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Owner {
+    /// Anyone who knows the id, of requests without authentication whose id the server made.
+    Anyone,
+    /// Connection, by number, of a server without authentication.
+    Connection(u64),
+    /// Holder of a token, by the token's name.
+    Token(Arc<str>),
+}
+
+/// Sender of a call, with its rights.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    pub(crate) call: Arc<Call>,
+    pub(crate) owner: Owner,
+    /// `true` if the sender may flush the cache and read all counters.
+    pub(crate) admin: bool,
+}
+
+impl Caller {
+    /// Returns the sender of a request, noting that the request has reached its handler.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        let caller = extensions.get::<Self>().cloned().unwrap_or_else(Self::local);
+        caller.call.handle();
+        caller
+    }
+
+    /// Returns a sender in this process, without a connection.
+    pub(crate) fn local() -> Self {
+        let call = Call::detached(NetworkLimits::default(), Clock::start());
+        Self { call, owner: Owner::Connection(0), admin: true }
+    }
+
+    /// Returns the owner of requests whose id the server makes: without authentication, the id itself is the proof.
+    pub(crate) fn owner_of_made_id(&self) -> Owner {
+        match &self.owner {
+            Owner::Connection(_) | Owner::Anyone => Owner::Anyone,
+            Owner::Token(name) => Owner::Token(name.clone()),
+        }
+    }
+
+    /// # Errors
+    /// PERMISSION_DENIED if the sender is not an administrator; `what` names the call.
+    pub(crate) fn check_admin(&self, what: &str) -> Result<(), Status> {
+        if self.admin {
+            return Ok(());
+        }
+        count(&self.call.connection().network().counters.unauthorised);
+        let needed = match self.owner {
+            Owner::Token(_) => "a token with the role admin",
+            Owner::Anyone | Owner::Connection(_) => "a server started with --admin true",
+        };
+        Err(Status::permission_denied(format!("{what} needs {needed}")))
+    }
+}
