@@ -34,6 +34,8 @@ use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
+/// Ended requests from which on their memory is freed on another thread: freeing as many takes some milliseconds.
+const REMAINS_MAX: usize = 1024;
 
 /// Final state of a stopped server.
 #[derive(Clone, Debug)]
@@ -383,6 +385,16 @@ impl Driver {
             self.perform(output);
         }
         self.outputs = outputs;
+        self.free_remains();
+    }
+
+    /// Frees the memory of the requests that ended, on a thread of its own if they are many.
+    fn free_remains(&mut self) {
+        let remains = self.cluster.take_remains();
+        if remains.len() >= REMAINS_MAX {
+            // Without a thread, the memory is freed here.
+            let _ = thread::Builder::new().name("free".into()).spawn(move || drop(remains));
+        }
     }
 
     fn perform(&mut self, output: ClusterOutput) {
