@@ -13,6 +13,8 @@ pub(crate) struct Found {
     prefixes: BTreeSet<u64>,
     /// Blocks that a request not run yet must find.
     bounds: BTreeMap<RequestId, u32>,
+    /// Requests there during a flush: nobody finds their blocks.
+    hidden: BTreeSet<RequestId>,
     evicted_blocks: u64,
     /// `false` if hashes collide, which costs hits.
     pub counts: bool,
@@ -24,6 +26,7 @@ impl Found {
             block_size: block_size as usize,
             prefixes: BTreeSet::new(),
             bounds: BTreeMap::new(),
+            hidden: BTreeSet::new(),
             evicted_blocks: 0,
             counts: true,
         }
@@ -45,6 +48,12 @@ impl Found {
         self.bounds.clear();
     }
 
+    /// Forgets everything in the cache, and what the requests that are `live` put there until they end.
+    pub fn flush(&mut self, live: impl Iterator<Item = RequestId>) {
+        self.forget();
+        self.hidden.extend(live);
+    }
+
     /// Forgets everything if a block was evicted since the last call.
     pub fn forget_evicted(&mut self, stats: &Stats) {
         if std::mem::replace(&mut self.evicted_blocks, stats.evicted_blocks) != stats.evicted_blocks {
@@ -56,10 +65,14 @@ impl Found {
     pub fn submitted(&mut self, request: &Request) {
         let bound = self.digests(request, &request.prompt).take_while(|digest| self.prefixes.contains(digest)).count();
         self.bounds.insert(request.id, bound as u32);
+        self.hidden.remove(&request.id);
     }
 
     /// Notes that a request has generated all its tokens, which it did not do on another core.
     pub fn ended(&mut self, request: &Request, text: &[Token]) {
+        if self.hidden.remove(&request.id) {
+            return;
+        }
         // The last token was never run.
         let tokens = [&request.prompt, &text[..text.len().saturating_sub(1)]].concat();
         self.prefixes.extend(self.digests(request, &tokens).collect::<Vec<_>>());

@@ -9,6 +9,7 @@ mod measure;
 mod sched;
 mod serve;
 mod tree;
+mod used_pool;
 
 use std::io::{self, Write};
 use std::time::Duration;

@@ -172,6 +172,7 @@ impl Core {
     pub fn stats(&self) -> Stats {
         let state = &self.state;
         let pool = state.kv.tree.pool();
+        let (prefix_blocks, prefix_runs) = state.kv.tree.taken();
         let placed = state.waiting.len() + state.batch.running.len() + state.loading.len();
         Stats {
             waiting: state.waiting.len() as u32,
@@ -181,6 +182,8 @@ impl Core {
             held_blocks: pool.count(BlockState::Held) + pool.count(BlockState::Stale),
             private_blocks: pool.count(BlockState::Private),
             evicted_blocks: state.kv.tree.evicted(),
+            prefix_blocks,
+            prefix_runs,
             moving_blocks: pool.count(BlockState::Moving),
             free_host_blocks: state.kv.free_hosts(),
             loading: state.loading.len() as u32,

@@ -54,6 +54,11 @@ pub trait Eviction: Send + std::fmt::Debug {
         out.extend(self.pop(blocks));
     }
 
+    /// Returns `true` if the policy reads [`Nodes::hits`]. If it does not, the tree need not count them.
+    fn reads_hits(&self) -> bool {
+        true
+    }
+
     /// Takes note of newly computed blocks without duplicates, first to last. The contents may have been in the cache before,
     /// and the slots may have held other contents.
     fn published(&mut self, _chain: &[BlockHandle], _blocks: &Nodes) {}

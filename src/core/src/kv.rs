@@ -18,15 +18,16 @@ use std::collections::VecDeque;
 
 use self::demotions::Demotions;
 use self::remembered::Remembered;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Write};
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::journal::Journal;
 use crate::links::Links;
+use crate::prefix::Prefix;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer_table::TransferTable;
-use crate::tree::{PrefixTree, Published};
+use crate::tree::{Parent, PrefixTree, Published};
 use crate::waiting::CachedPrefix;
 
 /// KV blocks in all places, and the transfers in flight.
@@ -46,7 +47,7 @@ pub(crate) struct Kv {
     /// Private duplicates that steps in flight may still read, with the last step that may; oldest first.
     retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
-    pub found: Vec<u32>,
+    pub found: Prefix,
     /// Device blocks being demoted that continue `found`.
     reviving: Vec<BlockHandle>,
     /// Device blocks being demoted.
@@ -65,15 +66,19 @@ impl Kv {
     /// # Errors
     /// If an eviction policy is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        let mut tree = PrefixTree::new(config.block_size, config.device_blocks, config.make_eviction()?);
+        if config.tiers.first().is_some_and(|tier| tier.write == Write::SecondUse) {
+            tree.count_hits();
+        }
         Ok(Self {
             block_size: config.block_size,
-            tree: PrefixTree::new(config.block_size, config.device_blocks, config.make_eviction()?),
+            tree,
             host: HostPool::new(config.host_capacity()),
             shares_host: config.shared_host().is_some(),
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(Links::new(config)),
             retired: VecDeque::new(),
-            found: Vec::new(),
+            found: Prefix::default(),
             reviving: Vec::new(),
             demoting: Demotions::default(),
             remembered: Remembered::default(),
@@ -85,7 +90,7 @@ impl Kv {
     /// Looks up the longest published prefix of a sequence on the device, into `found`, with blocks being demoted behind it.
     pub fn find(&mut self, seq: &Sequence) {
         if !self.remembered.recall(seq, &self.tree, &mut self.found) {
-            self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+            self.tree.find(seq.root, &seq.hashes, &seq.tokens, &mut self.found);
         }
         self.find_demoting(seq);
     }
@@ -103,7 +108,7 @@ impl Kv {
             self.tree.hold_again(&self.found, &mut seq.table);
         }
         seq.history.admissions += 1;
-        self.revive(&mut seq.table);
+        self.revive(seq.root, &mut seq.table);
         seq.published = seq.table.len() as u32;
     }
 
@@ -180,7 +185,7 @@ impl Kv {
             if seq.unpublishable {
                 return;
             }
-            let parent = at.checked_sub(1).map(|before| seq.table[before]);
+            let parent = Parent::of(seq.root, &seq.table[..at]);
             if to > at + 1 && !self.tree.is_continued(parent) {
                 return self.publish_rest(seq, to, journal);
             }
@@ -189,7 +194,7 @@ impl Kv {
             match self.tree.publish(seq.table[at], parent, hash, tokens) {
                 Published::New => {
                     journal.stats.published_blocks += 1;
-                    let parent = parent.map(|parent| parent.index);
+                    let parent = parent.block().map(|parent| parent.index);
                     self.tiers.identify(seq.root, seq.table[at].index, parent, hash, tokens);
                 }
                 Published::Merged(duplicate) => {
@@ -215,11 +220,11 @@ impl Kv {
     fn publish_rest(&mut self, seq: &mut Sequence, to: usize, journal: &mut Journal) {
         let size = self.block_size as usize;
         let at = seq.published as usize;
-        let parent = at.checked_sub(1).map(|before| seq.table[before]);
+        let parent = Parent::of(seq.root, &seq.table[..at]);
         let (chain, hashes, tokens) = (&seq.table[at..to], &seq.hashes[at..to], &seq.tokens[at * size..to * size]);
         self.tree.publish_chain(chain, parent, hashes, tokens);
         if !self.tiers.is_empty() {
-            let mut parent = parent.map(|parent| parent.index);
+            let mut parent = parent.block().map(|parent| parent.index);
             for ((block, hash), tokens) in chain.iter().zip(hashes).zip(tokens.chunks_exact(size)) {
                 self.tiers.identify(seq.root, block.index, parent, *hash, tokens);
                 parent = Some(block.index);

@@ -4,8 +4,9 @@
 //! whole stretches of these arrays.
 
 use crate::hash::BlockHash;
+use crate::namespaces::is_namespace;
 
-/// Parent of the first block of a prefix.
+/// Parent of a block without a parent and without a namespace of its own: a block of a tier.
 pub(crate) const ROOT: u32 = u32::MAX;
 /// Parent of an unpublished block.
 pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
@@ -15,7 +16,7 @@ pub(crate) const UNPUBLISHED: u32 = u32::MAX - 1;
 pub struct Nodes {
     /// Fingerprints of the chained hashes; tokens decide on equality.
     pub(crate) fingerprints: Vec<u64>,
-    /// Parents: the block before in the prefix, [`ROOT`] or [`UNPUBLISHED`].
+    /// Parents: the block before in the prefix, the namespace of a first block, or [`UNPUBLISHED`].
     pub(crate) parents: Vec<u32>,
     /// Numbers of published child blocks.
     pub(crate) children: Vec<u32>,
@@ -59,7 +60,7 @@ impl Nodes {
     pub(crate) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
         let range = first as usize..first as usize + hashes.len();
         let mut depth = 0;
-        if parent != ROOT {
+        if !is_namespace(parent) {
             self.children[parent as usize] += 1;
             depth = self.depths[parent as usize] + 1;
         }
@@ -82,7 +83,7 @@ impl Nodes {
     /// Removes a leaf. Returns the parent if that is now an idle leaf.
     pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
-        if parent == ROOT {
+        if is_namespace(parent) {
             return None;
         }
         self.children[parent as usize] -= 1;
@@ -120,7 +121,7 @@ impl Nodes {
     pub fn parent(&self, index: u32) -> Option<u32> {
         let parent = self.parents[index as usize];
         debug_assert_ne!(parent, UNPUBLISHED);
-        (parent != ROOT).then_some(parent)
+        (!is_namespace(parent)).then_some(parent)
     }
 
     /// Returns the parent of a leaf if the parent will be an idle leaf once the leaf is removed.
@@ -136,9 +137,9 @@ impl Nodes {
         self.children[index as usize] == 0
     }
 
-    /// Returns `true` if a published block may continue this one. Always `true` for [`ROOT`].
+    /// Returns `true` if a published block may continue this one. Always `true` for a namespace.
     pub(crate) fn is_continued(&self, parent: u32) -> bool {
-        parent == ROOT || self.children[parent as usize] > 0
+        is_namespace(parent) || self.children[parent as usize] > 0
     }
 
     /// Returns the number of blocks before a block in the prefix.

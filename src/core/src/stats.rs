@@ -112,6 +112,11 @@ pub struct Stats {
     pub merged_blocks: u64,
     /// Published device blocks evicted so far.
     pub evicted_blocks: u64,
+    /// Blocks of cached prefixes that requests took at their first admission, so far.
+    pub prefix_blocks: u64,
+    /// Runs of neighbouring blocks in those prefixes: `prefix_blocks / prefix_runs` is the mean length of a run. Long runs are found
+    /// fast; a mean below 10 blocks says that the pool is fragmented.
+    pub prefix_runs: u64,
 }
 
 impl AddAssign for TierStats {
@@ -184,6 +189,8 @@ impl AddAssign for Stats {
         self.published_blocks += other.published_blocks;
         self.merged_blocks += other.merged_blocks;
         self.evicted_blocks += other.evicted_blocks;
+        self.prefix_blocks += other.prefix_blocks;
+        self.prefix_runs += other.prefix_runs;
         for (sum, tier) in self.tiers.iter_mut().zip(other.tiers) {
             *sum += tier;
         }
@@ -225,6 +232,8 @@ mod tests {
             published_blocks: 1,
             merged_blocks: 1,
             evicted_blocks: 1,
+            prefix_blocks: 1,
+            prefix_runs: 1,
         };
         let mut sum = ones;
         sum += ones;
@@ -242,7 +251,8 @@ mod tests {
             r#""loading","swapped","moving_blocks","free_host_blocks","tiers":["#,
             &",".repeat(TIERS_MAX - 1),
             r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,
-            r#""draft_tokens","accepted_draft_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks"}"#,
+            r#""draft_tokens","accepted_draft_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
+            r#""prefix_blocks","prefix_runs"}"#,
         ];
         assert_eq!(keys, expected.concat());
     }

@@ -83,7 +83,7 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     state.swaps.swapped.remove(&place);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
-    kv.tree.hold_again(&kv.found[pinned.min(kv.found.len())..], &mut seq.table);
+    kv.tree.hold_again(&kv.found, &mut seq.table);
     seq.published = found as u32;
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
     let mut hosts = std::mem::take(&mut swapped.hosts);
@@ -119,7 +119,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     kv.found.clear();
     if full > pinned && !seq.unpublishable {
         seq.hash_of_block(full - 1, size);
-        kv.tree.find(&seq.hashes[..full], &seq.tokens, &mut kv.found);
+        kv.tree.find(seq.root, &seq.hashes[..full], &seq.tokens, &mut kv.found);
     }
     let found = kv.found.len().max(pinned);
     let is_read = |host: &u32| kv.host.state(*host) == HostState::Reading;
@@ -133,8 +133,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     // Like a prefill, the sequence takes every block its tokens need at once, so that it can always continue.
     let total = seq.tokens.len().div_ceil(size as usize);
     let needed = (copied + total - n) as u32;
-    let again = &kv.found[pinned.min(kv.found.len())..];
-    let usable = kv.tree.usable() - kv.tree.count_idle(again);
+    let usable = kv.tree.usable() - kv.tree.count_idle(&kv.found);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
     fits.then_some(SwapInPlan { pinned, found, copied, needed })
 }

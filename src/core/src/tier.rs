@@ -23,8 +23,8 @@ pub(crate) struct Contents<'a> {
     pub hash: u64,
     /// Identity of the prefix that the block ends.
     pub identity: u64,
-    /// Identity of the prefix before the block.
-    pub parent_prefix: u64,
+    /// Identity of the prefix before the block: of a first block, the root of its namespace.
+    pub parent_prefix: u128,
     /// Tokens of the block.
     pub tokens: &'a [Token],
 }
@@ -104,7 +104,7 @@ pub(crate) struct Tier {
     /// Transfers in flight that read each block.
     pins: Vec<u32>,
     /// Identities of each block's prefix up to the block's end, and of the prefix before the block.
-    identities: Vec<(u64, u64)>,
+    identities: Vec<(u64, u128)>,
     nodes: Nodes,
     tokens: Vec<Token>,
     /// All blocks but free and leaving ones, by hash.
@@ -169,19 +169,19 @@ impl Tier {
     }
 
     /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present or being filled.
-    fn lookup(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u32> {
+    fn lookup(&self, hash: u64, parent_prefix: u128, tokens: &[Token]) -> Option<u32> {
         let slot = self.index.find(hash, |slot| self.nodes.fingerprint(slot))?;
         (self.identities[slot as usize].1 == parent_prefix && self.tokens_of(slot) == tokens).then_some(slot)
     }
 
     /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present.
-    pub fn find(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u32> {
+    pub fn find(&self, hash: u64, parent_prefix: u128, tokens: &[Token]) -> Option<u32> {
         self.lookup(hash, parent_prefix, tokens).filter(|slot| self.slots.state(*slot) != TierState::Filling)
     }
 
     /// Returns the identity of the prefix that these tokens make of the prefix `parent_prefix`, if its last block is present or
     /// being filled.
-    pub fn identity(&self, hash: u64, parent_prefix: u64, tokens: &[Token]) -> Option<u64> {
+    pub fn identity(&self, hash: u64, parent_prefix: u128, tokens: &[Token]) -> Option<u64> {
         self.lookup(hash, parent_prefix, tokens).map(|slot| self.identities[slot as usize].0)
     }
 
@@ -386,10 +386,10 @@ Evicted: Idle -> Free
         assert_eq!(crate::transitions::text(&TIER_TRANSITIONS), reviewed);
     }
 
-    const EMPTY_PREFIX: u64 = 0;
+    const EMPTY_PREFIX: u128 = 0;
 
-    fn contents(identity: u64, parent_prefix: u64, tokens: &[Token]) -> Contents<'_> {
-        Contents { hash: identity * 1000 + parent_prefix, identity, parent_prefix, tokens }
+    fn contents(identity: u64, parent_prefix: u128, tokens: &[Token]) -> Contents<'_> {
+        Contents { hash: identity * 1000 + parent_prefix as u64, identity, parent_prefix, tokens }
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) struct Tiers {
     tiers: Vec<Tier>,
     writes: Vec<Write>,
     /// Identities of each published device block's prefix up to the block's end, and of the prefix before the block.
-    identities: Vec<(u64, u64)>,
+    identities: Vec<(u64, u128)>,
     next_identity: u64,
     /// Device blocks that writing back keeps free.
     device_spare: u32,
@@ -38,9 +38,10 @@ pub(crate) struct Tiers {
     counters: [TierStats; TIERS_MAX],
 }
 
-/// Returns the identity of the empty prefix of a namespace. Other identities count up from 1 and never get there.
-fn empty_prefix(root: BlockHash) -> u64 {
-    (root.0 >> 64) as u64 | 1 << 63
+/// Returns the identity of the empty prefix of a namespace: the root itself, but for one bit. Other identities count up from 1 and
+/// never get there.
+fn empty_prefix(root: BlockHash) -> u128 {
+    root.0 | 1 << 127
 }
 
 impl Tiers {
@@ -164,7 +165,7 @@ impl Tiers {
             };
             let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
             let Some(planned) = open.into_iter().find_map(hit) else { break };
-            before = self.tiers[planned.tier].contents(planned.block).identity;
+            before = self.tiers[planned.tier].contents(planned.block).identity.into();
             plan.push(planned);
         }
     }
@@ -224,12 +225,12 @@ impl Tiers {
     }
 
     /// Returns the identity of the prefix that a device block ends; of the empty prefix for `None`.
-    pub fn identity(&self, root: BlockHash, block: Option<u32>) -> u64 {
-        block.map_or_else(|| empty_prefix(root), |block| self.identities[block as usize].0)
+    pub fn identity(&self, root: BlockHash, block: Option<u32>) -> u128 {
+        block.map_or_else(|| empty_prefix(root), |block| self.identities[block as usize].0.into())
     }
 
     /// Returns the identity of the prefix before a device block.
-    pub fn parent_prefix(&self, block: u32) -> u64 {
+    pub fn parent_prefix(&self, block: u32) -> u128 {
         self.identities[block as usize].1
     }
 
@@ -253,5 +254,30 @@ impl Tiers {
             let targets = targets.flat_map(|transfer| transfer.pairs.iter().map(|pair| pair.to));
             tier.check(sources.chain(targets));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TierConfig;
+
+    /// Forged: both roots have the same upper half, and both first blocks the same hash.
+    #[test]
+    fn a_tier_tells_namespaces_apart_by_their_whole_root() {
+        let tier = TierConfig { name: "t".into(), blocks: 4, write: Write::Through, eviction: "lru".into() };
+        let mut tiers = Tiers::new(&Config { block_size: 2, tiers: vec![tier], ..Config::default() }).unwrap();
+        let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
+        tiers.identify(roots[0], 0, None, hash, &tokens);
+        let (identity, parent_prefix) = tiers.identities[0];
+        let contents = Contents { hash: hash.fingerprint(), identity, parent_prefix, tokens: &tokens };
+        let slot = tiers.tiers[0].reserve(&contents).unwrap();
+        tiers.end_fill(0, slot, true);
+        let planned = roots.map(|root| {
+            let mut plan = Vec::new();
+            tiers.plan(root, None, [true; TIERS_MAX], [(&hash, &tokens[..])].into_iter(), &mut plan);
+            plan.len()
+        });
+        assert_eq!(planned, [1, 0]);
     }
 }

@@ -4,34 +4,38 @@
 //! ([`crate::nodes`]). One hash table finds a block by its fingerprint (`block_index.rs`).
 //!
 //! **Matching.** A chained hash names a whole prefix, so matching walks no children. Every matched block is verified: same
-//! parent, same tokens. Two prefixes with one hash can therefore cost a hit, never contents. Blocks of a chain mostly lie next
+//! parent, same tokens; the parent of a first block is its namespace. Two prefixes with one hash can therefore cost a hit, never
+//! contents. Blocks of a chain mostly lie next
 //! to each other (see [`crate::block::BlockPool`]), so after a block is found by its hash, the match continues with the next
 //! slot: a block there whose parent is the block before and whose tokens are the next tokens is the next block, whatever its
-//! hash. The index is read again only at the end of such a run.
+//! hash. The index is read again only at the end of such a run. Links show the end of a run ahead of the tokens, so the beginning of
+//! the next run is on its way to the processor while the tokens of this one are compared.
 //!
 //! **Readers.** A reader of a block reads all ancestors of the block, so ancestors of a held block are held, and descendants of
 //! an idle block are idle. Eviction takes idle leaves only, and an idle block always has its parent in the tree.
 //!
 //! ```
 //! use trunkline_core::hash::{Namespace, extend_hashes};
-//! use trunkline_core::tree::{PrefixTree, Published};
 //! use trunkline_core::eviction;
+//! use trunkline_core::prefix::Prefix;
+//! use trunkline_core::tree::{Parent, PrefixTree, Published};
 //!
 //! let mut tree = PrefixTree::new(4, 8, eviction::REGISTRY.make("lru", 8).unwrap());
 //! let tokens: Vec<u32> = (0..8).collect();
 //! let mut hashes = Vec::new();
-//! extend_hashes(&mut hashes, Namespace::default().root(), 4, &tokens);
+//! let root = Namespace::default().root();
+//! extend_hashes(&mut hashes, root, 4, &tokens);
 //!
 //! // The first request computes both blocks, publishes them and ends.
 //! let mut table = Vec::new();
 //! assert!(tree.allocate(2, &mut table));
-//! assert_eq!(tree.publish(table[0], None, hashes[0], &tokens[..4]), Published::New);
-//! assert_eq!(tree.publish(table[1], Some(table[0]), hashes[1], &tokens[4..]), Published::New);
+//! assert_eq!(tree.publish(table[0], Parent::Root(root), hashes[0], &tokens[..4]), Published::New);
+//! assert_eq!(tree.publish(table[1], Parent::Block(table[0]), hashes[1], &tokens[4..]), Published::New);
 //! tree.release(&mut table, 2);
 //!
 //! // The second finds the idle blocks and holds them.
-//! let mut found = Vec::new();
-//! tree.find(&hashes, &tokens, &mut found);
+//! let mut found = Prefix::default();
+//! tree.find(root, &hashes, &tokens, &mut found);
 //! assert_eq!((found.len(), tree.count_idle(&found)), (2, 2));
 //! tree.hold(&found, &mut table);
 //! assert_eq!(tree.usable(), 6);
@@ -42,7 +46,9 @@ use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
-use crate::nodes::{Nodes, ROOT, UNPUBLISHED, ascending};
+use crate::namespaces::{Namespaces, is_namespace};
+use crate::nodes::{Nodes, UNPUBLISHED, ascending};
+use crate::prefix::Prefix;
 
 /// Tokens for which memory is reserved from the beginning, at most. Untouched memory costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
@@ -50,6 +56,34 @@ const ROOM_TOKENS_MAX: usize = 1 << 26;
 const COMPARED_TOKENS: usize = 2048;
 /// Blocks inserted into or removed from the index in one batch.
 const INDEXED_AT_ONCE: usize = 16;
+/// Tokens in a cache line of 64 bytes.
+const LINE_TOKENS: usize = 16;
+/// Cache lines of a run's tokens loaded ahead.
+const LINES_AHEAD: usize = 12;
+
+/// The place in the tree after which a block is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parent {
+    /// The beginning of a prefix, in the namespace with this root.
+    Root(BlockHash),
+    /// A published block.
+    Block(BlockHandle),
+}
+
+impl Parent {
+    /// Returns the parent of the block after `table`, whose prefixes belong to the namespace of `root`.
+    pub fn of(root: BlockHash, table: &[BlockHandle]) -> Self {
+        table.last().map_or(Self::Root(root), |last| Self::Block(*last))
+    }
+
+    /// Returns the block, unless the parent is a root.
+    pub fn block(self) -> Option<BlockHandle> {
+        match self {
+            Self::Root(_) => None,
+            Self::Block(block) => Some(block),
+        }
+    }
+}
 
 /// Outcome of publishing a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,12 +105,18 @@ pub struct PrefixTree {
     /// Published blocks by fingerprint.
     index: BlockIndex,
     nodes: Nodes,
+    /// Namespaces with published blocks.
+    namespaces: Namespaces,
+    /// `true` if hits of blocks are counted, because somebody asks for them.
+    counts_hits: bool,
     /// Tokens of published blocks: `block_size` per opened slot.
     tokens: Vec<Token>,
     /// Blocks being evicted; empty between calls, kept to reuse the allocation.
     leaving: Vec<u32>,
     evicted: u64,
     collisions: u64,
+    /// Blocks of prefixes held, and the runs they formed.
+    taken: (u64, u64),
     /// Times a block got a second reader, or lost the second of two.
     sharing_changes: u64,
 }
@@ -88,13 +128,16 @@ impl PrefixTree {
         Self {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
+            counts_hits: eviction.reads_hits(),
             eviction,
             index: BlockIndex::new(capacity),
             nodes: Nodes::with_capacity(room),
+            namespaces: Namespaces::default(),
             tokens: Vec::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
             evicted: 0,
             collisions: 0,
+            taken: (0, 0),
             sharing_changes: 0,
         }
     }
@@ -124,50 +167,79 @@ impl PrefixTree {
         self.collisions
     }
 
-    /// Finds the longest published prefix of `tokens`, whose blocks have the chained `hashes`, and puts its blocks into
-    /// `found`. Holds no block: a caller that uses the blocks MUST call [`Self::hold`] before any other method.
-    pub fn find(&mut self, hashes: &[BlockHash], tokens: &[Token], found: &mut Vec<u32>) {
+    /// Returns the number of blocks of prefixes taken by [`Self::hold`] so far, and the number of runs of neighbouring slots that
+    /// those blocks formed.
+    pub fn taken(&self) -> (u64, u64) {
+        self.taken
+    }
+
+    /// Counts hits of blocks from now on, also if the eviction policy does not read them.
+    pub fn count_hits(&mut self) {
+        self.counts_hits = true;
+    }
+
+    /// Finds the longest published prefix of `tokens` in the namespace of `root`, whose blocks have the chained `hashes`, and puts its
+    /// blocks into `found`. Holds no block: a caller that uses the blocks MUST call [`Self::hold`] before any other method.
+    pub fn find(&mut self, root: BlockHash, hashes: &[BlockHash], tokens: &[Token], found: &mut Prefix) {
         found.clear();
+        let Some(mut parent) = self.namespaces.parent(root) else { return };
         let n = hashes.len().min(tokens.len() / self.block_size);
-        let mut parent = ROOT;
-        while found.len() < n {
-            let at = found.len();
-            let Some(first) = self.lookup(hashes[at]) else { break };
-            let run = self.verified(first, parent, &tokens[at * self.block_size..n * self.block_size]);
+        let hashes = &hashes[..n];
+        let mut next = hashes.first().and_then(|hash| self.lookup(*hash));
+        while let Some(first) = next {
+            let (hashes, tokens) = (&hashes[found.len()..], &tokens[found.len() * self.block_size..]);
+            let run;
+            (run, next) = self.verified(first, parent, hashes, tokens);
             if run == 0 {
                 self.collisions += 1;
                 break;
             }
             parent = first + run as u32 - 1;
-            found.extend(first..=parent);
+            found.push(first, run);
         }
     }
 
-    /// Returns the number of blocks from slot `first` on that form a chain after `parent` and hold these tokens.
-    fn verified(&self, first: u32, parent: u32, tokens: &[Token]) -> usize {
-        let at = first as usize;
+    /// Returns the number of blocks from slot `first` on that form a chain after `parent` and hold these tokens, and the block that
+    /// has the next of the hashes.
+    fn verified(&self, first: u32, parent: u32, hashes: &[BlockHash], tokens: &[Token]) -> (usize, Option<u32>) {
+        let (at, size) = (first as usize, self.block_size);
         if self.nodes.parents[at] != parent {
-            return 0;
+            return (0, None);
         }
-        let n = (tokens.len() / self.block_size).min(self.nodes.len() - at);
+        let n = hashes.len().min(self.nodes.len() - at);
         let parents = &self.nodes.parents[at + 1..at + n];
-        let there = &self.tokens[at * self.block_size..];
-        let stride = (COMPARED_TOKENS / self.block_size).max(1);
+        let there = &self.tokens[at * size..];
+        let stride = (COMPARED_TOKENS / size).max(1);
+        let after = |run: usize| hashes.get(run).and_then(|hash| self.lookup(*hash));
         let mut run = 0;
-        while run < n {
+        loop {
             // The first is linked: it was compared above, or with the last of the stride before.
             let linked = 1 + ascending(stride.min(n - 1 - run), first + run as u32, |i| parents[run + i]);
             let len = linked.min(stride);
-            let range = run * self.block_size..(run + len) * self.block_size;
+            let is_end = linked <= stride;
+            let next = if is_end { after(run + len) } else { None };
+            if let Some(next) = next {
+                self.load_ahead(next);
+            }
+            let range = run * size..(run + len) * size;
             if there[range.clone()] != tokens[range.clone()] {
-                return run + common_blocks(&there[range.clone()], &tokens[range], self.block_size);
+                run += common_blocks(&there[range.clone()], &tokens[range], size);
+                return (run, after(run));
             }
             run += len;
-            if linked <= stride {
-                break;
+            if is_end {
+                return (run, next);
             }
         }
-        run
+    }
+
+    /// Loads what is read first of a run into the processor's caches, all at once.
+    #[inline]
+    fn load_ahead(&self, first: u32) {
+        let at = first as usize;
+        let lines = self.tokens[at * self.block_size..].iter().step_by(LINE_TOKENS).take(LINES_AHEAD);
+        let sum = lines.fold(self.nodes.readers[at], |sum, token| sum ^ token);
+        std::hint::black_box(sum ^ self.pool.handle(first).generation);
     }
 
     /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
@@ -180,51 +252,43 @@ impl PrefixTree {
         self.pool.is_current(block) && matches!(self.pool.state(block.index), BlockState::Held | BlockState::Idle)
     }
 
-    /// Returns the number of idle blocks among the blocks of a prefix: the decrease of [`Self::usable`] once held.
-    pub fn count_idle(&self, blocks: &[u32]) -> u32 {
+    /// Returns the number of idle blocks of a prefix just found: the decrease of [`Self::usable`] once held.
+    pub fn count_idle(&self, found: &Prefix) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
-        (blocks.len() - blocks.partition_point(|index| self.nodes.readers[*index as usize] > 0)) as u32
+        (found.len() - found.count_first(|block| self.nodes.readers[block as usize] > 0)) as u32
     }
 
     /// Adds a reader and a hit to each block of a prefix just found and appends the handles to `table`.
-    pub fn hold(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>) {
-        self.hold_prefix(blocks, table, true);
+    pub fn hold(&mut self, found: &Prefix, table: &mut Vec<BlockHandle>) {
+        self.hold_prefix(found, 0, self.counts_hits, table);
+        self.taken.0 += found.len() as u64;
+        self.taken.1 += found.runs(0).count() as u64;
     }
 
-    /// Like [`Self::hold`], for a request that held the blocks before and was preempted: the blocks are not used once more, so no hit
-    /// is counted.
-    pub fn hold_again(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>) {
-        self.hold_prefix(blocks, table, false);
+    /// Adds a reader to each block of a prefix just found behind the blocks that `table` has already, and appends the handles. For a
+    /// request that held the blocks before and was preempted: the blocks are not used once more, so no hit is counted.
+    pub fn hold_again(&mut self, found: &Prefix, table: &mut Vec<BlockHandle>) {
+        self.hold_prefix(found, table.len(), false, table);
     }
 
-    fn hold_prefix(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>, is_hit: bool) {
-        let idle = self.count_idle(blocks) as usize;
-        if blocks[..blocks.len() - idle].last().is_some_and(|index| self.nodes.readers[*index as usize] == 1) {
+    fn hold_prefix(&mut self, found: &Prefix, skipped: usize, is_hit: bool, table: &mut Vec<BlockHandle>) {
+        let read = found.count_first(|block| self.nodes.readers[block as usize] > 0).max(skipped.min(found.len()));
+        if read > skipped && found.get(read - 1).is_some_and(|block| self.nodes.readers[block as usize] == 1) {
             self.sharing_changes += 1;
         }
-        table.reserve(blocks.len());
-        let mut at = 0;
-        while at < blocks.len() {
-            let first = blocks[at];
-            let len = ascending(blocks.len() - at, first, |i| blocks[at + i]);
+        table.reserve(found.len().saturating_sub(skipped));
+        for (first, len) in found.runs(skipped) {
             self.nodes.enter(first, len);
             if is_hit {
                 self.nodes.hit(first, len);
             }
             self.pool.handles(first, len, table);
-            at += len;
         }
-        let begin = table.len() - idle;
-        self.wake(&table[begin..]);
-    }
-
-    /// Moves idle blocks of one prefix, first to last, to held: the blocks have a reader now.
-    fn wake(&mut self, chain: &[BlockHandle]) {
-        if chain.is_empty() {
-            return;
+        let idle = found.len() - read;
+        if idle > 0 {
+            self.eviction.read(&table[table.len() - idle..], &self.nodes);
+            found.runs(read).for_each(|(first, len)| self.pool.apply_run(first, len, BlockEvent::Found));
         }
-        self.eviction.read(chain, &self.nodes);
-        for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::Found));
     }
 
     /// Adds a reader to one published block. The caller MUST read the block itself.
@@ -258,17 +322,18 @@ impl PrefixTree {
     }
 
     /// Returns `true` if a block being demoted can go back into the tree after `parent`, which was before it.
-    pub fn can_readopt(&self, block: BlockHandle, parent: Option<BlockHandle>) -> bool {
+    pub fn can_readopt(&self, block: BlockHandle, parent: Parent) -> bool {
         let is_there = |parent: BlockHandle| {
             self.pool.is_current(parent) && matches!(self.pool.state(parent.index), BlockState::Held | BlockState::Idle)
         };
-        parent.is_none_or(is_there) && !self.contains(BlockHash(u128::from(self.nodes.fingerprint(block.index))))
+        parent.block().is_none_or(is_there)
+            && !self.contains(BlockHash(u128::from(self.nodes.fingerprint(block.index))))
     }
 
     /// Takes a block being demoted back into the tree after `parent`, with one reader. No published block may have its hash.
-    pub fn readopt(&mut self, block: BlockHandle, parent: Option<BlockHandle>) {
+    pub fn readopt(&mut self, block: BlockHandle, parent: Parent) {
         let fingerprint = self.nodes.fingerprint(block.index);
-        let parent = parent.map_or(ROOT, |parent| parent.index);
+        let parent = self.enter(parent);
         self.nodes.publish(block.index, parent, &[BlockHash(u128::from(fingerprint))]);
         self.pool.apply(block.index, BlockEvent::Readopted);
         self.index.insert(fingerprint, block.index, |index| self.nodes.fingerprint(index));
@@ -277,8 +342,9 @@ impl PrefixTree {
 
     /// Takes a block whose demotion failed back into the tree after `parent`, without readers. The blocks before it are read for a
     /// moment: the parent is no leaf any more.
-    pub fn restore(&mut self, block: BlockHandle, parent: Option<BlockHandle>) {
-        let ancestors = std::iter::successors(parent.map(|parent| parent.index), |block| self.nodes.parent(*block));
+    pub fn restore(&mut self, block: BlockHandle, parent: Parent) {
+        let ancestors =
+            std::iter::successors(parent.block().map(|parent| parent.index), |block| self.nodes.parent(*block));
         let mut chain: Vec<BlockHandle> = ancestors.map(|block| self.pool.handle(block)).collect();
         chain.reverse();
         chain.iter().for_each(|block| self.share(*block));
@@ -351,24 +417,21 @@ impl PrefixTree {
         true
     }
 
-    /// Publishes the private `block` holding `tokens` after `parent` (`None`: at the root) under the chained `hash`.
+    /// Publishes the private `block` holding `tokens` after `parent` under the chained `hash`.
     /// The owner MUST read `parent`, and the KV of the block MUST have been computed over the whole unmodified prefix.
-    pub fn publish(
-        &mut self,
-        block: BlockHandle,
-        parent: Option<BlockHandle>,
-        hash: BlockHash,
-        tokens: &[Token],
-    ) -> Published {
+    pub fn publish(&mut self, block: BlockHandle, parent: Parent, hash: BlockHash, tokens: &[Token]) -> Published {
         debug_assert!(self.pool.is_current(block) && self.pool.state(block.index) == BlockState::Private);
-        debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
+        debug_assert!(self.is_read(parent));
         debug_assert_eq!(tokens.len(), self.block_size);
-        let parent = parent.map_or(ROOT, |parent| parent.index);
         // A duplicate would have the same parent. If the parent has no child, at most another prefix has this hash, and verifying
         // tells the two apart when one of them is found.
-        let duplicate = if self.nodes.is_continued(parent) { self.lookup(hash) } else { None };
+        let duplicate = if self.is_continued(parent) { self.lookup(hash) } else { None };
         if let Some(duplicate) = duplicate {
-            if self.nodes.parents[duplicate as usize] != parent || self.tokens_of(duplicate) != tokens {
+            let there = match parent {
+                Parent::Root(root) => self.namespaces.parent(root),
+                Parent::Block(block) => Some(block.index),
+            };
+            if Some(self.nodes.parents[duplicate as usize]) != there || self.tokens_of(duplicate) != tokens {
                 self.collisions += 1;
                 return Published::Collided;
             }
@@ -376,8 +439,21 @@ impl PrefixTree {
             self.add_reader(duplicate);
             return Published::Merged(duplicate);
         }
+        let parent = self.enter(parent);
         self.add_chain(&[block], parent, &[hash], tokens);
         Published::New
+    }
+
+    /// Returns the number of a place, as the parent of a block that enters the tree there.
+    fn enter(&mut self, parent: Parent) -> u32 {
+        match parent {
+            Parent::Root(root) => self.namespaces.enter(root),
+            Parent::Block(block) => block.index,
+        }
+    }
+
+    fn is_read(&self, parent: Parent) -> bool {
+        parent.block().is_none_or(|block| self.pool.is_current(block) && self.readers(block) > 0)
     }
 
     /// Frees a private block whose duplicate was found by [`Self::publish`].
@@ -386,29 +462,24 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::Merged);
     }
 
-    /// Returns `true` if a published block may continue this one (`None`: the root). If none does, [`Self::publish_chain`] is the
-    /// faster way to publish the blocks after it.
-    pub fn is_continued(&self, block: Option<BlockHandle>) -> bool {
-        self.nodes.is_continued(block.map_or(ROOT, |block| block.index))
+    /// Returns `true` if a published block may continue this place. If none does, [`Self::publish_chain`] is the faster way to publish
+    /// the blocks after it. Always `true` for a root.
+    pub fn is_continued(&self, parent: Parent) -> bool {
+        parent.block().is_none_or(|block| self.nodes.is_continued(block.index))
     }
 
-    /// Publishes private blocks after a parent without children, so that none can have a duplicate. Otherwise equal to
+    /// Publishes private blocks after a block without children, so that none can have a duplicate. Otherwise equal to
     /// [`Self::publish`] for each block.
     ///
     /// # Panics
     /// Panics if [`Self::is_continued`] is `true` for the parent.
-    pub fn publish_chain(
-        &mut self,
-        chain: &[BlockHandle],
-        parent: Option<BlockHandle>,
-        hashes: &[BlockHash],
-        tokens: &[Token],
-    ) {
-        assert!(!self.is_continued(parent), "the first block may have a duplicate");
+    pub fn publish_chain(&mut self, chain: &[BlockHandle], parent: Parent, hashes: &[BlockHash], tokens: &[Token]) {
+        let parent = parent.block().filter(|block| !self.nodes.is_continued(block.index));
+        let parent = parent.expect("the first block may have a duplicate");
         debug_assert!(chain.iter().all(|block| self.pool.is_current(*block)));
-        debug_assert!(parent.is_none_or(|parent| self.pool.is_current(parent) && self.readers(parent) > 0));
+        debug_assert!(self.is_read(Parent::Block(parent)));
         debug_assert_eq!((hashes.len(), tokens.len()), (chain.len(), chain.len() * self.block_size));
-        self.add_chain(chain, parent.map_or(ROOT, |parent| parent.index), hashes, tokens);
+        self.add_chain(chain, parent.index, hashes, tokens);
     }
 
     fn add_chain(&mut self, chain: &[BlockHandle], mut parent: u32, hashes: &[BlockHash], tokens: &[Token]) {
@@ -457,6 +528,7 @@ impl PrefixTree {
         // A flush made all blocks of a sequence stale, or none.
         if chain.first().is_some_and(|first| !self.is_findable(*first)) {
             for block in chain.iter().rev() {
+                self.leave_namespace(block.index);
                 self.nodes.remove(block.index);
                 self.pool.apply(block.index, BlockEvent::ReadersLeft);
             }
@@ -513,12 +585,26 @@ impl PrefixTree {
         let at = leaving.len();
         self.eviction.pop_chain(n as usize, &self.nodes, &mut leaving);
         assert!((1..=n as usize).contains(&(leaving.len() - at)), "if a block is idle, so is a leaf");
-        if let Some(parent) = self.nodes.remove_chain(&leaving[at..]) {
-            self.eviction.leaf(parent, &self.nodes);
-        }
+        self.remove_chain(&leaving[at..]);
         let popped = (leaving.len() - at) as u32;
         self.leaving = leaving;
         popped
+    }
+
+    /// Takes a leaf and ancestors, each the parent of the block before, out of the tree.
+    fn remove_chain(&mut self, chain: &[u32]) {
+        self.leave_namespace(chain[chain.len() - 1]);
+        if let Some(parent) = self.nodes.remove_chain(chain) {
+            self.eviction.leaf(parent, &self.nodes);
+        }
+    }
+
+    /// Counts a block that is about to leave the tree out of its namespace, if the block is the first of a prefix.
+    fn leave_namespace(&mut self, block: u32) {
+        let parent = self.nodes.parents[block as usize];
+        if is_namespace(parent) {
+            self.namespaces.leave(parent);
+        }
     }
 
     /// Frees the blocks in `leaving`.
@@ -536,16 +622,17 @@ impl PrefixTree {
     }
 
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
-    /// [`Self::end_demotion`]. Returns the block and the block before it, or `None` if no block is idle.
-    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Option<BlockHandle>)> {
+    /// [`Self::end_demotion`]. Returns the block and its place, or `None` if no block is idle.
+    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Parent)> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }
         let block = self.eviction.pop(&self.nodes).expect("if a block is idle, so is a leaf");
-        let before = self.nodes.parent(block).map(|parent| self.pool.handle(parent));
-        if let Some(parent) = self.nodes.remove_chain(&[block]) {
-            self.eviction.leaf(parent, &self.nodes);
-        }
+        let before = match self.nodes.parents[block as usize] {
+            parent if is_namespace(parent) => Parent::Root(self.namespaces.root(parent)),
+            parent => Parent::Block(self.pool.handle(parent)),
+        };
+        self.remove_chain(&[block]);
         self.index.remove(self.nodes.fingerprint(block), block);
         self.pool.apply(block, BlockEvent::DemotionBegan);
         Some((self.pool.handle(block), before))
@@ -567,7 +654,8 @@ impl PrefixTree {
         *readers += 1;
         self.sharing_changes += u64::from(*readers == 2);
         if *readers == 1 {
-            self.wake(&[block]);
+            self.eviction.read(&[block], &self.nodes);
+            self.pool.apply(block.index, BlockEvent::Found);
         }
     }
 
@@ -625,6 +713,8 @@ impl PrefixTree {
             }
         }
         assert_eq!(published, self.index.len(), "the index holds blocks that are not published");
+        let first = nodes.parents.iter().copied().filter(|parent| is_namespace(*parent) && *parent != UNPUBLISHED);
+        self.namespaces.check(first);
         assert!(nodes.children.iter().eq(&children), "child counts drifted");
     }
 }

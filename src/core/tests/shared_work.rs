@@ -12,6 +12,8 @@ fn config(blocks: u32) -> Config {
         max_batch_size: 256,
         max_queue: 2000,
         launch_watermark: 0.0,
+        // Loading pays, whatever it takes.
+        recompute_token_ns: 1 << 40,
         tiers: vec![tier],
         ..Config::default()
     }

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use trunkline_core::eviction;
 use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
 use trunkline_core::ids::{BlockHandle, Token};
+use trunkline_core::prefix::Prefix;
 use trunkline_core::tree::PrefixTree;
 
 use super::measure::{Numbers, Report, quantile, time_ns};
@@ -41,7 +42,7 @@ struct Churn {
     root: BlockHash,
     hashes: Vec<BlockHash>,
     table: Vec<BlockHandle>,
-    found: Vec<u32>,
+    found: Prefix,
     lately: Vec<Vec<Token>>,
 }
 
@@ -61,10 +62,10 @@ impl Churn {
     /// Evicts blocks for a chain, stores the chain and releases it. Returns the times to store and to release.
     fn turn_over(&mut self) -> (f64, f64) {
         let tokens = self.fresh();
-        let Self { tree, hashes, table, .. } = self;
+        let Self { tree, root, hashes, table, .. } = self;
         let store = time_ns(|| {
             assert!(tree.allocate(CHAIN as u32, table), "everything is idle");
-            publish(tree, black_box(&tokens), hashes, BLOCK_SIZE, 0, table);
+            publish(tree, *root, (black_box(&tokens), hashes), 0, table);
         });
         let release = time_ns(|| tree.release(table, CHAIN));
         let at = self.numbers.below(REMEMBERED);
@@ -80,8 +81,8 @@ impl Churn {
         let at = self.numbers.below(self.lately.len());
         let tokens = std::mem::take(&mut self.lately[at]);
         self.hash(&tokens);
-        let Self { tree, hashes, table, found, .. } = self;
-        tree.find(hashes, &tokens, found);
+        let Self { tree, root, hashes, table, found, .. } = self;
+        tree.find(*root, hashes, &tokens, found);
         tree.hold(found, table);
         tree.release(table, found.len());
         self.lately[at] = tokens;
@@ -97,7 +98,7 @@ fn turnover(report: &mut Report, name: &str, leaves: usize, operations: usize) {
         root: Namespace::default().root(),
         hashes: Vec::new(),
         table: Vec::new(),
-        found: Vec::new(),
+        found: Prefix::default(),
         lately: Vec::new(),
     };
     for at in 0..leaves + leaves / 8 {

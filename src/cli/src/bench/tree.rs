@@ -5,15 +5,18 @@ use std::hint::black_box;
 use trunkline_core::eviction;
 use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
 use trunkline_core::ids::{BlockHandle, Token};
-use trunkline_core::tree::{PrefixTree, Published};
+use trunkline_core::prefix::Prefix;
+use trunkline_core::tree::{Parent, PrefixTree, Published};
 
 use super::allocations::counted;
 use super::measure::{Numbers, Report, Sweeper, time_ns};
+use super::used_pool;
 
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "Prompts are prefixes of documents that lie in the tree; half: the second half of the prompt is new; miss: all of it is.",
-    "find: how long a prefix is there, by the given hashes alone. whole: find it, verify every token, take references, fill a table.",
-    "cold: the caches were emptied, then the prompt and its hashes were read. warm: the same prompt again and again.",
+    "estimate: how long a prefix is there, by the given hashes alone. find and hold, what admission does: find it, verify every token, take references, fill a table.",
+    "cold: the caches were emptied, then the prompt and its hashes were read. warm: the same prompt again and again. another each time: a prompt just read, the caches as they are.",
+    "used pool: 64 chats at a time grew turn by turn, half of the tokens block by block, until the pool was filled three times. Another prompt each time.",
     "verify baseline: comparing as many tokens in memory at one go, which a verified hit cannot undercut.",
 ];
 /// Number of calls timed together, where one call takes about as long as reading the clock.
@@ -36,6 +39,8 @@ pub fn run(quick: bool) -> Report {
             shelf.store(&mut report, &mut numbers, if quick { 3 } else { 15 });
         }
     }
+    let (blocks, runs) = if quick { (20_000, 3) } else { (1_000_000, 300) };
+    used_pool::measure(&mut report, &mut numbers, blocks, lengths, runs);
     let (sessions, turns, runs) = if quick { (20, 4, 3) } else { (500, 16, 5) };
     conversations(&mut report, &mut numbers, sessions, turns, runs);
     metadata(&mut report, &mut numbers, if quick { 20_000 } else { 1_000_000 });
@@ -76,17 +81,19 @@ fn hashing(report: &mut Report, numbers: &mut Numbers, quick: bool) {
     report.add("memcmp baseline", &case, "G tokens/s", values.collect());
 }
 
-/// A prompt and the hashes of its blocks.
+/// A prompt, the root of its namespace and the hashes of its blocks.
 struct Prompt {
+    root: BlockHash,
     tokens: Vec<Token>,
     hashes: Vec<BlockHash>,
 }
 
 impl Prompt {
     fn new(tokens: Vec<Token>, block_size: u32, salt: &str) -> Self {
+        let root = Namespace { salt, ..Namespace::default() }.root();
         let mut hashes = Vec::new();
-        extend_hashes(&mut hashes, Namespace { salt, ..Namespace::default() }.root(), block_size, &tokens);
-        Self { tokens, hashes }
+        extend_hashes(&mut hashes, root, block_size, &tokens);
+        Self { root, tokens, hashes }
     }
 
     /// Reads the prompt into the processor's caches, as receiving and hashing does.
@@ -100,30 +107,31 @@ impl Prompt {
 /// blocks found.
 pub fn take(
     tree: &mut PrefixTree,
+    root: BlockHash,
     prompt: (&[Token], &[BlockHash]),
-    found: &mut Vec<u32>,
+    found: &mut Prefix,
     table: &mut Vec<BlockHandle>,
 ) -> usize {
     let (tokens, hashes) = prompt;
-    let block_size = tokens.len() / hashes.len();
-    tree.find(hashes, tokens, found);
+    tree.find(root, hashes, tokens, found);
     tree.hold(found, table);
     assert!(tree.allocate((hashes.len() - found.len()) as u32, table), "the pool is large enough");
-    publish(tree, tokens, hashes, block_size, found.len(), table);
+    publish(tree, root, prompt, found.len(), table);
     found.len()
 }
 
-/// Publishes the blocks of a table, from index `from`.
+/// Publishes the blocks of a table that hold a prompt, from index `from` on.
 pub fn publish(
     tree: &mut PrefixTree,
-    tokens: &[Token],
-    hashes: &[BlockHash],
-    block_size: usize,
+    root: BlockHash,
+    prompt: (&[Token], &[BlockHash]),
     from: usize,
     table: &[BlockHandle],
 ) {
+    let (tokens, hashes) = prompt;
+    let block_size = tokens.len() / hashes.len();
     for (at, block) in tokens.chunks_exact(block_size).enumerate().skip(from) {
-        let parent = at.checked_sub(1).map(|before| table[before]);
+        let parent = Parent::of(root, &table[..at]);
         if !tree.is_continued(parent) {
             return tree.publish_chain(&table[at..], parent, &hashes[at..], &tokens[at * block_size..]);
         }
@@ -132,7 +140,7 @@ pub fn publish(
     }
 }
 
-fn lru(capacity: usize) -> Box<dyn eviction::Eviction> {
+pub fn lru(capacity: usize) -> Box<dyn eviction::Eviction> {
     eviction::REGISTRY.make("lru", capacity as u32).expect("there is lru")
 }
 
@@ -142,7 +150,7 @@ struct Shelf {
     block_size: u32,
     blocks: usize,
     documents: Vec<Vec<Token>>,
-    found: Vec<u32>,
+    found: Prefix,
     table: Vec<BlockHandle>,
 }
 
@@ -156,12 +164,13 @@ impl Shelf {
             block_size,
             blocks,
             documents,
-            found: Vec::new(),
+            found: Prefix::default(),
             table: Vec::new(),
         };
         for at in 0..shelf.documents.len() {
             let prompt = Prompt::new(shelf.documents[at].clone(), block_size, "");
-            take(&mut shelf.tree, (&prompt.tokens, &prompt.hashes), &mut shelf.found, &mut shelf.table);
+            let Self { tree, found, table, .. } = &mut shelf;
+            take(tree, prompt.root, (&prompt.tokens, &prompt.hashes), found, table);
             shelf.tree.release(&mut shelf.table, prompt.hashes.len());
         }
         shelf
@@ -199,14 +208,20 @@ impl Shelf {
                 prompt.touch();
                 self.whole(&prompt, expected, &mut wholes, &mut releases);
             }
-            report.add("find", format!("{name}, {size}, cold"), "us", finds);
-            report.add("whole", format!("{name}, {size}, cold"), "us", wholes);
+            report.add("estimate", format!("{name}, {size}, cold"), "us", finds);
+            report.add("find and hold", format!("{name}, {size}, cold"), "us", wholes);
             if name == "full hit" {
                 report.add("release", format!("{name}, {size}"), "us", releases);
             }
             let prompt = self.prompt(numbers, tokens, hit, salt);
             self.warm(report, &prompt, expected, runs, &format!("{name}, {size}, warm"));
         }
+        let mut wholes = Vec::new();
+        for _ in 0..runs * 20 {
+            let prompt = self.prompt(numbers, tokens, tokens, "");
+            self.whole(&prompt, tokens / self.block_size as usize, &mut wholes, &mut Vec::new());
+        }
+        report.add("find and hold", format!("full hit, {size}, another each time"), "us", wholes);
         let prompt = self.prompt(numbers, tokens, tokens, "");
         let copy = prompt.tokens.clone();
         let compare = || black_box(&copy) == black_box(&prompt.tokens);
@@ -218,12 +233,12 @@ impl Shelf {
     fn warm(&mut self, report: &mut Report, prompt: &Prompt, expected: usize, runs: usize, case: &str) {
         let estimate = || (0..BATCH).fold(0, |sum, _| sum + self.tree.estimate(black_box(&prompt.hashes)));
         let finds = (0..runs * 3).map(|_| time_ns(estimate) / BATCH as f64 / 1e3).collect();
-        report.add("find", case, "us", finds);
+        report.add("estimate", case, "us", finds);
         let mut wholes = Vec::new();
         for _ in 0..runs * 3 {
             self.whole(prompt, expected, &mut wholes, &mut Vec::new());
         }
-        report.add("whole", case, "us", wholes);
+        report.add("find and hold", case, "us", wholes);
     }
 
     fn whole(&mut self, prompt: &Prompt, expected: usize, wholes: &mut Vec<f64>, releases: &mut Vec<f64>) {
@@ -231,7 +246,7 @@ impl Shelf {
         table.reserve(prompt.hashes.len());
         wholes.push(
             time_ns(|| {
-                tree.find(black_box(&prompt.hashes), black_box(&prompt.tokens), found);
+                tree.find(prompt.root, black_box(&prompt.hashes), black_box(&prompt.tokens), found);
                 tree.hold(found, table);
             }) / 1e3,
         );
@@ -248,7 +263,7 @@ impl Shelf {
             let Self { tree, table, .. } = self;
             let ns = time_ns(|| {
                 assert!(tree.allocate(blocks as u32, table), "the pool is large enough");
-                publish(tree, black_box(&prompt.tokens), &prompt.hashes, self.block_size as usize, 0, table);
+                publish(tree, prompt.root, (black_box(&prompt.tokens), &prompt.hashes), 0, table);
             });
             tree.release(table, blocks);
             blocks as f64 / ns * 1e3
@@ -270,7 +285,7 @@ fn conversations(report: &mut Report, numbers: &mut Numbers, sessions: usize, tu
     let mut hit_blocks = 0;
     for _ in 0..runs {
         let mut tree = PrefixTree::new(BLOCK_SIZE as u32, capacity as u32, lru(capacity));
-        let (mut hashes, mut found, mut table) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut hashes, mut found, mut table) = (Vec::new(), Prefix::default(), Vec::new());
         let (mut hashing, mut rest) = (0.0, 0.0);
         hit_blocks = 0;
         for turn in 1..=turns {
@@ -279,7 +294,7 @@ fn conversations(report: &mut Report, numbers: &mut Numbers, sessions: usize, tu
                 hashes.clear();
                 hashing += time_ns(|| extend_hashes(&mut hashes, root, BLOCK_SIZE as u32, tokens));
                 rest += time_ns(|| {
-                    hit_blocks += take(&mut tree, (tokens, &hashes), &mut found, &mut table);
+                    hit_blocks += take(&mut tree, root, (tokens, &hashes), &mut found, &mut table);
                     tree.release(&mut table, hashes.len());
                 });
             }
@@ -299,7 +314,7 @@ fn metadata(report: &mut Report, numbers: &mut Numbers, blocks: usize) {
     // Requests come and go: chains of many lengths.
     let lengths = [4, 16, 64, 256];
     for name in eviction::REGISTRY.names() {
-        let (mut found, mut table) = (Vec::new(), Vec::new());
+        let (mut found, mut table) = (Prefix::default(), Vec::new());
         let (tree, counted) = counted(|| {
             let policy = eviction::REGISTRY.make(name, blocks as u32).expect("it was listed");
             let mut tree = PrefixTree::new(BLOCK_SIZE as u32, blocks as u32, policy);
@@ -307,11 +322,11 @@ fn metadata(report: &mut Report, numbers: &mut Numbers, blocks: usize) {
             while stored < 2 * blocks {
                 let length = lengths[numbers.below(lengths.len())];
                 let prompt = Prompt::new(numbers.tokens(length * BLOCK_SIZE), BLOCK_SIZE as u32, "");
-                take(&mut tree, (&prompt.tokens, &prompt.hashes), &mut found, &mut table);
+                take(&mut tree, prompt.root, (&prompt.tokens, &prompt.hashes), &mut found, &mut table);
                 tree.release(&mut table, length);
                 stored += length;
             }
-            (found, table) = (Vec::new(), Vec::new());
+            (found, table) = (Prefix::default(), Vec::new());
             tree
         });
         let per_block = counted.bytes as f64 / f64::from(tree.pool().opened()) - 4.0 * BLOCK_SIZE as f64;

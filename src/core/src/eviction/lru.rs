@@ -48,6 +48,10 @@ impl Lru {
 }
 
 impl Eviction for Lru {
+    fn reads_hits(&self) -> bool {
+        false
+    }
+
     fn idle(&mut self, chain: &[BlockHandle], _: &Nodes) {
         let segment = self.segments.insert(Segment { tail: super::last(chain), len: chain.len() as u32 });
         self.queue.push_back(0, segment);

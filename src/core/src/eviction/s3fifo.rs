@@ -78,6 +78,10 @@ impl S3Fifo {
 }
 
 impl Eviction for S3Fifo {
+    fn reads_hits(&self) -> bool {
+        false
+    }
+
     fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         self.ghost.touch(chain.iter().map(|block| blocks.fingerprint(block.index)));
         for block in chain {

@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 
 use super::Kv;
 use crate::block::BlockState;
+use crate::hash::BlockHash;
 use crate::ids::BlockHandle;
 use crate::sequence::Sequence;
 use crate::transfer_table::{BlockPair, InFlight};
+use crate::tree::Parent;
 
 /// Blocks being demoted that can be taken back, by fingerprint.
 #[derive(Debug, Default)]
@@ -21,15 +23,15 @@ pub(super) struct Demotions(BTreeMap<u64, Demotion>);
 #[derive(Clone, Copy, Debug)]
 struct Demotion {
     block: BlockHandle,
-    /// Block before it in the tree, when the demotion began.
-    parent: Option<BlockHandle>,
+    /// Place in the tree when the demotion began.
+    parent: Parent,
     /// Id of the transfer.
     transfer: u64,
 }
 
 impl Demotions {
     /// Notes a block to be demoted by the transfer with this id. Of two blocks with one fingerprint the first can be found.
-    pub fn begin(&mut self, fingerprint: u64, block: BlockHandle, parent: Option<BlockHandle>, transfer: u64) {
+    pub fn begin(&mut self, fingerprint: u64, block: BlockHandle, parent: Parent, transfer: u64) {
         self.0.entry(fingerprint).or_insert(Demotion { block, parent, transfer });
     }
 
@@ -53,7 +55,7 @@ impl Kv {
         if self.demoting.0.is_empty() {
             return;
         }
-        let mut before = self.tiers.identity(seq.root, self.found.last().copied());
+        let mut before = self.tiers.identity(seq.root, self.found.last());
         let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
         for (hash, tokens) in blocks.skip(self.found.len()) {
             let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
@@ -66,13 +68,13 @@ impl Kv {
         }
     }
 
-    /// Takes the blocks `reviving` back into the tree behind the blocks of a table, and appends them.
-    pub(super) fn revive(&mut self, table: &mut Vec<BlockHandle>) {
+    /// Takes the blocks `reviving` back into the tree behind the blocks of a table, in the namespace of `root`, and appends them.
+    pub(super) fn revive(&mut self, root: BlockHash, table: &mut Vec<BlockHandle>) {
         // The longest prefix that ends with a block of each transfer.
         let mut prefixes = BTreeMap::new();
         for block in std::mem::take(&mut self.reviving) {
             let noted = self.demoting.end(self.tree.contents(block).0, block).expect("it was found there");
-            self.tree.readopt(block, table.last().copied());
+            self.tree.readopt(block, Parent::of(root, table));
             table.push(block);
             prefixes.insert(noted.transfer, table.len());
         }

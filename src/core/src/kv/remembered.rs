@@ -5,6 +5,7 @@
 //! block are published.
 
 use crate::ids::BlockHandle;
+use crate::prefix::Prefix;
 use crate::sequence::Sequence;
 use crate::tree::PrefixTree;
 
@@ -16,7 +17,7 @@ type Attempt = (u64, usize);
 pub(super) struct Remembered {
     /// The attempt that found `blocks`; `None` if `blocks` are not kept here.
     attempt: Option<Attempt>,
-    blocks: Vec<u32>,
+    blocks: Prefix,
     /// Generations of the blocks of `generations_of`.
     generations: Vec<u32>,
     generations_of: Option<Attempt>,
@@ -24,11 +25,13 @@ pub(super) struct Remembered {
 
 impl Remembered {
     /// Moves the longest published prefix of a request to `found`, if it is known. Returns `false`, with `found` undefined, if not.
-    pub fn recall(&mut self, seq: &Sequence, tree: &PrefixTree, found: &mut Vec<u32>) -> bool {
+    pub fn recall(&mut self, seq: &Sequence, tree: &PrefixTree, found: &mut Prefix) -> bool {
         let known = self.attempt.take() == Some(attempt(seq));
         if known {
-            let is_published =
-                |at: usize| tree.is_published(BlockHandle { index: self.blocks[at], generation: self.generations[at] });
+            let is_published = |at: usize| {
+                let index = self.blocks.get(at).expect("one of the blocks found");
+                tree.is_published(BlockHandle { index, generation: self.generations[at] })
+            };
             let n = self.blocks.len();
             // Leaves are evicted first.
             let n = if n == 0 || is_published(n - 1) { n } else { partition_point(n, is_published) };
@@ -44,12 +47,12 @@ impl Remembered {
     }
 
     /// Takes the prefix just found for a request that is not admitted now. `found` is undefined afterwards.
-    pub fn remember(&mut self, seq: &Sequence, tree: &PrefixTree, found: &mut Vec<u32>) {
+    pub fn remember(&mut self, seq: &Sequence, tree: &PrefixTree, found: &mut Prefix) {
         std::mem::swap(&mut self.blocks, found);
         let attempt = Some(attempt(seq));
         if self.generations_of != attempt {
             self.generations.clear();
-            self.generations.extend(self.blocks.iter().map(|index| tree.pool().handle(*index).generation));
+            self.generations.extend(self.blocks.slots().map(|index| tree.pool().handle(index).generation));
         }
         self.generations_of = attempt;
         self.attempt = attempt;

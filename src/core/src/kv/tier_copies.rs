@@ -156,7 +156,7 @@ impl Kv {
         }
         let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
         let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
-        let last = self.reviving.last().map(|block| block.index).or(self.found.last().copied());
+        let last = self.reviving.last().map(|block| block.index).or(self.found.last());
         self.tiers.plan(seq.root, last, is_open, blocks.skip(self.hit()), &mut self.plan);
         let worthwhile = self.transfers.links.worthwhile(self.plan.iter().map(|planned| planned.tier));
         self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);

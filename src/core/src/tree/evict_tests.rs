@@ -35,14 +35,15 @@ impl Eviction for OneByOne {
 
 /// Runs a request: finds what is cached of a prompt, publishes the rest and leaves. Returns the number of blocks found.
 fn serve(tree: &mut PrefixTree, prompt: &[Token]) -> usize {
-    let (mut hashes, mut found, mut table) = (Vec::new(), Vec::new(), Vec::new());
-    extend_hashes(&mut hashes, Namespace::default().root(), SIZE as u32, prompt);
-    tree.find(&hashes, prompt, &mut found);
+    let root = Namespace::default().root();
+    let (mut hashes, mut found, mut table) = (Vec::new(), Prefix::default(), Vec::new());
+    extend_hashes(&mut hashes, root, SIZE as u32, prompt);
+    tree.find(root, &hashes, prompt, &mut found);
     tree.hold(&found, &mut table);
     let cached = found.len();
     assert!(tree.allocate((hashes.len() - cached) as u32, &mut table), "all other blocks are idle");
     for at in cached..hashes.len() {
-        let parent = at.checked_sub(1).map(|at| table[at]);
+        let parent = Parent::of(root, &table[..at]);
         assert_eq!(tree.publish(table[at], parent, hashes[at], &prompt[at * SIZE..][..SIZE]), Published::New);
     }
     tree.release(&mut table, hashes.len());

@@ -1,9 +1,10 @@
 //! Scenarios 30 to 36: blocks left by ended requests, and the order of their eviction.
 
+use trunkline_core::prefix::Prefix;
 use trunkline_core::{Config, FinishReason};
 use trunkline_driver::Driver;
 
-use crate::geometry::{hashes, publish_all, tree};
+use crate::geometry::{hashes, publish_all, root, tree};
 use crate::matching::merging;
 use crate::prompts::{BLOCK, config, fork, text};
 use crate::scenes;
@@ -52,14 +53,14 @@ fn scenario_032_a_block_that_someone_reads_is_never_evicted() {
 #[test]
 fn scenario_033_children_go_before_their_parents() {
     let mut tree = tree(7);
-    let (mut table, mut found) = (Vec::new(), Vec::new());
+    let (mut table, mut found) = (Vec::new(), Prefix::default());
     assert!(tree.allocate(7, &mut table));
     publish_all(&mut tree, &table, 1);
     tree.release(&mut table, 7);
     let prompt = text(1, 7 * BLOCK);
     for evicted in 1..=7 {
         assert!(tree.allocate(1, &mut table));
-        tree.find(&hashes(&prompt), &prompt, &mut found);
+        tree.find(root(), &hashes(&prompt), &prompt, &mut found);
         assert_eq!(found.len(), 7 - evicted, "the tail went");
         tree.check();
     }

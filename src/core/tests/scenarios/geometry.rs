@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use trunkline_core::block::{BlockEvent, BlockPool, BlockState};
 use trunkline_core::host::{HostPool, HostState};
-use trunkline_core::tree::PrefixTree;
+use trunkline_core::prefix::Prefix;
+use trunkline_core::tree::{Parent, PrefixTree};
 use trunkline_core::{Event, Namespace, RequestId, StepResult, hash};
 use trunkline_driver::Driver;
 
@@ -33,9 +34,10 @@ fn scenario_002_a_waiting_request_takes_nothing() {
     let stats = rig.stats();
     assert_eq!((stats.waiting, stats.free_blocks, stats.held_blocks), (1, 100, 0));
     let mut tree = tree(100);
-    let (mut hashes, mut found) = (Vec::new(), vec![9]);
+    let (mut hashes, mut found) = (Vec::new(), Prefix::default());
+    found.push(9, 1);
     hash::extend_hashes(&mut hashes, Namespace::default().root(), BLOCK, &text(1, 82));
-    tree.find(&hashes, &text(1, 82), &mut found);
+    tree.find(root(), &hashes, &text(1, 82), &mut found);
     assert!(found.is_empty() && tree.usable() == 100 && tree.pool().opened() == 0);
 }
 
@@ -131,7 +133,7 @@ fn scenario_009_impossible_claims_are_rejected() {
     let mut tree = tree(4);
     let mut table = Vec::new();
     assert!(tree.allocate(1, &mut table));
-    assert!(panics(|| _ = tree.publish(table[0], None, hash::BlockHash(1), &text(1, 15))));
+    assert!(panics(|| _ = tree.publish(table[0], Parent::Root(root()), hash::BlockHash(1), &text(1, 15))));
 }
 
 /// KsanaLLM: may have evicted before it fails; here: counts first, because what was evicted would be lost for nothing.
@@ -154,15 +156,20 @@ pub fn publish_all(tree: &mut PrefixTree, table: &[trunkline_core::BlockHandle],
     let tokens = text(family, table.len() as u32 * BLOCK);
     let hashes = hashes(&tokens);
     for at in 0..table.len() {
-        let parent = at.checked_sub(1).map(|before| table[before]);
+        let parent = Parent::of(root(), &table[..at]);
         tree.publish(table[at], parent, hashes[at], &tokens[at * BLOCK as usize..][..BLOCK as usize]);
     }
+}
+
+/// The root of the default namespace.
+pub fn root() -> hash::BlockHash {
+    Namespace::default().root()
 }
 
 /// The chained hashes of full blocks in the default namespace.
 pub fn hashes(tokens: &[u32]) -> Vec<hash::BlockHash> {
     let mut hashes = Vec::new();
-    hash::extend_hashes(&mut hashes, Namespace::default().root(), BLOCK, tokens);
+    hash::extend_hashes(&mut hashes, root(), BLOCK, tokens);
     hashes
 }
 

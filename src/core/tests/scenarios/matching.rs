@@ -1,10 +1,11 @@
 //! Scenarios 13 to 29: prefix hits, sharing and publication.
 
-use trunkline_core::tree::Published;
+use trunkline_core::prefix::Prefix;
+use trunkline_core::tree::{Parent, Published};
 use trunkline_core::{Config, hash};
 use trunkline_driver::Driver;
 
-use crate::geometry::{hashes, publish_all, tree};
+use crate::geometry::{hashes, publish_all, root, tree};
 use crate::prompts::{BLOCK, config, fork, request, text};
 
 /// A rig that has seen a prompt and forgotten nothing.
@@ -158,8 +159,8 @@ fn scenario_023_blocks_that_would_be_hit_do_not_count_as_usable() {
         publish_all(&mut tree, &table, 1);
         tree.release(&mut table, 5);
         let prompt = if found == 2 { fork(1, 32, 2, tokens - 32) } else { text(2, tokens) };
-        let mut blocks = Vec::new();
-        tree.find(&hashes(&prompt), &prompt, &mut blocks);
+        let mut blocks = Prefix::default();
+        tree.find(root(), &hashes(&prompt), &prompt, &mut blocks);
         assert_eq!((tree.usable(), blocks.len() as u32, tree.count_idle(&blocks)), (100, found, found));
         tree.hold(&blocks, &mut table);
         assert_eq!(tree.usable(), 100 - found);
@@ -186,12 +187,12 @@ fn scenario_024_eviction_spares_what_the_request_just_found() {
         assert!(tree.allocate(7, &mut table));
         publish_all(&mut tree, &table, 1);
         tree.release(&mut table, 7);
-        let (prompt, mut found) = (text(1, 5 * BLOCK), Vec::new());
-        tree.find(&hashes(&prompt), &prompt, &mut found);
+        let (prompt, mut found) = (text(1, 5 * BLOCK), Prefix::default());
+        tree.find(root(), &hashes(&prompt), &prompt, &mut found);
         tree.hold(&found, &mut table);
         assert_eq!(tree.allocate(more, &mut table), fits);
         assert_eq!(tree.evicted(), if fits { 2 } else { 0 });
-        tree.find(&hashes(&prompt), &prompt, &mut found);
+        tree.find(root(), &hashes(&prompt), &prompt, &mut found);
         assert_eq!(found.len(), 5);
         tree.check();
     }
@@ -236,8 +237,8 @@ fn scenario_027_equal_hashes_of_different_tokens_do_not_match() {
     let mut table = Vec::new();
     assert!(tree.allocate(2, &mut table));
     let forged = hash::BlockHash(5);
-    assert_eq!(tree.publish(table[0], None, forged, &text(1, 16)), Published::New);
-    assert_eq!(tree.publish(table[1], None, forged, &text(2, 16)), Published::Collided);
+    assert_eq!(tree.publish(table[0], Parent::Root(root()), forged, &text(1, 16)), Published::New);
+    assert_eq!(tree.publish(table[1], Parent::Root(root()), forged, &text(2, 16)), Published::Collided);
 }
 
 #[test]
