@@ -125,7 +125,7 @@ impl Used {
         let run = (taken.0 - before.0) as f64 / (taken.1 - before.1).max(1) as f64;
         let case = format!(
             "{} k tokens, {:.0e} blocks of {BLOCK_SIZE}, used pool",
-            blocks * BLOCK_SIZE >> 10,
+            (blocks * BLOCK_SIZE) >> 10,
             self.blocks as f64
         );
         if !times.is_empty() {
