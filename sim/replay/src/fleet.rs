@@ -296,6 +296,15 @@ impl<'a> Fleet<'a> {
                 return Err(ReplayError::Stopped);
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
+            let next_ns = queued_ns.into_iter().chain(self.pending.next_ns).min();
+            // Traced requests have no deadline, but copies have.
+            if let Some(deadline_ns) = self.cluster.next_deadline_ns()
+                && next_ns.is_none_or(|next_ns| deadline_ns < next_ns)
+            {
+                self.now_ns = self.now_ns.max(deadline_ns);
+                self.input(Input::Client(Event::Tick));
+                continue;
+            }
             match self.pending.next_ns {
                 Some(at_ns) if queued_ns.is_none_or(|queued_ns| at_ns < queued_ns) => {
                     self.now_ns = self.now_ns.max(at_ns);
@@ -370,11 +379,6 @@ impl<'a> Fleet<'a> {
             self.rerouted += 1;
             self.arrive(number, None);
         }
-        debug_assert_eq!(
-            self.cluster.next_deadline_ns(),
-            None,
-            "traced requests have no deadline, so nothing is to be ticked"
-        );
     }
 
     /// Performs the outputs of the cluster at `at_ns`, which is now unless decode steps were fast-forwarded.

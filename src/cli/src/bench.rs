@@ -6,6 +6,7 @@
 pub mod allocations;
 mod evict;
 mod measure;
+mod publish;
 mod sched;
 mod serve;
 mod tree;

@@ -226,6 +226,7 @@ mod tests {
             "--workers=2",
             "--router=least_loaded",
             "--roles=both,both",
+            "--copy-timeout-ms=5000",
             "--token-file=t",
             "--admin=true",
             "--tls-cert=c",

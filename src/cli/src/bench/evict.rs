@@ -9,7 +9,7 @@ use trunkline_core::prefix::Prefix;
 use trunkline_core::tree::PrefixTree;
 
 use super::measure::{Numbers, Report, quantile, time_ns};
-use super::tree::publish;
+use super::publish::publish;
 
 const NOTES: [&str; 2] = [
     "An operation evicts 8 blocks and stores 8 others, hashes given: 128 tokens. Afterwards the request leaves: release.",

@@ -6,10 +6,11 @@ use trunkline_core::eviction;
 use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
 use trunkline_core::ids::{BlockHandle, Token};
 use trunkline_core::prefix::Prefix;
-use trunkline_core::tree::{Parent, PrefixTree, Published};
+use trunkline_core::tree::PrefixTree;
 
 use super::allocations::counted;
 use super::measure::{Numbers, Report, Sweeper, time_ns};
+use super::publish::{lru, publish};
 use super::used_pool;
 
 const NOTES: [&str; 5] = [
@@ -118,30 +119,6 @@ pub fn take(
     assert!(tree.allocate((hashes.len() - found.len()) as u32, table), "the pool is large enough");
     publish(tree, root, prompt, found.len(), table);
     found.len()
-}
-
-/// Publishes the blocks of a table that hold a prompt, from index `from` on.
-pub fn publish(
-    tree: &mut PrefixTree,
-    root: BlockHash,
-    prompt: (&[Token], &[BlockHash]),
-    from: usize,
-    table: &[BlockHandle],
-) {
-    let (tokens, hashes) = prompt;
-    let block_size = tokens.len() / hashes.len();
-    for (at, block) in tokens.chunks_exact(block_size).enumerate().skip(from) {
-        let parent = Parent::of(root, &table[..at]);
-        if !tree.is_continued(parent) {
-            return tree.publish_chain(&table[at..], parent, &hashes[at..], &tokens[at * block_size..]);
-        }
-        let published = tree.publish(table[at], parent, hashes[at], block);
-        debug_assert_eq!(published, Published::New);
-    }
-}
-
-pub fn lru(capacity: usize) -> Box<dyn eviction::Eviction> {
-    eviction::REGISTRY.make("lru", capacity as u32).expect("there is lru")
 }
 
 /// A tree filled with documents.
@@ -279,7 +256,8 @@ fn conversations(report: &mut Report, numbers: &mut Numbers, sessions: usize, tu
     const TURN: usize = 256;
     const BLOCK_SIZE: usize = 16;
     let texts: Vec<_> = (0..sessions).map(|_| numbers.tokens(turns * TURN)).collect();
-    let capacity = sessions * turns * TURN / BLOCK_SIZE;
+    // A pool that is nearly full keeps some blocks free.
+    let capacity = sessions * turns * TURN / BLOCK_SIZE * 5 / 4;
     let root = Namespace::default().root();
     let (mut totals, mut withouts) = (Vec::new(), Vec::new());
     let mut hit_blocks = 0;

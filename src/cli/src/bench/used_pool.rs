@@ -8,7 +8,7 @@ use trunkline_core::prefix::Prefix;
 use trunkline_core::tree::PrefixTree;
 
 use super::measure::{Numbers, Report, time_ns};
-use super::tree::{lru, publish};
+use super::publish::{lru, publish};
 
 const BLOCK_SIZE: usize = 16;
 /// Chats that run at a time.

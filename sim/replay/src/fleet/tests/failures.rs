@@ -85,10 +85,10 @@ fn tokens_that_a_client_has_are_not_given_again() {
 
 #[test]
 fn failing_often_ends_nothing() {
-    // A core gives up on a request after its third failure; the fleet does not.
+    // A core gives up on a request after three failures without a token in between; the fleet does not.
     let trace = trace(vec![request(0, 10, 40, &[0])]);
     let one = settings(16, 100);
-    let failures = ["0@0.005..0.006", "0@0.01..0.011", "0@0.015..0.016", "0@0.02..0.021"];
+    let failures = ["0@0.0001..0.0002", "0@0.0003..0.0004", "0@0.0005..0.0006", "0@0.0007..0.0008"];
     let (report, outcomes) = with_failures(&trace, &one, "round_robin", &failures);
     assert_eq!((report.rerouted, outcomes[0].replica), (1, 0));
     assert_eq!(outcomes[0].output_tokens, 40);

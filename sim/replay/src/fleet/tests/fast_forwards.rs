@@ -83,7 +83,7 @@ fn fast_forward_equals_single_steps() {
     for seed in 0..6 {
         let trace = conversations(150, seed);
         for block_size in [4, 16, 64] {
-            for blocks in [400, 40_000] {
+            for blocks in [250, 40_000] {
                 let mut settings = settings(block_size, blocks * 64 / block_size);
                 settings.replicas = 1 + seed as u32 % 3;
                 settings.core.max_batch_size = [256, 5][seed as usize % 2];

@@ -65,6 +65,8 @@ fn every_copy_is_told_of_once_when_it_is_over() {
         |name: &str, blocks| TierConfig { name: name.into(), blocks, write: Write::Through, eviction: "lru".into() };
     settings.core.tiers = vec![tier("host", 600), tier("disk", 20_000)];
     settings.far_links = vec![TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 0.5, codec_bytes_s: Some(5e9) }];
+    // Steps take a millisecond, however long the prompt: loads pay only by this setting.
+    settings.core.recompute_token_ns = 1 << 40;
     // A link so slow that copies overlap.
     settings.hardware.host_link_bytes_s = 10e9;
     settings.routing.failures = vec!["0@0.5005..0.7".parse().unwrap(), "1@0.8005..0.9".parse().unwrap()];
