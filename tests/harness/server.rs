@@ -60,9 +60,17 @@ impl TestServer {
         record: Option<PathBuf>,
         wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Self {
+        Self::start_options(Options { cluster, record, ..Options::default() }, wrap).await
+    }
+
+    /// A server on a free port with any options.
+    pub async fn start_options(
+        options: Options,
+        wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
+    ) -> Self {
         let model = Arc::new(Model::seeded(SEED));
         let info = model.info();
-        let limits: Vec<Config> = cluster.engines.iter().map(|engine| engine.core.clone()).collect();
+        let limits: Vec<Config> = options.cluster.engines.iter().map(|engine| engine.core.clone()).collect();
         let workers: MakeWorker = Arc::new(move |engine| {
             let config = &limits[engine.index()];
             let worker = WorkerConfig {
@@ -76,7 +84,7 @@ impl TestServer {
         });
         let backend = Backend { model: info, tokenizer: Tokenizer::bytes(), workers };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
-        let server = Server::new(listener, backend, Options { cluster, record }).await.expect("the server starts");
+        let server = Server::new(listener, backend, options).await.expect("the server starts");
         let (addr, handle) = (server.local_addr(), server.handle());
         Self { addr, handle, running: tokio::spawn(server.run()) }
     }

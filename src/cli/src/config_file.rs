@@ -13,7 +13,18 @@ use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 8] = ["listen", "model", "record", "threads", "worker", "workers", "router", "roles"];
+const SERVER_KEYS: [&str; 10] = [
+    "listen",
+    "model",
+    "record",
+    "threads",
+    "worker",
+    "workers",
+    "router",
+    "roles",
+    "share-cache",
+    "step-timeout",
+];
 
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -75,6 +86,16 @@ pub struct Settings {
     /// Role of each worker, separated by commas: both, prefill, or decode [default: both for each].
     #[arg(long, value_name = "ROLES")]
     pub roles: Option<String>,
+
+    /// Let tenants share cached blocks, unless a request asks otherwise: true or false. If false, each tenant has a cache of its own
+    /// [default: false].
+    #[arg(long, value_name = "BOOL")]
+    pub share_cache: Option<bool>,
+
+    /// Seconds after which a step may be taken for lost, and the worker replaced; longer for steps that are expected to take longer.
+    /// 0 waits for ever [default: 60].
+    #[arg(long, value_name = "SECONDS")]
+    pub step_timeout: Option<f64>,
 }
 
 impl Settings {
@@ -108,6 +129,8 @@ impl Settings {
             workers: self.workers.or(other.workers),
             router: self.router.or(other.router),
             roles: self.roles.or(other.roles),
+            share_cache: self.share_cache.or(other.share_cache),
+            step_timeout: self.step_timeout.or(other.step_timeout),
         }
     }
 }
@@ -155,6 +178,8 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Server("worker") => settings.worker = Some(file.next_value()?),
                         Key::Server("workers") => settings.workers = Some(file.next_value()?),
                         Key::Server("router") => settings.router = Some(file.next_value()?),
+                        Key::Server("share-cache") => settings.share_cache = Some(file.next_value()?),
+                        Key::Server("step-timeout") => settings.step_timeout = Some(file.next_value()?),
                         Key::Server("roles") => settings.roles = Some(file.next_value()?),
                         Key::Server(_) => settings.threads = Some(file.next_value()?),
                     }
@@ -217,12 +242,15 @@ mod tests {
             "--workers=2",
             "--router=least_loaded",
             "--roles=both,both",
+            "--share-cache=true",
+            "--step-timeout=1.5",
         ];
         let file: String = flags
             .iter()
             .map(|flag| {
                 let (key, value) = flag[2..].split_once('=').unwrap();
-                let value = if value.parse::<f64>().is_ok() { value.into() } else { format!("'{value}'") };
+                let is_bare = value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
+                let value = if is_bare { value.into() } else { format!("'{value}'") };
                 format!("{key} = {value}\n")
             })
             .collect();

@@ -58,6 +58,7 @@ mod shutdown;
 mod stream;
 mod submission;
 mod validate;
+mod watchdog;
 mod worker_thread;
 mod workers;
 

@@ -2,6 +2,8 @@
 
 use tokenizers::{Decoder, DecoderWrapper};
 
+use crate::around::Around;
+
 /// Token ids beyond this are a mistake in the file, not a vocabulary.
 const VOCAB_MAX: u32 = 1 << 24;
 /// Begin token of the byte tokenizer, after the bytes 0 to 255.
@@ -29,6 +31,11 @@ impl Pieces {
         self.special.push(special);
     }
 
+    /// Returns the length of the longest token, bytes.
+    fn longest(&self) -> usize {
+        (0..self.ends.len()).map(|at| self.of(at as u32, false).len()).max().unwrap_or(0)
+    }
+
     /// Returns the bytes of a token; none for an unknown token, and for a special token to be skipped.
     pub(crate) fn of(&self, token: u32, skip_special: bool) -> &[u8] {
         let at = token as usize;
@@ -48,8 +55,12 @@ pub(crate) struct Codec {
     pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
     /// The bytes of each token; `None` if a token's text depends on the neighbours of the token.
     pub(crate) pieces: Option<Pieces>,
+    /// Special tokens around a text; `None` if texts must not be cut into parts.
+    pub(crate) around: Option<Around>,
     /// Number of token ids, counted up to the largest.
     pub(crate) vocab_size: u32,
+    /// Bytes of text that one token stands for, at most.
+    pub(crate) longest_piece: u32,
 }
 
 /// Rule for the bytes of a token, given the token's name.
@@ -71,7 +82,17 @@ impl Codec {
             return Err(format!("token id {last} is not below {VOCAB_MAX}"));
         }
         let pieces = naming(tokenizer.get_decoder()).map(|naming| pieces(&tokenizer, last, &naming));
-        Ok(Self { hugging_face: Some(tokenizer), pieces, vocab_size: last + 1 })
+        let longest_piece = match &pieces {
+            Some(pieces) => pieces.longest(),
+            None => tokenizer.get_vocab(true).into_keys().map(|name| name.len()).max().unwrap_or(0),
+        };
+        Ok(Self {
+            around: Around::of(&tokenizer),
+            hugging_face: Some(tokenizer),
+            pieces,
+            vocab_size: last + 1,
+            longest_piece: u32::try_from(longest_piece).unwrap_or(u32::MAX).max(1),
+        })
     }
 
     /// Makes the codec with byte `b` as token `b`.
@@ -84,7 +105,7 @@ impl Codec {
         pieces.push(b"<bos>", true);
         pieces.push(b"<eos>", true);
         debug_assert_eq!((BOS, EOS), (256, 257));
-        Self { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1 }
+        Self { hugging_face: None, pieces: Some(pieces), around: None, vocab_size: EOS + 1, longest_piece: 1 }
     }
 }
 
