@@ -58,7 +58,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
     assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);
     assert!(sum.refused_by_tokens > seeds / 10 && sum.withdrawn > seeds / 2);
-    assert!(sum.steps_ahead > 10 * seeds);
+    assert!(sum.steps_ahead > 10 * seeds && sum.reused_ids > seeds);
 }
 
 #[test]

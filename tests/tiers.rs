@@ -119,7 +119,7 @@ fn a_copy_that_fails_costs_a_recomputation() {
 }
 
 #[test]
-fn a_request_that_loads_ends_when_its_copies_end_and_leaves_nothing() {
+fn a_request_that_loads_ends_at_once_and_its_blocks_are_free_when_its_copies_end() {
     let (abort, stop) = (Event::Abort(RequestId(3)), Event::Stop(RequestId(3)));
     for (end, reason) in [(abort, FinishReason::Abort), (stop, FinishReason::Stop)] {
         let mut rig = joined(config(vec![tier(100, Write::Through, "lru")]));
@@ -128,9 +128,9 @@ fn a_request_that_loads_ends_when_its_copies_end_and_leaves_nothing() {
         rig.submit(3, prompt(1, 33), 2);
         assert_eq!(rig.core.stats().loading, 1);
         rig.event(end);
-        assert!(!rig.has_ended(3), "its blocks are being written");
-        rig.run_to_end();
         assert_eq!(rig.reason(3), Some(reason));
+        assert_eq!(rig.core.stats().moving_blocks, 8, "its blocks are being written");
+        rig.run_to_end();
         let stats = rig.core.stats();
         assert_eq!((stats.free_blocks + stats.idle_blocks, stats.moving_blocks), (DEVICE_BLOCKS, 0));
     }

@@ -41,8 +41,8 @@ fn own_tokens(id: u64, n: u32) -> Token {
 /// Events that explain later answers.
 #[derive(Default)]
 struct Sent {
-    lost_workers: u32,
-    failed: BTreeSet<RequestId>,
+    /// Requests of the step whose answer is being delivered.
+    answering: Vec<RequestId>,
     withdrawn: BTreeSet<RequestId>,
     closing: bool,
 }
@@ -161,7 +161,7 @@ impl Driver {
             Event::WorkerJoined => self.joined = true,
             Event::WorkerLost => self.forget_worker(),
             Event::Submit(request) => self.expect(request),
-            Event::Fail(id) => _ = self.sent.failed.insert(*id),
+            Event::Fail(id) => self.blame(*id),
             Event::Withdraw(id) => _ = self.sent.withdrawn.insert(*id),
             Event::Drain | Event::Shutdown => self.sent.closing = true,
             _ => {}
@@ -169,15 +169,36 @@ impl Driver {
         let mut actions = Vec::new();
         self.core.handle(self.now_ns, event, &mut actions);
         actions.into_iter().for_each(|action| self.perform(action));
+        self.sent.answering.clear();
         self.check();
     }
 
+    fn blame(&mut self, id: RequestId) {
+        // A request that ended is to blame for the steps that still run it.
+        let runs = self.steps.iter().any(|step| step.seqs.iter().any(|seq| seq.request == id));
+        if let Some(known) = self.requests.get_mut(&id).filter(|known| runs || !known.is_answered()) {
+            known.guilty = true;
+        }
+    }
+
     fn forget_worker(&mut self) {
-        self.sent.lost_workers += u32::from(std::mem::take(&mut self.joined));
+        self.joined = false;
+        self.count_failures();
         self.worker.reset();
         self.steps.clear();
         self.lost_copies += self.copies.len() as u64;
         self.copies.clear();
+    }
+
+    /// Counts a failure for every request in a step that fails, unless one of them is known to be the cause.
+    fn count_failures(&mut self) {
+        let in_flight = self.steps.iter().flat_map(|step| step.seqs.iter().map(|seq| seq.request));
+        let failed: BTreeSet<RequestId> = self.sent.answering.drain(..).chain(in_flight).collect();
+        if failed.iter().all(|id| !self.requests[id].guilty) {
+            for id in &failed {
+                self.requests.get_mut(id).expect("a known request runs").failures += 1;
+            }
+        }
     }
 
     fn expect(&mut self, request: &Request) {
@@ -189,7 +210,12 @@ impl Driver {
         if self.requests.get(&id).is_some_and(|known| known.withdrawn && !known.is_answered()) {
             return;
         }
-        self.requests.insert(id, Known::new(request));
+        // The id may have been another request's, whose end says nothing of this one.
+        self.sent.withdrawn.remove(&id);
+        let before = self.requests.insert(id, Known::new(request));
+        if let (Some(before), false) = (before, matches!(self.answers, Answers::Dictated)) {
+            before.assert_text(self.script());
+        }
         match self.answers {
             Answers::Content => self.worker.expect(request),
             Answers::Script(_) | Answers::Dictated => self.worker.expect_dictated(request),
@@ -224,13 +250,14 @@ impl Driver {
         self.event(Event::Abort(RequestId(id)));
     }
 
-    /// Aborts a request and ends the step that runs the request.
+    /// Aborts a request, and ends the step that runs the request, so that its blocks are released too.
     pub fn abort_now(&mut self, id: u64) {
+        let in_step = self.ids().contains(&id);
         self.abort(id);
-        if !self.has_ended(id) {
+        assert!(self.has_ended(id));
+        if in_step {
             self.answer();
         }
-        assert!(self.has_ended(id));
     }
 
     /// Evicts all idle blocks.
@@ -244,6 +271,7 @@ impl Driver {
         match action {
             Action::RunStep(step) => {
                 self.check_step(&step);
+                self.worker.send_step(&step);
                 self.steps.push_back(step);
                 if self.steps.len() == 1 {
                     self.begin_front();
@@ -262,6 +290,7 @@ impl Driver {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
                 assert!(!known.is_answered(), "request {request} goes on after its end");
                 known.text.push(token);
+                known.failures = 0;
                 self.tokens.push((request.0, token));
             }
             Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
@@ -289,7 +318,8 @@ impl Driver {
             FinishReason::Timeout => assert!(deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
             // A copy that fails costs time, not the request.
             FinishReason::Error => {
-                assert!(self.sent.lost_workers >= WORKER_FAILURES_MAX || self.sent.failed.contains(&id))
+                let is_to_blame = known.guilty || known.failures >= WORKER_FAILURES_MAX;
+                assert!(is_to_blame, "request {id} ends for what another did");
             }
             _ => {}
         }
@@ -364,6 +394,7 @@ impl Driver {
     fn end_front(&mut self, end: impl FnOnce(&mut OracleWorker, &Step) -> StepResult) -> StepResult {
         let step = self.steps.pop_front().expect("a step is in flight");
         let result = end(&mut self.worker, &step);
+        self.sent.answering = step.seqs.iter().map(|seq| seq.request).collect();
         self.core.recycle(step);
         result
     }

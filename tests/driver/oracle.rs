@@ -205,6 +205,8 @@ struct Mirror {
     request: RequestId,
     /// Number of the request's [`Truth`], if it was expected.
     number: Option<u64>,
+    /// Cell before the first of the request.
+    before: Cell,
     table: Vec<u32>,
     /// Token that the last step of the sequence sampled.
     sampled: Option<Token>,
@@ -226,6 +228,8 @@ pub struct OracleWorker {
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
     last_transfer: u64,
     step: Option<u64>,
+    /// Sequences that start in steps sent and not begun: number of the [`Truth`], and the cell before the first.
+    sent: BTreeMap<(u64, RequestId), (Option<u64>, Cell)>,
     truths: BTreeMap<RequestId, Truth>,
     /// Requests expected so far.
     expected: u64,
@@ -254,6 +258,7 @@ impl OracleWorker {
             transfers: BTreeMap::new(),
             last_transfer: 0,
             step: None,
+            sent: BTreeMap::new(),
             truths: BTreeMap::new(),
             expected: 0,
             right_drafts: [0, 50, 90, 100][rng.random_range(0..4)],
@@ -301,6 +306,7 @@ impl OracleWorker {
             }
         }
         self.step = None;
+        self.sent.clear();
     }
 
     /// The id of the latest transfer that was begun; 0 if none was.
@@ -344,6 +350,19 @@ impl OracleWorker {
             Place::Host => &mut self.host,
             Place::Tier(tier) => &mut self.tiers[tier as usize],
         }
+    }
+
+    /// Takes note of a step that was sent. Requests of the step may end, and their ids be used again, before the step begins.
+    pub fn send_step(&mut self, step: &Step) {
+        for seq in step.seqs.iter().filter(|seq| seq.start) {
+            let start = self.start_of(seq.request);
+            self.sent.insert((step.id, seq.request), start);
+        }
+    }
+
+    /// Returns the number of a request's [`Truth`], and the cell before the request's first.
+    fn start_of(&self, request: RequestId) -> (Option<u64>, Cell) {
+        self.truths.get(&request).map_or((None, EMPTY), |truth| (Some(truth.number), truth.before))
     }
 
     /// Begins a step: takes in the block tables, and compares what is to be read with what it must be.
@@ -411,8 +430,10 @@ impl OracleWorker {
             self.mirrors.resize(slot + 1, None);
         }
         if seq.start {
-            let number = self.truths.get(&seq.request).map(|truth| truth.number);
-            self.mirrors[slot] = Some(Mirror { request: seq.request, number, table: Vec::new(), sampled: None });
+            let sent = self.sent.remove(&(step.id, seq.request));
+            let (number, before) = sent.unwrap_or_else(|| self.start_of(seq.request));
+            self.mirrors[slot] =
+                Some(Mirror { request: seq.request, number, before, table: Vec::new(), sampled: None });
         }
         let mirror =
             self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("request {} goes on without a start", seq.request));
@@ -538,7 +559,7 @@ impl OracleWorker {
 
     /// Runs one sequence and its drafts. Returns its sampled tokens: `dictated`, or what the cells say.
     fn run(&mut self, step: &Step, seq: &StepSeq, dictated: Option<Vec<Token>>) -> Vec<Token> {
-        let before = self.truth(seq).map_or(EMPTY, |truth| truth.before);
+        let before = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").before;
         let mut cell = if seq.computed == 0 { before } else { self.read(seq, seq.computed as usize - 1) };
         let last = self.mirrors[seq.slot as usize].as_ref().and_then(|mirror| mirror.sampled);
         for (position, token) in (seq.computed as usize..).zip(step.run_tokens(seq)) {

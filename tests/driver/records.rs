@@ -17,13 +17,18 @@ pub struct Known {
     pub refused: bool,
     /// `true` if a core gave it back at least once.
     pub withdrawn: bool,
+    /// `true` if a worker named it as the cause of a failure while it had no answer.
+    pub guilty: bool,
+    /// Steps that failed with it and no known cause, since its last token.
+    pub failures: u32,
 }
 
 impl Known {
     /// Records a request that is being submitted.
     pub fn new(request: &Request) -> Self {
         let text = request.generated.clone();
-        Self { withdrawn: !text.is_empty(), request: request.clone(), text, end: None, refused: false }
+        let (withdrawn, failures) = (!text.is_empty(), request.worker_failures);
+        Self { request: request.clone(), text, end: None, refused: false, withdrawn, guilty: false, failures }
     }
 
     /// Returns `true` if the request has had its answer.

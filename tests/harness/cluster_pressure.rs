@@ -430,6 +430,7 @@ impl Run {
         let max = self.config.engines[engine.index()].core.max_steps_in_flight as usize;
         let worker = self.engine(engine);
         assert!(worker.joined && worker.steps.len() < max, "so many steps in flight, on a worker that is there");
+        worker.worker.send_step(&step);
         worker.steps.push_back(step);
         if worker.steps.len() == 1 {
             worker.begin_front();

@@ -66,6 +66,8 @@ pub struct Outcome {
     pub drafts_allowed: u64,
     /// Drafts accepted.
     pub drafts_accepted: u64,
+    /// Requests with the id of one that had just ended.
+    pub reused_ids: u64,
 }
 
 impl Outcome {
@@ -99,6 +101,7 @@ impl Outcome {
             lost_transfers: self.lost_transfers + other.lost_transfers,
             drafts_allowed: self.drafts_allowed + other.drafts_allowed,
             drafts_accepted: self.drafts_accepted + other.drafts_accepted,
+            reused_ids: self.reused_ids + other.reused_ids,
         }
     }
 }
@@ -369,10 +372,18 @@ impl Run {
     }
 
     fn submit(&mut self, n: u64) {
-        let known = n.checked_sub(1).map(|before| &self.driver.requests[&RequestId(before)]);
+        let known = n.checked_sub(1).and_then(|before| self.driver.requests.get(&RequestId(before)));
         let previous = known.map(|known| &known.request.prompt[..]);
         let block_size = self.driver.core.config().block_size;
-        let request = request(&mut self.rng, n, previous, self.driver.now_ns, block_size);
+        let mut request = request(&mut self.rng, n, previous, self.driver.now_ns, block_size);
+        // The id of a request that has just ended, of which steps or copies may still be in flight.
+        let ended = self.driver.ends.last().filter(|(id, _)| !self.driver.live.contains(&RequestId(*id)));
+        if let Some((id, _)) = ended
+            && self.rng.random_range(0..6) == 0
+        {
+            self.outcome.reused_ids += 1;
+            request.id = RequestId(*id);
+        }
         self.event(Event::Submit(Box::new(request)));
     }
 

@@ -299,7 +299,7 @@ impl Cluster {
     }
 
     fn refuse(&mut self, request: RequestId, refusal: Refusal, out: &mut Vec<Output>) {
-        self.digest.decide(decision::REFUSE, request.0, u64::from(refusal == Refusal::NoEngine));
+        self.digest.decide(decision::REFUSE, request.0, refusal.number());
         out.push(Output::Cluster(Action::Refuse { request, refusal }));
     }
 

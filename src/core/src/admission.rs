@@ -68,7 +68,12 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
 fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
     let State { sequences, kv, rehit, .. } = state;
     let seq = &mut sequences[slot];
-    kv.tree.hold(&kv.found, &mut seq.table);
+    if seq.history.admissions == 0 {
+        kv.tree.hold(&kv.found, &mut seq.table);
+    } else {
+        kv.tree.hold_again(&kv.found, &mut seq.table);
+    }
+    seq.history.admissions += 1;
     let allocated = kv.tree.allocate(needed, &mut seq.table);
     assert!(allocated, "usable blocks were counted a moment ago");
     seq.published = kv.found.len() as u32;

@@ -6,7 +6,7 @@ use crate::ids::{BlockHandle, RequestId};
 use crate::sequence::{Ending, Phase, Sequence};
 use crate::state::State;
 use crate::swap_queue::SwapPlace;
-use crate::transfer_table::{Purpose, TransferTable};
+use crate::transfer_table::{Orphan, Purpose, TransferTable};
 
 impl Core {
     /// Panics unless every block is in exactly one place and every sequence reads only blocks it may read.
@@ -15,7 +15,7 @@ impl Core {
         let state = &self.state;
         state.kv.tree.check();
         for (slot, seq) in &state.sequences {
-            if seq.ending == Some(Ending::Reported) {
+            if let Some(Ending::Reported(_)) = seq.ending {
                 assert!(seq.is_in_step() && !state.batch.running.contains(&slot), "{} waits for no step", seq.id);
             } else {
                 assert_eq!(self.by_id.get(&seq.id), Some(&slot));
@@ -25,8 +25,8 @@ impl Core {
         }
         assert_eq!(self.by_id.len() + state.reported, state.sequences.len());
         check_blocks(state);
-        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().copied());
-        state.kv.host.check(holders);
+        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts());
+        state.kv.host.check(holders.chain(orphans(state).flat_map(|orphan| &orphan.hosts)).copied());
         state.kv.tiers.check(&state.kv.transfers);
     }
 
@@ -69,9 +69,12 @@ fn check_blocks(state: &State) {
         }
     }
     for transfer in state.kv.transfers.iter() {
-        if let Purpose::WriteThrough { chain } = &transfer.purpose {
-            assert!(chain.iter().all(|handle| pool.is_current(*handle)), "a transfer reads a freed block");
-        }
+        let reads = |handle: &BlockHandle| pool.is_current(*handle) && pool.state(handle.index) == BlockState::Held;
+        assert!(transfer.purpose.chain().iter().all(reads), "a transfer reads a block that nobody holds");
+    }
+    for block in orphans(state).flat_map(|orphan| &orphan.blocks[orphan.published..]) {
+        assert!(pool.is_current(*block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
+        moving += 1;
     }
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
@@ -129,6 +132,14 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
             assert_eq!(copies, usize::from(swap_in.transfer.is_some()));
         }
     }
+}
+
+/// Returns the blocks kept by orphaned transfers.
+fn orphans(state: &State) -> impl Iterator<Item = &Orphan> {
+    state.kv.transfers.iter().filter_map(|transfer| match &transfer.purpose {
+        Purpose::Orphaned(orphan) => Some(orphan),
+        _ => None,
+    })
 }
 
 /// Returns the number of transfers in flight with a purpose.

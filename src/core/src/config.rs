@@ -46,9 +46,13 @@ settings! {
         max_batch_tokens: u32 { default: 2048, range: 1..=TOKENS_MAX, value: "N" }
 
         /// Sequences in one step, at most.
+        ///
+        /// A request that ended early counts until the steps in flight that run it end.
         max_batch_size: u32 { default: 256, range: 1..=1 << 20, value: "N" }
 
         /// Requests that may wait to be admitted; more are refused.
+        ///
+        /// A request that ended does not count, whatever steps and transfers in flight still do with its blocks.
         max_queue: u32 { default: 1024, range: 1..=TOKENS_MAX, value: "N" }
 
         /// Tokens needing KV that all waiting requests may have together; a request beyond is refused unless the queue is empty.

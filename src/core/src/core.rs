@@ -20,7 +20,8 @@ use crate::step::{Step, StepResult};
 use crate::steps::Steps;
 use crate::{swap, transfer_end};
 
-/// Steps of one request that a worker may fail to finish before the request ends with [`FinishReason::Error`].
+/// Steps of one request that workers may fail to finish, without a token of the request in between, before the request ends with
+/// [`FinishReason::Error`].
 pub const WORKER_FAILURES_MAX: u32 = 3;
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
@@ -83,7 +84,7 @@ impl Core {
             Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
             Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
             Event::Withdraw(id) => self.withdraw(id, actions),
-            Event::Fail(id) => self.end_by_id(id, FinishReason::Error, actions),
+            Event::Fail(id) => self.fail(id, actions),
             Event::WorkerJoined => self.worker_joined = true,
             Event::WorkerLost => {
                 self.worker_joined = false;
@@ -93,8 +94,8 @@ impl Core {
                 self.step_finished(&result, actions);
                 self.steps.recycle_result(result);
             }
-            Event::TransferFinished(id) => self.end_transfer(id, true, actions),
-            Event::TransferFailed(id) => self.end_transfer(id, false, actions),
+            Event::TransferFinished(id) => transfer_end::end(&mut self.state, id, true),
+            Event::TransferFailed(id) => transfer_end::end(&mut self.state, id, false),
             Event::Tick => {}
             Event::FlushCache => self.flush(actions),
             Event::Drain => self.draining = true,
@@ -171,7 +172,7 @@ impl Core {
     fn submit(&mut self, request: Request, actions: &mut Vec<Action>) {
         let id = request.id;
         if let Some(refusal) = self.refusal(&request) {
-            self.state.journal.decide(Decision::Refuse, id.0, 0);
+            self.state.journal.decide(Decision::Refuse, id.0, refusal.number());
             self.state.journal.stats.requests.refused += 1;
             actions.push(Action::Refuse { request: id, refusal });
             return;
@@ -231,30 +232,47 @@ impl Core {
         }
     }
 
-    /// Ends a request: at once, or at the end of the step or transfer with work on the request. A request ended while being handed
-    /// back ends here.
+    /// Ends a request at once. A request that waits to be handed back ends too.
     fn end(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
-        let seq = &mut self.state.sequences[slot];
-        if !matches!(seq.ending, Some(Ending::Finish(_))) {
+        if self.state.sequences[slot].is_in_step() {
+            self.report_early(slot, reason, actions);
+            self.state.batch.leave(slot);
+        } else {
             self.part(slot, Ending::Finish(reason), actions);
         }
     }
 
-    /// Hands a request back: at once, or at the end of the step or transfer with work on the request.
+    /// Ends a request that the worker cannot compute, and notes the request as the cause of the failure. A request that ended since
+    /// is blamed for the steps in flight that run it, and a later request of its id is not.
+    fn fail(&mut self, id: RequestId, actions: &mut Vec<Action>) {
+        let sequences = &mut self.state.sequences;
+        let mut has_ended = false;
+        for slot in self.steps.slots_of(id) {
+            has_ended |= matches!(sequences[slot].ending, Some(Ending::Reported(_)));
+            sequences[slot].guilty = true;
+        }
+        let live = self.by_id.get(&id).copied();
+        if let Some(slot) = live.filter(|slot| !has_ended || sequences[*slot].is_in_step()) {
+            sequences[slot].guilty = true;
+            self.end(slot, FinishReason::Error, actions);
+        }
+    }
+
+    /// Hands a request back: at once, or at the end of the steps in flight that run the request, whose tokens come along.
     fn withdraw(&mut self, id: RequestId, actions: &mut Vec<Action>) {
         let Some(slot) = self.by_id.get(&id).copied() else { return };
-        if self.state.sequences[slot].ending.is_none() {
+        let seq = &mut self.state.sequences[slot];
+        if seq.is_in_step() {
+            seq.ending = Some(Ending::Withdraw);
+        } else {
             self.part(slot, Ending::Withdraw, actions);
         }
     }
 
-    /// Lets a request leave the core: at once, or at the end of the step or transfer with work on the request.
+    /// Lets a request leave the core that no step in flight runs. Transfers begun for the request keep the blocks they still read or
+    /// write.
     fn part(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
-        let seq = &mut self.state.sequences[slot];
-        if seq.is_busy() {
-            seq.ending = Some(ending);
-            return;
-        }
+        transfer_end::orphan(&mut self.state, slot);
         self.leave_queue(slot);
         self.remove(slot, ending, actions);
         swap::resume_arrived(&mut self.state);
@@ -270,14 +288,7 @@ impl Core {
             SequenceState::SwappingOut | SequenceState::Swapped | SequenceState::SwappingIn => {
                 swap::leave_queue(&mut self.state, slot);
             }
-            SequenceState::Loading => unreachable!("a loading sequence waits for its transfers"),
-        }
-    }
-
-    fn end_transfer(&mut self, id: u64, ok: bool, actions: &mut Vec<Action>) {
-        if let Some(slot) = transfer_end::end(&mut self.state, id, ok) {
-            let ending = self.state.sequences[slot].ending.expect("the sequence leaves");
-            self.remove(slot, ending, actions);
+            SequenceState::Loading => {}
         }
     }
 
@@ -285,7 +296,8 @@ impl Core {
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         state.free_worker_slot(slot);
-        if self.worker_joined && ending != Ending::Finish(FinishReason::Error) {
+        let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
+        if self.worker_joined && !failed {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);
@@ -299,7 +311,7 @@ impl Core {
                 journal.decide(Decision::Withdraw, seq.id.0, generated);
                 actions.push(Action::Withdrawn(Box::new(seq.into_request(state.config.block_size))));
             }
-            Ending::Reported => unreachable!("the end is reported once"),
+            Ending::Reported(_) => unreachable!("the end is reported once"),
             Ending::Finish(reason) => {
                 journal.stats.requests.finished += 1;
                 journal.decide(Decision::Finish, seq.id.0, generated << 8 | reason as u64);
@@ -309,14 +321,12 @@ impl Core {
         self.forget_deadlines();
     }
 
-    /// Reports the end of a request while steps in flight still run the request's sequence. The sequence is out of the batch
-    /// already; the blocks stay until the last of these steps ends.
-    fn report_early(&mut self, slot: usize, actions: &mut Vec<Action>) {
+    /// Reports the end of a request while steps in flight still run the request's sequence. Of the sequence, which the caller takes
+    /// out of the batch, only the blocks and the slot on the worker are left until the last of these steps ends.
+    fn report_early(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         let seq = &mut state.sequences[slot];
-        let Some(Ending::Finish(reason)) = seq.ending.replace(Ending::Reported) else {
-            unreachable!("the request has ended")
-        };
+        seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
         state.waiting.left(seq.view.tenant);
         self.by_id.remove(&seq.id);
@@ -331,7 +341,7 @@ impl Core {
         let state = &mut self.state;
         state.reported -= 1;
         state.free_worker_slot(slot);
-        if self.worker_joined {
+        if self.worker_joined && !state.sequences[slot].has_failed() {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);
@@ -368,7 +378,7 @@ impl Core {
 
     fn shutdown(&mut self, actions: &mut Vec<Action>) {
         self.draining = true;
-        let live = self.state.sequences.iter().filter(|(_, seq)| seq.ending != Some(Ending::Reported));
+        let live = self.state.sequences.iter().filter(|(_, seq)| !matches!(seq.ending, Some(Ending::Reported(_))));
         let slots: Vec<usize> = live.map(|(slot, _)| slot).collect();
         for slot in slots {
             self.end(slot, FinishReason::Abort, actions);

@@ -17,7 +17,7 @@ pub enum Event {
     Abort(RequestId),
     /// The driver found a stop string in the text of a request, which ends with [`FinishReason::Stop`].
     Stop(RequestId),
-    /// Takes a request back, to run elsewhere. Answered with [`Action::Withdrawn`] once no step and no transfer works on the
+    /// Takes a request back, to run elsewhere. Answered with [`Action::Withdrawn`] once no step in flight runs the
     /// request, or with [`Action::Finish`] if the request ends first. Unknown ids are ignored.
     Withdraw(RequestId),
     /// The worker cannot compute a request, in any batch; the request ends with [`FinishReason::Error`].

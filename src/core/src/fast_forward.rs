@@ -74,6 +74,8 @@ pub enum FastForwardResult {
 #[derive(Clone, Copy, Debug)]
 struct Decode {
     slot: usize,
+    /// Slot on the worker.
+    worker_slot: u32,
     request: RequestId,
     /// Tokens with KV.
     computed: u32,
@@ -85,6 +87,30 @@ struct Decode {
     block_left: u32,
     /// `true` if the next step has new entries of its block table.
     table_changed: bool,
+}
+
+impl Decode {
+    /// Returns the part of the sequence in the next step, with new entries in the block table from `table_keep` to `table_len`.
+    #[inline]
+    fn part(&self, table_keep: u32, table_len: usize) -> StepSeq {
+        StepSeq {
+            request: self.request,
+            slot: self.worker_slot,
+            start: false,
+            computed: self.computed,
+            n_tokens: 1,
+            n_history: 0,
+            tokens_at: 0,
+            input_from_last: false,
+            kv_write_from: self.computed,
+            table_keep,
+            blocks_at: 0,
+            n_blocks: table_len as u32 - table_keep,
+            sample: true,
+            n_generated: 0,
+            n_drafts: 0,
+        }
+    }
 }
 
 /// The fast-forward under way, if any.
@@ -200,6 +226,7 @@ fn steady_batch(state: &State, in_flight: &[(usize, StepSeq)], batch: &mut Vec<D
         steps_left = steps_left.min(after);
         batch.push(Decode {
             slot: *slot,
+            worker_slot: step.slot,
             request: step.request,
             computed: seq.computed,
             generated: 0,
@@ -256,13 +283,13 @@ fn may_admit(state: &State) -> bool {
 fn decide_step(state: &mut State, batch: &mut [Decode]) {
     let State { sequences, kv, journal, .. } = state;
     for decode in batch {
-        journal.decide(Decision::Run, decode.request.0, u64::from(decode.computed) << 32 | 1);
         if std::mem::take(&mut decode.table_changed) {
             let seq = &mut sequences[decode.slot];
-            for handle in &seq.table[seq.mirror.table_sent as usize..] {
-                journal.digest.fold(u64::from(handle.index));
-            }
+            let part = StepSeq { n_generated: seq.generated(), ..decode.part(seq.mirror.table_sent, seq.table.len()) };
+            journal.run(&part, seq.table[part.table_keep as usize..].iter().map(|handle| handle.index));
             seq.mirror.table_sent = seq.table.len() as u32;
+        } else {
+            journal.run(&decode.part(0, 0), std::iter::empty());
         }
     }
     journal.stats.steps += 1;

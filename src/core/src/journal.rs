@@ -2,6 +2,7 @@
 
 use crate::digest::{Decision, Digest};
 use crate::stats::Stats;
+use crate::step::StepSeq;
 
 /// The digest of all decisions and the counters of [`Stats`]. Gauges are filled in by [`crate::Core::stats`].
 #[derive(Debug, Default)]
@@ -17,5 +18,11 @@ impl Journal {
     #[inline]
     pub fn decide(&mut self, decision: Decision, subject: u64, amount: u64) {
         self.digest.decide(decision, subject, amount);
+    }
+
+    /// Folds a sequence of a step into the digest, and the new blocks of its table.
+    #[inline]
+    pub fn run(&mut self, seq: &StepSeq, blocks: impl Iterator<Item = u32>) {
+        self.digest.run(seq, blocks);
     }
 }

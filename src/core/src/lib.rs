@@ -80,6 +80,7 @@ pub mod nodes;
 pub mod policy;
 mod preemption;
 mod prefill_budget;
+mod readers;
 pub mod registry;
 mod rehit;
 pub mod request;

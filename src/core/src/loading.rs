@@ -1,8 +1,9 @@
 //! Sequences waiting for part of the prefix to be loaded from tiers.
 
+use crate::ids::BlockHandle;
 use crate::sequence::{Load, Phase, SequenceEvent};
 use crate::state::State;
-use crate::transfer_table::{InFlight, Purpose};
+use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose};
 
 /// Begins the planned load of a sequence that was just admitted with room for all its tokens.
 pub(crate) fn begin(state: &mut State, slot: usize) {
@@ -13,42 +14,78 @@ pub(crate) fn begin(state: &mut State, slot: usize) {
     loading.push(slot);
 }
 
-/// Ends a transfer from or to a tier. Returns the slot of a sequence that leaves the core now.
-pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, ok: bool) -> Option<usize> {
-    let loaded = if let Purpose::Load { slot } = transfer.purpose { Some(slot) } else { None };
+/// Ends a transfer from or to a tier.
+pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, ok: bool) {
+    if let Purpose::Load { slot } = transfer.purpose {
+        let State { sequences, .. } = state;
+        let seq = &mut sequences[slot];
+        let Phase::Loading(load) = &mut seq.phase else { unreachable!("a transfer for {} was in flight", seq.id) };
+        load.transfers -= 1;
+        if !ok {
+            load.good = load.good.min(first_filled(&seq.table[seq.published as usize..], &transfer.pairs));
+        }
+        if load.transfers == 0 {
+            end_load(state, slot);
+        }
+    }
     state.kv.end_tier_copy(transfer, ok, &mut state.journal);
-    end_load(state, loaded?, ok)
 }
 
-/// Ends one of the transfers of a loading sequence. After the last one the sequence joins the batch, or leaves the core: then returns
-/// its slot.
-fn end_load(state: &mut State, slot: usize, ok: bool) -> Option<usize> {
+/// Returns the number of blocks of `loaded` before the first block that a transfer fills.
+fn first_filled(loaded: &[BlockHandle], pairs: &[BlockPair]) -> u32 {
+    // Pairs come tail first.
+    let first = pairs.last().expect("a transfer copies a block").to;
+    loaded.iter().position(|block| block.index == first).expect("the sequence has the block") as u32
+}
+
+/// Ends the load of a sequence: the last of its transfers ended, and the sequence joins the batch. The leading blocks that arrived
+/// are computed; the rest is recomputed.
+fn end_load(state: &mut State, slot: usize) {
     let State { sequences, kv, loading, config, .. } = state;
     let seq = &mut sequences[slot];
-    let Phase::Loading(load) = &mut seq.phase else { unreachable!("a transfer for {} was in flight", seq.id) };
-    load.transfers -= 1;
-    load.failed |= !ok;
-    if load.transfers > 0 {
-        return None;
-    }
-    let Load { blocks, failed, .. } = std::mem::take(load);
+    let Phase::Loading(load) = &mut seq.phase else { unreachable!("{} was loading", seq.id) };
+    let Load { blocks, good, .. } = std::mem::take(load);
     loading.retain(|other| *other != slot);
     let first = seq.published;
     for block in &seq.table[first as usize..(first + blocks) as usize] {
         kv.tree.end_move(*block);
     }
-    if seq.ending.is_some() {
-        return Some(slot);
-    }
     seq.transition(SequenceEvent::LoadEnded, Phase::Prefill);
-    if !failed {
+    if good > 0 {
         // The last token is run again even if its KV is there, because its logits are not.
-        seq.computed = ((first + blocks) * config.block_size).min(seq.tokens.len() as u32 - 1);
+        seq.computed = ((first + good) * config.block_size).min(seq.tokens.len() as u32 - 1);
     }
     state.publish(slot);
     state.count_cached(slot);
     state.enter_batch(slot);
-    None
+}
+
+/// Lets the transfers of a loading sequence continue without the sequence, which is about to release its blocks. The transfers keep
+/// the blocks they fill. Leading blocks that arrived are published.
+pub(crate) fn orphan(state: &mut State, slot: usize) {
+    let State { sequences, kv, loading, config, .. } = state;
+    let seq = &mut sequences[slot];
+    let Phase::Loading(load) = &mut seq.phase else { unreachable!("{} is loading", seq.id) };
+    let Load { blocks, mut good, .. } = std::mem::take(load);
+    loading.retain(|other| *other != slot);
+    let first = seq.published as usize;
+    let mut loaded: Vec<BlockHandle> = seq.table.drain(first..first + blocks as usize).collect();
+    for pairs in kv.transfers.of(slot).map(|transfer| &transfer.pairs) {
+        good = good.min(first_filled(&loaded, pairs));
+    }
+    for transfer in kv.transfers.of_mut(slot) {
+        let mut pairs = transfer.pairs.iter().rev().peekable();
+        let is_filled = |block: &BlockHandle| pairs.next_if(|pair| pair.to == block.index).is_some();
+        let (filled, rest) = loaded.into_iter().partition(is_filled);
+        loaded = rest;
+        transfer.purpose = Purpose::Orphaned(Orphan { blocks: filled, ..Orphan::default() });
+    }
+    loaded.iter().for_each(|block| kv.tree.end_move(*block));
+    seq.table.splice(first..first, loaded);
+    if good > 0 {
+        seq.computed = (first as u32 + good) * config.block_size;
+        state.publish(slot);
+    }
 }
 
 /// Gives up all transfers from and to tiers: the worker was lost. Blocks in tiers stay. Returns the sequences that were loading, in a

@@ -79,12 +79,6 @@ impl Nodes {
         self.readers[index as usize] = 0;
     }
 
-    /// Counts a hit of a block.
-    pub(crate) fn found(&mut self, index: u32) {
-        let hits = &mut self.hits[index as usize];
-        *hits = hits.saturating_add(1);
-    }
-
     /// Removes a leaf. Returns the parent if that is now an idle leaf.
     pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
@@ -107,11 +101,14 @@ impl Nodes {
         parent
     }
 
-    /// Adds a reader and a hit to `len` blocks from `first` on.
+    /// Adds a reader to `len` blocks from `first` on.
+    pub(crate) fn enter(&mut self, first: u32, len: usize) {
+        self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers += 1);
+    }
+
+    /// Counts a hit of `len` blocks from `first` on.
     pub(crate) fn hit(&mut self, first: u32, len: usize) {
-        let range = first as usize..first as usize + len;
-        self.readers[range.clone()].iter_mut().for_each(|readers| *readers += 1);
-        self.hits[range].iter_mut().for_each(|hits| *hits = hits.saturating_add(1));
+        self.hits[first as usize..first as usize + len].iter_mut().for_each(|hits| *hits = hits.saturating_add(1));
     }
 
     /// Removes a reader from `len` blocks from `first` on.

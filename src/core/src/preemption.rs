@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use crate::block::BlockState;
 use crate::config::Preemption;
 use crate::digest::Decision;
+use crate::readers;
 use crate::sequence::SequenceEvent;
 use crate::state::State;
 use crate::swap;
@@ -70,8 +71,7 @@ fn victim(state: &State) -> usize {
 fn loss(state: &State, slot: usize) -> Loss {
     let (seq, config, kv) = (&state.sequences[slot], &state.config, &state.kv);
     let published = seq.published as usize;
-    // Readers of a block read its ancestors: blocks with other readers are a prefix.
-    let shared = seq.table[..published].partition_point(|block| kv.tree.readers(*block) > 1) as u64;
+    let shared = readers::shared(kv, &seq.table[..published]) as u64;
     let own = seq.computed_blocks(config.block_size) as u64 - shared;
     let idle = published as u64 - shared;
     let found = (shared + state.rehit.expect(idle)) * u64::from(config.block_size);

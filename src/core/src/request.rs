@@ -17,7 +17,7 @@ pub struct Request {
     /// against `max_tokens` and are not emitted again; sampling continues after them. Empty for a new request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generated: Vec<Token>,
-    /// Steps of this request that workers failed to finish before this submission, on other cores.
+    /// Steps of this request that workers failed to finish before this submission, on other cores, since the request's last token.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub worker_failures: u32,
     /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
@@ -172,4 +172,21 @@ pub enum Refusal {
     /// Another request with this id has not ended.
     #[error("a request with this id is still active")]
     DuplicateId,
+}
+
+impl Refusal {
+    /// Returns the number of the reason in the decisions digest, from 1. The numbers are part of recordings: never reuse a number.
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::EmptyPrompt => 1,
+            Self::NoTokensAsked => 2,
+            Self::ContextTooLong { .. } => 3,
+            Self::NeverFits { .. } => 4,
+            Self::QueueFull { .. } => 5,
+            Self::QueueTokensFull { .. } => 6,
+            Self::Draining => 7,
+            Self::NoEngine => 8,
+            Self::DuplicateId => 9,
+        }
+    }
 }

@@ -15,9 +15,9 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
-use crate::digest::Decision;
 use crate::preemption::preempt_one;
 use crate::prefill_budget::PrefillBudget;
+use crate::readers;
 use crate::sequence::{Phase, Sequence};
 use crate::state::State;
 use crate::step::{Step, StepSeq};
@@ -206,9 +206,7 @@ impl Scheduler {
             waiting.served(seq.view.tenant, end - planned.max(seq.history.charged_tokens), 0);
             seq.history.charged_tokens = end;
         }
-        journal.decide(Decision::Run, seq.id.0, u64::from(planned) << 32 | u64::from(n_tokens + n_drafts));
-        step.blocks[blocks_at as usize..].iter().for_each(|block| journal.digest.fold(u64::from(*block)));
-        step.seqs.push(StepSeq {
+        let part = StepSeq {
             request: seq.id,
             slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
             start,
@@ -224,7 +222,9 @@ impl Scheduler {
             n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
             input_from_last: awaits_token,
-        });
+        };
+        journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
+        step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
         self.picked.push(slot);
@@ -235,8 +235,25 @@ impl Scheduler {
 /// to be preempted and a step is in flight: the sequences of the step cannot leave, so no other step begins before the end of the
 /// step.
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
+    while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
+        // The device does not idle for transfers that may take long: blocks are taken from one of several decodes instead. A swap-out
+        // was begun for such a block, and is waited for.
+        let all_stall = stalled > 1 && stalled == state.batch.running.len();
+        if !all_stall || !alone || readers::freed_by_swaps(state) > 0 {
+            return true;
+        }
+        preempt_one(state);
+    }
+    false
+}
+
+/// Takes a block for every decode that needs one. Returns the number of decodes that wait for transfers, or `None` if a sequence has
+/// to be preempted and a step is in flight.
+fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Option<usize> {
     let mut at = 0;
     let mut stalled = 0;
+    // Blocks that transfers will free; counted when first needed, and again after a preemption.
+    let mut future_free = None;
     while at < state.batch.running.len() {
         let slot = state.batch.running[at];
         let State { sequences, kv, config, .. } = &mut *state;
@@ -245,18 +262,21 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
         let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
         if !short || kv.tree.allocate(1, &mut seq.table) {
             at += 1;
-        } else if stalled < kv.transfers.future_free() {
+            continue;
+        }
+        if stalled < *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
             stalled += 1;
             at += 1;
         } else if !alone {
-            return false;
+            return None;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
+            future_free = None;
             // Sequences before this one moved up if the victim was among them.
             at = state.batch.running.iter().position(|other| *other == slot).unwrap_or(at);
         }
     }
-    true
+    Some(stalled)
 }
 
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {

@@ -1,19 +1,27 @@
 //! A request inside the core.
 //!
-//! | state | holds | left by | timeout, abort, stop, shutdown, withdrawal |
-//! |---|---|---|---|
-//! | waiting | no block | admission -> prefill, or loading | ends at once |
-//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting | ends when the transfers end |
-//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
-//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting | ends at once; while a step runs the request, at the end of the step |
-//! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting | ends when the transfer ends |
-//! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting | ends at once |
-//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting | ends at once; while the own transfer is in flight, when the transfer ends |
+//! | state | holds | left by |
+//! |---|---|---|
+//! | waiting | no block | admission -> prefill, or loading |
+//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting |
+//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting |
+//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting |
+//! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting |
+//! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting |
+//! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting |
 //!
-//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data of single states. An ended request is
-//! gone, with all blocks released and one [`crate::Action::Finish`] or [`crate::Action::Withdrawn`] sent. A request that ends
-//! during a step or a transfer MUST wait for its end, because the blocks are still being written or read; tokens sampled by that
-//! step are dropped.
+//! [`TRANSITIONS`] lists the changes in code, and the core's phases carry the data of single states.
+//!
+//! **Ends.** A deadline, an abort, a stop or a shutdown ends a request in every state at once, with one [`crate::Action::Finish`]; no
+//! token follows, and the usage counts the tokens delivered. Blocks that a step or a transfer in flight may still read or write MUST
+//! stay as they are until its end:
+//!
+//! * The sequence of a request that steps in flight run stays, with its blocks and its slot on the worker, until the last of these
+//!   steps ends. The sequence counts in [`crate::Config::max_batch_size`] and in no other limit; tokens of those steps are dropped.
+//! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
+//!
+//! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
+//! come along.
 
 mod phase;
 
@@ -29,15 +37,16 @@ pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 /// Tokens with memory reserved ahead, at most.
 const RESERVED_TOKENS_MAX: u32 = 2048;
 
-/// Ways for a sequence to leave the core, once no step and no transfer works on the sequence.
+/// Ways for a sequence to leave the core, once no step in flight runs the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The request ends, with [`crate::Action::Finish`].
     Finish(FinishReason),
     /// The request is handed back, with [`crate::Action::Withdrawn`].
     Withdraw,
-    /// The end was reported while steps in flight still run the sequence. Only its blocks are left here.
-    Reported,
+    /// The end was reported, for this reason, while steps in flight still run the sequence. Only its blocks and its slot on the
+    /// worker are left here.
+    Reported(FinishReason),
 }
 
 /// Work that steps in flight do on a sequence: its state ahead of the results reported so far.
@@ -82,6 +91,8 @@ pub(crate) struct History {
     pub charged_tokens: u32,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_tokens: Option<u32>,
+    /// Times the sequence was admitted. Only the first admission counts hits.
+    pub admissions: u32,
     /// Times the sequence was preempted.
     pub preemptions: u32,
     /// Tokens generated when the sequence last joined the batch, to notice progress.
@@ -90,8 +101,6 @@ pub(crate) struct History {
     pub shared_at_preemption: u32,
     /// Published blocks after the shared ones, left idle by that preemption.
     pub cached_at_preemption: u32,
-    /// Steps with this sequence that workers failed to finish.
-    pub worker_failures: u32,
     /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
 }
@@ -120,6 +129,10 @@ pub(crate) struct Sequence {
     pub ending: Option<Ending>,
     /// `true` after a hash collision: further blocks are not published.
     pub unpublishable: bool,
+    /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
+    pub guilty: bool,
+    /// Steps with this sequence that workers failed to finish since the last token; saturates.
+    pub worker_failures: u8,
     /// State, with its data.
     pub phase: Phase,
     /// The prompt, then the generated tokens.
@@ -161,6 +174,8 @@ impl Sequence {
             ahead: Ahead::default(),
             ending: None,
             unpublishable: false,
+            guilty: false,
+            worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
             phase: Phase::Waiting,
             tokens,
             table: Vec::new(),
@@ -173,7 +188,7 @@ impl Sequence {
             sampling: request.sampling,
             root: request.root,
             view,
-            history: History { worker_failures: request.worker_failures, ..History::default() },
+            history: History::default(),
         }
     }
 
@@ -182,9 +197,9 @@ impl Sequence {
         self.phase.state()
     }
 
-    /// Returns `true` while a step or a transfer works on the sequence.
-    pub fn is_busy(&self) -> bool {
-        self.is_in_step() || self.phase.is_copying()
+    /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
+    pub fn has_failed(&self) -> bool {
+        self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))
     }
 
     /// Returns `true` while a step in flight runs the sequence.
@@ -251,10 +266,11 @@ impl Sequence {
         self.table.len() as u32 * block_size
     }
 
-    /// Appends a generated token.
+    /// Appends a generated token. Failures of workers before the token no longer count: the sequence got further than it was then.
     pub fn push(&mut self, token: Token) {
         self.tokens.push(token);
         self.last_token = token;
+        self.worker_failures = 0;
     }
 
     /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
@@ -345,7 +361,7 @@ impl Sequence {
             priority: self.view.priority,
             deadline_ns: self.view.deadline_ns,
             sampling: self.sampling,
-            worker_failures: self.history.worker_failures,
+            worker_failures: u32::from(self.worker_failures),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::ids::RequestId;
 use crate::step::{Step, StepResult, StepSeq};
 
 /// Step buffers kept for reuse, at most.
@@ -113,6 +114,12 @@ impl Steps {
                 if seq.sample { (1..=1 + seq.n_drafts).contains(&n_tokens) } else { n_tokens == 0 }
             })
             && begin as usize == result.tokens.len()
+    }
+
+    /// Returns the slots of sequences that steps in flight run for a request of this id, perhaps more than once each.
+    pub fn slots_of(&self, id: RequestId) -> impl Iterator<Item = usize> {
+        let seqs = self.in_flight.iter().flat_map(|step| &step.seqs);
+        seqs.filter(move |(_, seq)| seq.request == id).map(|(slot, _)| *slot)
     }
 
     /// Returns `true` if a step in flight has this id.

@@ -2,7 +2,7 @@
 //!
 //! **Out.** Blocks that another running sequence reads stay on the device, and the swapped sequence continues to read them. The
 //! rest is copied. While the transfer is in flight nothing is released; when it ends, published blocks fall idle (and stay findable until
-//! evicted) and private ones are freed. The scheduler counts on them meanwhile ([`crate::transfer_table::TransferTable::future_free`]).
+//! evicted) and private ones are freed. The scheduler counts on them meanwhile ([`crate::readers::future_free`]).
 //!
 //! **In.** Blocks that the tree still has, or has again, are read there and not copied. A block that another swap-in is copying is
 //! not copied twice: the second sequence joins the first one's transfer. The rest is copied, and published on arrival like freshly
@@ -13,11 +13,12 @@
 use crate::digest::Decision;
 use crate::host::HostState;
 use crate::ids::BlockHandle;
+use crate::readers;
 use crate::sequence::{Phase, SequenceEvent, SwapIn, SwapOut, Swapped};
 use crate::state::State;
 use crate::swap_queue::SwapPlace;
 use crate::transfer::Place;
-use crate::transfer_table::{BlockPair, InFlight, Purpose, fold_pairs};
+use crate::transfer_table::{BlockPair, Orphan, Purpose, fold_pairs};
 
 /// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or there is nothing
 /// to copy.
@@ -25,7 +26,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
     assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     let n = seq.computed_blocks(state.config.block_size);
-    let pinned = pinned_by_others(state, slot, n);
+    let pinned = readers::run_by_others(state, slot, n);
     if n == pinned || (state.kv.free_hosts() as usize) < n - pinned {
         return false;
     }
@@ -50,32 +51,9 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     journal.stats.swaps.swap_outs += 1;
     journal.stats.swaps.swapped_out_blocks += copied;
     seq.history.preemptions += 1;
-    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, copied as u32);
+    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot });
     seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
     true
-}
-
-/// Returns the number of leading blocks with a reader among the sequences staying on the device. Pinned blocks are not copied.
-fn pinned_by_others(state: &State, slot: usize, n: usize) -> usize {
-    let seq = &state.sequences[slot];
-    let mut pinned = n;
-    while pinned > 0 {
-        let at = pinned - 1;
-        if at < seq.published as usize {
-            let others = state.kv.tree.readers(seq.table[at]) - 1;
-            if others > 0 && others > swapped_readers(state, slot, at, seq.table[at]) {
-                break;
-            }
-        }
-        pinned = at;
-    }
-    pinned
-}
-
-/// Returns the number of other sequences, swapped or being swapped out, with this device block as the `at`-th block.
-fn swapped_readers(state: &State, slot: usize, at: usize, block: BlockHandle) -> u32 {
-    let reads = |other: &usize| *other != slot && state.sequences[*other].table.get(at) == Some(&block);
-    state.kv.transfers.swapping_out().chain(state.swaps.swapped_slots()).filter(reads).count() as u32
 }
 
 /// Blocks of a sequence to be swapped in.
@@ -98,7 +76,7 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     state.swaps.swapped.remove(&place);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
-    kv.tree.hold(&kv.found[pinned.min(kv.found.len())..], &mut seq.table);
+    kv.tree.hold_again(&kv.found[pinned.min(kv.found.len())..], &mut seq.table);
     seq.published = found as u32;
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
     let mut hosts = std::mem::take(&mut swapped.hosts);
@@ -166,22 +144,43 @@ fn begin_copy_in(state: &mut State, slot: usize) {
     }
     fold_pairs(&mut journal.digest, &pairs);
     journal.stats.swaps.swapped_in_blocks += pairs.len() as u64;
-    swap_in.transfer = Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }, 0));
+    swap_in.transfer = Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }));
 }
 
-/// Ends the swap-out or swap-in transfer of the sequence in `slot`. Returns the slot if the sequence leaves the core now.
-pub(crate) fn end_transfer(state: &mut State, slot: usize, ok: bool) -> Option<usize> {
+/// Ends the swap-out or swap-in transfer of the sequence in `slot`.
+pub(crate) fn end_transfer(state: &mut State, slot: usize, ok: bool) {
     let is_out = end_copying(state, slot, ok);
-    let leaves = state.sequences[slot].ending.is_some();
-    if leaves {
-        state.swaps.remove_arriving(slot);
-    } else if !ok {
+    if !ok {
         recompute(state, slot, SequenceEvent::TransferFailed);
     } else if is_out {
         end_out(state, slot);
     }
     resume_arrived(state);
-    leaves.then_some(slot)
+}
+
+/// Lets the transfer of a sequence that is swapping continue without the sequence, which is about to release its blocks. The transfer
+/// keeps the blocks on both sides. A second sequence that had joined the transfer of a swap-in is recomputed.
+pub(crate) fn orphan(state: &mut State, slot: usize) {
+    let State { sequences, kv, .. } = state;
+    let seq = &mut sequences[slot];
+    let orphan = match &mut seq.phase {
+        Phase::SwappingOut(swap_out) => Orphan {
+            blocks: std::mem::take(&mut seq.table),
+            published: std::mem::take(&mut seq.published) as usize,
+            hosts: std::mem::take(&mut swap_out.hosts),
+        },
+        Phase::SwappingIn(swap_in) if swap_in.transfer.is_some() => {
+            swap_in.transfer = None;
+            let copied = std::mem::take(&mut swap_in.copied) as usize;
+            let hosts = swap_in.hosts.split_off(swap_in.hosts.len() - copied);
+            // Others may read the blocks too; the orphaned transfer holds them, so that nobody fills them.
+            hosts.iter().for_each(|host| kv.host.end_read(*host));
+            Orphan { blocks: swap_in.arriving.drain(..copied).collect(), published: 0, hosts }
+        }
+        _ => return,
+    };
+    let transfer = kv.transfers.of_mut(slot).next().expect("the transfer of the swap is in flight");
+    transfer.purpose = Purpose::Orphaned(orphan);
 }
 
 /// Updates the host blocks of a transfer that ended: filled or freed by a swap-out, no longer read by a swap-in. Returns `true` for a
@@ -337,15 +336,9 @@ pub(crate) fn leave_queue(state: &mut State, slot: usize) {
 
 /// Releases all swaps: the worker was lost, and the host blocks too. Returns the sequences out of the batch, in a fixed order,
 /// without any block or queue.
-pub(crate) fn lose(state: &mut State, in_flight: Vec<InFlight>) -> Vec<usize> {
-    let mut slots = Vec::new();
-    for transfer in in_flight {
-        if let Purpose::SwapOut { slot } | Purpose::SwapIn { slot } = transfer.purpose
-            && end_copying(state, slot, false)
-        {
-            slots.push(slot);
-        }
-    }
+pub(crate) fn lose(state: &mut State, in_flight: &[Purpose]) -> Vec<usize> {
+    let mut slots: Vec<usize> = in_flight.iter().filter_map(Purpose::slot).collect();
+    slots.retain(|slot| end_copying(state, *slot, false));
     slots.append(&mut state.swaps.arriving);
     slots.extend(std::mem::take(&mut state.swaps.swapped).into_iter().map(|place| place.slot));
     slots.iter().for_each(|slot| state.release(*slot));

@@ -215,11 +215,11 @@ impl Tier {
         }
     }
 
-    /// Pins a block for a transfer that reads it, and counts a hit if a prompt `found` the block.
-    pub fn pin(&mut self, slot: u32, found: bool) {
+    /// Pins a block for a transfer that reads it, and counts a hit of the block if `is_hit`.
+    pub fn pin(&mut self, slot: u32, is_hit: bool) {
         self.pins[slot as usize] += 1;
-        if found {
-            self.nodes.found(slot);
+        if is_hit {
+            self.nodes.hit(slot, 1);
         }
         if self.slots.state(slot) == TierState::Idle {
             self.eviction.read(&[handle(slot)], &self.nodes);

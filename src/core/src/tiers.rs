@@ -198,9 +198,9 @@ impl Tiers {
         Some(reserved)
     }
 
-    /// Pins a block that a prompt found.
-    pub fn pin_found(&mut self, planned: PlannedBlock) {
-        self.tiers[planned.tier].pin(planned.block, true);
+    /// Pins a block that a prompt found. `is_hit` is `false` if the request used the block before and was preempted.
+    pub fn pin_found(&mut self, planned: PlannedBlock, is_hit: bool) {
+        self.tiers[planned.tier].pin(planned.block, is_hit);
     }
 
     /// Removes a pin from a block of a tier.

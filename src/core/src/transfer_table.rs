@@ -43,12 +43,38 @@ pub(crate) enum Purpose {
     Demotion,
     /// Copies pinned blocks of a tier to another tier; the sources stay.
     Propagation,
+    /// Began for a sequence that does not wait for the end any more: a swap or a load whose request ended. The transfer keeps the
+    /// blocks.
+    Orphaned(Orphan),
+}
+
+/// Blocks kept by an orphaned transfer, which may still read or write them. Freed when the transfer ends, well or not.
+#[derive(Debug, Default)]
+pub(crate) struct Orphan {
+    /// Device blocks: published ones, which the transfer reads in place of the sequence, then moving ones.
+    pub blocks: Vec<BlockHandle>,
+    /// Number of published blocks.
+    pub published: usize,
+    /// Host blocks, held in place of the sequence.
+    pub hosts: Vec<u32>,
 }
 
 impl Purpose {
-    /// Returns `true` for a swap-out or a swap-in.
-    pub fn is_swap(&self) -> bool {
-        matches!(self, Self::SwapOut { .. } | Self::SwapIn { .. })
+    /// Returns the published device blocks that the transfer reads as a sequence would: with all blocks before, and findable.
+    pub fn chain(&self) -> &[BlockHandle] {
+        match self {
+            Self::WriteThrough { chain } => chain,
+            Self::Orphaned(orphan) => &orphan.blocks[..orphan.published],
+            _ => &[],
+        }
+    }
+
+    /// Returns the slot of the sequence that waits for the end, if one does.
+    pub fn slot(&self) -> Option<usize> {
+        match self {
+            Self::SwapOut { slot } | Self::SwapIn { slot } | Self::Load { slot } => Some(*slot),
+            Self::WriteThrough { .. } | Self::Demotion | Self::Propagation | Self::Orphaned(_) => None,
+        }
     }
 }
 
@@ -65,8 +91,6 @@ pub(crate) struct InFlight {
     pub pairs: Vec<BlockPair>,
     /// Reason, and work at the end.
     pub purpose: Purpose,
-    /// Device blocks that become usable at the end.
-    frees: u32,
 }
 
 /// All transfers in flight, in the order of request.
@@ -84,13 +108,13 @@ impl TransferTable {
         Self { next_id: 1, in_flight: Vec::new(), outbox: Vec::new() }
     }
 
-    /// Requests a transfer with `frees` device blocks usable at the end. Returns the transfer's id.
-    pub fn begin(&mut self, from: Place, to: Place, pairs: Vec<BlockPair>, purpose: Purpose, frees: u32) -> u64 {
+    /// Requests a transfer. Returns the transfer's id.
+    pub fn begin(&mut self, from: Place, to: Place, pairs: Vec<BlockPair>, purpose: Purpose) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
         self.outbox.push(Transfer { id, from, to, pairs: numbers });
-        self.in_flight.push(InFlight { id, from, to, pairs, purpose, frees });
+        self.in_flight.push(InFlight { id, from, to, pairs, purpose });
         id
     }
 
@@ -121,9 +145,14 @@ impl TransferTable {
         self.in_flight.iter()
     }
 
-    /// Returns the number of device blocks that become usable when all transfers end.
-    pub fn future_free(&self) -> u32 {
-        self.in_flight.iter().map(|transfer| transfer.frees).sum()
+    /// Returns the transfers that the sequence in `slot` waits for.
+    pub fn of(&self, slot: usize) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.iter().filter(move |transfer| transfer.purpose.slot() == Some(slot))
+    }
+
+    /// Returns the transfers that the sequence in `slot` waits for, to be changed.
+    pub fn of_mut(&mut self, slot: usize) -> impl Iterator<Item = &mut InFlight> {
+        self.in_flight.iter_mut().filter(move |transfer| transfer.purpose.slot() == Some(slot))
     }
 
     /// Returns the slots of the sequences being swapped out.
@@ -155,17 +184,20 @@ mod tests {
     fn a_transfer_is_ended_once_and_ids_count_up_over_losses() {
         let mut table = TransferTable::new();
         let pairs = vec![BlockPair { from: 3, to: 4 }];
-        let out = table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 }, 1);
-        let load = table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 }, 0);
-        let demotion = table.begin(Place::Device, Place::Tier(0), pairs.clone(), Purpose::Demotion, 1);
+        let out = table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 });
+        let load = table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 });
+        let demotion = table.begin(Place::Device, Place::Tier(0), pairs.clone(), Purpose::Demotion);
         assert_eq!((out, load, demotion), (1, 2, 3));
-        assert_eq!((table.future_free(), table.demoted_device_blocks()), (2, 1));
+        assert_eq!(table.demoted_device_blocks(), 1);
         assert_eq!(table.swapping_out().collect::<Vec<_>>(), [7]);
         assert_eq!(table.take_outbox().map(|transfer| transfer.pairs).collect::<Vec<_>>(), vec![vec![(3, 4)]; 3]);
+        table.of_mut(8).for_each(|transfer| transfer.purpose = Purpose::Orphaned(Orphan::default()));
+        assert_eq!(table.of(8).count(), 0);
+        assert_eq!(table.iter().map(|transfer| transfer.purpose.slot()).collect::<Vec<_>>(), [Some(7), None, None]);
         assert_eq!(table.end(load).map(|transfer| transfer.from), Some(Place::Tier(0)));
         assert!(table.end(load).is_none());
         assert_eq!(table.lose().iter().map(|transfer| transfer.id).collect::<Vec<_>>(), [1, 3]);
         assert!(table.is_empty() && table.end(demotion).is_none());
-        assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }, 0), 4);
+        assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }), 4);
     }
 }

@@ -168,15 +168,28 @@ impl PrefixTree {
         (blocks.len() - blocks.partition_point(|index| self.nodes.readers[*index as usize] > 0)) as u32
     }
 
-    /// Adds a reader to each block of a prefix just found and appends the handles to `table`.
+    /// Adds a reader and a hit to each block of a prefix just found and appends the handles to `table`.
     pub fn hold(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>) {
+        self.hold_prefix(blocks, table, true);
+    }
+
+    /// Like [`Self::hold`], for a request that held the blocks before and was preempted: the blocks are not used once more, so no hit
+    /// is counted.
+    pub fn hold_again(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>) {
+        self.hold_prefix(blocks, table, false);
+    }
+
+    fn hold_prefix(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>, is_hit: bool) {
         let idle = self.count_idle(blocks) as usize;
         table.reserve(blocks.len());
         let mut at = 0;
         while at < blocks.len() {
             let first = blocks[at];
             let len = ascending(blocks.len() - at, first, |i| blocks[at + i]);
-            self.nodes.hit(first, len);
+            self.nodes.enter(first, len);
+            if is_hit {
+                self.nodes.hit(first, len);
+            }
             self.pool.handles(first, len, table);
             at += len;
         }

@@ -362,12 +362,15 @@ fn abort_stop_timeout_and_shutdown_end_a_request_in_every_state() {
                 }
                 _ => bench.event(Event::Shutdown),
             }
-            assert_eq!(bench.ends.is_empty(), in_step, "{state}, {way}: not while the worker writes its blocks");
+            assert_eq!(bench.ends, [(1, reason)], "{state}, {way}: at once");
+            assert_eq!(bench.core.next_deadline_ns(), None);
             let tokens = bench.tokens.len();
+            assert_eq!(bench.usages[&1].completion_tokens as usize, tokens, "{state}, {way}: what was delivered");
+            assert_eq!(bench.all_blocks_usable(), !in_step, "{state}, {way}: not while the worker writes its blocks");
+            assert_eq!(bench.drained, u32::from(way == "shutdown" && !in_step));
             if in_step {
                 bench.answer();
             }
-            assert_eq!(bench.ends, [(1, reason)], "{state}, {way}");
             assert_eq!(bench.tokens.len(), tokens, "{state}, {way}: nothing is said after the end");
             assert!(bench.all_blocks_usable() && bench.steps.is_empty(), "{state}, {way}");
             assert_eq!(bench.drained, u32::from(way == "shutdown"));
@@ -537,8 +540,8 @@ fn a_request_that_ends_while_it_is_withdrawn_ends_here() {
     bench.submit_request(request(1, prompt(6), 5));
     bench.event(Event::Withdraw(RequestId(1)));
     bench.event(Event::Abort(RequestId(1)));
+    assert_eq!(bench.ends, [(1, FinishReason::Abort)], "at once, not when the step ends");
     bench.answer();
-    assert_eq!(bench.ends, [(1, FinishReason::Abort)]);
     assert_eq!(bench.withdrawn, []);
 
     bench.submit_request(request(2, prompt(6), 5));

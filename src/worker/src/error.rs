@@ -1,10 +1,12 @@
-//! Errors of model folders and of steps; each message names the fault, the place, and the remedy.
+//! Errors of model files and of steps; each message names the fault, the place, and the remedy.
 
 use std::path::PathBuf;
 
 use trunkline_port::{RequestId, StepError, Token};
 
-/// A model folder cannot be used.
+use crate::matrix::MatrixError;
+
+/// A model folder or a GGUF file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -32,7 +34,7 @@ pub enum ModelError {
         /// Position and reason of the parser's stop.
         source: serde_json::Error,
     },
-    /// A value of `config.json` makes no sense.
+    /// A value of the model's configuration makes no sense.
     #[error("{}: {field} {problem}", path.display())]
     Config {
         /// Path of the file.
@@ -70,8 +72,8 @@ pub enum ModelError {
     },
     /// A tensor's shape contradicts `config.json`.
     #[error(
-        "tensor {name} in {} has shape {found:?}, but config.json asks for {expected:?}: the files belong to \
-         different models",
+        "tensor {name} in {} has shape {found:?}, but the model's configuration asks for {expected:?}: the tensors \
+         and the configuration belong to different models",
         path.display()
     )]
     Shape {
@@ -84,8 +86,12 @@ pub enum ModelError {
         /// Shape according to the configuration.
         expected: Vec<usize>,
     },
-    /// A tensor's element type is not a float readable by this worker.
-    #[error("tensor {name} in {} has dtype {found}; convert the model to F32, F16 or BF16", path.display())]
+    /// A tensor's element type is unknown to this worker.
+    #[error(
+        "tensor {name} in {} has the type {found}; the types are F32, F16 and BF16, and in GGUF files also Q8_0, Q4_0, \
+         Q4_1, Q4_K and Q6_K",
+        path.display()
+    )]
     Dtype {
         /// Name of the tensor.
         name: String,
@@ -94,8 +100,26 @@ pub enum ModelError {
         /// Element type in the file.
         found: String,
     },
-    /// A tensor without a use in the Llama architecture; ignoring the tensor would give wrong text.
-    #[error("tensor {name} in {} is no part of the Llama architecture; the model is of another kind", path.display())]
+    /// A tensor's bytes cannot be packed.
+    #[error("tensor {name} in {}: {source}", path.display())]
+    Matrix {
+        /// Name of the tensor.
+        name: String,
+        /// Path of the weights file.
+        path: PathBuf,
+        /// Contradiction between type and shape.
+        source: MatrixError,
+    },
+    /// A GGUF file is cut short, malformed, or beyond the limits of the reader.
+    #[error("{} cannot be read as a GGUF file of version 3: {problem}; download it again", path.display())]
+    Gguf {
+        /// Path of the file.
+        path: PathBuf,
+        /// Problem with the file.
+        problem: String,
+    },
+    /// A tensor without a use in the model's architecture; ignoring the tensor would give wrong text.
+    #[error("tensor {name} in {} is no part of the model's architecture; the model is of another kind", path.display())]
     UnexpectedTensor {
         /// Name of the tensor.
         name: String,

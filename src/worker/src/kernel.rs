@@ -140,6 +140,22 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     );
 }
 
+/// Root-mean-square norm of each row of `weight.len()` elements, like [`rms_norm`] with the same memory for `x` and `out`.
+pub(crate) fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for x in x.chunks_exact_mut(weight.len()) {
+                let mean = sum_lanes(x, |x| x * x) / weight.len() as f32;
+                let scale = 1.0 / (mean + eps).sqrt();
+                for (x, weight) in x.iter_mut().zip(weight) {
+                    *x = *x * scale * weight;
+                }
+            }
+        },
+    );
+}
+
 /// The gated activation of one row: `out = gate * sigmoid(gate) * up`, where `gate_up` is `gate` followed by `up`.
 pub(crate) fn swiglu(gate_up: &[f32], out: &mut [f32]) {
     let (gate, up) = gate_up.split_at(out.len());
@@ -179,6 +195,9 @@ mod tests {
         let mut out = [0.0; 4];
         rms_norm(&[3.0, 4.0, -3.0, 4.0], &[1.0, 2.0], 3.5, &mut out);
         assert_eq!(out, [0.75, 2.0, -0.75, 2.0]);
+        let mut x = [3.0, 4.0, -3.0, 4.0];
+        rms_norm_in_place(&mut x, &[1.0, 2.0], 3.5);
+        assert_eq!(x, out);
         rms_norm(&[0.0, 0.0], &[1.0, 1.0], 1e-6, &mut out[..2]);
         assert_eq!(out[..2], [0.0, 0.0]);
     }

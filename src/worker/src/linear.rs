@@ -43,6 +43,7 @@ impl Linear {
     }
 
     /// Packs F32 matrices given row by row, one row for each output; the rows of the matrices follow one another.
+    #[cfg(test)]
     pub(crate) fn pack(inputs: usize, parts: &[&[f32]]) -> Self {
         Self::new(parts.iter().map(|part| Matrix::from_f32(inputs, part)).collect())
     }

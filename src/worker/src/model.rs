@@ -7,12 +7,14 @@ use trunkline_port::ModelInfo;
 use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::kernel::{rms_norm, swiglu};
+use crate::kernel::{rms_norm, rms_norm_in_place, swiglu};
 use crate::kv::{KvCache, LockedBlocks};
 use crate::linear::{Linear, Output};
+use crate::matrix::Matrix;
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
-use crate::weights::{self, Weights};
+use crate::weights::{HeadNorms, Weights};
+use crate::{gguf, hugging_face, shards};
 
 /// Element type of the KV cache, for the namespace of block hashes.
 const KV_DTYPE: &str = "f32";
@@ -21,20 +23,25 @@ const KV_DTYPE: &str = "f32";
 struct Layer {
     attention_norm: Vec<f32>,
     qkv: Linear,
+    qkv_bias: Option<Vec<f32>>,
+    head_norms: Option<HeadNorms>,
     o: Linear,
+    o_bias: Option<Vec<f32>>,
     mlp_norm: Vec<f32>,
     gate_up: Linear,
+    gate_up_bias: Option<Vec<f32>>,
     down: Linear,
+    down_bias: Option<Vec<f32>>,
 }
 
-/// A decoder-only transformer of the Llama architecture, in F32: RMSNorm, rotary embeddings, grouped-query attention and a gated
-/// feed-forward layer. Immutable; an `Arc` shares the model between workers.
+/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32: RMSNorm, rotary embeddings,
+/// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.
 pub struct Model {
     name: String,
     config: ModelConfig,
     rope: Rope,
-    /// `[token][hidden]`; `None` if the rows of the head are the embeddings.
-    embedding: Option<Vec<f32>>,
+    /// One row for each token; `None` if the rows of the head are the embeddings.
+    embedding: Option<Matrix>,
     layers: Vec<Layer>,
     final_norm: Vec<f32>,
     head: Linear,
@@ -66,42 +73,58 @@ pub(crate) struct Scratch {
 }
 
 impl Model {
-    /// Reads a Hugging Face folder: `config.json`, `generation_config.json` if there is one, and either
-    /// `model.safetensors`, `model.safetensors.index.json` with its shards, or any `*.safetensors`, in F32, F16 or BF16.
-    /// Weights are held in F32.
+    /// Reads a model from a Hugging Face folder or from a GGUF file. Matrices keep the precision of the file.
+    ///
+    /// A folder has `config.json`, `generation_config.json` if there is one, and either `model.safetensors`,
+    /// `model.safetensors.index.json` with its shards, or any `*.safetensors`, in F32, F16 or BF16.
     ///
     /// # Errors
     ///
-    /// See [`ModelError`]: a file or a tensor is missing or malformed, or the model is not a plain Llama.
-    pub fn load(dir: &Path) -> Result<Model, ModelError> {
-        let config = ModelConfig::load(dir)?;
-        let weights = weights::load(dir, &config)?;
-        let full = dir.canonicalize().map_err(|source| ModelError::Read { path: dir.to_owned(), source })?;
-        let name = full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+    /// See [`ModelError`]: a file or a tensor is missing or malformed, or the model is of a family that the worker does not run.
+    pub fn load(path: &Path) -> Result<Model, ModelError> {
+        if !path.exists() {
+            let hint = "give the folder of a Hugging Face model, or a GGUF file";
+            return Err(ModelError::MissingFile { path: path.to_owned(), hint });
+        }
+        let full = path.canonicalize().map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+        let file = !full.is_dir();
+        let name = if file { full.file_stem() } else { full.file_name() };
+        let name = name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        let (config, weights) = if file {
+            gguf::load(path)?
+        } else {
+            let config = hugging_face::load(path)?;
+            let weights = shards::load(path, &config)?;
+            (config, weights)
+        };
         Ok(Self::assemble(name, config, weights))
     }
 
     /// Packs weights with the shapes of `config`.
     pub(crate) fn assemble(name: String, config: ModelConfig, weights: Weights) -> Model {
-        let hidden = config.hidden_size as usize;
         let layers = weights
             .layers
             .into_iter()
             .map(|layer| Layer {
                 attention_norm: layer.attention_norm,
-                qkv: Linear::pack(hidden, &[&layer.q, &layer.k, &layer.v]),
-                o: Linear::pack(config.q_width(), &[&layer.o]),
+                qkv: Linear::new(vec![layer.q, layer.k, layer.v]),
+                qkv_bias: layer.qkv_bias,
+                head_norms: layer.head_norms,
+                o: Linear::new(vec![layer.o]),
+                o_bias: layer.o_bias,
                 mlp_norm: layer.mlp_norm,
-                gate_up: Linear::pack(hidden, &[&layer.gate, &layer.up]),
-                down: Linear::pack(config.intermediate_size as usize, &[&layer.down]),
+                gate_up: Linear::new(vec![layer.gate, layer.up]),
+                gate_up_bias: layer.gate_up_bias,
+                down: Linear::new(vec![layer.down]),
+                down_bias: layer.down_bias,
             })
             .collect();
         let (head, embedding) = match weights.head {
-            Some(head) => (Linear::pack(hidden, &[&head]), Some(weights.embedding)),
-            None => (Linear::pack(hidden, &[&weights.embedding]), None),
+            Some(head) => (head, Some(weights.embedding)),
+            None => (weights.embedding, None),
         };
         let rope = Rope::new(&config);
-        Self { name, config, rope, embedding, layers, final_norm: weights.final_norm, head }
+        Self { name, config, rope, embedding, layers, final_norm: weights.final_norm, head: Linear::new(vec![head]) }
     }
 
     /// The seeded model with one damaged weight.
@@ -117,7 +140,7 @@ impl Model {
         &self.config
     }
 
-    /// Returns the name of the model's folder, or "seeded-tiny".
+    /// Returns the name of the model's folder or the stem of the model's file, or "seeded-tiny".
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -168,16 +191,19 @@ impl Model {
         for (i, layer) in self.layers.iter().enumerate() {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
             layer.qkv.apply(normed, qkv, Output::Replace, sums, threads);
-            self.rotate_rows(qkv, cos, sin, threads);
+            self.place_heads(layer, qkv, cos, sin, threads);
             store(batch.sequences, &mut kv, i, qkv, q_width, kv_width);
             attend(&plan, &kv.view(), i, qkv, attention, threads);
             layer.o.apply(attention, x, Output::Add, sums, threads);
+            add_bias(layer.o_bias.as_deref(), x, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
             layer.gate_up.apply(normed, gate_up, Output::Replace, sums, threads);
+            add_bias(layer.gate_up_bias.as_deref(), gate_up, threads);
             threads.chunks(activated, inner, rows * inner * 8, |row, out| {
                 swiglu(&gate_up[row * 2 * inner..(row + 1) * 2 * inner], out);
             });
             layer.down.apply(activated, x, Output::Add, sums, threads);
+            add_bias(layer.down_bias.as_deref(), x, threads);
         }
         normed.resize(batch.logit_rows.len() * hidden, 0.0);
         for (row, normed) in batch.logit_rows.iter().zip(normed.chunks_exact_mut(hidden)) {
@@ -191,10 +217,9 @@ impl Model {
         let hidden = self.config.hidden_size as usize;
         x.resize(tokens.len() * hidden, 0.0);
         for (token, row) in tokens.iter().zip(x.chunks_exact_mut(hidden)) {
-            let token = *token as usize;
             match &self.embedding {
-                Some(embedding) => row.copy_from_slice(&embedding[token * hidden..(token + 1) * hidden]),
-                None => self.head.row(token, row),
+                Some(embedding) => embedding.row(*token as usize, row),
+                None => self.head.row(*token as usize, row),
             }
         }
     }
@@ -210,17 +235,41 @@ impl Model {
         }
     }
 
-    /// Rotates the query and key heads of every row.
-    fn rotate_rows(&self, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
-        let dim = self.config.head_dim as usize;
-        let turned = self.config.q_width() + self.config.kv_width();
+    /// Adds the biases of every row's queries, keys and values, norms the query and key heads, and rotates them; the layer decides
+    /// about biases and norms.
+    fn place_heads(&self, layer: &Layer, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
+        let (dim, eps) = (self.config.head_dim as usize, self.config.rms_norm_eps);
+        let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
         let cost = 2 * qkv.len();
-        threads.chunks(qkv, turned + self.config.kv_width(), cost, |row, qkv| {
+        threads.chunks(qkv, q_width + 2 * kv_width, cost, |row, qkv| {
             let (cos, sin) = (&cos[row * dim / 2..][..dim / 2], &sin[row * dim / 2..][..dim / 2]);
-            for head in qkv[..turned].chunks_exact_mut(dim) {
+            if let Some(bias) = &layer.qkv_bias {
+                add(qkv, bias);
+            }
+            let (q, kv) = qkv.split_at_mut(q_width);
+            let k = &mut kv[..kv_width];
+            if let Some(norms) = &layer.head_norms {
+                rms_norm_in_place(q, &norms.q, eps);
+                rms_norm_in_place(k, &norms.k, eps);
+            }
+            for head in q.chunks_exact_mut(dim).chain(k.chunks_exact_mut(dim)) {
                 rotate(head, cos, sin);
             }
         });
+    }
+}
+
+/// Adds a bias, if there is one, to each row of `rows`.
+fn add_bias(bias: Option<&[f32]>, rows: &mut [f32], threads: &Threads) {
+    if let Some(bias) = bias {
+        let cost = rows.len();
+        threads.chunks(rows, bias.len(), cost, |_, row| add(row, bias));
+    }
+}
+
+fn add(row: &mut [f32], bias: &[f32]) {
+    for (x, bias) in row.iter_mut().zip(bias) {
+        *x += bias;
     }
 }
 

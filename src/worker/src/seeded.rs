@@ -4,7 +4,8 @@
 //! The vocabulary is the 256 bytes, a begin and an end token. The text is noise, mostly printable; the same seed gives the same
 //! weights on every machine.
 
-use crate::config::ModelConfig;
+use crate::config::{LayerParts, ModelConfig};
+use crate::matrix::Matrix;
 use crate::model::Model;
 use crate::noise::Noise;
 use crate::weights::{LayerWeights, Weights};
@@ -41,6 +42,7 @@ pub(crate) fn tiny_config() -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: None,
         tied_head: false,
+        parts: LayerParts::default(),
         eos_token_ids: Vec::new(),
     }
 }
@@ -58,17 +60,23 @@ impl Model {
         };
         let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size as usize);
         let inner = config.intermediate_size as usize;
+        let mut packed = |outputs, inputs, gain| Matrix::from_f32(inputs, &matrix(outputs, inputs, gain));
         let layers = (0..config.n_layers)
             .map(|_| LayerWeights {
                 attention_norm: vec![1.0; hidden],
-                q: matrix(config.q_width(), hidden, ATTENTION_GAIN),
-                k: matrix(config.kv_width(), hidden, ATTENTION_GAIN),
-                v: matrix(config.kv_width(), hidden, ATTENTION_GAIN),
-                o: matrix(hidden, config.q_width(), ATTENTION_GAIN),
+                q: packed(config.q_width(), hidden, ATTENTION_GAIN),
+                k: packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                v: packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                qkv_bias: None,
+                head_norms: None,
+                o: packed(hidden, config.q_width(), ATTENTION_GAIN),
+                o_bias: None,
                 mlp_norm: vec![1.0; hidden],
-                gate: matrix(inner, hidden, 1.0),
-                up: matrix(inner, hidden, 1.0),
-                down: matrix(hidden, inner, 1.0),
+                gate: packed(inner, hidden, 1.0),
+                up: packed(inner, hidden, 1.0),
+                gate_up_bias: None,
+                down: packed(hidden, inner, 1.0),
+                down_bias: None,
             })
             .collect();
         let embedding = matrix(vocab, hidden, 1.0);
@@ -81,6 +89,7 @@ impl Model {
             };
             row.iter_mut().for_each(|weight| *weight *= scale);
         }
+        let (embedding, head) = (Matrix::from_f32(hidden, &embedding), Matrix::from_f32(hidden, &head));
         let weights = Weights { embedding, layers, final_norm: vec![1.0; hidden], head: Some(head) };
         Model::assemble(NAME.to_owned(), config, weights)
     }

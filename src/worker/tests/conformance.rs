@@ -12,10 +12,20 @@ use trunkline_port::Sampling;
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
-const CHECKPOINTS: [&str; 3] = ["mha-tied-f32", "gqa-untied-bf16-sharded", "gqa-llama3-rope-f16"];
+const CHECKPOINTS: [&str; 7] = [
+    "mha-tied-f32",
+    "gqa-untied-bf16-sharded",
+    "gqa-llama3-rope-f16",
+    "llama-biases-f32",
+    "mistral-yarn-rope-bf16",
+    "qwen2-tied-linear-rope-f32",
+    "qwen3-yarn-rope-f16",
+];
 
 /// Largest difference between a logit and the reference's.
 const TOLERANCE: f32 = 1e-3;
+/// Largest difference between a log probability and the reference's.
+const LOGPROB_TOLERANCE: f64 = 2e-4;
 
 const BLOCK_SIZE: u32 = 16;
 
@@ -31,6 +41,9 @@ struct Prompt {
     logits_at: Vec<usize>,
     logits: Vec<Vec<f32>>,
     greedy: Vec<u32>,
+    /// Log probabilities of the greedy tokens; the oldest checkpoints have none.
+    #[serde(default)]
+    logprobs: Vec<f64>,
 }
 
 fn folder(name: &str) -> PathBuf {
@@ -68,9 +81,49 @@ fn configurations_are_read_as_transformers_wrote_them() {
         let config = model.config().clone();
         assert_eq!((config.vocab_size, config.hidden_size, config.n_layers, config.n_heads), (320, 32, 2, 4));
         assert_eq!((config.max_context, config.eos_token_ids.as_slice()), (512, &[1][..]));
-        (config.n_kv_heads, config.tied_head, config.rope_scaling.is_some())
+        (config.n_kv_heads, config.head_dim, config.tied_head, config.rope_scaling.is_some())
     });
-    assert_eq!(shapes, [(4, true, false), (2, false, false), (1, false, true)]);
+    let expected = [
+        (4, 8, true, false),
+        (2, 8, false, false),
+        (1, 8, false, true),
+        (2, 8, false, false),
+        (2, 8, false, true),
+        (2, 8, true, true),
+        (2, 16, false, true),
+    ];
+    assert_eq!(shapes, expected);
+}
+
+/// Natural logarithm of the probability that `logits` give to `token`.
+fn log_probability(logits: &[f32], token: u32) -> f64 {
+    let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+    f64::from(logits[token as usize] - largest) - sum.ln()
+}
+
+#[test]
+fn log_probabilities_of_the_greedy_text_are_those_of_transformers() {
+    let mut compared = 0;
+    for name in CHECKPOINTS {
+        let (model, prompts) = load(name);
+        let mut largest = 0f64;
+        for prompt in prompts.iter().filter(|prompt| !prompt.logprobs.is_empty()) {
+            let mut seq = greedy(0, &prompt.tokens);
+            let logits = rig(&model).generate(&mut seq, prompt.greedy.len(), usize::MAX);
+            assert_eq!(seq.output(), prompt.greedy, "{name}");
+            assert_eq!(prompt.logprobs.len(), prompt.greedy.len());
+            for ((logits, token), expected) in logits.iter().zip(&prompt.greedy).zip(&prompt.logprobs) {
+                largest = largest.max((log_probability(logits, *token) - expected).abs());
+                compared += 1;
+            }
+        }
+        if largest > 0.0 {
+            println!("{name}: log probabilities differ by at most {largest:e}");
+        }
+        assert!(largest <= LOGPROB_TOLERANCE, "{name}: log probabilities differ by {largest:e}");
+    }
+    assert_eq!(compared, 4 * 4 * 40);
 }
 
 #[test]

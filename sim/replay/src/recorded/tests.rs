@@ -155,11 +155,16 @@ fn damage_is_told_with_its_line() {
     assert!(fault(&[header, "{\"at_ns\":", event]).starts_with(", line 2: not a line of a Trunkline recording"));
     let late = event.replace("\"at_ns\":0", "\"at_ns\":9");
     assert!(fault(&[header, &late, event]).starts_with(", line 3: the time goes back from 9 to 0 ns"));
-    let version = header.replace(
-        &format!("\"trunkline_recording\":{}", record::VERSION),
-        "\"trunkline_recording\":7,\"of\":\"another form\"",
-    );
-    assert!(fault(&[&version]).starts_with(", line 1: the recording has format version 7, this program reads 2"));
+    for found in [2, 3, 7] {
+        let version = header.replace(
+            &format!("\"trunkline_recording\":{}", record::VERSION),
+            &format!("\"trunkline_recording\":{found},\"of\":\"another form\""),
+        );
+        let wanted = format!(
+            ", line 1: the recording has format version {found}, this program reads 4 and 5; replay it with the version that made it"
+        );
+        assert_eq!(fault(&[&version]), wanted);
+    }
     let limits = header.replace("\"block_size\":4", "\"block_size\":0");
     assert_eq!(fault(&[&limits]), ", line 1: recorded limits: block_size is 0; it must be between 1 and 4096");
 

@@ -80,27 +80,28 @@ impl Core {
         self.steps.recycle_seqs(step.seqs);
     }
 
-    /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. A request
-    /// with all tokens generated is reported at once in any case.
+    /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. The end of a
+    /// request is reported at once in any case.
     fn end_sequences(&mut self, seqs: &[(usize, StepSeq)], actions: &mut Vec<Action>) {
         for (slot, _) in seqs {
             let seq = &self.state.sequences[*slot];
-            let has_all = matches!(seq.ending, Some(Ending::Finish(FinishReason::Stop | FinishReason::Length)));
-            if has_all && seq.is_in_step() {
-                self.report_early(*slot, actions);
+            if let Some(Ending::Finish(reason)) = seq.ending
+                && seq.is_in_step()
+            {
+                self.report_early(*slot, reason, actions);
             }
         }
         let sequences = &self.state.sequences;
         self.state.batch.running.retain(|slot| match sequences[*slot].ending {
             None => true,
-            Some(Ending::Reported) => false,
+            Some(Ending::Reported(_)) => false,
             Some(_) => sequences[*slot].is_in_step(),
         });
         for (slot, _) in seqs {
             let Some(seq) = self.state.sequences.get(*slot).filter(|seq| !seq.is_in_step()) else { continue };
             match seq.ending {
                 None => {}
-                Some(Ending::Reported) => self.discard(*slot),
+                Some(Ending::Reported(_)) => self.discard(*slot),
                 Some(ending) => self.remove(*slot, ending, actions),
             }
         }
@@ -134,9 +135,9 @@ impl Core {
         let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
         seq.computed = computed.min(seq.tokens.len() as u32);
         let leaves = seq.ending.is_some();
-        // KV that the worker failed to compute is not published.
-        let failed = matches!(seq.ending, Some(Ending::Finish(FinishReason::Error) | Ending::Reported));
-        if !failed && seq.computed / config.block_size > seq.published {
+        // KV that the worker failed to compute is not published, nor what is computed past the last token.
+        let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
+        if !seq.has_failed() && !is_complete && seq.computed / config.block_size > seq.published {
             kv.publish(seq, last_step, journal);
         }
         leaves
@@ -171,10 +172,7 @@ impl Core {
             }
         }
         for slot in transfer_end::lose_all(&mut self.state) {
-            match self.state.sequences[slot].ending {
-                Some(ending) => self.remove(slot, ending, actions),
-                None => self.state.start_over(slot, SequenceEvent::WorkerLost),
-            }
+            self.state.start_over(slot, SequenceEvent::WorkerLost);
         }
         self.state.kv.tree.flush();
     }
@@ -183,20 +181,19 @@ impl Core {
     fn lose_steps(&mut self) {
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
-        // If the guilty request is known, the others did nothing.
-        let guilty = Some(Ending::Finish(FinishReason::Error));
+        // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
         let seqs = || steps.iter().flat_map(|step| step.seqs.iter().map(|(slot, _)| *slot));
-        let named = seqs().any(|slot| self.state.sequences[slot].ending == guilty);
+        let named = seqs().any(|slot| self.state.sequences[slot].has_failed());
         for slot in seqs() {
             let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
             seq.ahead = Ahead::default();
-            if seq.ending == Some(Ending::Reported) {
+            if let Some(Ending::Reported(_)) = seq.ending {
                 self.discard(slot);
                 continue;
             }
-            seq.history.worker_failures += u32::from(!named);
-            if seq.history.worker_failures >= WORKER_FAILURES_MAX {
-                seq.ending = seq.ending.or(guilty);
+            seq.worker_failures = seq.worker_failures.saturating_add(u8::from(!named));
+            if u32::from(seq.worker_failures) >= WORKER_FAILURES_MAX {
+                seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
             }
         }
     }

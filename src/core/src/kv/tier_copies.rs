@@ -8,7 +8,7 @@ use crate::journal::Journal;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
 use crate::transfer::Place;
-use crate::transfer_table::{BlockPair, InFlight, Purpose, fold_pairs};
+use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose, fold_pairs};
 
 /// Blocks in one transfer begun ahead of need, at most.
 const AHEAD_MAX: usize = 1024;
@@ -45,15 +45,7 @@ impl Kv {
         }
         journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
         fold_pairs(&mut journal.digest, &pairs);
-        let frees = match &purpose {
-            Purpose::Demotion if from == Place::Device => pairs.len() as u32,
-            // Readers of a block read its ancestors: blocks that only this transfer reads are the last ones.
-            Purpose::WriteThrough { chain } => {
-                (chain.len() - chain.partition_point(|block| self.tree.readers(*block) > 1)) as u32
-            }
-            _ => 0,
-        };
-        self.transfers.begin(from, to, pairs, purpose, frees);
+        self.transfers.begin(from, to, pairs, purpose);
     }
 
     /// Begins to copy the published blocks of an ended request to the first tier, if the tier takes them now. The transfer then holds
@@ -166,13 +158,14 @@ impl Kv {
         let first = seq.published as usize;
         let targets = &seq.table[first..first + plan.len()];
         targets.iter().for_each(|block| self.tree.begin_move(*block));
-        let mut load = Load { blocks: plan.len() as u32, transfers: 0, failed: false };
+        let mut load = Load { blocks: plan.len() as u32, transfers: 0, good: plan.len() as u32 };
         for tier in 0..self.tiers.len() {
             let there = plan.iter().zip(targets).rev().filter(|(planned, _)| planned.tier == tier);
             let pairs: Vec<BlockPair> =
                 there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
             if !pairs.is_empty() {
-                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }));
+                let is_hit = seq.history.admissions == 1;
+                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, is_hit));
                 self.tiers.count_hits(tier, pairs.len());
                 load.transfers += 1;
                 self.begin_tier_copy(tier_place(tier), Place::Device, pairs, Purpose::Load { slot }, journal);
@@ -193,6 +186,17 @@ impl Kv {
         if let (true, Place::Tier(tier)) = (is_load, from) {
             self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.from), Write::SecondUse, journal);
         }
+    }
+
+    /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
+    pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan) {
+        let Orphan { mut blocks, published, hosts } = orphan;
+        match (from, to) {
+            (Place::Tier(tier), _) => pairs.iter().for_each(|pair| self.tiers.unpin(tier as usize, pair.from)),
+            (_, Place::Host) => hosts.into_iter().for_each(|host| self.host_fill_failed(host)),
+            _ => hosts.into_iter().for_each(|host| self.leave_host(host)),
+        }
+        self.tree.release(&mut blocks, published);
     }
 
     /// Gives up a transfer from or to a tier that will not be answered.
@@ -218,6 +222,7 @@ impl Kv {
             (Purpose::Propagation | Purpose::Load { .. }, Place::Tier(tier)) => {
                 pairs.iter().for_each(|pair| self.tiers.unpin(tier as usize, pair.from));
             }
+            (Purpose::Orphaned(_), _) => unreachable!("an orphaned transfer ends with its blocks"),
             (purpose, place) => unreachable!("{purpose:?} copies nothing from {place:?}"),
         }
     }

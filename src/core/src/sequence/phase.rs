@@ -109,8 +109,8 @@ pub(crate) struct Load {
     pub blocks: u32,
     /// Transfers in flight.
     pub transfers: u32,
-    /// `true` if a transfer failed; the blocks are then recomputed.
-    pub failed: bool,
+    /// Leading blocks that no failed transfer was to fill.
+    pub good: u32,
 }
 
 /// Data of a sequence in state [`SequenceState::SwappingOut`].
@@ -168,15 +168,6 @@ impl Phase {
             Self::SwappingOut(_) => SequenceState::SwappingOut,
             Self::Swapped(_) => SequenceState::Swapped,
             Self::SwappingIn(_) => SequenceState::SwappingIn,
-        }
-    }
-
-    /// Returns `true` while a transfer begun for the sequence is in flight.
-    pub fn is_copying(&self) -> bool {
-        match self {
-            Self::Loading(_) | Self::SwappingOut(_) => true,
-            Self::SwappingIn(swap_in) => swap_in.transfer.is_some(),
-            Self::Waiting | Self::Prefill | Self::Decode | Self::Swapped(_) => false,
         }
     }
 

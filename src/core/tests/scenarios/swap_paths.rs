@@ -48,13 +48,12 @@ fn who_joined_the_copy_of_a_request_that_ends_is_recomputed() {
     for joiner_first in [false, true] {
         let mut rig = sharers_coming_back();
         rig.abort(3);
-        assert!(!rig.has_ended(3), "its blocks are being written");
+        assert!(rig.has_ended(3) && rig.stats().moving_blocks > 0, "its blocks are being written");
         if joiner_first {
             rig.finish_copy(1);
             rig.finish_copy(0);
         } else {
             rig.finish_copy(0);
-            assert!(rig.has_ended(3));
             rig.finish_copy(0);
         }
         assert_eq!((rig.stats().swapped, rig.host_free()), (0, 100));

@@ -21,17 +21,17 @@ fn scenario_082_a_deadline_ends_a_request_waiting_or_running() {
     assert_eq!(rig.core.next_deadline_ns(), Some(9000));
     rig.now_ns = 10_000;
     rig.event(Event::Tick);
-    assert!(!rig.has_ended(2), "the worker still writes its blocks");
+    assert_eq!(rig.ends[1], (2, FinishReason::Timeout), "the client does not wait for the step");
+    assert!(!rig.all_blocks_usable(), "the worker still writes its blocks");
     rig.answer();
-    assert_eq!(rig.ends[1], (2, FinishReason::Timeout));
     assert!(rig.tokens.is_empty());
     rig.assert_empty();
 }
 
-/// KsanaLLM: on the next pass, after the step, and at once with a cancellation behind the back; here: at once, after the step, and
-/// after the copy, because until then its blocks are written.
+/// KsanaLLM: on the next pass, after the step, and at once with a cancellation behind the back; here: at once in every state; its
+/// blocks are kept until the step or the copy ends, because until then they are written.
 #[test]
-fn scenario_083_an_abort_takes_effect_when_the_blocks_are_at_rest() {
+fn scenario_083_an_abort_takes_effect_at_once_and_the_blocks_follow_when_at_rest() {
     let mut rig = Driver::without_worker(config());
     rig.submit(1, text(1, 20), 9);
     rig.abort(1);
@@ -40,15 +40,14 @@ fn scenario_083_an_abort_takes_effect_when_the_blocks_are_at_rest() {
     let mut rig = Driver::new(config());
     rig.submit(1, text(1, 20), 9);
     rig.abort(1);
-    assert!(!rig.has_ended(1));
+    assert!(rig.has_ended(1) && !rig.all_blocks_usable());
     rig.answer();
-    assert!(rig.has_ended(1) && rig.tokens.is_empty());
+    assert!(rig.all_blocks_usable() && rig.tokens.is_empty());
 
     let mut rig = swapping_out(victim());
     rig.abort(VICTIM);
-    assert!(!rig.has_ended(VICTIM));
+    assert!(rig.has_ended(VICTIM) && rig.host_free() < 100);
     rig.finish_copy(0);
-    assert!(rig.has_ended(VICTIM));
     assert_eq!(rig.host_free(), 100);
 }
 

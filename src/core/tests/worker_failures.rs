@@ -1,0 +1,157 @@
+//! Blame for failed steps: a request that makes a worker fail ends, and requests beside it do not.
+
+use trunkline_core::{
+    Config, Event, FinishReason, Namespace, Request, RequestId, TierConfig, WORKER_FAILURES_MAX, Write,
+};
+use trunkline_driver::Driver;
+
+const BLOCK: u32 = 4;
+
+fn config() -> Config {
+    Config {
+        block_size: BLOCK,
+        device_blocks: 64,
+        max_batch_tokens: 64,
+        max_batch_size: 4,
+        max_context: 200,
+        ..Config::default()
+    }
+}
+
+fn request(id: u64, n: u32, max_tokens: u32) -> Request {
+    let prompt = (0..n).map(|at| id as u32 * 1000 + at).collect();
+    Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens)
+}
+
+/// Loses the worker, and has another join.
+fn lose(driver: &mut Driver) {
+    driver.lose_worker();
+    driver.join();
+}
+
+#[test]
+fn requests_beside_a_guilty_one_stay_even_if_its_client_gave_up_in_the_failing_step() {
+    type GivesUp = fn(&mut Driver, u64);
+    let ways: [(FinishReason, GivesUp); 4] = [
+        (FinishReason::Abort, |driver, id| driver.abort(id)),
+        (FinishReason::Stop, |driver, id| driver.event(Event::Stop(RequestId(id)))),
+        (FinishReason::Timeout, |driver, _| {
+            driver.now_ns += 1_000_000;
+            driver.event(Event::Tick);
+        }),
+        (FinishReason::Error, |driver, id| driver.event(Event::Withdraw(RequestId(id)))),
+    ];
+    for (reason, gives_up) in ways {
+        let mut driver = Driver::new(config());
+        driver.submit_request(request(1, 9, 100));
+        for guilty in 10..20 {
+            let mut poison = request(guilty, 9, 5);
+            poison.deadline_ns = Some(driver.now_ns + 500_000);
+            driver.submit_request(poison);
+            driver.answer();
+            assert_eq!(driver.ids(), [1, guilty]);
+            gives_up(&mut driver, guilty);
+            driver.event(Event::Fail(RequestId(guilty)));
+            lose(&mut driver);
+            assert_eq!(driver.reason(guilty), Some(reason));
+        }
+        // Not one token was lost to a failure of its own: it ran between them, and once without any.
+        driver.run_to_end();
+        assert_eq!(driver.reason(1), Some(FinishReason::Length), "{reason:?}");
+    }
+}
+
+#[test]
+fn without_progress_between_them_the_guilty_ones_failures_still_count_for_nobody_else() {
+    let mut driver = Driver::without_worker(config());
+    // Not one step of request 1 succeeds, so only the blame keeps the request alive.
+    for guilty in 10..14 {
+        if guilty == 10 {
+            driver.submit_request(request(1, 9, 4));
+        }
+        driver.submit_request(request(guilty, 9, 5));
+        driver.join();
+        assert_eq!(driver.ids(), [1, guilty]);
+        driver.abort(guilty);
+        driver.event(Event::Fail(RequestId(guilty)));
+        driver.lose_worker();
+        assert_eq!(driver.reason(guilty), Some(FinishReason::Abort));
+    }
+    assert!(driver.tokens.is_empty());
+    driver.join();
+    driver.run_to_end();
+    assert_eq!(driver.reason(1), Some(FinishReason::Length));
+}
+
+#[test]
+fn only_failures_in_a_row_end_a_request() {
+    let mut driver = Driver::new(config());
+    driver.submit_request(request(1, 9, 40));
+    for _ in 0..5 {
+        for _ in 1..WORKER_FAILURES_MAX {
+            lose(&mut driver);
+        }
+        driver.answer();
+    }
+    assert_eq!(driver.said(1).len(), 5, "each life of the worker but a few gave a token");
+    for failures in 1..=WORKER_FAILURES_MAX {
+        assert!(!driver.has_ended(1));
+        lose(&mut driver);
+        assert_eq!(driver.has_ended(1), failures == WORKER_FAILURES_MAX);
+    }
+    assert_eq!(driver.ends, [(1, FinishReason::Error)]);
+}
+
+#[test]
+fn a_prompt_that_fails_behind_its_first_chunk_ends_though_the_chunk_succeeds() {
+    let mut driver = Driver::new(Config { max_batch_tokens: 16, ..config() });
+    driver.submit_request(request(1, 40, 4));
+    for _ in 0..WORKER_FAILURES_MAX {
+        assert_eq!(driver.running(), [(1, 0, 16, false)]);
+        driver.answer();
+        lose(&mut driver);
+    }
+    assert_eq!(driver.ends, [(1, FinishReason::Error)]);
+}
+
+#[test]
+fn failures_travel_with_a_request_and_a_token_clears_them() {
+    let withdrawn = |answers: u32| {
+        let mut driver = Driver::new(config());
+        driver.submit_request(request(1, 9, 40));
+        lose(&mut driver);
+        lose(&mut driver);
+        (0..answers).for_each(|_| driver.answer());
+        driver.event(Event::Withdraw(RequestId(1)));
+        driver.answer();
+        driver.withdrawn.remove(0)
+    };
+    assert_eq!((withdrawn(0).worker_failures, withdrawn(1).worker_failures), (2, 0));
+    let mut driver = Driver::new(config());
+    driver.submit_request(withdrawn(0));
+    lose(&mut driver);
+    assert_eq!(driver.ends, [(1, FinishReason::Error)], "the third failure, counted over two cores");
+}
+
+#[test]
+fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
+    let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
+    for aborts in [false, true] {
+        let mut driver = Driver::new(Config { tiers: vec![tier.clone()], ..config() });
+        driver.submit_request(request(1, 9, 5));
+        if aborts {
+            driver.abort(1);
+        }
+        driver.event(Event::Fail(RequestId(1)));
+        driver.answer();
+        let (stats, reason) = (driver.stats(), driver.reason(1).unwrap());
+        assert_eq!(reason, if aborts { FinishReason::Abort } else { FinishReason::Error });
+        assert_eq!((stats.published_blocks, stats.tiers[0].stored_blocks, driver.copies.len()), (0, 0, 0));
+        // Blocks published before the failure are good, but no copy of them is worth the time.
+        driver.submit_request(request(2, 9, 5));
+        driver.answer();
+        driver.event(Event::Fail(RequestId(2)));
+        driver.answer();
+        assert_eq!((driver.stats().published_blocks, driver.stats().tiers[0].stored_blocks), (2, 0));
+    }
+}

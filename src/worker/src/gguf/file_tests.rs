@@ -1,0 +1,1 @@
+//! Tests of GGUF files, good and bad.

@@ -1,0 +1,384 @@
+//! Tensors of a Hugging Face folder: one `model.safetensors`, shards with an index, or shards without.
+//!
+//! Files are read, not mapped: replacing a mapped file while the server runs would change the loaded model.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::hugging_face::read_json;
+use crate::matrix::WeightKind;
+use crate::weights::{Tensor, Tensors, Weights, collect};
+
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX_FILE: &str = "model.safetensors.index.json";
+/// Bytes before the header of a file: the length of the header.
+const LENGTH_BYTES: u64 = 8;
+/// Length of a header in bytes, at most: the limit of the safetensors library.
+const HEADER_MAX: u64 = 100_000_000;
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// One file with tensors.
+struct Shard {
+    path: PathBuf,
+    file: File,
+    /// Start of the tensors in the file.
+    data_at: u64,
+}
+
+/// The tensors of a folder not taken so far.
+struct Shards {
+    dir: PathBuf,
+    files: Vec<Shard>,
+    /// Shard and place of each tensor.
+    tensors: BTreeMap<String, (usize, TensorInfo)>,
+    /// File of each tensor according to the index, if there is one.
+    placed: BTreeMap<String, String>,
+}
+
+/// Reads the weights described by `config` from folder `dir`.
+///
+/// # Errors
+///
+/// No weights; a missing, interrupted or malformed file; or a missing or surplus tensor, one of another shape, or one of a type
+/// other than F32, F16 or BF16.
+pub(crate) fn load(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
+    let mut shards = Shards::open(dir)?;
+    let weights = collect(config, &mut shards)?;
+    match shards.tensors.iter().find(|(name, _)| !is_surplus(name, config)) {
+        None => Ok(weights),
+        Some((name, (shard, _))) => {
+            Err(ModelError::UnexpectedTensor { name: name.clone(), path: shards.files[*shard].path.clone() })
+        }
+    }
+}
+
+/// Tensors of some checkpoints derived from the rest: a copy of the tied head, rotary frequencies.
+fn is_surplus(name: &str, config: &ModelConfig) -> bool {
+    (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
+}
+
+impl Shards {
+    fn open(dir: &Path) -> Result<Self, ModelError> {
+        let (paths, placed) = weight_files(dir)?;
+        let mut shards = Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed };
+        for path in paths {
+            let (shard, header) = Shard::open(path)?;
+            let index = shards.files.len();
+            shards.files.push(shard);
+            shards.tensors.extend(header.tensors().into_iter().map(|(name, info)| (name, (index, info.clone()))));
+        }
+        Ok(shards)
+    }
+}
+
+impl Tensors for Shards {
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        let Some((shard, info)) = self.tensors.remove(name) else {
+            let path = self.placed.get(name).map_or_else(|| self.dir.clone(), |file| self.dir.join(file));
+            return Err(ModelError::MissingTensor { name: name.to_owned(), path });
+        };
+        let shard = &mut self.files[shard];
+        let path = shard.path.clone();
+        if info.shape != shape {
+            let (name, expected) = (name.to_owned(), shape.to_vec());
+            return Err(ModelError::Shape { name, path, found: info.shape, expected });
+        }
+        let kind = match info.dtype {
+            Dtype::F32 => WeightKind::F32,
+            Dtype::F16 => WeightKind::F16,
+            Dtype::BF16 => WeightKind::Bf16,
+            other => return Err(ModelError::Dtype { name: name.to_owned(), path, found: format!("{other:?}") }),
+        };
+        let bytes = shard.read(&info)?;
+        Ok(Tensor { kind, bytes, path })
+    }
+}
+
+impl Shard {
+    /// Opens a file and reads the header, which MUST describe every byte of the file.
+    fn open(path: PathBuf) -> Result<(Self, Metadata), ModelError> {
+        let unreadable = |source| ModelError::Read { path: path.clone(), source };
+        let malformed = |problem: String| ModelError::Safetensors { path: path.clone(), problem };
+        let mut file = File::open(&path).map_err(unreadable)?;
+        let len = file.metadata().map_err(unreadable)?.len();
+        let cut = || {
+            malformed(format!(
+                "the file is cut short or has surplus bytes: its header does not describe its {len} bytes"
+            ))
+        };
+        if len < LENGTH_BYTES {
+            return Err(cut());
+        }
+        let mut header_len = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut header_len).map_err(unreadable)?;
+        let header_len = u64::from_le_bytes(header_len);
+        if header_len > HEADER_MAX {
+            return Err(malformed(format!("not a safetensors file: its header would have {header_len} bytes")));
+        }
+        let data_at = LENGTH_BYTES + header_len;
+        if data_at > len {
+            return Err(cut());
+        }
+        let mut header = vec![0; header_len as usize];
+        file.read_exact(&mut header).map_err(unreadable)?;
+        let header: Metadata =
+            serde_json::from_slice(&header).map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
+        // Offsets are checked by the library: tensors follow one another, and each has the bytes of its shape.
+        if data_at.checked_add(header.data_len() as u64) != Some(len) {
+            return Err(cut());
+        }
+        Ok((Self { path, file, data_at }, header))
+    }
+
+    /// Reads the bytes of a tensor.
+    fn read(&mut self, info: &TensorInfo) -> Result<Vec<u8>, ModelError> {
+        let (from, to) = info.data_offsets;
+        let mut bytes = vec![0; to - from];
+        self.file
+            .seek(SeekFrom::Start(self.data_at + from as u64))
+            .and_then(|_| self.file.read_exact(&mut bytes))
+            .map_err(|source| ModelError::Read { path: self.path.clone(), source })?;
+        Ok(bytes)
+    }
+}
+
+/// The weights files of a folder, and the file of each tensor according to the index, if there is one.
+fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ModelError> {
+    let single = dir.join(SINGLE_FILE);
+    let index = dir.join(INDEX_FILE);
+    if index.exists() {
+        let index_content: Index = read_json(&index)?;
+        let names: BTreeSet<&String> = index_content.weight_map.values().collect();
+        let mut files = Vec::new();
+        for name in names {
+            if Path::new(name).file_name().is_none_or(|file| file != name.as_str()) {
+                let problem = format!("names the file {name:?}, which is not in the folder");
+                return Err(ModelError::Safetensors { path: index, problem });
+            }
+            let path = dir.join(name);
+            if !path.exists() {
+                return Err(ModelError::MissingFile { path, hint: "the index names it; download every shard" });
+            }
+            files.push(path);
+        }
+        files.sort();
+        return Ok((files, index_content.weight_map));
+    }
+    if single.exists() {
+        return Ok((vec![single], BTreeMap::new()));
+    }
+    let unreadable = |source| ModelError::Read { path: dir.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        let hint = "the folder has no *.safetensors file; convert other formats with save_pretrained";
+        return Err(ModelError::MissingFile { path: single, hint });
+    }
+    Ok((files, BTreeMap::new()))
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::TensorView;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::model::Model;
+
+    /// Tensors of a small model: name, shape, type, bytes.
+    type Tensors = BTreeMap<String, (Vec<usize>, Dtype, Vec<u8>)>;
+
+    const CONFIG: &str = r#"{
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 20, "hidden_size": 8,
+        "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1
+    }"#;
+
+    fn tensors() -> Tensors {
+        let layers = (0..2).flat_map(|layer| {
+            [
+                ("input_layernorm", vec![8]),
+                ("self_attn.q_proj", vec![8, 8]),
+                ("self_attn.k_proj", vec![4, 8]),
+                ("self_attn.v_proj", vec![4, 8]),
+                ("self_attn.o_proj", vec![8, 8]),
+                ("post_attention_layernorm", vec![8]),
+                ("mlp.gate_proj", vec![12, 8]),
+                ("mlp.up_proj", vec![12, 8]),
+                ("mlp.down_proj", vec![8, 12]),
+            ]
+            .map(|(part, shape)| (format!("layers.{layer}.{part}"), shape))
+        });
+        let model = [("embed_tokens".to_owned(), vec![20, 8]), ("norm".to_owned(), vec![8])];
+        let named = layers.chain(model).map(|(name, shape)| (format!("model.{name}.weight"), shape));
+        named
+            .chain([("lm_head.weight".to_owned(), vec![20, 8])])
+            .map(|(name, shape)| {
+                let values = (0..shape.iter().product::<usize>()).map(|i| i as f32 * 0.5);
+                let bytes = values.flat_map(f32::to_le_bytes).collect();
+                (name, (shape, Dtype::F32, bytes))
+            })
+            .collect()
+    }
+
+    fn write(dir: &Path, file: &str, tensors: &Tensors) {
+        let views = tensors
+            .iter()
+            .map(|(name, (shape, dtype, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+        std::fs::write(dir.join(file), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+
+    /// A sound folder after `change`; it lives as long as the first value.
+    fn folder(change: impl FnOnce(&Path, &mut Tensors)) -> (tempfile::TempDir, Result<Model, ModelError>) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), CONFIG).unwrap();
+        let mut tensors = tensors();
+        change(dir.path(), &mut tensors);
+        if !tensors.is_empty() {
+            write(dir.path(), SINGLE_FILE, &tensors);
+        }
+        let model = Model::load(dir.path());
+        (dir, model)
+    }
+
+    fn error(change: impl FnOnce(&Path, &mut Tensors)) -> ModelError {
+        match folder(change).1 {
+            Err(error) => error,
+            Ok(_) => panic!("the folder was accepted"),
+        }
+    }
+
+    #[test]
+    fn a_sound_folder_is_read_in_every_arrangement_and_type() {
+        let (dir, model) = folder(|_, _| {});
+        let model = model.unwrap();
+        assert_eq!(model.name(), dir.path().file_name().unwrap().to_str().unwrap());
+        assert_eq!(model.kv_bytes_per_token(), 2 * 4 * 2 * 4);
+        let shards = |path: &Path, tensors: &mut Tensors| {
+            let second = tensors.split_off("model.layers.1");
+            write(path, "a.safetensors", tensors);
+            write(path, "b.safetensors", &second);
+            let names = |tensors: &Tensors, file: &str| {
+                tensors.keys().map(|name| (name.clone(), json!(file))).collect::<Vec<(String, Value)>>()
+            };
+            let map: serde_json::Map<String, Value> =
+                names(tensors, "a.safetensors").into_iter().chain(names(&second, "b.safetensors")).collect();
+            tensors.clear();
+            map
+        };
+        folder(|path, tensors| drop(shards(path, tensors))).1.unwrap();
+        folder(|path, tensors| {
+            let map = shards(path, tensors);
+            std::fs::write(path.join(INDEX_FILE), json!({"metadata": {}, "weight_map": map}).to_string()).unwrap();
+        })
+        .1
+        .unwrap();
+        // A copy of frequencies, which older files have.
+        folder(|_, tensors| {
+            let extra = (vec![2], Dtype::F32, vec![0; 8]);
+            tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), extra);
+        })
+        .1
+        .unwrap();
+    }
+
+    #[test]
+    fn tensors_that_do_not_fit_are_refused_by_name() {
+        let norm = "model.layers.1.input_layernorm.weight";
+        let missing = error(|_, tensors| drop(tensors.remove(norm)));
+        assert!(matches!(&missing, ModelError::MissingTensor { name, .. } if name == norm), "{missing}");
+        let head = error(|_, tensors| drop(tensors.remove("lm_head.weight")));
+        assert!(matches!(&head, ModelError::MissingTensor { name, .. } if name == "lm_head.weight"), "{head}");
+        let shape = error(|_, tensors| tensors.get_mut("model.embed_tokens.weight").unwrap().0 = vec![8, 20]);
+        assert!(matches!(&shape, ModelError::Shape { found, expected, .. } if found != expected), "{shape}");
+        let dtype = error(|_, tensors| tensors.get_mut(norm).unwrap().1 = Dtype::I32);
+        assert!(matches!(&dtype, ModelError::Dtype { found, .. } if found == "I32"), "{dtype}");
+        let surplus = error(|_, tensors| {
+            tensors.insert("model.layers.0.self_attn.q_proj.bias".to_owned(), (vec![8], Dtype::F32, vec![0; 32]));
+        });
+        assert!(matches!(&surplus, ModelError::UnexpectedTensor { name, .. } if name.ends_with("bias")), "{surplus}");
+        let layer = error(|_, tensors| {
+            let extra = tensors[norm].clone();
+            tensors.insert("model.layers.2.input_layernorm.weight".to_owned(), extra);
+        });
+        assert!(matches!(layer, ModelError::UnexpectedTensor { .. }), "{layer}");
+    }
+
+    #[test]
+    fn files_that_are_missing_cut_or_no_safetensors_are_refused() {
+        let none = error(|_, tensors| tensors.clear());
+        assert!(matches!(&none, ModelError::MissingFile { path, .. } if path.ends_with(SINGLE_FILE)), "{none}");
+        let (whole, _) = folder(|_, _| {});
+        let whole = std::fs::read(whole.path().join(SINGLE_FILE)).unwrap();
+        let mut surplus = whole.clone();
+        surplus.push(0);
+        let cuts: Vec<&[u8]> = vec![b"", b"short", &whole[..9], &whole[..200], &whole[..whole.len() - 1], &surplus];
+        for bytes in cuts {
+            let cut = error(|path, tensors| {
+                std::fs::write(path.join(SINGLE_FILE), bytes).unwrap();
+                tensors.clear();
+            });
+            assert!(matches!(&cut, ModelError::Safetensors { .. }), "{cut}");
+            assert!(cut.to_string().contains("cut short"), "{cut}");
+        }
+        for bytes in [&b"\x08\0\0\0\0\0\0\0not json"[..], &[0xff; 64], &[0; 64]] {
+            let bad = error(|path, tensors| {
+                std::fs::write(path.join(SINGLE_FILE), bytes).unwrap();
+                tensors.clear();
+            });
+            assert!(matches!(bad, ModelError::Safetensors { .. }), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_does_not_hold_is_refused() {
+        let index = |map: Value| {
+            error(|path, _| {
+                std::fs::write(path.join(INDEX_FILE), json!({ "weight_map": map }).to_string()).unwrap();
+            })
+        };
+        let shard = index(json!({"model.norm.weight": "model-00002-of-00002.safetensors"}));
+        assert!(
+            matches!(&shard, ModelError::MissingFile { path, .. } if path.ends_with("model-00002-of-00002.safetensors"))
+        );
+        for outside in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
+            let outside = index(json!({ "model.norm.weight": outside }));
+            assert!(
+                matches!(&outside, ModelError::Safetensors { problem, .. } if problem.contains("not in the folder"))
+            );
+        }
+        let broken = error(|path, _| std::fs::write(path.join(INDEX_FILE), "{\"weight_map\": 3}").unwrap());
+        assert!(matches!(broken, ModelError::Json { .. }), "{broken}");
+        // The index says where a tensor ought to have been.
+        let placed = error(|path, tensors| {
+            tensors.remove("model.norm.weight");
+            let map: BTreeMap<String, &str> = self::tensors().into_keys().map(|name| (name, SINGLE_FILE)).collect();
+            std::fs::write(path.join(INDEX_FILE), json!({ "weight_map": map }).to_string()).unwrap();
+        });
+        assert!(matches!(&placed, ModelError::MissingTensor { path, .. } if path.ends_with(SINGLE_FILE)), "{placed}");
+    }
+
+    #[test]
+    fn a_folder_that_is_none_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let Err(error) = Model::load(&dir.path().join("absent")) else { panic!("loaded") };
+        assert!(matches!(error, ModelError::MissingFile { .. }), "{error}");
+    }
+}
