@@ -13,18 +13,8 @@ use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 10] = [
-    "listen",
-    "model",
-    "record",
-    "threads",
-    "worker",
-    "workers",
-    "router",
-    "roles",
-    "share-cache",
-    "step-timeout",
-];
+const SERVER_KEYS: [&str; 10] =
+    ["listen", "model", "record", "threads", "worker", "workers", "router", "roles", "share-cache", "step-timeout"];
 
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -141,7 +141,8 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
     let mut backend = engines.backend(model, tokenizer, &config);
     if let Some(dir) = &settings.model {
-        backend.model.revision = revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
+        backend.model.revision =
+            revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
     }
     Ok((config, backend))
 }
@@ -179,18 +180,21 @@ fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()>
          files belong to different models"
     );
     if beyond > 0 {
-        warn!("{beyond} tokens of {TOKENIZER_FILE} have ids that the model does not have; texts with such a token are refused");
+        warn!(
+            "{beyond} tokens of {TOKENIZER_FILE} have ids that the model does not have; texts with such a token are refused"
+        );
     }
     Ok(())
 }
 
-/// Returns a hash of the contents of a model folder, 32 hex digits: the revision of the model, which keeps cached blocks of other
+/// Returns a hash of the contents of a model folder or file, 32 hex digits: the revision of the model, which keeps cached blocks of other
 /// weights apart.
 fn revision(dir: &Path) -> anyhow::Result<String> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        if path.is_file() && path.extension().is_some_and(|extension| REVISION_FILES.iter().any(|of| extension == *of)) {
+        if path.is_file() && path.extension().is_some_and(|extension| REVISION_FILES.iter().any(|of| extension == *of))
+        {
             files.push(path);
         }
     }
@@ -268,6 +272,10 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
     }
     let mut config = Config { max_context, ..Config::default() };
     settings.core.apply(&mut config)?;
+    if settings.core.has("max_batch_tokens") && !settings.core.has("max_batch_size") {
+        // A step has a token for each of its sequences.
+        config.max_batch_size = config.max_batch_size.min(config.max_batch_tokens).max(1);
+    }
     // A number of blocks follows only from a block size within its range.
     config.validate()?;
     if !settings.core.has("device_blocks") {
@@ -362,12 +370,24 @@ mod tests {
     }
 
     #[test]
+    fn a_small_token_budget_bounds_the_batch_by_itself() {
+        let config = limits(&given(&["--max-batch-tokens=7"]), 1 << 14, 512).unwrap();
+        assert_eq!((config.max_batch_tokens, config.max_batch_size), (7, 7));
+        let both = limits(&given(&["--max-batch-tokens=7", "--max-batch-size=8"]), 1 << 14, 512);
+        assert!(both.is_err(), "both were asked for");
+        assert_eq!(limits(&given(&["--max-batch-tokens=512"]), 1 << 14, 512).unwrap().max_batch_size, 256);
+    }
+
+    #[test]
     fn a_tokenizer_of_another_model_is_refused_and_a_few_tokens_too_many_are_not() {
         let tokenizer = Tokenizer::bytes();
         assert!(check_tokenizer(&tokenizer, 258).is_ok() && check_tokenizer(&tokenizer, 1 << 20).is_ok());
         assert!(check_tokenizer(&tokenizer, 257).is_ok());
         let message = check_tokenizer(&tokenizer, 100).unwrap_err().to_string();
-        assert!(message.starts_with("tokenizer.json has 158 tokens with ids that the model does not have"), "{message}");
+        assert!(
+            message.starts_with("tokenizer.json has 158 tokens with ids that the model does not have"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -46,6 +46,7 @@
 //! ```
 
 mod clock;
+mod codec;
 mod commands;
 mod driver;
 mod gather;

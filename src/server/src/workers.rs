@@ -262,7 +262,7 @@ mod tests {
     fn workers() -> (Workers, crossbeam_channel::Receiver<Command>) {
         let (driver, commands) = queue(4);
         let handles = (0..2).map(|at| WorkerHandle::new(at, 0).0).collect();
-        let watchdogs = [Watchdog::new(Duration::ZERO, 0)];
+        let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
         (Workers::new(handles, watchdogs, Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
     }
 
