@@ -126,16 +126,36 @@ impl BlockPool {
         self.generations.get(handle.index as usize) == Some(&handle.generation)
     }
 
-    /// Makes `n` free blocks private and appends their handles to `out`. Returns `false`, and changes nothing, if fewer are free.
+    /// Makes `n` free blocks private and appends their handles to `table`, the blocks of one sequence: next to the last block there if
+    /// possible, and in few runs of neighbours. Returns `false`, and changes nothing, if fewer are free.
     #[must_use]
-    pub fn allocate(&mut self, n: u32, out: &mut Vec<BlockHandle>) -> bool {
+    pub fn allocate(&mut self, n: u32, table: &mut Vec<BlockHandle>) -> bool {
+        let (after, have) = growth(n, table);
         let generations = &mut self.generations;
-        self.slots.take_many(n, BlockEvent::Allocated, |index| {
-            if generations.len() == index as usize {
-                generations.push(0);
+        self.slots.take_many(n, after, have, BlockEvent::Allocated, |first, len| {
+            let (begin, end) = (first as usize, (first + len) as usize);
+            if generations.len() < end {
+                generations.resize(end, 0);
             }
-            out.push(BlockHandle { index, generation: generations[index as usize] });
+            table.extend(handles(first, &generations[begin..end]));
         })
+    }
+
+    /// Returns the number of blocks to evict before [`Self::allocate`] with the same arguments, so that the new blocks are neighbours:
+    /// 0 if they are already, or if enough blocks are kept free as it is.
+    pub fn lacking(&self, n: u32, table: &[BlockHandle]) -> u32 {
+        let (after, have) = growth(n, table);
+        self.slots.lacking(n, after, have)
+    }
+
+    /// Returns the length of the runs for a table of `have` blocks, a power of 2.
+    pub fn run_length(&self, have: u32) -> u32 {
+        self.slots.run_length(have)
+    }
+
+    /// Ends the reservation of the free blocks after the last block of a table that grows no more.
+    pub fn end_reservation(&mut self, last: BlockHandle) {
+        self.slots.end_reservation(last.index);
     }
 
     /// Frees idle blocks, in order.
@@ -160,13 +180,10 @@ impl BlockPool {
 
     /// Appends the handles of `len` blocks from `first` on.
     pub fn handles(&self, first: u32, len: usize, out: &mut Vec<BlockHandle>) {
-        let generations = &self.generations[first as usize..first as usize + len];
-        out.extend(
-            generations.iter().zip(first..).map(|(generation, index)| BlockHandle { index, generation: *generation }),
-        );
+        out.extend(handles(first, &self.generations[first as usize..first as usize + len]));
     }
 
-    /// Panics unless counting the states again gives the counts, and the freed list holds exactly the free blocks.
+    /// Panics unless counting the states again gives the counts, and the map of free blocks holds exactly the free ones.
     pub fn check(&self) {
         self.slots.check();
         assert_eq!(self.generations.len(), self.opened() as usize, "every opened block has a generation");
@@ -176,6 +193,16 @@ impl BlockPool {
         let generation = &mut self.generations[index as usize];
         *generation = generation.wrapping_add(1);
     }
+}
+
+/// Returns the last block of a table, and the number of blocks after `n` more.
+fn growth(n: u32, table: &[BlockHandle]) -> (Option<u32>, u32) {
+    (table.last().map(|last| last.index), (table.len() as u32).saturating_add(n))
+}
+
+/// Returns the handles of the blocks from `first` on with these generations.
+fn handles(first: u32, generations: &[u32]) -> impl Iterator<Item = BlockHandle> + '_ {
+    generations.iter().zip(first..).map(|(generation, index)| BlockHandle { index, generation: *generation })
 }
 
 #[cfg(test)]

@@ -93,8 +93,8 @@ impl HostPool {
     /// Takes a free block for a swap-out to fill, with one holder. Returns `None` if no block is free.
     pub fn allocate(&mut self) -> Option<u32> {
         let block = self.slots.take(HostEvent::FillBegan)?;
-        if self.holders.len() == block as usize {
-            self.holders.push(0);
+        if self.holders.len() <= block as usize {
+            self.holders.resize(block as usize + 1, 0);
         }
         self.holders[block as usize] = 1;
         Some(block)

@@ -69,6 +69,7 @@ mod digest;
 pub mod draw;
 pub mod event;
 pub mod eviction;
+mod extents;
 mod fast_forward;
 pub mod hash;
 pub mod host;

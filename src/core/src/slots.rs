@@ -4,9 +4,10 @@
 //! bulk variants are the only functions that change them, along the table [`SlotState::TRANSITIONS`]. The number of slots per
 //! state is kept by the same functions, so the counts add up to the capacity by construction; [`Slots::check`] counts again.
 //!
-//! Slots are opened lazily up to the capacity, so a capacity far above the slots in use costs nothing. Freed slots are handed out
-//! again last in, first out, before unopened ones.
+//! Slots are opened lazily up to the capacity, so a capacity far above the slots in use costs nothing. `extents.rs` chooses the slots
+//! to take, so that a sequence has neighbours.
 
+use crate::extents::FreeSlots;
 use crate::transitions::{Transition, next};
 
 /// Slots with memory reserved from the beginning, at most. Memory that is never touched costs nothing.
@@ -29,15 +30,15 @@ pub(crate) trait SlotState: Copy + Eq + std::fmt::Debug + 'static {
     fn number(self) -> usize;
 }
 
-/// A pool of slots: their states, the number of slots per state, and the freed ones.
+/// A pool of slots: their states, the number of slots per state, and the free ones.
 #[derive(Debug)]
 pub(crate) struct Slots<S> {
     capacity: u32,
     states: Vec<S>,
-    /// Freed slots, the last freed at the end. Blocks of a chain are freed tail first and come back head first, in ascending
-    /// order, which keeps the blocks of a sequence next to each other.
-    freed: Vec<u32>,
+    free: FreeSlots,
     counts: [u32; STATES_MAX],
+    /// Slot last taken by [`Self::take`].
+    last: Option<u32>,
 }
 
 impl<S: SlotState> Slots<S> {
@@ -45,7 +46,8 @@ impl<S: SlotState> Slots<S> {
     pub fn new(capacity: u32) -> Self {
         let mut counts = [0; STATES_MAX];
         counts[S::FREE.number()] = capacity;
-        Self { capacity, states: Vec::with_capacity(capacity.min(ROOM_MAX) as usize), freed: Vec::new(), counts }
+        let states = Vec::with_capacity(capacity.min(ROOM_MAX) as usize);
+        Self { capacity, states, free: FreeSlots::new(capacity), counts, last: None }
     }
 
     /// Returns the number of slots in the pool, opened or not.
@@ -53,7 +55,7 @@ impl<S: SlotState> Slots<S> {
         self.capacity
     }
 
-    /// Returns the number of slots ever taken; all slot numbers in use are below this number.
+    /// Returns the number of slots up to the last one ever taken; all slot numbers in use are below this number.
     pub fn opened(&self) -> u32 {
         self.states.len() as u32
     }
@@ -68,42 +70,69 @@ impl<S: SlotState> Slots<S> {
         self.states[slot as usize]
     }
 
-    /// Takes a free slot and applies `event` to it. Returns `None` if no slot is free.
+    /// Takes a free slot and applies `event` to it: the slot after the one taken before, if that was in use once and is free. Returns
+    /// `None` if no slot is free.
     pub fn take(&mut self, event: S::Event) -> Option<u32> {
+        let after = self.last.filter(|last| last + 1 < self.opened());
         let mut taken = None;
-        self.take_many(1, event, |slot| taken = Some(slot));
+        self.take_many(1, after, 0, event, |slot, _| taken = Some(slot));
+        self.last = taken;
         taken
     }
 
-    /// Takes `n` free slots, applies `event` to each and passes them to `each`: freed slots first, the last freed first, then
-    /// unopened ones in ascending order. Returns `false`, and changes nothing, if fewer than `n` are free.
-    pub fn take_many(&mut self, n: u32, event: S::Event, mut each: impl FnMut(u32)) -> bool {
+    /// Takes `n` free slots for a sequence whose last slot is `after`, and applies `event` to each. The sequence has `have` slots then,
+    /// and as many more are reserved behind the last one if slots abound. Passes each run of neighbours to `each`: first slot and
+    /// length. Returns `false`, and changes nothing, if fewer than `n` are free.
+    pub fn take_many(
+        &mut self,
+        n: u32,
+        after: Option<u32>,
+        have: u32,
+        event: S::Event,
+        mut each: impl FnMut(u32, u32),
+    ) -> bool {
         if n > self.count(S::FREE) {
             return false;
         }
         let to = self.entered(event, S::FREE, 0);
-        let reused = (n as usize).min(self.freed.len());
-        for slot in self.freed.drain(self.freed.len() - reused..).rev() {
-            let state = &mut self.states[slot as usize];
-            assert_eq!(*state, S::FREE, "{} {slot} is on the free list", S::NAME);
-            *state = to;
-            each(slot);
-        }
-        let (first, opened) = (self.opened(), n - reused as u32);
-        self.states.resize((first + opened) as usize, to);
-        (first..first + opened).for_each(each);
+        let states = &mut self.states;
+        self.free.take(n, after, have, |first, len| {
+            let (begin, end) = (first as usize, (first + len) as usize);
+            if states.len() < end {
+                states.resize(end, S::FREE);
+            }
+            let run = &mut states[begin..end];
+            assert!(run.iter().all(|state| *state == S::FREE), "of {len} {}s from {first} on all are free", S::NAME);
+            run.fill(to);
+            each(first, len);
+        });
         self.moved(n, S::FREE, to);
         true
     }
 
-    /// Applies an event to a slot. Returns the state entered; a slot that is free now goes to the end of the freed list.
+    /// Returns the number of slots to free before [`Self::take_many`] with the same arguments, so that the slots taken form a run.
+    pub fn lacking(&self, n: u32, after: Option<u32>, have: u32) -> u32 {
+        self.free.lacking(n, after, have)
+    }
+
+    /// Returns the length of the runs for a sequence with `have` slots, a power of 2.
+    pub fn run_length(&self, have: u32) -> u32 {
+        self.free.run_length(have)
+    }
+
+    /// Ends the reservation behind the last slot of a sequence, which grows no more.
+    pub fn end_reservation(&mut self, last: u32) {
+        self.free.end_reservation(last);
+    }
+
+    /// Applies an event to a slot. Returns the state entered.
     pub fn apply(&mut self, slot: u32, event: S::Event) -> S {
         let from = self.states[slot as usize];
         let to = self.entered(event, from, slot);
         self.states[slot as usize] = to;
         self.moved(1, from, to);
         if to == S::FREE {
-            self.freed.push(slot);
+            self.free.put(&[slot]);
         }
         to
     }
@@ -129,7 +158,7 @@ impl<S: SlotState> Slots<S> {
             assert_eq!(*state, from, "{} {slot} is freed by {event:?}", S::NAME);
             *state = S::FREE;
         }
-        self.freed.extend_from_slice(slots);
+        self.free.put(slots);
         self.moved(slots.len() as u32, from, S::FREE);
     }
 
@@ -145,16 +174,14 @@ impl<S: SlotState> Slots<S> {
         self.counts[to.number()] += n;
     }
 
-    /// Panics unless counting the states again gives the counts, and the freed list holds exactly the opened free slots.
+    /// Panics unless counting the states again gives the counts, and the map of free slots holds exactly the free ones.
     pub fn check(&self) {
         let mut counted = [0; STATES_MAX];
         self.states.iter().for_each(|state| counted[state.number()] += 1);
-        let opened_free = counted[S::FREE.number()];
         counted[S::FREE.number()] += self.capacity - self.opened();
         assert_eq!(counted, self.counts, "{} counts by state drifted", S::NAME);
         assert_eq!(counted.iter().sum::<u32>(), self.capacity, "{}s were lost or made", S::NAME);
-        assert_eq!(opened_free as usize, self.freed.len(), "freed list and free {}s differ", S::NAME);
-        assert!(self.freed.iter().all(|slot| self.state(*slot) == S::FREE), "a used {} is on the freed list", S::NAME);
+        self.free.check(S::NAME, |slot| self.states.get(slot as usize).is_none_or(|state| *state == S::FREE));
     }
 }
 
@@ -193,16 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn freed_slots_come_back_last_in_first_out_before_unopened_ones() {
+    fn freed_slots_are_taken_again_in_runs() {
         let mut slots = Slots::<Lamp>::new(4);
         let mut taken = Vec::new();
-        assert!(slots.take_many(3, LampEvent::Lit, |slot| taken.push(slot)));
-        assert!(!slots.take_many(2, LampEvent::Lit, |_| panic!("only one slot is free")));
+        assert!(slots.take_many(3, None, 3, LampEvent::Lit, |first, len| taken.push((first, len))));
+        assert!(!slots.take_many(2, None, 2, LampEvent::Lit, |_, _| panic!("only one slot is free")));
         slots.apply(0, LampEvent::Cut);
         slots.apply(2, LampEvent::Cut);
         slots.check();
-        assert!(slots.take_many(3, LampEvent::Lit, |slot| taken.push(slot)));
-        assert_eq!((taken, slots.take(LampEvent::Lit)), (vec![0, 1, 2, 2, 0, 3], None));
+        assert!(slots.take_many(3, None, 3, LampEvent::Lit, |first, len| taken.push((first, len))));
+        assert_eq!((taken, slots.take(LampEvent::Lit)), (vec![(0, 3), (2, 2), (0, 1)], None));
         slots.apply_run(1, 2, LampEvent::Turned);
         slots.free_all(&[2, 1], Lamp::Bright, LampEvent::Cut);
         assert_eq!((slots.count(Lamp::Off), slots.take(LampEvent::Lit)), (2, Some(1)));

@@ -276,6 +276,7 @@ impl PrefixTree {
             return false;
         }
         self.evict(n.saturating_sub(self.pool.count(BlockState::Free)));
+        self.evict_ahead(n, table);
         let allocated = self.pool.allocate(n, table);
         assert!(allocated, "the blocks counted as usable are free");
         self.open(self.pool.opened());
@@ -375,6 +376,9 @@ impl PrefixTree {
         for handle in private.iter().rev() {
             self.pool.apply(handle.index, BlockEvent::Released);
         }
+        if let Some(last) = published.last() {
+            self.pool.end_reservation(*last);
+        }
         for_runs(published, |first, len| self.nodes.leave(first, len));
         // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
@@ -395,26 +399,63 @@ impl PrefixTree {
 
     /// Evicts `n` blocks. At least `n` MUST be idle.
     fn evict(&mut self, n: u32) {
-        self.evicted += u64::from(n);
-        let mut leaving = std::mem::take(&mut self.leaving);
-        while leaving.len() < n as usize {
-            let at = leaving.len();
-            self.eviction.pop_chain(n as usize - at, &self.nodes, &mut leaving);
-            assert!((at + 1..=n as usize).contains(&leaving.len()), "if a block is idle, so is a leaf");
-            if let Some(parent) = self.nodes.remove_chain(&leaving[at..]) {
-                self.eviction.leaf(parent, &self.nodes);
+        let mut left = n;
+        while left > 0 {
+            left -= self.pop_chain(left);
+        }
+        self.drop_leaving();
+    }
+
+    /// Evicts blocks so that the next `n` blocks of a table can be neighbours, as far as the pool keeps blocks free for that.
+    fn evict_ahead(&mut self, n: u32, table: &[BlockHandle]) {
+        let lacking = self.pool.lacking(n, table);
+        let mut left = lacking.min(self.pool.count(BlockState::Idle));
+        if left == 0 {
+            return;
+        }
+        let run = self.pool.run_length(table.len() as u32 + n);
+        while left > 0 {
+            left -= self.pop_chain(1);
+            // The blocks of a chain leave last to first: down to the beginning of a run.
+            let last = *self.leaving.last().expect("a block was popped");
+            let more = left.min(last % run);
+            if more > 0 {
+                left -= self.pop_chain(more);
+            }
+            self.drop_leaving();
+            if self.pool.lacking(n, table) == 0 {
+                return;
             }
         }
-        self.pool.evict(&leaving);
-        for blocks in leaving.chunks(INDEXED_AT_ONCE) {
+    }
+
+    /// Takes one to `n` victims of the eviction policy out of the tree, to `leaving`. At least `n` blocks MUST be idle, with those
+    /// leaving. Returns the number of blocks taken.
+    fn pop_chain(&mut self, n: u32) -> u32 {
+        let mut leaving = std::mem::take(&mut self.leaving);
+        let at = leaving.len();
+        self.eviction.pop_chain(n as usize, &self.nodes, &mut leaving);
+        assert!((1..=n as usize).contains(&(leaving.len() - at)), "if a block is idle, so is a leaf");
+        if let Some(parent) = self.nodes.remove_chain(&leaving[at..]) {
+            self.eviction.leaf(parent, &self.nodes);
+        }
+        let popped = (leaving.len() - at) as u32;
+        self.leaving = leaving;
+        popped
+    }
+
+    /// Frees the blocks in `leaving`.
+    fn drop_leaving(&mut self) {
+        self.evicted += self.leaving.len() as u64;
+        self.pool.evict(&self.leaving);
+        for blocks in self.leaving.chunks(INDEXED_AT_ONCE) {
             // The entries are scattered over memory: load them all at once, then strike them out.
             self.index.touch(blocks.iter().map(|block| self.nodes.fingerprint(*block)));
             for block in blocks {
                 self.index.remove(self.nodes.fingerprint(*block), *block);
             }
         }
-        leaving.clear();
-        self.leaving = leaving;
+        self.leaving.clear();
     }
 
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
