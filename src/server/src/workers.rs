@@ -142,8 +142,7 @@ impl Workers {
         self.slots.iter().position(is_due).map(|at| EngineId(at as u32))
     }
 
-    /// Leaves the threads of a worker behind; reports of the worker are dropped from now on. The worker is given up if too many
-    /// workers of the engine are left behind already.
+    /// Leaves the threads of a worker behind; reports of the worker are dropped from now on.
     pub(crate) fn abandon(&mut self, engine: EngineId) {
         let slot = self.slot(engine);
         slot.watchdog.clear();
@@ -151,7 +150,6 @@ impl Workers {
         slot.first_life = slot.handle.life() + 1;
         // Without their senders, the queues of the threads end after the job under way.
         slot.handle = WorkerHandle::new(engine.0, slot.first_life).0;
-        slot.given_up |= slot.abandoned > ABANDONED_MAX;
     }
 
     /// Notes a report of replaced or abandoned threads.
@@ -171,7 +169,7 @@ impl Workers {
     /// many restarts in a row.
     pub(crate) fn plan_restart(&mut self, engine: EngineId, now_ns: u64) -> Option<Duration> {
         let slot = self.slot(engine);
-        if slot.given_up || slot.restarts == RESTARTS_MAX {
+        if slot.abandoned > ABANDONED_MAX || slot.restarts == RESTARTS_MAX {
             slot.given_up = true;
             return None;
         }
