@@ -5,6 +5,7 @@
 
 mod cost;
 mod ghost;
+mod greedy_dual;
 mod hazard;
 mod levels;
 mod lfu;
@@ -14,6 +15,7 @@ mod reuse;
 mod s3fifo;
 mod segments;
 
+use self::greedy_dual::GreedyDual;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
 use crate::registry::{Entry, Registry};
@@ -76,7 +78,7 @@ pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
             name: "lfu",
             about: "least frequently used, with ageing",
             params: &[],
-            make: |_, n| Box::new(lfu::Lfu::new(n)),
+            make: |_, n| Box::new(GreedyDual::new(n, lfu::worth)),
         },
         Entry {
             name: "s3fifo",
@@ -94,7 +96,7 @@ pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
             name: "cost",
             about: "least cost of recomputing per byte (GreedyDual)",
             params: &[],
-            make: |_, n| Box::new(cost::Cost::new(n)),
+            make: |_, n| Box::new(GreedyDual::new(n, cost::worth)),
         },
     ],
 );

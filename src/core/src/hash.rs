@@ -1,7 +1,7 @@
 //! Identity of a block: a chained 128-bit hash over (namespace, parent, token ids).
 //!
-//! The tokens of a block are mixed in four independent lanes of folded multiplies (as in wyhash) and chained to the 128-bit
-//! parent with one more. The long computation of each block is thereby independent of other blocks, and only the short one is
+//! The tokens of a block are mixed in four independent lanes of folded multiplies (as in wyhash) into 128 bits, and chained to
+//! the 128-bit parent with one more multiply. The long computation of each block is thereby independent of other blocks, and only the short one is
 //! serial. A hash is a *name*, not a proof: after a lookup by hash the tokens are compared (see [`crate::tree`]), so a
 //! collision costs time, never contents.
 
@@ -110,7 +110,20 @@ impl Namespace<'_> {
 /// Returns the chained hash of a block with `tokens` after `parent`.
 #[inline]
 pub fn chain(parent: BlockHash, tokens: &[Token]) -> BlockHash {
-    link(parent, mix(tokens))
+    whole(link(halves(parent), mix(tokens)))
+}
+
+/// The low and the high half of a hash. The chain works on halves, so that a hash stays in registers from block to block.
+type Halves = (u64, u64);
+
+#[inline(always)]
+fn halves(hash: BlockHash) -> Halves {
+    (hash.0 as u64, (hash.0 >> 64) as u64)
+}
+
+#[inline(always)]
+fn whole((low, high): Halves) -> BlockHash {
+    BlockHash(u128::from(low) | u128::from(high) << 64)
 }
 
 /// Folds two factors into one number that depends on every bit of both.
@@ -120,10 +133,11 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Mixes the tokens of a block into one number, independent of the blocks before.
+/// Mixes the tokens of a block into two numbers, independent of the blocks before.
 #[inline(always)]
-fn mix(tokens: &[Token]) -> u64 {
-    let mut lanes = [tokens.len() as u64; LANES];
+fn mix(tokens: &[Token]) -> Halves {
+    let length = tokens.len() as u64;
+    let mut lanes = [KEYS[0] ^ length, KEYS[2] ^ length, KEYS[4] ^ length, KEYS[6] ^ length];
     let (strides, rest) = tokens.as_chunks::<STRIDE>();
     for stride in strides {
         absorb(&mut lanes, stride);
@@ -133,24 +147,25 @@ fn mix(tokens: &[Token]) -> u64 {
         padded[..rest.len()].copy_from_slice(rest);
         absorb(&mut lanes, &padded);
     }
-    fold(lanes[0] ^ KEYS[1], lanes[1] ^ KEYS[2]) ^ fold(lanes[2] ^ KEYS[5], lanes[3] ^ KEYS[6])
+    (lanes[0] ^ lanes[1].rotate_left(29), lanes[2] ^ lanes[3].rotate_left(29))
 }
 
 #[inline(always)]
 fn absorb(lanes: &mut [u64; LANES], tokens: &[Token; STRIDE]) {
     let pair = |at: usize| u64::from(tokens[at]) | u64::from(tokens[at + 1]) << 32;
     for (i, lane) in lanes.iter_mut().enumerate() {
-        *lane = fold(*lane ^ pair(4 * i) ^ KEYS[2 * i], pair(4 * i + 2) ^ KEYS[2 * i + 1]).wrapping_add(*lane);
+        *lane = fold(*lane ^ pair(4 * i), pair(4 * i + 2) ^ KEYS[2 * i + 1]).wrapping_add(lane.rotate_left(17));
     }
 }
 
-/// Chains the mixed tokens of a block, `local`, to `parent`.
+/// Chains the mixed tokens of a block, `local`, to the hash of the block before.
 #[inline(always)]
-fn link(parent: BlockHash, local: u64) -> BlockHash {
-    let low = parent.0 as u64 ^ local;
-    let high = (parent.0 >> 64) as u64 ^ local.rotate_left(32);
-    let folded = u128::from(low ^ 0x9e37_79b9_7f4a_7c15) * u128::from(high ^ 0xc2b2_ae3d_27d4_eb4f);
-    BlockHash(folded ^ (u128::from(low) << 64 | u128::from(high)).rotate_left(37))
+fn link(parent: Halves, local: Halves) -> Halves {
+    let (low, high) = (parent.0 ^ local.0, parent.1 ^ local.1);
+    let product = u128::from(low) * u128::from(high);
+    // The lowest and the highest bits of a product are mixed least: fold each into bits that are mixed well.
+    let (below, above) = (product as u64, (product >> 64) as u64);
+    (below ^ above ^ low.rotate_left(37), below.rotate_left(32) ^ above ^ high.rotate_left(11))
 }
 
 /// Appends to `hashes` the chained hashes of the full blocks of `tokens` that are not hashed yet. `hashes` MUST be the hashes
@@ -162,19 +177,27 @@ pub fn extend_hashes(hashes: &mut Vec<BlockHash>, root: BlockHash, block_size: u
     let size = block_size as usize;
     assert!(size > 0, "block size is at least one token");
     assert!(hashes.len() * size <= tokens.len(), "more hashes than full blocks");
-    let mut parent = hashes.last().copied().unwrap_or(root);
+    let parent = hashes.last().copied().unwrap_or(root);
     let new = &tokens[hashes.len() * size..];
-    let mut next = |local: u64| {
-        parent = link(parent, local);
-        parent
-    };
     // For the usual sizes the compiler knows how long a block is.
     match size {
-        16 => hashes.extend(new.as_chunks::<16>().0.iter().map(|block| next(mix(block)))),
-        32 => hashes.extend(new.as_chunks::<32>().0.iter().map(|block| next(mix(block)))),
-        64 => hashes.extend(new.as_chunks::<64>().0.iter().map(|block| next(mix(block)))),
-        _ => hashes.extend(new.chunks_exact(size).map(|block| next(mix(block)))),
+        16 => hashes.extend(chained(parent, new.as_chunks::<16>().0.iter())),
+        32 => hashes.extend(chained(parent, new.as_chunks::<32>().0.iter())),
+        64 => hashes.extend(chained(parent, new.as_chunks::<64>().0.iter())),
+        _ => hashes.extend(chained(parent, new.chunks_exact(size))),
     }
+}
+
+/// Returns the hashes of consecutive blocks after `parent`.
+fn chained<'a, B: AsRef<[Token]> + ?Sized + 'a>(
+    parent: BlockHash,
+    blocks: impl ExactSizeIterator<Item = &'a B>,
+) -> impl ExactSizeIterator<Item = BlockHash> {
+    let mut parent = halves(parent);
+    blocks.map(move |block| {
+        parent = link(parent, mix(block.as_ref()));
+        whole(parent)
+    })
 }
 
 #[cfg(test)]
@@ -284,13 +307,20 @@ mod tests {
         let root = Namespace::default().root();
         for size in [16usize, 24, 64] {
             let tokens: Vec<Token> = (0..size as u32).collect();
-            let base = chain(root, &tokens).0 as u64;
+            let base = chain(root, &tokens).0;
+            let mut turned_at = [0u32; 128];
             for bit in 0..size * 32 {
                 let mut other = tokens.clone();
                 other[bit / 32] ^= 1 << (bit % 32);
-                let turned = (chain(root, &other).0 as u64 ^ base).count_ones();
-                assert!((8..=56).contains(&turned), "bit {bit} of {size} tokens turns {turned} bits of 64");
+                let turned = chain(root, &other).0 ^ base;
+                for half in [turned as u64, (turned >> 64) as u64] {
+                    let n = half.count_ones();
+                    assert!((8..=56).contains(&n), "bit {bit} of {size} tokens turns {n} bits of a half");
+                }
+                turned_at.iter_mut().enumerate().for_each(|(at, n)| *n += (turned >> at) as u32 & 1);
             }
+            let (least, most) = (size as u32 * 32 * 2 / 5, size as u32 * 32 * 3 / 5);
+            assert!(turned_at.iter().all(|n| (least..=most).contains(n)), "{size}: {turned_at:?}");
         }
     }
 

@@ -123,6 +123,14 @@ impl Nodes {
         (parent != ROOT).then_some(parent)
     }
 
+    /// Returns the parent of a leaf if the parent will be an idle leaf once the leaf is removed.
+    pub fn next_leaf(&self, leaf: u32) -> Option<u32> {
+        self.parent(leaf).filter(|parent| {
+            let parent = *parent as usize;
+            self.children[parent] == 1 && self.readers[parent] == 0
+        })
+    }
+
     /// Returns `true` if no published block continues this one.
     pub fn is_leaf(&self, index: u32) -> bool {
         self.children[index as usize] == 0

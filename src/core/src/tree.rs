@@ -564,4 +564,6 @@ fn common_blocks(a: &[Token], b: &[Token], block_size: usize) -> usize {
 }
 
 #[cfg(test)]
+mod evict_tests;
+#[cfg(test)]
 mod tests;

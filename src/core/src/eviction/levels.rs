@@ -25,10 +25,16 @@ impl Levels {
     }
 
     /// Adds a block with a priority of `worth` above the floor. A worth of [`LEVELS`] or more counts as `LEVELS - 1`.
-    pub fn insert(&mut self, block: u32, worth: usize) {
+    pub fn push_back(&mut self, block: u32, worth: usize) {
         let level = (self.floor + worth.min(LEVELS - 1)) % LEVELS;
         self.queues.push_back(level, block);
         self.occupied[level / 64] |= 1 << (level % 64);
+    }
+
+    /// Adds a block with the priority of the floor, before all others of that priority.
+    pub fn push_floor(&mut self, block: u32) {
+        self.queues.push_front(self.floor, block);
+        self.occupied[self.floor / 64] |= 1 << (self.floor % 64);
     }
 
     /// Takes a block out; does nothing if the block is not in.
@@ -76,19 +82,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_lowest_priority_is_popped_first_and_equals_in_order_of_arrival(ops in prop::collection::vec((0u32..30, 0usize..300, 0u8..3), 0..300)) {
+        fn the_lowest_priority_is_popped_first_and_equals_in_order_of_arrival(ops in prop::collection::vec((0u32..30, 0usize..300, 0u8..4), 0..300)) {
             let mut levels = Levels::new(30);
             // (priority, order of arrival, block)
-            let mut model: Vec<(usize, usize, u32)> = Vec::new();
+            let mut model: Vec<(usize, isize, u32)> = Vec::new();
             let mut floor = 0;
-            for (order, (block, worth, op)) in ops.into_iter().enumerate() {
+            for (order, (block, worth, op)) in (1..).zip(ops) {
                 match op {
-                    0 | 1 => {
+                    0..=2 => {
                         model.retain(|(_, _, other)| *other != block);
                         levels.remove(block);
                         if op == 0 {
                             model.push((floor + worth.min(LEVELS - 1), order, block));
-                            levels.insert(block, worth);
+                            levels.push_back(block, worth);
+                        } else if op == 2 {
+                            model.push((floor, -order, block));
+                            levels.push_floor(block);
                         }
                     }
                     _ => {

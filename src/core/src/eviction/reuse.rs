@@ -195,17 +195,37 @@ impl Reuse {
     fn shrink(&mut self, segment: u32) -> Segment {
         self.segments[segment].len -= 1;
         let shrunk = self.segments[segment];
-        if shrunk.len == 0 {
-            self.queues.remove(segment);
-            self.segments.release(segment);
-            if self.victim == segment {
-                self.victim = NONE;
-            }
-            if self.left == segment {
-                self.left = NONE;
-            }
-        }
+        self.release_if_empty(segment);
         shrunk
+    }
+
+    fn release_if_empty(&mut self, segment: u32) {
+        if self.segments[segment].len > 0 {
+            return;
+        }
+        self.queues.remove(segment);
+        self.segments.release(segment);
+        if self.victim == segment {
+            self.victim = NONE;
+        }
+        if self.left == segment {
+            self.left = NONE;
+        }
+    }
+
+    /// Chooses the segment to evict from, and takes it out of its queue: the one evicted from before, as long as its next block
+    /// is a leaf, or the one of least worth.
+    fn next_victim(&mut self, blocks: &Nodes) -> Option<u32> {
+        self.settle_left(blocks);
+        self.last_idle = None;
+        let segment = match self.victim {
+            NONE => self.least()?,
+            victim if self.queues.queue_of(victim).is_none() => self.least()?,
+            victim => victim,
+        };
+        self.victim = segment;
+        self.queues.remove(segment);
+        Some(segment)
     }
 
     /// Moves the rest of a continued segment to the class [`LEFT_BEHIND`]: the request has read all blocks of its hit.
@@ -352,17 +372,24 @@ impl Eviction for Reuse {
     }
 
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
-        self.settle_left(blocks);
-        self.last_idle = None;
-        let segment = match self.victim {
-            NONE => self.least()?,
-            victim if self.queues.queue_of(victim).is_none() => self.least()?,
-            victim => victim,
-        };
-        self.victim = segment;
-        self.queues.remove(segment);
+        let segment = self.next_victim(blocks)?;
         let block = self.segments[segment].tail;
         self.shrink(segment);
         Some(block)
+    }
+
+    fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
+        let Some(segment) = self.next_victim(blocks) else { return };
+        let mut block = self.segments[segment].tail;
+        for _ in 0..n {
+            out.push(block);
+            self.segments[segment].len -= 1;
+            // The parent, a leaf then, would make the segment the victim again.
+            match blocks.next_leaf(block).filter(|parent| self.known[*parent as usize].segment == segment) {
+                Some(parent) => block = parent,
+                None => break,
+            }
+        }
+        self.release_if_empty(segment);
     }
 }

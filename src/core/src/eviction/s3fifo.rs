@@ -49,10 +49,37 @@ impl S3Fifo {
             popped: None,
         }
     }
+
+    /// Returns the queue that a block joins on falling idle.
+    fn queue_of(&self, block: u32) -> usize {
+        if self.proven[block as usize] { MAIN } else { SMALL }
+    }
+
+    /// Returns the queue to evict from. With `parent_waits`, the parent of the last block evicted is about to join the queue of
+    /// that block.
+    fn queue_to_evict(&self, parent_waits: bool) -> usize {
+        let waits = |queue| parent_waits && self.popped == Some(queue);
+        let empty = |queue| self.queues.is_empty(queue) && !waits(queue);
+        let over = self.unproven_idle > self.small_max || empty(MAIN);
+        if over && !empty(SMALL) { SMALL } else { MAIN }
+    }
+
+    fn evicted(&mut self, block: u32, queue: usize) {
+        self.popped = Some(queue);
+        self.unproven_idle -= u32::from(!self.proven[block as usize]);
+    }
+
+    /// Puts the unproven ones of some evicted blocks into the ghost; all of them are, or none.
+    fn remember(&mut self, evicted: &[u32], blocks: &Nodes) {
+        if evicted.first().is_some_and(|block| self.queue_of(*block) == SMALL) {
+            self.ghost.insert_all(evicted.iter().map(|block| blocks.fingerprint(*block)));
+        }
+    }
 }
 
 impl Eviction for S3Fifo {
     fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        self.ghost.touch(chain.iter().map(|block| blocks.fingerprint(block.index)));
         for block in chain {
             let at = block.index as usize;
             if self.proven.len() <= at {
@@ -71,7 +98,7 @@ impl Eviction for S3Fifo {
     }
 
     fn leaf(&mut self, block: u32, _: &Nodes) {
-        let queue = if self.proven[block as usize] { MAIN } else { SMALL };
+        let queue = self.queue_of(block);
         match self.popped {
             Some(from) if from == queue => self.queues.push_front(queue, block),
             _ => self.queues.push_back(queue, block),
@@ -88,15 +115,28 @@ impl Eviction for S3Fifo {
     }
 
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
-        let over = self.unproven_idle > self.small_max || self.queues.is_empty(MAIN);
-        let queue = if over && !self.queues.is_empty(SMALL) { SMALL } else { MAIN };
+        let queue = self.queue_to_evict(false);
         let block = self.queues.pop_front(queue)?;
-        self.popped = Some(queue);
-        if queue == SMALL {
-            self.unproven_idle -= 1;
-            self.ghost.insert(blocks.fingerprint(block));
-        }
+        self.evicted(block, queue);
+        self.remember(&[block], blocks);
         Some(block)
+    }
+
+    fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
+        let queue = self.queue_to_evict(false);
+        let Some(mut block) = self.queues.pop_front(queue) else { return };
+        let at = out.len();
+        loop {
+            out.push(block);
+            self.evicted(block, queue);
+            // The parent takes the place at the front, so it is next as long as the same queue is evicted from.
+            let parent = blocks.next_leaf(block).filter(|parent| self.queue_of(*parent) == queue);
+            match parent {
+                Some(parent) if out.len() - at < n && self.queue_to_evict(true) == queue => block = parent,
+                _ => break,
+            }
+        }
+        self.remember(&out[at..], blocks);
     }
 }
 

@@ -1,0 +1,73 @@
+//! Every eviction policy against itself: popping blocks in chains decides like popping them one by one.
+
+use super::*;
+use crate::eviction::REGISTRY;
+use crate::hash::{Namespace, extend_hashes};
+use proptest::prelude::*;
+
+const SIZE: usize = 2;
+
+/// A policy without its way to pop several blocks at once.
+#[derive(Debug)]
+struct OneByOne(Box<dyn Eviction>);
+
+impl Eviction for OneByOne {
+    fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        self.0.idle(chain, blocks);
+    }
+
+    fn leaf(&mut self, block: u32, blocks: &Nodes) {
+        self.0.leaf(block, blocks);
+    }
+
+    fn read(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        self.0.read(chain, blocks);
+    }
+
+    fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
+        self.0.pop(blocks)
+    }
+
+    fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
+        self.0.published(chain, blocks);
+    }
+}
+
+/// Runs a request: finds what is cached of a prompt, publishes the rest and leaves. Returns the number of blocks found.
+fn serve(tree: &mut PrefixTree, prompt: &[Token]) -> usize {
+    let (mut hashes, mut found, mut table) = (Vec::new(), Vec::new(), Vec::new());
+    extend_hashes(&mut hashes, Namespace::default().root(), SIZE as u32, prompt);
+    tree.find(&hashes, prompt, &mut found);
+    tree.hold(&found, &mut table);
+    let cached = found.len();
+    assert!(tree.allocate((hashes.len() - cached) as u32, &mut table), "all other blocks are idle");
+    for at in cached..hashes.len() {
+        let parent = at.checked_sub(1).map(|at| table[at]);
+        assert_eq!(tree.publish(table[at], parent, hashes[at], &prompt[at * SIZE..][..SIZE]), Published::New);
+    }
+    tree.release(&mut table, hashes.len());
+    cached
+}
+
+proptest! {
+    #[test]
+    fn popping_chains_decides_like_popping_one_by_one(
+        requests in prop::collection::vec((0u32..6, 0u32..4, 1usize..24), 1..80), capacity in 24u32..60,
+    ) {
+        for name in REGISTRY.names() {
+            let policy = || REGISTRY.make(name, capacity).unwrap();
+            let mut chains = PrefixTree::new(SIZE as u32, capacity, policy());
+            let mut single = PrefixTree::new(SIZE as u32, capacity, Box::new(OneByOne(policy())));
+            for (family, branch, blocks) in &requests {
+                // Prompts of a family share their first half.
+                let half = (SIZE * blocks / 2) as u32;
+                let prompt: Vec<Token> = (0..(SIZE * blocks) as u32)
+                    .map(|at| 1000 * family + at + if at < half { 0 } else { 100 * (branch + 1) })
+                    .collect();
+                prop_assert_eq!(serve(&mut chains, &prompt), serve(&mut single, &prompt), "{}", name);
+                prop_assert_eq!(chains.evicted(), single.evicted());
+            }
+            chains.check();
+        }
+    }
+}
