@@ -225,6 +225,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
+        ..Default::default()
     })
 }
 
