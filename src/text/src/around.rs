@@ -49,7 +49,10 @@ impl Around {
         let plain = tokenizer.encode_fast(text, false).ok()?;
         let whole = tokenizer.encode_fast(text, true).ok()?;
         let (plain, whole) = (plain.get_ids(), whole.get_ids());
-        let at = whole.windows(plain.len().max(1)).position(|window| window == plain)?;
+        if plain.is_empty() {
+            return whole.is_empty().then(Self::default);
+        }
+        let at = whole.windows(plain.len()).position(|window| window == plain)?;
         Some(Self { before: whole[..at].to_vec(), after: whole[at + plain.len()..].to_vec() })
     }
 }

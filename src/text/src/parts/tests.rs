@@ -52,6 +52,9 @@ const FRAGMENTS: &[&str] = &[
 
 const CODE: &str = include_str!("../parts.rs");
 
+/// Bytes of prose and of code to tokenise: a word is a part of its own, and each part takes as long as a text.
+const TEXT_BYTES: usize = 2000;
+
 fn byte_level(use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
 }
@@ -138,13 +141,13 @@ fn in_parts(tokenizer: &Tokenizer, text: &str, special: bool, bytes: usize) -> (
 fn parts_of_prose_and_code_have_the_tokens_of_the_whole() {
     for tokenizer in TOKENIZERS.iter() {
         assert!(tokenizer.cuts_texts());
-        for text in [PROSE, CODE] {
+        for text in [PROSE, CODE].map(|text| &text[..text.floor_char_boundary(TEXT_BYTES)]) {
             for special in [false, true] {
                 let whole = tokenizer.encode_with(text, special).unwrap();
-                for bytes in [usize::from(special), 100, 4096] {
+                for bytes in [usize::from(special), 100, 1024] {
                     let (ids, parts) = in_parts(tokenizer, text, special, bytes);
                     assert!(ids == whole, "{bytes} bytes, special tokens: {special}");
-                    assert!(parts > 1 && (bytes > 1 || parts > 500), "{parts}");
+                    assert!(parts > 1 && (bytes > 1 || parts > 100), "{parts}");
                 }
             }
         }
@@ -154,7 +157,7 @@ fn parts_of_prose_and_code_have_the_tokens_of_the_whole() {
 #[test]
 fn any_mixture_in_parts_has_the_tokens_of_the_whole() {
     let mixture = proptest::collection::vec(proptest::sample::select(FRAGMENTS), 1..60);
-    proptest!(ProptestConfig::with_cases(64), |(mixture in mixture, special in any::<bool>())| {
+    proptest!(ProptestConfig { max_shrink_iters: 100, ..ProptestConfig::with_cases(32) }, |(mixture in mixture, special in any::<bool>())| {
         let text = mixture.concat();
         for tokenizer in TOKENIZERS.iter() {
             let whole = tokenizer.encode_with(&text, special).unwrap();
