@@ -2,8 +2,6 @@
 
 use tokenizers::{Decoder, DecoderWrapper};
 
-use crate::around::Around;
-
 /// Token ids beyond this are a mistake in the file, not a vocabulary.
 const VOCAB_MAX: u32 = 1 << 24;
 /// Begin token of the byte tokenizer, after the bytes 0 to 255.
@@ -55,8 +53,6 @@ pub(crate) struct Codec {
     pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
     /// The bytes of each token; `None` if a token's text depends on the neighbours of the token.
     pub(crate) pieces: Option<Pieces>,
-    /// Special tokens around a text; `None` if texts must not be cut into parts.
-    pub(crate) around: Option<Around>,
     /// Number of token ids, counted up to the largest.
     pub(crate) vocab_size: u32,
     /// Bytes of text that one token stands for, at most.
@@ -87,7 +83,6 @@ impl Codec {
             None => tokenizer.get_vocab(true).into_keys().map(|name| name.len()).max().unwrap_or(0),
         };
         Ok(Self {
-            around: Around::of(&tokenizer),
             hugging_face: Some(tokenizer),
             pieces,
             vocab_size: last + 1,
@@ -105,7 +100,7 @@ impl Codec {
         pieces.push(b"<bos>", true);
         pieces.push(b"<eos>", true);
         debug_assert_eq!((BOS, EOS), (256, 257));
-        Self { hugging_face: None, pieces: Some(pieces), around: None, vocab_size: EOS + 1, longest_piece: 1 }
+        Self { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1, longest_piece: 1 }
     }
 }
 

@@ -29,7 +29,6 @@
 
 #![forbid(unsafe_code)]
 
-mod around;
 mod codec;
 mod detokenizer;
 mod error;

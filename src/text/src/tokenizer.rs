@@ -59,11 +59,6 @@ impl Tokenizer {
         self.codec.longest_piece
     }
 
-    /// Returns `true` if [`Tokenizer::parts`] cuts texts; otherwise every text is one part.
-    pub fn cuts_texts(&self) -> bool {
-        self.codec.hugging_face.is_none() || self.codec.around.is_some()
-    }
-
     /// Starts to tokenise a text part by part; the tokens of all parts are the tokens of [`Tokenizer::encode_with`].
     pub fn parts(&self, text: String, add_special_tokens: bool) -> Parts {
         Parts::new(Arc::clone(&self.codec), text, add_special_tokens)

@@ -1,8 +1,8 @@
 //! The prompt of a request: from text to tokens, limits, namespace and hashes.
 //!
-//! A text is tokenised in parts of [`PART_BYTES`], each a job of its own on a blocking thread. The jobs of all texts take turns, so
-//! a short text waits for one part of each long text, and not for the whole. Between two parts the request may end: the client is
-//! gone, the deadline has passed, or the text has more tokens than the context holds. A text of one part is tokenised at once.
+//! A text is tokenised in parts of [`PART_BYTES`], as far as its tokenizer can cut texts, each a job of its own on a blocking
+//! thread. The jobs of all texts take turns. Before each part the request may end: the client is gone, the deadline has passed,
+//! or the text has more tokens than the context holds. A text of [`PART_BYTES`] is tokenised at once.
 //!
 //! | bound | consequence beyond |
 //! |---|---|
