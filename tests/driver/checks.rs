@@ -1,6 +1,6 @@
 //! Checks after every event: blocks, limits of steps, progress.
 
-use trunkline_core::{Step, StepSeq, WORKER_FAILURES_MAX};
+use trunkline_core::{Place, Step, StepSeq, WORKER_FAILURES_MAX};
 
 use crate::Driver;
 
@@ -12,6 +12,7 @@ impl Driver {
         assert_eq!(self.usable() + self.in_use(), config.device_blocks, "every block is in one place: {stats:?}");
         assert!(stats.free_host_blocks <= config.host_capacity());
         self.check_progress();
+        self.check_runs();
     }
 
     /// Asserts that the core waits only for what is under way, and that no request outlives its deadline.
@@ -19,10 +20,21 @@ impl Driver {
         let is_idle = self.joined && self.steps.is_empty() && self.copies.is_empty();
         assert!(!is_idle || self.live.is_empty(), "{:?} wait for nothing: {:?}", self.live, self.stats());
         for id in &self.live {
-            assert!(self.requests[id].failures < WORKER_FAILURES_MAX, "request {id} fails for ever");
-            let deadline_ns = self.requests[id].request.deadline_ns;
+            let known = &self.requests[id];
+            let fails = !known.withdrawn && self.blame.of(*id).failures >= WORKER_FAILURES_MAX;
+            assert!(!fails, "request {id} fails for ever");
+            let deadline_ns = known.request.deadline_ns;
             assert!(deadline_ns.is_none_or(|deadline_ns| deadline_ns > self.now_ns), "request {id} is late");
         }
+    }
+
+    /// Asserts that the worker does not idle beside copies while several requests have their blocks and one of them could run. A swap-out
+    /// is waited for, because it was begun for the blocks that it frees.
+    fn check_runs(&self) {
+        let swaps_out = self.copies.iter().any(|copy| (copy.from, copy.to) == (Place::Device, Place::Host));
+        let idles = self.joined && self.steps.is_empty() && !swaps_out;
+        let stats = self.stats();
+        assert!(!idles || stats.running < 2, "the worker idles beside {:?}: {stats:?}", self.copies);
     }
 
     /// Asserts that a step keeps to the limits, and continues each sequence where the last step left it.

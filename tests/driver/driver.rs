@@ -7,6 +7,8 @@ use trunkline_core::{
     StepSeq, Token, Transfer, Usage, WORKER_FAILURES_MAX,
 };
 
+use crate::blame::Blame;
+use crate::found::Found;
 use crate::oracle::OracleWorker;
 use crate::records::Known;
 
@@ -41,8 +43,10 @@ fn own_tokens(id: u64, n: u32) -> Token {
 /// Events that explain later answers.
 #[derive(Default)]
 struct Sent {
-    /// Requests of the step whose answer is being delivered.
-    answering: Vec<RequestId>,
+    /// The step whose answer is being delivered, with its requests.
+    answering: Vec<(u64, RequestId)>,
+    /// `true` while a request with the id of a live one is being delivered.
+    duplicate: bool,
     withdrawn: BTreeSet<RequestId>,
     closing: bool,
 }
@@ -86,6 +90,8 @@ pub struct Driver {
     pub requests: BTreeMap<RequestId, Known>,
     /// Requests that have no answer yet.
     pub live: BTreeSet<RequestId>,
+    pub(crate) blame: Blame,
+    found: Found,
     sent: Sent,
 }
 
@@ -120,6 +126,7 @@ impl Driver {
     }
 
     fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
+        let block_size = config.block_size;
         Self {
             worker: OracleWorker::new(&config, seed),
             core: Core::new(config).expect("the limits are within their ranges"),
@@ -140,6 +147,8 @@ impl Driver {
             tables: BTreeMap::new(),
             requests: BTreeMap::new(),
             live: BTreeSet::new(),
+            blame: Blame::default(),
+            found: Found::new(block_size),
             sent: Sent::default(),
         }
     }
@@ -161,7 +170,9 @@ impl Driver {
             Event::WorkerJoined => self.joined = true,
             Event::WorkerLost => self.forget_worker(),
             Event::Submit(request) => self.expect(request),
-            Event::Fail(id) => self.blame(*id),
+            Event::Fail(id) => self.blame.named(*id, &self.parts(), self.live.contains(id)),
+            Event::Stop(id) => _ = self.requests.get_mut(id).map(|known| known.told_to_stop |= !known.is_answered()),
+            Event::FlushCache => self.found.forget(),
             Event::Withdraw(id) => _ = self.sent.withdrawn.insert(*id),
             Event::Drain | Event::Shutdown => self.sent.closing = true,
             _ => {}
@@ -170,40 +181,32 @@ impl Driver {
         self.core.handle(self.now_ns, event, &mut actions);
         actions.into_iter().for_each(|action| self.perform(action));
         self.sent.answering.clear();
+        assert!(!std::mem::take(&mut self.sent.duplicate), "a request with the id of a live one is accepted");
         self.check();
+        self.found.forget_evicted(&self.core.stats());
     }
 
-    fn blame(&mut self, id: RequestId) {
-        // A request that ended is to blame for the steps that still run it.
-        let runs = self.steps.iter().any(|step| step.seqs.iter().any(|seq| seq.request == id));
-        if let Some(known) = self.requests.get_mut(&id).filter(|known| runs || !known.is_answered()) {
-            known.guilty = true;
-        }
+    /// Requests of the steps in flight, each with its step.
+    fn parts(&self) -> Vec<(u64, RequestId)> {
+        self.steps.iter().flat_map(|step| step.seqs.iter().map(|seq| (step.id, seq.request))).collect()
     }
 
     fn forget_worker(&mut self) {
         self.joined = false;
-        self.count_failures();
+        let mut failed = self.parts();
+        failed.append(&mut self.sent.answering);
+        self.blame.failed(&failed);
+        self.found.forget();
         self.worker.reset();
         self.steps.clear();
         self.lost_copies += self.copies.len() as u64;
         self.copies.clear();
     }
 
-    /// Counts a failure for every request in a step that fails, unless one of them is known to be the cause.
-    fn count_failures(&mut self) {
-        let in_flight = self.steps.iter().flat_map(|step| step.seqs.iter().map(|seq| seq.request));
-        let failed: BTreeSet<RequestId> = self.sent.answering.drain(..).chain(in_flight).collect();
-        if failed.iter().all(|id| !self.requests[id].guilty) {
-            for id in &failed {
-                self.requests.get_mut(id).expect("a known request runs").failures += 1;
-            }
-        }
-    }
-
     fn expect(&mut self, request: &Request) {
         let id = request.id;
         if self.live.contains(&id) {
+            self.sent.duplicate = true;
             return;
         }
         self.live.insert(id);
@@ -212,6 +215,8 @@ impl Driver {
         }
         // The id may have been another request's, whose end says nothing of this one.
         self.sent.withdrawn.remove(&id);
+        self.blame.submitted(id, request.worker_failures);
+        self.found.submitted(request);
         let before = self.requests.insert(id, Known::new(request));
         if let (Some(before), false) = (before, matches!(self.answers, Answers::Dictated)) {
             before.assert_text(self.script());
@@ -271,6 +276,8 @@ impl Driver {
         match action {
             Action::RunStep(step) => {
                 self.check_step(&step);
+                self.blame.sent(step.id);
+                self.note_first_runs(&step);
                 self.worker.send_step(&step);
                 self.steps.push_back(step);
                 if self.steps.len() == 1 {
@@ -290,7 +297,7 @@ impl Driver {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
                 assert!(!known.is_answered(), "request {request} goes on after its end");
                 known.text.push(token);
-                known.failures = 0;
+                self.blame.token(request);
                 self.tokens.push((request.0, token));
             }
             Action::Finish { request, reason, usage } => self.finish(request, reason, usage),
@@ -302,6 +309,12 @@ impl Driver {
                 assert!(self.live.is_empty(), "drained, and {:?} are not answered", self.live);
                 self.drained += 1;
             }
+        }
+    }
+
+    fn note_first_runs(&mut self, step: &Step) {
+        for seq in &step.seqs {
+            self.found.runs(&self.requests[&seq.request].request, seq.computed);
         }
     }
 
@@ -318,10 +331,16 @@ impl Driver {
             FinishReason::Timeout => assert!(deadline_ns.is_some_and(|deadline_ns| deadline_ns <= self.now_ns)),
             // A copy that fails costs time, not the request.
             FinishReason::Error => {
-                let is_to_blame = known.guilty || known.failures >= WORKER_FAILURES_MAX;
-                assert!(is_to_blame, "request {id} ends for what another did");
+                let record = self.blame.of(id);
+                assert!(
+                    record.guilty || record.failures >= WORKER_FAILURES_MAX,
+                    "request {id} ends for what another did"
+                );
             }
             _ => {}
+        }
+        if known.has_ended_by_itself() && !known.withdrawn && !self.blame.of(id).guilty {
+            self.found.ended(&known.request, &known.text);
         }
         self.ends.push((id.0, reason));
         self.usages.insert(id.0, usage);
@@ -329,11 +348,11 @@ impl Driver {
     }
 
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {
-        let is_duplicate = refusal == Refusal::DuplicateId;
         self.refusals.push((id.0, refusal));
-        if is_duplicate {
-            return assert!(self.live.contains(&id), "request {id} is refused as a duplicate of nothing");
+        if std::mem::take(&mut self.sent.duplicate) {
+            return;
         }
+        assert!(refusal != Refusal::DuplicateId, "request {id} is refused as a duplicate of nothing");
         let known = self.requests.get_mut(&id).expect("the refusal of a known request");
         assert!(known.text.is_empty() || known.withdrawn, "request {id} is refused after it ran");
         assert!(!known.is_answered(), "request {id} is refused after its answer");
@@ -358,6 +377,11 @@ impl Driver {
     fn answered(&mut self, id: RequestId) {
         assert!(self.live.remove(&id));
         self.worker.forget(id);
+    }
+
+    /// Expects hits to be missed, because hashes collide.
+    pub fn expect_collisions(&mut self) {
+        self.found.counts = false;
     }
 
     // The worker.
@@ -394,7 +418,7 @@ impl Driver {
     fn end_front(&mut self, end: impl FnOnce(&mut OracleWorker, &Step) -> StepResult) -> StepResult {
         let step = self.steps.pop_front().expect("a step is in flight");
         let result = end(&mut self.worker, &step);
-        self.sent.answering = step.seqs.iter().map(|seq| seq.request).collect();
+        self.sent.answering = step.seqs.iter().map(|seq| (step.id, seq.request)).collect();
         self.core.recycle(step);
         result
     }

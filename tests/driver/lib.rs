@@ -1,4 +1,4 @@
-//! Test driver of one core: time, steps and copies in flight, records of all answers, and a worker whose KV cells carry their
+//! Test driver of one core: seeded runs under pressure, time, steps and copies in flight, records of all answers, and a worker whose KV cells carry their
 //! contents.
 //!
 //! The worker is the **content oracle**. A cell of its cache holds a digest of the token and of everything before it, as read
@@ -7,9 +7,12 @@
 //! known in advance. Cells are compared before each step, so that a fault shows where it is made and not where a text differs.
 //! Copies to and from the host take time, fail and end in any order, and nobody may be in their way.
 
+mod blame;
 mod checks;
 mod driver;
+mod found;
 pub mod oracle;
+pub mod pressure;
 mod records;
 
 pub use driver::{Direction, Driver};

@@ -17,18 +17,16 @@ pub struct Known {
     pub refused: bool,
     /// `true` if a core gave it back at least once.
     pub withdrawn: bool,
-    /// `true` if a worker named it as the cause of a failure while it had no answer.
-    pub guilty: bool,
-    /// Steps that failed with it and no known cause, since its last token.
-    pub failures: u32,
+    /// `true` if the driver found a stop string in its text, so that it may end anywhere.
+    pub told_to_stop: bool,
 }
 
 impl Known {
     /// Records a request that is being submitted.
     pub fn new(request: &Request) -> Self {
         let text = request.generated.clone();
-        let (withdrawn, failures) = (!text.is_empty(), request.worker_failures);
-        Self { request: request.clone(), text, end: None, refused: false, withdrawn, guilty: false, failures }
+        let withdrawn = !text.is_empty();
+        Self { request: request.clone(), text, end: None, refused: false, withdrawn, told_to_stop: false }
     }
 
     /// Returns `true` if the request has had its answer.
@@ -57,15 +55,24 @@ impl Known {
         alone
     }
 
+    /// Returns `true` if the core chose the end: all tokens, or a stop token.
+    pub fn has_ended_by_itself(&self) -> bool {
+        match self.end {
+            Some(FinishReason::Length) => true,
+            Some(FinishReason::Stop) => !self.told_to_stop,
+            _ => false,
+        }
+    }
+
     /// Asserts that the text is the one that the request would have alone, or a beginning of it if the request was interrupted.
     ///
     /// # Panics
-    /// If the text differs, or lacks tokens at an end by length.
+    /// If the text differs, or lacks tokens though the core chose the end.
     pub fn assert_text(&self, says: Option<fn(u64, u32) -> Token>) {
         let (id, alone) = (self.request.id, self.alone(says));
         assert!(alone.starts_with(&self.text), "request {id} says {:?}, alone it says {alone:?}", self.text);
-        if self.end == Some(FinishReason::Length) {
-            assert_eq!(self.text.len(), self.request.max_tokens as usize, "request {id}");
+        if self.has_ended_by_itself() {
+            assert_eq!(self.text.len(), alone.len(), "request {id} ends by {:?}, alone it says {alone:?}", self.end);
         }
     }
 }

@@ -1,7 +1,6 @@
-//! What the end-to-end tests share: seeded runs of a core and of a cluster under pressure, and a server.
+//! What the end-to-end tests share: seeded runs of a cluster under pressure, and a server.
 
 pub mod cluster_pressure;
-pub mod pressure;
 pub mod server;
 
-pub use trunkline_driver::oracle;
+pub use trunkline_driver::{oracle, pressure};

@@ -1,5 +1,5 @@
 //! How near replays come to measurements and to another simulator. The data are public but not part of this repository: the environment
-//! variable `TRUNKLINE_DATA` names a folder with `profiles/` and `traces/`; without it the tests say so and pass.
+//! variable `TRUNKLINE_DATA` names a folder with `profiles/` and `traces/`; without it the tests are ignored (`sim/data.rs`).
 
 mod fidelity {
     pub mod engine;
@@ -12,13 +12,14 @@ use std::path::PathBuf;
 
 use trunkline_sim_workload::summary::Summary;
 
-/// `path` in the folder of data, or nothing and a word about it.
-pub fn data(path: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("TRUNKLINE_DATA").map(|root| PathBuf::from(root).join(path));
-    let path = path.filter(|path| path.exists());
-    if path.is_none() {
-        println!("skipped: TRUNKLINE_DATA names no folder that holds the data of this test");
-    }
+/// `path` in the folder of data.
+///
+/// # Panics
+/// If it is not there.
+pub fn data(path: &str) -> PathBuf {
+    let root = std::env::var_os("TRUNKLINE_DATA").expect("TRUNKLINE_DATA names the folder of data");
+    let path = PathBuf::from(root).join(path);
+    assert!(path.exists(), "{} is missing", path.display());
     path
 }
 

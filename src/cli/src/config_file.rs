@@ -42,9 +42,9 @@ pub struct Settings {
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
 
-    /// Folder of a Hugging Face model: config.json, tokenizer.json, *.safetensors [default: a small model with random
-    /// weights, whose text is noise].
-    #[arg(long, value_name = "DIR")]
+    /// Model: a Hugging Face folder (config.json, tokenizer.json, *.safetensors) or a GGUF file [default: a small model with
+    /// random weights, whose text is noise].
+    #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
     /// Settings of the core.

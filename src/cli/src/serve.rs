@@ -49,6 +49,7 @@ Examples:
 
   A real model, a larger cache, and a recording to replay later:
     trunkline serve --model ./SmolLM2-135M --device-blocks 8192 --record run.jsonl.gz
+    trunkline serve --model ./SmolLM2-135M-Instruct.Q4_1.gguf
 
   Settings from a file, one of them overridden:
     trunkline serve --config trunkline.toml --max-queue 64
@@ -133,7 +134,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
 /// Returns the limits of the core, and a backend of embedded workers with the model of the settings.
 fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, Backend)> {
     let (model, tokenizer) = match &settings.model {
-        Some(dir) => load(dir).with_context(|| format!("cannot load the model in {}", dir.display()))?,
+        Some(path) => load(path).with_context(|| format!("cannot load the model {}", path.display()))?,
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
@@ -187,17 +188,15 @@ fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Returns a hash of the contents of a model folder or file, 32 hex digits: the revision of the model, which keeps cached blocks of other
-/// weights apart.
+/// Returns a hash of the contents of a model folder or file, 32 hex digits: the revision of the model, which keeps cached blocks
+/// of other weights apart.
 fn revision(dir: &Path) -> anyhow::Result<String> {
-    let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        if path.is_file() && path.extension().is_some_and(|extension| REVISION_FILES.iter().any(|of| extension == *of))
-        {
-            files.push(path);
-        }
-    }
+    let decides = |path: &Path| path.extension().is_some_and(|is| REVISION_FILES.iter().any(|of| is == *of));
+    let mut files = match dir.is_file() {
+        true => vec![dir.to_owned()],
+        false => fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?,
+    };
+    files.retain(|path| path.is_file() && decides(path));
     files.sort_unstable();
     let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 20]);
     for path in &files {
@@ -216,13 +215,14 @@ fn revision(dir: &Path) -> anyhow::Result<String> {
     Ok(format!("{:032x}", hash.digest128()))
 }
 
-fn load(dir: &Path) -> anyhow::Result<(Model, Tokenizer)> {
-    if !dir.is_dir() {
-        bail!("there is no such folder");
+/// Reads model and tokenizer from a Hugging Face folder or a GGUF file.
+fn load(path: &Path) -> anyhow::Result<(Model, Tokenizer)> {
+    if !path.exists() {
+        bail!("there is no such folder or file; give a Hugging Face folder or a GGUF file");
     }
     // The tokenizer is the quicker one to fail.
-    let tokenizer = Tokenizer::load(dir)?;
-    Ok((Model::load(dir)?, tokenizer))
+    let tokenizer = Tokenizer::load(path)?;
+    Ok((Model::load(path)?, tokenizer))
 }
 
 async fn serve(server: Server) -> anyhow::Result<()> {
@@ -402,6 +402,7 @@ mod tests {
         assert_eq!(revision(dir.path()).unwrap(), first);
         write("model.safetensors", "ac");
         assert_ne!(revision(dir.path()).unwrap(), first);
+        assert!(revision(&dir.path().join("config.json")).is_ok(), "a model may be one file");
         write("model.safetensors", "a");
         write("model2.safetensors", "b");
         assert_ne!(revision(dir.path()).unwrap(), first);

@@ -2,6 +2,7 @@
 //! batch.
 
 use crate::digest::Decision;
+use crate::hash::BlockHash;
 use crate::sequence::{Phase, SequenceEvent};
 use crate::state::State;
 
@@ -12,8 +13,8 @@ pub(crate) enum Admission {
     Admitted,
     /// The request has its blocks, and transfers from tiers are to fill some first.
     Loads,
-    /// Another request computes the next block of the prefix; requests behind this one may pass.
-    Deferred,
+    /// Another request is about to publish blocks of the prompt, this one as the last of them; requests behind this one may pass.
+    Deferred(BlockHash),
     /// There is no room.
     Full,
 }
@@ -24,29 +25,29 @@ pub(crate) enum Admission {
 /// block within this budget is not admitted, unless it loads blocks first.
 pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>) -> Admission {
     let size = state.config.block_size;
-    let State { sequences, kv, .. } = state;
-    kv.find(&sequences[slot]);
-    if is_computed_by_another(state, slot, state.kv.found.len()) {
-        return Admission::Deferred;
+    if let Some(last) = awaited_block(state, slot) {
+        return Admission::Deferred(last);
     }
-    let State { sequences, kv, journal, .. } = state;
+    let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
-    let loads = kv.plan_load(seq);
+    kv.find(seq);
     let total = seq.tokens.len() as u32;
     let hit = kv.found.len() as u32;
-    // The last token is run again even if its KV is there, because its logits are not.
-    let computed = (hit * size).min(total - 1);
-    if !loads && aligned_budget.is_some_and(|budget| budget < (total - computed).min(size)) {
-        return Admission::Full;
-    }
     let needed = total.div_ceil(size) - hit;
     let usable = kv.tree.usable() - kv.tree.count_idle(&kv.found);
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
-    if usable < needed.saturating_add(watermark) {
-        if loads && !std::mem::replace(&mut seq.history.prefetched, true) {
-            kv.prefetch(journal);
+    let has_room = usable >= needed.saturating_add(watermark);
+    // A load is planned only if it can begin, or be prepared once.
+    let loads = (has_room || !seq.history.prefetched) && kv.plan_load(seq);
+    // The last token is run again even if its KV is there, because its logits are not.
+    let computed = (hit * size).min(total - 1);
+    let needs_budget = !loads && aligned_budget.is_some_and(|budget| budget < (total - computed).min(size));
+    if needs_budget || !has_room {
+        if !needs_budget && loads && !std::mem::replace(&mut seq.history.prefetched, true) {
+            kv.prefetch(&mut state.journal);
         }
+        kv.remember(seq);
         return Admission::Full;
     }
     take_blocks(state, slot, needed, computed);
@@ -59,6 +60,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
         return Admission::Loads;
     }
     seq.transition(SequenceEvent::Admitted, Phase::Prefill);
+    state.begin_shared_work(slot);
     state.count_cached(slot);
     state.enter_batch(slot);
     Admission::Admitted
@@ -83,16 +85,24 @@ fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
     (seq.history.shared_at_preemption, seq.history.cached_at_preemption) = (0, 0);
 }
 
-/// Returns `true` if a sequence in the batch, or one that loads, is about to publish the `at`-th block of a waiting request.
-fn is_computed_by_another(state: &State, slot: usize, at: usize) -> bool {
-    // The chained hash of a block names all blocks before it too.
-    let Some(hash) = state.sequences[slot].hashes.get(at) else { return false };
-    let others = state.batch.running.iter().chain(&state.loading);
-    others.map(|other| &state.sequences[*other]).any(|other| {
-        matches!(other.phase, Phase::Prefill | Phase::Loading(_))
-            && !other.unpublishable
-            && other.ending.is_none()
-            && other.published <= at as u32
-            && other.hashes.get(at) == Some(hash)
-    })
+/// Returns the last of the blocks of a waiting request that another request is about to publish, if the block after the cached
+/// prefix is one of them.
+fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
+    if state.shared_work.is_empty() {
+        return None;
+    }
+    let hashes = &state.sequences[slot].hashes;
+    // Counting by hashes is enough: this is no hit yet.
+    let at = state.kv.estimate(&state.sequences[slot]);
+    let next = *hashes.get(at)?;
+    let owner = state.shared_work.owner(next)?;
+    let others = &state.sequences[owner].hashes;
+    // The chained hash of a block names all blocks before it too: equal hashes are a prefix.
+    let (mut shared, mut differs) = (at, hashes.len().min(others.len()));
+    while shared + 1 < differs {
+        let middle = shared.midpoint(differs);
+        if hashes[middle] == others[middle] { shared = middle } else { differs = middle }
+    }
+    // If hashes collide, the owner may own the next block alone.
+    Some(hashes[shared]).filter(|last| state.shared_work.owns(owner, *last)).or(Some(next))
 }

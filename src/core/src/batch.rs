@@ -28,7 +28,10 @@ impl Batch {
 
     /// Removes a sequence. Its worker slot is freed separately, with [`Self::free_worker_slot`].
     pub fn leave(&mut self, slot: usize) {
-        self.running.retain(|other| *other != slot);
+        // Mostly the last to arrive leave early.
+        if let Some(at) = self.running.iter().rposition(|other| *other == slot) {
+            self.running.remove(at);
+        }
     }
 
     /// Frees a worker slot for the next sequence that enters.

@@ -25,6 +25,7 @@ impl Core {
         }
         assert_eq!(self.by_id.len() + state.reported, state.sequences.len());
         check_blocks(state);
+        check_shared_work(state);
         let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts());
         state.kv.host.check(holders.chain(orphans(state).flat_map(|orphan| &orphan.hosts)).copied());
         state.kv.tiers.check(&state.kv.transfers);
@@ -79,6 +80,25 @@ fn check_blocks(state: &State) {
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
+}
+
+/// Panics unless prefills and loading sequences own the blocks that they are about to publish, and every parked request waits for
+/// such a block.
+fn check_shared_work(state: &State) {
+    let mut owned = 0;
+    for (slot, seq) in &state.sequences {
+        let publishes = matches!(seq.phase, Phase::Prefill | Phase::Loading(_)) && !seq.unpublishable;
+        if publishes && seq.ending.is_none() {
+            let rest = &seq.hashes[seq.published as usize..];
+            assert!(rest.iter().all(|hash| state.shared_work.owns(slot, *hash)), "{} publishes unannounced", seq.id);
+            owned += rest.len();
+        }
+    }
+    assert_eq!(owned, state.shared_work.len(), "a sequence owns blocks that it will not publish");
+    for (hash, slot) in state.waiting.parked() {
+        let id = state.sequences[slot].id;
+        assert!(state.shared_work.owner(hash).is_some(), "{id} is parked for a block that no sequence computes");
+    }
 }
 
 /// Panics unless a sequence is in the queue of its state, and in no other.

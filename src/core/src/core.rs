@@ -264,6 +264,7 @@ impl Core {
         let seq = &mut self.state.sequences[slot];
         if seq.is_in_step() {
             seq.ending = Some(Ending::Withdraw);
+            self.state.end_shared_work(slot);
         } else {
             self.part(slot, Ending::Withdraw, actions);
         }
@@ -295,6 +296,7 @@ impl Core {
     /// Removes a sequence without a queue, and reports the end of the request.
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         state.free_worker_slot(slot);
         let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
         if self.worker_joined && !failed {
@@ -325,6 +327,7 @@ impl Core {
     /// out of the batch, only the blocks and the slot on the worker are left until the last of these steps ends.
     fn report_early(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let state = &mut self.state;
+        state.end_shared_work(slot);
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
@@ -392,3 +395,6 @@ impl Core {
         actions.push(Action::Flushed { blocks });
     }
 }
+
+#[cfg(test)]
+mod tests;

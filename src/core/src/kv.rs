@@ -10,10 +10,12 @@
 //! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
 //! nearest one while it waits. A failed transfer costs a recomputation.
 
+mod remembered;
 mod tier_copies;
 
 use std::collections::VecDeque;
 
+use self::remembered::Remembered;
 use crate::config::{Config, ConfigError};
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
@@ -22,6 +24,7 @@ use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer_table::TransferTable;
 use crate::tree::{PrefixTree, Published};
+use crate::waiting::CachedPrefix;
 
 /// KV blocks in all places, and the transfers in flight.
 #[derive(Debug)]
@@ -41,6 +44,8 @@ pub(crate) struct Kv {
     retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
     pub found: Vec<u32>,
+    /// Prefix of the request that could not be admitted last.
+    remembered: Remembered,
     /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
 }
@@ -60,18 +65,32 @@ impl Kv {
             transfers: TransferTable::new(),
             retired: VecDeque::new(),
             found: Vec::new(),
+            remembered: Remembered::default(),
             plan: Vec::new(),
         })
     }
 
     /// Looks up the longest published prefix of a sequence on the device, into `found`.
     pub fn find(&mut self, seq: &Sequence) {
-        self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+        if !self.remembered.recall(seq, &self.tree, &mut self.found) {
+            self.tree.find(&seq.hashes, &seq.tokens, &mut self.found);
+        }
     }
 
-    /// Returns about how many leading tokens of a sequence are cached on the device, by hash alone.
-    pub fn estimate(&self, seq: &Sequence) -> u32 {
-        self.tree.estimate(&seq.hashes) * self.block_size
+    /// Keeps the prefix just found for the next attempt to admit the sequence. `found` is undefined afterwards.
+    pub fn remember(&mut self, seq: &Sequence) {
+        self.remembered.remember(seq, &self.tree, &mut self.found);
+    }
+
+    /// Returns the number of leading blocks of a sequence that are cached on the device, by hash alone.
+    pub fn estimate(&self, seq: &Sequence) -> usize {
+        self.tree.estimate(&seq.hashes) as usize
+    }
+
+    /// Returns the leading tokens of a sequence that are cached on the device, by hash alone, and the block after them.
+    pub fn cached_prefix(&self, seq: &Sequence) -> CachedPrefix {
+        let blocks = self.estimate(seq);
+        CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.hashes.get(blocks).copied() }
     }
 
     /// Returns the number of host blocks that a swap-out can take: free blocks, and in a shared memory also those of the tier that can

@@ -87,6 +87,7 @@ mod rehit;
 pub mod request;
 mod scheduler;
 pub mod sequence;
+mod shared_work;
 mod slots;
 pub mod spec;
 mod state;
@@ -102,6 +103,7 @@ mod transfer_end;
 mod transfer_table;
 mod transitions;
 pub mod tree;
+mod victims;
 pub mod waiting;
 
 pub use crate::config::{Config, ConfigError, Preemption, TierConfig, Write};

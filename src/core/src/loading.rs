@@ -12,6 +12,7 @@ pub(crate) fn begin(state: &mut State, slot: usize) {
     let load = kv.begin_load(slot, seq, journal);
     seq.transition(SequenceEvent::LoadBegan, Phase::Loading(load));
     loading.push(slot);
+    state.begin_shared_work(slot);
 }
 
 /// Ends a transfer from or to a tier.
@@ -93,6 +94,9 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
 pub(crate) fn lose(state: &mut State, in_flight: Vec<InFlight>) -> Vec<usize> {
     in_flight.into_iter().for_each(|transfer| state.kv.lose_tier_copy(transfer));
     let slots = std::mem::take(&mut state.loading);
-    slots.iter().for_each(|slot| state.release(*slot));
+    for slot in &slots {
+        state.end_shared_work(*slot);
+        state.release(*slot);
+    }
     slots
 }

@@ -87,6 +87,11 @@ pub trait Policy: Send + std::fmt::Debug {
         -self.rank(request)
     }
 
+    /// Returns `false` if [`Self::preemption_rank`] is 0 for every request, which saves the calls. MUST be constant.
+    fn has_preemption_ranks(&self) -> bool {
+        true
+    }
+
     /// Returns `true` if ranks depend on [`RequestView::cached_tokens`]. MUST be constant.
     fn ranks_by_cache(&self) -> bool {
         false

@@ -4,18 +4,22 @@
 //! Recomputing runs every token again whose KV will not be found in the cache: blocks with other readers will be found, and of the
 //! blocks that fall idle a share, learned from earlier preemptions ([`crate::rehit`]).
 //!
-//! **No thrash.** A sequence that was preempted and came back is spared until it has generated a token, unless all are such; then the
-//! last to arrive goes, so the first to arrive always makes progress.
+//! **No thrash.** Of running sequences with one preemption rank, a sequence that was preempted and came back is spared until it has
+//! generated a token, unless all are such; then the last to arrive goes, so the first to arrive always makes progress. A sequence
+//! is not spared at the expense of a more urgent one.
 
 use std::cmp::Reverse;
 
 use crate::block::BlockState;
-use crate::config::Preemption;
+use crate::config::{Config, Preemption};
 use crate::digest::Decision;
 use crate::readers;
-use crate::sequence::SequenceEvent;
+use crate::rehit::RehitRate;
+use crate::sequence::{Sequence, SequenceEvent};
 use crate::state::State;
 use crate::swap;
+use crate::victims::Key;
+use crate::waiting::Waiting;
 
 /// Estimated cost of preempting a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,22 @@ struct Loss {
 }
 
 impl Loss {
+    /// Estimates the cost of preempting a sequence whose first `shared` blocks have other readers, while `free_hosts` host blocks are
+    /// free.
+    fn new(seq: &Sequence, shared: u32, config: &Config, rehit: RehitRate, free_hosts: u32) -> Self {
+        let shared = u64::from(shared);
+        let own = seq.computed_blocks(config.block_size) as u64 - shared;
+        let idle = u64::from(seq.published) - shared;
+        let found = (shared + rehit.expect(idle)) * u64::from(config.block_size);
+        let recomputed = u64::from(seq.computed).saturating_sub(found);
+        let can_swap = own > 0 && own <= u64::from(free_hosts);
+        Self {
+            swap_ns: if can_swap { own.saturating_mul(2).saturating_mul(config.swap_block_ns) } else { u64::MAX },
+            recompute_ns: recomputed.saturating_mul(config.recompute_token_ns),
+            freed: seq.table.len() as u64 - shared,
+        }
+    }
+
     /// Returns the cost per freed block as a power of two, so that age decides between victims of about equal cost.
     fn level(self) -> u32 {
         let cost = self.swap_ns.min(self.recompute_ns) / self.freed.max(1);
@@ -39,6 +59,9 @@ impl Loss {
 /// Preempts the victim among the running sequences.
 pub(crate) fn preempt_one(state: &mut State) {
     let slot = victim(state);
+    let sharing = state.kv.tree.sharing_changes();
+    let rank = |state: &State| state.waiting.preemption_rank(&state.sequences[slot].view(0));
+    let tenant_rank = state.waiting.counts_service().then(|| rank(state));
     let swaps = match state.config.preemption {
         Preemption::Swap => true,
         Preemption::Recompute => false,
@@ -50,38 +73,93 @@ pub(crate) fn preempt_one(state: &mut State) {
     if !(swaps && swap::begin_out(state, slot)) {
         preempt(state, slot, SequenceEvent::Preempted);
     }
+    // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted.
+    let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
+    if lifted || state.kv.tree.sharing_changes() != sharing {
+        state.victims.clear();
+    }
 }
 
-/// Returns the running sequence to preempt. Candidates have made progress; among candidates the lowest preemption rank decides,
-/// then the least cost per freed block, to a power of two, then the latest arrival.
-fn victim(state: &State) -> usize {
-    let rank = |slot: &&usize| {
-        let seq = &state.sequences[**slot];
-        let spared = seq.history.preemptions > 0 && seq.generated() == seq.history.generated_at_entry;
-        let cost = match state.config.preemption {
-            Preemption::Cost => loss(state, **slot).level(),
-            Preemption::Swap | Preemption::Recompute => 0,
-        };
-        let preemption_rank = state.waiting.preemption_rank(&seq.view(seq.published * state.config.block_size));
-        (spared, preemption_rank, cost, Reverse(seq.view.arrival))
+/// Returns the running sequence to preempt, the one of the lowest key ([`key`]).
+fn victim(state: &mut State) -> usize {
+    let reads_chains = reads_chains(state);
+    loop {
+        while let Some((before, slot)) = state.victims.pop() {
+            // A swap-out took host blocks since: swapping another sequence may be impossible now, which can only raise a key.
+            if key(state, slot, reads_chains) == before {
+                debug_assert_eq!(Some(slot), search(state), "the victim is the one that a search over all finds");
+                return slot;
+            }
+            state.victims.clear();
+        }
+        assert!(!state.batch.running.is_empty(), "a sequence that needs a block is running");
+        // The last to arrive are mostly the last to join, and win between equals: found first, they stay.
+        for at in (0..state.batch.running.len()).rev() {
+            let slot = state.batch.running[at];
+            let key = key(state, slot, reads_chains);
+            state.victims.offer(key, slot);
+        }
+    }
+}
+
+/// Takes note of a running sequence that took a block since the last victim was chosen.
+pub(crate) fn grew(state: &mut State, slot: usize) {
+    if !state.victims.is_empty() {
+        let reads_chains = reads_chains(state);
+        let key = key(state, slot, reads_chains);
+        state.victims.update(key, slot);
+    }
+}
+
+/// Returns `true` if a transfer in flight reads a prefix as a sequence would: then sharing changes without a change of readers.
+fn reads_chains(state: &State) -> bool {
+    state.kv.transfers.iter().any(|transfer| !transfer.purpose.chain().is_empty())
+}
+
+/// Returns the place of a running sequence in the order of preemption: the lowest preemption rank goes first, then sequences that
+/// made progress since an earlier preemption, then the least cost per freed block, to a power of two, then the last to arrive.
+///
+/// A rank that follows the cache says what a preemption would cost, not how urgent a request is, and is lowest for a sequence that is
+/// being recomputed. Under such a policy progress counts before the rank.
+fn key(state: &mut State, slot: usize, reads_chains: bool) -> Key {
+    let State { sequences, waiting, victims, kv, rehit, config, .. } = state;
+    let seq = &sequences[slot];
+    let spared = i128::from(victims.is_spared(slot, seq.generated()));
+    let level = match config.preemption {
+        Preemption::Cost => {
+            let count = || readers::shared(kv, &seq.table[..seq.published as usize]) as u32;
+            let shared = if reads_chains { count() } else { victims.shared(slot, kv.tree.sharing_changes(), count) };
+            Loss::new(seq, shared, config, *rehit, kv.free_hosts()).level()
+        }
+        Preemption::Swap | Preemption::Recompute => 0,
     };
-    *state.batch.running.iter().min_by_key(rank).expect("a sequence that needs a block is running")
+    Key { order: order(waiting, seq, spared, config), level, arrival: Reverse(victims.arrival(slot)) }
+}
+
+fn order(waiting: &Waiting, seq: &Sequence, spared: i128, config: &Config) -> (i128, i128) {
+    if !waiting.has_preemption_ranks() {
+        return (0, spared);
+    }
+    let rank = waiting.preemption_rank(&seq.view(seq.published * config.block_size));
+    if waiting.ranks_by_cache() { (spared, rank) } else { (rank, spared) }
+}
+
+/// Returns the victim by comparing all running sequences anew. For checks.
+fn search(state: &State) -> Option<usize> {
+    let key = |slot: &usize| {
+        let seq = &state.sequences[*slot];
+        let spared = seq.history.preemptions > 0 && seq.generated() == seq.history.generated_at_entry;
+        let level = if state.config.preemption == Preemption::Cost { loss(state, *slot).level() } else { 0 };
+        let order = order(&state.waiting, seq, i128::from(spared), &state.config);
+        Key { order, level, arrival: Reverse(seq.view.arrival) }
+    };
+    state.batch.running.iter().copied().min_by_key(key)
 }
 
 fn loss(state: &State, slot: usize) -> Loss {
-    let (seq, config, kv) = (&state.sequences[slot], &state.config, &state.kv);
-    let published = seq.published as usize;
-    let shared = readers::shared(kv, &seq.table[..published]) as u64;
-    let own = seq.computed_blocks(config.block_size) as u64 - shared;
-    let idle = published as u64 - shared;
-    let found = (shared + state.rehit.expect(idle)) * u64::from(config.block_size);
-    let recomputed = u64::from(seq.computed).saturating_sub(found);
-    let can_swap = own > 0 && own <= u64::from(kv.free_hosts());
-    Loss {
-        swap_ns: if can_swap { own.saturating_mul(2).saturating_mul(config.swap_block_ns) } else { u64::MAX },
-        recompute_ns: recomputed.saturating_mul(config.recompute_token_ns),
-        freed: seq.table.len() as u64 - shared,
-    }
+    let (seq, kv) = (&state.sequences[slot], &state.kv);
+    let shared = readers::shared(kv, &seq.table[..seq.published as usize]) as u32;
+    Loss::new(seq, shared, &state.config, state.rehit, kv.free_hosts())
 }
 
 /// Takes a sequence out of the batch, releases the sequence's blocks, and returns the sequence to the waiting queue.

@@ -10,12 +10,12 @@
 //! on. Nothing is admitted while a request that ran before is swapped out. If nothing at all can run, swapped requests release
 //! their blocks, the last first. A request that could not run alone was refused at submission.
 //!
-//! **Work is shared in flight.** A request whose next block a prefill in the batch is about to publish waits for that block;
-//! requests behind it may pass.
+//! **Work is shared in flight.** A request whose next block a prefill in the batch is about to publish is parked until that block,
+//! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass.
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
-use crate::preemption::preempt_one;
+use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
@@ -23,8 +23,6 @@ use crate::state::State;
 use crate::step::{Step, StepSeq};
 use crate::{loading, swap};
 
-/// Waiting requests deferred by one pass because another request computes the prefix, at most.
-const DEFERRED_MAX: usize = 16;
 /// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
 const DRAFTS_BELOW: u32 = 16;
 
@@ -131,11 +129,10 @@ impl Scheduler {
         if state.waiting.is_empty() || state.is_under_memory_pressure() || state.batched() >= max_batch_size {
             return;
         }
-        let State { waiting, sequences, kv, .. } = state;
-        waiting.refresh(&mut |slot| kv.estimate(&sequences[slot]));
-        let mut deferred = 0;
-        while *budget > 0 && state.batched() < max_batch_size && deferred < DEFERRED_MAX {
-            let Some(slot) = state.waiting.first() else { break };
+        while *budget > 0 && state.batched() < max_batch_size {
+            let State { waiting, sequences, kv, .. } = state;
+            let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
+            let Some(slot) = next else { break };
             let aligned_budget = (self.aligned && !step.seqs.is_empty()).then_some(*budget);
             match admit(state, slot, aligned_budget) {
                 Admission::Admitted => {
@@ -143,15 +140,11 @@ impl Scheduler {
                     self.run(state, slot, chunk, 0, step);
                     *budget -= chunk;
                 }
-                Admission::Deferred => {
-                    state.waiting.defer(slot);
-                    deferred += 1;
-                }
+                Admission::Deferred(hash) => state.waiting.park(slot, hash),
                 Admission::Loads => loading::begin(state, slot),
                 Admission::Full => break,
             }
         }
-        state.waiting.restore();
     }
 
     /// Returns the number of tokens that a sequence runs within `budget`: all that remain, or whole blocks. Less than a block
@@ -235,6 +228,7 @@ impl Scheduler {
 /// to be preempted and a step is in flight: the sequences of the step cannot leave, so no other step begins before the end of the
 /// step.
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
+    state.victims.clear();
     while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
         // The device does not idle for transfers that may take long: blocks are taken from one of several decodes instead. A swap-out
         // was begun for such a block, and is waited for.
@@ -260,7 +254,12 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
         let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
-        if !short || kv.tree.allocate(1, &mut seq.table) {
+        if !short {
+            at += 1;
+            continue;
+        }
+        if kv.tree.allocate(1, &mut seq.table) {
+            grew(state, slot);
             at += 1;
             continue;
         }
@@ -272,8 +271,11 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
             future_free = None;
-            // Sequences before this one moved up if the victim was among them.
-            at = state.batch.running.iter().position(|other| *other == slot).unwrap_or(at);
+            // This sequence moved up if the victim was before it, and is gone if it was the victim.
+            at -= usize::from(at > 0 && state.batch.running.get(at - 1) == Some(&slot));
+        } else {
+            // A swapped sequence released its blocks instead.
+            state.victims.clear();
         }
     }
     Some(stalled)

@@ -8,8 +8,10 @@ use crate::digest::Decision;
 use crate::journal::Journal;
 use crate::kv::Kv;
 use crate::rehit::RehitRate;
-use crate::sequence::{Sequence, SequenceEvent};
+use crate::sequence::{Phase, Sequence, SequenceEvent};
+use crate::shared_work::SharedWork;
 use crate::swap_queue::SwapQueue;
+use crate::victims::Victims;
 use crate::waiting::Waiting;
 
 /// The sequences, the queues of the sequences, and the KV cache. Every sequence is in one slot and, by state, in one queue.
@@ -26,6 +28,10 @@ pub(crate) struct State {
     pub swaps: SwapQueue,
     /// Slots of sequences loading blocks from tiers, in the order of the loads' beginnings.
     pub loading: Vec<usize>,
+    /// Blocks that prefills and loading sequences are about to publish. Requests that wait for them are parked in `waiting`.
+    pub shared_work: SharedWork,
+    /// The next running sequences to preempt.
+    pub victims: Victims,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
     /// Blocks in all places, and transfers.
@@ -48,6 +54,8 @@ impl State {
             batch: Batch::default(),
             swaps: SwapQueue::default(),
             loading: Vec::new(),
+            shared_work: SharedWork::default(),
+            victims: Victims::default(),
             rehit: RehitRate::default(),
             kv: Kv::new(&config)?,
             reported: 0,
@@ -74,8 +82,12 @@ impl State {
     /// Inserts a sequence into the waiting queue.
     pub fn wait(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
-        let cached_tokens = if self.waiting.needs_refresh() { self.kv.estimate(seq) } else { 0 };
-        self.waiting.push(slot, &seq.view(cached_tokens));
+        if !self.waiting.ranks_by_cache() {
+            return self.waiting.push(slot, &seq.view(0));
+        }
+        let prefix = self.kv.cached_prefix(seq);
+        self.waiting.push(slot, &seq.view(prefix.tokens));
+        self.waiting.watch(slot, prefix.next, self.kv.tree.evicted());
     }
 
     /// Inserts a sequence that has its blocks into the batch.
@@ -86,10 +98,12 @@ impl State {
         seq.mirror.slot = Some(worker_slot);
         seq.history.generated_at_entry = seq.generated();
         seq.reserve(self.config.block_size);
+        self.victims.enter(slot, seq);
     }
 
     /// Takes a sequence out of the batch, and frees its slot on the worker.
     pub fn leave_batch(&mut self, slot: usize) {
+        self.end_shared_work(slot);
         self.batch.leave(slot);
         self.free_worker_slot(slot);
     }
@@ -105,7 +119,54 @@ impl State {
 
     /// Publishes the full, computed blocks of a sequence.
     pub fn publish(&mut self, slot: usize) {
+        let seq = &self.sequences[slot];
+        let (from, was_unpublishable) = (seq.published, seq.unpublishable);
         self.kv.publish(&mut self.sequences[slot], self.journal.stats.steps, &mut self.journal);
+        self.announce(slot, from);
+        if self.sequences[slot].unpublishable && !was_unpublishable {
+            self.disown(slot);
+        }
+    }
+
+    /// Wakes the requests that wait for the blocks just published by a sequence, from the `from`-th on.
+    fn announce(&mut self, slot: usize, from: u32) {
+        let Self { sequences, waiting, shared_work, .. } = self;
+        let seq = &sequences[slot];
+        if waiting.is_empty() && shared_work.is_empty() {
+            return;
+        }
+        for hash in &seq.hashes[from as usize..seq.published as usize] {
+            waiting.published(*hash);
+            if shared_work.end(slot, *hash) {
+                waiting.wake(*hash);
+            }
+        }
+    }
+
+    /// Makes a prefill, or a sequence that loads, the owner of the blocks of its prompt that it is about to publish.
+    pub fn begin_shared_work(&mut self, slot: usize) {
+        let seq = &self.sequences[slot];
+        if !seq.unpublishable {
+            self.shared_work.begin(slot, &seq.hashes[seq.published as usize..]);
+        }
+    }
+
+    /// Ends the ownership of blocks by a prefill or a sequence that loads, which will not publish the blocks: the requests that wait
+    /// for them look again. Does nothing in other phases.
+    pub fn end_shared_work(&mut self, slot: usize) {
+        if matches!(self.sequences[slot].phase, Phase::Prefill | Phase::Loading(_)) {
+            self.disown(slot);
+        }
+    }
+
+    fn disown(&mut self, slot: usize) {
+        let Self { sequences, waiting, shared_work, .. } = self;
+        let seq = &sequences[slot];
+        if !shared_work.is_empty() {
+            for hash in seq.hashes.iter().skip(seq.published as usize).filter(|hash| shared_work.end(slot, **hash)) {
+                waiting.wake(*hash);
+            }
+        }
     }
 
     /// Releases every block of a sequence, in every place.

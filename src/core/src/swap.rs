@@ -281,6 +281,9 @@ fn resume(state: &mut State, slot: usize) {
         state.kv.leave_host(host);
     }
     state.journal.stats.swaps.swap_ins += 1;
+    if !decodes {
+        state.begin_shared_work(slot);
+    }
     state.enter_batch(slot);
 }
 

@@ -77,6 +77,8 @@ pub struct PrefixTree {
     leaving: Vec<u32>,
     evicted: u64,
     collisions: u64,
+    /// Times a block got a second reader, or lost the second of two.
+    sharing_changes: u64,
 }
 
 impl PrefixTree {
@@ -93,6 +95,7 @@ impl PrefixTree {
             leaving: Vec::new(),
             evicted: 0,
             collisions: 0,
+            sharing_changes: 0,
         }
     }
 
@@ -109,6 +112,11 @@ impl PrefixTree {
     /// Returns the number of blocks evicted so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// Returns a number that grows whenever a block gets a second reader, or loses the second of two.
+    pub fn sharing_changes(&self) -> u64 {
+        self.sharing_changes
     }
 
     /// Returns the number of hash collisions between different prefixes so far.
@@ -162,6 +170,16 @@ impl PrefixTree {
         run
     }
 
+    /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
+    pub fn contains(&self, hash: BlockHash) -> bool {
+        self.lookup(hash).is_some()
+    }
+
+    /// Returns `true` if a block is published, and was not freed since the handle was made.
+    pub fn is_published(&self, block: BlockHandle) -> bool {
+        self.pool.is_current(block) && matches!(self.pool.state(block.index), BlockState::Held | BlockState::Idle)
+    }
+
     /// Returns the number of idle blocks among the blocks of a prefix: the decrease of [`Self::usable`] once held.
     pub fn count_idle(&self, blocks: &[u32]) -> u32 {
         // Readers of a block read its ancestors: idle blocks are a suffix.
@@ -181,6 +199,9 @@ impl PrefixTree {
 
     fn hold_prefix(&mut self, blocks: &[u32], table: &mut Vec<BlockHandle>, is_hit: bool) {
         let idle = self.count_idle(blocks) as usize;
+        if blocks[..blocks.len() - idle].last().is_some_and(|index| self.nodes.readers[*index as usize] == 1) {
+            self.sharing_changes += 1;
+        }
         table.reserve(blocks.len());
         let mut at = 0;
         while at < blocks.len() {
@@ -382,6 +403,9 @@ impl PrefixTree {
         for_runs(published, |first, len| self.nodes.leave(first, len));
         // Readers of a block read its ancestors: the blocks without readers are the last ones.
         let read = published.partition_point(|handle| self.nodes.readers[handle.index as usize] > 0);
+        if published[..read].last().is_some_and(|handle| self.nodes.readers[handle.index as usize] == 1) {
+            self.sharing_changes += 1;
+        }
         let chain = &published[read..];
         if !chain.is_empty() {
             for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
@@ -488,6 +512,7 @@ impl PrefixTree {
     fn add_reader(&mut self, block: BlockHandle) {
         let readers = &mut self.nodes.readers[block.index as usize];
         *readers += 1;
+        self.sharing_changes += u64::from(*readers == 2);
         if *readers == 1 {
             self.wake(&[block]);
         }

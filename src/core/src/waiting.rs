@@ -3,23 +3,46 @@
 //! The policy ranks; [`Waiting`] keeps the order. For most policies the order is one sorted set of requests. For policies that
 //! share among tenants it has two levels, the requests of each tenant and the tenants by standing, so that a tenant moves as
 //! a whole when it is served. Every operation takes logarithmic time in the number of waiting requests, except
-//! [`Waiting::refresh`], which is bounded by [`REFRESH_MAX`].
+//! [`Waiting::next`], which counts the cached tokens of [`RECOUNTS_MAX`] requests at most, and [`Waiting::wake`], which takes
+//! that time for each request woken.
+//!
+//! **Parked requests.** A request that waits for a block which another request is about to publish is parked under the hash of
+//! the block: it keeps its place in the order, costs nothing until the block is published or the other request stops, and lets
+//! requests behind it pass.
+
+mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::watches::Watches;
+use crate::hash::BlockHash;
 use crate::policy::{Policy, RequestView};
 
-/// Requests whose cached tokens one [`Waiting::refresh`] counts again, at most.
-pub const REFRESH_MAX: usize = 256;
+/// Requests whose cached tokens one [`Waiting::next`] counts again, at most.
+pub const RECOUNTS_MAX: usize = 256;
 
 /// Position of a request in the order: (rank, arrival, slot).
 type Place = (i128, u64, usize);
+
+/// The cached prefix of a waiting request, as counted by the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedPrefix {
+    /// Leading tokens in the cache.
+    pub tokens: u32,
+    /// Hash of the block after them; `None` if the prompt has no further full block.
+    pub next: Option<BlockHash>,
+}
 
 #[derive(Debug)]
 struct Entry {
     view: RequestView,
     rank: i128,
-    deferred: bool,
+    /// Block for which the request is parked.
+    parked: Option<BlockHash>,
+    /// Block after the cached prefix, watched; `None` while the request is parked.
+    watched: Option<BlockHash>,
+    /// Number of evictions at the last count of cached tokens.
+    counted_at: u64,
 }
 
 impl Entry {
@@ -34,16 +57,14 @@ pub struct Waiting {
     policy: Box<dyn Policy>,
     /// Waiting requests by slot.
     entries: Vec<Option<Entry>>,
-    /// Requests without the deferred ones.
+    /// Requests without the parked ones.
     order: Order,
-    /// Slots deferred since the last restore. A slot may be free by now, or hold a new request.
-    deferred: Vec<usize>,
-    /// Slots by arrival; `None` unless the policy ranks by the cache.
-    by_arrival: Option<BTreeMap<u64, usize>>,
-    /// First arrival of the next refresh.
-    refresh_from: u64,
-    /// Slots to refresh; empty between calls.
-    to_refresh: Vec<usize>,
+    /// (block, slot) of parked requests.
+    parked: BTreeSet<(BlockHash, usize)>,
+    /// Blocks that would lengthen cached prefixes; `None` unless the policy ranks by the cache.
+    watches: Option<Watches>,
+    /// Slots to count again; empty between calls.
+    to_recount: Vec<usize>,
     len: usize,
     tokens: u64,
 }
@@ -54,17 +75,16 @@ impl Waiting {
         Self {
             entries: Vec::new(),
             order: if policy.by_tenant() { Order::Tenants(Tenants::default()) } else { Order::Plain(BTreeSet::new()) },
-            deferred: Vec::new(),
-            by_arrival: policy.ranks_by_cache().then(BTreeMap::new),
-            refresh_from: 0,
-            to_refresh: Vec::new(),
+            parked: BTreeSet::new(),
+            watches: policy.ranks_by_cache().then(Watches::default),
+            to_recount: Vec::new(),
             len: 0,
             tokens: 0,
             policy,
         }
     }
 
-    /// Returns the number of waiting requests, deferred ones included.
+    /// Returns the number of waiting requests, parked ones included.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -74,12 +94,12 @@ impl Waiting {
         self.len == 0
     }
 
-    /// Returns the tokens that need KV once all waiting requests, deferred ones included, are admitted.
+    /// Returns the tokens that need KV once all waiting requests, parked ones included, are admitted.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Returns `true` if a slot holds a waiting request, deferred or not.
+    /// Returns `true` if a slot holds a waiting request, parked or not.
     pub fn contains(&self, slot: usize) -> bool {
         self.entries.get(slot).is_some_and(Option::is_some)
     }
@@ -99,13 +119,25 @@ impl Waiting {
         {
             self.policy.queued(view.tenant);
         }
-        self.entries[slot] = Some(Entry { view: *view, rank: self.policy.rank(view), deferred: false });
+        let rank = self.policy.rank(view);
+        self.entries[slot] = Some(Entry { view: *view, rank, parked: None, watched: None, counted_at: 0 });
         self.len += 1;
         self.tokens += u64::from(view.tokens);
-        if let Some(by_arrival) = &mut self.by_arrival {
-            by_arrival.insert(view.arrival, slot);
-        }
         self.show(slot);
+    }
+
+    /// Lets a request just pushed watch the block after its cached prefix, as counted after so many evictions. Only for policies that
+    /// rank by the cache ([`Self::ranks_by_cache`]).
+    pub fn watch(&mut self, slot: usize, next: Option<BlockHash>, evictions: u64) {
+        let Some(watches) = &mut self.watches else { return };
+        let entry = self.entries[slot].as_mut().expect("only a waiting request watches a block");
+        entry.counted_at = evictions;
+        if let Some(before) = std::mem::replace(&mut entry.watched, next) {
+            watches.remove(before, slot);
+        }
+        if let Some(next) = next {
+            watches.add(next, slot);
+        }
     }
 
     /// Takes out a request that was admitted or has ended. Returns `false` if the slot held none.
@@ -117,8 +149,11 @@ impl Waiting {
         let entry = self.entries[slot].take().expect("the slot holds a waiting request");
         self.len -= 1;
         self.tokens -= u64::from(entry.view.tokens);
-        if let Some(by_arrival) = &mut self.by_arrival {
-            by_arrival.remove(&entry.view.arrival);
+        if let Some(hash) = entry.parked {
+            self.parked.remove(&(hash, slot));
+        }
+        if let (Some(watches), Some(hash)) = (&mut self.watches, entry.watched) {
+            watches.remove(hash, slot);
         }
         if let Order::Tenants(tenants) = &mut self.order
             && tenants.depart(entry.view.tenant)
@@ -133,7 +168,7 @@ impl Waiting {
         matches!(self.order, Order::Tenants(_))
     }
 
-    /// Returns the next request to admit, deferred ones left out.
+    /// Returns the next request to admit by the cached tokens counted so far, parked ones left out.
     pub fn first(&self) -> Option<usize> {
         match &self.order {
             Order::Plain(places) => places.first().map(|(.., slot)| *slot),
@@ -141,66 +176,85 @@ impl Waiting {
         }
     }
 
-    /// Hides a waiting request from [`Self::first`] until [`Self::restore`].
-    ///
-    /// # Panics
-    /// Panics if the slot holds no waiting request.
-    pub fn defer(&mut self, slot: usize) {
-        self.hide(slot);
-        let entry = self.entries[slot].as_mut().expect("only a waiting request can be deferred");
-        if !entry.deferred {
-            entry.deferred = true;
-            self.deferred.push(slot);
+    /// Returns the next request to admit, parked ones left out, after counting cached tokens again as far as the order depends
+    /// on them: of requests with a longer prefix in the cache than before, and of the first request if blocks were evicted
+    /// since its last count. `evictions` is the number of blocks evicted so far, and `count` counts by slot, [`RECOUNTS_MAX`]
+    /// times at most.
+    pub fn next(&mut self, evictions: u64, count: &mut dyn FnMut(usize) -> CachedPrefix) -> Option<usize> {
+        let Some(watches) = &mut self.watches else { return self.first() };
+        let mut slots = std::mem::take(&mut self.to_recount);
+        watches.take_grown(RECOUNTS_MAX, &mut slots);
+        for slot in &slots {
+            self.recount(*slot, evictions, count);
+        }
+        let recounts = slots.len();
+        slots.clear();
+        self.to_recount = slots;
+        for _ in recounts..RECOUNTS_MAX {
+            let slot = self.first()?;
+            let entry = self.entries[slot].as_ref().expect("the first request waits");
+            if entry.counted_at == evictions {
+                return Some(slot);
+            }
+            self.recount(slot, evictions, count);
+        }
+        self.first()
+    }
+
+    fn recount(&mut self, slot: usize, evictions: u64, count: &mut dyn FnMut(usize) -> CachedPrefix) {
+        let prefix = count(slot);
+        self.watch(slot, prefix.next, evictions);
+        let entry = self.entries[slot].as_mut().expect("only a waiting request is counted");
+        if prefix.tokens != entry.view.cached_tokens {
+            entry.view.cached_tokens = prefix.tokens;
+            let rank = self.policy.rank(&entry.view);
+            self.hide(slot);
+            self.entries[slot].as_mut().expect("the slot holds a waiting request").rank = rank;
+            self.show(slot);
         }
     }
 
-    /// Puts all deferred requests back, each into the old place in the order.
-    pub fn restore(&mut self) {
-        while let Some(slot) = self.deferred.pop() {
-            if let Some(entry) = self.entries[slot].as_mut()
-                && entry.deferred
-            {
-                entry.deferred = false;
-                self.show(slot);
-            }
+    /// Hides a waiting request from [`Self::next`] until the block is published, or its owner stops: until [`Self::wake`].
+    ///
+    /// # Panics
+    /// Panics if the slot holds no waiting request, or a parked one.
+    pub fn park(&mut self, slot: usize, hash: BlockHash) {
+        self.hide(slot);
+        self.watch(slot, None, 0);
+        let entry = self.entries[slot].as_mut().expect("only a waiting request can be parked");
+        assert!(entry.parked.replace(hash).is_none(), "slot {slot} is parked already");
+        self.parked.insert((hash, slot));
+    }
+
+    /// Puts all requests that are parked for a block back, each into its place in the order.
+    pub fn wake(&mut self, hash: BlockHash) {
+        while let Some(place) = self.parked.range((hash, 0)..=(hash, usize::MAX)).next().copied() {
+            let (_, slot) = place;
+            self.parked.remove(&place);
+            let entry = self.entries[slot].as_mut().expect("a parked request waits");
+            let (evictions, _) = (entry.counted_at, entry.parked.take());
+            // Its cached prefix may be longer by now: count it again as if the block had just been published.
+            self.watch(slot, Some(hash), evictions);
+            self.show(slot);
         }
+        self.published(hash);
+    }
+
+    /// Takes note of a published block that may lengthen the cached prefix of waiting requests.
+    pub fn published(&mut self, hash: BlockHash) {
+        if let Some(watches) = &mut self.watches {
+            watches.published(hash);
+        }
+    }
+
+    /// Returns the parked requests: the block waited for, and the slot.
+    pub fn parked(&self) -> impl Iterator<Item = (BlockHash, usize)> {
+        self.parked.iter().copied()
     }
 
     /// Returns `true` if the order depends on cached tokens.
-    pub fn needs_refresh(&self) -> bool {
-        self.by_arrival.is_some()
-    }
-
-    /// Counts the cached tokens of waiting requests again, if the order depends on them. `cached_tokens` counts by slot. One
-    /// call counts [`REFRESH_MAX`] requests at most, in order of arrival, and the next call continues behind them.
-    pub fn refresh(&mut self, cached_tokens: &mut dyn FnMut(usize) -> u32) {
-        let Some(by_arrival) = &self.by_arrival else { return };
-        let (later, earlier) = (by_arrival.range(self.refresh_from..), by_arrival.range(..self.refresh_from));
-        for (arrival, slot) in later.chain(earlier).take(REFRESH_MAX) {
-            self.to_refresh.push(*slot);
-            self.refresh_from = arrival + 1;
-        }
-        for at in 0..self.to_refresh.len() {
-            self.recount(self.to_refresh[at], cached_tokens);
-        }
-        self.to_refresh.clear();
-    }
-
-    fn recount(&mut self, slot: usize, cached_tokens: &mut dyn FnMut(usize) -> u32) {
-        let entry = self.entries[slot].as_mut().expect("a slot by arrival holds a waiting request");
-        let cached_tokens = cached_tokens(slot);
-        if cached_tokens == entry.view.cached_tokens {
-            return;
-        }
-        entry.view.cached_tokens = cached_tokens;
-        let (rank, deferred) = (self.policy.rank(&entry.view), entry.deferred);
-        if !deferred {
-            self.hide(slot);
-        }
-        self.entries[slot].as_mut().expect("the slot holds a waiting request").rank = rank;
-        if !deferred {
-            self.show(slot);
-        }
+    pub fn ranks_by_cache(&self) -> bool {
+        self.watches.is_some()
     }
 
     /// Counts in a request of a tenant that was accepted. MUST be called before the request is pushed.
@@ -220,6 +274,11 @@ impl Waiting {
         if let Order::Tenants(tenants) = &mut self.order {
             tenants.place(tenant, self.policy.standing(tenant));
         }
+    }
+
+    /// Returns `true` if running requests differ in their preemption ranks.
+    pub fn has_preemption_ranks(&self) -> bool {
+        self.policy.has_preemption_ranks()
     }
 
     /// Returns the preemption rank of a running request. The lowest is preempted first, and of equals the last to arrive.
@@ -242,7 +301,7 @@ impl Waiting {
         }
     }
 
-    /// Takes a request out of the order; does nothing if the request is deferred.
+    /// Takes a request out of the order; does nothing if the request is parked.
     fn hide(&mut self, slot: usize) {
         let entry = self.entries[slot].as_ref().expect("only a waiting request can be hidden");
         match &mut self.order {
@@ -268,15 +327,15 @@ enum Order {
 #[derive(Debug, Default)]
 struct Tenants {
     by_id: BTreeMap<u64, Tenant>,
-    /// (standing, place of the first request) of each tenant with undeferred requests.
+    /// (standing, place of the first request) of each tenant with requests that are not parked.
     firsts: BTreeSet<(u64, Place)>,
 }
 
 #[derive(Debug, Default)]
 struct Tenant {
-    /// Number of waiting requests, deferred ones included.
+    /// Number of waiting requests, parked ones included.
     waiting: usize,
-    /// Places of the undeferred requests.
+    /// Places of the requests that are not parked.
     places: BTreeSet<Place>,
     /// Entry of this tenant in `firsts`.
     first: Option<(u64, Place)>,

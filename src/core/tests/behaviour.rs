@@ -557,3 +557,22 @@ fn a_request_that_ends_while_it_is_withdrawn_ends_here() {
     bench.submit_request(used_up);
     assert_eq!(bench.refusals.last(), Some(&(4, Refusal::NoTokensAsked)));
 }
+
+#[test]
+fn equal_blocks_of_equal_hash_after_different_prefixes_do_not_match() {
+    let mut bench = joined(config());
+    let prompt = |first: u32| [vec![first; 4], vec![9; 4], vec![0]].concat();
+    let mut other = request(1, prompt(1), 1);
+    other.hash_prompt(BLOCK);
+    let hash = other.hashes[1];
+    bench.submit_request(other);
+    bench.run_to_end();
+    bench.submit_request(request(2, vec![2; 5], 1));
+    bench.run_to_end();
+    let mut forged = request(3, prompt(2), 1);
+    forged.hash_prompt(BLOCK);
+    forged.hashes[1] = hash;
+    bench.submit_request(forged);
+    assert_eq!(bench.running(), [(3, 4, 5, true)], "the first block, and not the second of the other prompt");
+    bench.run_to_end();
+}

@@ -1,7 +1,7 @@
 //! Blame for failed steps: a request that makes a worker fail ends, and requests beside it do not.
 
 use trunkline_core::{
-    Config, Event, FinishReason, Namespace, Request, RequestId, TierConfig, WORKER_FAILURES_MAX, Write,
+    Config, Event, FinishReason, Namespace, Request, RequestId, StepResult, TierConfig, WORKER_FAILURES_MAX, Write,
 };
 use trunkline_driver::Driver;
 
@@ -19,7 +19,7 @@ fn config() -> Config {
 }
 
 fn request(id: u64, n: u32, max_tokens: u32) -> Request {
-    let prompt = (0..n).map(|at| id as u32 * 1000 + at).collect();
+    let prompt = (0..n).map(|at| (id as u32).wrapping_mul(1000) + at).collect();
     Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens)
 }
 
@@ -154,4 +154,81 @@ fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
         driver.answer();
         assert_eq!((driver.stats().published_blocks, driver.stats().tiers[0].stored_blocks), (2, 0));
     }
+}
+
+#[test]
+fn an_answer_of_the_wrong_shape_is_not_believed() {
+    type Spoils = fn(&mut StepResult);
+    // The step runs a decode, which samples, and a chunk of a prompt, which does not.
+    let ways: [(&str, Spoils); 8] = [
+        ("a sequence too few", |result| _ = result.ends.pop()),
+        ("a sequence too many", |result| result.push(&[])),
+        ("a token too many", |result| {
+            result.tokens.push(9);
+            result.ends.iter_mut().for_each(|end| *end += 1);
+        }),
+        ("no token", |result| {
+            result.tokens.clear();
+            result.ends.fill(0);
+        }),
+        ("a token for a chunk", |result| {
+            result.tokens.push(9);
+            *result.ends.last_mut().unwrap() += 1;
+        }),
+        ("tokens of nobody", |result| result.tokens.push(9)),
+        ("ends beyond the tokens", |result| result.ends.fill(7)),
+        ("ends that go back", |result| result.ends = vec![1, 0]),
+    ];
+    for (what, spoil) in ways {
+        let mut driver = Driver::new(Config { max_batch_tokens: 16, ..config() });
+        driver.submit_request(request(1, 5, 9));
+        driver.answer();
+        driver.submit_request(request(2, 40, 2));
+        driver.answer();
+        assert_eq!(driver.seqs().map(|seq| seq.sample).collect::<Vec<_>>(), [true, false]);
+        let said = driver.tokens.len();
+        let mut result = driver.end_step();
+        spoil(&mut result);
+        driver.event(Event::StepFinished(result));
+        assert_eq!((driver.resets, driver.joined, driver.tokens.len()), (1, false, said), "{what}");
+        driver.join();
+        driver.run_to_end();
+        assert_eq!(driver.ends.len(), 2, "{what}");
+    }
+}
+
+#[test]
+fn the_answer_to_a_step_that_is_not_in_flight_changes_nothing() {
+    let mut driver = Driver::new(config());
+    driver.submit_request(request(1, 5, 9));
+    let first = driver.step().unwrap().id;
+    driver.answer();
+    for step in [first, 0, 77, u64::MAX] {
+        driver.event(Event::StepFinished(StepResult { step, tokens: vec![9], ends: vec![1] }));
+    }
+    assert_eq!((driver.resets, driver.tokens.len(), driver.steps.len()), (0, 1, 1));
+}
+
+#[test]
+fn refusals_are_decisions_and_so_are_their_reasons() {
+    let digest = |refused: Option<Request>| {
+        let mut driver = Driver::new(Config { device_blocks: 8, ..config() });
+        refused.into_iter().for_each(|request| driver.submit_request(request));
+        driver.core.digest()
+    };
+    let digests =
+        [None, Some(request(1, 0, 5)), Some(request(1, 5, 0)), Some(request(1, 9, 500)), Some(request(1, 99, 5))]
+            .map(digest);
+    let distinct: std::collections::BTreeSet<u64> = digests.into_iter().collect();
+    assert_eq!(distinct.len(), digests.len(), "no refusal; empty; nothing asked; too long; never fits");
+}
+
+#[test]
+fn ids_that_differ_in_any_bit_give_different_digests() {
+    let digest = |id| {
+        let mut driver = Driver::new(config());
+        driver.submit_request(request(id, 5, 1));
+        driver.core.digest()
+    };
+    assert_ne!(digest(1), digest(1 | 1 << 63));
 }

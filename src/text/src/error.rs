@@ -31,6 +31,14 @@ pub enum TokenizerError {
         /// Message of the tokenizers library.
         problem: String,
     },
+    /// The tokenizer in a GGUF file cannot be used.
+    #[error("{}: {problem}", path.display())]
+    Gguf {
+        /// Path of the file.
+        path: PathBuf,
+        /// Fault of the file, or feature of its tokenizer that this crate does not know.
+        problem: String,
+    },
     /// The tokenizer refused a text.
     #[error("the text cannot be tokenized: {problem}")]
     Encode {

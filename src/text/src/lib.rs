@@ -1,6 +1,6 @@
 //! Text and tokens: tokenizers, incremental detokenization and stop strings.
 //!
-//! * [`Tokenizer`] turns a prompt into tokens, with the `tokenizer.json` of a model folder.
+//! * [`Tokenizer`] turns a prompt into tokens, with the `tokenizer.json` of a model folder or the tokenizer in a GGUF file.
 //! * [`Parts`] turns a long prompt into tokens in parts, so that the work can be ended early.
 //! * [`Detokenizer`] turns generated tokens into text, one token at a time, and never splits a character.
 //! * [`StopMatcher`] finds the strings at which a text ends, however the text is cut into pieces.
@@ -32,6 +32,7 @@
 mod codec;
 mod detokenizer;
 mod error;
+mod gguf;
 mod parts;
 mod stop_strings;
 mod tokenizer;

@@ -1,4 +1,4 @@
-//! Text to tokens, with the `tokenizer.json` of a model folder or byte by byte.
+//! Text to tokens, with the `tokenizer.json` of a model folder, the tokenizer in a GGUF file, or byte by byte.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,22 +6,32 @@ use std::sync::Arc;
 use crate::codec::Codec;
 use crate::detokenizer::{Detokenizer, decode_all};
 use crate::error::TokenizerError;
+use crate::gguf;
 use crate::parts::Parts;
 
-/// A tokenizer: a Hugging Face `tokenizer.json`, or one token per byte. Clones share all tables.
+/// A tokenizer: a Hugging Face `tokenizer.json`, the tokenizer in a GGUF file, or one token per byte. Clones share all tables.
 #[derive(Clone)]
 pub struct Tokenizer {
     codec: Arc<Codec>,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of folder `dir`. Truncation and padding requested by the file are switched off.
+    /// Reads `tokenizer.json` of a model folder, or the tokenizer in a GGUF file. Truncation and padding requested by
+    /// `tokenizer.json` are switched off.
     ///
     /// # Errors
     ///
-    /// The file is missing or is not a fast tokenizer.
-    pub fn load(dir: &Path) -> Result<Tokenizer, TokenizerError> {
-        let path = dir.join("tokenizer.json");
+    /// The file is missing, is not a fast tokenizer, or is a GGUF file with a tokenizer of another kind than byte-level BPE and
+    /// SentencePiece BPE.
+    pub fn load(path: &Path) -> Result<Tokenizer, TokenizerError> {
+        if path.is_file() {
+            let json = gguf::tokenizer_json(path)?;
+            return match Codec::parse(&json) {
+                Ok(codec) => Ok(Self { codec: Arc::new(codec) }),
+                Err(problem) => Err(TokenizerError::Gguf { path: path.to_owned(), problem }),
+            };
+        }
+        let path = path.join("tokenizer.json");
         if !path.exists() {
             return Err(TokenizerError::MissingFile { path });
         }

@@ -1,4 +1,4 @@
-//! The embedded worker: a Llama model on the CPU with a paged KV cache, behind [`Worker::run`].
+//! The embedded worker: a model of the Llama kind on the CPU with a paged KV cache, behind [`Worker::run`].
 //!
 //! The worker makes Trunkline a complete server on one machine and gives tests a real model: a scheduler's mistake (a wrong block,
 //! a stale table, a lost token) shows as wrong text.
@@ -17,7 +17,8 @@
 //!
 //! **Invariant: equal bits.** The logits of a row depend on the row's sequence alone, not on the batch, the chunks, the blocks or
 //! the number of threads; `kernel` explains how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests' text,
-//! clocks or sockets. Only `weights` and `config` read files, and only when a model is loaded.
+//! clocks or sockets. Only `hugging_face`, `shards` and `gguf` read
+//! files, and only when a model is loaded.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -103,9 +103,9 @@ fn print_others(table: &Table, samples: &[Sample]) {
 }
 
 /// Fits a preset to a table and prints what came out; the preset's own error must be what its file says.
-fn check(name: &str, model: &str, tokens_max: u64, table: impl Fn(&Hardware, &Model) -> Option<Table>) {
+fn check(name: &str, model: &str, tokens_max: u64, table: impl Fn(&Hardware, &Model) -> Table) {
     let (hardware, model) = (hardware::by_name(name).unwrap(), model::by_name(model).unwrap());
-    let Some(table) = table(hardware, model) else { return };
+    let table = table(hardware, model);
     let samples = samples(&table, tokens_max);
     print_others(&table, &samples);
     let found = residuals(hardware, model, &samples);
@@ -123,46 +123,49 @@ fn check(name: &str, model: &str, tokens_max: u64, table: impl Fn(&Hardware, &Mo
     }
 }
 
-fn aiconfigurator(folder: &str) -> Option<PathBuf> {
+fn aiconfigurator(folder: &str) -> PathBuf {
     data(&format!("profiles/aiconfigurator/{folder}"))
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn rtx_4090() {
     check("rtx4090-24g", "llama-3.1-8b", 2048, |hardware, model| {
-        let folder = data("profiles/llmservingsim/RTX4090")?;
-        Some(Table::from_llmservingsim(&folder, hardware, model, Skew::Share(0.0)).unwrap())
+        let folder = data("profiles/llmservingsim/RTX4090");
+        Table::from_llmservingsim(&folder, hardware, model, Skew::Share(0.0)).unwrap()
     });
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn a100() {
     check("a100-80g", "llama-3.1-8b", 2048, |hardware, model| {
-        Some(Table::from_aiconfigurator(&aiconfigurator("a100_sxm")?, hardware, model, 1).unwrap())
+        Table::from_aiconfigurator(&aiconfigurator("a100_sxm"), hardware, model, 1).unwrap()
     });
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn h100() {
     check("h100-80g", "llama-3.1-8b", 2048, |hardware, model| {
-        Some(Table::from_aiconfigurator(&aiconfigurator("h100_sxm")?, hardware, model, 1).unwrap())
+        Table::from_aiconfigurator(&aiconfigurator("h100_sxm"), hardware, model, 1).unwrap()
     });
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn h200() {
     check("h200-141g", "llama-3.1-8b", 2048, |hardware, model| {
-        Some(Table::from_aiconfigurator(&aiconfigurator("h200_sxm")?, hardware, model, 1).unwrap())
+        Table::from_aiconfigurator(&aiconfigurator("h200_sxm"), hardware, model, 1).unwrap()
     });
 }
 
 /// The kernels of aiconfigurator put together against Vidur's measurements of the same model and device: two profiles, two engines.
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn two_profiles_of_one_device() {
     let (hardware, model) = (hardware::by_name("a100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-    let (Some(kernels), Some(vidur)) = (aiconfigurator("a100_sxm"), data("profiles/vidur/llama3_8b_tp1")) else {
-        return;
-    };
+    let (kernels, vidur) = (aiconfigurator("a100_sxm"), data("profiles/vidur/llama3_8b_tp1"));
     let kernels = Table::from_aiconfigurator(&kernels, hardware, model, 1).unwrap();
     let vidur = Table::from_vidur(&vidur, hardware, model, 1).unwrap();
     // Vidur leaves out the output matrix, so here nothing is sampled.

@@ -15,8 +15,8 @@ use crate::{data, errors, line};
 const BLOCKS: u32 = 30_208;
 const CONTEXT_MAX: u32 = 4096;
 
-fn run(requests: u64, block_size: u32) -> Option<Report> {
-    let (profile, trace) = (data("profiles/vidur/llama3_8b_tp1")?, data("traces/azure_conv_2023.csv.gz")?);
+fn run(requests: u64, block_size: u32) -> Report {
+    let (profile, trace) = (data("profiles/vidur/llama3_8b_tp1"), data("traces/azure_conv_2023.csv.gz"));
     let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
@@ -35,12 +35,16 @@ fn run(requests: u64, block_size: u32) -> Option<Report> {
         draft_acceptance: 0.0,
     };
     let cost = settings.cost_model().unwrap();
-    Some(replay(&trace, &settings, &*cost, &mut |_| {}).unwrap())
+    replay(&trace, &settings, &*cost, &mut |_| {}).unwrap()
 }
 
 #[test]
+#[cfg_attr(
+    not(all(trunkline_profiles, trunkline_traces)),
+    ignore = "TRUNKLINE_DATA names no folder with profiles/ and traces/"
+)]
 fn the_first_request_takes_as_long_to_the_microsecond() {
-    let Some(report) = run(1, 16) else { return };
+    let report = run(1, 16);
     let (ttft_ms, e2e_s) = (report.latencies.ttft_s.max * 1e3, report.latencies.e2e_s.max);
     println!("TTFT {ttft_ms} ms, E2E {e2e_s} s");
     assert!((ttft_ms - 29.00256).abs() < 1e-5, "{ttft_ms}");
@@ -48,13 +52,17 @@ fn the_first_request_takes_as_long_to_the_microsecond() {
 }
 
 #[test]
+#[cfg_attr(
+    not(all(trunkline_profiles, trunkline_traces)),
+    ignore = "TRUNKLINE_DATA names no folder with profiles/ and traces/"
+)]
 fn the_whole_run_has_its_percentiles() {
     // What Vidur reports, seconds: mean, p50, p90, p95, p99, max. Its TPOT is the time between tokens after the first.
     let ttft = Summary { mean: 0.201219, p50: 0.116728, p90: 0.434908, p95: 0.621351, p99: 1.196509, max: 3.453711 };
     let tpot =
         Summary { mean: 0.0187916, p50: 0.0167053, p90: 0.0270990, p95: 0.0326410, p99: 0.0444755, max: 0.0479892 };
     let e2e = Summary { mean: 3.950100, p50: 2.682937, p90: 7.979438, p95: 9.253648, p99: 12.831547, max: 28.641607 };
-    let Some(report) = run(u64::MAX, 16) else { return };
+    let report = run(u64::MAX, 16);
     println!("{} steps, wall {} s", report.batches.steps, report.wall_s);
     println!("       mean    p50    p90    p95    p99    max");
     for (what, found, expected) in [
@@ -70,8 +78,9 @@ fn the_whole_run_has_its_percentiles() {
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn a_table_of_two_devices_includes_what_they_tell_each_other() {
-    let Some(profile) = data("profiles/vidur/llama2_70b_tp2") else { return };
+    let profile = data("profiles/vidur/llama2_70b_tp2");
     let text = r#"{"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
         "num_key_value_heads": 8, "vocab_size": 32000}"#;
     let model = model::parse_config("llama-2-70b", text).unwrap();

@@ -50,8 +50,8 @@ struct Run {
     expected: [Summary; 3],
 }
 
-fn load(skew: Skew) -> Option<Run> {
-    let folder = data("profiles/llmservingsim/RTX4090")?;
+fn load(skew: Skew) -> Run {
+    let folder = data("profiles/llmservingsim/RTX4090");
     let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
     let table = Table::from_llmservingsim(&folder, hardware, model, skew).unwrap();
     let text = fs::read_to_string(folder.join("vllm_requests.jsonl")).unwrap();
@@ -63,12 +63,12 @@ fn load(skew: Skew) -> Option<Run> {
     let times = |r: &Real| {
         [r.arrival_time - first, r.first_token_ts - clocks - first, r.last_token_ts - clocks - first].map(ns)
     };
-    let asked = File::open(data("profiles/llmservingsim/workload_sharegpt300.jsonl.gz")?).unwrap();
+    let asked = File::open(data("profiles/llmservingsim/workload_sharegpt300.jsonl.gz")).unwrap();
     let asked = BufReader::new(MultiGzDecoder::new(asked)).lines();
     let prompts = asked.map(|line| serde_json::from_str::<Asked>(&line.unwrap()).unwrap().input_tok_ids);
     let jobs = real.iter().zip(prompts).map(|(r, prompt)| Job::new(prompt, r.output_toks, times(r)));
     let jobs: Vec<_> = jobs.collect();
-    Some(Run { table, expected: summaries(&jobs), jobs })
+    Run { table, expected: summaries(&jobs), jobs }
 }
 
 fn summaries(jobs: &[Job]) -> [Summary; 3] {
@@ -96,9 +96,10 @@ fn compare(title: &str, found: &[Summary; 3], expected: &[Summary; 3]) -> f64 {
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn with_vllms_schedule_latencies_are_within_two_per_cent() {
     for (skew, most) in [(Skew::Share(0.0), 0.02), (Skew::Fitted, 0.09)] {
-        let Some(run) = load(skew) else { return };
+        let run = load(skew);
         let mut engine = Engine::new(run.jobs, BLOCKS as usize, 2048, 256, &run.table);
         let found = summaries(engine.run());
         let title = format!("{skew:?}: {} steps, {} preemptions", engine.steps, engine.preemptions);
@@ -157,8 +158,9 @@ fn drive(jobs: &[Job], config: Config, cost: &dyn CostModel) -> (Vec<Job>, u64, 
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn with_the_cores_schedule_latencies_are_near() {
-    let Some(run) = load(Skew::Share(0.0)) else { return };
+    let run = load(Skew::Share(0.0));
     for (watermark, most) in [(0.0, 0.03), (1.0, 0.1)] {
         let mut config = engines::by_name("vllm-v1").unwrap().core(BLOCKS);
         config.launch_watermark = watermark;
@@ -170,15 +172,16 @@ fn with_the_cores_schedule_latencies_are_near() {
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn a_replay_of_the_workload_is_near() {
-    let Some(run) = load(Skew::Share(0.0)) else { return };
-    let trace = data("profiles/llmservingsim/workload_sharegpt300.jsonl.gz").unwrap();
+    let run = load(Skew::Share(0.0));
+    let trace = data("profiles/llmservingsim/workload_sharegpt300.jsonl.gz");
     let trace = Trace::load(&trace, None, None).unwrap();
     let mut settings = Settings {
         hardware: *hardware::by_name("rtx4090-24g").unwrap(),
         model: *model::by_name("llama-3.1-8b").unwrap(),
         parallel: Parallel::ONE,
-        cost: CostChoice::Table { layout: None, path: data("profiles/llmservingsim/RTX4090").unwrap() },
+        cost: CostChoice::Table { layout: None, path: data("profiles/llmservingsim/RTX4090") },
         weights: Weights::Resident,
         others: Vec::new(),
         replicas: 1,
@@ -201,8 +204,9 @@ fn a_replay_of_the_workload_is_near() {
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn a_roofline_fitted_to_the_profile_is_less_near() {
-    let Some(run) = load(Skew::Share(0.0)) else { return };
+    let run = load(Skew::Share(0.0));
     let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
     let roofline = Roofline::new(hardware, model);
     let config = engines::by_name("vllm-v1").unwrap().core(BLOCKS);
@@ -244,8 +248,9 @@ fn benchmark(jobs: &[Job]) -> String {
 }
 
 #[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn a_calibrated_model_is_near_what_it_was_calibrated_to() {
-    let Some(run) = load(Skew::Share(0.0)) else { return };
+    let run = load(Skew::Share(0.0));
     let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
     let watched = Watched { cost: &run.table, seen: RefCell::default() };
     let mut engine = Engine::new(run.jobs.clone(), BLOCKS as usize, 2048, 256, &watched);

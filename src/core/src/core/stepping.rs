@@ -109,8 +109,7 @@ impl Core {
 
     /// Applies a step's result to one sequence. Returns `true` if the sequence leaves the core.
     fn apply(&mut self, slot: usize, part: &StepSeq, sampled: &[u32], actions: &mut Vec<Action>) -> bool {
-        let last_step = self.state.journal.stats.steps;
-        let State { sequences, waiting, kv, journal, config, .. } = &mut self.state;
+        let State { sequences, waiting, journal, config, .. } = &mut self.state;
         let seq = &mut sequences[slot];
         seq.end_step(part.n_tokens, part.sample);
         if seq.ending.is_none() && !sampled.is_empty() {
@@ -138,7 +137,10 @@ impl Core {
         // KV that the worker failed to compute is not published, nor what is computed past the last token.
         let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
         if !seq.has_failed() && !is_complete && seq.computed / config.block_size > seq.published {
-            kv.publish(seq, last_step, journal);
+            self.state.publish(slot);
+        }
+        if leaves {
+            self.state.end_shared_work(slot);
         }
         leaves
     }
@@ -156,7 +158,8 @@ impl Core {
     pub(super) fn lose_kv(&mut self, actions: &mut Vec<Action>) {
         self.state.journal.decide(Decision::WorkerLost, 0, self.steps.oldest().unwrap_or(0));
         self.lose_steps();
-        for slot in self.state.batch.running.clone() {
+        // Taken as a whole: each would look for its place otherwise.
+        for slot in std::mem::take(&mut self.state.batch.running) {
             match self.state.sequences[slot].ending {
                 Some(ending) => {
                     self.leave_queue(slot);

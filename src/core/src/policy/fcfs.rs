@@ -10,6 +10,10 @@ impl Policy for Fcfs {
     fn rank(&self, _: &RequestView) -> i128 {
         0
     }
+
+    fn has_preemption_ranks(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -19,66 +19,119 @@ fn waiting(spec: &str, n: u64) -> Waiting {
     waiting
 }
 
+const ONE: BlockHash = BlockHash(1);
+const OTHER: BlockHash = BlockHash(1 << 64 | 1);
+
+/// Returns the next request if no cached prefix changed.
+fn next(waiting: &mut Waiting) -> Option<usize> {
+    waiting.next(0, &mut |_| CachedPrefix::default())
+}
+
+/// Admits all requests that are not parked. Returns their slots, in order.
+fn drain(waiting: &mut Waiting) -> Vec<usize> {
+    std::iter::from_fn(|| next(waiting).inspect(|slot| assert!(waiting.remove(*slot)))).collect()
+}
+
 #[test]
-fn deferred_requests_are_hidden_until_restored() {
+fn parked_requests_are_passed_until_their_block_wakes_them_into_the_old_order() {
     for entry in policy::REGISTRY.entries() {
-        let mut waiting = waiting(entry.name, 4);
-        waiting.defer(0);
-        waiting.defer(1);
-        waiting.defer(1);
-        assert_eq!((waiting.first(), waiting.len(), waiting.tokens()), (Some(2), 4, 40));
+        let mut waiting = waiting(entry.name, 6);
+        waiting.park(0, ONE);
+        waiting.park(1, OTHER);
+        waiting.park(3, ONE);
+        waiting.park(4, ONE);
+        assert_eq!((next(&mut waiting), waiting.len(), waiting.tokens()), (Some(2), 6, 60));
         assert!(waiting.contains(0));
-        assert!(waiting.remove(0) && !waiting.remove(0));
-        waiting.defer(2);
-        waiting.defer(3);
-        assert_eq!((waiting.first(), waiting.len(), waiting.tokens()), (None, 3, 30));
-        waiting.push(0, &at(9));
-        assert_eq!(waiting.first(), Some(0), "the slot has another request now");
-        waiting.restore();
-        assert_eq!((waiting.first(), waiting.len()), (Some(1), 4));
-        waiting.restore();
-        let order: Vec<_> =
-            std::iter::from_fn(|| waiting.first().inspect(|slot| assert!(waiting.remove(*slot)))).collect();
-        assert_eq!((order, waiting.tokens(), waiting.is_empty()), (vec![1, 2, 3, 0], 0, true));
+        assert!(waiting.remove(4) && !waiting.remove(4), "a parked request can end");
+        assert_eq!(waiting.parked().collect::<Vec<_>>(), [(ONE, 0), (ONE, 3), (OTHER, 1)]);
+        waiting.push(4, &at(9));
+        waiting.wake(ONE);
+        assert_eq!(waiting.parked().collect::<Vec<_>>(), [(OTHER, 1)], "{}", entry.name);
+        assert_eq!(drain(&mut waiting), [0, 2, 3, 5, 4], "{}", entry.name);
+        waiting.wake(ONE);
+        assert_eq!((next(&mut waiting), waiting.len()), (None, 1));
+        waiting.wake(OTHER);
+        assert_eq!((drain(&mut waiting), waiting.tokens(), waiting.is_empty()), (vec![1], 0, true));
     }
 }
 
 #[test]
-fn refreshes_go_round_in_order_of_arrival() {
-    let n = REFRESH_MAX as u64 * 2 + 10;
-    let mut waiting = waiting("lpm", n);
-    let mut asked = Vec::new();
-    let mut refresh = |waiting: &mut Waiting| {
-        asked.clear();
-        waiting.refresh(&mut |slot| {
-            asked.push(slot);
-            slot as u32
-        });
-        asked.clone()
-    };
-    assert!(waiting.needs_refresh());
-    assert_eq!(refresh(&mut waiting), (0..REFRESH_MAX).collect::<Vec<_>>());
-    assert_eq!(waiting.first(), Some(REFRESH_MAX - 1));
-    // The last one refreshed and the next one to refresh are gone.
-    assert!(waiting.remove(REFRESH_MAX - 1) && waiting.remove(REFRESH_MAX));
-    assert_eq!(refresh(&mut waiting), (REFRESH_MAX + 1..=2 * REFRESH_MAX).collect::<Vec<_>>());
-    let round = (2 * REFRESH_MAX + 1..n as usize).chain(0..REFRESH_MAX - 9);
-    assert_eq!(refresh(&mut waiting), round.collect::<Vec<_>>());
-    assert_eq!(waiting.first(), Some(n as usize - 1));
+fn woken_requests_come_in_the_order_of_the_policy() {
+    let orders =
+        [("fcfs", [0, 1, 2, 3, 4]), ("priority", [3, 4, 1, 0, 2]), ("edf", [2, 0, 4, 1, 3]), ("sjf", [4, 2, 0, 1, 3])];
+    for (name, order) in orders {
+        let mut waiting = Waiting::new(make(name));
+        // (priority, deadline, tokens)
+        let requests = [(5, 20, 300), (2, 90, 400), (7, 10, 200), (-1, 95, 500), (0, 40, 100)];
+        for (slot, (priority, deadline_ns, tokens)) in requests.into_iter().enumerate() {
+            let view = RequestView { priority, deadline_ns: Some(deadline_ns), tokens, ..at(slot as u64) };
+            waiting.joined(0);
+            waiting.push(slot, &view);
+        }
+        [2, 0, 3].into_iter().for_each(|slot| waiting.park(slot, ONE));
+        waiting.wake(ONE);
+        assert_eq!(drain(&mut waiting), order, "{name}");
+    }
 }
 
 #[test]
-fn a_refresh_counts_each_request_once_and_none_if_the_policy_ignores_the_cache() {
+fn only_requests_whose_cached_prefix_may_have_changed_are_counted_again() {
+    let n = 2 * RECOUNTS_MAX + 10;
+    let mut waiting = waiting("lpm", n as u64);
+    // All but the last three miss one block.
+    (0..n).for_each(|slot| waiting.watch(slot, Some(if slot < n - 3 { ONE } else { OTHER }), 0));
+    let mut asked = Vec::new();
+    let mut ask = |waiting: &mut Waiting, evictions, tokens: u32| {
+        asked.clear();
+        let first = waiting.next(evictions, &mut |slot| {
+            asked.push(slot);
+            CachedPrefix { tokens, next: None }
+        });
+        (first, asked.clone())
+    };
+    assert_eq!(ask(&mut waiting, 0, 9), (Some(0), vec![]), "nothing was published or evicted");
+    waiting.published(OTHER);
+    assert_eq!(ask(&mut waiting, 0, 9), (Some(n - 3), vec![n - 3, n - 2, n - 1]), "the longest prefix is first");
+    waiting.published(OTHER);
+    assert_eq!(ask(&mut waiting, 0, 9).1, Vec::<usize>::new(), "the requests watch the block after it");
+    waiting.published(ONE);
+    assert_eq!(ask(&mut waiting, 0, 16), (Some(0), (0..RECOUNTS_MAX).collect()), "a bounded number at once");
+    assert_eq!(ask(&mut waiting, 0, 16).1, (RECOUNTS_MAX..2 * RECOUNTS_MAX).collect::<Vec<_>>());
+    assert!(waiting.remove(2 * RECOUNTS_MAX));
+    assert_eq!(ask(&mut waiting, 0, 16).1, (2 * RECOUNTS_MAX + 1..n - 3).collect::<Vec<_>>());
+    assert_eq!(ask(&mut waiting, 0, 16).1, Vec::<usize>::new());
+    // Blocks were evicted: a first request that lost its prefix is overtaken.
+    assert_eq!(ask(&mut waiting, 1, 16), (Some(0), vec![0]));
+    assert_eq!(ask(&mut waiting, 1, 0), (Some(0), vec![]));
+    assert_eq!(ask(&mut waiting, 2, 0).1, (0..RECOUNTS_MAX).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_policy_that_ignores_the_cache_counts_nothing() {
     for entry in policy::REGISTRY.entries() {
         let mut waiting = waiting(entry.name, 5);
+        (0..5).for_each(|slot| waiting.watch(slot, Some(ONE), 0));
+        waiting.published(ONE);
         let mut asked = Vec::new();
-        waiting.refresh(&mut |slot| {
+        waiting.next(7, &mut |slot| {
             asked.push(slot);
-            0
+            CachedPrefix::default()
         });
-        assert_eq!(waiting.needs_refresh(), ["sjf", "lpm"].contains(&entry.name));
-        assert_eq!(asked, if waiting.needs_refresh() { vec![0, 1, 2, 3, 4] } else { vec![] });
+        assert_eq!(waiting.ranks_by_cache(), ["sjf", "lpm"].contains(&entry.name));
+        assert_eq!(asked, if waiting.ranks_by_cache() { vec![0, 1, 2, 3, 4] } else { vec![] });
     }
+}
+
+#[test]
+fn a_woken_request_is_counted_again() {
+    let mut waiting = waiting("lpm", 3);
+    (0..3).for_each(|slot| waiting.watch(slot, Some(ONE), 0));
+    waiting.park(2, OTHER);
+    waiting.published(ONE);
+    let mut count = |slot| CachedPrefix { tokens: 10 * slot as u32, next: Some(ONE) };
+    assert_eq!(waiting.next(0, &mut count), Some(1));
+    waiting.wake(OTHER);
+    assert_eq!(waiting.next(0, &mut count), Some(2));
 }
 
 #[test]
@@ -93,7 +146,7 @@ struct Modelled {
     slot: usize,
     view: RequestView,
     waits: bool,
-    deferred: bool,
+    parked: Option<BlockHash>,
 }
 
 /// Reference model: all requests in a list, and a counter for every tenant ever seen, as in the paper.
@@ -129,7 +182,7 @@ impl Model {
             };
             (rank, view.arrival)
         };
-        self.waiting().filter(|request| !request.deferred).min_by_key(key).map(|request| request.slot)
+        self.waiting().filter(|request| request.parked.is_none()).min_by_key(key).map(|request| request.slot)
     }
 
     /// Lifts the counter of a tenant whose request is about to wait.
@@ -165,11 +218,21 @@ fn cached(slot: usize, salt: u64) -> u32 {
     (slot as u64 * 7 + salt * 13) as u32 % 40
 }
 
+/// Returns the block that would lengthen the cached prefix of a request.
+fn watched(slot: usize) -> BlockHash {
+    BlockHash(slot as u128 % 5)
+}
+
+fn count(slot: usize, salt: u64) -> CachedPrefix {
+    CachedPrefix { tokens: cached(slot, salt), next: Some(watched(slot)) }
+}
+
 /// Applies the same operations to the order and to the model, and compares the two after each.
 fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError> {
     let mut waiting = Waiting::new(make(name));
     let (counters, last_queued) = (BTreeMap::new(), None);
     let mut model = Model { name, requests: Vec::new(), counters, last_queued, next_arrival: 0 };
+    let (mut salt, mut evictions) = (0, 0);
     for &(op, pick, draw) in ops {
         match op {
             // A new request.
@@ -184,17 +247,18 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                     prompt_tokens: 1 + (draw % 50) as u32,
                     max_tokens: 5,
                     tokens: 1 + (draw % 50) as u32,
-                    cached_tokens: cached(slot, 0),
+                    cached_tokens: cached(slot, salt),
                 };
                 model.next_arrival += 1;
                 model.lift(view.tenant);
-                model.requests.push(Modelled { slot, view, waits: true, deferred: false });
+                model.requests.push(Modelled { slot, view, waits: true, parked: None });
                 waiting.joined(view.tenant);
                 waiting.push(slot, &view);
+                waiting.watch(slot, Some(watched(slot)), evictions);
             }
             // The first is admitted.
             4 | 5 => {
-                let Some(slot) = waiting.first() else { continue };
+                let Some(slot) = waiting.next(evictions, &mut |slot| count(slot, salt)) else { continue };
                 let request = model.requests.iter_mut().find(|request| request.slot == slot).unwrap();
                 request.waits = false;
                 let view = request.view;
@@ -213,19 +277,29 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
             }
             7 => {
                 let Some(at) = model.pick(true, pick) else { continue };
-                model.requests[at].deferred = true;
-                waiting.defer(model.requests[at].slot);
+                let request = &mut model.requests[at];
+                if request.parked.is_none() {
+                    let hash = BlockHash(u128::from(draw % 3));
+                    request.parked = Some(hash);
+                    waiting.park(request.slot, hash);
+                }
             }
             8 => {
-                model.requests.iter_mut().for_each(|request| request.deferred = false);
-                waiting.restore();
+                let hash = BlockHash(u128::from(draw % 3));
+                model.requests.iter_mut().filter(|request| request.parked == Some(hash)).for_each(|r| r.parked = None);
+                waiting.wake(hash);
             }
+            // Blocks are published and evicted: some prefixes grow, others shrink.
             9 => {
-                let ranked = waiting.needs_refresh();
+                salt = draw;
+                evictions += 1;
+                let ranked = waiting.ranks_by_cache();
                 for request in model.requests.iter_mut().filter(|request| ranked && request.waits) {
-                    request.view.cached_tokens = cached(request.slot, draw);
+                    let before = std::mem::replace(&mut request.view.cached_tokens, cached(request.slot, salt));
+                    if request.view.cached_tokens > before {
+                        waiting.published(watched(request.slot));
+                    }
                 }
-                waiting.refresh(&mut |slot| cached(slot, draw));
             }
             // One generates.
             10 | 11 => {
@@ -240,8 +314,10 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                 model.lift(model.requests[at].view.tenant);
                 let request = &mut model.requests[at];
                 request.view.tokens += draw as u32 % 5;
-                (request.waits, request.deferred) = (true, false);
+                (request.waits, request.parked) = (true, None);
+                request.view.cached_tokens = cached(request.slot, salt);
                 waiting.push(request.slot, &request.view);
+                waiting.watch(request.slot, Some(watched(request.slot)), evictions);
             }
             // One ends while it runs.
             _ => {
@@ -249,7 +325,7 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                 waiting.left(model.requests.remove(at).view.tenant);
             }
         }
-        prop_assert_eq!(waiting.first(), model.first());
+        prop_assert_eq!(waiting.next(evictions, &mut |slot| count(slot, salt)), model.first());
         prop_assert_eq!(waiting.len(), model.waiting().count());
         prop_assert_eq!(waiting.is_empty(), model.waiting().next().is_none());
         prop_assert_eq!(waiting.tokens(), model.waiting().map(|request| u64::from(request.view.tokens)).sum::<u64>());

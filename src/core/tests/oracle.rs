@@ -1,11 +1,11 @@
 //! Seeded runs of the core with the content oracle.
 //!
-//! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-tests --test oracle` runs more of them, and `TRUNKLINE_REQUESTS=5000`
+//! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-core --test oracle` runs more of them, and `TRUNKLINE_REQUESTS=5000`
 //! makes each longer. A failure prints the command that runs it again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use trunkline_tests::pressure::{Outcome, run, seeds};
+use trunkline_driver::pressure::{Outcome, run, seeds};
 
 const REQUESTS: u64 = 60;
 const SEEDS_DEFAULT: usize = 400;
@@ -20,7 +20,7 @@ fn run_one(seed: u64, requests: u64) -> Outcome {
     catch_unwind(AssertUnwindSafe(|| run(seed, requests))).unwrap_or_else(|panic| {
         eprintln!(
             "replay it: TRUNKLINE_SEED={seed} TRUNKLINE_REQUESTS={requests} \
-             cargo test -p trunkline-tests --test oracle every_request"
+             cargo test -p trunkline-core --test oracle every_request"
         );
         resume_unwind(panic)
     })
@@ -63,7 +63,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
 
 #[test]
 fn thousands_of_requests_share_prefixes() {
-    let sum = run_all(&seeds(3, 3), 2000);
+    let sum = run_all(&seeds(3, 5), 2000);
     assert!(sum.completed > 1000 && sum.cached_tokens > 10_000);
 }
 

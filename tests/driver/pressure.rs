@@ -1,14 +1,16 @@
 //! A seeded run of a core under pressure: tiny pools, shared prefixes, aborts, stops, deadlines, lost workers, flushes,
-//! copies that end late or fail, drafts.
+//! copies that end late or fail, drafts, answers of every wrong shape, requests to blame, duplicate ids, hashes that collide, and ends in the
+//! middle.
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use trunkline_core::spec::Param;
 use trunkline_core::{
     BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request, RequestId,
     StepResult, TierConfig, Token, Write, eviction, policy,
 };
-use trunkline_driver::Driver;
 
+use crate::Driver;
 use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
@@ -115,6 +117,10 @@ struct Run {
     transfer_pace: u32,
     /// Of a hundred copies, about this many fail.
     transfer_failures: u32,
+    /// Requests after which the core is drained or shut down, though more come.
+    closes_after: u64,
+    /// `true` to leave three bits of each hash, so that most prefixes collide.
+    weak_hashes: bool,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -133,10 +139,15 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         arrivals: pick(&mut rng, &[6, 15, 30]),
         transfer_pace: pick(&mut rng, &[2, 20, 60]),
         transfer_failures: pick(&mut rng, &[0, 20]),
+        closes_after: if rng.random_range(0..8) == 0 { rng.random_range(0..=requests) } else { u64::MAX },
+        weak_hashes: rng.random_range(0..8) == 0,
         rng,
         outcome: Outcome::default(),
         events: Vec::new(),
     };
+    if run.weak_hashes {
+        run.driver.expect_collisions();
+    }
     run.everything(requests);
     run.check_end();
     let outcome = run.outcome();
@@ -152,38 +163,59 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
 }
 
 /// Draws one of the choices.
-pub(crate) fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
+pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
 }
 
 /// Limits so tight that everything runs out.
-pub(crate) fn limits(rng: &mut Pcg64Mcg) -> Config {
-    let block_size = pick(rng, &[1, 2, 4, 5, 16]);
+pub fn limits(rng: &mut Pcg64Mcg) -> Config {
+    let any_size = rng.random_range(1..=64);
+    let block_size = pick(rng, &[1, 2, 4, 5, 16, any_size]);
     let max_batch_size = rng.random_range(1..12);
-    let policies: Vec<_> = policy::REGISTRY.names().collect();
-    let evictions: Vec<_> = eviction::REGISTRY.names().collect();
+    let few_blocks = rng.random_range(2..8);
+    let blocks = rng.random_range(100 / block_size..280 / block_size + 2).max(2);
     let config = Config {
         block_size,
-        device_blocks: rng.random_range(100 / block_size..280 / block_size + 2).max(2),
+        device_blocks: pick(rng, &[blocks, blocks, blocks, blocks, blocks, blocks, 10 * blocks, few_blocks]),
         max_batch_tokens: max_batch_size + rng.random_range(0..60),
         max_batch_size,
         max_queue: rng.random_range(1..30),
         max_context: 200,
-        policy: pick(rng, &policies).into(),
-        eviction: pick(rng, &evictions).into(),
+        policy: any_of(rng, policy::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params))),
+        eviction: any_eviction(rng),
         ..Config::default()
     };
     more_limits(rng, config)
 }
 
+/// Draws an entry of a registry, and at times values of its parameters: often the least or the greatest.
+fn any_of<'a>(rng: &mut Pcg64Mcg, entries: impl Iterator<Item = (&'a str, &'a [Param])>) -> String {
+    let entries: Vec<_> = entries.collect();
+    let (name, params) = pick(rng, &entries);
+    if params.is_empty() || rng.random_range(0..2) == 0 {
+        return name.into();
+    }
+    let values: Vec<String> = params
+        .iter()
+        .map(|Param { key, min, max, .. }| {
+            let some = rng.random_range(*min..=*max);
+            format!("{key}={}", pick(rng, &[*min, some, *max]))
+        })
+        .collect();
+    format!("{name}:{}", values.join(","))
+}
+
+fn any_eviction(rng: &mut Pcg64Mcg) -> String {
+    any_of(rng, eviction::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)))
+}
+
 fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
-    let evictions: Vec<_> = eviction::REGISTRY.names().collect();
     TierConfig {
         // A first tier of this name shares its memory with swapped requests.
         name: pick(rng, &["host", "tier"]).into(),
         blocks: rng.random_range(1..3 * device_blocks + 2),
         write: pick(rng, &Write::ALL).1,
-        eviction: pick(rng, &evictions).into(),
+        eviction: any_eviction(rng),
     }
 }
 
@@ -192,14 +224,16 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
     let few_logits = config.max_batch_size + rng.random_range(0..8);
     let few_tokens = rng.random_range(20..400);
     let n_tiers = pick(rng, &[0, 0, 1, 1, 2, 3]);
+    let high = pick(rng, &[1.0, 9.0, 1000.0]);
     Config {
         tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
         host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
         preemption: pick(rng, &Preemption::ALL).1,
         max_steps_in_flight: pick(rng, &[1, 1, 2, 2, 3, 5]),
         pipeline_stages: pick(rng, &[1, 1, 1, 2, 3]),
-        launch_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
-        swap_in_watermark: pick(rng, &[0.0, 0.5, 1.0, 2.0]),
+        launch_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),
+        swap_in_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),
+        align_chunks: rng.random_range(0..4) > 0,
         max_step_logits: pick(rng, &[few_logits, 1 << 16]),
         max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
         max_drafts: pick(rng, &[0, 1, 3, 8]),
@@ -239,7 +273,11 @@ impl Run {
     fn everything(&mut self, requests: u64) {
         let mut submitted = 0;
         while submitted < requests {
-            self.driver.now_ns += self.rng.random_range(0..1000);
+            self.pass_time();
+            if submitted == self.closes_after {
+                self.closes_after = u64::MAX;
+                self.close();
+            }
             if self.rng.random_range(0..100) < self.arrivals {
                 self.submit(submitted);
                 submitted += 1;
@@ -257,19 +295,55 @@ impl Run {
                 40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
                 41..46 => self.end_transfer(),
                 46 => self.some_request(Event::Withdraw),
+                47 if self.rng.random_range(0..12) == 0 => self.fail(),
+                48 if self.rng.random_range(0..3) == 0 => self.submit_twice(),
                 _ => self.advance(),
             }
         }
-        let gentle = self.rng.random_range(0..4) > 0;
-        self.event(if gentle { Event::Drain } else { Event::Shutdown });
+        self.close();
         for _ in 0..1_000_000 {
             if self.driver.drained > 0 && self.driver.steps.is_empty() && self.driver.copies.is_empty() {
                 return;
             }
-            self.driver.now_ns += self.rng.random_range(0..1000);
+            self.pass_time();
             self.advance();
         }
         panic!("the core never drained: {:?}", self.driver.stats());
+    }
+
+    /// Time passes: less than a microsecond, at times not at all, and once in a while much.
+    fn pass_time(&mut self) {
+        self.driver.now_ns += match self.rng.random_range(0..1024) {
+            0 => 2_000_000,
+            1..128 => 0,
+            _ => self.rng.random_range(0..1000),
+        };
+    }
+
+    fn close(&mut self) {
+        let gentle = self.rng.random_range(0..4) > 0;
+        self.event(if gentle { Event::Drain } else { Event::Shutdown });
+    }
+
+    /// A worker names a request that it cannot compute, and mostly fails; its client may have given up just before.
+    fn fail(&mut self) {
+        let in_step = self.driver.step().and_then(|step| step.seqs.last()).map(|seq| seq.request);
+        let Some(id) = in_step else { return self.some_request(Event::Fail) };
+        if self.rng.random_range(0..2) == 0 {
+            self.event(Event::Abort(id));
+        }
+        self.event(Event::Fail(id));
+        if self.rng.random_range(0..4) > 0 {
+            self.lose_worker();
+        }
+    }
+
+    /// Submits a request with the id of one that lives.
+    fn submit_twice(&mut self) {
+        let Some(id) = self.driver.live.first().copied() else { return };
+        let mut request = self.driver.requests[&id].request.clone();
+        request.max_tokens = request.max_tokens.max(1);
+        self.event(Event::Submit(Box::new(request)));
     }
 
     /// The worker makes progress: it joins, ends a copy, or ends its step.
@@ -355,9 +429,31 @@ impl Run {
             seqs.iter().for_each(|seq| result.push(if seq.sample { &[EOS] } else { &[] }));
             return self.event(Event::StepFinished(result));
         }
-        self.end_step(|result| {
-            result.ends.pop();
-        });
+        let resets = self.driver.resets;
+        let had_step = !self.driver.steps.is_empty();
+        let spoil: fn(&mut StepResult) = pick(
+            &mut self.rng,
+            &[
+                |result| _ = result.ends.pop(),
+                |result| result.push(&[]),
+                |result| result.push(&[EOS]),
+                |result| result.tokens.push(EOS),
+                |result| result.ends.iter_mut().for_each(|end| *end += 1),
+                |result| {
+                    // More tokens than any number of drafts allows.
+                    let many = [EOS; 70];
+                    result.tokens.splice(0..0, many);
+                    result.ends.iter_mut().for_each(|end| *end += many.len() as u32);
+                },
+                |result| {
+                    result.tokens.insert(0, EOS);
+                    result.ends.fill(result.tokens.len() as u32);
+                    result.ends.push(0);
+                },
+            ],
+        );
+        self.end_step(spoil);
+        assert_eq!(self.driver.resets, resets + u32::from(had_step), "nonsense is believed");
     }
 
     fn some_request(&mut self, event: fn(RequestId) -> Event) {
@@ -383,6 +479,13 @@ impl Run {
         {
             self.outcome.reused_ids += 1;
             request.id = RequestId(*id);
+        }
+        if self.weak_hashes {
+            // Namespaces share nothing, but hashes of one that collide with those of another are not meant here.
+            request.root = Namespace::default().root();
+            request.hashes.clear();
+            request.hash_prompt(block_size);
+            request.hashes.iter_mut().for_each(|hash| hash.0 &= !(u128::from(u64::MAX) >> 3 << 3));
         }
         self.event(Event::Submit(Box::new(request)));
     }
@@ -412,7 +515,7 @@ impl Run {
 }
 
 /// Draws request number `n`, whose prompt shares a prefix with others, or is that of the request before.
-pub(crate) fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u64, block_size: u32) -> Request {
+pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u64, block_size: u32) -> Request {
     let salt = ["", "tenant-b"][rng.random_range(0..8) / 7];
     let root: BlockHash = Namespace { salt, ..Namespace::default() }.root();
     let family = rng.random_range(0..4u32);
@@ -448,7 +551,7 @@ pub(crate) fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, no
 }
 
 /// Returns `true` if a token ends every request of [`request`].
-pub(crate) fn stops(token: Token) -> bool {
+pub fn stops(token: Token) -> bool {
     token == EOS || token == EOS + 1
 }
 

@@ -1,0 +1,71 @@
+//! The prefix found for a request that could not be admitted, for its next attempt.
+//!
+//! The first waiting request is tried in every step until it has room. The prefix that it found is still the longest one if its
+//! blocks were not evicted and the block after it was not published; both take O(1) to see, because the ancestors of a published
+//! block are published.
+
+use crate::ids::BlockHandle;
+use crate::sequence::Sequence;
+use crate::tree::PrefixTree;
+
+/// A request, and its number of hashes when it was tried.
+type Attempt = (u64, usize);
+
+/// The blocks found for the last request that was not admitted.
+#[derive(Debug, Default)]
+pub(super) struct Remembered {
+    /// The attempt that found `blocks`; `None` if `blocks` are not kept here.
+    attempt: Option<Attempt>,
+    blocks: Vec<u32>,
+    /// Generations of the blocks of `generations_of`.
+    generations: Vec<u32>,
+    generations_of: Option<Attempt>,
+}
+
+impl Remembered {
+    /// Moves the longest published prefix of a request to `found`, if it is known. Returns `false`, with `found` undefined, if not.
+    pub fn recall(&mut self, seq: &Sequence, tree: &PrefixTree, found: &mut Vec<u32>) -> bool {
+        let known = self.attempt.take() == Some(attempt(seq));
+        if known {
+            let is_published =
+                |at: usize| tree.is_published(BlockHandle { index: self.blocks[at], generation: self.generations[at] });
+            let n = self.blocks.len();
+            // Leaves are evicted first.
+            let n = if n == 0 || is_published(n - 1) { n } else { partition_point(n, is_published) };
+            if seq.hashes.get(n).is_none_or(|next| !tree.contains(*next)) {
+                self.blocks.truncate(n);
+                self.generations.truncate(n);
+                std::mem::swap(&mut self.blocks, found);
+                return true;
+            }
+        }
+        self.generations_of = None;
+        false
+    }
+
+    /// Takes the prefix just found for a request that is not admitted now. `found` is undefined afterwards.
+    pub fn remember(&mut self, seq: &Sequence, tree: &PrefixTree, found: &mut Vec<u32>) {
+        std::mem::swap(&mut self.blocks, found);
+        let attempt = Some(attempt(seq));
+        if self.generations_of != attempt {
+            self.generations.clear();
+            self.generations.extend(self.blocks.iter().map(|index| tree.pool().handle(*index).generation));
+        }
+        self.generations_of = attempt;
+        self.attempt = attempt;
+    }
+}
+
+fn attempt(seq: &Sequence) -> Attempt {
+    (seq.view.arrival, seq.hashes.len())
+}
+
+/// Returns the number of leading positions below `n` for which `is` holds; it holds for none behind them.
+fn partition_point(n: usize, is: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, n);
+    while low < high {
+        let middle = low.midpoint(high);
+        if is(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}

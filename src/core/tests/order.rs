@@ -1,0 +1,165 @@
+//! The order in which requests get what is scarce: admission, prefill chunks, return from the host, shares of tenants.
+
+use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, TierConfig, Token, Write};
+use trunkline_driver::{Direction, Driver};
+
+const BLOCK: u32 = 4;
+
+fn config() -> Config {
+    Config {
+        block_size: BLOCK,
+        device_blocks: 64,
+        max_batch_tokens: 200,
+        max_batch_size: 8,
+        max_context: 200,
+        launch_watermark: 0.0,
+        swap_in_watermark: 0.0,
+        ..Config::default()
+    }
+}
+
+/// `n` tokens that begin no other prompt.
+fn prompt(kind: u32, n: u32) -> Vec<Token> {
+    (0..n).map(|at| kind * 1000 + at).collect()
+}
+
+fn request(id: u64, tokens: u32, max_tokens: u32) -> Request {
+    Request::new(RequestId(id), Namespace::default().root(), prompt(id as u32, tokens), max_tokens)
+}
+
+#[test]
+fn a_tenant_pays_once_for_a_prompt_that_is_computed_twice() {
+    // Output is free. Tenant 1 pays 40 tokens, and 40 more if the prompt computed again counted again; tenants 2 and 3 start level with
+    // it, and tenant 2 pays 20.
+    let limits = Config { policy: "vtc:output_weight=0".into(), max_batch_size: 2, ..config() };
+    let mut driver = Driver::new(limits);
+    let submit = |driver: &mut Driver, id, tenant, tokens, max_tokens| {
+        driver.submit_request(Request { tenant, ..request(id, tokens, max_tokens) });
+    };
+    submit(&mut driver, 1, 1, 40, 30);
+    driver.answer();
+    driver.lose_worker();
+    submit(&mut driver, 2, 2, 20, 4);
+    submit(&mut driver, 5, 3, 5, 1);
+    driver.join();
+    assert_eq!(driver.running(), [(1, 0, 41, true), (2, 0, 20, true)], "the prompt is computed again");
+    submit(&mut driver, 3, 2, 5, 1);
+    submit(&mut driver, 4, 1, 5, 1);
+    driver.answer_until(|driver| driver.has_ended(5));
+    assert_eq!((driver.ids(), driver.stats().waiting), (vec![1, 4], 1), "tenant 1 was served less");
+}
+
+#[test]
+fn swapped_requests_come_back_by_preemption_rank_not_by_arrival() {
+    let limits = Config {
+        device_blocks: 12,
+        host_blocks: 30,
+        preemption: Preemption::Swap,
+        policy: "priority".into(),
+        ..config()
+    };
+    let mut driver = Driver::without_worker(limits);
+    for (id, priority, max_tokens) in [(1, 0, 34), (2, 5, 30), (3, 3, 30)] {
+        driver.submit_request(Request { priority, ..request(id, 13, max_tokens) });
+    }
+    driver.join();
+    driver.answer_until(|driver| !driver.copies.is_empty());
+    driver.finish_copy(0);
+    driver.answer_until(|driver| !driver.copies.is_empty());
+    driver.finish_copy(0);
+    assert_eq!((driver.ids(), driver.stats().swapped), (vec![1], 2), "2 went first, then 3");
+    // When 1 has ended there is room for one of them.
+    driver.answer_until(|driver| !driver.copies.is_empty() || driver.has_ended(1));
+    let back: Vec<usize> =
+        driver.moves().into_iter().filter(|(way, _)| *way == Direction::In).map(|(_, n)| n).collect();
+    assert_eq!(back.first(), Some(&6), "the more urgent one; the other has four blocks");
+    driver.run_to_end();
+    assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 2]);
+}
+
+#[test]
+fn a_prefill_that_gets_no_block_holds_back_the_smaller_ones_behind_it() {
+    let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
+    let mut driver = Driver::new(Config { device_blocks: 24, max_batch_tokens: 16, tiers: vec![tier], ..config() });
+    for id in 1..=3 {
+        driver.submit_request(request(id, 5, 1));
+        driver.run_to_end();
+    }
+    // What fails takes the whole device, so the three blocks are in the tier only.
+    driver.submit_request(request(90, 95, 1));
+    driver.event(Event::Fail(RequestId(90)));
+    driver.run_to_end();
+    driver.submit_request(request(4, 3, 40));
+    driver.answer();
+    for (id, rest) in [(11, 14), (12, 10), (13, 1)] {
+        let tokens = [prompt(id - 10, 4), prompt(id, rest)].concat();
+        driver.submit(u64::from(id), tokens, 1);
+    }
+    driver.answer();
+    assert_eq!((driver.ids(), driver.stats().loading), (vec![4], 3));
+    (0..3).for_each(|_| driver.finish_copy(0));
+    driver.answer();
+    // 16 tokens less one decode, less 14: for a block of the next there is no room, for the one token behind it there would be.
+    assert_eq!(driver.running(), [(4, 5, 1, true), (11, 4, 14, true)]);
+    driver.answer();
+    assert_eq!(driver.ids(), [4, 12, 13]);
+}
+
+#[test]
+fn nobody_waits_for_the_prefix_of_a_request_that_ends() {
+    for end in [Event::Abort(RequestId(1)), Event::Withdraw(RequestId(1))] {
+        let mut driver = Driver::new(Config { max_batch_tokens: 16, max_steps_in_flight: 2, ..config() });
+        driver.submit(1, prompt(1, 60), 2);
+        driver.submit(2, prompt(1, 60), 2);
+        assert_eq!((driver.steps.len(), driver.stats().waiting), (2, 1), "2 waits for what 1 computes");
+        driver.event(end);
+        driver.answer();
+        let last: Vec<u64> = driver.steps.back().unwrap().seqs.iter().map(|seq| seq.request.0).collect();
+        assert_eq!(last, [2], "1 computes no more of it");
+        driver.run_to_end();
+    }
+}
+
+#[test]
+fn many_requests_may_wait_for_one_prefix_and_those_behind_them_pass() {
+    let mut driver = Driver::without_worker(config());
+    driver.submit(1, prompt(1, 9), 4);
+    (2..=12).for_each(|id| driver.submit(id, prompt(1, 9), 4));
+    driver.submit(13, prompt(13, 9), 4);
+    driver.join();
+    assert_eq!((driver.ids(), driver.stats().waiting), (vec![1, 13], 11));
+    driver.run_to_end();
+    assert_eq!(driver.stats().merged_blocks, 0);
+}
+
+#[test]
+fn a_victim_whose_blocks_others_share_is_cheap_to_swap() {
+    // 3 has ten blocks of 2 and two of its own; the host has room for four.
+    let limits = Config {
+        device_blocks: 20,
+        host_blocks: 4,
+        preemption: Preemption::Cost,
+        swap_block_ns: 1,
+        recompute_token_ns: 1_000_000,
+        ..config()
+    };
+    let mut driver = Driver::new(limits);
+    driver.submit(1, prompt(1, 15), 40);
+    driver.submit(2, [prompt(2, 40), prompt(22, 3)].concat(), 20);
+    driver.answer();
+    driver.submit(3, [prompt(2, 40), prompt(33, 4)].concat(), 20);
+    driver.answer_until(|driver| driver.stats().preemptions > 0);
+    assert_eq!((driver.stats().swaps.swap_outs, driver.moves().len()), (1, 1), "{:?}", driver.stats());
+    driver.run_to_end();
+}
+
+#[test]
+fn requests_after_a_shutdown_are_refused() {
+    let mut driver = Driver::new(config());
+    driver.submit_request(request(1, 5, 30));
+    driver.event(Event::Shutdown);
+    driver.submit_request(request(2, 5, 1));
+    assert_eq!(driver.refusals.len(), 1);
+    driver.run_to_end();
+    assert_eq!((driver.drained, driver.ends.len()), (1, 1));
+}

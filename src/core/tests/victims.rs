@@ -1,0 +1,110 @@
+//! Preemption victims under pressure. In debug builds the core compares each victim with a search over all running sequences.
+
+use trunkline_core::{Config, Namespace, Preemption, Request, RequestId, Token, policy};
+use trunkline_driver::Driver;
+
+fn text(family: u64, n: u32) -> Vec<Token> {
+    (0..n).map(|at| family as u32 * 10_000 + at).collect()
+}
+
+fn submit(rig: &mut Driver, id: u64, priority: i32, prompt: Vec<Token>, max_tokens: u32) {
+    let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
+    request.priority = priority;
+    request.tenant = id % 3;
+    rig.submit_request(request);
+}
+
+/// Under strict priorities, whoever is preempted is among the least urgent that run, however little it has done since it came back.
+#[test]
+fn a_sequence_that_came_back_is_not_spared_at_the_expense_of_a_more_urgent_one() {
+    let mut again = 0;
+    for (device_blocks, max_batch_tokens) in [(40, 12), (48, 8), (60, 16), (64, 9)] {
+        let config = Config {
+            block_size: 4,
+            device_blocks,
+            max_batch_tokens,
+            max_batch_size: 8,
+            align_chunks: false,
+            launch_watermark: 0.0,
+            preemption: Preemption::Recompute,
+            policy: "priority:ageing_ms=0".into(),
+            ..Config::default()
+        };
+        again += run_with_strict_priorities(Driver::new(config));
+    }
+    assert!(again > 0, "no request was preempted again before its next token");
+}
+
+/// Runs requests of four priorities, the less urgent the earlier. Returns the number of requests preempted twice between two tokens.
+fn run_with_strict_priorities(mut rig: Driver) -> u32 {
+    const N: u64 = 24;
+    let priority = |id: u64| 3 - (id / 6) as i32;
+    let mut said_before = [None; N as usize];
+    let mut again = 0;
+    for round in 0.. {
+        if round % 3 == 0 && round / 3 < N {
+            let id = round / 3;
+            submit(&mut rig, id, priority(id), text(id, 30 + id as u32 * 7 % 60), 40);
+        } else if rig.live.is_empty() {
+            return again;
+        }
+        let known = (0..N).filter(|id| rig.requests.contains_key(&RequestId(*id)));
+        let running: Vec<u64> =
+            known.filter(|id| !rig.has_ended(*id) && !rig.core.is_waiting(RequestId(*id))).collect();
+        rig.answer();
+        let is_victim = |id: &u64| rig.core.is_waiting(RequestId(*id));
+        let least = running.iter().filter(|id| !rig.has_ended(**id) && !is_victim(id)).map(|id| priority(*id)).max();
+        for id in running.iter().copied().filter(is_victim) {
+            assert!(least.is_none_or(|least| priority(id) >= least), "{id} went instead of one of priority {least:?}");
+            let said = Some(rig.said(id).len());
+            again += u32::from(said_before[id as usize] == said);
+            said_before[id as usize] = said;
+        }
+    }
+    unreachable!("rounds do not end")
+}
+
+/// Random load on a pool far too small, with shared prefixes, swaps and every policy. The core compares each victim.
+#[test]
+fn every_victim_is_the_one_that_a_search_over_all_finds() {
+    let mut seed = 7u64;
+    let mut draw = |n: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % n
+    };
+    let mut preemptions = 0;
+    for round in 0..6 {
+        for name in policy::REGISTRY.names() {
+            let config = Config {
+                block_size: 4,
+                device_blocks: 40,
+                host_blocks: [0, 9, 200][round % 3],
+                max_batch_tokens: 64,
+                max_batch_size: 16,
+                launch_watermark: 0.0,
+                swap_in_watermark: 0.0,
+                policy: name.into(),
+                ..Config::default()
+            };
+            let mut rig = Driver::new(config);
+            for id in 0..40 {
+                let family = draw(5);
+                let mut prompt = text(family, 12 * (family as u32 % 3));
+                prompt.extend(text(100 + id, 1 + draw(60) as u32));
+                submit(&mut rig, id, draw(5) as i32 - 2, prompt, 1 + draw(50) as u32);
+                for _ in 0..draw(4) {
+                    if !rig.steps.is_empty() {
+                        rig.answer();
+                    }
+                }
+                if draw(12) == 0 {
+                    rig.abort(draw(id + 1));
+                }
+            }
+            rig.run_to_end();
+            rig.assert_empty();
+            preemptions += rig.stats().preemptions;
+        }
+    }
+    assert!(preemptions > 300, "{preemptions} preemptions");
+}

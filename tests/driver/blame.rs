@@ -1,0 +1,77 @@
+//! Blame for failed steps: who a worker named, and how often a step failed with a request and nobody named.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use trunkline_core::RequestId;
+
+/// One request among all that had an id: the id, and the last step sent before its submission.
+type Owner = (RequestId, u64);
+
+/// Guilt and failures of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Record {
+    /// `true` if a worker named the request.
+    pub guilty: bool,
+    /// Steps that failed with the request and nobody to blame, since its last token.
+    pub failures: u32,
+}
+
+/// The records of all requests. Ids may be used again while steps in flight still run the request before.
+#[derive(Debug, Default)]
+pub(crate) struct Blame {
+    last_step: u64,
+    current: BTreeMap<RequestId, Owner>,
+    records: BTreeMap<Owner, Record>,
+}
+
+impl Blame {
+    /// Begins the record of a new request, which brings failures along.
+    pub fn submitted(&mut self, id: RequestId, failures: u32) {
+        let owner = (id, self.last_step);
+        self.current.insert(id, owner);
+        self.records.insert(owner, Record { guilty: false, failures });
+    }
+
+    /// Notes a step that was sent.
+    pub fn sent(&mut self, step: u64) {
+        self.last_step = step;
+    }
+
+    /// The record of the latest request with an id.
+    pub fn of(&self, id: RequestId) -> Record {
+        self.records[&self.current[&id]]
+    }
+
+    /// Notes a token of a request.
+    pub fn token(&mut self, id: RequestId) {
+        self.records.get_mut(&self.current[&id]).expect("a known request").failures = 0;
+    }
+
+    /// Notes that a worker named a request. `parts` are the steps in flight with their requests. A request that has ended is blamed
+    /// for the steps that still run it, and the one that has its id now is not.
+    pub fn named(&mut self, id: RequestId, parts: &[(u64, RequestId)], lives: bool) {
+        let Some(current) = self.current.get(&id).copied() else { return };
+        let owners: BTreeSet<Owner> =
+            parts.iter().filter(|(_, other)| *other == id).map(|(step, _)| self.owner(*step, id)).collect();
+        let has_ended = owners.iter().any(|owner| *owner != current);
+        let blamed = owners.iter().copied().chain((lives && !has_ended).then_some(current));
+        for owner in blamed.collect::<Vec<_>>() {
+            self.records.get_mut(&owner).expect("a known request").guilty = true;
+        }
+    }
+
+    /// Counts a failure for every request in the steps that failed, unless one of them is known to be the cause.
+    pub fn failed(&mut self, parts: &[(u64, RequestId)]) {
+        let owners: BTreeSet<Owner> = parts.iter().map(|(step, id)| self.owner(*step, *id)).collect();
+        if owners.iter().all(|owner| !self.records[owner].guilty) {
+            for owner in &owners {
+                self.records.get_mut(owner).expect("a known request runs").failures += 1;
+            }
+        }
+    }
+
+    /// The request that a step ran under an id: the last one submitted before the step.
+    fn owner(&self, step: u64, id: RequestId) -> Owner {
+        *self.records.range((id, 0)..(id, step)).next_back().expect("a step runs known requests").0
+    }
+}
