@@ -253,7 +253,7 @@ async fn a_step_that_never_ends_costs_a_worker_and_no_text_and_late_answers_are_
             step_timeout: Duration::from_secs(1),
             ..Options::default()
         };
-        let server = TestServer::start_options(options, wrap).await;
+        let server = TestServer::launch(options, wrap).await.expect("the server starts");
         let mut client = server.client().await;
         client.until(|info| states(info).iter().all(|state| *state == EngineState::Up)).await;
         assert_eq!(texts(&ask_all(&mut client, &prompts).await), expected, "{engines} engines");

@@ -10,6 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use trunkline_core::config::Setting;
 
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
+use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
@@ -86,6 +87,10 @@ pub struct Settings {
     /// 0 waits for ever [default: 60].
     #[arg(long, value_name = "SECONDS")]
     pub step_timeout: Option<f64>,
+
+    /// Settings of the network edge.
+    #[command(flatten)]
+    pub network: NetworkSettings,
 }
 
 impl Settings {
@@ -121,13 +126,15 @@ impl Settings {
             roles: self.roles.or(other.roles),
             share_cache: self.share_cache.or(other.share_cache),
             step_timeout: self.step_timeout.or(other.step_timeout),
+            network: self.network.or(other.network),
         }
     }
 }
 
-/// Key of the config file: of the server, or of a setting of the core.
+/// Key of the config file: of the server, of its network edge, or of a setting of the core.
 enum Key {
     Server(&'static str),
+    Network(&'static str),
     Core(&'static Setting),
 }
 
@@ -136,8 +143,9 @@ impl<'de> Deserialize<'de> for Key {
         let key = String::deserialize(key)?;
         let core = || CoreSettings::<ServeFlags>::flags().map(|(setting, _)| setting);
         let server = SERVER_KEYS.into_iter().find(|known| *known == key).map(Key::Server);
-        server.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
-            let known = SERVER_KEYS.into_iter().chain(core().map(|setting| setting.flag));
+        let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
+        server.or_else(network).or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
+            let known = SERVER_KEYS.into_iter().chain(NETWORK_KEYS).chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
         })
@@ -162,6 +170,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Core(setting) => {
                             settings.core.insert(setting, file.next_value_seed(FileValue(setting.kind))?);
                         }
+                        Key::Network(key) => settings.network.read(key, &mut file)?,
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
                         Key::Server("record") => settings.record = Some(file.next_value()?),
@@ -234,6 +243,18 @@ mod tests {
             "--roles=both,both",
             "--share-cache=true",
             "--step-timeout=1.5",
+            "--token-file=t",
+            "--admin=true",
+            "--tls-cert=c",
+            "--tls-key=k",
+            "--tls-client-ca=a",
+            "--max-connections=12",
+            "--max-connections-per-peer=13",
+            "--max-calls-per-connection=14",
+            "--first-request-timeout=1.5",
+            "--idle-timeout=2.5",
+            "--unread-timeout=3.5",
+            "--max-unread-bytes=1000000",
         ];
         let file: String = flags
             .iter()
@@ -248,6 +269,9 @@ mod tests {
         assert_eq!(load(&file), Ok(from_flags.clone()));
         for (setting, _) in CoreSettings::<ServeFlags>::flags() {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
+        }
+        for key in NETWORK_KEYS {
+            assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);
         assert_eq!(Settings::default().or(from_flags.clone()), from_flags);

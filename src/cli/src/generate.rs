@@ -1,17 +1,19 @@
 //! `trunkline generate`: one request to a server.
 
 use std::io::{self, IsTerminal, Read, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use serde::Serialize;
-use tonic::transport::Endpoint;
-use tonic::{Code, Status, Streaming};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
 use trunkline_server::proto;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
+use trunkline_server::{ClientError, ClientTls, authorization, connect_tls};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit status of a command ended by Ctrl-C.
@@ -24,6 +26,7 @@ Examples:
   trunkline generate --json --token-ids 72,101,108,108,111
   trunkline generate --stop '.' - < prompt.txt
   trunkline generate --json --logprobs 3 'Once upon a time' | jq .logprobs
+  trunkline generate --addr example.org:50051 --tls-ca ca.pem --token-file my-token 'Once upon a time'
 
 Text goes to standard output as it comes, a line of figures to standard error. Ctrl-C cancels the request.";
 
@@ -44,6 +47,13 @@ pub struct GenerateArgs {
     addr: String,
 
     #[command(flatten)]
+    connection: ConnectionArgs,
+
+    /// Add no special tokens, such as one that begins a text, around the prompt.
+    #[arg(long, conflicts_with = "token_ids")]
+    no_special_tokens: bool,
+
+    #[command(flatten)]
     stopping: StoppingArgs,
 
     #[command(flatten)]
@@ -53,7 +63,8 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "SALT")]
     cache_salt: Option<String>,
 
-    /// Tenant of the request, for policies that share service among tenants [default: the salt].
+    /// Tenant of the request, for policies that share service among tenants and for the tenant's own cache; a server with tokens allows
+    /// the name of the token alone [default: the name of the token, else the salt].
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
@@ -76,6 +87,26 @@ pub struct GenerateArgs {
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// Connection to the server.
+#[derive(Args)]
+struct ConnectionArgs {
+    /// Connect by TLS: file of the authorities for the server's certificate, PEM [default: no TLS].
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+
+    /// Certificate of this client, PEM, for servers that ask for one. Needs --tls-ca and --tls-key.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    tls_cert: Option<PathBuf>,
+
+    /// Private key of --tls-cert, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// File with a bearer token for the server, the first word [default: no token].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
 }
 
 /// Conditions at which generation stops.
@@ -204,7 +235,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
     Ok(proto::GenerateRequest {
         request_id: args.request_id.clone().unwrap_or_default(),
         prompt: Some(prompt),
-        add_special_tokens: None,
+        add_special_tokens: args.no_special_tokens.then_some(false),
         sampling: Some(proto::Sampling {
             temperature: Some(args.sampling.temperature),
             top_p: args.sampling.top_p,
@@ -230,13 +261,11 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
 }
 
 async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyhow::Result<ExitCode> {
-    let addr = args.addr.strip_prefix("http://").unwrap_or(&args.addr);
-    let endpoint = Endpoint::from_shared(format!("http://{addr}"))
-        .map_err(|_| anyhow!("'{}' is not an address; give HOST:PORT", args.addr))?;
-    let channel =
-        endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|err| {
-            anyhow!("cannot connect to {addr}: {}; is `trunkline serve` running there?", innermost(&err))
-        })?;
+    let mut request = Request::new(request);
+    if let Some(path) = &args.connection.token_file {
+        request.metadata_mut().insert("authorization", authorization(path)?);
+    }
+    let channel = connect(args).await?;
     let sent = Instant::now();
     let stream = InferenceClient::new(channel).generate(request).await.map_err(status_error)?.into_inner();
     let mut report = Report::default();
@@ -269,6 +298,34 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
     let dim = io::stderr().is_terminal();
     let _ = if dim { writeln!(io::stderr(), "\x1b[2m{figures}\x1b[0m") } else { writeln!(io::stderr(), "{figures}") };
     Ok(ExitCode::SUCCESS)
+}
+
+async fn connect(args: &GenerateArgs) -> anyhow::Result<Channel> {
+    let plain = args.addr.strip_prefix("http://").unwrap_or(&args.addr);
+    let addr = plain.strip_prefix("https://").unwrap_or(plain);
+    let connection = &args.connection;
+    ensure!(
+        connection.tls_ca.is_some() || !args.addr.starts_with("https://"),
+        "{} needs --tls-ca, the authorities for its certificate",
+        args.addr
+    );
+    let scheme = if connection.tls_ca.is_some() { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{addr}"))
+        .map_err(|_| anyhow!("'{}' is not an address; give HOST:PORT", args.addr))?
+        .connect_timeout(CONNECT_TIMEOUT);
+    let connected = match &connection.tls_ca {
+        None => endpoint.connect().await.map_err(ClientError::from),
+        Some(ca) => {
+            let identity = connection.tls_cert.clone().zip(connection.tls_key.clone());
+            connect_tls(endpoint, &ClientTls { ca: ca.clone(), identity }).await
+        }
+    };
+    connected.map_err(|err| match err {
+        ClientError::Transport(err) => {
+            anyhow!("cannot connect to {addr}: {}; is `trunkline serve` running there?", innermost(&err))
+        }
+        err => err.into(),
+    })
 }
 
 async fn read(
@@ -442,6 +499,10 @@ mod tests {
                 .unwrap();
         assert_eq!(request.stopping.unwrap().stop, ["a", "-b"]);
         assert_eq!((request.timeout_ms, request.priority, &request.tenant[..]), (1500, -4, "t"));
+        assert_eq!((request.add_special_tokens, parse(&["hello"]).unwrap().add_special_tokens), (None, None));
+        assert_eq!(parse(&["hello", "--no-special-tokens"]).unwrap().add_special_tokens, Some(false));
+        assert!(parse(&["--token-ids", "1", "--no-special-tokens"]).is_err());
+        assert!(parse(&["hello", "--tls-cert", "c", "--tls-key", "k"]).is_err(), "a certificate needs TLS");
         assert!(parse(&["hello", "--timeout", "0"]).is_err());
         assert!(parse(&["hello", "--timeout", "nan"]).is_err());
         assert!(parse(&["hello", "--logprobs", "2"]).is_err(), "log probabilities are only in the JSON");

@@ -26,6 +26,7 @@ mod config_file;
 mod core_settings;
 mod engines;
 mod generate;
+mod network_settings;
 mod null_worker;
 mod output;
 mod plan;

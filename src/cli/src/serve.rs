@@ -58,6 +58,13 @@ Examples:
     listen = \"0.0.0.0:50051\"
     max-batch-tokens = 4096
 
+  For other machines: TLS, and a token for each client:
+    trunkline serve --listen 0.0.0.0:50051 --tls-cert server.pem --tls-key server.key --token-file tokens
+
+  where tokens has lines of token, role and name:
+    4f9c21d8a07be5539b1cf6e2d4a80c17 generate alice
+    d03b5e72c9f14a68805d2be91f7a6c34 admin operator
+
 SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once.";
 
 /// Serve a model over gRPC.
@@ -88,6 +95,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Mistakes in settings and address are reported before a large model is read.
     let config = limits(&settings, 1 << 10, Config::default().max_context)?;
     Cluster::new(&engines.cluster(&config))?;
+    settings.network.apply(&mut Options::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         // Threads for long prompts: more than cores would only make each other slower.
@@ -102,14 +110,18 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let name = backend.model.name.clone();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * backend.model.kv_bytes_per_token;
-    let options = Options {
+    let network = settings.network.clone();
+    let mut options = Options {
         cluster: engines.cluster(&config),
         record: settings.record,
         share_cache: settings.share_cache.unwrap_or(false),
         step_timeout,
+        ..Options::default()
     };
+    network.apply(&mut options)?;
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
+        network.warn_if_open(server.local_addr());
         if settings.model.is_none() && kind == WorkerKind::Embedded {
             // If standard error is closed, the note is lost.
             let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
@@ -124,7 +136,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
             threads = engines.threads_each(),
             "serving {name}"
         );
-        serve(server).await
+        serve(server, network.tls_cert.is_some()).await
     });
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
@@ -225,9 +237,10 @@ fn load(path: &Path) -> anyhow::Result<(Model, Tokenizer)> {
     Ok((Model::load(path)?, tokenizer))
 }
 
-async fn serve(server: Server) -> anyhow::Result<()> {
+async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {
     stop_on_signals(server.handle()).context("cannot listen for signals")?;
-    print(&format!("listening on http://{}", server.local_addr()))?;
+    let scheme = if tls { "https" } else { "http" };
+    print(&format!("listening on {scheme}://{}", server.local_addr()))?;
     let outcome = server.run().await?;
     let stats = outcome.stats;
     info!(

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 use trunkline_core::registry::RegistryError;
 use trunkline_core::{
-    Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Request, RequestId,
-    SteadyBatch, SteadyStep, Step, StepResult, Token, Usage,
+    Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains, Request,
+    RequestId, SteadyBatch, SteadyStep, Step, StepResult, Token, Usage,
 };
 
 use crate::digest::{ClusterDigest, decision};
@@ -174,6 +174,14 @@ impl Cluster {
             flushed: 0,
             actions: Vec::new(),
         })
+    }
+
+    /// Returns the memory of the requests that ended in the last input, to be freed on another thread. Left here, later inputs free
+    /// it.
+    pub fn take_remains(&mut self) -> Remains {
+        let mut remains = Remains::default();
+        self.engines.iter_mut().for_each(|engine| remains.append(engine.core.take_remains()));
+        remains
     }
 
     /// Takes in an input of time `now_ns` and appends the resulting actions to `out`.

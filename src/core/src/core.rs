@@ -11,6 +11,7 @@ use crate::digest::Decision;
 use crate::event::{Action, Event};
 use crate::fast_forward::FastForward;
 use crate::ids::RequestId;
+use crate::remains::Remains;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Ending, Sequence, SequenceState};
@@ -39,6 +40,8 @@ pub struct Core {
     pub(crate) by_id: HashMap<RequestId, usize, ahash::RandomState>,
     /// (deadline, arrival, id); an entry of a request ended meanwhile is skipped at the deadline.
     deadlines: BinaryHeap<Reverse<(u64, u64, RequestId)>>,
+    /// Memory of the requests that ended in the last event.
+    remains: Remains,
     worker_joined: bool,
     next_arrival: u64,
     now_ns: u64,
@@ -62,6 +65,7 @@ impl Core {
             fast_forward: FastForward::default(),
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),
+            remains: Remains::default(),
             worker_joined: false,
             next_arrival: 0,
             now_ns: 0,
@@ -79,6 +83,7 @@ impl Core {
         let is_allowed = !self.fast_forward.is_under_way() || matches!(event, Event::Submit(_) | Event::Tick);
         assert!(is_allowed, "a fast-forward is under way: {event:?}");
         self.now_ns = self.now_ns.max(now_ns);
+        self.remains.free();
         match event {
             Event::Submit(request) => self.submit(*request, actions),
             Event::Abort(id) => self.end_by_id(id, FinishReason::Abort, actions),
@@ -120,6 +125,12 @@ impl Core {
     /// Returns the memory of the last step's result, emptied, for the next one.
     pub fn spare_result(&mut self) -> StepResult {
         self.steps.empty_result()
+    }
+
+    /// Returns the memory of the requests that ended in the last event, to be freed on another thread. Left here, the next event
+    /// frees it.
+    pub fn take_remains(&mut self) -> Remains {
+        std::mem::take(&mut self.remains)
     }
 
     /// Takes the memory of a step back, so that the next step needs no allocation.
@@ -318,6 +329,7 @@ impl Core {
                 journal.stats.requests.finished += 1;
                 journal.decide(Decision::Finish, seq.id.0, generated << 8 | reason as u64);
                 actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
+                self.remains.push(seq);
             }
         }
         self.forget_deadlines();
@@ -348,7 +360,7 @@ impl Core {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);
-        state.sequences.remove(slot);
+        self.remains.push(state.sequences.remove(slot));
     }
 
     /// Drops deadlines of ended requests: the next ones, and all such deadlines when they outnumber the others.

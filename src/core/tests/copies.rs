@@ -244,3 +244,19 @@ fn a_full_tier_keeps_what_was_found_in_it_if_its_policy_counts_hits() {
         assert_eq!(ask(&mut driver, 20, prompt(1, 9)), cached, "{eviction}");
     }
 }
+
+#[test]
+fn a_failed_load_costs_the_blocks_from_its_first_on_and_no_block_before() {
+    let mut driver = Driver::new(config(vec![tier(12, Write::Through), tier(100, Write::Through)]));
+    ask(&mut driver, 1, prompt(1, 33));
+    ask(&mut driver, 2, prompt(2, 41));
+    driver.submit(3, prompt(1, 33), 1);
+    assert_eq!(driver.copies.iter().map(|copy| copy.from).collect::<Vec<_>>(), [Place::Tier(0), Place::Tier(1)]);
+    let far: Vec<u32> = driver.copies[1].pairs.iter().map(|(_, to)| *to).collect();
+    driver.finish_copy(0);
+    driver.fail_copy(0);
+    let good = driver.tables[&3].iter().position(|block| far.contains(block)).unwrap() as u32;
+    assert!(good >= 2, "the near tier had the head of the prompt");
+    assert_eq!(driver.running(), [(3, good * BLOCK, 33 - good * BLOCK, true)]);
+    driver.run_to_end();
+}

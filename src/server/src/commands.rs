@@ -1,20 +1,21 @@
-//! Commands to the core's thread, and outputs of the thread to requests.
+//! Commands to the core's thread.
 
 use std::ops::AddAssign;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use trunkline_cluster::{EngineId, EngineStatus};
-use trunkline_core::{FinishReason, Refusal, Request, RequestId, Stats, Token, Usage};
-use trunkline_port::{StepRunner, TokenLogprobs};
+use trunkline_core::{Refusal, Request, RequestId, Stats};
+use trunkline_port::StepRunner;
 
+use crate::outbox::OutboxSender;
 use crate::worker_thread::WorkerReport;
 
 /// Request to the core's thread.
 pub(crate) enum Command {
     Submit {
         request: Box<Request>,
-        /// Channel of the request's outputs. MUST have room for all tokens of the request and one message more.
-        outputs: mpsc::Sender<Output>,
+        /// Takes the request's outputs.
+        outputs: OutboxSender,
         /// Receives the core's decision: accepted, or refused with a reason.
         accepted: oneshot::Sender<Result<(), Refusal>>,
     },
@@ -30,12 +31,6 @@ pub(crate) enum Command {
         engine: EngineId,
         made: Result<Box<dyn StepRunner>, Box<dyn std::error::Error + Send + Sync>>,
     },
-}
-
-/// Output of an accepted request.
-pub(crate) enum Output {
-    Token { token: Token, logprobs: Option<TokenLogprobs> },
-    Finish { reason: FinishReason, usage: Usage },
 }
 
 /// Counts of speculative decoding, kept by the driver: the core sees tokens, not drafts.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
@@ -26,7 +26,8 @@ use trunkline_core::{Action, Event, Refusal, RequestId, Stats};
 use trunkline_port::{StepRunner, TokenLogprobs};
 
 use crate::clock::Clock;
-use crate::commands::{Command, Drafts, EngineSnapshot, Output, Snapshot};
+use crate::commands::{Command, Drafts, EngineSnapshot, Snapshot};
+use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
 use crate::watchdog::Watchdog;
@@ -35,6 +36,8 @@ use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
+/// Ended requests from which on their memory is freed on another thread: freeing as many takes some milliseconds.
+const REMAINS_MAX: usize = 1024;
 
 /// Final state of a stopped server.
 #[derive(Clone, Debug)]
@@ -75,7 +78,7 @@ pub(crate) fn spawn(
 
 /// Client of a request known to the cluster.
 struct Client {
-    outputs: mpsc::Sender<Output>,
+    outputs: OutboxSender,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
 }
 
@@ -416,6 +419,16 @@ impl Driver {
             self.perform(output);
         }
         self.outputs = outputs;
+        self.free_remains();
+    }
+
+    /// Frees the memory of the requests that ended, on a thread of its own if they are many.
+    fn free_remains(&mut self) {
+        let remains = self.cluster.take_remains();
+        if remains.len() >= REMAINS_MAX {
+            // Without a thread, the memory is freed here.
+            let _ = thread::Builder::new().name("free".into()).spawn(move || drop(remains));
+        }
     }
 
     fn perform(&mut self, output: ClusterOutput) {
@@ -461,14 +474,8 @@ impl Driver {
     fn output(&mut self, request: RequestId, output: Output) {
         let Some(client) = self.clients.get_mut(&request) else { return };
         client.accept();
-        match client.outputs.try_send(output) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Closed(_)) => self.unread.push(request),
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                debug_assert!(false, "the channel has room for all the tokens of its request");
-                error!(%request, "a request generated more tokens than it asked for");
-                self.unread.push(request);
-            }
+        if !client.outputs.send(output) {
+            self.unread.push(request);
         }
     }
 

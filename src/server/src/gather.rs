@@ -11,7 +11,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 
 /// A connection whose writes wait until the tasks that are ready have run.
 pub(crate) struct Gathered<T> {
@@ -33,14 +32,6 @@ impl<T> Gathered<T> {
             return Poll::Pending;
         }
         Poll::Ready(())
-    }
-}
-
-impl<T: Connected> Connected for Gathered<T> {
-    type ConnectInfo = T::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.io.connect_info()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! # One request, from the socket and back
 //!
-//! 1. A handler checks every field (`validate`), tokenises the text and hashes the prompt (`submission`), all on tokio's
+//! 1. Connections are accepted within limits (`accept`, `network`), and each call passes the same checks of identity and size
+//!    (`gate`) before a handler checks every field (`validate`), tokenises the text and hashes the prompt (`submission`), all on tokio's
 //!    threads.
 //! 2. The handler puts a command on the **bounded** queue of the core's thread. A full queue is `RESOURCE_EXHAUSTED`, never a wait.
 //! 3. The driver, the one thread with access to the [`trunkline_cluster::Cluster`], stamps the time, writes the input to the
@@ -10,8 +11,8 @@
 //!    request.
 //! 4. Each engine has a worker with two threads: steps go to the step thread and copies of blocks to the copy thread. Neither waits
 //!    for the other; both answer through the same queue.
-//! 5. Tokens go to the request's own channel. The channel has room for all tokens of the request, so a client reading slowly, or
-//!    not at all, never makes the core wait.
+//! 5. Tokens go to the request's own outbox (`outbox`). The core never waits for a client: output that a client does not read ends
+//!    the request, beyond a number of bytes or after a time ([`NetworkLimits`]).
 //! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the connection has
 //!    room for another message.
 //!
@@ -45,28 +46,46 @@
 //! }
 //! ```
 
+mod accept;
+mod access;
+mod bodies;
+mod caller;
+mod changes;
+mod client;
 mod clock;
 mod codec;
 mod commands;
 mod driver;
+mod gate;
 mod gather;
+mod limits;
+mod log_limit;
+mod network;
+mod outbox;
 mod queue;
 mod recorder;
 mod server;
 mod service;
 mod sessions;
 mod shutdown;
+mod socket;
 mod stream;
 mod submission;
+mod tls;
+mod tokens;
 mod validate;
 mod watchdog;
 mod worker_thread;
 mod workers;
 
+pub use crate::client::{ClientError, ClientTls, authorization, connect_tls};
 pub use crate::commands::Drafts;
 pub use crate::driver::Outcome;
+pub use crate::limits::NetworkLimits;
 pub use crate::server::{Backend, Options, Server, ServerError, listen};
 pub use crate::shutdown::{ServerHandle, stop_on_signals};
+pub use crate::tls::{TlsError, TlsFiles};
+pub use crate::tokens::TokenFileError;
 pub use crate::workers::{MakeWorker, WorkerError};
 
 /// The protocol, package `trunkline.v1`, generated from `proto/trunkline/v1/inference.proto`.

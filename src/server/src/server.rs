@@ -2,20 +2,24 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio_stream::StreamExt;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId};
 use trunkline_core::Config;
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 
+use crate::accept::Acceptor;
+use crate::access::Access;
 use crate::commands::Command;
 use crate::driver::{self, Outcome};
-use crate::gather::Gathered;
+use crate::gate::Gate;
+use crate::limits::NetworkLimits;
+use crate::network::Network;
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::queue::DriverHandle;
@@ -23,6 +27,8 @@ use crate::recorder::Recorder;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
 use crate::submission::Submitter;
+use crate::tls::{Tls, TlsError, TlsFiles};
+use crate::tokens::TokenFileError;
 use crate::watchdog::Watchdog;
 use crate::workers::{MakeWorker, WorkerError};
 
@@ -30,12 +36,11 @@ use crate::workers::{MakeWorker, WorkerError};
 const ID_BYTES_MAX: u64 = 5;
 /// Bytes of a message besides the prompt, at most.
 const MESSAGE_BYTES_OTHER: u64 = 1 << 20;
-/// Calls on one connection at once, at most. The effective limit is the core's queue, with an answer when the queue is full; HTTP/2
-/// would let the client wait without a word.
-const STREAMS_PER_CONNECTION_MAX: u32 = 1 << 16;
-/// A client without an answer to a ping in this time is gone, and the client's requests are aborted.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time between two looks for changes of files, by default.
+const RELOAD: Duration = Duration::from_secs(2);
+/// Bounds of the time between two looks for unread output.
+const UNREAD_INTERVAL_MIN: Duration = Duration::from_millis(1);
+const UNREAD_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Time for clients to read the ends of response streams after the core is done.
 const LINGER: Duration = Duration::from_secs(5);
 /// Time for clients to read the ends of response streams after a hurried shutdown.
@@ -64,24 +69,42 @@ pub struct Options {
     /// Time after which a step may be taken for lost, at least; a step also gets many times what such steps take. Zero waits for
     /// ever.
     pub step_timeout: Duration,
+    /// Limits of connections and of the calls on them.
+    pub network: NetworkLimits,
+    /// Without tokens: every client may flush the cache and read all counters. `None`: if the listener's address is loopback.
+    pub admin: Option<bool>,
+    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role `generate` or `admin`. `None`: everyone may call.
+    pub token_file: Option<PathBuf>,
+    /// Certificate and key of the server. `None`: no TLS.
+    pub tls: Option<TlsFiles>,
+    /// Time between two looks for changes of the files of tokens and TLS.
+    pub reload: Duration,
 }
 
 impl Default for Options {
     /// One engine with default limits, no recording, a cache for each tenant, and a step timeout of 60 s.
     fn default() -> Self {
+        let cluster = ClusterConfig::uniform(&Config::default(), 1);
         Self {
-            cluster: ClusterConfig::uniform(&Config::default(), 1),
+            cluster,
             record: None,
             share_cache: false,
             step_timeout: Duration::from_secs(60),
+            network: NetworkLimits::default(),
+            admin: None,
+            token_file: None,
+            tls: None,
+            reload: RELOAD,
         }
     }
 }
 
-/// Returns the longest message from a client, bytes: a prompt that fills the context, as text or as token ids, and the other fields.
-fn message_bytes_max(max_context: u32, tokenizer: &Tokenizer) -> usize {
+/// Returns the longest message from a client, bytes: a prompt that fills the context, as text or as token ids, and the other fields;
+/// no more than one connection may send at once.
+fn message_bytes_max(max_context: u32, tokenizer: &Tokenizer, limits: &NetworkLimits) -> usize {
     let bytes_each = ID_BYTES_MAX.max(tokenizer.longest_piece().into());
-    usize::try_from(u64::from(max_context) * bytes_each + MESSAGE_BYTES_OTHER).unwrap_or(usize::MAX)
+    let bytes = u64::from(max_context) * bytes_each + MESSAGE_BYTES_OTHER;
+    usize::try_from(bytes.min(limits.incoming_bytes_per_connection)).unwrap_or(usize::MAX)
 }
 
 /// Reason for a failed start or an early end of a server.
@@ -114,12 +137,15 @@ pub enum ServerError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// The file of tokens cannot be used.
+    #[error(transparent)]
+    Tokens(#[from] TokenFileError),
+    /// The files of TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// The HTTP/2 transport failed.
-    #[error("the transport failed")]
-    Transport(#[from] tonic::transport::Error),
     /// The descriptors of the protocol could not be read.
     #[error("reflection cannot be served")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -136,6 +162,38 @@ pub async fn listen(addr: &str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr: addr.into(), source })
 }
 
+/// Ends calls with unread output beyond the limits, for ever.
+async fn watch_unread(network: &Network) {
+    let interval = (network.limits.unread / 8).clamp(UNREAD_INTERVAL_MIN, UNREAD_INTERVAL_MAX);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            () = network.over.notified() => {}
+        }
+        network.end_unread();
+    }
+}
+
+/// Files that are read again when they change.
+struct Files {
+    access: Arc<Access>,
+    tls: Option<Arc<Tls>>,
+    reload: Duration,
+}
+
+impl Files {
+    /// Looks for changes, for ever.
+    async fn watch(&self) {
+        loop {
+            tokio::time::sleep(self.reload).await;
+            self.access.reload();
+            if let Some(tls) = &self.tls {
+                tls.reload();
+            }
+        }
+    }
+}
+
 /// Stops the threads of a server on drop, wherever the drop happens.
 struct StopOnDrop(DriverHandle);
 
@@ -149,8 +207,9 @@ impl Drop for StopOnDrop {
 /// A server ready to serve. Dropping the server, or the future of [`Server::run`], ends all requests and stops the threads.
 pub struct Server {
     addr: SocketAddr,
-    incoming: TcpIncoming,
-    router: Router,
+    listener: TcpListener,
+    acceptor: Acceptor,
+    files: Files,
     handle: ServerHandle,
     stop: StopOnDrop,
     outcome: oneshot::Receiver<Outcome>,
@@ -163,14 +222,17 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, workers } = backend;
-        let Options { cluster: mut config, record, share_cache, step_timeout } = options;
+        let Options { cluster: mut config, record, share_cache, step_timeout, .. } = options;
+        let Options { network, admin, token_file, tls, reload, .. } = options;
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
         }
         let cluster = Cluster::new(&config)?;
+        let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
+        let access = Arc::new(Access::new(admin.unwrap_or_else(|| addr.ip().is_loopback()), token_file)?);
+        let tls = tls.map(Tls::load).transpose()?.map(Arc::new);
         let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
         let runners = (0..config.engines.len() as u32).map(make).collect::<Result<Vec<_>, _>>()?;
-        let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
         let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
             .transpose()?;
@@ -183,25 +245,23 @@ impl Server {
         let (reporter, health) = tonic_health::server::health_reporter();
         let limits = config.engines.swap_remove(0).core;
         let handle = ServerHandle::new(driver.clone(), reporter).await;
-        let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer);
+        let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &network);
+        let network = Network::new(network, driver.clock());
         let submitter = Submitter::new(driver, model, tokenizer, limits).share_cache(share_cache);
-        let service =
-            InferenceServer::new(InferenceService::new(submitter)).max_decoding_message_size(message_bytes_max);
+        let service = InferenceServer::new(InferenceService::new(submitter, network.clone()))
+            .max_decoding_message_size(message_bytes_max);
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
-        let router = tonic::transport::Server::builder()
-            .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .add_service(service)
+        let routes = Routes::new(service)
             .add_service(health)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        Ok(Self { addr, incoming, router, handle, stop, outcome })
+        let acceptor = Acceptor { network, gate: Gate::new(routes, access.clone()), tls: tls.clone() };
+        let files = Files { access, tls, reload };
+        Ok(Self { addr, listener, acceptor, files, handle, stop, outcome })
     }
 
     /// Returns the address and port in use by the server.
@@ -219,21 +279,20 @@ impl Server {
     /// # Errors
     /// If the transport fails or the core's thread panics.
     pub async fn run(self) -> Result<Outcome, ServerError> {
-        let Self { incoming, router, handle, stop: _stop, mut outcome, .. } = self;
+        let Self { listener, acceptor, files, handle, stop: _stop, outcome, .. } = self;
         let (close, closed) = oneshot::channel::<()>();
-        let incoming = incoming.map(|io| io.map(Gathered::new));
-        let serve = router.serve_with_incoming_shutdown(incoming, async {
+        let network = acceptor.network.clone();
+        let serve = acceptor.serve(listener, async {
             // An error means that this function has ended, and the future with it.
             let _ = closed.await;
         });
         tokio::pin!(serve);
+        let watch = async { tokio::join!(watch_unread(&network), files.watch()) };
+        tokio::pin!(watch);
         let outcome = tokio::select! {
-            outcome = &mut outcome => outcome.map_err(|_| ServerError::CoreLost),
-            // Without the signal to close it ends only by an error.
-            served = &mut serve => {
-                served?;
-                (&mut outcome).await.map_err(|_| ServerError::CoreLost)
-            }
+            outcome = outcome => outcome.map_err(|_| ServerError::CoreLost),
+            () = &mut serve => unreachable!("nobody has asked the connections to end"),
+            _ = &mut watch => unreachable!("output and files are watched for ever"),
         };
         handle.close_health().await;
         let _ = close.send(());
@@ -243,7 +302,8 @@ impl Server {
         };
         // Whoever has not read the end of a stream by then is cut off.
         tokio::select! {
-            _ = &mut serve => {}
+            () = &mut serve => {}
+            _ = &mut watch => {}
             () = tokio::time::sleep(LINGER) => {}
             () = hurried => {}
         }

@@ -1,30 +1,36 @@
 //! The gRPC service: from messages to commands for the core's thread, and back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 use trunkline_cluster::{EngineState, Role};
-use trunkline_core::{Refusal, RequestId, Stats};
+use trunkline_core::{Config, Refusal, RequestId, Stats};
 
+use crate::caller::Caller;
 use crate::commands::{Command, Drafts, EngineSnapshot};
+use crate::network::Network;
 use crate::proto;
 use crate::proto::inference_server::Inference;
 use crate::stream::Generation;
 use crate::submission::{Rejection, Submitter};
 use crate::validate;
 
+/// Header of a response with the request's id.
+const REQUEST_ID: &str = "trunkline-request-id";
 /// Ids in one call of Abort, at most.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
 /// The gRPC service `trunkline.v1.Inference`.
 pub(crate) struct InferenceService {
     shared: Arc<Submitter>,
+    network: Arc<Network>,
 }
 
 impl InferenceService {
-    pub(crate) fn new(submitter: Submitter) -> Self {
-        Self { shared: Arc::new(submitter) }
+    pub(crate) fn new(submitter: Submitter, network: Arc<Network>) -> Self {
+        Self { shared: Arc::new(submitter), network }
     }
 }
 
@@ -36,6 +42,7 @@ impl From<Rejection> for Status {
             Rejection::StillActive(_) => Self::already_exists(message),
             Rejection::TokenizerBusy | Rejection::QueueFull => Self::resource_exhausted(message),
             Rejection::TokenizerPanicked => Self::internal(message),
+            Rejection::NoRandomness(_) => Self::unavailable(message),
             Rejection::TimeUp => Self::deadline_exceeded(message),
             Rejection::Stopped => Self::unavailable(message),
             Rejection::Refused(refusal) => match refusal {
@@ -57,20 +64,29 @@ impl Inference for InferenceService {
 
     async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Generation>, Status> {
         let shared = &self.shared;
+        let caller = Caller::of(request.extensions());
         let arrival_ns = shared.driver.clock().now_ns();
         let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let call_timeout = header.and_then(validate::grpc_timeout);
         let model = &shared.model;
-        let mut checked = validate::check(request.into_inner(), model.vocab_size, &model.eos_token_ids)?;
+        let mut message = request.into_inner();
+        message.tenant = caller.tenant(message.tenant)?;
+        let mut checked = validate::check(message, model.vocab_size, &model.eos_token_ids)?;
 
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let detokenizer = shared.tokenizer.detokenizer(checked.skip_special_tokens);
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
-        let submitted = shared.submit(checked, arrival_ns, timeout).await?;
-        Ok(Response::new(Generation::new(submitted, detokenizer, stop, min_tokens)))
+        let submitted = shared.submit(&caller, checked, arrival_ns, timeout).await?;
+        let request_id = submitted.client_id().parse().ok();
+        let mut response = Response::new(Generation::new(submitted, detokenizer, stop, min_tokens));
+        if let Some(request_id) = request_id {
+            response.metadata_mut().insert(REQUEST_ID, request_id);
+        }
+        Ok(response)
     }
 
     async fn abort(&self, request: Request<proto::AbortRequest>) -> Result<Response<proto::AbortResponse>, Status> {
+        let caller = Caller::of(request.extensions());
         let ids = request.into_inner().request_ids;
         if ids.len() > ABORT_IDS_MAX {
             return Err(Status::invalid_argument(format!(
@@ -78,7 +94,7 @@ impl Inference for InferenceService {
                 ids.len()
             )));
         }
-        let found: Vec<RequestId> = ids.iter().filter_map(|id| self.shared.sessions.abort(id)).collect();
+        let found: Vec<RequestId> = ids.iter().flat_map(|id| self.shared.sessions.abort(&caller, id)).collect();
         let n_found = found.len() as u32;
         if n_found > 0 {
             self.shared.driver.send(Command::Abort(found)).map_err(Rejection::from)?;
@@ -88,8 +104,9 @@ impl Inference for InferenceService {
 
     async fn get_model_info(
         &self,
-        _request: Request<proto::GetModelInfoRequest>,
+        request: Request<proto::GetModelInfoRequest>,
     ) -> Result<Response<proto::GetModelInfoResponse>, Status> {
+        Caller::of(request.extensions());
         let model = &self.shared.model;
         Ok(Response::new(proto::GetModelInfoResponse {
             name: model.name.clone(),
@@ -107,43 +124,72 @@ impl Inference for InferenceService {
 
     async fn get_server_info(
         &self,
-        _request: Request<proto::GetServerInfoRequest>,
+        request: Request<proto::GetServerInfoRequest>,
     ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
+        let caller = Caller::of(request.extensions());
         let (reply, snapshot) = oneshot::channel();
         self.shared.driver.send(Command::Snapshot(reply)).map_err(Rejection::from)?;
         let snapshot = snapshot.await.map_err(|_| Rejection::Stopped)?;
-        let (stats, drafts) = snapshot.totals();
-        let config = &self.shared.config;
-        Ok(Response::new(proto::GetServerInfoResponse {
+        let public = proto::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").into(),
-            uptime_s: self.shared.driver.clock().now_ns() as f64 * 1e-9,
             draining: snapshot.draining,
+            limits: Some(limits(&self.shared.config)),
+            ..Default::default()
+        };
+        if !caller.admin {
+            return Ok(Response::new(public));
+        }
+        let (stats, drafts) = snapshot.totals();
+        Ok(Response::new(proto::GetServerInfoResponse {
+            uptime_s: self.shared.driver.clock().now_ns() as f64 * 1e-9,
             digest: format!("{:016x}", snapshot.digest),
-            limits: Some(proto::Limits {
-                block_size: config.block_size,
-                device_blocks: config.device_blocks,
-                max_batch_tokens: config.max_batch_tokens,
-                max_batch_size: config.max_batch_size,
-                max_queue: config.max_queue,
-                max_context: config.max_context,
-                policy: config.policy.clone(),
-                eviction: config.eviction.clone(),
-            }),
+            network: Some(network(&self.network)),
             load: Some(load(&stats)),
             blocks: Some(blocks(&stats)),
             counters: Some(counters(&stats, drafts)),
             engines: (0..).zip(&snapshot.engines).map(|(number, engine)| engine_info(number, engine)).collect(),
+            ..public
         }))
     }
 
     async fn flush_cache(
         &self,
-        _request: Request<proto::FlushCacheRequest>,
+        request: Request<proto::FlushCacheRequest>,
     ) -> Result<Response<proto::FlushCacheResponse>, Status> {
+        Caller::of(request.extensions()).check_admin("FlushCache")?;
         let (reply, blocks) = oneshot::channel();
         self.shared.driver.send(Command::FlushCache(reply)).map_err(Rejection::from)?;
         let dropped_blocks = blocks.await.map_err(|_| Rejection::Stopped)?;
         Ok(Response::new(proto::FlushCacheResponse { dropped_blocks }))
+    }
+}
+
+fn limits(config: &Config) -> proto::Limits {
+    proto::Limits {
+        block_size: config.block_size,
+        device_blocks: config.device_blocks,
+        max_batch_tokens: config.max_batch_tokens,
+        max_batch_size: config.max_batch_size,
+        max_queue: config.max_queue,
+        max_context: config.max_context,
+        policy: config.policy.clone(),
+        eviction: config.eviction.clone(),
+    }
+}
+
+fn network(network: &Network) -> proto::Network {
+    let (connections, calls) = network.open();
+    let counters = &network.counters;
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    proto::Network {
+        connections,
+        calls,
+        unread_bytes: network.unread_bytes(),
+        accepted: read(&counters.accepted),
+        refused: read(&counters.refused),
+        closed: read(&counters.closed),
+        unread_ended: read(&counters.unread_ended),
+        unauthorised: read(&counters.unauthorised),
     }
 }
 
@@ -217,6 +263,7 @@ mod tests {
     use trunkline_text::Tokenizer;
 
     use super::*;
+    use crate::limits::NetworkLimits;
     use crate::queue::{NotTaken, queue};
     use crate::submission::{PART_BYTES, TEXT_KIB_MAX};
 
@@ -234,7 +281,11 @@ mod tests {
         let model = ModelInfo { vocab_size: 258, ..ModelInfo::default() };
         let tokenizer = Tokenizer::bytes();
         let config = Config { max_context: 1 << 20, ..Config::default() };
-        let service = Arc::new(InferenceService::new(Submitter::new(driver, model, tokenizer, config)));
+        let service = {
+            let network = Network::new(NetworkLimits::default(), driver.clock());
+            let submitter = Submitter::new(driver, model, tokenizer, config);
+            Arc::new(InferenceService::new(submitter, network))
+        };
         let (gate, opened) = std::sync::mpsc::channel();
         runtime.spawn_blocking(move || opened.recv());
         runtime.block_on(test(Gated { service, commands }, gate));
@@ -372,8 +423,9 @@ mod tests {
     fn a_token_that_the_model_does_not_have_is_refused_wherever_it_comes_from() {
         let (driver, commands) = queue(8);
         let model = ModelInfo { vocab_size: 100, ..ModelInfo::default() };
+        let network = Network::new(NetworkLimits::default(), driver.clock());
         let submitter = Submitter::new(driver, model, Tokenizer::bytes(), Config::default());
-        let service = InferenceService::new(submitter);
+        let service = InferenceService::new(submitter, network);
         let prompt = Some(proto::generate_request::Prompt::Text("a{".into()));
         let request = proto::GenerateRequest { prompt, ..Default::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -13,7 +13,7 @@ use trunkline_core::{FinishReason, Token, Usage};
 use trunkline_port::TokenLogprobs;
 use trunkline_text::{Detokenizer, StopMatcher};
 
-use crate::commands::Output;
+use crate::outbox::Output;
 use crate::proto;
 use crate::proto::finish::StoppedBy;
 use crate::proto::generate_response::Event;
@@ -33,6 +33,8 @@ pub(crate) struct Generation {
     n_tokens: u32,
     last_token: Token,
     stopping: Option<Stopping>,
+    /// `true` once the stream ends because the client did not read.
+    unread: bool,
     ready: VecDeque<Result<proto::GenerateResponse, Status>>,
 }
 
@@ -55,6 +57,7 @@ impl Generation {
             n_tokens: 0,
             last_token: 0,
             stopping: None,
+            unread: false,
             ready: VecDeque::new(),
         }
     }
@@ -113,6 +116,18 @@ impl Generation {
         self.ready.push_back(Ok(proto::GenerateResponse { request_id: self.client_id.clone(), event: Some(event) }));
     }
 
+    /// Returns the status of a stream without an end.
+    fn unfinished(&mut self) -> Status {
+        if self.submitted.outputs().is_discarded() {
+            // Dropping the stream aborts the request if the core has not noticed yet.
+            self.unread = true;
+            return Status::resource_exhausted("the client did not read the output fast enough; the request was ended");
+        }
+        // The core's thread has ended without a word about this request.
+        self.submitted.end();
+        Status::unavailable("the server has stopped")
+    }
+
     fn end(&mut self, reason: FinishReason, usage: Usage) {
         self.submitted.end();
         let stopped_by = match (self.stopping.take(), reason) {
@@ -155,15 +170,14 @@ impl Stream for Generation {
             if let Some(message) = this.ready.pop_front() {
                 return Poll::Ready(Some(message));
             }
-            if this.submitted.has_ended() {
+            if this.submitted.has_ended() || this.unread {
                 return Poll::Ready(None);
             }
             let mut taken = std::mem::take(&mut this.taken);
             let polled = this.submitted.outputs().poll_recv_many(cx, &mut taken, OUTPUTS_PER_CHUNK_MAX);
             if let Poll::Ready(0) = polled {
-                // The core's thread has ended without a word about this request.
-                this.submitted.end();
-                this.ready.push_back(Err(Status::unavailable("the server has stopped")));
+                let status = this.unfinished();
+                this.ready.push_back(Err(status));
             }
             this.take(&mut taken);
             this.taken = taken;
@@ -174,13 +188,16 @@ impl Stream for Generation {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::mpsc;
     use tokio_stream::StreamExt;
     use trunkline_core::RequestId;
     use trunkline_text::Tokenizer;
 
     use super::*;
+    use crate::caller::{Caller, Owner};
     use crate::commands::Command;
+    use crate::limits::NetworkLimits;
+    use crate::network::Call;
+    use crate::outbox::{OutboxSender, outbox};
     use crate::queue::{DriverHandle, queue};
     use crate::sessions::Sessions;
 
@@ -190,15 +207,16 @@ mod tests {
         commands: crossbeam_channel::Receiver<Command>,
         driver: DriverHandle,
         sessions: Sessions,
-        outputs: mpsc::Sender<Output>,
+        outputs: OutboxSender,
         generation: Generation,
     }
 
     fn setup(stop: &[&str], min_tokens: u32) -> Setup {
         let (driver, commands) = queue(1);
         let sessions = Sessions::default();
-        let session = sessions.open("client's", ID).unwrap();
-        let (outputs, received) = mpsc::channel(100);
+        let session = sessions.open(Owner::Connection(0), "client's", ID).unwrap();
+        let limits = NetworkLimits { unread_bytes_per_call: 10_000, ..NetworkLimits::default() };
+        let (outputs, received) = outbox(Call::detached(limits, driver.clock()));
         let detokenizer = Tokenizer::bytes().detokenizer(true);
         let stop = stop.iter().map(|stop| (*stop).into()).collect();
         let generation =
@@ -209,13 +227,13 @@ mod tests {
     impl Setup {
         fn say(&self, text: &str) {
             for token in Tokenizer::bytes().encode(text).unwrap() {
-                assert!(self.outputs.try_send(Output::Token { token, logprobs: None }).is_ok());
+                assert!(self.outputs.send(Output::Token { token, logprobs: None }));
             }
         }
 
         fn finish(&self, reason: FinishReason) {
             let usage = Usage { prompt_tokens: 5, completion_tokens: 99, ..Usage::default() };
-            assert!(self.outputs.try_send(Output::Finish { reason, usage }).is_ok());
+            assert!(self.outputs.send(Output::Finish { reason, usage }));
         }
 
         async fn chunk(&mut self) -> (usize, String) {
@@ -230,7 +248,11 @@ mod tests {
             match self.generation.next().await.unwrap().unwrap().event.unwrap() {
                 Event::Chunk(chunk) => panic!("not the end: {chunk:?}"),
                 Event::Finish(finish) => {
-                    assert_eq!(self.sessions.abort("client's"), None, "the id is free when the end is sent");
+                    assert_eq!(
+                        self.sessions.abort(&Caller::local(), "client's"),
+                        [],
+                        "the id is free when the end is sent"
+                    );
                     assert!(self.generation.next().await.is_none());
                     (finish.reason(), finish.usage.unwrap().completion_tokens, finish.stopped_by)
                 }
@@ -318,8 +340,24 @@ mod tests {
         let setup = setup(&[], 0);
         drop(setup.generation);
         assert!(matches!(setup.commands.try_recv(), Ok(Command::Abort(ids)) if ids == [ID]));
-        assert_eq!(setup.sessions.abort("client's"), None);
+        assert_eq!(setup.sessions.abort(&Caller::local(), "client's"), []);
         assert!(setup.outputs.is_closed());
+    }
+
+    #[tokio::test]
+    async fn output_that_nobody_reads_ends_the_request() {
+        let mut setup = setup(&[], 0);
+        let mut sent = 0;
+        while setup.outputs.send(Output::Token { token: 7, logprobs: None }) {
+            sent += 1;
+            assert!(sent < 10_000, "10,000 bytes hold fewer tokens");
+        }
+        assert!(sent > 10 && setup.outputs.is_closed());
+        let status = setup.generation.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
+        assert!(setup.generation.next().await.is_none());
+        drop(setup.generation);
+        assert!(matches!(setup.commands.try_recv(), Ok(Command::Abort(ids)) if ids == [ID]));
     }
 
     #[tokio::test]
@@ -333,7 +371,7 @@ mod tests {
             assert!(setup.generation.next().await.is_none());
         }
         let mut setup = setup(&[], 0);
-        let (outputs, _) = mpsc::channel(1);
+        let (outputs, _) = outbox(Caller::local().call);
         setup.outputs = outputs;
         assert_eq!(setup.generation.next().await.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
         assert!(setup.generation.next().await.is_none());

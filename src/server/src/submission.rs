@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use trunkline_core::{Config, Refusal, Request, RequestId};
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
@@ -23,10 +23,12 @@ mod prompt;
 pub(crate) use self::prompt::Tokenising;
 #[cfg(test)]
 pub(crate) use self::prompt::{PART_BYTES, TEXT_KIB_MAX};
-use crate::commands::{Command, Output};
+use crate::caller::Caller;
+use crate::commands::Command;
+use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
-use crate::sessions::{Session, Sessions};
-use crate::validate::{self, Checked, Invalid};
+use crate::sessions::{self, Session, Sessions};
+use crate::validate::{Checked, Invalid};
 
 /// Reason for not running a request.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +49,8 @@ pub(crate) enum Rejection {
     Refused(Refusal),
     #[error("the server has stopped")]
     Stopped,
+    #[error("the operating system has no random bits for a request_id: {0}; send one")]
+    NoRandomness(getrandom::Error),
 }
 
 impl From<NotTaken> for Rejection {
@@ -64,11 +68,11 @@ pub(crate) struct Submitted {
     /// Empty once the request has ended: from then on the client may use the id again.
     session: Option<Session>,
     driver: DriverHandle,
-    outputs: mpsc::Receiver<Output>,
+    outputs: OutboxReceiver,
 }
 
 impl Submitted {
-    pub(crate) fn new(id: RequestId, session: Session, driver: DriverHandle, outputs: mpsc::Receiver<Output>) -> Self {
+    pub(crate) fn new(id: RequestId, session: Session, driver: DriverHandle, outputs: OutboxReceiver) -> Self {
         Self { id, session: Some(session), driver, outputs }
     }
 
@@ -77,9 +81,9 @@ impl Submitted {
         self.session.as_ref().map_or("", Session::client_id)
     }
 
-    /// Returns the channel of the request's outputs.
-    pub(crate) fn outputs(&mut self) -> &mut mpsc::Receiver<Output> {
-        &mut self.outputs
+    /// Returns the outbox of the request.
+    pub(crate) fn outputs(&self) -> &OutboxReceiver {
+        &self.outputs
     }
 
     /// Sends [`Command::Stop`] for the request; returns `true` if the queue took the command.
@@ -127,8 +131,6 @@ pub(crate) struct Submitter {
     /// `true` if tenants share cached blocks unless a request asks otherwise.
     share_cache: bool,
     next_id: AtomicU64,
-    /// Sets the ids made by this server apart from the ids of earlier servers.
-    instance: u32,
 }
 
 impl Submitter {
@@ -143,7 +145,6 @@ impl Submitter {
             model,
             share_cache: false,
             next_id: AtomicU64::new(1),
-            instance: validate::any_seed() as u32,
         }
     }
 
@@ -153,10 +154,11 @@ impl Submitter {
         self
     }
 
-    /// Submits a request with arrival at `arrival_ns` and end at `timeout` later, at the latest; returns the submitted request once
+    /// Submits a caller's request with arrival at `arrival_ns` and end at `timeout` later, at the latest; returns the submitted request once
     /// the core has accepted.
     pub(crate) async fn submit(
         self: &Arc<Self>,
+        caller: &Caller,
         mut checked: Checked,
         arrival_ns: u64,
         timeout: Option<Duration>,
@@ -165,10 +167,10 @@ impl Submitter {
         let deadline_ns = timeout
             .and_then(|timeout| u64::try_from(timeout.as_nanos()).ok())
             .and_then(|timeout_ns| arrival_ns.checked_add(timeout_ns));
-        let (id, session) = self.open(std::mem::take(&mut checked.request_id))?;
+        let (id, session) = self.open(caller, std::mem::take(&mut checked.request_id))?;
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
-        let (mut submitted, is_accepted) = self.send(request, session)?;
+        let (mut submitted, is_accepted) = self.send(caller, request, session)?;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
             Ok(Ok(())) => Ok(submitted),
@@ -181,12 +183,13 @@ impl Submitter {
     }
 
     /// Numbers a request and makes the client's id active. A client without an id gets one.
-    fn open(&self, mut client_id: String) -> Result<(RequestId, Session), Rejection> {
+    fn open(&self, caller: &Caller, client_id: String) -> Result<(RequestId, Session), Rejection> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        if client_id.is_empty() {
-            client_id = format!("{:08x}-{id}", self.instance);
-        }
-        match self.sessions.open(&client_id, id) {
+        let (owner, client_id) = match client_id.is_empty() {
+            true => (caller.owner_of_made_id(), sessions::random_id().map_err(Rejection::NoRandomness)?),
+            false => (caller.owner.clone(), client_id),
+        };
+        match self.sessions.open(owner, &client_id, id) {
             Some(session) => Ok((id, session)),
             None => Err(Rejection::StillActive(client_id)),
         }
@@ -195,13 +198,12 @@ impl Submitter {
     /// Sends a request to the core's thread, followed by an abort if the client sent one while the prompt was tokenised.
     fn send(
         &self,
+        caller: &Caller,
         request: Request,
         session: Session,
     ) -> Result<(Submitted, oneshot::Receiver<Result<(), Refusal>>), Rejection> {
         let id = request.id;
-        // The channel holds every output of the request, max_tokens and the end, so that the core's thread never waits for a
-        // client. It takes memory only as it fills.
-        let (sender, outputs) = mpsc::channel(request.max_tokens as usize + 2);
+        let (sender, outputs) = outbox(caller.call.clone());
         let mut submitted = Submitted::new(id, session, self.driver.clone(), outputs);
         let (accepted, is_accepted) = oneshot::channel();
         if let Err(reason) = self.driver.send(Command::Submit { request: Box::new(request), outputs: sender, accepted })

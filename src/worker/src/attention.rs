@@ -154,6 +154,8 @@ struct State {
     maxima: Vec<f32>,
     /// The sum of weights so far.
     totals: Vec<f32>,
+    /// Keys or values of a block as F32, where the cache has another type.
+    cells: Vec<f32>,
 }
 
 /// The queries of a tile for one KV head. Query `i` is query head `i % group` of the group, at row `i / group`.
@@ -184,9 +186,9 @@ impl Queries<'_> {
         let end = self.position + self.n / self.group;
         for start in (0..end).step_by(SPAN) {
             let len = SPAN.min(end - start);
-            self.score(start, len, &mut state.weights);
+            self.score(start, len, &mut state.weights, &mut state.cells);
             self.weigh(start, state);
-            self.add_values(start, &state.weights, &mut state.sums);
+            self.add_values(start, len, state);
         }
         for (sums, total) in state.sums.chunks_exact_mut(self.dim).zip(&state.totals) {
             for sum in sums {
@@ -224,10 +226,10 @@ impl Queries<'_> {
 
     /// Dot products of every query with the keys of a span. Products beyond the positions seen by a query are not used.
     #[inline(always)]
-    fn score(&self, start: usize, len: usize, scores: &mut [f32]) {
+    fn score(&self, start: usize, len: usize, scores: &mut [f32], cells: &mut Vec<f32>) {
         let size = self.kv.block_size();
         for (block, offset, at, run) in self.runs(start, len) {
-            let keys = self.kv.keys(self.layer, block, self.head);
+            let keys = self.kv.keys(self.layer, block, self.head, cells);
             if size.is_multiple_of(LANES) {
                 // Runs begin at multiples of sixteen, so sixteen lanes never leave the block.
                 for lane in (0..run).step_by(LANES) {
@@ -297,45 +299,62 @@ impl Queries<'_> {
 
     /// Adds the weighted values of a span. Each query adds exactly the positions seen by the query, one after another.
     #[inline(always)]
-    fn add_values(&self, start: usize, weights: &[f32], sums: &mut [f32]) {
-        let mut i = 0;
-        while i + ROWS <= self.n {
-            // Positions grow with i, so what the first query sees all of them see.
-            let common = self.visible(i, start);
-            self.add_tile::<ROWS>(i, start, 0..common, weights, sums);
-            for i in i..i + ROWS {
-                self.add_tile::<1>(i, start, common..self.visible(i, start), weights, sums);
+    fn add_values(&self, start: usize, len: usize, state: &mut State) {
+        let State { weights, sums, cells, .. } = state;
+        for (block, offset, at, run) in self.runs(start, len) {
+            let values = self.kv.values(self.layer, block, self.head, offset..offset + run, cells);
+            // Positions of the run seen by query `i`.
+            let seen = |i: usize| self.visible(i, start).saturating_sub(at).min(run);
+            let mut i = 0;
+            while i + ROWS <= self.n {
+                // Positions grow with i, so what the first query sees all of them see.
+                let common = seen(i);
+                self.add_tile::<ROWS>(i, values, at, 0..common, weights, sums);
+                for i in i..i + ROWS {
+                    self.add_tile::<1>(i, values, at, common..seen(i), weights, sums);
+                }
+                i += ROWS;
             }
-            i += ROWS;
-        }
-        for i in i..self.n {
-            self.add_tile::<1>(i, start, 0..self.visible(i, start), weights, sums);
+            for i in i..self.n {
+                self.add_tile::<1>(i, values, at, 0..seen(i), weights, sums);
+            }
         }
     }
 
+    /// Adds the values of the positions `range` of a run to the sums of `R` queries; the run begins `at` positions into the span.
     #[inline(always)]
-    fn add_tile<const R: usize>(&self, i: usize, start: usize, span: Range<usize>, weights: &[f32], sums: &mut [f32]) {
+    fn add_tile<const R: usize>(
+        &self,
+        i: usize,
+        values: &[f32],
+        at: usize,
+        range: Range<usize>,
+        weights: &[f32],
+        sums: &mut [f32],
+    ) {
         let dim = self.dim;
-        for (block, offset, at, run) in self.runs(start + span.start, span.len()) {
-            let values = &self.kv.values(self.layer, block, self.head)[offset * dim..];
-            let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[(i + r) * SPAN + span.start + at..][..run]);
-            let sums = &mut sums[i * dim..(i + R) * dim];
-            let full = dim / LANES * LANES;
-            for d in (0..full).step_by(LANES) {
-                let mut acc = [[0.0; LANES]; R];
-                for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(dim)) {
-                    acc.copy_from_slice(&sums[d..d + LANES]);
-                }
-                accumulate::<R>(weights, &values[d..], dim, &mut acc);
-                for (acc, sums) in acc.iter().zip(sums.chunks_exact_mut(dim)) {
-                    sums[d..d + LANES].copy_from_slice(acc);
-                }
+        if range.is_empty() {
+            return;
+        }
+        let values = &values[range.start * dim..];
+        let weights: [&[f32]; R] =
+            std::array::from_fn(|r| &weights[(i + r) * SPAN + at + range.start..][..range.len()]);
+        let sums = &mut sums[i * dim..(i + R) * dim];
+        let full = dim / LANES * LANES;
+        for d in (0..full).step_by(LANES) {
+            let mut acc = [[0.0; LANES]; R];
+            for (acc, sums) in acc.iter_mut().zip(sums.chunks_exact(dim)) {
+                acc.copy_from_slice(&sums[d..d + LANES]);
             }
-            for (sums, weights) in sums.chunks_exact_mut(dim).zip(weights) {
-                for (weight, values) in weights.iter().zip(values.chunks_exact(dim)) {
-                    for (sum, value) in sums[full..].iter_mut().zip(&values[full..]) {
-                        *sum += weight * value;
-                    }
+            accumulate::<R>(weights, &values[d..], dim, &mut acc);
+            for (acc, sums) in acc.iter().zip(sums.chunks_exact_mut(dim)) {
+                sums[d..d + LANES].copy_from_slice(acc);
+            }
+        }
+        for (sums, weights) in sums.chunks_exact_mut(dim).zip(weights) {
+            for (weight, values) in weights.iter().zip(values.chunks_exact(dim)) {
+                for (sum, value) in sums[full..].iter_mut().zip(&values[full..]) {
+                    *sum += weight * value;
                 }
             }
         }
@@ -348,14 +367,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::kv::{KvCache, KvMemory};
+    use crate::kv::{KvCache, KvDtype, KvMemory};
     use crate::noise::Noise;
     use crate::seeded::tiny_config;
 
     /// A configuration, a filled cache and the table of one sequence of `n` positions whose blocks lie backwards.
-    fn filled(config: &ModelConfig, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {
+    fn filled(config: &ModelConfig, dtype: KvDtype, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {
         let n_blocks = (n as u32).div_ceil(block_size);
-        let mut kv = KvCache::new(Arc::new(KvMemory::new(config, block_size, n_blocks).unwrap()));
+        let mut kv = KvCache::new(Arc::new(KvMemory::new(config, dtype, block_size, n_blocks).unwrap()));
         let table: Vec<u32> = (0..n_blocks).rev().collect();
         let width = config.kv_width();
         let mut locked = kv.lock(table.iter().copied(), empty());
@@ -413,7 +432,7 @@ mod tests {
             let width = config.q_width() + 2 * config.kv_width();
             let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
             let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[config.q_width()..].to_vec()).collect();
-            let (mut kv, table) = filled(&config, 16, n, &kv_rows);
+            let (mut kv, table) = filled(&config, KvDtype::F32, 16, n, &kv_rows);
             let seq = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
             let out = run(&config, &mut kv, &[seq], &qkv, 1);
             for position in [0, 1, 63, 64, 65, 149] {
@@ -443,18 +462,20 @@ mod tests {
 
     #[test]
     fn bits_do_not_depend_on_chunks_neighbours_block_size_or_threads() {
-        for config in configs() {
+        for (config, dtype) in
+            configs().into_iter().flat_map(|config| KvDtype::ALL.map(|dtype| (config.clone(), dtype)))
+        {
             let n = 150;
             let mut noise = Noise::new(12);
             let (q, width) = (config.q_width(), config.q_width() + 2 * config.kv_width());
             let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
             let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[q..].to_vec()).collect();
-            let (mut kv, table) = filled(&config, 16, n, &kv_rows);
+            let (mut kv, table) = filled(&config, dtype, 16, n, &kv_rows);
             let whole = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
             let expected: Vec<u32> =
                 run(&config, &mut kv, &[whole], &qkv, 1).iter().map(|value| value.to_bits()).collect();
             for block_size in [1, 3, 16, 32, 100, 256] {
-                let (mut kv, table) = filled(&config, block_size, n, &kv_rows);
+                let (mut kv, table) = filled(&config, dtype, block_size, n, &kv_rows);
                 for chunk in [1, 5, 64, 149] {
                     // The chunks as so many sequences of one batch.
                     let sequences: Vec<Sequence<'_>> = (0..n)

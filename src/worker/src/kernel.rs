@@ -6,7 +6,8 @@
 //! - [`accumulate`] vectorises over *outputs*, never over the summed index. Each output is one chain of
 //!   `sum = sum + x * w` from index 0 upwards. Tiling over rows, the width of the machine's vectors and the number of
 //!   threads decide the chains to run at the same time, not the result of a chain.
-//! - Multiplication and addition stay two roundings, never fused, so machines with and without fused multiply-add agree.
+//! - Linear layers ([`crate::tile`]) fuse each product with its addition, one rounding; other sums round products first. A machine
+//!   without fused multiply-add gets the same bits from a slow library function.
 //! - [`sum_lanes`] sums with a fixed number of lanes and a fixed tree.
 //!
 //! The code is plain Rust, vectorised by the compiler; [`vectorised`] allows the widest vectors of the machine.

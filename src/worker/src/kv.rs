@@ -2,7 +2,7 @@
 //!
 //! A block holds, for each layer and KV head, first the keys as `[dim][token]` and then the values as `[token][dim]`.
 //! So the score of sixteen tokens against one query, and sixteen elements of a weighted sum of values, are each a run of
-//! neighbouring floats for [`crate::kernel::accumulate`]. All layers of a block lie together, so a copy is one `memcpy`.
+//! neighbouring elements for [`crate::kernel::accumulate`]. All layers of a block lie together, so a copy is one `memcpy`.
 //!
 //! # Sharing
 //!
@@ -13,10 +13,114 @@
 //! other: wrong data at worst, no undefined behaviour. A step and a copy cannot deadlock: a copy holding a block of the device
 //! waits for a block of the host only, and steps hold no blocks of the host.
 
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use half::{bf16, f16};
 
 use crate::config::ModelConfig;
 use crate::error::WorkerError;
+use crate::matrix::half::{widen_bf16, widen_f16};
+
+/// Element type of the KV cache. Sums are in F32 with every type; keys and values are rounded once, when they are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// Four bytes, exact.
+    #[default]
+    F32,
+    /// Two bytes, 11 significant bits. Values beyond ±65504 are stored as ±65504.
+    F16,
+    /// Two bytes, 8 significant bits, the range of F32.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Every type.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+
+    /// Returns the name of the type, for the namespace of block hashes and for settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// Returns the size of an element, in bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// The elements of one block.
+enum Cells {
+    F32(Box<[f32]>),
+    F16(Box<[u16]>),
+    Bf16(Box<[u16]>),
+}
+
+impl Cells {
+    /// Allocates zeros, or returns `None` if memory is short. Touches every page: memory that is promised but not there is missed
+    /// now, not in the middle of a request.
+    fn zeroed(dtype: KvDtype, len: usize) -> Option<Self> {
+        fn zeroed<T: Copy + Default>(len: usize) -> Option<Box<[T]>> {
+            let mut cells = Vec::new();
+            cells.try_reserve_exact(len).ok()?;
+            cells.resize(len, T::default());
+            Some(cells.into_boxed_slice())
+        }
+        Some(match dtype {
+            KvDtype::F32 => Self::F32(zeroed(len)?),
+            KvDtype::F16 => Self::F16(zeroed(len)?),
+            KvDtype::Bf16 => Self::Bf16(zeroed(len)?),
+        })
+    }
+
+    /// Stores `values` in the cells `at`, `at + step`, `at + 2 step` and so on.
+    fn store(&mut self, at: usize, step: usize, values: &[f32]) {
+        fn put<T>(cells: &mut [T], at: usize, step: usize, values: &[f32], round: impl Fn(f32) -> T) {
+            for (cell, value) in cells[at..].iter_mut().step_by(step).zip(values) {
+                *cell = round(*value);
+            }
+        }
+        let largest = f16::MAX.to_f32();
+        match self {
+            Self::F32(cells) => put(cells, at, step, values, |value| value),
+            Self::F16(cells) => {
+                put(cells, at, step, values, |value| f16::from_f32(value.clamp(-largest, largest)).to_bits());
+            }
+            Self::Bf16(cells) => put(cells, at, step, values, |value| bf16::from_f32(value).to_bits()),
+        }
+    }
+
+    /// Returns a range of cells as F32: widened into `buffer`, or in place if the cells are F32.
+    #[inline(always)]
+    fn read<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        let cells = match self {
+            Self::F32(cells) => return &cells[range],
+            Self::F16(cells) | Self::Bf16(cells) => &cells[range],
+        };
+        buffer.resize(cells.len(), 0.0);
+        match self {
+            Self::F16(_) => widen_f16(cells, buffer),
+            _ => widen_bf16(cells, buffer),
+        }
+        buffer
+    }
+
+    /// Takes the elements of another block of the same type and length.
+    fn copy_from(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::F32(to), Self::F32(from)) => to.copy_from_slice(from),
+            (Self::F16(to), Self::F16(from)) | (Self::Bf16(to), Self::Bf16(from)) => to.copy_from_slice(from),
+            _ => panic!("blocks of different element types"),
+        }
+    }
+}
 
 /// Sizes within a block.
 #[derive(Clone, Copy)]
@@ -44,17 +148,22 @@ impl Layout {
     }
 }
 
-/// Keys and values of every layer and block, F32. Shared by the step thread and the copying threads.
+/// Keys and values of every layer and block. Shared by the step thread and the copying threads.
 pub(crate) struct KvMemory {
     layout: Layout,
-    blocks: Vec<RwLock<Box<[f32]>>>,
+    blocks: Vec<RwLock<Cells>>,
 }
 
 impl KvMemory {
     /// Allocates `n_blocks` blocks of `block_size` tokens.
-    pub(crate) fn new(config: &ModelConfig, block_size: u32, n_blocks: u32) -> Result<Self, WorkerError> {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        dtype: KvDtype,
+        block_size: u32,
+        n_blocks: u32,
+    ) -> Result<Self, WorkerError> {
         let block_floats = 2 * config.kv_width() as u128 * u128::from(config.n_layers) * u128::from(block_size);
-        let bytes = 4 * block_floats * u128::from(n_blocks);
+        let bytes = u128::from(dtype.bytes()) * block_floats * u128::from(n_blocks);
         let available = available_bytes();
         let refused = || WorkerError::KvMemory {
             blocks: n_blocks,
@@ -76,11 +185,7 @@ impl KvMemory {
         let mut blocks = Vec::new();
         blocks.try_reserve_exact(n_blocks as usize).map_err(|_| refused())?;
         for _ in 0..n_blocks {
-            let mut block = Vec::new();
-            block.try_reserve_exact(block_floats).map_err(|_| refused())?;
-            // Touches every page: memory that is promised but not there is missed now, not in the middle of a request.
-            block.resize(block_floats, 0.0);
-            blocks.push(RwLock::new(block.into_boxed_slice()));
+            blocks.push(RwLock::new(Cells::zeroed(dtype, block_floats).ok_or_else(refused)?));
         }
         Ok(Self { layout, blocks })
     }
@@ -90,19 +195,19 @@ impl KvMemory {
         self.blocks.len() as u32
     }
 
-    /// Copies a block of another memory into a block of this one: all layers. Both memories MUST be of the same model and block
-    /// size.
+    /// Copies a block of another memory into a block of this one: all layers. Both memories MUST be of the same model, block size
+    /// and element type.
     pub(crate) fn copy_block(&self, to: u32, other: &Self, from: u32) {
         let from = other.read(from);
-        self.write(to).copy_from_slice(&from);
+        self.write(to).copy_from(&from);
     }
 
     // A panic while a block is locked leaves floats in it, which are thrown away when the worker is reset.
-    fn read(&self, block: u32) -> RwLockReadGuard<'_, Box<[f32]>> {
+    fn read(&self, block: u32) -> RwLockReadGuard<'_, Cells> {
         self.blocks[block as usize].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, block: u32) -> RwLockWriteGuard<'_, Box<[f32]>> {
+    fn write(&self, block: u32) -> RwLockWriteGuard<'_, Cells> {
         self.blocks[block as usize].write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -146,9 +251,9 @@ impl KvCache {
                 continue;
             }
             *at = locked.len() as u32;
-            let floats =
-                if write { Floats::Write(self.memory.write(block)) } else { Floats::Read(self.memory.read(block)) };
-            locked.push(Locked { block, floats });
+            let cells =
+                if write { Guard::Write(self.memory.write(block)) } else { Guard::Read(self.memory.read(block)) };
+            locked.push(Locked { block, cells });
         }
         LockedBlocks { layout: self.memory.layout, index: &self.index, locked }
     }
@@ -156,12 +261,12 @@ impl KvCache {
 
 struct Locked<'a> {
     block: u32,
-    floats: Floats<'a>,
+    cells: Guard<'a>,
 }
 
-enum Floats<'a> {
-    Read(RwLockReadGuard<'a, Box<[f32]>>),
-    Write(RwLockWriteGuard<'a, Box<[f32]>>),
+enum Guard<'a> {
+    Read(RwLockReadGuard<'a, Cells>),
+    Write(RwLockWriteGuard<'a, Cells>),
 }
 
 /// The blocks of one batch, locked until this value is dropped.
@@ -179,11 +284,11 @@ impl LockedBlocks<'_> {
 
     /// Returns the blocks for reading, each by a plain slice: attention looks blocks up all the time.
     pub(crate) fn view(&self) -> BlockView<'_> {
-        let floats = self.locked.iter().map(|locked| match &locked.floats {
-            Floats::Read(floats) => &***floats,
-            Floats::Write(floats) => &***floats,
+        let cells = self.locked.iter().map(|locked| match &locked.cells {
+            Guard::Read(cells) => &**cells,
+            Guard::Write(cells) => &**cells,
         });
-        BlockView { layout: self.layout, index: self.index, floats: floats.collect() }
+        BlockView { layout: self.layout, index: self.index, cells: cells.collect() }
     }
 
     /// Stores the keys and values (`[head][dim]` each) of the `offset`-th token of a block.
@@ -192,16 +297,13 @@ impl LockedBlocks<'_> {
     /// If the block is not locked for writing.
     pub(crate) fn write(&mut self, layer: usize, block: u32, offset: usize, keys: &[f32], values: &[f32]) {
         let (half, dim) = (self.layout.half(), self.layout.head_dim);
-        let Floats::Write(floats) = &mut self.locked[self.index[block as usize] as usize].floats else {
+        let Guard::Write(cells) = &mut self.locked[self.index[block as usize] as usize].cells else {
             panic!("block {block} is locked for reading only")
         };
         for (head, (keys, values)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
             let at = self.layout.keys_at(layer, head);
-            let (key_store, value_store) = floats[at..at + 2 * half].split_at_mut(half);
-            for (slot, key) in key_store.iter_mut().skip(offset).step_by(self.layout.block_size).zip(keys) {
-                *slot = *key;
-            }
-            value_store[offset * dim..(offset + 1) * dim].copy_from_slice(values);
+            cells.store(at + offset, self.layout.block_size, keys);
+            cells.store(at + half + offset * dim, 1, values);
         }
     }
 }
@@ -210,7 +312,7 @@ impl LockedBlocks<'_> {
 pub(crate) struct BlockView<'a> {
     layout: Layout,
     index: &'a [u32],
-    floats: Vec<&'a [f32]>,
+    cells: Vec<&'a Cells>,
 }
 
 impl BlockView<'_> {
@@ -220,20 +322,30 @@ impl BlockView<'_> {
     }
 
     #[inline]
-    fn floats(&self, block: u32) -> &[f32] {
-        self.floats[self.index[block as usize] as usize]
+    fn cells(&self, block: u32) -> &Cells {
+        self.cells[self.index[block as usize] as usize]
     }
 
-    /// Returns the keys of one head in one block, `[dim][token]`.
-    #[inline]
-    pub(crate) fn keys(&self, layer: usize, block: u32, head: usize) -> &[f32] {
-        &self.floats(block)[self.layout.keys_at(layer, head)..][..self.layout.half()]
+    /// Returns the keys of one head in one block, `[dim][token]`; `buffer` is memory for keys other than F32.
+    #[inline(always)]
+    pub(crate) fn keys<'a>(&'a self, layer: usize, block: u32, head: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        let at = self.layout.keys_at(layer, head);
+        self.cells(block).read(at..at + self.layout.half(), buffer)
     }
 
-    /// Returns the values of one head in one block, `[token][dim]`.
-    #[inline]
-    pub(crate) fn values(&self, layer: usize, block: u32, head: usize) -> &[f32] {
-        &self.floats(block)[self.layout.keys_at(layer, head) + self.layout.half()..][..self.layout.half()]
+    /// Returns the values of one head in one block, `[token][dim]`, of the tokens at `tokens`; `buffer` is memory for values other
+    /// than F32.
+    #[inline(always)]
+    pub(crate) fn values<'a>(
+        &'a self,
+        layer: usize,
+        block: u32,
+        head: usize,
+        tokens: Range<usize>,
+        buffer: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        let (at, dim) = (self.layout.keys_at(layer, head) + self.layout.half(), self.layout.head_dim);
+        self.cells(block).read(at + tokens.start * dim..at + tokens.end * dim, buffer)
     }
 }
 
@@ -252,43 +364,73 @@ mod tests {
     use crate::seeded::tiny_config;
 
     fn memory(n_blocks: u32) -> Arc<KvMemory> {
-        Arc::new(KvMemory::new(&tiny_config(), 4, n_blocks).unwrap())
+        memory_of(KvDtype::F32, n_blocks)
+    }
+
+    fn memory_of(dtype: KvDtype, n_blocks: u32) -> Arc<KvMemory> {
+        Arc::new(KvMemory::new(&tiny_config(), dtype, 4, n_blocks).unwrap())
+    }
+
+    fn all(memory: &KvMemory, block: u32) -> Vec<f32> {
+        memory.read(block).read(0..memory.layout.floats(), &mut Vec::new()).to_vec()
     }
 
     fn non_zero(memory: &KvMemory) -> usize {
-        (0..memory.n_blocks()).map(|block| memory.read(block).iter().filter(|value| **value != 0.0).count()).sum()
+        (0..memory.n_blocks()).map(|block| all(memory, block).iter().filter(|value| **value != 0.0).count()).sum()
     }
 
     #[test]
     fn what_is_written_is_read_and_nothing_else_changes() {
         let config = tiny_config();
-        let mut kv = KvCache::new(memory(3));
-        let (dim, heads) = (config.head_dim as usize, config.n_kv_heads as usize);
-        let keys: Vec<f32> = (1..=heads * dim).map(|i| i as f32).collect();
-        let values: Vec<f32> = keys.iter().map(|key| -key).collect();
-        let mut locked = kv.lock([2].into_iter(), [0, 2].into_iter());
-        locked.write(1, 2, 3, &keys, &values);
-        for head in 0..heads {
-            for d in 0..dim {
-                assert_eq!(locked.view().keys(1, 2, head)[d * 4 + 3], keys[head * dim + d]);
-                assert_eq!(locked.view().values(1, 2, head)[3 * dim + d], values[head * dim + d]);
+        for dtype in KvDtype::ALL {
+            let mut kv = KvCache::new(memory_of(dtype, 3));
+            let buffer = &mut Vec::new();
+            let (dim, heads) = (config.head_dim as usize, config.n_kv_heads as usize);
+            let keys: Vec<f32> = (1..=heads * dim).map(|i| i as f32).collect();
+            let values: Vec<f32> = keys.iter().map(|key| -key).collect();
+            let mut locked = kv.lock([2].into_iter(), [0, 2].into_iter());
+            locked.write(1, 2, 3, &keys, &values);
+            for head in 0..heads {
+                for d in 0..dim {
+                    assert_eq!(locked.view().keys(1, 2, head, buffer)[d * 4 + 3], keys[head * dim + d]);
+                    assert_eq!(locked.view().values(1, 2, head, 3..4, buffer)[d], values[head * dim + d]);
+                }
             }
+            assert_eq!(locked.view().keys(1, 0, 0, buffer), vec![0.0; 4 * dim]);
+            drop(locked);
+            assert_eq!(non_zero(&kv.memory), 2 * heads * dim);
+            let bytes = 2 * 4 * u64::from(config.n_layers) * config.kv_width() as u64 * 12;
+            assert_eq!(kv.memory.layout.floats() as u64 * 4 * 3, bytes);
         }
-        assert_eq!(locked.view().keys(1, 0, 0), vec![0.0; 4 * dim]);
-        drop(locked);
-        assert_eq!(non_zero(&kv.memory), 2 * heads * dim);
-        let bytes = 2 * 4 * u64::from(config.n_layers) * config.kv_width() as u64 * 12;
-        assert_eq!(kv.memory.layout.floats() as u64 * 4 * 3, bytes);
+    }
+
+    #[test]
+    fn elements_are_rounded_to_their_type_once() {
+        let width = tiny_config().kv_width();
+        let (exact, tiny, huge) = (1.0 + 1.0 / 128.0, 1.0 + 1.0 / 1024.0, 1e6);
+        for (dtype, expected) in [
+            (KvDtype::F32, [exact, tiny, huge, -huge]),
+            (KvDtype::F16, [exact, tiny, 65504.0, -65504.0]),
+            (KvDtype::Bf16, [exact, 1.0, 999_424.0, -999_424.0]),
+        ] {
+            let mut kv = KvCache::new(memory_of(dtype, 1));
+            let mut row = vec![0.0; width];
+            row[..4].copy_from_slice(&[exact, tiny, huge, -huge]);
+            let mut locked = kv.lock([0].into_iter(), empty());
+            locked.write(0, 0, 2, &row, &row);
+            assert_eq!(locked.view().values(0, 0, 0, 2..3, &mut Vec::new())[..4], expected, "{}", dtype.name());
+        }
     }
 
     #[test]
     fn a_copied_block_has_all_layers_and_its_neighbours_nothing() {
         let (device, host) = (memory(3), memory(5));
         for block in 0..3 {
-            device.write(block).iter_mut().enumerate().for_each(|(i, value)| *value = (1 + i) as f32 + block as f32);
+            let values: Vec<f32> = (0..device.layout.floats()).map(|i| (1 + i) as f32 + block as f32).collect();
+            device.write(block).store(0, 1, &values);
         }
         host.copy_block(4, &device, 1);
-        assert_eq!(**host.read(4), **device.read(1));
+        assert_eq!(all(&host, 4), all(&device, 1));
         assert_eq!(non_zero(&host) * 3, non_zero(&device));
         assert_eq!(memory(0).n_blocks(), 0);
     }
@@ -297,12 +439,12 @@ mod tests {
     fn a_copy_reads_a_block_that_a_batch_reads_and_fills_one_that_it_does_not_have() {
         let (device, host) = (memory(3), memory(2));
         let mut kv = KvCache::new(device.clone());
-        device.write(0)[7] = 5.0;
+        device.write(0).store(7, 1, &[5.0]);
         // Were one lock too many, this thread would wait for itself.
         let locked = kv.lock([1].into_iter(), [0, 0, 1].into_iter());
         host.copy_block(1, &device, 0);
         device.copy_block(2, &host, 1);
-        assert_eq!(device.read(2)[7], 5.0);
+        assert_eq!(all(&device, 2)[7], 5.0);
         assert!(device.blocks[1].try_read().is_err() && device.blocks[0].try_write().is_err());
         drop(locked);
         assert!(device.blocks[1].try_write().is_ok() && device.blocks[0].try_write().is_ok());
@@ -328,7 +470,7 @@ mod tests {
     #[test]
     fn a_cache_that_cannot_be_had_is_refused_with_numbers() {
         let config = tiny_config();
-        let Err(error) = KvMemory::new(&config, u32::MAX, u32::MAX) else { panic!("allocated") };
+        let Err(error) = KvMemory::new(&config, KvDtype::F32, u32::MAX, u32::MAX) else { panic!("allocated") };
         let token_bytes = 2 * 4 * u128::from(config.n_layers) * config.kv_width() as u128;
         let bytes = u128::from(u32::MAX).pow(2) * token_bytes;
         assert!(matches!(error, WorkerError::KvMemory { bytes: b, .. } if b == bytes), "{error}");

@@ -39,8 +39,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![forbid(unsafe_code)]
-
 mod attention;
 pub mod config;
 mod copier;
@@ -56,17 +54,20 @@ pub mod matrix;
 mod mirror;
 pub mod model;
 mod noise;
+mod prefetch;
 mod rope;
 mod sampler;
 mod seeded;
 mod shards;
 mod threads;
+mod tile;
 mod weights;
 pub mod worker;
 
 pub use crate::config::ModelConfig;
 pub use crate::copier::Copier;
 pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
+pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;

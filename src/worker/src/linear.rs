@@ -1,22 +1,21 @@
-//! A linear layer: `y = x W^T` with the weights laid out for [`accumulate`].
+//! A linear layer: `y = x W^T`.
 //!
-//! The rows of `W` (one for each output) are cut into panels of [`LANES`] outputs, and a panel stores its weights input
-//! by input: `[panel][input][lane]`. One pass over a panel computes sixteen outputs of several rows of `x` with unit
-//! stride. The last panel is filled up with zeros.
-//!
-//! An output is the sum of partial sums over [`DEPTH`] inputs each, in ascending order; a partial sum adds one product
-//! after another. The order depends on the number of inputs alone, see [`crate::kernel`].
+//! Work is shared out in one of two ways. With many rows, each task computes all outputs of a block of rows: a panel of weights is
+//! unpacked once for the block and the rows stay in the second-level cache. With few rows, each task computes all rows of some
+//! panels, and every weight is read once. [`crate::tile`] fixes the order of the additions, equal in both.
 
-use crate::kernel::{LANES, ROWS, accumulate, vectorised};
+use pulp::{Arch, Simd, WithSimd};
+
+use crate::kernel::LANES;
 use crate::matrix::Matrix;
 use crate::threads::Threads;
-
-/// Inputs of one partial sum. A panel's part of this depth is 16 KiB and stays in the first-level cache while all rows pass;
-/// shorter partial sums are also more exact.
-const DEPTH: usize = 256;
+use crate::tile::{PANELS, Panel, Sums, pack_rows, panel_times_rows, panels_times_row};
 
 /// Tasks for each thread: a thread finishing early finds more work.
 const TASKS_PER_THREAD: usize = 4;
+
+/// Rows in a block: fewer than this make unpacking weights show, more leave the second-level cache.
+const BLOCK: usize = 96;
 
 /// Treatment of the outputs' old values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,77 +69,148 @@ impl Linear {
         let rows = x.len() / self.inputs;
         debug_assert_eq!(x.len(), rows * self.inputs);
         debug_assert_eq!(out.len(), rows * self.outputs);
-        if rows == 0 {
+        if rows == 0 || self.outputs == 0 {
             return;
         }
-        let panels: Vec<(&Matrix, usize)> =
-            self.parts.iter().flat_map(|part| (0..part.n_panels()).map(move |panel| (part, panel))).collect();
-        // Laid out [panel][row][lane], so that each task owns a contiguous range.
-        scratch.clear();
-        scratch.resize(panels.len() * rows * LANES, 0.0);
-        let per_task = panels.len().div_ceil(TASKS_PER_THREAD * threads.count());
         let cost = rows * self.inputs * self.outputs;
-        threads.chunks(scratch, per_task * rows * LANES, cost, |task, sums| {
-            let panels = &panels[task * per_task..];
-            vectorised(
-                #[inline(always)]
-                || {
-                    for ((matrix, panel), sums) in panels.iter().zip(sums.chunks_exact_mut(rows * LANES)) {
-                        panel_times_rows(matrix, *panel, x, sums);
-                    }
-                },
-            );
+        if rows < BLOCK / 2 * threads.count() {
+            self.apply_by_panels(x, out, output, scratch, cost, threads);
+        } else {
+            self.apply_by_rows(x, out, output, scratch, cost, threads);
+        }
+    }
+
+    /// Every task computes some rows.
+    fn apply_by_rows(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        output: Output,
+        packed: &mut Vec<f32>,
+        cost: usize,
+        threads: &Threads,
+    ) {
+        let rows = x.len() / self.inputs;
+        let n_blocks = rows.div_ceil(BLOCK).next_multiple_of(threads.count());
+        let block = rows.div_ceil(n_blocks);
+        packed.resize(x.len(), 0.0);
+        let packed = packed.chunks_mut(block * self.inputs);
+        let mut tasks: Vec<_> =
+            x.chunks(block * self.inputs).zip(out.chunks_mut(block * self.outputs)).zip(packed).collect();
+        threads.chunks(&mut tasks, 1, cost, |_, tasks| {
+            for ((x, out), packed) in tasks {
+                pack_rows(x, self.inputs, packed);
+                Arch::new().dispatch(RowBlock { layer: self, packed, out, output });
+            }
         });
-        let sums: &[f32] = scratch;
-        threads.chunks(out, self.outputs, rows * self.outputs, |row, out| {
-            let (mut out, mut sums) = (out, &sums[row * LANES..]);
+    }
+
+    /// Every task computes some panels.
+    fn apply_by_panels(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        output: Output,
+        scratch: &mut Vec<f32>,
+        cost: usize,
+        threads: &Threads,
+    ) {
+        let rows = x.len() / self.inputs;
+        let panels: Vec<Panel<'_>> = self.panels().collect();
+        // First the rows as tiles, then the sums as [panel][row][lane], so that each task owns a contiguous range.
+        scratch.resize(x.len() + panels.len() * rows * LANES, 0.0);
+        let (packed, sums) = scratch.split_at_mut(x.len());
+        pack_rows(x, self.inputs, packed);
+        let (sums, _) = sums.as_chunks_mut::<LANES>();
+        let packed: &[f32] = packed;
+        let per_task = panels.len().div_ceil(TASKS_PER_THREAD * threads.count()).next_multiple_of(PANELS);
+        threads.chunks(sums, per_task * rows, cost, |task, sums| {
+            let panels = &panels[task * per_task..][..sums.len() / rows];
+            Arch::new().dispatch(PanelRange { panels, packed, sums });
+        });
+        let sums: &[Sums] = sums;
+        threads.chunks(out, self.outputs, rows * self.outputs, |row, mut out| {
+            let mut sums = sums[row..].iter().step_by(rows);
             for part in &self.parts {
                 let (mine, others) = out.split_at_mut(part.outputs());
-                for out in mine.chunks_mut(LANES) {
-                    for (out, sum) in out.iter_mut().zip(sums) {
-                        *out = if output == Output::Add { *out + sum } else { *sum };
-                    }
-                    sums = sums.get(rows * LANES..).unwrap_or_default();
+                for (out, sums) in mine.chunks_mut(LANES).zip(&mut sums) {
+                    output.put(out, sums);
                 }
                 out = others;
             }
         });
     }
+
+    /// Returns the panels of all parts.
+    fn panels(&self) -> impl Iterator<Item = Panel<'_>> {
+        self.parts.iter().flat_map(|part| (0..part.n_panels()).map(move |panel| (part, panel)))
+    }
 }
 
-/// Adds to `sums` (`[row][lane]`) the products of one panel with every row of `x`.
-#[inline(always)]
-fn panel_times_rows(matrix: &Matrix, panel: usize, x: &[f32], sums: &mut [f32]) {
-    let inputs = matrix.inputs();
-    let mut buffer = [0.0; DEPTH * LANES];
-    for from in (0..inputs).step_by(DEPTH) {
-        let depth = DEPTH.min(inputs - from);
-        let w = matrix.panel_part(panel, from..from + depth, &mut buffer);
-        let mut row = 0;
-        for sums in sums.chunks_mut(ROWS * LANES) {
-            let x = &x[row * inputs + from..];
-            match sums.len() / LANES {
-                6 => tile::<6>(x, inputs, depth, w, sums),
-                5 => tile::<5>(x, inputs, depth, w, sums),
-                4 => tile::<4>(x, inputs, depth, w, sums),
-                3 => tile::<3>(x, inputs, depth, w, sums),
-                2 => tile::<2>(x, inputs, depth, w, sums),
-                _ => tile::<1>(x, inputs, depth, w, sums),
-            }
-            row += ROWS;
+impl Output {
+    /// Brings sums to their outputs.
+    #[inline(always)]
+    fn put(self, out: &mut [f32], sums: &Sums) {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = if self == Self::Add { *out + sum } else { *sum };
         }
     }
 }
 
-/// Computes a partial sum for `R` rows.
-#[inline(always)]
-fn tile<const R: usize>(x: &[f32], inputs: usize, depth: usize, w: &[f32], sums: &mut [f32]) {
-    let rows = std::array::from_fn(|r| &x[r * inputs..r * inputs + depth]);
-    let mut acc = [[0.0; LANES]; R];
-    accumulate::<R>(rows, w, LANES, &mut acc);
-    for (sums, acc) in sums.chunks_exact_mut(LANES).zip(&acc) {
-        for (sum, acc) in sums.iter_mut().zip(acc) {
-            *sum += acc;
+/// All outputs of a block of rows.
+struct RowBlock<'a> {
+    layer: &'a Linear,
+    packed: &'a [f32],
+    out: &'a mut [f32],
+    output: Output,
+}
+
+impl WithSimd for RowBlock<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let mut sums = [[0.0; LANES]; BLOCK];
+        let width = self.layer.outputs;
+        let sums = &mut sums[..self.out.len() / width];
+        let mut at = 0;
+        for (matrix, panel) in self.layer.panels() {
+            panel_times_rows((matrix, panel), self.packed, sums);
+            let len = LANES.min(matrix.outputs() - panel * LANES);
+            for (out, sums) in self.out.chunks_exact_mut(width).zip(&*sums) {
+                self.output.put(&mut out[at..at + len], sums);
+            }
+            at += len;
+        }
+    }
+}
+
+/// All rows of some panels.
+struct PanelRange<'a> {
+    panels: &'a [Panel<'a>],
+    packed: &'a [f32],
+    sums: &'a mut [Sums],
+}
+
+impl WithSimd for PanelRange<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let rows = self.sums.len() / self.panels.len();
+        if rows > 1 {
+            for (panel, sums) in self.panels.iter().zip(self.sums.chunks_exact_mut(rows)) {
+                panel_times_rows(*panel, self.packed, sums);
+            }
+            return;
+        }
+        let (fours, rest) = self.panels.as_chunks::<PANELS>();
+        let (sums, rest_sums) = self.sums.split_at_mut(fours.len() * PANELS);
+        for (i, (panels, sums)) in fours.iter().zip(sums.chunks_exact_mut(PANELS)).enumerate() {
+            panels_times_row(panels, fours.get(i + 1).unwrap_or(panels), self.packed, sums);
+        }
+        for (panel, sums) in rest.iter().zip(rest_sums.chunks_exact_mut(1)) {
+            panel_times_rows(*panel, self.packed, sums);
         }
     }
 }
@@ -150,6 +220,7 @@ mod tests {
     use super::*;
     use crate::matrix::WeightKind;
     use crate::noise::Noise;
+    use crate::tile::DEPTH;
 
     fn noise(seed: u64, n: usize) -> Vec<f32> {
         let mut noise = Noise::new(seed);
@@ -242,7 +313,7 @@ mod tests {
             .chunks(inputs)
             .map(|row| {
                 let parts = row.chunks(DEPTH).zip(x.chunks(DEPTH));
-                let part = |(row, x): (&[f32], &[f32])| row.iter().zip(x).fold(0.0, |sum, (w, x)| sum + x * w);
+                let part = |(row, x): (&[f32], &[f32])| row.iter().zip(x).fold(0.0, |sum, (w, x)| x.mul_add(*w, sum));
                 parts.map(part).fold(0.0, |sum, part| sum + part)
             })
             .collect();

@@ -8,7 +8,7 @@
 //! product with a matrix has the bits of the product with the same matrix in F32.
 
 mod codes;
-mod half;
+pub(crate) mod half;
 mod nibbles;
 
 use std::ops::Range;
@@ -17,6 +17,7 @@ use crate::kernel::{LANES, vectorised};
 use crate::matrix::codes::Codes;
 use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::matrix::nibbles::Nibbles;
+use crate::prefetch::Ahead;
 
 /// Inputs that [`Matrix::unpack`] takes at a time: ranges MUST begin at a multiple of this number.
 pub(crate) const UNPACK: usize = 32;
@@ -239,6 +240,20 @@ impl Matrix {
             Panels::Codes(panels) => panels.unpack(panel, inputs, &mut buffer[..len]),
         }
         &buffer[..len]
+    }
+
+    /// Requests the weights of some inputs of a panel from memory, within `steps` steps. The ranges MUST be those of
+    /// [`Matrix::panel_part`].
+    #[inline(always)]
+    pub(crate) fn ahead(&self, panel: usize, inputs: Range<usize>, steps: usize) -> Ahead {
+        let at = (panel * self.inputs + inputs.start) * LANES;
+        let len = inputs.len() * LANES;
+        match &self.panels {
+            Panels::F32(panels) => Ahead::new(&panels[at..at + len], steps),
+            Panels::Bf16(panels) | Panels::F16(panels) => Ahead::new(&panels[at..at + len], steps),
+            Panels::Nibbles(panels) => panels.ahead(panel, inputs, steps),
+            Panels::Codes(panels) => panels.ahead(panel, inputs, steps),
+        }
     }
 }
 

@@ -8,16 +8,13 @@ use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kernel::{rms_norm, rms_norm_in_place, swiglu};
-use crate::kv::{KvCache, LockedBlocks};
+use crate::kv::{KvCache, KvDtype, LockedBlocks};
 use crate::linear::{Linear, Output};
 use crate::matrix::Matrix;
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
 use crate::weights::{HeadNorms, Weights};
 use crate::{gguf, hugging_face, shards};
-
-/// Element type of the KV cache, for the namespace of block hashes.
-const KV_DTYPE: &str = "f32";
 
 /// A layer with packed matrices; matrices with the same input are packed into one.
 struct Layer {
@@ -39,6 +36,7 @@ struct Layer {
 pub struct Model {
     name: String,
     config: ModelConfig,
+    kv_dtype: KvDtype,
     rope: Rope,
     /// One row for each token; `None` if the rows of the head are the embeddings.
     embedding: Option<Matrix>,
@@ -124,7 +122,16 @@ impl Model {
             None => (weights.embedding, None),
         };
         let rope = Rope::new(&config);
-        Self { name, config, rope, embedding, layers, final_norm: weights.final_norm, head: Linear::new(vec![head]) }
+        Self {
+            name,
+            config,
+            kv_dtype: KvDtype::default(),
+            rope,
+            embedding,
+            layers,
+            final_norm: weights.final_norm,
+            head: Linear::new(vec![head]),
+        }
     }
 
     /// The seeded model with one damaged weight.
@@ -133,6 +140,18 @@ impl Model {
         let mut model = Self::seeded(0);
         model.final_norm[3] = f32::NAN;
         model
+    }
+
+    /// Sets the element type of the KV caches of this model's workers; F32 unless set. Halves double the tokens in the same memory,
+    /// and change logits by their rounding.
+    #[must_use]
+    pub fn with_kv_dtype(self, kv_dtype: KvDtype) -> Model {
+        Self { kv_dtype, ..self }
+    }
+
+    /// Returns the element type of the KV caches of this model's workers.
+    pub fn kv_dtype(&self) -> KvDtype {
+        self.kv_dtype
     }
 
     /// Returns the shape and the constants of the model.
@@ -145,9 +164,9 @@ impl Model {
         &self.name
     }
 
-    /// Returns the size of one token in the KV cache, in bytes: keys and values of all layers, F32.
+    /// Returns the size of one token in the KV cache, in bytes: keys and values of all layers.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        2 * 4 * u64::from(self.config.n_layers) * self.config.kv_width() as u64
+        2 * self.kv_dtype.bytes() * u64::from(self.config.n_layers) * self.config.kv_width() as u64
     }
 
     /// Returns the facts about the model for a front end.
@@ -163,7 +182,7 @@ impl Model {
             n_heads: self.config.n_heads,
             n_kv_heads: self.config.n_kv_heads,
             head_dim: self.config.head_dim,
-            kv_dtype: KV_DTYPE.to_owned(),
+            kv_dtype: self.kv_dtype.name().to_owned(),
             kv_bytes_per_token: self.kv_bytes_per_token(),
         }
     }

@@ -85,8 +85,9 @@ impl Worker {
             return Err(WorkerError::Config { field: "threads", value, expected: "at most 1024" });
         }
         let threads = Threads::new(config.threads)?;
-        let kv = KvCache::new(Arc::new(KvMemory::new(model.config(), config.block_size, config.device_blocks)?));
-        let host = Arc::new(KvMemory::new(model.config(), config.block_size, config.host_blocks)?);
+        let memory = |blocks| KvMemory::new(model.config(), model.kv_dtype(), config.block_size, blocks).map(Arc::new);
+        let kv = KvCache::new(memory(config.device_blocks)?);
+        let host = memory(config.host_blocks)?;
         let limits = Limits {
             block_size: config.block_size,
             n_blocks: config.device_blocks,

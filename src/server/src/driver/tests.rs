@@ -9,6 +9,8 @@ use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult
 use trunkline_port::StepOutput;
 
 use super::*;
+use crate::caller::Caller;
+use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::NotTaken;
 use crate::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
 
@@ -50,8 +52,8 @@ fn driver() -> (DriverHandle, Driver) {
     (handle, driver)
 }
 
-fn submit(id: u64) -> (Command, mpsc::Receiver<Output>, oneshot::Receiver<Result<(), Refusal>>) {
-    let (sender, outputs) = mpsc::channel(8);
+fn submit(id: u64) -> (Command, OutboxReceiver, oneshot::Receiver<Result<(), Refusal>>) {
+    let (sender, outputs) = outbox(Caller::local().call);
     let (accepted, is_accepted) = oneshot::channel();
     let mut request = Request::new(RequestId(id), Namespace::default().root(), vec![1, 2, 3], 4);
     request.hash_prompt(Config::default().block_size);
@@ -71,7 +73,7 @@ fn a_full_queue_takes_nothing_and_a_stopped_driver_neither() {
 #[test]
 fn an_abort_that_finds_the_queue_full_is_not_lost() {
     let (handle, mut driver) = driver();
-    let (command, mut outputs, mut is_accepted) = submit(1);
+    let (command, outputs, mut is_accepted) = submit(1);
     driver.take(command);
     assert_eq!(is_accepted.try_recv(), Ok(Ok(())));
     handle.send(Command::Abort(Vec::new())).unwrap();
@@ -85,7 +87,7 @@ fn an_abort_that_finds_the_queue_full_is_not_lost() {
 #[test]
 fn a_request_whose_client_went_away_in_the_queue_never_begins() {
     let (handle, mut driver) = driver();
-    let (command, mut outputs, _) = submit(1);
+    let (command, outputs, _) = submit(1);
     handle.send(command).unwrap();
     outputs.close();
     handle.abort_dropped(RequestId(1));
@@ -96,13 +98,13 @@ fn a_request_whose_client_went_away_in_the_queue_never_begins() {
 #[test]
 fn a_deadline_ticks_and_a_refusal_is_reported() {
     let (_handle, mut driver) = driver();
-    let (mut command, mut outputs, _) = submit(1);
+    let (mut command, outputs, _) = submit(1);
     if let Command::Submit { request, .. } = &mut command {
         request.deadline_ns = Some(driver.clock.now_ns() + 1_000_000);
     }
     driver.take(command);
     driver.turn();
-    assert!(matches!(outputs.try_recv(), Ok(Output::Finish { reason: FinishReason::Timeout, .. })));
+    assert!(matches!(outputs.try_recv(), Some(Output::Finish { reason: FinishReason::Timeout, .. })));
 
     driver.take(Command::Drain);
     assert!(driver.drained);
@@ -185,7 +187,7 @@ fn a_worker_that_was_reset_runs_no_step_begun_before_its_loss_was_reported() {
     let (_handle, mut driver, jobs) = driver_of_cluster(&ClusterConfig::uniform(&core, 1), None);
     let (steps, mut streams) = (&jobs[0].steps, Vec::new());
     for (id, prompt) in [(1, vec![1, 2, 3, 4]), (2, vec![5, 6])] {
-        let (sender, outputs) = mpsc::channel(8);
+        let (sender, outputs) = outbox(Caller::local().call);
         let (accepted, is_accepted) = oneshot::channel();
         let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 4);
         request.hash_prompt(4);
@@ -253,14 +255,14 @@ fn requests_of_a_worker_that_ended_continue_on_another_engine() {
     let (handle, mut driver, jobs) = driver_of(2, Some(Recorder::create(&path, &cluster(2)).unwrap()));
     driver.take(report_of(0, 0, WorkerEvent::Ready));
     driver.take(report_of(1, 0, WorkerEvent::Ready));
-    let (first, mut outputs, _) = submit(1);
+    let (first, outputs, _) = submit(1);
     driver.take(first);
     let (second, _outputs, _) = submit(2);
     driver.take(second);
     driver.take(report_of(0, 0, WorkerEvent::Gone));
     assert_eq!((state(&driver, 0), driver.cluster.engine_of(RequestId(1))), (EngineState::Gone, Some(EngineId(1))));
     assert_eq!(driver.clients.len(), 2, "no stream ended");
-    assert!(outputs.try_recv().is_err(), "a pause is all that the client sees");
+    assert!(outputs.try_recv().is_none(), "a pause is all that the client sees");
     assert!(matches!(jobs[1].steps.try_recv(), Ok(StepJob::Run { .. })));
 
     // The worker made again begins a life of its own; what is left of the one before reaches no core.
@@ -285,7 +287,7 @@ fn workers_that_cannot_be_started_again_are_given_up_and_at_last_the_server() {
     let (_handle, mut driver, _jobs) = driver_of(2, None);
     driver.take(report_of(0, 0, WorkerEvent::Ready));
     driver.take(report_of(1, 0, WorkerEvent::Ready));
-    let (command, mut outputs, _) = submit(1);
+    let (command, outputs, _) = submit(1);
     driver.take(command);
     let lose = |driver: &mut Driver, engine: u32| {
         driver.take(report_of(engine, 0, WorkerEvent::Gone));
@@ -301,7 +303,7 @@ fn workers_that_cannot_be_started_again_are_given_up_and_at_last_the_server() {
     assert_eq!((driver.drained, driver.clients.len()), (false, 1), "the other engine serves");
     assert_eq!(lose(&mut driver, 1), 10);
     assert!(driver.drained && driver.failure.is_some());
-    assert!(matches!(outputs.try_recv(), Ok(Output::Finish { .. })));
+    assert!(matches!(outputs.try_recv(), Some(Output::Finish { .. })));
 }
 
 #[test]
@@ -336,7 +338,7 @@ fn watched() -> (DriverHandle, Driver, WorkerQueues) {
 fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
     let (_handle, mut driver, jobs) = watched();
     driver.take(report(WorkerEvent::Ready));
-    let (command, mut outputs, _) = submit(1);
+    let (command, outputs, _) = submit(1);
     driver.take(command);
     let Ok(StepJob::Run { step, life: 0 }) = jobs.steps.try_recv() else { panic!("no step") };
     driver.turn();
@@ -349,7 +351,7 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
     result.push(&[5]);
     driver.take(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } }));
     driver.take(report(WorkerEvent::Transferred { transfer: 1, failed: false }));
-    assert!(outputs.try_recv().is_err(), "late answers are ignored");
+    assert!(outputs.try_recv().is_none(), "late answers are ignored");
     driver.take(report(WorkerEvent::Gone));
     assert_eq!((driver.workers.abandoned(EngineId(0)), state(&driver, 0)), (0, EngineState::Absent));
 
@@ -395,5 +397,5 @@ fn a_worker_left_behind_too_often_is_given_up() {
         }
         driver.workers.cancel_restarts();
     }
-    assert!(streams.iter_mut().all(|outputs| matches!(outputs.try_recv(), Ok(Output::Finish { .. }))));
+    assert!(streams.iter_mut().all(|outputs| matches!(outputs.try_recv(), Some(Output::Finish { .. }))));
 }

@@ -3,11 +3,13 @@
 //! Codes are `[panel][input][lane]`, signed, one byte each. Q6_K takes a byte instead of 6 bits: unpacking 6 bits takes longer than
 //! loading the byte. A weight is `code * scale`, which is exact: scales have no more than 18 significant bits, codes of Q6_K five.
 
+use std::array::from_fn;
 use std::ops::Range;
 
 use crate::kernel::LANES;
 use crate::matrix::half::f16_lanes;
 use crate::matrix::nibbles::{lanes, u16_at};
+use crate::prefetch::Ahead;
 
 /// Inputs with a common scale, of the kind with the fewest.
 const GROUP: usize = 16;
@@ -39,7 +41,7 @@ impl Codes {
         let (blocks, _) = bytes.as_chunks::<34>();
         for (i, block) in blocks.iter().enumerate() {
             for group in 0..GROUPS_8 {
-                codes.place(i * GROUPS_8 + group, std::array::from_fn(|j| block[2 + group * GROUP + j] as i8));
+                codes.place(i * GROUPS_8 + group, from_fn(|j| block[2 + group * GROUP + j] as i8));
             }
             scales[codes.lane_at(i * GROUPS_8, GROUPS_8)] = u16_at(block, 0);
         }
@@ -93,9 +95,9 @@ impl Codes {
         match &self.scales {
             Scales::Plain(scales) => f16_lanes(lanes(scales, group / GROUPS_8)),
             Scales::Nested { scales, factors } => {
-                let mut scale = f16_lanes(lanes(factors, group / GROUPS_K));
-                for (scale, factor) in scale.iter_mut().zip(lanes(scales, group)) {
-                    *scale *= f32::from(*factor);
+                let (mut scale, factor) = (f16_lanes(lanes(factors, group / GROUPS_K)), lanes(scales, group));
+                for lane in 0..LANES {
+                    scale[lane] *= f32::from(factor[lane]);
                 }
                 scale
             }
@@ -111,18 +113,34 @@ impl Codes {
             let scales = self.scales(first + i);
             for (k, out) in out.iter_mut().enumerate() {
                 let codes = lanes(&self.codes, (first + i) * GROUP + k);
+                // Into an array of its own: vectors form only where no store comes between the loads.
+                let mut weights = [0.0; LANES];
                 for lane in 0..LANES {
-                    out[lane] = f32::from(codes[lane]) * scales[lane];
+                    weights[lane] = f32::from(codes[lane]) * scales[lane];
                 }
+                *out = weights;
             }
         }
+    }
+
+    /// Requests some inputs of a panel from memory, within `steps` steps.
+    #[inline(always)]
+    pub(super) fn ahead(&self, panel: usize, inputs: Range<usize>, steps: usize) -> Ahead {
+        let (first, n) = (panel * self.n_groups + inputs.start / GROUP, inputs.len() / GROUP);
+        match &self.scales {
+            Scales::Plain(scales) => {
+                Ahead::new(&scales[first / GROUPS_8 * LANES..][..n / GROUPS_8 * LANES], 1).step();
+            }
+            Scales::Nested { scales, .. } => Ahead::new(&scales[first * LANES..][..n * LANES], 1).step(),
+        }
+        Ahead::new(&self.codes[first * GROUP * LANES..][..n * GROUP * LANES], steps)
     }
 }
 
 /// Returns the codes of a block of Q6_K, less 32. Each half of the block has 64 bytes of low bits: the low halves of the bytes are
 /// its first 64 codes; and 32 bytes of upper bits, two bits in each for the codes 0, 32, 64 and 96 places on.
 fn six_bits(block: &[u8; 210]) -> [i8; 256] {
-    std::array::from_fn(|i| {
+    from_fn(|i| {
         let (half, j) = (i / 128, i % 128);
         let low = block[half * 64 + j % 64] >> (j / 64 * 4) & 15;
         let high = block[128 + half * 32 + j % 32] >> (j / 32 * 2) & 3;

@@ -4,36 +4,33 @@ use crate::kernel::LANES;
 
 /// Widens BF16: the bits are the upper half of the single's.
 #[inline(always)]
-pub(super) fn widen_bf16(bits: &[u16], out: &mut [f32]) {
-    let (bits, _) = bits.as_chunks::<LANES>();
-    let (out, _) = out.as_chunks_mut::<LANES>();
+pub(crate) fn widen_bf16(bits: &[u16], out: &mut [f32]) {
     for (out, bits) in out.iter_mut().zip(bits) {
-        for (out, bits) in out.iter_mut().zip(bits) {
-            *out = f32::from_bits(u32::from(*bits) << 16);
-        }
+        *out = f32::from_bits(u32::from(*bits) << 16);
     }
 }
 
-/// Widens F16, lane by lane.
+/// Widens F16.
 #[inline(always)]
-pub(super) fn widen_f16(bits: &[u16], out: &mut [f32]) {
-    let (bits, _) = bits.as_chunks::<LANES>();
-    let (out, _) = out.as_chunks_mut::<LANES>();
+pub(crate) fn widen_f16(bits: &[u16], out: &mut [f32]) {
     for (out, bits) in out.iter_mut().zip(bits) {
-        *out = f16_lanes(bits);
+        *out = f16_to_f32(*bits);
     }
 }
 
 /// Widens the F16 of sixteen lanes.
 #[inline(always)]
-pub(super) fn f16_lanes(bits: &[u16; LANES]) -> [f32; LANES] {
-    bits.map(f16_to_f32)
+pub(super) fn f16_lanes(bits: [u16; LANES]) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    widen_f16(&bits, &mut out);
+    out
 }
 
 /// Returns the value of an F16. NaN stays NaN.
 ///
 /// The exponent moves from a bias of 15 to one of 127. A subnormal half gets the exponent of 2^-14 and so an extra leading bit,
-/// which a subtraction takes away: no subnormal single appears, which some processors compute slowly.
+/// which a subtraction takes away: no subnormal single appears, which some processors compute slowly. Masks choose between the
+/// cases, for compilers turn masks into vectors.
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     const REBIAS: u32 = (127 - 15) << 23;
@@ -42,39 +39,31 @@ fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = (bits & 0x7fff) << 13;
     let normal = magnitude + REBIAS;
     let subnormal = (f32::from_bits(magnitude + SMALLEST_NORMAL) - f32::from_bits(SMALLEST_NORMAL)).to_bits();
-    let finite = if magnitude < 1 << 23 { subnormal } else { normal };
+    let is_subnormal = u32::from(magnitude < 1 << 23).wrapping_neg();
     // The largest exponent of a half means infinity or NaN, and so does the largest of a single.
-    let value = if magnitude >= 31 << 23 { normal + REBIAS } else { finite };
-    f32::from_bits(value | (bits & 0x8000) << 16)
+    let is_infinite = u32::from(magnitude >= 31 << 23).wrapping_neg();
+    let finite = normal & !is_subnormal | subnormal & is_subnormal;
+    f32::from_bits((finite + (is_infinite & REBIAS)) | ((bits & 0x8000) << 16))
 }
 
 #[cfg(test)]
 mod tests {
-    use half::f16;
+    use half::{bf16, f16};
 
     use super::*;
 
     #[test]
     fn every_half_has_its_value() {
-        for bits in 0..=u16::MAX {
-            let (found, expected) = (f16_to_f32(bits), f16::from_bits(bits).to_f32());
-            if expected.is_nan() {
-                assert!(found.is_nan(), "{bits:#x}");
-            } else {
-                assert_eq!(found.to_bits(), expected.to_bits(), "{bits:#x}");
-            }
+        let bits: Vec<u16> = (0..=u16::MAX).collect();
+        let (mut f16s, mut bf16s) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
+        widen_f16(&bits, &mut f16s);
+        widen_bf16(&bits, &mut bf16s);
+        // Any NaN stands for every NaN.
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        for (i, bits) in bits.iter().enumerate() {
+            assert!(same(f16s[i], f16::from_bits(*bits).to_f32()), "{bits:#x} as F16");
+            assert!(same(bf16s[i], bf16::from_bits(*bits).to_f32()), "{bits:#x} as BF16");
         }
-    }
-
-    #[test]
-    fn slices_are_widened_in_order() {
-        let values: Vec<f32> = (0..48).map(|i| i as f32 - 7.5).collect();
-        let mut out = vec![0.0; 48];
-        let bits: Vec<u16> = values.iter().map(|value| f16::from_f32(*value).to_bits()).collect();
-        widen_f16(&bits, &mut out);
-        assert_eq!(out, values);
-        let bits: Vec<u16> = values.iter().map(|value| (value.to_bits() >> 16) as u16).collect();
-        widen_bf16(&bits, &mut out);
-        assert_eq!(out, values);
+        assert_eq!(f16_lanes(*bits[1000..].first_chunk().unwrap()), f16s[1000..1000 + LANES]);
     }
 }

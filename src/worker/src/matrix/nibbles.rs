@@ -5,10 +5,12 @@
 //! and a mask give sixteen weights of one input. A weight is `code * scale + offset`, one rounding; the product is exact, for
 //! scales have no more than 17 significant bits.
 
+use std::array::from_fn;
 use std::ops::Range;
 
 use crate::kernel::LANES;
 use crate::matrix::half::f16_lanes;
+use crate::prefetch::Ahead;
 
 /// Inputs with common scales.
 const GROUP: usize = 32;
@@ -73,7 +75,7 @@ impl Nibbles {
             for group in 0..GROUPS_K {
                 let pair = &block[16 + group / 2 * GROUP..][..GROUP];
                 let shift = group % 2 * 4;
-                let at = nibbles.place(i * GROUPS_K + group, &std::array::from_fn(|j| pair[j] >> shift & 15));
+                let at = nibbles.place(i * GROUPS_K + group, &from_fn(|j| pair[j] >> shift & 15));
                 (scales[at], offsets[at]) = six_bits(&block[4..16], group);
             }
             let at = nibbles.lane_at(i * GROUPS_K, GROUPS_K);
@@ -114,7 +116,11 @@ impl Nibbles {
         match &self.scales {
             Scales::Centred(scales) => {
                 let scales = f16_lanes(lanes(scales, group));
-                (scales, scales.map(|scale| -8.0 * scale))
+                let mut offsets = [0.0; LANES];
+                for lane in 0..LANES {
+                    offsets[lane] = -8.0 * scales[lane];
+                }
+                (scales, offsets)
             }
             Scales::Offset { scales, offsets } => (f16_lanes(lanes(scales, group)), f16_lanes(lanes(offsets, group))),
             Scales::Nested { scales, offsets, scale_factors, offset_factors } => {
@@ -134,26 +140,51 @@ impl Nibbles {
     #[inline(always)]
     pub(super) fn unpack(&self, panel: usize, inputs: Range<usize>, out: &mut [f32]) {
         let first = panel * self.n_groups + inputs.start / GROUP;
-        let (out, _) = out.as_chunks_mut::<{ 8 * LANES }>();
-        for (i, out) in out.chunks_exact_mut(WORDS).enumerate() {
+        let (out, _) = out.as_chunks_mut::<LANES>();
+        for (i, out) in out.chunks_exact_mut(GROUP).enumerate() {
             let (scales, offsets) = self.scales(first + i);
-            for (word, out) in out.iter_mut().enumerate() {
-                let words: &[u32; LANES] = lanes(&self.words, (first + i) * WORDS + word);
-                for k in 0..8 {
+            for (word, out) in out.chunks_exact_mut(8).enumerate() {
+                let mut words = lanes(&self.words, (first + i) * WORDS + word);
+                for out in out {
+                    // Into an array of its own: vectors form only where no store comes between the loads. The words are shifted
+                    // step by step to keep the vectors along the lanes.
+                    let mut weights = [0.0; LANES];
                     for lane in 0..LANES {
-                        let code = (words[lane] >> (4 * k) & 15) as i32 as f32;
-                        out[k * LANES + lane] = code.mul_add(scales[lane], offsets[lane]);
+                        let code = (words[lane] & 15) as i32 as f32;
+                        weights[lane] = code.mul_add(scales[lane], offsets[lane]);
+                        words[lane] >>= 4;
                     }
+                    *out = weights;
                 }
             }
         }
+    }
+
+    /// Requests some inputs of a panel from memory, within `steps` steps.
+    #[inline(always)]
+    pub(super) fn ahead(&self, panel: usize, inputs: Range<usize>, steps: usize) -> Ahead {
+        let (first, n) = (panel * self.n_groups + inputs.start / GROUP, inputs.len() / GROUP);
+        let at_once = |bytes: &[u8]| Ahead::new(bytes, 1).step();
+        let lanes = first * LANES..(first + n) * LANES;
+        match &self.scales {
+            Scales::Centred(scales) => Ahead::new(&scales[lanes], 1).step(),
+            Scales::Offset { scales, offsets } => {
+                Ahead::new(&scales[lanes.clone()], 1).step();
+                Ahead::new(&offsets[lanes], 1).step();
+            }
+            Scales::Nested { scales, offsets, .. } => {
+                at_once(&scales[lanes.clone()]);
+                at_once(&offsets[lanes]);
+            }
+        }
+        Ahead::new(&self.words[first * WORDS * LANES..][..n * WORDS * LANES], steps)
     }
 }
 
 /// Returns the `i`-th sixteen of `values`.
 #[inline(always)]
-pub(super) fn lanes<T>(values: &[T], i: usize) -> &[T; LANES] {
-    values[i * LANES..].first_chunk().expect("sixteen lanes")
+pub(super) fn lanes<T: Copy>(values: &[T], i: usize) -> [T; LANES] {
+    *values[i * LANES..].first_chunk().expect("sixteen lanes")
 }
 
 /// Reads the `u16` at byte `at` of a block.
@@ -163,7 +194,7 @@ pub(super) fn u16_at(block: &[u8], at: usize) -> u16 {
 
 /// Splits 16 bytes into the codes of their low halves and then of their high halves.
 fn halves(bytes: &[u8]) -> [u8; GROUP] {
-    std::array::from_fn(|j| bytes[j % 16] >> (j / 16 * 4) & 15)
+    from_fn(|j| bytes[j % 16] >> (j / 16 * 4) & 15)
 }
 
 /// Returns scale and offset of a group of Q4_K. The first four scales and offsets are the low 6 bits of a byte each; the others

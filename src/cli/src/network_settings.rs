@@ -1,0 +1,240 @@
+//! Settings of the network edge of `serve`: tokens, TLS, limits of connections.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use serde::de::MapAccess;
+use tracing::warn;
+use trunkline_server::{NetworkLimits, Options, TlsFiles};
+
+/// Longest time that a setting may have, seconds: a year.
+const SECONDS_MAX: f64 = 366.0 * 86_400.0;
+
+/// Keys of the settings, which are also the names of the flags.
+pub const NETWORK_KEYS: [&str; 12] = [
+    "token-file",
+    "admin",
+    "tls-cert",
+    "tls-key",
+    "tls-client-ca",
+    "max-connections",
+    "max-connections-per-peer",
+    "max-calls-per-connection",
+    "first-request-timeout",
+    "idle-timeout",
+    "unread-timeout",
+    "max-unread-bytes",
+];
+
+/// Settings of the network edge; `None` where not given.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct NetworkSettings {
+    /// File of bearer tokens, one a line: TOKEN ROLE [NAME], with the role generate or admin; read again when it changes. Calls
+    /// without one of the tokens are refused, except for health [default: everyone may call].
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// Without --token-file: let everyone flush the cache and read all counters. With tokens the role decides [default: true if
+    /// the address to listen on is a loopback address].
+    #[arg(long, value_name = "BOOL")]
+    pub admin: Option<bool>,
+
+    /// Serve by TLS: file of the certificate and those of intermediate authorities, PEM; read again when it changes. Needs
+    /// --tls-key [default: no TLS].
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// File of the private key of --tls-cert, PEM.
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Ask every client for a certificate of the authorities in this file, PEM [default: none].
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Connections at once, at most, and no more than open files allow; beyond, the connection without a call for longest is
+    /// replaced [default: 1024].
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<u32>,
+
+    /// Connections of one address (IPv6: of one /64 network) at once, at most [default: half of --max-connections].
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_peer: Option<u32>,
+
+    /// Calls at once on one connection, at most; more wait at the client [default: 1024].
+    #[arg(long, value_name = "N")]
+    pub max_calls_per_connection: Option<u32>,
+
+    /// Close a connection without a request after this time [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    pub first_request_timeout: Option<f64>,
+
+    /// Close a connection without a call after this time [default: 300].
+    #[arg(long, value_name = "SECONDS")]
+    pub idle_timeout: Option<f64>,
+
+    /// End a request whose output the client does not read for this time, and reset its call after twice the time [default: 30].
+    #[arg(long, value_name = "SECONDS")]
+    pub unread_timeout: Option<f64>,
+
+    /// Output that clients have not read, bytes of memory, at most; an eighth of it for one connection, a 128th for one request.
+    /// Beyond, the request unread for longest ends [default: 134217728].
+    #[arg(long, value_name = "BYTES")]
+    pub max_unread_bytes: Option<u64>,
+}
+
+impl NetworkSettings {
+    /// Returns the settings, with values of `other` in place of missing ones.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            token_file: self.token_file.or(other.token_file),
+            admin: self.admin.or(other.admin),
+            tls_cert: self.tls_cert.or(other.tls_cert),
+            tls_key: self.tls_key.or(other.tls_key),
+            tls_client_ca: self.tls_client_ca.or(other.tls_client_ca),
+            max_connections: self.max_connections.or(other.max_connections),
+            max_connections_per_peer: self.max_connections_per_peer.or(other.max_connections_per_peer),
+            max_calls_per_connection: self.max_calls_per_connection.or(other.max_calls_per_connection),
+            first_request_timeout: self.first_request_timeout.or(other.first_request_timeout),
+            idle_timeout: self.idle_timeout.or(other.idle_timeout),
+            unread_timeout: self.unread_timeout.or(other.unread_timeout),
+            max_unread_bytes: self.max_unread_bytes.or(other.max_unread_bytes),
+        }
+    }
+
+    /// Reads the value of one of [`NETWORK_KEYS`] from a file.
+    ///
+    /// # Errors
+    /// If the value is of another type.
+    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
+        match key {
+            "token-file" => self.token_file = Some(file.next_value()?),
+            "admin" => self.admin = Some(file.next_value()?),
+            "tls-cert" => self.tls_cert = Some(file.next_value()?),
+            "tls-key" => self.tls_key = Some(file.next_value()?),
+            "tls-client-ca" => self.tls_client_ca = Some(file.next_value()?),
+            "max-connections" => self.max_connections = Some(file.next_value()?),
+            "max-connections-per-peer" => self.max_connections_per_peer = Some(file.next_value()?),
+            "max-calls-per-connection" => self.max_calls_per_connection = Some(file.next_value()?),
+            "first-request-timeout" => self.first_request_timeout = Some(file.next_value()?),
+            "idle-timeout" => self.idle_timeout = Some(file.next_value()?),
+            "unread-timeout" => self.unread_timeout = Some(file.next_value()?),
+            _ => self.max_unread_bytes = Some(file.next_value()?),
+        }
+        Ok(())
+    }
+
+    /// Fills in the options of a server.
+    ///
+    /// # Errors
+    /// If a setting is out of range, or a certificate comes without its key.
+    pub fn apply(&self, options: &mut Options) -> anyhow::Result<()> {
+        options.network = self.limits()?;
+        options.tls = self.tls()?;
+        options.token_file = self.token_file.clone();
+        options.admin = self.admin;
+        Ok(())
+    }
+
+    /// Warns, in one line, of an address open to other machines without tokens.
+    pub fn warn_if_open(&self, addr: SocketAddr) {
+        if !addr.ip().is_loopback() && self.token_file.is_none() {
+            warn!("{addr} is open to other machines, and anyone may call: consider --token-file and --tls-cert");
+        }
+    }
+
+    fn limits(&self) -> anyhow::Result<NetworkLimits> {
+        let default = NetworkLimits::default();
+        let unread_bytes =
+            at_least("max-unread-bytes", self.max_unread_bytes, 1 << 17)?.unwrap_or(default.unread_bytes);
+        let calls = at_least("max-calls-per-connection", self.max_calls_per_connection, 1)?;
+        Ok(NetworkLimits {
+            connections: at_least("max-connections", self.max_connections, 1)?.unwrap_or(default.connections),
+            connections_per_peer: at_least("max-connections-per-peer", self.max_connections_per_peer, 1)?,
+            calls_per_connection: calls.unwrap_or(default.calls_per_connection),
+            first_request: seconds("first-request-timeout", self.first_request_timeout, default.first_request)?,
+            idle: seconds("idle-timeout", self.idle_timeout, default.idle)?,
+            unread: seconds("unread-timeout", self.unread_timeout, default.unread)?,
+            unread_bytes,
+            unread_bytes_per_connection: unread_bytes / 8,
+            unread_bytes_per_call: unread_bytes / 128,
+            ..default
+        })
+    }
+
+    fn tls(&self) -> anyhow::Result<Option<TlsFiles>> {
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => {
+                Ok(Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca: self.tls_client_ca.clone() }))
+            }
+            (None, None) if self.tls_client_ca.is_none() => Ok(None),
+            (Some(_), None) => bail!("tls-cert needs tls-key, the file of the certificate's private key"),
+            (None, _) => bail!("tls-key and tls-client-ca need tls-cert, the file of the server's certificate"),
+        }
+    }
+}
+
+fn at_least<T: PartialOrd + std::fmt::Display>(name: &str, value: Option<T>, min: T) -> anyhow::Result<Option<T>> {
+    if let Some(value) = &value {
+        ensure!(*value >= min, "{name} is {value}; it must be at least {min}");
+    }
+    Ok(value)
+}
+
+fn seconds(name: &str, value: Option<f64>, default: Duration) -> anyhow::Result<Duration> {
+    let Some(seconds) = value else { return Ok(default) };
+    ensure!(
+        (0.001..=SECONDS_MAX).contains(&seconds),
+        "{name} is {seconds}; it must be between 0.001 and {SECONDS_MAX}"
+    );
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        settings: NetworkSettings,
+    }
+
+    fn options(flags: &[&str]) -> Result<Options, String> {
+        let mut options = Options::default();
+        let settings = Cli::try_parse_from([&["serve"], flags].concat()).unwrap().settings;
+        settings.apply(&mut options).map_err(|err| err.to_string())?;
+        Ok(options)
+    }
+
+    #[test]
+    fn settings_not_given_have_the_servers_defaults() {
+        assert_eq!(options(&[]).unwrap().network, NetworkLimits::default());
+    }
+
+    #[test]
+    fn settings_reach_the_server() {
+        let flags = ["--max-connections=7", "--max-unread-bytes=1280000", "--idle-timeout=1.5", "--admin=false"];
+        let options = options(&flags).unwrap();
+        let limits = &options.network;
+        assert_eq!((limits.connections, limits.idle), (7, Duration::from_millis(1500)));
+        assert_eq!((limits.unread_bytes_per_connection, limits.unread_bytes_per_call), (160_000, 10_000));
+        assert_eq!(options.admin, Some(false));
+    }
+
+    #[test]
+    fn wrong_settings_are_reported_by_name() {
+        let wrong = |flags: &[&str]| options(flags).unwrap_err();
+        assert_eq!(wrong(&["--max-connections=0"]), "max-connections is 0; it must be at least 1");
+        assert!(wrong(&["--idle-timeout=nan"]).starts_with("idle-timeout is NaN; it must be between"));
+        assert!(wrong(&["--unread-timeout=0"]).starts_with("unread-timeout is 0; it must be between"));
+        assert!(wrong(&["--tls-cert=c"]).starts_with("tls-cert needs tls-key"));
+        assert!(wrong(&["--tls-key=k"]).contains("need tls-cert"));
+        assert!(wrong(&["--tls-client-ca=k"]).contains("need tls-cert"));
+    }
+}

@@ -1,0 +1,138 @@
+//! Bodies of requests and responses, watched for clients that do not send or do not read.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Sleep, sleep};
+use tonic::Status;
+use tonic::codegen::{Bytes, StdError};
+
+use crate::network::Call;
+
+/// Body of a request: bounded in time, and its bytes in the connection's and the server's limits until the body is dropped.
+pub(crate) struct RequestBody<B> {
+    body: B,
+    call: Arc<Call>,
+    received: u64,
+    limit: Duration,
+    /// Set once the body had to wait.
+    late: Option<Pin<Box<Sleep>>>,
+}
+
+impl<B> RequestBody<B> {
+    /// Wraps the body of a request that MUST arrive within `limit` of its headers.
+    pub(crate) fn new(body: B, call: Arc<Call>, limit: Duration) -> Self {
+        Self { body, call, received: 0, limit, late: None }
+    }
+}
+
+impl<B> Body for RequestBody<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<StdError>,
+{
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        let this = &mut *self;
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
+            let late = this.late.get_or_insert_with(|| Box::pin(sleep(this.limit)));
+            ready!(late.as_mut().poll(cx));
+            let message = format!("the request's message did not arrive within {:?}", this.limit);
+            return Poll::Ready(Some(Err(Status::deadline_exceeded(message).into())));
+        };
+        let frame = match frame {
+            Some(Ok(frame)) => frame,
+            Some(Err(err)) => return Poll::Ready(Some(Err(err.into()))),
+            None => return Poll::Ready(None),
+        };
+        let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+        if !this.call.connection().add_incoming(bytes) {
+            let message = "too many bytes of requests are being received; try again later";
+            return Poll::Ready(Some(Err(Status::resource_exhausted(message).into())));
+        }
+        this.received += bytes;
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl<B> Drop for RequestBody<B> {
+    fn drop(&mut self) {
+        self.call.connection().remove_incoming(self.received);
+    }
+}
+
+/// Body of a response. Notes when output waits for the client, and leaves nothing behind in the connection's buffers: the last
+/// byte before the trailers is a frame of its own, which the connection asks for only once the client's window has taken the rest.
+pub(crate) struct ResponseBody<B> {
+    body: B,
+    call: Arc<Call>,
+    /// Frames taken from the body ahead of the connection, in order: at most two.
+    next: [Option<Frame<Bytes>>; 2],
+    /// `true` once the body has no more frames.
+    ended: bool,
+}
+
+impl<B> ResponseBody<B> {
+    pub(crate) fn new(body: B, call: Arc<Call>) -> Self {
+        Self { body, call, next: [None, None], ended: false }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Data = Bytes, Error = Status> + Unpin,
+{
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        this.call.note_read();
+        if let Some(frame) = this.next[0].take() {
+            this.next.swap(0, 1);
+            this.call.note_unread();
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let Some(Ok(frame)) = frame else { return Poll::Ready(frame) };
+        this.call.note_unread();
+        let Ok(mut data) = frame.into_data().map_err(|frame| this.next[0] = Some(frame)) else {
+            return Poll::Ready(this.next[0].take().map(Ok));
+        };
+        match Pin::new(&mut this.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(after))) if after.is_trailers() && data.len() > 1 => {
+                let last = data.split_off(data.len() - 1);
+                this.next = [Some(Frame::data(last)), Some(after)];
+            }
+            Poll::Ready(Some(Ok(after))) => this.next[0] = Some(after),
+            Poll::Ready(Some(Err(status))) => return Poll::Ready(Some(Err(status))),
+            Poll::Ready(None) => this.ended = true,
+            Poll::Pending => {}
+        }
+        Poll::Ready(Some(Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.next[0].is_none() && (self.ended || self.body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

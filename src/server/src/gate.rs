@@ -1,0 +1,112 @@
+//! Entry of every call: identity, limits on the message, and the statuses of calls that reach no handler.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http_body::Body;
+use tonic::codegen::http::{HeaderValue, Request, Response};
+use tonic::codegen::{Bytes, Service, StdError};
+use tonic::service::Routes;
+use tonic::{Code, Status};
+
+use crate::access::Access;
+use crate::bodies::{RequestBody, ResponseBody};
+use crate::network::Call;
+
+tokio::task_local! {
+    /// The call that the current task serves.
+    pub(crate) static CALL: Arc<Call>;
+}
+
+/// Path of the service with streams of requests, which may take as long as a connection may be idle.
+const REFLECTION: &str = "/grpc.reflection.";
+
+/// All services of the server, behind the checks common to all.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    routes: Routes,
+    access: Arc<Access>,
+}
+
+impl Gate {
+    pub(crate) fn new(routes: Routes, access: Arc<Access>) -> Self {
+        Self { routes: routes.prepare(), access }
+    }
+}
+
+impl<B> Service<Request<B>> for Gate
+where
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<StdError>,
+{
+    type Response = Response<ResponseBody<tonic::body::Body>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Self { mut routes, access } = self.clone();
+        Box::pin(async move {
+            let call = CALL.with(Arc::clone);
+            let response = match access.caller(request.uri().path(), request.headers(), &call) {
+                Err(status) => status.into_http(),
+                Ok(caller) => {
+                    let limits = &call.connection().network().limits;
+                    let streams = request.uri().path().starts_with(REFLECTION);
+                    let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
+                    let mut request = request.map(|body| RequestBody::new(body, call.clone(), limit));
+                    request.extensions_mut().insert(caller);
+                    routes.call(request).await.unwrap_or_else(|never| match never {})
+                }
+            };
+            call.answer();
+            Ok(correct(response, &call).map(|body| ResponseBody::new(body, call)))
+        })
+    }
+}
+
+/// Corrects the status of a request whose message could not be read: tonic blames the server for a malformed message, and calls
+/// a message beyond the limit OUT_OF_RANGE.
+fn correct<B>(mut response: Response<B>, call: &Call) -> Response<B> {
+    if call.is_handled() {
+        return response;
+    }
+    let status = response.headers().get(Status::GRPC_STATUS).map(|status| Code::from_bytes(status.as_bytes()));
+    let code = match status {
+        Some(Code::Internal | Code::Unknown) => Code::InvalidArgument,
+        Some(Code::OutOfRange) => Code::ResourceExhausted,
+        _ => return response,
+    };
+    response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(code as i32));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::limits::NetworkLimits;
+
+    #[test]
+    fn only_calls_without_a_handler_change_their_status() {
+        let corrected = |code: Code, handled: bool| {
+            let call = Call::detached(NetworkLimits::default(), Clock::start());
+            if handled {
+                call.handle();
+            }
+            let response = correct(Status::new(code, "why").into_http::<()>(), &call);
+            assert_eq!(response.headers().get("grpc-message").unwrap(), "why");
+            Code::from_bytes(response.headers()[Status::GRPC_STATUS].as_bytes())
+        };
+        assert_eq!(corrected(Code::Internal, false), Code::InvalidArgument);
+        assert_eq!(corrected(Code::OutOfRange, false), Code::ResourceExhausted);
+        assert_eq!(corrected(Code::Unimplemented, false), Code::Unimplemented);
+        assert_eq!(corrected(Code::Internal, true), Code::Internal);
+    }
+}

@@ -1,0 +1,110 @@
+//! Limits of the network edge: connections, calls, unread output, times.
+
+use std::time::Duration;
+
+/// Limits that keep one client from taking a server's memory, descriptors or time from others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetworkLimits {
+    /// Connections open at once, at most; also bounded by the process's limit of open files, less 64 or, if smaller, half of the
+    /// limit. A connection beyond the limit replaces the connection without a call for the longest time, or is refused if all
+    /// have calls.
+    pub connections: u32,
+    /// Connections of one peer address (of one /64 network for IPv6) at once, at most; `None` for half of `connections`.
+    pub connections_per_peer: Option<u32>,
+    /// Calls open at once on one connection, at most; further calls wait at the client.
+    pub calls_per_connection: u32,
+    /// Calls on one connection that the client resets before they are answered, at most, in a burst; a tenth of the number is
+    /// forgiven each second. The connection is closed beyond.
+    pub early_resets: u32,
+    /// Time for a TLS handshake and the headers of the first request of a connection.
+    pub first_request: Duration,
+    /// Time for a request's message to arrive after its headers.
+    pub request: Duration,
+    /// Time after which a connection without a call is closed.
+    pub idle: Duration,
+    /// Interval of pings to a silent client. Zero sends none.
+    pub keepalive: Duration,
+    /// Time for the answer to a ping, and for the operating system to take a byte of output.
+    pub keepalive_timeout: Duration,
+    /// Time that output of a call may wait without the client reading. The request then ends with RESOURCE_EXHAUSTED, and after
+    /// the same time again the call is reset.
+    pub unread: Duration,
+    /// Unread output of one call, at most, bytes in memory.
+    pub unread_bytes_per_call: u64,
+    /// Unread output of one connection, at most, bytes in memory. Beyond, the call unread for the longest time ends.
+    pub unread_bytes_per_connection: u64,
+    /// Unread output of all connections, at most, bytes in memory. Beyond, the call unread for the longest time ends.
+    pub unread_bytes: u64,
+    /// Messages of requests being received on one connection, at most, bytes.
+    pub incoming_bytes_per_connection: u64,
+    /// Messages of requests being received on all connections, at most, bytes.
+    pub incoming_bytes: u64,
+}
+
+impl Default for NetworkLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            connections_per_peer: None,
+            calls_per_connection: 1024,
+            early_resets: 200,
+            first_request: Duration::from_secs(10),
+            request: Duration::from_secs(30),
+            idle: Duration::from_secs(300),
+            keepalive: Duration::from_secs(30),
+            keepalive_timeout: Duration::from_secs(20),
+            unread: Duration::from_secs(30),
+            unread_bytes_per_call: 1 << 20,
+            unread_bytes_per_connection: 16 << 20,
+            unread_bytes: 128 << 20,
+            incoming_bytes_per_connection: 64 << 20,
+            incoming_bytes: 256 << 20,
+        }
+    }
+}
+
+impl NetworkLimits {
+    /// Returns the connections of one peer address, at most, if the server admits `connections` in all.
+    pub(crate) fn per_peer(&self, connections: u32) -> u32 {
+        self.connections_per_peer.unwrap_or(connections / 2).clamp(1, connections)
+    }
+
+    /// Returns the connections that a process with the given limit of open files admits.
+    pub(crate) fn connections_within(&self, open_files: Option<u64>) -> u32 {
+        let spare = |files: u64| u32::try_from(files - (files / 2).min(FILES_RESERVED)).unwrap_or(u32::MAX);
+        open_files.map_or(self.connections, |files| self.connections.min(spare(files))).max(1)
+    }
+}
+
+/// Descriptors kept for files, the listener and connections on their way in or out.
+const FILES_RESERVED: u64 = 64;
+
+/// Returns the soft limit of open files of this process; `None` if the system does not say.
+pub(crate) fn open_files_max() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_files() {
+        let limits = NetworkLimits::default();
+        assert_eq!(limits.connections_within(None), 1024);
+        assert_eq!(limits.connections_within(Some(1 << 20)), 1024);
+        assert_eq!(limits.connections_within(Some(1024)), 960);
+        assert_eq!(limits.connections_within(Some(64)), 32);
+        assert_eq!(limits.connections_within(Some(1)), 1);
+        assert_eq!((limits.per_peer(1024), limits.per_peer(1)), (512, 1));
+        assert_eq!(NetworkLimits { connections_per_peer: Some(9000), ..limits }.per_peer(1024), 1024);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_limit_of_open_files_is_known() {
+        assert!(open_files_max().is_some_and(|files| files > 8));
+    }
+}

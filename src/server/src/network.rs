@@ -1,0 +1,456 @@
+//! State of the network edge: connections, the calls on them, and output that clients have not read.
+//!
+//! A *call* is one HTTP/2 stream with one gRPC request. A call is *unread* from the moment at which output is there until the
+//! connection asks for more; the connection asks as soon as the client's flow-control window has taken everything before.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::limits::NetworkLimits;
+
+/// Counters of the network edge since the start.
+#[derive(Default)]
+pub(crate) struct NetworkCounters {
+    /// Connections accepted.
+    pub(crate) accepted: AtomicU64,
+    /// Connections refused at a limit.
+    pub(crate) refused: AtomicU64,
+    /// Connections closed by the server: replaced at a limit, silent, idle, or with too many early resets.
+    pub(crate) closed: AtomicU64,
+    /// Calls ended because the client did not read.
+    pub(crate) unread_ended: AtomicU64,
+    /// Requests without a valid token, or with a role that does not suffice.
+    pub(crate) unauthorised: AtomicU64,
+}
+
+/// Output waiting for a client, which can be discarded.
+pub(crate) trait Backlog: Send + Sync {
+    /// Discards the output and lets the stream end with RESOURCE_EXHAUSTED.
+    fn discard(&self);
+}
+
+/// The network edge of one server.
+pub(crate) struct Network {
+    pub(crate) limits: NetworkLimits,
+    pub(crate) clock: Clock,
+    pub(crate) counters: NetworkCounters,
+    /// Notified if unread output is above a limit of several calls.
+    pub(crate) over: Notify,
+    unread_bytes: AtomicU64,
+    incoming_bytes: AtomicU64,
+    next: AtomicU64,
+    connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    calls: Mutex<BTreeMap<u64, Arc<Call>>>,
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    network: Arc<Network>,
+    number: u64,
+    peer: IpAddr,
+    opened_ns: u64,
+    /// Notified to close the connection.
+    close: Notify,
+    closing: AtomicBool,
+    calls: AtomicU32,
+    /// Calls begun so far.
+    begun: AtomicU64,
+    idle_since_ns: AtomicU64,
+    unread_bytes: AtomicU64,
+    incoming_bytes: AtomicU64,
+    resets: Mutex<Bucket>,
+}
+
+/// One HTTP/2 stream.
+pub(crate) struct Call {
+    connection: Arc<Connection>,
+    number: u64,
+    /// Notified to reset the stream.
+    reset: Notify,
+    answered: AtomicBool,
+    handled: AtomicBool,
+    /// Time since which output waits, plus one; 0 if none does.
+    unread_since: AtomicU64,
+    /// Output in the backlog, bytes in memory.
+    unread_bytes: AtomicU64,
+    discarded: AtomicBool,
+    backlog: OnceLock<Weak<dyn Backlog>>,
+}
+
+/// A leaky bucket.
+#[derive(Clone, Copy, Default)]
+struct Bucket {
+    level: u64,
+    at_ns: u64,
+}
+
+/// An admitted connection; dropping the value forgets the connection.
+pub(crate) struct Admitted(pub(crate) Arc<Connection>);
+
+/// An open call; dropping the value forgets the call.
+pub(crate) struct Opened(pub(crate) Arc<Call>);
+
+impl Network {
+    pub(crate) fn new(limits: NetworkLimits, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            clock,
+            counters: NetworkCounters::default(),
+            over: Notify::new(),
+            unread_bytes: AtomicU64::new(0),
+            incoming_bytes: AtomicU64::new(0),
+            next: AtomicU64::new(1),
+            connections: Mutex::default(),
+            calls: Mutex::default(),
+        })
+    }
+
+    /// Admits a connection, or returns `None` if a limit is reached and every connection that counts has a call. `connections_max`
+    /// bounds the connections in all.
+    pub(crate) fn admit(self: &Arc<Self>, peer: SocketAddr, connections_max: u32) -> Option<Admitted> {
+        let peer = network_of(peer.ip());
+        let mut connections = lock(&self.connections);
+        let of_peer = connections.values().filter(|other| other.peer == peer).count();
+        if of_peer >= self.limits.per_peer(connections_max) as usize {
+            self.replace(&mut connections, |other| other.peer == peer)?;
+        }
+        if connections.len() >= connections_max as usize {
+            self.replace(&mut connections, |_| true)?;
+        }
+        let connection = Arc::new(Connection::new(self.clone(), self.number(), peer));
+        connections.insert(connection.number, connection.clone());
+        count(&self.counters.accepted);
+        Some(Admitted(connection))
+    }
+
+    /// Closes the connection without a call for the longest time, to make room for another.
+    pub(crate) fn make_room(&self) {
+        let _ = self.replace(&mut lock(&self.connections), |_| true);
+    }
+
+    fn replace(
+        &self,
+        connections: &mut BTreeMap<u64, Arc<Connection>>,
+        counts: impl Fn(&Connection) -> bool,
+    ) -> Option<()> {
+        let victims = connections.values().filter(|other| counts(other) && other.calls.load(Ordering::Relaxed) == 0);
+        // A connection that never had a call goes first.
+        let rank = |other: &&Arc<Connection>| (other.begun() > 0, other.idle_since_ns.load(Ordering::Relaxed));
+        let Some(number) = victims.min_by_key(rank).map(|victim| victim.number) else {
+            count(&self.counters.refused);
+            return None;
+        };
+        if let Some(victim) = connections.remove(&number) {
+            victim.close();
+        }
+        Some(())
+    }
+
+    /// Returns the number of open connections and of open calls.
+    pub(crate) fn open(&self) -> (u64, u64) {
+        (lock(&self.connections).len() as u64, lock(&self.calls).len() as u64)
+    }
+
+    /// Returns the unread output of all calls, bytes in memory.
+    pub(crate) fn unread_bytes(&self) -> u64 {
+        self.unread_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Ends calls beyond the limits of unread output: by time, then by bytes, longest unread first.
+    pub(crate) fn end_unread(&self) {
+        let now_ns = self.clock.now_ns();
+        let limit_ns = nanos(self.limits.unread);
+        let mut calls: Vec<(u64, Arc<Call>)> =
+            lock(&self.calls).values().filter_map(|call| Some((call.unread_since_ns()?, call.clone()))).collect();
+        calls.sort_by_key(|(since_ns, call)| (*since_ns, call.number));
+        for (since_ns, call) in &calls {
+            let connection = &call.connection;
+            let unread_ns = now_ns.saturating_sub(*since_ns);
+            if unread_ns >= limit_ns.saturating_mul(2) {
+                call.discard();
+                call.reset();
+            } else if unread_ns >= limit_ns {
+                call.discard();
+            } else if self.unread_bytes() > self.limits.unread_bytes
+                || connection.unread_bytes.load(Ordering::Relaxed) > self.limits.unread_bytes_per_connection
+            {
+                call.discard_bytes();
+            }
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Connection {
+    fn new(network: Arc<Network>, number: u64, peer: IpAddr) -> Self {
+        let opened_ns = network.clock.now_ns();
+        Self {
+            network,
+            number,
+            peer,
+            opened_ns,
+            close: Notify::new(),
+            closing: AtomicBool::new(false),
+            calls: AtomicU32::new(0),
+            begun: AtomicU64::new(0),
+            idle_since_ns: AtomicU64::new(opened_ns),
+            unread_bytes: AtomicU64::new(0),
+            incoming_bytes: AtomicU64::new(0),
+            resets: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn network(&self) -> &Arc<Network> {
+        &self.network
+    }
+
+    /// Returns the number of the connection, which no other connection of this server has.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Asks for the end of the connection.
+    pub(crate) fn close(&self) {
+        if !self.closing.swap(true, Ordering::Relaxed) {
+            count(&self.network.counters.closed);
+            self.close.notify_one();
+        }
+    }
+
+    /// Waits until someone has asked for the end of the connection.
+    pub(crate) async fn closed(&self) {
+        self.close.notified().await;
+    }
+
+    /// Registers a call.
+    pub(crate) fn open_call(self: &Arc<Self>) -> Opened {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        let call = Arc::new(Call::new(self.clone()));
+        lock(&self.network.calls).insert(call.number, call.clone());
+        Opened(call)
+    }
+
+    /// Returns the number of calls so far.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time at which the connection is to be closed unless a call begins; `None` while there are calls. Calls end and
+    /// begin unnoticed: ask again at that time.
+    pub(crate) fn expires_ns(&self) -> Option<u64> {
+        if self.begun() == 0 {
+            return Some(self.opened_ns.saturating_add(nanos(self.network.limits.first_request)));
+        }
+        let idle_ns = nanos(self.network.limits.idle);
+        (self.calls.load(Ordering::Relaxed) == 0)
+            .then(|| self.idle_since_ns.load(Ordering::Relaxed).saturating_add(idle_ns))
+    }
+
+    /// Returns `true` if the connection is to be closed for want of a call.
+    pub(crate) fn has_expired(&self) -> bool {
+        self.expires_ns().is_some_and(|at_ns| at_ns <= self.network.clock.now_ns())
+    }
+
+    /// Adds received bytes of a request's message; returns `false`, with nothing added, if a limit is reached.
+    pub(crate) fn add_incoming(&self, bytes: u64) -> bool {
+        let limits = &self.network.limits;
+        let here = self.incoming_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let in_all = self.network.incoming_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let within = here <= limits.incoming_bytes_per_connection && in_all <= limits.incoming_bytes;
+        if !within {
+            self.remove_incoming(bytes);
+        }
+        within
+    }
+
+    /// Takes back received bytes.
+    pub(crate) fn remove_incoming(&self, bytes: u64) {
+        self.incoming_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.network.incoming_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes a call that the client reset before the answer, and closes the connection after too many.
+    fn reset_early(&self) {
+        let burst = u64::from(self.network.limits.early_resets);
+        if !lock(&self.resets).pour(self.network.clock.now_ns(), burst) {
+            self.close();
+        }
+    }
+}
+
+impl Call {
+    fn new(connection: Arc<Connection>) -> Self {
+        Self {
+            number: connection.network.number(),
+            connection,
+            reset: Notify::new(),
+            answered: AtomicBool::new(false),
+            handled: AtomicBool::new(false),
+            unread_since: AtomicU64::new(0),
+            unread_bytes: AtomicU64::new(0),
+            discarded: AtomicBool::new(false),
+            backlog: OnceLock::new(),
+        }
+    }
+
+    /// Returns a call without a connection, for tests and for services called without a network.
+    pub(crate) fn detached(limits: NetworkLimits, clock: Clock) -> Arc<Self> {
+        let connection = Connection::new(Network::new(limits, clock), 0, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        Arc::new(Self::new(Arc::new(connection)))
+    }
+
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Resets the stream.
+    fn reset(&self) {
+        self.reset.notify_one();
+    }
+
+    /// Waits until the stream is to be reset.
+    pub(crate) async fn to_reset(&self) {
+        self.reset.notified().await;
+    }
+
+    /// Notes that response headers are there.
+    pub(crate) fn answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that a handler got the request's message.
+    pub(crate) fn handle(&self) {
+        self.handled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a handler got the request's message.
+    pub(crate) fn is_handled(&self) -> bool {
+        self.handled.load(Ordering::Relaxed)
+    }
+
+    /// Sets the output to discard if the client does not read.
+    pub(crate) fn set_backlog(&self, backlog: Weak<dyn Backlog>) {
+        // A call has one request, hence one backlog.
+        let _ = self.backlog.set(backlog);
+    }
+
+    /// Adds waiting output, bytes in memory; returns `false` if the call has too many.
+    pub(crate) fn add_unread(&self, bytes: u64) -> bool {
+        let network = &self.connection.network;
+        let limits = &network.limits;
+        let in_call = self.unread_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let here = self.connection.unread_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let in_all = network.unread_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if here > limits.unread_bytes_per_connection || in_all > limits.unread_bytes {
+            network.over.notify_one();
+        }
+        self.note_unread();
+        in_call <= limits.unread_bytes_per_call
+    }
+
+    /// Takes back waiting output: taken by the connection, or discarded.
+    pub(crate) fn remove_unread(&self, bytes: u64) {
+        self.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.connection.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.connection.network.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that output waits for the client.
+    pub(crate) fn note_unread(&self) {
+        if self.unread_since.load(Ordering::Relaxed) == 0 {
+            let now_ns = self.connection.network.clock.now_ns();
+            self.unread_since.store(now_ns + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the client has read all output so far.
+    pub(crate) fn note_read(&self) {
+        self.unread_since.store(0, Ordering::Relaxed);
+    }
+
+    fn unread_since_ns(&self) -> Option<u64> {
+        self.unread_since.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Discards waiting output if there is any.
+    fn discard_bytes(&self) {
+        if self.unread_bytes.load(Ordering::Relaxed) > 0 {
+            self.discard();
+        }
+    }
+
+    /// Discards waiting output once; the stream then ends with RESOURCE_EXHAUSTED.
+    pub(crate) fn discard(&self) {
+        if !self.discarded.swap(true, Ordering::Relaxed) {
+            count(&self.connection.network.counters.unread_ended);
+            if let Some(backlog) = self.backlog.get().and_then(Weak::upgrade) {
+                backlog.discard();
+            }
+        }
+    }
+}
+
+impl Bucket {
+    /// Adds one drop; returns `false` if the bucket holds more than `burst`. A tenth of `burst` leaks out each second.
+    fn pour(&mut self, now_ns: u64, burst: u64) -> bool {
+        let leak_ns = 10_000_000_000 / burst.max(1);
+        let leaked = now_ns.saturating_sub(self.at_ns) / leak_ns;
+        self.level = self.level.saturating_sub(leaked) + 1;
+        self.at_ns = if leaked > 0 { now_ns } else { self.at_ns };
+        self.level <= burst
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        lock(&self.0.network.connections).remove(&self.0.number);
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let call = &self.0;
+        let connection = &call.connection;
+        connection.idle_since_ns.store(connection.network.clock.now_ns(), Ordering::Relaxed);
+        connection.calls.fetch_sub(1, Ordering::Relaxed);
+        lock(&connection.network.calls).remove(&call.number);
+        if !call.answered.load(Ordering::Relaxed) {
+            connection.reset_early();
+        }
+    }
+}
+
+/// Returns the part of an address that stands for one client: all of IPv4, the first 64 bits of IPv6.
+fn network_of(addr: IpAddr) -> IpAddr {
+    match addr.to_canonical() {
+        IpAddr::V6(addr) => IpAddr::V6((u128::from(addr) >> 64 << 64).into()),
+        addr => addr,
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Adds one to a counter.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Locks a map whose changes are single insertions and removals, whole even after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
