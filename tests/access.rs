@@ -87,6 +87,9 @@ async fn a_token_owns_its_requests_on_every_connection() {
     let made = client.0.generate(with(ALICE, greedy("hello", 4))).await.unwrap();
     let made = made.metadata().get("trunkline-request-id").unwrap().to_str().unwrap().to_owned();
     let mut second = server.client().await;
+    // A running request is active until its step ends, aborted or not.
+    let info = || with(ADMIN, GetServerInfoRequest {});
+    while second.0.get_server_info(info()).await.unwrap().into_inner().load.unwrap().running == 0 {}
     let mut abort = async |token, id: &str| {
         let request = with(token, AbortRequest { request_ids: vec![id.into()] });
         second.0.abort(request).await.unwrap().into_inner().found
