@@ -12,7 +12,7 @@ use trunkline_core::Config;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{AbortRequest, FlushCacheRequest, GenerateRequest, GetServerInfoRequest};
 use trunkline_server::{ClientTls, TlsFiles, authorization, connect_tls};
-use trunkline_tests::server::{Client, TestServer, gated, greedy};
+use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
 
 const ADMIN: &str = "admin-0123456789";
 const ALICE: &str = "alice-0123456789";
@@ -87,6 +87,9 @@ async fn a_token_owns_its_requests_on_every_connection() {
     let made = client.0.generate(with(ALICE, greedy("hello", 4))).await.unwrap();
     let made = made.metadata().get("trunkline-request-id").unwrap().to_str().unwrap().to_owned();
     let mut second = server.client().await;
+    // A running request is active until its step ends, aborted or not.
+    let info = || with(ADMIN, GetServerInfoRequest {});
+    while second.0.get_server_info(info()).await.unwrap().into_inner().load.unwrap().running == 0 {}
     let mut abort = async |token, id: &str| {
         let request = with(token, AbortRequest { request_ids: vec![id.into()] });
         second.0.abort(request).await.unwrap().into_inner().found
@@ -94,6 +97,29 @@ async fn a_token_owns_its_requests_on_every_connection() {
     assert_eq!((abort(BOB, &made).await, abort(ALICE, &made).await), (0, 1), "an id alone is no proof with tokens");
     assert_eq!((abort(ALICE, "job").await, abort(ADMIN, "job").await), (1, 2));
     drop(gate);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_reaches_the_cache_of_its_own_tenant_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens");
+    fs::write(&path, format!("{ADMIN} admin ops\n{ALICE} generate alice\n{BOB} generate bob\n")).unwrap();
+    let edit = move |options: &mut trunkline_server::Options| options.token_file = Some(path);
+    let server = TestServer::start_options(Config::default(), edit, |worker| Box::new(worker)).await;
+    let mut client = server.client().await;
+    let text = "a prompt of several blocks that one tenant has sent, and others would like to probe for";
+    let mut cached = async |token, tenant: &str| -> Result<bool, Code> {
+        let request = GenerateRequest { tenant: tenant.into(), ..greedy(text, 2) };
+        let stream = client.0.generate(with(token, request)).await.map_err(|status| status.code())?;
+        Ok(collect(stream.into_inner()).await.unwrap().usage.cached_tokens > 0)
+    };
+    assert_eq!(cached(ALICE, "").await, Ok(false));
+    assert_eq!(cached(BOB, "").await, Ok(false), "no tenant in the request is the tenant of the token");
+    assert_eq!(cached(ALICE, "alice").await, Ok(true));
+    for (token, tenant) in [(BOB, "alice"), (ALICE, "bob"), (ADMIN, "alice")] {
+        assert_eq!(cached(token, tenant).await, Err(Code::PermissionDenied), "{tenant}");
+    }
+    assert_eq!(cached(ADMIN, "").await, Ok(false));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Role};
 use trunkline_core::Config;
 use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
+use trunkline_server::Options;
 use trunkline_server::proto::{EngineRole, EngineState, FinishReason, GetServerInfoResponse};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{Answer, Client, Faulty, TestServer, collect, greedy};
@@ -204,5 +206,67 @@ async fn a_worker_that_is_lost_costs_no_text_and_no_other_engine_and_serves_agai
         let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
         assert_eq!((replayed.digest, replayed.matches), (format!("{:016x}", outcome.digest), Some(true)), "{fault:?}");
         assert_eq!(replayed.requests, 12);
+    }
+}
+
+/// A worker that never ends step [`FAILS_AT`] as long as the test runs.
+struct Hangs {
+    worker: Worker,
+    gate: Option<Receiver<()>>,
+}
+
+impl StepRunner for Hangs {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        if let Some(gate) = self.gate.as_ref().filter(|_| step.id == FAILS_AT) {
+            // An error means that the test is over.
+            let _ = gate.recv();
+        }
+        StepRunner::run(&mut self.worker, step)
+    }
+
+    fn copier(&mut self) -> Box<dyn BlockCopier> {
+        StepRunner::copier(&mut self.worker)
+    }
+
+    fn reset(&mut self) {
+        self.worker.reset();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_never_ends_costs_a_worker_and_no_text_and_late_answers_are_ignored() {
+    let prompts = prompts(6);
+    let expected = texts_of_one_worker(&prompts).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl.gz");
+    for engines in [1, 2] {
+        let (end, gate) = mpsc::channel();
+        let gate = Mutex::new(Some(gate));
+        let wrap = move |engine: EngineId, worker| -> Box<dyn StepRunner> {
+            let is_last = engine.index() + 1 == engines;
+            let gate = if is_last { gate.lock().unwrap().take() } else { None };
+            Box::new(Hangs { worker, gate })
+        };
+        let options = Options {
+            cluster: ClusterConfig::uniform(&limits(), engines),
+            record: Some(path.clone()),
+            step_timeout: Duration::from_secs(1),
+            ..Options::default()
+        };
+        let server = TestServer::launch(options, wrap).await.expect("the server starts");
+        let mut client = server.client().await;
+        client.until(|info| states(info).iter().all(|state| *state == EngineState::Up)).await;
+        assert_eq!(texts(&ask_all(&mut client, &prompts).await), expected, "{engines} engines");
+        let info = client.until(|info| states(info).iter().all(|state| *state == EngineState::Up)).await;
+        assert_eq!(info.engines[engines - 1].abandoned_workers, 1);
+
+        // The step ends after all, and the worker left behind with it.
+        drop(end);
+        client.until(|info| info.engines[engines - 1].abandoned_workers == 0).await;
+        assert_eq!(texts(&ask_all(&mut client, &prompts).await), expected, "{engines} engines, afterwards");
+        let outcome = server.drain().await;
+        assert_eq!(outcome.failure, None);
+        let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
+        assert_eq!((replayed.digest, replayed.matches), (format!("{:016x}", outcome.digest), Some(true)));
     }
 }

@@ -154,6 +154,7 @@ async fn an_abort_ends_the_stream_and_may_be_repeated() {
     let one = client.open(named("one")).await.unwrap();
     let two = client.open(named("two")).await.unwrap();
     assert_eq!(code(client.open(named("one")).await), Code::AlreadyExists);
+    client.until(|info| info.load.unwrap().running >= 1).await;
 
     let ids = ["one", "two", "three"].map(String::from).to_vec();
     let mut abort = client.clone();

@@ -14,6 +14,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out_dir = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out_dir.join("trunkline_descriptor.bin"), compiler.encode_file_descriptor_set())?;
 
-    tonic_prost_build::configure().compile_fds(compiler.file_descriptor_set())?;
+    tonic_prost_build::configure().codec_path("crate::codec::WireCodec").compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

@@ -85,14 +85,17 @@ impl TestServer {
         Self::launch(options, wrap).await.expect("the server starts")
     }
 
-    async fn launch(
+    /// A server on a free port with any options.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub async fn launch(
         options: Options,
         wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        let cluster = &options.cluster;
         let model = Arc::new(Model::seeded(SEED));
         let info = model.info();
-        let limits: Vec<Config> = cluster.engines.iter().map(|engine| engine.core.clone()).collect();
+        let limits: Vec<Config> = options.cluster.engines.iter().map(|engine| engine.core.clone()).collect();
         let workers: MakeWorker = Arc::new(move |engine| {
             let config = &limits[engine.index()];
             let worker = WorkerConfig {

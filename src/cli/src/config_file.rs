@@ -14,7 +14,8 @@ use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 8] = ["listen", "model", "record", "threads", "worker", "workers", "router", "roles"];
+const SERVER_KEYS: [&str; 10] =
+    ["listen", "model", "record", "threads", "worker", "workers", "router", "roles", "share-cache", "step-timeout"];
 
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -77,6 +78,16 @@ pub struct Settings {
     #[arg(long, value_name = "ROLES")]
     pub roles: Option<String>,
 
+    /// Let tenants share cached blocks, unless a request asks otherwise: true or false. If false, each tenant has a cache of its own
+    /// [default: false].
+    #[arg(long, value_name = "BOOL")]
+    pub share_cache: Option<bool>,
+
+    /// Seconds after which a step may be taken for lost, and the worker replaced; longer for steps that are expected to take longer.
+    /// 0 waits for ever [default: 60].
+    #[arg(long, value_name = "SECONDS")]
+    pub step_timeout: Option<f64>,
+
     /// Settings of the network edge.
     #[command(flatten)]
     pub network: NetworkSettings,
@@ -113,6 +124,8 @@ impl Settings {
             workers: self.workers.or(other.workers),
             router: self.router.or(other.router),
             roles: self.roles.or(other.roles),
+            share_cache: self.share_cache.or(other.share_cache),
+            step_timeout: self.step_timeout.or(other.step_timeout),
             network: self.network.or(other.network),
         }
     }
@@ -164,6 +177,8 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Server("worker") => settings.worker = Some(file.next_value()?),
                         Key::Server("workers") => settings.workers = Some(file.next_value()?),
                         Key::Server("router") => settings.router = Some(file.next_value()?),
+                        Key::Server("share-cache") => settings.share_cache = Some(file.next_value()?),
+                        Key::Server("step-timeout") => settings.step_timeout = Some(file.next_value()?),
                         Key::Server("roles") => settings.roles = Some(file.next_value()?),
                         Key::Server(_) => settings.threads = Some(file.next_value()?),
                     }
@@ -227,6 +242,8 @@ mod tests {
             "--router=least_loaded",
             "--roles=both,both",
             "--copy-timeout-ms=5000",
+            "--share-cache=true",
+            "--step-timeout=1.5",
             "--token-file=t",
             "--admin=true",
             "--tls-cert=c",
@@ -244,7 +261,7 @@ mod tests {
             .iter()
             .map(|flag| {
                 let (key, value) = flag[2..].split_once('=').unwrap();
-                let is_bare = value.parse::<f64>().is_ok() || value == "true";
+                let is_bare = value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
                 let value = if is_bare { value.into() } else { format!("'{value}'") };
                 format!("{key} = {value}\n")
             })

@@ -63,7 +63,8 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "SALT")]
     cache_salt: Option<String>,
 
-    /// Tenant of the request, for policies that share service among tenants [default: the salt].
+    /// Tenant of the request, for policies that share service among tenants and for the tenant's own cache; a server with tokens allows
+    /// the name of the token alone [default: the name of the token, else the salt].
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
@@ -255,6 +256,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
+        ..Default::default()
     })
 }
 

@@ -1,17 +1,19 @@
 //! `trunkline serve`: serves a model over gRPC.
 
-use std::io::{self, Write};
+use std::fs;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use tracing::info;
+use tracing::{info, warn};
 use trunkline_cluster::Cluster;
 use trunkline_core::Config;
 use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::config_file::Settings;
 use crate::engines::Engines;
@@ -20,6 +22,12 @@ use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
 const SEED: u64 = 0;
+/// Time after which a step may be taken for lost, seconds.
+const STEP_TIMEOUT_S_DEFAULT: f64 = 60.0;
+const STEP_TIMEOUT_S_MAX: f64 = 86_400.0;
+const TOKENIZER_FILE: &str = "tokenizer.json";
+/// Extensions of the files that decide about a model's KV.
+const REVISION_FILES: [&str; 3] = ["json", "safetensors", "gguf"];
 /// KV cache on the device by default, bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Tokens in the default KV cache, at least, however large each is.
@@ -83,6 +91,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let settings = (*args.settings).or(file);
     let engines = Engines::of(&settings, cores())?;
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
+    let step_timeout = step_timeout(settings.step_timeout)?;
     // Mistakes in settings and address are reported before a large model is read.
     let config = limits(&settings, 1 << 10, Config::default().max_context)?;
     Cluster::new(&engines.cluster(&config))?;
@@ -102,7 +111,13 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let name = backend.model.name.clone();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * backend.model.kv_bytes_per_token;
     let network = settings.network.clone();
-    let mut options = Options { cluster: engines.cluster(&config), record: settings.record, ..Options::default() };
+    let mut options = Options {
+        cluster: engines.cluster(&config),
+        record: settings.record,
+        share_cache: settings.share_cache.unwrap_or(false),
+        step_timeout,
+        ..Options::default()
+    };
     network.apply(&mut options)?;
     let result = runtime.block_on(async {
         let server = Server::new(listener, backend, options).await?;
@@ -136,7 +151,12 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
     };
     let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
     let config = with_estimates(config, &model, engines.threads_each());
-    let backend = engines.backend(model, tokenizer, &config);
+    check_tokenizer(&tokenizer, model.config().vocab_size)?;
+    let mut backend = engines.backend(model, tokenizer, &config);
+    if let Some(dir) = &settings.model {
+        backend.model.revision =
+            revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
+    }
     Ok((config, backend))
 }
 
@@ -149,6 +169,62 @@ fn null(settings: &Settings, step: Duration) -> anyhow::Result<(Config, Backend)
     let model = NullWorker::info(tokenizer.vocab_size());
     let config = limits(settings, model.kv_bytes_per_token, model.max_context)?;
     Ok((config, null_backend(model, tokenizer, step)))
+}
+
+/// Returns the time after which a step may be taken for lost.
+fn step_timeout(seconds: Option<f64>) -> anyhow::Result<Duration> {
+    let seconds = seconds.unwrap_or(STEP_TIMEOUT_S_DEFAULT);
+    ensure!(
+        (0.0..=STEP_TIMEOUT_S_MAX).contains(&seconds),
+        "step-timeout is {seconds}; it must be between 0 and {STEP_TIMEOUT_S_MAX} seconds"
+    );
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Compares a tokenizer with a model.
+///
+/// # Errors
+/// If the model does not have most of the tokens: the tokenizer is of another model.
+fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()> {
+    let (beyond, all) = (tokenizer.tokens_beyond(vocab_size), tokenizer.vocab_size());
+    ensure!(
+        beyond as u64 * 2 < u64::from(all),
+        "{TOKENIZER_FILE} has {beyond} tokens with ids that the model does not have (its ids are below {vocab_size}): the \
+         files belong to different models"
+    );
+    if beyond > 0 {
+        warn!(
+            "{beyond} tokens of {TOKENIZER_FILE} have ids that the model does not have; texts with such a token are refused"
+        );
+    }
+    Ok(())
+}
+
+/// Returns a hash of the contents of a model folder or file, 32 hex digits: the revision of the model, which keeps cached blocks
+/// of other weights apart.
+fn revision(dir: &Path) -> anyhow::Result<String> {
+    let decides = |path: &Path| path.extension().is_some_and(|is| REVISION_FILES.iter().any(|of| is == *of));
+    let mut files = match dir.is_file() {
+        true => vec![dir.to_owned()],
+        false => fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?,
+    };
+    files.retain(|path| path.is_file() && decides(path));
+    files.sort_unstable();
+    let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 20]);
+    for path in &files {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        hash.update(&(name.len() as u64).to_le_bytes());
+        hash.update(name);
+        let mut file = fs::File::open(path)?;
+        hash.update(&file.metadata()?.len().to_le_bytes());
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                n => hash.update(&buffer[..n]),
+            }
+        }
+    }
+    Ok(format!("{:032x}", hash.digest128()))
 }
 
 /// Reads model and tokenizer from a Hugging Face folder or a GGUF file.
@@ -209,6 +285,10 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
     }
     let mut config = Config { max_context, ..Config::default() };
     settings.core.apply(&mut config)?;
+    if settings.core.has("max_batch_tokens") && !settings.core.has("max_batch_size") {
+        // A step has a token for each of its sequences.
+        config.max_batch_size = config.max_batch_size.min(config.max_batch_tokens).max(1);
+    }
     // A number of blocks follows only from a block size within its range.
     config.validate()?;
     if !settings.core.has("device_blocks") {
@@ -300,6 +380,55 @@ mod tests {
             null(&given(&["--model=/nowhere"]), Duration::ZERO).is_err(),
             "the tokenizer of a model that is missing"
         );
+    }
+
+    #[test]
+    fn a_small_token_budget_bounds_the_batch_by_itself() {
+        let config = limits(&given(&["--max-batch-tokens=7"]), 1 << 14, 512).unwrap();
+        assert_eq!((config.max_batch_tokens, config.max_batch_size), (7, 7));
+        let both = limits(&given(&["--max-batch-tokens=7", "--max-batch-size=8"]), 1 << 14, 512);
+        assert!(both.is_err(), "both were asked for");
+        assert_eq!(limits(&given(&["--max-batch-tokens=512"]), 1 << 14, 512).unwrap().max_batch_size, 256);
+    }
+
+    #[test]
+    fn a_tokenizer_of_another_model_is_refused_and_a_few_tokens_too_many_are_not() {
+        let tokenizer = Tokenizer::bytes();
+        assert!(check_tokenizer(&tokenizer, 258).is_ok() && check_tokenizer(&tokenizer, 1 << 20).is_ok());
+        assert!(check_tokenizer(&tokenizer, 257).is_ok());
+        let message = check_tokenizer(&tokenizer, 100).unwrap_err().to_string();
+        assert!(
+            message.starts_with("tokenizer.json has 158 tokens with ids that the model does not have"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_revision_is_of_names_and_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        write("config.json", "{}");
+        write("model.safetensors", "ab");
+        let first = revision(dir.path()).unwrap();
+        assert_eq!((first.len(), revision(dir.path()).unwrap()), (32, first.clone()));
+        write("README.md", "no part of the model");
+        assert_eq!(revision(dir.path()).unwrap(), first);
+        write("model.safetensors", "ac");
+        assert_ne!(revision(dir.path()).unwrap(), first);
+        assert!(revision(&dir.path().join("config.json")).is_ok(), "a model may be one file");
+        write("model.safetensors", "a");
+        write("model2.safetensors", "b");
+        assert_ne!(revision(dir.path()).unwrap(), first);
+        assert!(revision(Path::new("/nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_step_timeout_is_a_number_of_seconds() {
+        assert_eq!(step_timeout(None).unwrap(), Duration::from_secs(60));
+        assert_eq!(step_timeout(Some(0.0)).unwrap(), Duration::ZERO);
+        for bad in [-1.0, f64::NAN, 86_401.0] {
+            assert!(step_timeout(Some(bad)).unwrap_err().to_string().starts_with("step-timeout is"), "{bad}");
+        }
     }
 
     #[test]

@@ -62,26 +62,46 @@ impl TryFrom<String> for BlockHash {
     }
 }
 
-/// Scope within which prefixes are shared: all properties that change the contents of KV for equal tokens. The hash of the
-/// namespace is the parent of a prompt's first block, so prompts of different namespaces never share a block.
+/// Scope within which prefixes are shared: all properties that change the contents of KV for equal tokens, and the owners of
+/// the contents. The hash of the namespace is the parent of a prompt's first block, so prompts of different namespaces never share
+/// a block, on the device or in any tier.
+///
+/// Every field is empty for "none", and an empty field is a value like any other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespace<'a> {
-    /// Model name and revision.
+    /// Model name.
     pub model: &'a str,
+    /// Revision of the weights: a commit, or a hash of the files.
+    pub revision: &'a str,
     /// Element type and layout of the KV cache.
     pub kv_dtype: &'a str,
-    /// Tenant salt as the client sent it; empty for none.
+    /// Adapter of the weights, for example the name of a LoRA.
+    pub adapter: &'a str,
+    /// Tenant with a cache of its own; empty for the cache that tenants share.
+    pub tenant: &'a str,
+    /// Salt as the client sent it.
     pub salt: &'a str,
+    /// Whatever else the KV of the prompt depends on, in order: for example hashes of images in the place of tokens.
+    pub extra_keys: &'a [String],
 }
 
 impl Namespace<'_> {
     /// Returns the hash of the empty prefix in this namespace.
+    ///
+    /// The hashed bytes are, each with its length before it, so that ("ab", "c") and ("a", "bc") differ: model, KV type and salt;
+    /// then nothing, or, if any is not empty, revision, adapter, tenant and the extra keys, and the number of extra keys.
     pub fn root(&self) -> BlockHash {
-        // Lengths go first, so that ("ab", "c") and ("a", "bc") differ.
         let mut bytes = Vec::with_capacity(64);
-        for part in [self.model, self.kv_dtype, self.salt] {
+        let mut put = |part: &str| {
             bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
             bytes.extend_from_slice(part.as_bytes());
+        };
+        [self.model, self.kv_dtype, self.salt].into_iter().for_each(&mut put);
+        let others = [self.revision, self.adapter, self.tenant];
+        if others.iter().any(|part| !part.is_empty()) || !self.extra_keys.is_empty() {
+            others.into_iter().for_each(&mut put);
+            self.extra_keys.iter().for_each(|key| put(key));
+            bytes.extend_from_slice(&(self.extra_keys.len() as u64).to_le_bytes());
         }
         BlockHash(xxh3_128_with_secret(&bytes, &SECRET))
     }
@@ -221,11 +241,51 @@ mod tests {
     }
 
     #[test]
-    fn namespace_parts_do_not_run_into_each_other() {
-        let a = Namespace { model: "ab", kv_dtype: "c", salt: "" }.root();
-        let b = Namespace { model: "a", kv_dtype: "bc", salt: "" }.root();
-        let c = Namespace { model: "a", kv_dtype: "b", salt: "c" }.root();
-        assert!(a != b && b != c && a != c);
+    fn namespaces_that_differ_in_any_field_or_in_the_place_of_a_text_have_different_roots() {
+        let none = Namespace::default();
+        let (a, b, ab) = (["a".to_owned()], ["b".to_owned()], ["a".to_owned(), "b".to_owned()]);
+        let (empty, joined, swapped) = ([String::new()], ["ab".to_owned()], ["b".to_owned(), "a".to_owned()]);
+        let keys = |extra_keys| Namespace { extra_keys, ..Namespace::default() };
+        let namespaces = [
+            none.clone(),
+            Namespace { model: "a", ..none.clone() },
+            Namespace { revision: "a", ..none.clone() },
+            Namespace { kv_dtype: "a", ..none.clone() },
+            Namespace { adapter: "a", ..none.clone() },
+            Namespace { tenant: "a", ..none.clone() },
+            Namespace { salt: "a", ..none.clone() },
+            Namespace { model: "ab", kv_dtype: "c", ..none.clone() },
+            Namespace { model: "a", kv_dtype: "bc", ..none.clone() },
+            Namespace { model: "a", kv_dtype: "b", salt: "c", ..none.clone() },
+            Namespace { revision: "a", tenant: "b", ..none.clone() },
+            Namespace { revision: "a", adapter: "b", ..none.clone() },
+            Namespace { tenant: "a", extra_keys: &b, ..none.clone() },
+            keys(&a),
+            keys(&b),
+            keys(&ab),
+            keys(&joined),
+            keys(&swapped),
+            keys(&empty),
+        ];
+        let roots: std::collections::BTreeSet<BlockHash> = namespaces.iter().map(Namespace::root).collect();
+        assert_eq!(roots.len(), namespaces.len());
+    }
+
+    #[test]
+    fn roots_are_pinned() {
+        // Tiers that outlive a server and recordings have these hashes.
+        let keys = ["image 1".to_owned(), "image 2".to_owned()];
+        let model = Namespace { model: "llama", kv_dtype: "f32", salt: "s", ..Namespace::default() };
+        let all = Namespace { revision: "r", adapter: "lora", tenant: "acme", extra_keys: &keys, ..model.clone() };
+        let roots = [Namespace::default(), model, all].map(|namespace| format!("{:?}", namespace.root()));
+        assert_eq!(
+            roots,
+            [
+                "cba00790aebade8e78553257f6d25149",
+                "eae02988671dfaa184ddcefe7196b5ef",
+                "53668e29f348abafd69e7bae1ec45ea3",
+            ]
+        );
     }
 
     #[test]

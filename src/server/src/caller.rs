@@ -50,6 +50,20 @@ impl Caller {
         }
     }
 
+    /// Returns the tenant of a request that asks for `asked`: with tokens the name of the sender's token, else the tenant asked for. So
+    /// no holder of a token reaches the cached blocks of another, or counts requests for another.
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED if the sender has a token, and the request names a tenant other than the token's name.
+    pub(crate) fn tenant(&self, asked: String) -> Result<String, Status> {
+        let Owner::Token(name) = &self.owner else { return Ok(asked) };
+        if asked.is_empty() || asked == **name {
+            return Ok(name.to_string());
+        }
+        count(&self.call.connection().network().counters.unauthorised);
+        Err(Status::permission_denied(format!("tenant must be empty or '{name}', the name of the call's token")))
+    }
+
     /// # Errors
     /// PERMISSION_DENIED if the sender is not an administrator; `what` names the call.
     pub(crate) fn check_admin(&self, what: &str) -> Result<(), Status> {
@@ -62,5 +76,25 @@ impl Caller {
             Owner::Anyone | Owner::Connection(_) => "a server started with --admin true",
         };
         Err(Status::permission_denied(format!("{what} needs {needed}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_token_decides_the_tenant_and_without_a_token_the_request_does() {
+        let nobody = Caller::local();
+        assert_eq!(nobody.tenant("bob".into()).unwrap(), "bob");
+        assert_eq!(nobody.tenant(String::new()).unwrap(), "");
+        for admin in [false, true] {
+            let alice = Caller { owner: Owner::Token("alice".into()), admin, ..Caller::local() };
+            assert_eq!(alice.tenant(String::new()).unwrap(), "alice", "no tenant is not the tenant of all");
+            assert_eq!(alice.tenant("alice".into()).unwrap(), "alice");
+            let status = alice.tenant("bob".into()).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::PermissionDenied);
+            assert_eq!(status.message(), "tenant must be empty or 'alice', the name of the call's token");
+        }
     }
 }

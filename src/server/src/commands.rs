@@ -54,6 +54,8 @@ impl AddAssign for Drafts {
 pub(crate) struct EngineSnapshot {
     pub(crate) status: EngineStatus,
     pub(crate) drafts: Drafts,
+    /// Workers left behind in a step that never ended.
+    pub(crate) abandoned: u32,
 }
 
 /// The state of the cluster between two inputs.

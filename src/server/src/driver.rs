@@ -9,7 +9,8 @@
 //! A worker with a failed step is reset and joins again; the worker's requests are computed again on the same engine. A worker with
 //! ended threads is started again ([`Workers`]), and meanwhile the worker's engine is retired: other engines continue the engine's
 //! requests with the tokens generated so far. A server with one engine stops with a failure instead, and so does a server after the
-//! last restart of every worker.
+//! last restart of every worker. A worker with a step that does not end ([`crate::watchdog`]) is left behind, and a new worker takes its
+//! place, on a server with one engine too.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::commands::{Command, Drafts, EngineSnapshot, Snapshot};
 use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
+use crate::watchdog::Watchdog;
 use crate::worker_thread::{WorkerEvent, WorkerReport};
 use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
@@ -55,6 +57,7 @@ pub struct Outcome {
 pub(crate) fn spawn(
     cluster: Cluster,
     runners: Vec<Box<dyn StepRunner>>,
+    watchdogs: Vec<Watchdog>,
     make: MakeWorker,
     recorder: Option<Recorder>,
 ) -> std::io::Result<(DriverHandle, oneshot::Receiver<Outcome>)> {
@@ -63,7 +66,7 @@ pub(crate) fn spawn(
     for (at, runner) in runners.into_iter().enumerate() {
         workers.push(spawn_threads(EngineId(at as u32), 0, runner, &handle)?);
     }
-    let workers = Workers::new(workers, make, handle.clone());
+    let workers = Workers::new(workers, watchdogs, make, handle.clone());
     let driver = Driver::new(cluster, &handle, commands, workers, recorder);
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
@@ -88,6 +91,11 @@ impl Client {
     }
 }
 
+/// Returns the command for a queue without senders: nobody is left who could want anything.
+fn nobody_left() -> WakeUp {
+    WakeUp::Command(Command::Shutdown)
+}
+
 /// Reason for waking the core's thread.
 enum WakeUp {
     Command(Command),
@@ -95,6 +103,8 @@ enum WakeUp {
     Deadline,
     /// A worker is to be started again.
     Restart,
+    /// A step has taken too long.
+    Timeout,
 }
 
 struct Driver {
@@ -168,25 +178,35 @@ impl Driver {
             WakeUp::Command(command) => self.take(command),
             WakeUp::Deadline => self.apply(Input::Client(Event::Tick)),
             WakeUp::Restart => self.workers.restart_due(self.clock.now_ns()),
+            WakeUp::Timeout => self.abandon(),
         }
     }
 
     fn next_wake_up(&self) -> WakeUp {
-        let (deadline_ns, restart_ns) = (self.cluster.next_deadline_ns(), self.workers.next_restart_ns());
-        let next_ns = [deadline_ns, restart_ns].into_iter().flatten().min();
-        let due = || if restart_ns == next_ns { WakeUp::Restart } else { WakeUp::Deadline };
-        if next_ns.is_some_and(|next_ns| next_ns <= self.clock.now_ns()) {
-            return due();
+        let due = [
+            (self.workers.next_restart_ns(), WakeUp::Restart),
+            (self.cluster.next_deadline_ns(), WakeUp::Deadline),
+            (self.workers.next_timeout_ns(), WakeUp::Timeout),
+        ];
+        let due = due.into_iter().filter_map(|(at_ns, reason)| Some((at_ns?, reason)));
+        let Some((next_ns, reason)) = due.min_by_key(|(at_ns, _)| *at_ns) else {
+            return self.commands.recv().map_or_else(|_| nobody_left(), WakeUp::Command);
+        };
+        if next_ns <= self.clock.now_ns() {
+            // The answer to a step may be in the queue: only an answer that is not there is late.
+            let answer = matches!(reason, WakeUp::Timeout).then(|| self.commands.try_recv().ok()).flatten();
+            return answer.map_or(reason, WakeUp::Command);
         }
-        let received = match next_ns.and_then(|next_ns| self.clock.instant(next_ns)) {
+        let received = match self.clock.instant(next_ns) {
             Some(next) => self.commands.recv_deadline(next),
             None => self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
             Ok(command) => WakeUp::Command(command),
-            Err(RecvTimeoutError::Timeout) => due(),
-            // Nobody is left who could want anything.
-            Err(RecvTimeoutError::Disconnected) => WakeUp::Command(Command::Shutdown),
+            // Looks at the clock and the queue again.
+            Err(RecvTimeoutError::Timeout) if matches!(reason, WakeUp::Timeout) => self.next_wake_up(),
+            Err(RecvTimeoutError::Timeout) => reason,
+            Err(RecvTimeoutError::Disconnected) => nobody_left(),
         }
     }
 
@@ -237,6 +257,7 @@ impl Driver {
     fn snapshot(&self) -> Snapshot {
         let engine = |(at, drafts): (usize, &Drafts)| EngineSnapshot {
             status: self.cluster.status(EngineId(at as u32)),
+            abandoned: self.workers.abandoned(EngineId(at as u32)),
             drafts: *drafts,
         };
         Snapshot {
@@ -248,8 +269,8 @@ impl Driver {
 
     fn take_report(&mut self, report: WorkerReport) {
         if self.workers.is_from_replaced_threads(&report) {
-            // Only copies are answered so late: the step thread reports its end last.
-            return;
+            // Copies may be answered so late, and so may a step whose worker was abandoned.
+            return self.workers.note_late(&report);
         }
         let engine = EngineId(report.worker);
         let is_current = self.workers.is_current(&report);
@@ -261,8 +282,8 @@ impl Driver {
             }
             WorkerEvent::Ready => self.join(engine),
             WorkerEvent::Done { step, output } => {
+                self.workers.note_step(engine, step.id, self.clock.now_ns());
                 self.cluster.recycle(engine, step);
-                self.workers.note_step(engine);
                 self.drafts[engine.index()] += Drafts { drafted: output.drafted, accepted: output.accepted };
                 for entry in output.logprobs {
                     self.logprobs.entry(entry.request).or_default().push_back(entry);
@@ -314,6 +335,19 @@ impl Driver {
         let requests = self.cluster.status(engine).load.requests;
         warn!(%engine, requests, "the worker ended; other engines continue its requests");
         self.apply(Input::Retire(engine));
+        self.plan_restart(engine);
+    }
+
+    /// Leaves a worker behind in a step that does not end, and plans another in its place. The worker's requests start over: on other
+    /// engines, or on the same one when the new worker joins.
+    fn abandon(&mut self) {
+        let Some(engine) = self.workers.timed_out(self.clock.now_ns()) else { return };
+        let requests = self.cluster.status(engine).load.requests;
+        error!(%engine, requests, "a step takes too long; the worker is left behind and another is started in its place");
+        // Before the loss, so that whatever the core wants from then on is no job of the old worker.
+        self.workers.abandon(engine);
+        let alone = self.cluster.n_engines() == 1;
+        self.apply(if alone { Input::Engine(engine, Event::WorkerLost) } else { Input::Retire(engine) });
         self.plan_restart(engine);
     }
 
@@ -399,7 +433,7 @@ impl Driver {
 
     fn perform(&mut self, output: ClusterOutput) {
         match output {
-            ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step),
+            ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step, self.last_input_ns),
             ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
             ClusterOutput::Engine(engine, Action::ResetWorker) => self.workers.reset(engine),
             ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),

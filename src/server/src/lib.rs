@@ -53,6 +53,7 @@ mod caller;
 mod changes;
 mod client;
 mod clock;
+mod codec;
 mod commands;
 mod driver;
 mod gate;
@@ -73,6 +74,7 @@ mod submission;
 mod tls;
 mod tokens;
 mod validate;
+mod watchdog;
 mod worker_thread;
 mod workers;
 

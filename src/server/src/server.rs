@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::service::Routes;
-use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId};
+use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId};
 use trunkline_core::Config;
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
@@ -29,10 +29,13 @@ use crate::shutdown::ServerHandle;
 use crate::submission::Submitter;
 use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::tokens::TokenFileError;
+use crate::watchdog::Watchdog;
 use crate::workers::{MakeWorker, WorkerError};
 
-/// A message from a client has at most this many bytes; a million token ids take up to five.
-const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a token id in a message, at most.
+const ID_BYTES_MAX: u64 = 5;
+/// Bytes of a message besides the prompt, at most.
+const MESSAGE_BYTES_OTHER: u64 = 1 << 20;
 /// Time between two looks for changes of files, by default.
 const RELOAD: Duration = Duration::from_secs(2);
 /// Bounds of the time between two looks for unread output.
@@ -61,6 +64,11 @@ pub struct Options {
     /// File to record every input of the cluster to; compressed if the name ends in `.gz`. The recording has the prompts, as token
     /// ids.
     pub record: Option<PathBuf>,
+    /// Let tenants share cached blocks, except for requests that ask otherwise. Off, each tenant has a cache of its own.
+    pub share_cache: bool,
+    /// Time after which a step may be taken for lost, at least; a step also gets many times what such steps take. Zero waits for
+    /// ever.
+    pub step_timeout: Duration,
     /// Limits of connections and of the calls on them.
     pub network: NetworkLimits,
     /// Without tokens: every client may flush the cache and read all counters. `None`: if the listener's address is loopback.
@@ -74,12 +82,14 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// One engine with default limits, and no recording.
+    /// One engine with default limits, no recording, a cache for each tenant, and a step timeout of 60 s.
     fn default() -> Self {
         let cluster = ClusterConfig::uniform(&Config::default(), 1);
         Self {
             cluster,
             record: None,
+            share_cache: false,
+            step_timeout: Duration::from_secs(60),
             network: NetworkLimits::default(),
             admin: None,
             token_file: None,
@@ -87,6 +97,14 @@ impl Default for Options {
             reload: RELOAD,
         }
     }
+}
+
+/// Returns the longest message from a client, bytes: a prompt that fills the context, as text or as token ids, and the other fields;
+/// no more than one connection may send at once.
+fn message_bytes_max(max_context: u32, tokenizer: &Tokenizer, limits: &NetworkLimits) -> usize {
+    let bytes_each = ID_BYTES_MAX.max(tokenizer.longest_piece().into());
+    let bytes = u64::from(max_context) * bytes_each + MESSAGE_BYTES_OTHER;
+    usize::try_from(bytes.min(limits.incoming_bytes_per_connection)).unwrap_or(usize::MAX)
 }
 
 /// Reason for a failed start or an early end of a server.
@@ -204,7 +222,8 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, workers } = backend;
-        let Options { cluster: mut config, record, network, admin, token_file, tls, reload } = options;
+        let Options { cluster: mut config, record, share_cache, step_timeout, .. } = options;
+        let Options { network, admin, token_file, tls, reload, .. } = options;
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
         }
@@ -217,16 +236,20 @@ impl Server {
         let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
             .transpose()?;
-        let (driver, outcome) = driver::spawn(cluster, runners, workers, recorder).map_err(ServerError::Thread)?;
+        let watchdog = |engine: &EngineConfig| Watchdog::new(step_timeout, engine.core.recompute_token_ns);
+        let watchdogs = config.engines.iter().map(watchdog).collect();
+        let (driver, outcome) =
+            driver::spawn(cluster, runners, watchdogs, workers, recorder).map_err(ServerError::Thread)?;
         let stop = StopOnDrop(driver.clone());
 
         let (reporter, health) = tonic_health::server::health_reporter();
         let limits = config.engines.swap_remove(0).core;
         let handle = ServerHandle::new(driver.clone(), reporter).await;
+        let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &network);
         let network = Network::new(network, driver.clock());
-        let submitter = Submitter::new(driver, model, tokenizer, limits);
+        let submitter = Submitter::new(driver, model, tokenizer, limits).share_cache(share_cache);
         let service = InferenceServer::new(InferenceService::new(submitter, network.clone()))
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+            .max_decoding_message_size(message_bytes_max);
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)

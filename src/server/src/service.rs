@@ -69,7 +69,9 @@ impl Inference for InferenceService {
         let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let call_timeout = header.and_then(validate::grpc_timeout);
         let model = &shared.model;
-        let mut checked = validate::check(request.into_inner(), model.vocab_size, &model.eos_token_ids)?;
+        let mut message = request.into_inner();
+        message.tenant = caller.tenant(message.tenant)?;
+        let mut checked = validate::check(message, model.vocab_size, &model.eos_token_ids)?;
 
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let detokenizer = shared.tokenizer.detokenizer(checked.skip_special_tokens);
@@ -245,6 +247,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
         load: Some(load(&status.stats)),
         blocks: Some(blocks(&status.stats)),
         counters: Some(counters(&status.stats, engine.drafts)),
+        abandoned_workers: engine.abandoned,
     }
 }
 
@@ -262,7 +265,7 @@ mod tests {
     use super::*;
     use crate::limits::NetworkLimits;
     use crate::queue::{NotTaken, queue};
-    use crate::submission::{INLINE_BYTES_MAX, TOKENISING_MAX};
+    use crate::submission::{PART_BYTES, TEXT_KIB_MAX};
 
     /// A service whose core nobody runs.
     struct Gated {
@@ -295,7 +298,7 @@ mod tests {
             request_id: &str,
             timeout_ms: u32,
         ) -> JoinHandle<Result<Response<Generation>, Status>> {
-            let prompt = Some(proto::generate_request::Prompt::Text("x".repeat(INLINE_BYTES_MAX + 1)));
+            let prompt = Some(proto::generate_request::Prompt::Text("x".repeat(PART_BYTES + 1)));
             let request_id = request_id.into();
             let request = proto::GenerateRequest { request_id, prompt, timeout_ms, ..Default::default() };
             let service = self.service.clone();
@@ -360,23 +363,113 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_prompts_wait_for_the_tokenizer() {
+    fn texts_wait_for_the_tokenizer_while_there_is_room_for_twice_as_much() {
         gated(|test, gate| async move {
+            // A prompt takes 9 KiB of room.
+            let room = test.service.shared.tokenising.room.clone();
+            let taken = room.clone().try_acquire_many_owned(TEXT_KIB_MAX as u32 - 36).unwrap();
             let mut waiting = Vec::new();
-            for i in 0..TOKENISING_MAX {
+            for i in 0..3 {
                 waiting.push(test.generate(&i.to_string(), 0).await);
             }
+            assert_eq!(room.available_permits(), 9);
             let status = test.generate("one more", 0).await.await.unwrap().err().unwrap();
             assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
             assert!(test.commands.is_empty());
-            // Those whose clients go away make room as soon as a thread looks at them.
+            // The text of a client that went away is not tokenised; its room is free as soon as a thread looks at it.
             waiting.iter().for_each(JoinHandle::abort);
             drop(gate);
-            while test.service.shared.tokenising.available_permits() < TOKENISING_MAX {
+            while room.available_permits() < 36 {
                 tokio::task::yield_now().await;
             }
             let _running = test.generate("one more", 0).await;
             assert!(matches!(test.command().await, Command::Submit { .. }));
+            drop(taken);
+        });
+    }
+
+    #[test]
+    fn a_text_that_no_context_holds_is_refused_without_being_tokenised() {
+        gated(|test, _gate| async move {
+            let prompt = Some(proto::generate_request::Prompt::Text("x".repeat((1 << 20) + 1)));
+            let request = proto::GenerateRequest { prompt, ..Default::default() };
+            let status = test.service.generate(Request::new(request)).await.err().unwrap();
+            assert_eq!(status.code(), Code::InvalidArgument);
+            let message = "text has 1048577 bytes; a context of 1048576 tokens holds at most 1048576";
+            assert_eq!(status.message(), message, "no thread was needed");
+        });
+    }
+
+    #[test]
+    fn a_text_longer_than_the_context_ends_with_the_part_that_shows_it_and_others_take_turns() {
+        gated(|test, gate| async move {
+            let limit = test.service.shared.config.max_context;
+            let text = |n: usize| Some(proto::generate_request::Prompt::Text("x".repeat(n)));
+            let long = proto::GenerateRequest { prompt: text(limit as usize), ..Default::default() };
+            let service = test.service.clone();
+            let long = tokio::spawn(async move { service.generate(Request::new(long)).await });
+            tokio::task::yield_now().await;
+            let _short = test.generate("short", 0).await;
+            drop(gate);
+            // The short text is behind the long one, and is sent while the long one has parts left.
+            assert!(matches!(test.command().await, Command::Submit { .. }));
+            assert!(!long.is_finished());
+            let status = long.await.unwrap().err().unwrap();
+            assert!(status.message().starts_with("prompt has 1048576 tokens; the context"), "{status}");
+        });
+    }
+
+    #[test]
+    fn a_token_that_the_model_does_not_have_is_refused_wherever_it_comes_from() {
+        let (driver, commands) = queue(8);
+        let model = ModelInfo { vocab_size: 100, ..ModelInfo::default() };
+        let network = Network::new(NetworkLimits::default(), driver.clock());
+        let submitter = Submitter::new(driver, model, Tokenizer::bytes(), Config::default());
+        let service = InferenceService::new(submitter, network);
+        let prompt = Some(proto::generate_request::Prompt::Text("a{".into()));
+        let request = proto::GenerateRequest { prompt, ..Default::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let status = runtime.block_on(service.generate(Request::new(request))).err().unwrap();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with("text: token[1] is 123; the model has token ids below 100;"), "{status}");
+        assert!(commands.is_empty());
+    }
+
+    #[test]
+    fn tenants_salts_and_keys_have_caches_of_their_own_unless_a_request_shares() {
+        gated(|test, _gate| async move {
+            let (mut roots, mut streams) = (Vec::new(), Vec::new());
+            let request = |tenant: &str, salt: &str, keys: &[&str], share_cache| proto::GenerateRequest {
+                prompt: Some(proto::generate_request::Prompt::Text("x".into())),
+                tenant: tenant.into(),
+                cache_salt: salt.into(),
+                extra_keys: keys.iter().map(|key| (*key).into()).collect(),
+                share_cache,
+                ..Default::default()
+            };
+            for request in [
+                request("", "", &[], None),
+                request("a", "", &[], Some(true)),
+                request("b", "", &[], Some(true)),
+                request("a", "", &[], None),
+                request("b", "", &[], Some(false)),
+                request("", "a", &[], None),
+                request("", "", &["a"], None),
+            ] {
+                let service = test.service.clone();
+                let running = tokio::spawn(async move { service.generate(Request::new(request)).await.map(drop) });
+                // Nobody accepts the requests, so each is followed by its abort.
+                let submitted = loop {
+                    if let Command::Submit { request, .. } = test.command().await {
+                        break request;
+                    }
+                };
+                roots.push(submitted.root);
+                streams.push(running);
+            }
+            assert_eq!((roots[0], roots[0]), (roots[1], roots[2]), "tenants that share, and no tenant");
+            let distinct: std::collections::BTreeSet<_> = roots.iter().collect();
+            assert_eq!(distinct.len(), 5);
         });
     }
 

@@ -3,7 +3,7 @@
 //! [`Submitter::submit`] takes a request through these steps and returns once the core has accepted it:
 //!
 //! 1. `open`: the request gets a number, and the client's id becomes active.
-//! 2. `prepare`: the prompt is tokenised and hashed; a long prompt on a blocking thread.
+//! 2. `prepare` (`prompt`): the prompt is tokenised and hashed; a long text part by part on blocking threads.
 //! 3. `send`: the request goes to the core's thread, followed by an abort received meanwhile.
 //! 4. The core accepts or refuses.
 //!
@@ -13,25 +13,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, oneshot};
-use tokio::task::JoinSet;
-use tokio::time;
-use trunkline_core::{Config, Namespace, Refusal, Request, RequestId};
+use tokio::sync::oneshot;
+use trunkline_core::{Config, Refusal, Request, RequestId};
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 
+mod prompt;
+
+pub(crate) use self::prompt::Tokenising;
+#[cfg(test)]
+pub(crate) use self::prompt::{PART_BYTES, TEXT_KIB_MAX};
 use crate::caller::Caller;
 use crate::commands::Command;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
 use crate::sessions::{self, Session, Sessions};
-use crate::validate::{Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
-
-/// Prompts above this many bytes are tokenised and hashed on a blocking thread.
-pub(crate) const INLINE_BYTES_MAX: usize = 8 << 10;
-/// Prompts being tokenised on blocking threads or waiting for one, at most. These prompts are in no queue of the core's, so
-/// `max_queue` does not bound the number of waiting prompts.
-pub(crate) const TOKENISING_MAX: usize = 64;
+use crate::validate::{Checked, Invalid};
 
 /// Reason for not running a request.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +37,7 @@ pub(crate) enum Rejection {
     Invalid(#[from] Invalid),
     #[error("a request with request_id '{0}' is still active")]
     StillActive(String),
-    #[error("{TOKENISING_MAX} long prompts are being tokenised; try again later")]
+    #[error("too much text is being tokenised; try again later, or send less text or token_ids")]
     TokenizerBusy,
     #[error("the tokenizer panicked")]
     TokenizerPanicked,
@@ -127,8 +124,12 @@ pub(crate) struct Submitter {
     /// Limits of every engine.
     pub(crate) config: Config,
     pub(crate) sessions: Sessions,
-    /// One permit for each prompt being tokenised on a blocking thread, or waiting for one.
-    pub(crate) tokenising: Arc<Semaphore>,
+    /// Room for texts being tokenised.
+    pub(crate) tokenising: Tokenising,
+    /// Element type and shape of the model's KV.
+    kv_layout: String,
+    /// `true` if tenants share cached blocks unless a request asks otherwise.
+    share_cache: bool,
     next_id: AtomicU64,
 }
 
@@ -136,13 +137,21 @@ impl Submitter {
     pub(crate) fn new(driver: DriverHandle, model: ModelInfo, tokenizer: Tokenizer, config: Config) -> Self {
         Self {
             driver,
-            model,
             tokenizer,
             config,
             sessions: Sessions::default(),
-            tokenising: Arc::new(Semaphore::new(TOKENISING_MAX)),
+            tokenising: Tokenising::default(),
+            kv_layout: format!("{} {}x{}x{}", model.kv_dtype, model.n_layers, model.n_kv_heads, model.head_dim),
+            model,
+            share_cache: false,
             next_id: AtomicU64::new(1),
         }
+    }
+
+    /// Lets tenants share cached blocks unless a request asks otherwise.
+    pub(crate) fn share_cache(mut self, share_cache: bool) -> Self {
+        self.share_cache = share_cache;
+        self
     }
 
     /// Submits a caller's request with arrival at `arrival_ns` and end at `timeout` later, at the latest; returns the submitted request once
@@ -184,82 +193,6 @@ impl Submitter {
             Some(session) => Ok((id, session)),
             None => Err(Rejection::StillActive(client_id)),
         }
-    }
-
-    /// Tokenises and hashes the prompt, before the deadline.
-    async fn prepare_in_time(
-        self: &Arc<Self>,
-        id: RequestId,
-        checked: Checked,
-        deadline_ns: Option<u64>,
-    ) -> Result<Request, Rejection> {
-        let bytes = match &checked.prompt {
-            Prompt::Text(text) => text.len(),
-            Prompt::Tokens(tokens) => size_of_val(tokens.as_slice()),
-        };
-        if bytes <= INLINE_BYTES_MAX {
-            return Ok(self.prepare(id, checked)?);
-        }
-        let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
-        let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
-        time::timeout(left, self.prepare_blocking(id, checked)).await.map_err(|_| Rejection::TimeUp)?
-    }
-
-    /// Prepares a long prompt on a blocking thread. Dropping the future takes back a prompt not begun by a thread.
-    async fn prepare_blocking(self: &Arc<Self>, id: RequestId, checked: Checked) -> Result<Request, Rejection> {
-        let Ok(permit) = self.tokenising.clone().try_acquire_owned() else { return Err(Rejection::TokenizerBusy) };
-        let this = self.clone();
-        let mut tokenising = JoinSet::new();
-        tokenising.spawn_blocking(move || {
-            let prepared = this.prepare(id, checked);
-            drop(permit);
-            prepared
-        });
-        match tokenising.join_next().await {
-            Some(Ok(prepared)) => Ok(prepared?),
-            _ => Err(Rejection::TokenizerPanicked),
-        }
-    }
-
-    /// Tokenises and hashes the prompt.
-    fn prepare(&self, id: RequestId, checked: Checked) -> Result<Request, Invalid> {
-        let prompt = match checked.prompt {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => self
-                .tokenizer
-                .encode_with(&text, checked.add_special_tokens)
-                .map_err(|err| Invalid(format!("text cannot be tokenised: {err}")))?,
-        };
-        if prompt.is_empty() {
-            return Err(Invalid("text has no tokens; the prompt needs at least one".into()));
-        }
-        let context = self.config.max_context;
-        let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if n_prompt >= context {
-            return Err(Invalid(format!(
-                "prompt has {n_prompt} tokens; the context of {context} tokens must hold it and at least one more"
-            )));
-        }
-        let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt));
-        let (model, kv_dtype) = (&self.model.name, &self.model.kv_dtype);
-        let namespace = Namespace { model, kv_dtype, salt: &checked.cache_salt };
-        let mut request = Request::new(id, namespace.root(), prompt, max_tokens);
-        request.min_tokens = checked.min_tokens;
-        request.stop_token_ids = checked.stop_token_ids;
-        request.tenant = checked.tenant;
-        request.priority = checked.priority;
-        request.sampling = checked.sampling;
-        request.hash_prompt(self.config.block_size);
-        Ok(request)
-    }
-
-    /// Returns the bound on generated tokens for a request without one: the default, or as many as fit.
-    fn max_tokens_for(&self, n_prompt: u32) -> u32 {
-        // The last token needs no KV.
-        let device = u64::from(self.config.device_blocks) * u64::from(self.config.block_size) + 1;
-        let fits = u64::from(self.config.max_context).min(device).saturating_sub(n_prompt.into());
-        // If not even one token fits, the core refuses the request.
-        MAX_TOKENS_DEFAULT.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1)
     }
 
     /// Sends a request to the core's thread, followed by an abort if the client sent one while the prompt was tokenised.

@@ -1,8 +1,8 @@
 //! Bearer tokens with roles, from a file.
 //!
 //! A line of the file is `TOKEN ROLE [NAME]`; empty lines and lines that begin with `#` are skipped. The name is the identity of
-//! the holder: two tokens with one name, as during a rotation, are one owner of requests. Without a name, each token is an owner of
-//! its own. Only digests of the tokens are kept in memory.
+//! the holder: two tokens with one name, as during a rotation, are one owner of requests and one tenant. Without a name, each token
+//! is an owner and a tenant of its own. Only digests of the tokens are kept in memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// Shortest token, characters. Tokens ought to be random: `openssl rand -hex 16` makes one of 32.
 const TOKEN_MIN: usize = 16;
+/// Longest name, bytes: a name is also a tenant, and tenants have no longer names.
+const NAME_BYTES_MAX: usize = 1024;
 /// Tokens in a file, at most: each call is compared with all of them.
 const TOKENS_MAX: usize = 4096;
 
@@ -124,6 +126,9 @@ fn parse_line(line: &str) -> Result<([u8; 32], Holder), String> {
     };
     let digest = digest_of(token);
     let name = match words.next() {
+        Some(name) if name.len() > NAME_BYTES_MAX => {
+            return Err(format!("the name has {} bytes; at most {NAME_BYTES_MAX} are allowed", name.len()));
+        }
         Some(name) => name.into(),
         None => digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
     };
@@ -171,6 +176,7 @@ mod tests {
         assert_eq!(message, "token file FILE, line 2: there is no role 'root'; the roles are generate and admin");
         assert!(load(A).contains("line 1: the role is missing"));
         assert!(load(&format!("{A} admin a b")).contains("line 1: there are words after the name"));
+        assert!(load(&format!("{A} admin {}", "a".repeat(1025))).contains("line 1: the name has 1025 bytes"));
         assert!(load(&format!("{A} admin a\n{A} generate b")).contains("line 2: the token occurs twice"));
         assert!(load("aaaaaaaaaaaaaaaä admin").contains("printable ASCII"));
         let message = Tokens::load(Path::new("none")).unwrap_err().to_string();

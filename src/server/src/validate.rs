@@ -14,6 +14,8 @@ pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;
 const REQUEST_ID_BYTES_MAX: usize = 256;
 const CACHE_SALT_BYTES_MAX: usize = 1024;
 const TENANT_BYTES_MAX: usize = 1024;
+const EXTRA_KEYS_MAX: usize = 64;
+const EXTRA_KEY_BYTES_MAX: usize = 256;
 const STOP_STRINGS_MAX: usize = 16;
 const STOP_STRING_BYTES_MAX: usize = 256;
 const STOP_TOKEN_IDS_MAX: usize = 64;
@@ -36,6 +38,10 @@ pub(crate) struct Checked {
     pub(crate) skip_special_tokens: bool,
     pub(crate) cache_salt: String,
     pub(crate) tenant: u64,
+    pub(crate) tenant_name: String,
+    pub(crate) extra_keys: Vec<String>,
+    /// Share cached blocks with other tenants; `None` is the server's setting.
+    pub(crate) share_cache: Option<bool>,
     pub(crate) priority: i32,
     pub(crate) timeout: Option<Duration>,
 }
@@ -67,7 +73,9 @@ fn ensure_in(name: &str, value: f32, min: f32, max: f32) -> Result<(), Invalid> 
     ensure((min..=max).contains(&value), || format!("{name} is {value}; it must be between {min} and {max}"))
 }
 
-fn ensure_ids(name: &str, ids: &[Token], vocab_size: u32) -> Result<(), Invalid> {
+/// # Errors
+/// If an id is not below the number of token ids; the error names the id and its place.
+pub(crate) fn ensure_ids(name: &str, ids: &[Token], vocab_size: u32) -> Result<(), Invalid> {
     let unknown = ids.iter().position(|id| *id >= vocab_size);
     ensure(unknown.is_none(), || {
         let at = unknown.unwrap_or_default();
@@ -92,6 +100,9 @@ pub(crate) fn check(
         tenant,
         priority,
         timeout_ms,
+        adapter,
+        extra_keys,
+        share_cache,
     } = request;
     ensure(request_id.len() <= REQUEST_ID_BYTES_MAX, || {
         format!("request_id has {} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed", request_id.len())
@@ -102,6 +113,9 @@ pub(crate) fn check(
     ensure(tenant.len() <= TENANT_BYTES_MAX, || {
         format!("tenant has {} bytes; at most {TENANT_BYTES_MAX} are allowed", tenant.len())
     })?;
+    // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
+    ensure(adapter.is_empty(), || format!("adapter is '{adapter}'; this model serves no adapters"))?;
+    check_extra_keys(&extra_keys)?;
     let prompt = check_prompt(prompt, vocab_size)?;
     let output = output.unwrap_or_default();
     let stopping = check_stopping(stopping.unwrap_or_default(), vocab_size)?;
@@ -122,7 +136,10 @@ pub(crate) fn check(
         stop_token_ids,
         skip_special_tokens: output.skip_special_tokens.unwrap_or(true),
         tenant: tenant_number(&tenant, &cache_salt),
+        tenant_name: tenant,
         cache_salt,
+        extra_keys,
+        share_cache,
         priority,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
     })
@@ -133,8 +150,19 @@ pub(crate) fn check(
 pub(crate) fn tenant_number(tenant: &str, cache_salt: &str) -> u64 {
     match if tenant.is_empty() { cache_salt } else { tenant } {
         "" => 0,
-        name => Namespace { model: "tenant", kv_dtype: "", salt: name }.root().0 as u64,
+        name => Namespace { model: "tenant", salt: name, ..Namespace::default() }.root().0 as u64,
     }
+}
+
+fn check_extra_keys(keys: &[String]) -> Result<(), Invalid> {
+    ensure(keys.len() <= EXTRA_KEYS_MAX, || {
+        format!("extra_keys has {} keys; at most {EXTRA_KEYS_MAX} are allowed", keys.len())
+    })?;
+    let long = keys.iter().position(|key| key.len() > EXTRA_KEY_BYTES_MAX);
+    ensure(long.is_none(), || {
+        let at = long.unwrap_or_default();
+        format!("extra_keys[{at}] has {} bytes; at most {EXTRA_KEY_BYTES_MAX} are allowed", keys[at].len())
+    })
 }
 
 fn check_prompt(prompt: Option<proto::generate_request::Prompt>, vocab_size: u32) -> Result<Prompt, Invalid> {
@@ -284,6 +312,9 @@ mod tests {
             tenant: "acme".into(),
             priority: -3,
             timeout_ms: 1500,
+            adapter: String::new(),
+            extra_keys: vec!["image".into()],
+            share_cache: Some(true),
         });
         assert_eq!(
             checked,
@@ -307,6 +338,9 @@ mod tests {
                 skip_special_tokens: false,
                 cache_salt: "salt".into(),
                 tenant: tenant_number("acme", ""),
+                tenant_name: "acme".into(),
+                extra_keys: vec!["image".into()],
+                share_cache: Some(true),
                 priority: -3,
                 timeout: Some(Duration::from_millis(1500)),
             })
@@ -359,6 +393,9 @@ mod tests {
         refused("cache_salt", |request| request.cache_salt = "x".repeat(1025));
         refused("tenant", |request| request.tenant = "x".repeat(1025));
         assert!(check_it(proto::GenerateRequest { tenant: "x".repeat(1024), ..request() }).is_ok());
+        refused("extra_keys has 65", |request| request.extra_keys = vec![String::new(); 65]);
+        refused("extra_keys[1] has 257", |request| request.extra_keys = vec!["x".repeat(256), "x".repeat(257)]);
+        refused("adapter is 'lora'; this model serves no adapters", |request| request.adapter = "lora".into());
     }
 
     #[test]

@@ -11,6 +11,11 @@
 //! | 11 | none: the worker is given up |
 //!
 //! A step that ends sets the count back to 0.
+//!
+//! A worker whose step never ends ([`crate::watchdog`]) cannot be reset: its thread is in the step. The worker is *abandoned*: its
+//! threads stay behind with their memory and end by themselves if the step ever ends, and a new worker takes its place as after the
+//! end of the threads. Late reports are dropped. Up to [`ABANDONED_MAX`] abandoned workers of an engine may exist at once; with more,
+//! the worker is given up. If memory does not suffice for another worker, the restart fails and is tried again as in the table.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,7 +28,8 @@ use trunkline_port::{Step, StepRunner, Transfer};
 
 use crate::commands::Command;
 use crate::queue::DriverHandle;
-use crate::worker_thread::{self, WorkerHandle, WorkerReport};
+use crate::watchdog::Watchdog;
+use crate::worker_thread::{self, WorkerEvent, WorkerHandle, WorkerReport};
 
 /// Failure to make a worker.
 pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
@@ -32,6 +38,8 @@ pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
 /// ended. A worker made again MUST NOT share KV blocks with the one before.
 pub type MakeWorker = Arc<dyn Fn(EngineId) -> Result<Box<dyn StepRunner>, WorkerError> + Send + Sync>;
 
+/// Abandoned workers of one engine whose threads have not ended, at most.
+const ABANDONED_MAX: u32 = 3;
 /// Restarts in a row without an ended step, at most.
 const RESTARTS_MAX: u32 = 10;
 /// Pause before the first restart.
@@ -50,6 +58,9 @@ struct Slot {
     restart_at_ns: Option<u64>,
     /// No restart will follow.
     given_up: bool,
+    watchdog: Watchdog,
+    /// Workers left behind in a step that never ended.
+    abandoned: u32,
 }
 
 /// The workers of all engines, in the order of the engines.
@@ -61,9 +72,23 @@ pub(crate) struct Workers {
 
 impl Workers {
     /// Returns workers whose threads run already.
-    pub(crate) fn new(handles: Vec<WorkerHandle>, make: MakeWorker, driver: DriverHandle) -> Self {
-        let slot = |handle| Slot { handle, first_life: 0, restarts: 0, restart_at_ns: None, given_up: false };
-        Self { slots: handles.into_iter().map(slot).collect(), make, driver }
+    /// `watchdogs` has one watchdog for each worker.
+    pub(crate) fn new(
+        handles: Vec<WorkerHandle>,
+        watchdogs: impl IntoIterator<Item = Watchdog>,
+        make: MakeWorker,
+        driver: DriverHandle,
+    ) -> Self {
+        let slot = |(handle, watchdog)| Slot {
+            handle,
+            first_life: 0,
+            restarts: 0,
+            restart_at_ns: None,
+            given_up: false,
+            watchdog,
+            abandoned: 0,
+        };
+        Self { slots: handles.into_iter().zip(watchdogs).map(slot).collect(), make, driver }
     }
 
     fn slot(&mut self, engine: EngineId) -> &mut Slot {
@@ -71,8 +96,10 @@ impl Workers {
     }
 
     /// Queues a step. Never waits.
-    pub(crate) fn run(&self, engine: EngineId, step: Box<Step>) {
-        self.slots[engine.index()].handle.run(step);
+    pub(crate) fn run(&mut self, engine: EngineId, step: Box<Step>, now_ns: u64) {
+        let slot = self.slot(engine);
+        slot.watchdog.sent(step.id, step.n_tokens(), now_ns);
+        slot.handle.run(step);
     }
 
     /// Queues a transfer. Never waits.
@@ -82,7 +109,9 @@ impl Workers {
 
     /// Ends the life of a worker and begins the next.
     pub(crate) fn reset(&mut self, engine: EngineId) {
-        self.slot(engine).handle.reset();
+        let slot = self.slot(engine);
+        slot.watchdog.clear();
+        slot.handle.reset();
     }
 
     /// Returns `true` if a report is of the worker's present life.
@@ -96,15 +125,51 @@ impl Workers {
     }
 
     /// Notes that a worker has run a step.
-    pub(crate) fn note_step(&mut self, engine: EngineId) {
-        self.slot(engine).restarts = 0;
+    pub(crate) fn note_step(&mut self, engine: EngineId, step: u64, now_ns: u64) {
+        let slot = self.slot(engine);
+        slot.restarts = 0;
+        slot.watchdog.ended(step, now_ns);
+    }
+
+    /// Returns the time at which a step in flight is taken for lost, of any worker, nanoseconds.
+    pub(crate) fn next_timeout_ns(&self) -> Option<u64> {
+        self.slots.iter().filter_map(|slot| slot.watchdog.due_ns()).min()
+    }
+
+    /// Returns a worker with a step that is taken for lost at `now_ns`.
+    pub(crate) fn timed_out(&self, now_ns: u64) -> Option<EngineId> {
+        let is_due = |slot: &Slot| slot.watchdog.due_ns().is_some_and(|due_ns| due_ns <= now_ns);
+        self.slots.iter().position(is_due).map(|at| EngineId(at as u32))
+    }
+
+    /// Leaves the threads of a worker behind; reports of the worker are dropped from now on.
+    pub(crate) fn abandon(&mut self, engine: EngineId) {
+        let slot = self.slot(engine);
+        slot.watchdog.clear();
+        slot.abandoned += 1;
+        slot.first_life = slot.handle.life() + 1;
+        // Without their senders, the queues of the threads end after the job under way.
+        slot.handle = WorkerHandle::new(engine.0, slot.first_life).0;
+    }
+
+    /// Notes a report of replaced or abandoned threads.
+    pub(crate) fn note_late(&mut self, report: &WorkerReport) {
+        if matches!(report.event, WorkerEvent::Gone) {
+            let slot = &mut self.slots[report.worker as usize];
+            slot.abandoned = slot.abandoned.saturating_sub(1);
+        }
+    }
+
+    /// Returns the number of workers of an engine left behind in a step that never ended.
+    pub(crate) fn abandoned(&self, engine: EngineId) -> u32 {
+        self.slots[engine.index()].abandoned
     }
 
     /// Plans the next restart of a worker with ended threads, and returns the pause before the restart. Returns `None` after too
     /// many restarts in a row.
     pub(crate) fn plan_restart(&mut self, engine: EngineId, now_ns: u64) -> Option<Duration> {
         let slot = self.slot(engine);
-        if slot.restarts == RESTARTS_MAX {
+        if slot.abandoned > ABANDONED_MAX || slot.restarts == RESTARTS_MAX {
             slot.given_up = true;
             return None;
         }
@@ -195,7 +260,8 @@ mod tests {
     fn workers() -> (Workers, crossbeam_channel::Receiver<Command>) {
         let (driver, commands) = queue(4);
         let handles = (0..2).map(|at| WorkerHandle::new(at, 0).0).collect();
-        (Workers::new(handles, Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
+        let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
+        (Workers::new(handles, watchdogs, Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
     }
 
     #[test]
@@ -208,7 +274,7 @@ mod tests {
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000]);
         assert!(!workers.all_given_up(), "the other worker runs");
-        workers.note_step(ENGINE);
+        workers.note_step(ENGINE, 1, 0);
         assert_eq!(workers.plan_restart(ENGINE, 7), Some(PAUSE_MIN), "a step that ended starts the count again");
     }
 

@@ -29,6 +29,11 @@ impl Pieces {
         self.special.push(special);
     }
 
+    /// Returns the length of the longest token, bytes.
+    fn longest(&self) -> usize {
+        (0..self.ends.len()).map(|at| self.of(at as u32, false).len()).max().unwrap_or(0)
+    }
+
     /// Returns the bytes of a token; none for an unknown token, and for a special token to be skipped.
     pub(crate) fn of(&self, token: u32, skip_special: bool) -> &[u8] {
         let at = token as usize;
@@ -50,6 +55,8 @@ pub(crate) struct Codec {
     pub(crate) pieces: Option<Pieces>,
     /// Number of token ids, counted up to the largest.
     pub(crate) vocab_size: u32,
+    /// Bytes of text that one token stands for, at most.
+    pub(crate) longest_piece: u32,
 }
 
 /// Rule for the bytes of a token, given the token's name.
@@ -71,7 +78,16 @@ impl Codec {
             return Err(format!("token id {last} is not below {VOCAB_MAX}"));
         }
         let pieces = naming(tokenizer.get_decoder()).map(|naming| pieces(&tokenizer, last, &naming));
-        Ok(Self { hugging_face: Some(tokenizer), pieces, vocab_size: last + 1 })
+        let longest_piece = match &pieces {
+            Some(pieces) => pieces.longest(),
+            None => tokenizer.get_vocab(true).into_keys().map(|name| name.len()).max().unwrap_or(0),
+        };
+        Ok(Self {
+            hugging_face: Some(tokenizer),
+            pieces,
+            vocab_size: last + 1,
+            longest_piece: u32::try_from(longest_piece).unwrap_or(u32::MAX).max(1),
+        })
     }
 
     /// Makes the codec with byte `b` as token `b`.
@@ -84,7 +100,7 @@ impl Codec {
         pieces.push(b"<bos>", true);
         pieces.push(b"<eos>", true);
         debug_assert_eq!((BOS, EOS), (256, 257));
-        Self { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1 }
+        Self { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1, longest_piece: 1 }
     }
 }
 

@@ -46,3 +46,10 @@ pub enum TokenizerError {
         problem: String,
     },
 }
+
+impl TokenizerError {
+    /// Wraps an error of the tokenizers library.
+    pub(crate) fn encode(error: tokenizers::Error) -> Self {
+        Self::Encode { problem: error.to_string() }
+    }
+}

@@ -1,6 +1,7 @@
 //! Text and tokens: tokenizers, incremental detokenization and stop strings.
 //!
 //! * [`Tokenizer`] turns a prompt into tokens, with the `tokenizer.json` of a model folder or the tokenizer in a GGUF file.
+//! * [`Parts`] turns a long prompt into tokens in parts, so that the work can be ended early.
 //! * [`Detokenizer`] turns generated tokens into text, one token at a time, and never splits a character.
 //! * [`StopMatcher`] finds the strings at which a text ends, however the text is cut into pieces.
 //!
@@ -32,10 +33,12 @@ mod codec;
 mod detokenizer;
 mod error;
 mod gguf;
+mod parts;
 mod stop_strings;
 mod tokenizer;
 
 pub use crate::detokenizer::Detokenizer;
 pub use crate::error::TokenizerError;
+pub use crate::parts::Parts;
 pub use crate::stop_strings::StopMatcher;
 pub use crate::tokenizer::Tokenizer;

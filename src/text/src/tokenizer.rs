@@ -7,6 +7,7 @@ use crate::codec::Codec;
 use crate::detokenizer::{Detokenizer, decode_all};
 use crate::error::TokenizerError;
 use crate::gguf;
+use crate::parts::Parts;
 
 /// A tokenizer: a Hugging Face `tokenizer.json`, the tokenizer in a GGUF file, or one token per byte. Clones share all tables.
 #[derive(Clone)]
@@ -35,10 +36,12 @@ impl Tokenizer {
             return Err(TokenizerError::MissingFile { path });
         }
         let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
-        match Codec::parse(&bytes) {
-            Ok(codec) => Ok(Self { codec: Arc::new(codec) }),
-            Err(problem) => Err(TokenizerError::Invalid { path, problem }),
-        }
+        Self::parse(&bytes).map_err(|problem| TokenizerError::Invalid { path, problem })
+    }
+
+    /// Reads the text of a `tokenizer.json`.
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
+        Ok(Self { codec: Arc::new(Codec::parse(json)?) })
     }
 
     /// Returns the byte tokenizer: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds neither, so a text
@@ -51,6 +54,24 @@ impl Tokenizer {
     /// this tokenizer.
     pub fn vocab_size(&self) -> u32 {
         self.codec.vocab_size
+    }
+
+    /// Returns the number of tokens with an id of `vocab_size` or above: a model of that vocabulary cannot compute these tokens.
+    pub fn tokens_beyond(&self, vocab_size: u32) -> usize {
+        match &self.codec.hugging_face {
+            None => self.vocab_size().saturating_sub(vocab_size) as usize,
+            Some(tokenizer) => tokenizer.get_vocab(true).into_values().filter(|id| *id >= vocab_size).count(),
+        }
+    }
+
+    /// Returns the number of bytes of text that one token stands for, at most. (A token for unknown text may stand for more.)
+    pub fn longest_piece(&self) -> u32 {
+        self.codec.longest_piece
+    }
+
+    /// Starts to tokenise a text part by part; the tokens of all parts are the tokens of [`Tokenizer::encode_with`].
+    pub fn parts(&self, text: String, add_special_tokens: bool) -> Parts {
+        Parts::new(Arc::clone(&self.codec), text, add_special_tokens)
     }
 
     /// Returns the tokens of `text`, with the tokenizer's special tokens around the text (for Llama: a begin token). Names of
@@ -74,7 +95,7 @@ impl Tokenizer {
             None => Ok(text.bytes().map(u32::from).collect()),
             Some(tokenizer) => match tokenizer.encode_fast(text, add_special_tokens) {
                 Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(error) => Err(TokenizerError::Encode { problem: error.to_string() }),
+                Err(error) => Err(TokenizerError::encode(error)),
             },
         }
     }

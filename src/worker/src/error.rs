@@ -213,7 +213,7 @@ pub enum WorkerError {
 impl From<WorkerError> for StepError {
     fn from(error: WorkerError) -> Self {
         let guilty = match &error {
-            WorkerError::NonFinite { request, .. } => Some(*request),
+            WorkerError::NonFinite { request, .. } | WorkerError::Sequence { request, .. } => Some(*request),
             _ => None,
         };
         let wrapped = Self::new(error);
@@ -372,8 +372,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_request_whose_logits_are_not_finite_is_named_as_guilty() {
+    fn a_request_named_by_an_error_is_guilty() {
         let guilty = |error: WorkerError| StepError::from(error).guilty();
+        let fault = SequenceFault::Token { token: 396, vocab: 300 };
+        let wrong = WorkerError::Sequence { step: 3, index: 1, request: RequestId(6), slot: 0, fault };
+        assert_eq!(guilty(wrong), Some(RequestId(6)));
         assert_eq!(guilty(WorkerError::NonFinite { step: 3, request: RequestId(5) }), Some(RequestId(5)));
         assert_eq!(guilty(WorkerError::SamplingCount { step: 3, starts: 1, sampling: 0 }), None);
     }

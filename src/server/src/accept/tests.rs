@@ -1,3 +1,5 @@
+//! Tests of the acceptor: failing accepts.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tonic::service::Routes;

@@ -1,6 +1,7 @@
 //! Tests of a driver that no thread runs: the test delivers commands and reads the jobs of the workers.
 
 use std::path::Path;
+use std::time::Duration;
 
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::Line;
@@ -27,7 +28,8 @@ fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (Dri
     let (handle, commands) = queue(1);
     let engines = config.engines.len() as u32;
     let (workers, jobs): (Vec<_>, Vec<_>) = (0..engines).map(|at| WorkerHandle::new(at, 0)).unzip();
-    let workers = Workers::new(workers, Arc::new(|_| Err("no worker".into())), handle.clone());
+    let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
+    let workers = Workers::new(workers, watchdogs, Arc::new(|_| Err("no worker".into())), handle.clone());
     let cluster = Cluster::new(config).unwrap();
     let driver = Driver::new(cluster, &handle, commands, workers, recorder);
     (handle, driver, jobs)
@@ -321,4 +323,79 @@ fn requests_that_no_engine_could_take_over_move_to_the_first_that_joins() {
     for id in 0..2 {
         assert_eq!(driver.cluster.engine_of(RequestId(id)), Some(EngineId(0)));
     }
+}
+
+/// A driver of one engine whose steps may take a millisecond.
+fn watched() -> (DriverHandle, Driver, WorkerQueues) {
+    let (handle, mut driver, _) = driver_with(None);
+    let (worker, jobs) = WorkerHandle::new(0, 0);
+    let watchdog = Watchdog::new(Duration::from_millis(1), 0);
+    driver.workers = Workers::new(vec![worker], [watchdog], Arc::new(|_| Err("no worker".into())), handle.clone());
+    (handle, driver, jobs)
+}
+
+#[test]
+fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
+    let (_handle, mut driver, jobs) = watched();
+    driver.take(report(WorkerEvent::Ready));
+    let (command, outputs, _) = submit(1);
+    driver.take(command);
+    let Ok(StepJob::Run { step, life: 0 }) = jobs.steps.try_recv() else { panic!("no step") };
+    driver.turn();
+    assert_eq!((state(&driver, 0), driver.workers.abandoned(EngineId(0))), (EngineState::Absent, 1));
+    assert_eq!((driver.clients.len(), driver.failure.is_none()), (1, true), "the request waits for the new worker");
+    assert!(driver.workers.next_restart_ns().is_some());
+    assert!(jobs.steps.recv().is_err(), "the queue ends, so the threads do too if the step ever ends");
+
+    let mut result = StepResult { step: step.id, ..StepResult::default() };
+    result.push(&[5]);
+    driver.take(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } }));
+    driver.take(report(WorkerEvent::Transferred { transfer: 1, failed: false }));
+    assert!(outputs.try_recv().is_none(), "late answers are ignored");
+    driver.take(report(WorkerEvent::Gone));
+    assert_eq!((driver.workers.abandoned(EngineId(0)), state(&driver, 0)), (0, EngineState::Absent));
+
+    driver.workers.cancel_restarts();
+    driver.take(Command::WorkerMade { engine: EngineId(0), made: Ok(Box::new(Idle)) });
+    let Ok(ready) = driver.commands.recv() else { panic!("the new threads are silent") };
+    driver.take(ready);
+    assert_eq!(state(&driver, 0), EngineState::Up);
+}
+
+#[test]
+fn an_answer_in_the_queue_is_not_late() {
+    let (handle, mut driver, jobs) = watched();
+    driver.take(report(WorkerEvent::Ready));
+    let (command, _outputs, _) = submit(1);
+    driver.take(command);
+    let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
+    let mut result = StepResult { step: step.id, ..StepResult::default() };
+    result.push(&[5]);
+    handle.send(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } })).unwrap();
+    let due_ns = driver.workers.next_timeout_ns().unwrap();
+    while driver.clock.now_ns() <= due_ns {
+        std::hint::spin_loop();
+    }
+    driver.turn();
+    assert_eq!((state(&driver, 0), driver.workers.abandoned(EngineId(0))), (EngineState::Up, 0));
+}
+
+#[test]
+fn a_worker_left_behind_too_often_is_given_up() {
+    let (_handle, mut driver, _jobs) = watched();
+    let mut streams = Vec::new();
+    for life in 0.. {
+        // The request before fails with the third step that fails.
+        let (command, outputs, _) = submit(life);
+        driver.take(command);
+        streams.push(outputs);
+        driver.take(report_of(0, life, WorkerEvent::Ready));
+        driver.turn();
+        if driver.failure.is_some() {
+            assert_eq!((life, driver.drained), (3, true));
+            break;
+        }
+        driver.workers.cancel_restarts();
+    }
+    assert!(streams.iter_mut().all(|outputs| matches!(outputs.try_recv(), Some(Output::Finish { .. }))));
 }

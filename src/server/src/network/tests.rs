@@ -1,3 +1,5 @@
+//! Tests of connections, calls and their limits.
+
 use super::*;
 
 fn network(limits: NetworkLimits) -> Arc<Network> {

@@ -1,3 +1,5 @@
+//! Tests of outboxes: order, bounds and ends.
+
 use trunkline_core::RequestId;
 
 use super::*;

@@ -1,0 +1,182 @@
+//! The prompt of a request: from text to tokens, limits, namespace and hashes.
+//!
+//! A text is tokenised in parts of [`PART_BYTES`], as far as its tokenizer can cut texts, each a job of its own on a blocking
+//! thread. The jobs of all texts take turns. Before each part the request may end: the client is gone, the deadline has passed,
+//! or the text has more tokens than the context holds. A text of [`PART_BYTES`] is tokenised at once.
+//!
+//! | bound | consequence beyond |
+//! |---|---|
+//! | `max_context` times the bytes of the longest token | refused before tokenising |
+//! | half of the room for texts ([`TEXT_KIB_MAX`]) not in use yet | RESOURCE_EXHAUSTED: long texts are refused first |
+//! | a part of [`LARGE_PART_BYTES`], which a tokenizer cannot cut further | one such part at a time, so that other texts have a thread |
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time;
+use trunkline_core::{Namespace, Request, RequestId, Token};
+use trunkline_text::Parts;
+
+use super::{Rejection, Submitter};
+use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
+
+/// Bytes of text tokenised in one go, at least; a text with as many is tokenised at once.
+pub(crate) const PART_BYTES: usize = 8 << 10;
+/// Parts of this many bytes and more are tokenised one at a time.
+const LARGE_PART_BYTES: usize = 128 << 10;
+/// Text being tokenised part by part, or waiting for it, at most, KiB. This text is in no queue of the core's, so `max_queue` does not
+/// bound it.
+pub(crate) const TEXT_KIB_MAX: usize = 64 << 10;
+
+/// Room for texts being tokenised part by part.
+pub(crate) struct Tokenising {
+    /// One permit for each KiB of text.
+    pub(crate) room: Arc<Semaphore>,
+    /// The permit for a large part.
+    large: Arc<Semaphore>,
+}
+
+impl Default for Tokenising {
+    fn default() -> Self {
+        Self { room: Arc::new(Semaphore::new(TEXT_KIB_MAX)), large: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+impl Tokenising {
+    /// Takes room for a text: at most half of what is left, so that long texts leave room for short ones. Text above the whole room
+    /// counts as half of the room: the room alone bounds no single text.
+    fn take_room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = bytes.div_ceil(1 << 10).min(TEXT_KIB_MAX / 2);
+        let fits = kib <= self.room.available_permits() / 2;
+        let permits = u32::try_from(kib).ok().filter(|_| fits)?;
+        self.room.clone().try_acquire_many_owned(permits).ok()
+    }
+}
+
+/// A text being tokenised, with the room for the text.
+struct Job {
+    parts: Parts,
+    room: OwnedSemaphorePermit,
+}
+
+impl Submitter {
+    /// Returns the bytes of text that a prompt may have.
+    fn text_bytes_max(&self) -> u64 {
+        u64::from(self.config.max_context) * u64::from(self.tokenizer.longest_piece())
+    }
+
+    /// Tokenises and hashes the prompt, before the deadline.
+    pub(super) async fn prepare_in_time(
+        &self,
+        id: RequestId,
+        mut checked: Checked,
+        deadline_ns: Option<u64>,
+    ) -> Result<Request, Rejection> {
+        let prompt = match std::mem::replace(&mut checked.prompt, Prompt::Tokens(Vec::new())) {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Text(text) => {
+                let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
+                let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
+                let tokenised = self.tokenise(text, checked.add_special_tokens);
+                let prompt = time::timeout(left, tokenised).await.map_err(|_| Rejection::TimeUp)??;
+                validate::ensure_ids("text: token", &prompt, self.model.vocab_size).map_err(|wrong| {
+                    Invalid(format!("{wrong}; the tokenizer has tokens that the model does not have"))
+                })?;
+                prompt
+            }
+        };
+        Ok(self.prepare(id, checked, prompt)?)
+    }
+
+    /// Returns the tokens of a text, or as many as show that the context cannot hold the text. Dropping the future ends the work with
+    /// the part under way.
+    async fn tokenise(&self, text: String, add_special_tokens: bool) -> Result<Vec<Token>, Rejection> {
+        let (bytes, most) = (text.len(), self.text_bytes_max());
+        if bytes as u64 > most {
+            let context = self.config.max_context;
+            let message = format!("text has {bytes} bytes; a context of {context} tokens holds at most {most}");
+            return Err(Invalid(message).into());
+        }
+        let mut parts = self.tokenizer.parts(text, add_special_tokens);
+        if bytes <= PART_BYTES {
+            advance(&mut parts)?;
+            return Ok(parts.into_ids());
+        }
+        let room = self.tokenising.take_room(bytes).ok_or(Rejection::TokenizerBusy)?;
+        let mut job = Job { parts, room };
+        while job.parts.tokens() <= self.config.max_context as usize {
+            let is_large = job.parts.next_part(PART_BYTES) >= LARGE_PART_BYTES;
+            let large = self.tokenising.large.clone();
+            let turn = if is_large { large.acquire_owned().await.ok() } else { None };
+            // A job that no thread has begun is taken back when the set is dropped.
+            let mut jobs = JoinSet::new();
+            jobs.spawn_blocking(move || {
+                let all = advance(&mut job.parts);
+                drop(turn);
+                (job, all)
+            });
+            let Some(Ok((continued, all))) = jobs.join_next().await else { return Err(Rejection::TokenizerPanicked) };
+            job = continued;
+            if all? {
+                break;
+            }
+        }
+        drop(job.room);
+        Ok(job.parts.into_ids())
+    }
+
+    /// Makes the core's request from a checked one and the tokens of its prompt.
+    fn prepare(&self, id: RequestId, checked: Checked, prompt: Vec<Token>) -> Result<Request, Invalid> {
+        if prompt.is_empty() {
+            return Err(Invalid("text has no tokens; the prompt needs at least one token".into()));
+        }
+        let context = self.config.max_context;
+        let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if n_prompt >= context {
+            let more = if n_prompt > context { " or more" } else { "" };
+            return Err(Invalid(format!(
+                "prompt has {n_prompt} tokens{more}; the context of {context} tokens must hold it and at least one more"
+            )));
+        }
+        let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt));
+        let root = self.namespace(&checked).root();
+        let mut request = Request::new(id, root, prompt, max_tokens);
+        request.min_tokens = checked.min_tokens;
+        request.stop_token_ids = checked.stop_token_ids;
+        request.tenant = checked.tenant;
+        request.priority = checked.priority;
+        request.sampling = checked.sampling;
+        request.hash_prompt(self.config.block_size);
+        Ok(request)
+    }
+
+    /// Returns the scope within which a request shares cached blocks.
+    fn namespace<'a>(&'a self, checked: &'a Checked) -> Namespace<'a> {
+        let shares = checked.share_cache.unwrap_or(self.share_cache);
+        Namespace {
+            model: &self.model.name,
+            revision: &self.model.revision,
+            kv_dtype: &self.kv_layout,
+            adapter: "",
+            tenant: if shares { "" } else { &checked.tenant_name },
+            salt: &checked.cache_salt,
+            extra_keys: &checked.extra_keys,
+        }
+    }
+
+    /// Returns the bound on generated tokens for a request without one: the default, or as many as fit.
+    fn max_tokens_for(&self, n_prompt: u32) -> u32 {
+        // The last token needs no KV.
+        let device = u64::from(self.config.device_blocks) * u64::from(self.config.block_size) + 1;
+        let fits = u64::from(self.config.max_context).min(device).saturating_sub(n_prompt.into());
+        // If not even one token fits, the core refuses the request.
+        MAX_TOKENS_DEFAULT.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1)
+    }
+}
+
+/// Tokenises the next part of a text; returns `true` if it was the last.
+fn advance(parts: &mut Parts) -> Result<bool, Invalid> {
+    parts.advance(PART_BYTES).map_err(|err| Invalid(format!("text cannot be tokenised: {err}")))
+}
