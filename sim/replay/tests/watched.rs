@@ -17,16 +17,16 @@ mod series;
 #[path = "watched/timeline.rs"]
 mod timeline;
 
-/// Every step takes a millisecond.
-struct OneMs;
+/// Every step takes a millisecond, and a millisecond more for each token of a prompt, so that loading blocks pays.
+struct SlowPrefill;
 
-impl CostModel for OneMs {
+impl CostModel for SlowPrefill {
     fn name(&self) -> &str {
-        "1 ms"
+        "slow prefill"
     }
 
-    fn step_ns(&self, _: &StepShape) -> u64 {
-        1_000_000
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        1_000_000 * (1 + shape.prefill_tokens)
     }
 }
 

@@ -5,13 +5,13 @@ use trunkline_sim_report::Report;
 use trunkline_sim_report::html::{Run, page as render};
 use trunkline_sim_report::series::{Series, SeriesReport};
 
-use super::{OneMs, settings, trace};
+use super::{SlowPrefill, settings, trace};
 
 fn replayed(policy: &str, replicas: u32) -> (Report, SeriesReport) {
     let mut settings = settings(replicas);
     settings.core.policy = policy.into();
     let mut series = Series::new(settings.fleet_shape());
-    let report = replay_watched(&trace(60), &settings, &OneMs, &mut series).unwrap();
+    let report = replay_watched(&trace(60), &settings, &SlowPrefill, &mut series).unwrap();
     let told = series.finish(&report);
     (report, told)
 }

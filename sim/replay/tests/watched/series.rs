@@ -12,14 +12,14 @@ use trunkline_sim_report::report::Report;
 use trunkline_sim_report::series::{Series, SeriesReport};
 use trunkline_sim_workload::{Format, Trace};
 
-use super::{OneMs, mixed, settings, trace};
+use super::{SlowPrefill, mixed, settings, trace};
 
 /// The width of the first buckets, nanoseconds.
 const W: u64 = 1_953_125;
 
 fn replayed(settings: &Settings, trace: &Trace) -> (Report, SeriesReport) {
     let mut series = Series::new(settings.fleet_shape());
-    let report = replay_watched(trace, settings, &OneMs, &mut series).unwrap();
+    let report = replay_watched(trace, settings, &SlowPrefill, &mut series).unwrap();
     let told = series.finish(&report);
     (report, told)
 }
@@ -27,7 +27,7 @@ fn replayed(settings: &Settings, trace: &Trace) -> (Report, SeriesReport) {
 /// A report of any replay that took so long.
 fn report(settings: &Settings, duration_ns: u64) -> Report {
     let trace = Trace { format: Format::Mooncake, requests: Vec::new() };
-    let report = replay_watched(&trace, settings, &OneMs, &mut |_: &Outcome| ControlFlow::Continue(())).unwrap();
+    let report = replay_watched(&trace, settings, &SlowPrefill, &mut |_: &Outcome| ControlFlow::Continue(())).unwrap();
     Report { duration_s: duration_ns as f64 / 1e9, ..report }
 }
 
@@ -180,7 +180,7 @@ fn watching_changes_nothing_and_is_the_same_each_time() {
     let trace = trace(100);
     let (report, told) = replayed(&settings, &trace);
     assert_eq!(told, replayed(&settings, &trace).1);
-    let blind = replay(&trace, &settings, &OneMs, &mut |_| {}).unwrap();
+    let blind = replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap();
     assert_eq!(blind.digest, report.digest);
     let busy_s = told.replicas.iter().map(|it| it.busy_ns as f64 / 1e9).sum::<f64>();
     assert!(near(busy_s, report.utilisation * report.duration_s * 3.0), "steps that were cut count as far as they ran");

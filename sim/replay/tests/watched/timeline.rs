@@ -11,7 +11,7 @@ use trunkline_sim_replay::{Settings, replay_watched};
 use trunkline_sim_report::report::Report;
 use trunkline_sim_report::timeline::{TimelineWriter, Window};
 
-use super::{OneMs, mixed, settings, trace};
+use super::{SlowPrefill, mixed, settings, trace};
 
 /// The thread of the steps.
 const STEPS_THREAD: usize = 1;
@@ -21,7 +21,7 @@ fn events(name: &str, settings: &Settings, window: Window) -> (Report, Vec<Value
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     let mut writer = TimelineWriter::create(&path, &settings.fleet_shape(), window).unwrap();
-    let report = replay_watched(&trace(200), settings, &OneMs, &mut writer).unwrap();
+    let report = replay_watched(&trace(200), settings, &SlowPrefill, &mut writer).unwrap();
     writer.finish().unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     if name.ends_with(".gz") {

@@ -56,6 +56,19 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     assert!(copies.0.iter().all(|copy| (copy.asked_ns, copy.begin_ns, copy.interrupted) == (0, 10_000, false)));
 }
 
+/// Every step takes a millisecond, and a fortieth of one more for each token of a prompt, so that loading blocks pays.
+struct SlowPrefill;
+
+impl CostModel for SlowPrefill {
+    fn name(&self) -> &str {
+        "slow prefill"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        MS + MS / 40 * shape.prefill_tokens
+    }
+}
+
 #[test]
 fn every_copy_is_told_of_once_when_it_is_over() {
     let trace = conversations(200, 5);
@@ -65,13 +78,11 @@ fn every_copy_is_told_of_once_when_it_is_over() {
         |name: &str, blocks| TierConfig { name: name.into(), blocks, write: Write::Through, eviction: "lru".into() };
     settings.core.tiers = vec![tier("host", 600), tier("disk", 20_000)];
     settings.far_links = vec![TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 0.5, codec_bytes_s: Some(5e9) }];
-    // Steps take a millisecond, however long the prompt: loads pay only by this setting.
-    settings.core.recompute_token_ns = 1 << 40;
     // A link so slow that copies overlap.
     settings.hardware.host_link_bytes_s = 10e9;
     settings.routing.failures = vec!["0@0.5005..0.7".parse().unwrap(), "1@0.8005..0.9".parse().unwrap()];
     let mut copies = Copies::default();
-    let report = replay_watched(&trace, &settings, &OneMs, &mut copies).unwrap();
+    let report = replay_watched(&trace, &settings, &SlowPrefill, &mut copies).unwrap();
     let copies = copies.0;
     assert_eq!(report.completed, 200);
     assert!(copies.is_sorted_by_key(|copy| copy.end_ns));
@@ -99,7 +110,8 @@ fn every_copy_is_told_of_once_when_it_is_over() {
             link.busy_s
         );
     }
-    assert_eq!(report, Report { wall_s: report.wall_s, ..run(&trace, &settings) });
+    let again = replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap();
+    assert_eq!(report, Report { wall_s: report.wall_s, ..again });
 }
 
 #[test]
