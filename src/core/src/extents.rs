@@ -1,7 +1,7 @@
-//! Free slots of a pool: the choice of slots that keeps the blocks of a sequence next to each other.
+//! Free slots of a pool: chosen so as to keep the blocks of a sequence next to each other.
 //!
 //! **Extents.** 128 neighbouring slots form an extent, one word of a bit map. Extents with available slots stand in lists by their
-//! longest run of available slots, so that the smallest run that is long enough is found without a search.
+//! longest run of available slots, so that the smallest run of sufficient length is found without a search.
 //!
 //! **Runs.** A sequence continues in the slot after its last one. If that slot is taken, the sequence begins a new run.
 //!
@@ -15,13 +15,13 @@
 
 /// Slots in an extent.
 pub(crate) const EXTENT: u32 = u128::BITS;
-/// Share of a full pool that is kept free for runs, at most: one slot in `AHEAD_SHARE`.
+/// Share of a full pool kept free for runs, at most: one slot in `AHEAD_SHARE`.
 const AHEAD_SHARE: u32 = 64;
-/// Slots kept free for runs that are worth the trouble. A pool whose share is smaller keeps none.
+/// Least number of slots worth keeping free for runs. A pool with a smaller share keeps none.
 const AHEAD_MIN: u32 = 16;
 /// Lists of extents by their longest run of available slots: 1, 2, 4, to 128 slots or more.
 const CLASSES: usize = 8;
-/// List of extents whose free slots are all reserved.
+/// List of extents with reserved free slots only.
 const ALL_RESERVED: usize = CLASSES;
 /// Mark of an extent in no list: no slot is free.
 const NO_LIST: usize = CLASSES + 1;
@@ -33,7 +33,7 @@ const NIL: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     free: u128,
-    /// Free slots reserved for the sequence that has the slot before them.
+    /// Free slots reserved for the sequence in the slot before.
     reserved: u128,
     next: u32,
     prev: u32,
@@ -45,7 +45,7 @@ impl Extent {
         self.free & !self.reserved
     }
 
-    /// Returns the list that the extent belongs into.
+    /// Returns the list for the extent.
     fn proper_list(&self) -> usize {
         match self.available() {
             0 if self.free == 0 => NO_LIST,
@@ -118,7 +118,7 @@ impl FreeSlots {
         self.ahead.saturating_sub(self.free.saturating_sub(n)).min(2 * EXTENT)
     }
 
-    /// Returns the length of the runs that a sequence with `have` slots is given, rounded up to a power of 2. Freeing slots down to a
+    /// Returns the length of the runs for a sequence with `have` slots, rounded up to a power of 2. Freeing slots down to a
     /// multiple of that number makes such a run.
     pub fn run_length(&self, have: u32) -> u32 {
         (1 + self.wish(have)).min(EXTENT).next_power_of_two()
@@ -137,7 +137,7 @@ impl FreeSlots {
         }
     }
 
-    /// Ends the reservation behind a slot, if there is one: the sequence that ended with this slot grows no more.
+    /// Ends the reservation behind a slot, if there is one: the last slot of a sequence that grows no more.
     pub fn end_reservation(&mut self, last: u32) {
         self.unreserve(last / EXTENT, 1 << (last % EXTENT));
         self.relist(last / EXTENT);
@@ -345,7 +345,7 @@ fn bits(first: u32, len: u32) -> u128 {
     u128::MAX.checked_shr(EXTENT - len).unwrap_or(0) << first
 }
 
-/// Returns the class of runs that hold `len` slots, or an extent.
+/// Returns the class of runs of `len` slots, or of an extent.
 fn class_for(len: u32) -> usize {
     len.clamp(1, EXTENT).next_power_of_two().trailing_zeros() as usize
 }
@@ -372,7 +372,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Sequences that own slots, beside the set of used slots.
+    /// Sequences with slots, beside the set of used slots.
     #[derive(Default)]
     struct Model {
         used: BTreeSet<u32>,

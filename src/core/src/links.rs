@@ -9,7 +9,7 @@ use crate::transfer::Place;
 const OVERDUE_FACTOR: u64 = 16;
 /// A transfer is not overdue earlier, however fast its kind is: nanoseconds. A worker may pause for so long.
 const OVERDUE_MIN_NS: u64 = 1_000_000_000;
-/// Kinds of transfers that are measured: out to the host, back, and to the device from each tier, and to the first tier.
+/// Kinds of measured transfers: out to the host, back, and to the device from each tier, and to the first tier.
 const LINKS: usize = 3 + TIERS_MAX;
 
 /// Returns the number of the link between two places. `None` for transfers among tiers.
@@ -50,7 +50,7 @@ impl Links {
         }
     }
 
-    /// Takes in the duration of a step that computed so many prompt tokens.
+    /// Takes in the duration of a step with so many prompt tokens.
     pub fn observe_prefill(&mut self, tokens: u32, took_ns: u64) {
         self.prefill.observe(tokens, took_ns);
     }
@@ -62,7 +62,7 @@ impl Links {
         self.timeout_ns.min(expected_ns.saturating_mul(OVERDUE_FACTOR).max(OVERDUE_MIN_NS))
     }
 
-    /// Returns the number of leading blocks to load, of blocks that lie in the tiers `plan`, so that the load saves the most time: the
+    /// Returns the number of leading blocks to load, of blocks in the tiers `plan`, to save the most time: the
     /// time to compute the tokens of the blocks, less the time of the transfers, which run side by side.
     pub fn worthwhile(&self, plan: impl IntoIterator<Item = usize>) -> usize {
         let lines: [(f64, f64); TIERS_MAX] = std::array::from_fn(|tier| self.copies[3 + tier].line());
@@ -84,7 +84,7 @@ impl Links {
         best
     }
 
-    /// Takes note of a request admitted without blocks of a tier that it could have loaded: the estimate of the tier fades, so that
+    /// Takes note of a request admitted without loading blocks of a tier: the estimate of the tier fades, so that
     /// the tier is tried again now and then.
     pub fn passed_over(&mut self, tier: usize) {
         self.copies[3 + tier].fade();

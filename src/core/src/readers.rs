@@ -1,4 +1,4 @@
-//! Readers of device blocks: sequences that run, sequences that are swapped, and transfers.
+//! Readers of device blocks: running sequences, swapped sequences, and transfers.
 //!
 //! A reader of a block reads all blocks before it, so the blocks of a table with a certain kind of reader are its first ones. Only
 //! running sequences need a block on the device for long: swapped ones have, or get, a copy on the host, and a transfer ends.
@@ -18,7 +18,7 @@ pub(crate) fn run_by_others(state: &State, slot: usize, n: usize) -> usize {
     (0..published).rev().find(|at| others(state, slot, *at) > 0).map_or(0, |at| at + 1)
 }
 
-/// Returns the number of running sequences that read the `at`-th block of the sequence in `slot` beside it.
+/// Returns the number of running sequences reading the `at`-th block of the sequence in `slot` beside it.
 fn others(state: &State, slot: usize, at: usize) -> u32 {
     let block = state.sequences[slot].table[at];
     let others = state.kv.tree.readers(block) - 1;
@@ -34,7 +34,7 @@ fn swapped_readers(state: &State, slot: usize, at: usize, block: BlockHandle) ->
     state.kv.transfers.swapping_out().chain(state.swaps.swapped_slots()).filter(reads).count() as u32
 }
 
-/// Returns the number of transfers in flight that read this device block as the `at`-th block of a prefix.
+/// Returns the number of transfers in flight reading this device block as the `at`-th block of a prefix.
 fn transfers_reading(kv: &Kv, at: usize, block: BlockHandle) -> u32 {
     kv.transfers.iter().map(|transfer| transfer.purpose.reads(at, block)).sum()
 }

@@ -8,7 +8,7 @@ use hashbrown::HashTable;
 
 use crate::hash::BlockHash;
 
-/// A block that a sequence is about to publish.
+/// A block about to be published by a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owned {
     hash: BlockHash,

@@ -5,7 +5,7 @@
 
 /// Weight of the measurements so far when another one comes in.
 const DECAY: f64 = 15.0 / 16.0;
-/// Weight of each of the two synthetic measurements that stand for the start value.
+/// Weight of each of the two synthetic measurements of the start value.
 const START_WEIGHT: f64 = 4.0;
 /// Amounts of these two measurements.
 const START_AMOUNTS: [f64; 2] = [1.0, 64.0];
@@ -47,7 +47,7 @@ impl Sums {
 }
 
 impl Timing {
-    /// Creates the timing of work that takes `start_ns` per unit, as far as is known.
+    /// Creates the timing of work of `start_ns` per unit, as far as is known.
     pub fn new(start_ns: u64) -> Self {
         let mut timing = Self { start_ns: start_ns as f64, measured: 0, sums: Sums::default() };
         timing.add_start(START_WEIGHT);

@@ -41,6 +41,8 @@
 //! assert_eq!(tree.usable(), 6);
 //! ```
 
+mod demotion;
+
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
@@ -314,46 +316,6 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::CopyEnded);
     }
 
-    /// Frees a block whose demotion ended or was given up.
-    pub fn end_demotion(&mut self, block: u32) {
-        debug_assert_eq!(self.pool.state(block), BlockState::Moving);
-        self.pool.apply(block, BlockEvent::Released);
-        self.evicted += 1;
-    }
-
-    /// Returns `true` if a block being demoted can go back into the tree after `parent`, which was before it.
-    pub fn can_readopt(&self, block: BlockHandle, parent: Parent) -> bool {
-        let is_there = |parent: BlockHandle| {
-            self.pool.is_current(parent) && matches!(self.pool.state(parent.index), BlockState::Held | BlockState::Idle)
-        };
-        parent.block().is_none_or(is_there)
-            && !self.contains(BlockHash(u128::from(self.nodes.fingerprint(block.index))))
-    }
-
-    /// Takes a block being demoted back into the tree after `parent`, with one reader. No published block may have its hash.
-    pub fn readopt(&mut self, block: BlockHandle, parent: Parent) {
-        let fingerprint = self.nodes.fingerprint(block.index);
-        let parent = self.enter(parent);
-        self.nodes.publish(block.index, parent, &[BlockHash(u128::from(fingerprint))]);
-        self.pool.apply(block.index, BlockEvent::Readopted);
-        self.index.insert(fingerprint, block.index, |index| self.nodes.fingerprint(index));
-        self.eviction.published(&[block], &self.nodes);
-    }
-
-    /// Takes a block whose demotion failed back into the tree after `parent`, without readers. The blocks before it are read for a
-    /// moment: the parent is no leaf any more.
-    pub fn restore(&mut self, block: BlockHandle, parent: Parent) {
-        let ancestors =
-            std::iter::successors(parent.block().map(|parent| parent.index), |block| self.nodes.parent(*block));
-        let mut chain: Vec<BlockHandle> = ancestors.map(|block| self.pool.handle(block)).collect();
-        chain.reverse();
-        chain.iter().for_each(|block| self.share(*block));
-        self.readopt(block, parent);
-        chain.push(block);
-        let n = chain.len();
-        self.release(&mut chain, n);
-    }
-
     /// Returns `true` if a published block can be found: it was not read during a flush.
     pub fn is_findable(&self, block: BlockHandle) -> bool {
         self.pool.state(block.index) != BlockState::Stale
@@ -619,23 +581,6 @@ impl PrefixTree {
             }
         }
         self.leaving.clear();
-    }
-
-    /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
-    /// [`Self::end_demotion`]. Returns the block and its place, or `None` if no block is idle.
-    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Parent)> {
-        if self.pool.count(BlockState::Idle) == 0 {
-            return None;
-        }
-        let block = self.eviction.pop(&self.nodes).expect("if a block is idle, so is a leaf");
-        let before = match self.nodes.parents[block as usize] {
-            parent if is_namespace(parent) => Parent::Root(self.namespaces.root(parent)),
-            parent => Parent::Block(self.pool.handle(parent)),
-        };
-        self.remove_chain(&[block]);
-        self.index.remove(self.nodes.fingerprint(block), block);
-        self.pool.apply(block, BlockEvent::DemotionBegan);
-        Some((self.pool.handle(block), before))
     }
 
     /// Returns the fingerprint and the tokens of a block that is published, or was when its demotion began.

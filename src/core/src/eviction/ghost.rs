@@ -1,8 +1,8 @@
 //! A bounded memory of the fingerprints of evicted blocks; the oldest are forgotten first.
 //!
 //! Entries lie in buckets of one cache line, so that a call touches one line. An entry holds half of the fingerprint and the
-//! number of the call that wrote the entry, and is forgotten once as many calls followed as the memory has room for. Two
-//! fingerprints that agree in bucket and half are taken for one (once in about 10^9 calls), and a bucket that overflows forgets its
+//! number of the writing call, and is forgotten once as many calls followed as the memory has room for. Two
+//! fingerprints that agree in bucket and half are taken for one (once in about 10^9 calls), and an overflowing bucket forgets its
 //! oldest entry early (about one entry in fifty): both cost quality, never correctness.
 
 /// Entries of a bucket, a cache line of 64 bytes.
@@ -75,7 +75,7 @@ impl Ghost {
     }
 }
 
-/// Returns the half of a fingerprint that an entry holds. At least one bit is set, because an entry of 0 means none.
+/// Returns the half of a fingerprint for an entry. At least one bit is set, because an entry of 0 means none.
 fn tag(hash: u64) -> u64 {
     (hash as u32).max(1).into()
 }

@@ -1,4 +1,4 @@
-//! Demotions from the device: blocks that leave the prefix tree for a tier, and are found until they are gone.
+//! Demotions from the device: blocks on their way from the prefix tree to a tier, found until the end of the copy.
 //!
 //! A block being demoted is out of the tree, so that the blocks before it can follow. Its contents stay on the device until the
 //! transfer ends. A prompt that continues with the block takes it back into the tree; the transfer then reads the prefix up to the
@@ -15,7 +15,7 @@ use crate::sequence::Sequence;
 use crate::transfer_table::{BlockPair, InFlight};
 use crate::tree::Parent;
 
-/// Blocks being demoted that can be taken back, by fingerprint.
+/// Blocks being demoted, to be taken back by fingerprint.
 #[derive(Debug, Default)]
 pub(super) struct Demotions(BTreeMap<u64, Demotion>);
 
@@ -49,7 +49,7 @@ impl Demotions {
 }
 
 impl Kv {
-    /// Looks up blocks being demoted that continue the blocks `found` of a sequence, into `reviving`.
+    /// Looks up blocks being demoted behind the blocks `found` of a sequence, into `reviving`.
     pub(super) fn find_demoting(&mut self, seq: &Sequence) {
         self.reviving.clear();
         if self.demoting.0.is_empty() {
@@ -84,18 +84,18 @@ impl Kv {
         }
     }
 
-    /// Returns the number of device blocks that the end of a demotion frees: the blocks not taken back.
+    /// Returns the number of device blocks freed by the end of a demotion: the blocks not taken back.
     pub fn freed_by_demotion(&self, transfer: &InFlight) -> u32 {
         let is_leaving = |pair: &&BlockPair| self.tree.pool().state(pair.from) == BlockState::Moving;
         transfer.pairs.iter().filter(is_leaving).count() as u32
     }
 
-    /// Returns the number of device blocks that the demotions in flight free.
+    /// Returns the number of device blocks freed by the demotions in flight.
     pub fn demoting_blocks(&self) -> u32 {
         self.transfers.device_demotions().map(|transfer| self.freed_by_demotion(transfer)).sum()
     }
 
-    /// Returns the number of device blocks that demotions in flight free in time.
+    /// Returns the number of device blocks freed in time by demotions in flight.
     pub(super) fn free_after_demotions(&self) -> u32 {
         let in_time = self.transfers.device_demotions().filter(|transfer| !transfer.is_overdue);
         in_time.map(|transfer| self.freed_by_demotion(transfer)).sum()

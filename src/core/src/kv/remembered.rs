@@ -1,4 +1,4 @@
-//! The prefix found for a request that could not be admitted, for its next attempt.
+//! The prefix found for a blocked request, kept for the next attempt to admit the request.
 //!
 //! The first waiting request is tried in every step until it has room. The prefix that it found is still the longest one if its
 //! blocks were not evicted and the block after it was not published; both take O(1) to see, because the ancestors of a published
@@ -12,10 +12,10 @@ use crate::tree::PrefixTree;
 /// A request, and its number of hashes when it was tried.
 type Attempt = (u64, usize);
 
-/// The blocks found for the last request that was not admitted.
+/// The blocks found for the last blocked request.
 #[derive(Debug, Default)]
 pub(super) struct Remembered {
-    /// The attempt that found `blocks`; `None` if `blocks` are not kept here.
+    /// The attempt to admit with `blocks`; `None` if `blocks` are not kept here.
     attempt: Option<Attempt>,
     blocks: Prefix,
     /// Generations of the blocks of `generations_of`.

@@ -1,7 +1,7 @@
-//! Waiting requests by the block that would lengthen their cached prefix.
+//! Waiting requests by the block after their cached prefix.
 //!
-//! A policy that ranks by the cache needs the number of cached tokens of each waiting request. Counting all of them in every
-//! step would cost more than the step. The number can only grow when the first block that was missing is published, so each
+//! A policy ranking by the cache needs the number of cached tokens of each waiting request. Counting all of them in every
+//! step would cost more than the step. The number can only grow when the first missing block is published, so each
 //! request watches that block. The number can only shrink when a block is evicted; that makes the rank worse, so it is enough
 //! to count again before the request is admitted ([`super::Waiting::next`]).
 
