@@ -1,6 +1,6 @@
-//! `trunkline bench`: speed and memory of the core, and speed of the server, on this machine.
+//! `trunkline bench`: speed and memory of the core, and speed of the server and the embedded worker, on this machine.
 //!
-//! No benchmark needs a model, and all but `serve` run on one thread. Every figure is the median of several runs, with minimum
+//! No benchmark needs a model's files, and all but `serve` run on one thread. Every figure is the median of several runs, with minimum
 //! and maximum beside.
 
 pub mod allocations;
@@ -11,6 +11,7 @@ mod sched;
 mod serve;
 mod tree;
 mod used_pool;
+mod worker;
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -34,7 +35,7 @@ Examples:
   A short test run:
     trunkline bench evict --quick";
 
-/// Benchmark the core and the server on this machine: prefix tree, scheduling of a step, eviction, serving.
+/// Benchmark the core, the embedded worker and the server on this machine.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -46,10 +47,12 @@ pub struct BenchArgs {
 enum What {
     /// Benchmark the prefix tree: hashing, lookups in large trees, storing blocks, conversations, memory per block.
     Tree(Options),
-    /// Benchmark one decode step through the whole core, and count its heap allocations.
+    /// Benchmark steps through the whole core: decodes, queues, admissions, preemptions, a lost worker, the end of all requests.
     Sched(Options),
     /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
+    /// Benchmark the embedded worker with random weights: prefill and decode for every kind of weights.
+    Worker(Options),
     /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
     Serve(ServeOptions),
 }
@@ -126,6 +129,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         What::Tree(options) => (options.clone(), tree::run(options.quick)),
         What::Sched(options) => (options.clone(), sched::run(options.quick)),
         What::Evict(options) => (options.clone(), evict::run(options.quick)),
+        What::Worker(options) => {
+            let report = worker::run(options.quick)?;
+            (options, report)
+        }
         What::Serve(serving) => {
             let report = serve::run(&serving.load(), serving.options.quick)?;
             (serving.options, report)
@@ -151,7 +158,7 @@ mod tests {
             runs: 1,
         };
         let serving = serve::run(&load, true).unwrap();
-        for report in [tree::run(true), sched::run(true), evict::run(true), serving] {
+        for report in [tree::run(true), sched::run(true), evict::run(true), worker::run(true).unwrap(), serving] {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
             let rows = json["rows"].as_array().unwrap();
             assert!(!rows.is_empty());

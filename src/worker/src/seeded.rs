@@ -4,8 +4,10 @@
 //! The vocabulary is the 256 bytes, a begin and an end token. The text is noise, mostly printable; the same seed gives the same
 //! weights on every machine.
 
+use half::f16;
+
 use crate::config::{LayerParts, ModelConfig};
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, WeightKind};
 use crate::model::Model;
 use crate::noise::Noise;
 use crate::weights::{LayerWeights, Weights};
@@ -45,6 +47,39 @@ pub(crate) fn tiny_config() -> ModelConfig {
         parts: LayerParts::default(),
         eos_token_ids: Vec::new(),
     }
+}
+
+/// Returns a matrix of random weights, about as large as trained ones.
+fn random_matrix(kind: WeightKind, outputs: usize, inputs: usize, noise: &mut Noise) -> Matrix {
+    let bound = (3.0 / inputs as f32).sqrt();
+    let half = |value: f32| f16::from_f32(value).to_le_bytes();
+    let mut bytes = Vec::new();
+    for _ in 0..outputs * inputs / kind.block_len() {
+        match kind {
+            WeightKind::F32 => bytes.extend(noise.uniform(bound).to_le_bytes()),
+            WeightKind::Bf16 => bytes.extend(&noise.uniform(bound).to_le_bytes()[2..]),
+            WeightKind::F16 => bytes.extend(half(noise.uniform(bound))),
+            _ => {
+                // Codes of any value; the factors make up for their size.
+                let mut block: Vec<u8> =
+                    (0..kind.block_bytes()).map(|_| (noise.uniform(128.0) + 128.0) as u8).collect();
+                let (at, factor) = match kind {
+                    WeightKind::Q8_0 => (0, bound / 128.0),
+                    WeightKind::Q6K => (208, bound / (32.0 * 128.0)),
+                    WeightKind::Q4K => (0, bound / (8.0 * 64.0)),
+                    _ => (0, bound / 8.0),
+                };
+                block[at..at + 2].copy_from_slice(&half(factor));
+                match kind {
+                    WeightKind::Q4_1 => block[2..4].copy_from_slice(&half(-bound)),
+                    WeightKind::Q4K => block[2..4].copy_from_slice(&half(bound / 64.0)),
+                    _ => {}
+                }
+                bytes.extend(block);
+            }
+        }
+    }
+    Matrix::from_bytes(kind, outputs, inputs, &bytes).expect("rows of whole blocks")
 }
 
 impl Model {
@@ -92,5 +127,52 @@ impl Model {
         let (embedding, head) = (Matrix::from_f32(hidden, &embedding), Matrix::from_f32(hidden, &head));
         let weights = Weights { embedding, layers, final_norm: vec![1.0; hidden], head: Some(head) };
         Model::assemble(NAME.to_owned(), config, weights)
+    }
+
+    /// Vocabulary of [`Model::seeded_like_smollm2`].
+    pub const SMOLLM2_VOCAB: u32 = 49_152;
+
+    /// A model of the shape of SmolLM2-135M with random matrices of one kind, for benchmarks: width 576, 9 query heads on 3 KV
+    /// heads, a tied head; 30 layers in the original.
+    ///
+    /// # Panics
+    ///
+    /// If blocks of the kind do not divide rows of 576 weights: Q4_K and Q6_K.
+    pub fn seeded_like_smollm2(kind: WeightKind, n_layers: u32, seed: u64) -> Model {
+        let config = ModelConfig {
+            vocab_size: Self::SMOLLM2_VOCAB,
+            hidden_size: 576,
+            intermediate_size: 1536,
+            n_layers,
+            n_heads: 9,
+            n_kv_heads: 3,
+            head_dim: 64,
+            tied_head: true,
+            ..tiny_config()
+        };
+        let (hidden, inner) = (config.hidden_size as usize, config.intermediate_size as usize);
+        let mut noise = Noise::new(seed);
+        let mut matrix = |outputs, inputs| random_matrix(kind, outputs, inputs, &mut noise);
+        let layers = (0..n_layers)
+            .map(|_| LayerWeights {
+                attention_norm: vec![1.0; hidden],
+                q: matrix(config.q_width(), hidden),
+                k: matrix(config.kv_width(), hidden),
+                v: matrix(config.kv_width(), hidden),
+                qkv_bias: None,
+                head_norms: None,
+                o: matrix(hidden, config.q_width()),
+                o_bias: None,
+                mlp_norm: vec![1.0; hidden],
+                gate: matrix(inner, hidden),
+                up: matrix(inner, hidden),
+                gate_up_bias: None,
+                down: matrix(hidden, inner),
+                down_bias: None,
+            })
+            .collect();
+        let embedding = matrix(Self::SMOLLM2_VOCAB as usize, hidden);
+        let weights = Weights { embedding, layers, final_norm: vec![1.0; hidden], head: None };
+        Model::assemble("seeded-smollm2".to_owned(), config, weights)
     }
 }

@@ -1,0 +1,124 @@
+//! Worker benchmark: prefill and decode of a model with random weights on one thread, for every kind of weights.
+
+use std::sync::Arc;
+
+use trunkline_port::{RequestId, Sampling, Step, StepSeq};
+use trunkline_worker::{Model, WeightKind, Worker, WorkerConfig};
+
+use super::measure::{Numbers, Report, time_ns};
+
+const NOTES: [&str; 2] = [
+    "A model of the shape of SmolLM2-135M with random weights, on one thread. Prefill is one prompt of 512 tokens in one step.",
+    "Decode is a step of one token for each sequence of a batch, after prompts of 128 tokens.",
+];
+const BLOCK_SIZE: u32 = 32;
+/// Tokens of the prompt of a prefill.
+const PREFILL: u32 = 512;
+/// Tokens of each prompt before decodes.
+const PROMPT: u32 = 128;
+/// Steps of decode at each batch size.
+const DECODES: u32 = 15;
+/// Blocks of a sequence: the longest prompt and decodes.
+const BLOCKS: u32 = PREFILL.div_ceil(BLOCK_SIZE) + 1;
+/// Sequences of the largest batch.
+const BATCHES: [u32; 3] = [1, 8, 32];
+
+/// Kinds of weights: those whose blocks divide the rows of the model.
+const KINDS: [WeightKind; 6] =
+    [WeightKind::F32, WeightKind::Bf16, WeightKind::F16, WeightKind::Q8_0, WeightKind::Q4_0, WeightKind::Q4_1];
+
+/// Measures every kind; a quick run has one layer and few steps.
+///
+/// # Errors
+/// If the worker's memory cannot be had.
+pub fn run(quick: bool) -> anyhow::Result<Report> {
+    let mut report = Report::new("worker", quick, NOTES.to_vec());
+    for kind in KINDS {
+        let layers = if quick { 1 } else { 30 };
+        let model = Arc::new(Model::seeded_like_smollm2(kind, layers, 1));
+        let config = WorkerConfig {
+            block_size: BLOCK_SIZE,
+            device_blocks: BLOCKS * BATCHES[2],
+            host_blocks: 0,
+            max_drafts: 0,
+            threads: 1,
+        };
+        let mut runner = Runner { worker: Worker::new(model, config)?, numbers: Numbers::new(), steps: 0 };
+        let (prefills, decodes) = if quick { (1, 1) } else { (5, DECODES) };
+        let times = (0..prefills).map(|_| runner.prefill(1, PREFILL)).collect::<Result<Vec<_>, _>>()?;
+        report.add("prefill", kind.name(), "tokens/s", times.iter().map(|ns| f64::from(PREFILL) * 1e9 / ns).collect());
+        for batch in BATCHES {
+            runner.prefill(batch, PROMPT)?;
+            let times = (0..decodes).map(|n| runner.decode(batch, n)).collect::<Result<Vec<_>, _>>()?;
+            let case = format!("{}, batch {batch}", kind.name());
+            report.add("decode", case, "tokens/s", times.iter().map(|ns| f64::from(batch) * 1e9 / ns).collect());
+        }
+    }
+    Ok(report)
+}
+
+/// A worker, and the tokens and numbers of its steps.
+struct Runner {
+    worker: Worker,
+    numbers: Numbers,
+    steps: u64,
+}
+
+impl Runner {
+    /// Starts `batch` sequences with prompts of `len` tokens. Returns the time of the step, nanoseconds.
+    fn prefill(&mut self, batch: u32, len: u32) -> anyhow::Result<f64> {
+        let seqs = (0..batch).map(|slot| StepSeq {
+            start: true,
+            n_tokens: len,
+            tokens_at: slot * len,
+            blocks_at: slot * BLOCKS,
+            n_blocks: BLOCKS,
+            ..decode_of(slot)
+        });
+        let (seqs, sampling) = (seqs.collect(), vec![Sampling::default(); batch as usize]);
+        self.run(Step { seqs, sampling, blocks: (0..batch * BLOCKS).collect(), ..Step::default() }, batch * len)
+    }
+
+    /// Runs the `n`-th token after the prompts of `batch` sequences. Returns the time of the step, nanoseconds.
+    fn decode(&mut self, batch: u32, n: u32) -> anyhow::Result<f64> {
+        let seqs = (0..batch).map(|slot| StepSeq {
+            computed: PROMPT + n,
+            tokens_at: slot,
+            table_keep: BLOCKS,
+            n_generated: n + 1,
+            ..decode_of(slot)
+        });
+        self.run(Step { seqs: seqs.collect(), ..Step::default() }, batch)
+    }
+
+    fn run(&mut self, mut step: Step, n_tokens: u32) -> anyhow::Result<f64> {
+        self.steps += 1;
+        step.id = self.steps;
+        step.tokens = (0..n_tokens).map(|_| self.numbers.below(Model::SMOLLM2_VOCAB as usize) as u32).collect();
+        let mut result = Ok(());
+        let time = time_ns(|| result = self.worker.run(&step).map(drop));
+        result?;
+        Ok(time)
+    }
+}
+
+/// One sampled token of a sequence.
+fn decode_of(slot: u32) -> StepSeq {
+    StepSeq {
+        request: RequestId(u64::from(slot)),
+        slot,
+        start: false,
+        computed: 0,
+        n_tokens: 1,
+        n_history: 0,
+        tokens_at: 0,
+        input_from_last: false,
+        kv_write_from: 0,
+        table_keep: 0,
+        blocks_at: 0,
+        n_blocks: 0,
+        sample: true,
+        n_generated: 0,
+        n_drafts: 0,
+    }
+}
