@@ -155,7 +155,7 @@ impl BlockPool {
     /// 0 if they are already, or if enough blocks are kept free as it is.
     pub fn lacking(&self, n: u32, table: &[BlockHandle]) -> u32 {
         let (after, have) = growth(n, table);
-        self.slots.lacking(n, after, have)
+        self.slots.lacking(n, after, have, self.count(BlockState::Idle))
     }
 
     /// Returns the length of the runs for a table of `have` blocks, a power of 2.

@@ -108,14 +108,16 @@ impl FreeSlots {
     }
 
     /// Returns the number of slots to free before [`Self::take`] with the same arguments, so that the new slots form a run: 0 if
-    /// they do already, or if enough slots are kept free as it is.
-    pub fn lacking(&self, n: u32, after: Option<u32>, have: u32) -> u32 {
+    /// they do already, or if enough slots are kept free as it is. Of `idle` slots that could be freed one in [`AHEAD_SHARE`] is, at
+    /// most: when few are idle, their contents are what preempted sequences come back to.
+    pub fn lacking(&self, n: u32, after: Option<u32>, have: u32, idle: u32) -> u32 {
         let wish = self.wish(have);
+        let ahead = self.ahead.min(idle / AHEAD_SHARE);
         let next = after.and_then(|after| self.peek_after(after)).map_or(0, |(_, len)| len);
-        if wish == 0 || next >= n || self.has_run(n - next + wish) {
+        if wish == 0 || ahead < AHEAD_MIN || next >= n || self.has_run(n - next + wish) {
             return 0;
         }
-        self.ahead.saturating_sub(self.free.saturating_sub(n)).min(2 * EXTENT)
+        ahead.saturating_sub(self.free.saturating_sub(n)).min(2 * EXTENT)
     }
 
     /// Returns the length of the runs for a sequence with `have` slots, rounded up to a power of 2. Freeing slots down to a
@@ -496,14 +498,20 @@ mod tests {
         let mut slots = FreeSlots::new(64 * 64);
         take(&mut slots, 64 * 64, None, 64 * 64);
         slots.put(&[7]);
-        assert_eq!(slots.lacking(1, Some(6), 500), 0, "the next slot is free");
-        assert_eq!(slots.lacking(1, Some(500), 500), 64, "one slot in 64");
+        assert_eq!(slots.lacking(1, Some(6), 500, u32::MAX), 0, "the next slot is free");
+        assert_eq!(slots.lacking(1, Some(500), 500, u32::MAX), 64, "one slot in 64");
         slots.put(&(1000..1032).step_by(2).collect::<Vec<_>>());
-        assert_eq!(slots.lacking(1, Some(500), 500), 64 - 16);
+        assert_eq!(slots.lacking(1, Some(500), 500, u32::MAX), 64 - 16);
+        assert_eq!(slots.lacking(1, Some(500), 500, 40 * 64), 40 - 16, "of the idle slots");
+        assert_eq!(slots.lacking(1, Some(500), 500, 15 * 64), 0, "few are idle: they stay");
         let mut small = FreeSlots::new(1000);
         take(&mut small, 1000, None, 1000);
         small.put(&[7]);
-        assert_eq!((small.lacking(1, Some(500), 500), small.wish(500)), (0, 0), "a small pool keeps nothing free");
+        assert_eq!(
+            (small.lacking(1, Some(500), 500, u32::MAX), small.wish(500)),
+            (0, 0),
+            "a small pool keeps nothing free"
+        );
     }
 
     #[test]

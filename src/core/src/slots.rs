@@ -111,8 +111,8 @@ impl<S: SlotState> Slots<S> {
     }
 
     /// Returns the number of slots to free before [`Self::take_many`] with the same arguments, so that the slots taken form a run.
-    pub fn lacking(&self, n: u32, after: Option<u32>, have: u32) -> u32 {
-        self.free.lacking(n, after, have)
+    pub fn lacking(&self, n: u32, after: Option<u32>, have: u32, idle: u32) -> u32 {
+        self.free.lacking(n, after, have, idle)
     }
 
     /// Returns the length of the runs for a sequence with `have` slots, a power of 2.
