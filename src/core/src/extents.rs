@@ -17,6 +17,8 @@
 pub(crate) const EXTENT: u32 = u128::BITS;
 /// Share of a full pool kept free for runs, at most: one slot in `AHEAD_SHARE`.
 const AHEAD_SHARE: u32 = 64;
+/// Share of the idle slots freed ahead of need, at most: one slot in `IDLE_SHARE`.
+const IDLE_SHARE: u32 = 16;
 /// Least number of slots worth keeping free for runs. A pool with a smaller share keeps none.
 const AHEAD_MIN: u32 = 16;
 /// Lists of extents by their longest run of available slots: 1, 2, 4, to 128 slots or more.
@@ -108,11 +110,11 @@ impl FreeSlots {
     }
 
     /// Returns the number of slots to free before [`Self::take`] with the same arguments, so that the new slots form a run: 0 if
-    /// they do already, or if enough slots are kept free as it is. Of `idle` slots that could be freed one in [`AHEAD_SHARE`] is, at
+    /// they do already, or if enough slots are kept free as it is. Of `idle` slots that could be freed one in [`IDLE_SHARE`] is, at
     /// most: when few are idle, their contents are what preempted sequences come back to.
     pub fn lacking(&self, n: u32, after: Option<u32>, have: u32, idle: u32) -> u32 {
         let wish = self.wish(have);
-        let ahead = self.ahead.min(idle / AHEAD_SHARE);
+        let ahead = self.ahead.min(idle / IDLE_SHARE);
         let next = after.and_then(|after| self.peek_after(after)).map_or(0, |(_, len)| len);
         if wish == 0 || ahead < AHEAD_MIN || next >= n || self.has_run(n - next + wish) {
             return 0;
@@ -502,8 +504,8 @@ mod tests {
         assert_eq!(slots.lacking(1, Some(500), 500, u32::MAX), 64, "one slot in 64");
         slots.put(&(1000..1032).step_by(2).collect::<Vec<_>>());
         assert_eq!(slots.lacking(1, Some(500), 500, u32::MAX), 64 - 16);
-        assert_eq!(slots.lacking(1, Some(500), 500, 40 * 64), 40 - 16, "of the idle slots");
-        assert_eq!(slots.lacking(1, Some(500), 500, 15 * 64), 0, "few are idle: they stay");
+        assert_eq!(slots.lacking(1, Some(500), 500, 40 * 16), 40 - 16, "of the idle slots");
+        assert_eq!(slots.lacking(1, Some(500), 500, 15 * 16), 0, "few are idle: they stay");
         let mut small = FreeSlots::new(1000);
         take(&mut small, 1000, None, 1000);
         small.put(&[7]);
