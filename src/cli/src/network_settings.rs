@@ -32,7 +32,7 @@ pub const NETWORK_KEYS: [&str; 12] = [
 /// Settings of the network edge; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct NetworkSettings {
-    /// File of bearer tokens, one a line: TOKEN ROLE [NAME], with the role generate or admin; read again when it changes. Calls
+    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role generate or admin; read again when it changes. Calls
     /// without one of the tokens are refused, except for health [default: everyone may call].
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,

@@ -1,10 +1,10 @@
 //! A weight matrix in the precision of its file: F32, BF16, F16, or one of the block formats of GGUF files.
 //!
-//! The rows of a matrix (one for each output) are cut into panels of [`LANES`] outputs, and a panel stores its weights input by
+//! The rows of a matrix (one for each output) are cut into panels of `LANES` outputs, and a panel stores its weights input by
 //! input, the sixteen outputs side by side: `[panel][input][lane]`. The last panel is filled up with zeros. Formats with fewer than
-//! 16 bits for a weight keep the codes of a panel in that order and the scales beside the codes, see [`nibbles`] and [`codes`].
+//! 16 bits for a weight keep the codes of a panel in that order and the scales beside the codes, see `nibbles.rs` and `codes.rs`.
 //!
-//! [`Matrix::unpack`] turns a part of a panel into F32. The values are those of the format's definition: no kind is rounded, so a
+//! A part of a panel is turned into F32 when it is read. The values are those of the format's definition: no kind is rounded, so a
 //! product with a matrix has the bits of the product with the same matrix in F32.
 
 mod codes;
@@ -19,7 +19,7 @@ use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::matrix::nibbles::Nibbles;
 use crate::prefetch::Ahead;
 
-/// Inputs that [`Matrix::unpack`] takes at a time: ranges MUST begin at a multiple of this number.
+/// Inputs unpacked at a time: ranges MUST begin at a multiple of this number.
 pub(crate) const UNPACK: usize = 32;
 
 /// Element type of a matrix. Block formats have the names and the bytes of GGUF files.
