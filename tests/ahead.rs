@@ -3,7 +3,7 @@
 use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::{FinishReason, GenerateRequest, Sampling, Stopping};
 use trunkline_sim_replay::recorded::replay_recorded;
-use trunkline_tests::server::{Answer, Faulty, TestServer, collect, greedy};
+use trunkline_tests::server::{Answer, Faulty, TestServer, collect, gated, greedy};
 
 const TRUNK: &str = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
 
@@ -32,13 +32,14 @@ fn requests() -> Vec<GenerateRequest> {
     (0..20).map(request).collect()
 }
 
-/// Sends all requests to a server, one after another, and reads all answers.
-async fn answers(server: &TestServer) -> Vec<(Vec<u32>, FinishReason)> {
+/// Sends all requests to a server, one after another, opens the `gate` of the worker if there is one, and reads all answers.
+async fn answers<G>(server: &TestServer, gate: G) -> Vec<(Vec<u32>, FinishReason)> {
     let mut client = server.client().await;
     let mut streams = Vec::new();
     for request in requests() {
         streams.push(client.open(request).await.unwrap());
     }
+    drop(gate);
     let mut answers = Vec::new();
     for stream in streams {
         let Answer { token_ids, reason, .. } = collect(stream).await.unwrap();
@@ -51,7 +52,7 @@ async fn answers(server: &TestServer) -> Vec<(Vec<u32>, FinishReason)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn steps_sent_ahead_give_the_same_text_and_replay() {
     let one = TestServer::start(limits(1)).await;
-    let expected = answers(&one).await;
+    let expected = answers(&one, ()).await;
     one.drain().await;
     assert!(expected.iter().any(|(_, reason)| *reason == FinishReason::Stop), "some end before their last token");
     let folder = tempfile::tempdir().unwrap();
@@ -64,8 +65,10 @@ async fn steps_sent_ahead_give_the_same_text_and_replay() {
                 config.preemption = Preemption::Swap;
             }
             let path = folder.path().join(format!("{ahead}-{tight}.jsonl"));
-            let server = TestServer::start_with(config, Some(path.clone()), |worker| Box::new(worker)).await;
-            assert_eq!(answers(&server).await, expected, "{ahead} steps in flight, tight: {tight}");
+            // All requests are there before the first step ends.
+            let (wrap, gate) = gated();
+            let server = TestServer::start_with(config, Some(path.clone()), wrap).await;
+            assert_eq!(answers(&server, gate).await, expected, "{ahead} steps in flight, tight: {tight}");
             let outcome = server.drain().await;
             assert_eq!(outcome.stats.preemptions > 0, tight);
             let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
@@ -77,12 +80,12 @@ async fn steps_sent_ahead_give_the_same_text_and_replay() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_step_takes_the_steps_behind_it_along() {
     let one = TestServer::start(limits(1)).await;
-    let expected = answers(&one).await;
+    let expected = answers(&one, ()).await;
     one.drain().await;
     let wrap = |worker| -> Box<dyn trunkline_port::StepRunner> {
         Box::new(Faulty { worker, fails_at: vec![9], panics_at: vec![25], panics_at_reset: false })
     };
     let server = TestServer::start_with(limits(3), None, wrap).await;
-    assert_eq!(answers(&server).await, expected, "every request starts over with the tokens that it has");
+    assert_eq!(answers(&server, ()).await, expected, "every request starts over with the tokens that it has");
     server.drain().await;
 }
