@@ -11,7 +11,8 @@
 //! them together may reserve one slot in [`AHEAD_SHARE`], or a quarter of the free slots if that is more.
 //!
 //! A full pool has no runs unless blocks are evicted ahead of need; [`FreeSlots::lacking`] says how many, so that at most one slot in
-//! [`AHEAD_SHARE`] stays free for it. A pool of fewer than 1,024 slots reserves nothing and evicts nothing ahead.
+//! [`AHEAD_SHARE`] stays free for it, and at most one idle slot in [`IDLE_SHARE`] is evicted: when few are idle, preempted sequences
+//! come back to them. A pool of fewer than 1,024 slots reserves nothing and evicts nothing ahead.
 
 /// Slots in an extent.
 pub(crate) const EXTENT: u32 = u128::BITS;
