@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 pub type Token = u32;
 
 /// Number of a request, chosen by the driver. The driver MUST NOT use a number again while the core still knows the request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 impl std::fmt::Display for RequestId {

@@ -24,7 +24,7 @@ pub struct Step {
 }
 
 /// Part of one sequence in a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepSeq {
     /// Request of the sequence.
     pub request: RequestId,

@@ -56,18 +56,12 @@ fn measure(
             request: RequestId(slot.into()),
             slot,
             start: true,
-            computed: 0,
             n_tokens: prompt,
-            n_history: 0,
             tokens_at: slot * prompt,
-            input_from_last: false,
-            kv_write_from: 0,
-            table_keep: 0,
             blocks_at: slot * blocks_each,
             n_blocks: blocks_each,
             sample: true,
-            n_generated: 0,
-            n_drafts: 0,
+            ..StepSeq::default()
         });
         step.tokens.extend((0..prompt).map(|i| (slot * 31 + i * 7) % vocab));
         step.blocks.extend(slot * blocks_each..(slot + 1) * blocks_each);
@@ -114,20 +108,11 @@ fn measure_drafts(
     let mut worker = Worker::new(Arc::clone(model), config)?;
     let seq = StepSeq {
         request: RequestId(0),
-        slot: 0,
         start: true,
-        computed: 0,
         n_tokens: PROMPT,
-        n_history: 0,
-        tokens_at: 0,
-        input_from_last: false,
-        kv_write_from: 0,
-        table_keep: 0,
-        blocks_at: 0,
         n_blocks: device_blocks,
         sample: true,
-        n_generated: 0,
-        n_drafts: 0,
+        ..StepSeq::default()
     };
     let mut step = Step { id: 1, seqs: vec![seq], ..Step::default() };
     step.tokens.extend((0..PROMPT).map(|i| 100 + i % 8));

@@ -30,9 +30,7 @@
 //! let mut worker = Worker::new(Arc::new(Model::seeded(1)), config)?;
 //! let tokens = Tokenizer::bytes().encode("hello")?;
 //! let seq = StepSeq {
-//!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: tokens.len() as u32, n_history: 0, tokens_at: 0,
-//!     input_from_last: false, kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true, n_generated: 0,
-//!     n_drafts: 0,
+//!     request: RequestId(1), start: true, n_tokens: tokens.len() as u32, n_blocks: 1, sample: true, ..StepSeq::default()
 //! };
 //! let step = Step { id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()] };
 //! assert_eq!(worker.run(&step)?.result.of(0).len(), 1);

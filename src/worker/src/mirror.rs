@@ -271,18 +271,10 @@ mod tests {
             request: RequestId(7),
             slot: 3,
             start: true,
-            computed: 0,
             n_tokens: tokens.len() as u32,
-            n_history: 0,
-            tokens_at: 0,
-            input_from_last: false,
-            kv_write_from: 0,
-            table_keep: 0,
-            blocks_at: 0,
             n_blocks: blocks.len() as u32,
             sample: true,
-            n_generated: 0,
-            n_drafts: 0,
+            ..StepSeq::default()
         };
         Step {
             id: 1,

@@ -287,20 +287,11 @@ mod tests {
         .unwrap();
         let seq = StepSeq {
             request: RequestId(4),
-            slot: 0,
             start: true,
-            computed: 0,
             n_tokens: 1,
-            n_history: 0,
-            tokens_at: 0,
-            input_from_last: false,
-            kv_write_from: 0,
-            table_keep: 0,
-            blocks_at: 0,
             n_blocks: 1,
             sample: true,
-            n_generated: 0,
-            n_drafts: 0,
+            ..StepSeq::default()
         };
         let sampling = vec![Sampling::default()];
         let step = Step { id: 1, seqs: vec![seq], tokens: vec![1], blocks: vec![0], sampling };

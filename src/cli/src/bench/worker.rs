@@ -104,21 +104,5 @@ impl Runner {
 
 /// One sampled token of a sequence.
 fn decode_of(slot: u32) -> StepSeq {
-    StepSeq {
-        request: RequestId(u64::from(slot)),
-        slot,
-        start: false,
-        computed: 0,
-        n_tokens: 1,
-        n_history: 0,
-        tokens_at: 0,
-        input_from_last: false,
-        kv_write_from: 0,
-        table_keep: 0,
-        blocks_at: 0,
-        n_blocks: 0,
-        sample: true,
-        n_generated: 0,
-        n_drafts: 0,
-    }
+    StepSeq { request: RequestId(u64::from(slot)), slot, n_tokens: 1, sample: true, ..StepSeq::default() }
 }
