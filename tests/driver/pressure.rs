@@ -488,8 +488,6 @@ impl Run {
             request.id = RequestId(*id);
         }
         if self.weak_hashes {
-            // Namespaces share nothing, but hashes of one that collide with those of another are not meant here.
-            request.root = Namespace::default().root();
             request.hashes.clear();
             request.hash_prompt(block_size);
             request.hashes.iter_mut().for_each(|hash| hash.0 &= !(u128::from(u64::MAX) >> 3 << 3));
