@@ -33,8 +33,9 @@ impl Remains {
 
     /// Takes the memory of an ended sequence.
     pub(crate) fn push(&mut self, seq: Sequence) {
-        self.tokens.push(seq.tokens);
-        self.hashes.push(seq.hashes);
+        let (tokens, hashes) = seq.into_remains();
+        self.tokens.push(tokens);
+        self.hashes.push(hashes);
     }
 
     /// Frees the memory, and keeps the lists for the next requests.

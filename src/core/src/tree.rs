@@ -41,6 +41,7 @@
 //! assert_eq!(tree.usable(), 6);
 //! ```
 
+mod ahead;
 mod demotion;
 
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
