@@ -559,9 +559,3 @@ pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u
 pub fn stops(token: Token) -> bool {
     token == EOS || token == EOS + 1
 }
-
-/// A fresh seed for each run, from one base.
-pub fn seeds(base: u64, n: usize) -> Vec<u64> {
-    let mut rng = Pcg64Mcg::seed_from_u64(base);
-    (0..n).map(|_| rng.next_u64() >> 16).collect()
-}
