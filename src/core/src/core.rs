@@ -15,7 +15,7 @@ use crate::remains::Remains;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Ending, Phase, Sequence, SequenceState};
-use crate::state::State;
+use crate::state::{AHEAD, State};
 use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::steps::Steps;
@@ -231,7 +231,7 @@ impl Core {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
         }
         let seq = Sequence::new(request, arrival, self.now_ns);
-        self.state.waiting.joined(seq.cold.view.tenant);
+        self.state.waiting.joined(seq.tenant);
         let slot = self.state.sequences.insert(seq);
         self.by_id.insert(id, slot);
         self.state.wait(slot);
@@ -348,7 +348,7 @@ impl Core {
         }
         state.release(slot);
         let seq = state.sequences.remove(slot);
-        state.waiting.left(seq.cold.view.tenant);
+        state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
         let (journal, generated) = (&mut state.journal, u64::from(seq.generated()));
         match ending {
@@ -376,7 +376,7 @@ impl Core {
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
-        state.waiting.left(seq.cold.view.tenant);
+        state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
         state.journal.stats.requests.finished += 1;
         state.journal.decide(Decision::Finish, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
@@ -429,8 +429,13 @@ impl Core {
         self.draining = true;
         let live = self.state.sequences.iter().filter(|(_, seq)| !matches!(seq.ending, Some(Ending::Reported(_))));
         let slots: Vec<usize> = live.map(|(slot, _)| slot).collect();
-        for slot in slots {
-            self.end(slot, FinishReason::Abort, actions);
+        // All requests end, so none needs to be looked up and struck out.
+        self.by_id.clear();
+        for slots in slots.chunks(AHEAD) {
+            self.state.load_cold_ahead(slots);
+            for slot in slots {
+                self.end(*slot, FinishReason::Abort, actions);
+            }
         }
     }
 

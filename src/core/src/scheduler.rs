@@ -225,7 +225,7 @@ impl Scheduler {
         // A tenant pays for its prompt once, preempted or not, and not for cached tokens.
         let end = (planned + n_tokens).min(seq.prompt_tokens);
         if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
-            waiting.served(seq.cold.view.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
+            waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
             seq.cold.history.charged_tokens = end;
         }
         let part = StepSeq {

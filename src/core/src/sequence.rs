@@ -138,6 +138,8 @@ pub(crate) struct Sequence {
     pub worker_failures: u8,
     /// Set once the sequence is to leave the core.
     pub ending: Option<Ending>,
+    /// Tenant whose share the request counts against.
+    pub tenant: u64,
     /// The last tokens generated, which are not in [`Cold::tokens`] yet.
     recent: [Token; RECENT_MAX],
 }
@@ -192,6 +194,7 @@ impl Sequence {
             guilty: false,
             worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
             ending: None,
+            tenant: request.tenant,
             recent: [0; RECENT_MAX],
             cold: Box::new(Cold {
                 tokens,
@@ -428,12 +431,6 @@ impl Sequence {
             sampling: cold.sampling,
             worker_failures: u32::from(self.worker_failures),
         }
-    }
-
-    /// Returns the tokens and the hashes of a sequence that left the core.
-    pub fn into_remains(mut self) -> (Vec<Token>, Vec<BlockHash>) {
-        self.settle();
-        (self.cold.tokens, self.cold.hashes)
     }
 
     /// Returns the usage reported to the client at the end.

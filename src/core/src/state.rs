@@ -128,6 +128,15 @@ impl State {
         std::hint::black_box(sum);
     }
 
+    /// Loads the next [`AHEAD`] of some sequences, with the facts that most steps do not read, into the processor's caches.
+    pub fn load_cold_ahead(&self, slots: &[usize]) {
+        let slots = &slots[..slots.len().min(AHEAD)];
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load());
+        std::hint::black_box(sum);
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_cold());
+        std::hint::black_box(sum);
+    }
+
     /// Loads what [`Self::publish`] reads and writes for some sequences, the next few, into the processor's caches.
     pub fn load_ahead_to_publish(&mut self, slots: &[usize]) {
         // Each line loaded shows the way to others, so the sequences take the way together, stage by stage.

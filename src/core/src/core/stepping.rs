@@ -81,6 +81,7 @@ impl Core {
             let sampled = &result.tokens[std::mem::replace(&mut begin, *end as usize)..*end as usize];
             self.apply(*part, sampled, &mut changed, actions);
         }
+        self.state.waiting.serve_generated();
         if self.publish(&mut changed) {
             self.end_sequences(&step.parts, actions);
         }
@@ -131,7 +132,7 @@ impl Core {
             for token in sampled {
                 seq.push(*token);
                 if waiting.counts_service() {
-                    waiting.served(seq.cold.view.tenant, 0, 1);
+                    waiting.note_generated(seq.tenant);
                 }
                 journal.stats.tokens.generated_tokens += 1;
                 actions.push(Action::Token { request: seq.id, token: *token });
@@ -194,7 +195,11 @@ impl Core {
         self.state.journal.decide(Decision::WorkerLost, 0, self.steps.oldest().unwrap_or(0));
         self.lose_steps();
         // Taken as a whole: each would look for its place otherwise.
-        for slot in std::mem::take(&mut self.state.batch.running) {
+        let running = std::mem::take(&mut self.state.batch.running);
+        for (at, slot) in running.iter().copied().enumerate() {
+            if at % AHEAD == 0 {
+                self.state.load_cold_ahead(&running[at..]);
+            }
             match self.state.sequences[slot].ending {
                 Some(ending) => {
                     self.leave_queue(slot);
