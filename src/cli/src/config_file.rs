@@ -17,6 +17,9 @@ use crate::routers::router_help;
 const SERVER_KEYS: [&str; 10] =
     ["listen", "model", "record", "threads", "worker", "workers", "router", "roles", "share-cache", "step-timeout"];
 
+/// Policy of a server unless another is given: fair shares for clients. With one client the order is that of `fcfs`.
+pub const POLICY_DEFAULT: &str = "vtc";
+
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServeFlags;
@@ -30,6 +33,7 @@ impl CoreFlags for ServeFlags {
     fn default_text(setting: &Setting) -> String {
         match setting.name {
             "device_blocks" => "1 GiB of KV, but room for 8192 tokens and at most 16384 blocks".into(),
+            "policy" => POLICY_DEFAULT.into(),
             "max_queued_tokens" => format!("{}, in effect no limit", setting.default_text()),
             _ => setting.default_text(),
         }

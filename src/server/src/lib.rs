@@ -63,6 +63,7 @@ mod log_limit;
 mod network;
 mod outbox;
 mod queue;
+mod queue_shares;
 mod recorder;
 mod server;
 mod service;
