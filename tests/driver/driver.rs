@@ -177,7 +177,10 @@ impl Driver {
             Event::Submit(request) => self.expect(request),
             Event::Fail(id) => self.blame.named(*id, &self.parts(), self.live.contains(id)),
             Event::Stop(id) => _ = self.requests.get_mut(id).map(|known| known.told_to_stop |= !known.is_answered()),
-            Event::FlushCache => self.found.flush(self.live.iter().copied()),
+            Event::FlushCache => {
+                self.found.flush(self.live.iter().copied());
+                self.worker.flush();
+            }
             Event::Withdraw(id) => _ = self.sent.withdrawn.insert(*id),
             Event::Drain | Event::Shutdown => self.sent.closing = true,
             _ => {}

@@ -14,6 +14,7 @@ mod found;
 pub mod oracle;
 pub mod pressure;
 mod records;
+pub mod seeds;
 
 pub use driver::{Direction, Driver};
 pub use records::Known;

@@ -11,32 +11,43 @@ pub const VOCAB: u32 = 1000;
 /// Generated often enough to end some requests early.
 pub const EOS: Token = 7;
 
-/// What a KV cell stands for: the whole prefix up to and including its token. Odd if it stands for anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cell(u64);
+/// Contents of a KV cell. Cells of one prefix are equal, whenever they were computed.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    /// Stands for the whole prefix up to and including the cell's token. Odd if it stands for anything.
+    prefix: u64,
+    /// Flushes of the cache before the prefix was begun.
+    flushes: u32,
+}
+
+impl PartialEq for Cell {
+    fn eq(&self, other: &Self) -> bool {
+        self.prefix == other.prefix
+    }
+}
 
 /// The contents of no cell.
-const EMPTY: Cell = Cell(0);
+const EMPTY: Cell = Cell { prefix: 0, flushes: 0 };
 /// The contents of a cell that a copy is to write, or failed to write.
-const POISON: Cell = Cell(2);
+const POISON: Cell = Cell { prefix: 2, flushes: 0 };
 
 /// The cell before the first: prefixes of two namespaces are different prefixes.
-fn cell_before(root: BlockHash) -> Cell {
-    Cell((root.0 as u64 ^ (root.0 >> 64) as u64) | 1)
+fn cell_before(root: BlockHash, flushes: u32) -> Cell {
+    Cell { prefix: (root.0 as u64 ^ (root.0 >> 64) as u64) | 1, flushes }
 }
 
 fn next_cell(before: Cell, token: Token) -> Cell {
-    let mixed = (before.0 ^ u64::from(token) ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Cell((mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1)
+    let mixed = (before.prefix ^ u64::from(token) ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    Cell { prefix: (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1, flushes: before.flushes }
 }
 
 fn sample(cell: Cell) -> Token {
-    (cell.0 >> 20) as u32 % VOCAB
+    (cell.prefix >> 20) as u32 % VOCAB
 }
 
 /// The tokens a prompt is continued with, when nothing goes wrong.
 pub fn continuation(root: BlockHash, prompt: &[Token], n: usize) -> Vec<Token> {
-    let mut cell = prompt.iter().fold(cell_before(root), |cell, token| next_cell(cell, *token));
+    let mut cell = prompt.iter().fold(cell_before(root, 0), |cell, token| next_cell(cell, *token));
     let mut out = Vec::with_capacity(n);
     while out.len() < n {
         let token = sample(cell);
@@ -61,10 +72,10 @@ struct Truth {
 
 impl Truth {
     /// Starts with a request's prompt and the tokens that it generated elsewhere.
-    fn of(request: &Request, number: u64) -> Self {
+    fn of(request: &Request, number: u64, flushes: u32) -> Self {
         let mut truth = Self {
             number,
-            before: cell_before(request.root),
+            before: cell_before(request.root, flushes),
             prompt_tokens: request.prompt.len(),
             tokens: Vec::new(),
             cells: Vec::new(),
@@ -233,6 +244,8 @@ pub struct OracleWorker {
     truths: BTreeMap<RequestId, Truth>,
     /// Requests expected so far.
     expected: u64,
+    /// Flushes of the cache so far.
+    flushes: u32,
     rng: Pcg64Mcg,
     /// Of a hundred drafts, about this many are right.
     right_drafts: u32,
@@ -261,6 +274,7 @@ impl OracleWorker {
             sent: BTreeMap::new(),
             truths: BTreeMap::new(),
             expected: 0,
+            flushes: 0,
             right_drafts: [0, 50, 90, 100][rng.random_range(0..4)],
             rng,
             drafts_allowed: 0,
@@ -280,7 +294,13 @@ impl OracleWorker {
     /// Expects a request whose tokens a test dictates in [`Self::end_step_with`]. Its tokens and cells are compared as well.
     pub fn expect_dictated(&mut self, request: &Request) {
         self.expected += 1;
-        self.truths.insert(request.id, Truth::of(request, self.expected));
+        self.truths.insert(request.id, Truth::of(request, self.expected, self.flushes));
+    }
+
+    /// Notes that the cache was flushed, as after an update of the weights: requests expected from now on must read no KV of
+    /// requests from before.
+    pub fn flush(&mut self) {
+        self.flushes += 1;
     }
 
     /// Forgets a request that has ended. Steps in flight may still run it, unchecked.
@@ -362,7 +382,8 @@ impl OracleWorker {
 
     /// Returns the number of a request's [`Truth`], and the cell before the request's first.
     fn start_of(&self, request: RequestId) -> (Option<u64>, Cell) {
-        self.truths.get(&request).map_or((None, EMPTY), |truth| (Some(truth.number), truth.before))
+        let before = |truth: &Truth| Cell { flushes: self.flushes, ..truth.before };
+        self.truths.get(&request).map_or((None, EMPTY), |truth| (Some(truth.number), before(truth)))
     }
 
     /// Begins a step: takes in the block tables, and compares what is to be read with what it must be.
@@ -536,8 +557,15 @@ impl OracleWorker {
             assert_eq!(seq.n_generated as usize + truth.prompt_tokens, end, "request {request} samples another token");
         }
         for position in 0..computed.max(end.min(seq.kv_write_from as usize)) {
-            let right = self.read(seq, position) == truth.cells[position];
-            assert!(right, "request {request} reads wrong KV at {position}, {computed} are computed");
+            let cell = self.read(seq, position);
+            assert!(
+                cell == truth.cells[position],
+                "request {request} reads wrong KV at {position}, {computed} are computed"
+            );
+            assert!(
+                cell.flushes >= truth.before.flushes,
+                "request {request} reads KV from before a flush at {position}"
+            );
         }
     }
 
@@ -548,7 +576,7 @@ impl OracleWorker {
     fn read(&self, seq: &StepSeq, position: usize) -> Cell {
         let cell = self.device.cells[self.at(seq, position)];
         let found = if cell == POISON { "what a copy left unfinished" } else { "what nobody wrote" };
-        assert!(cell.0 & 1 == 1, "request {} reads {found} at {position}", seq.request);
+        assert!(cell.prefix & 1 == 1, "request {} reads {found} at {position}", seq.request);
         cell
     }
 

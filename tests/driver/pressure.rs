@@ -488,8 +488,6 @@ impl Run {
             request.id = RequestId(*id);
         }
         if self.weak_hashes {
-            // Namespaces share nothing, but hashes of one that collide with those of another are not meant here.
-            request.root = Namespace::default().root();
             request.hashes.clear();
             request.hash_prompt(block_size);
             request.hashes.iter_mut().for_each(|hash| hash.0 &= !(u128::from(u64::MAX) >> 3 << 3));
@@ -560,10 +558,4 @@ pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u
 /// Returns `true` if a token ends every request of [`request`].
 pub fn stops(token: Token) -> bool {
     token == EOS || token == EOS + 1
-}
-
-/// A fresh seed for each run, from one base.
-pub fn seeds(base: u64, n: usize) -> Vec<u64> {
-    let mut rng = Pcg64Mcg::seed_from_u64(base);
-    (0..n).map(|_| rng.next_u64() >> 16).collect()
 }

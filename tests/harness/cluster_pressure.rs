@@ -217,7 +217,10 @@ impl Run {
             0..3 => self.some_request(Event::Abort),
             3..5 => self.some_request(Event::Stop),
             5 => self.input(Input::Client(Event::Tick)),
-            6 => self.input(Input::Client(Event::FlushCache)),
+            6 => {
+                self.engines.iter_mut().for_each(|engine| engine.worker.flush());
+                self.input(Input::Client(Event::FlushCache));
+            }
             7 => self.lose(engine),
             8 => self.retire(engine),
             9 => self.input(Input::DrainEngine(engine)),

@@ -3,27 +3,13 @@
 //! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-core --test oracle` runs more of them, and `TRUNKLINE_REQUESTS=5000`
 //! makes each longer. A failure prints the command that runs it again.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use trunkline_driver::pressure::{Outcome, run};
+use trunkline_driver::seeds::{self, REQUESTS, Sample, seeds};
 
-use trunkline_driver::pressure::{Outcome, run, seeds};
-
-const REQUESTS: u64 = 60;
 const SEEDS_DEFAULT: usize = 400;
 
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
-}
-
-/// Runs a seed. One that fails says how to run it again.
 fn run_one(seed: u64, requests: u64) -> Outcome {
-    catch_unwind(AssertUnwindSafe(|| run(seed, requests))).unwrap_or_else(|panic| {
-        eprintln!(
-            "replay it: TRUNKLINE_SEED={seed} TRUNKLINE_REQUESTS={requests} \
-             cargo test -p trunkline-core --test oracle every_request"
-        );
-        resume_unwind(panic)
-    })
+    seeds::run_one("-p trunkline-core --test oracle", seed, requests, run)
 }
 
 /// Runs the seeds and adds up what they came to.
@@ -35,14 +21,10 @@ fn run_all(seeds: &[u64], requests: u64) -> Outcome {
 
 #[test]
 fn every_request_gets_the_text_it_would_have_alone() {
-    let list = match number("TRUNKLINE_SEED") {
-        Some(seed) => vec![seed],
-        None => seeds(1, number("TRUNKLINE_SEEDS").map_or(SEEDS_DEFAULT, |n| n as usize)),
-    };
-    let requests = number("TRUNKLINE_REQUESTS").unwrap_or(REQUESTS);
-    let sum = run_all(&list, requests);
-    if list.len() >= SEEDS_DEFAULT && requests >= REQUESTS {
-        assert_pressure(&sum, list.len() as u64);
+    let sample = Sample::from_env(1, SEEDS_DEFAULT);
+    let sum = run_all(&sample.seeds, sample.requests);
+    if sample.is_whole(SEEDS_DEFAULT) {
+        assert_pressure(&sum, sample.seeds.len() as u64);
     }
 }
 

@@ -108,3 +108,46 @@ fn every_victim_is_the_one_that_a_search_over_all_finds() {
     }
     assert!(preemptions > 300, "{preemptions} preemptions");
 }
+
+/// Ends copies, and steps while none is in flight, until a condition holds.
+fn run_until(rig: &mut Driver, is_so: impl Fn(&Driver) -> bool) {
+    while !is_so(rig) {
+        if rig.copies.is_empty() { rig.answer() } else { rig.finish_copy(0) }
+    }
+}
+
+#[test]
+fn the_last_of_the_swapped_requests_gives_up_its_blocks_for_one_that_runs_alone() {
+    let config = Config {
+        block_size: 4,
+        device_blocks: 18,
+        host_blocks: 40,
+        preemption: Preemption::Swap,
+        launch_watermark: 0.0,
+        // Nobody comes back while another runs.
+        swap_in_watermark: 100.0,
+        ..Config::default()
+    };
+    let mut rig = Driver::new(config);
+    let (one, other) = (text(1, 17), text(2, 17));
+    submit(&mut rig, 1, 0, text(3, 9), 60);
+    submit(&mut rig, 2, 0, one.clone(), 8);
+    submit(&mut rig, 3, 0, other.clone(), 8);
+    rig.answer_until(|rig| rig.stats().published_blocks >= 10);
+    submit(&mut rig, 4, 0, [one, text(4, 4)].concat(), 40);
+    submit(&mut rig, 5, 0, [other, text(5, 4)].concat(), 40);
+    // Requests 4 and 5 leave for the host, and keep the four blocks each that they share with requests 2 and 3.
+    run_until(&mut rig, |rig| rig.has_ended(2) && rig.has_ended(3));
+    assert_eq!((rig.stats().swapped, rig.stats().swaps.swap_outs, rig.ids()), (2, 2, vec![1]));
+    assert!(!rig.core.is_waiting(RequestId(4)) && !rig.core.is_waiting(RequestId(5)));
+    // Request 1 outgrows the ten blocks that are left.
+    run_until(&mut rig, |rig| rig.stats().swapped < 2);
+    assert_eq!(rig.ids(), [1]);
+    assert!(
+        rig.core.is_waiting(RequestId(5)) && !rig.core.is_waiting(RequestId(4)),
+        "the last to arrive is recomputed"
+    );
+    rig.run_to_end();
+    rig.assert_empty();
+    assert_eq!(rig.stats().swaps.swap_ins, 1, "request 4 comes back from the host");
+}

@@ -157,6 +157,20 @@ fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
 }
 
 #[test]
+fn nothing_of_a_guilty_request_outside_the_step_is_copied_to_a_tier() {
+    let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
+    let mut driver = Driver::new(Config { tiers: vec![tier], pipeline_stages: 2, ..config() });
+    [1, 2].map(|id| driver.submit_request(request(id, 9, 40)));
+    driver.answer_until(|driver| driver.ids().len() == 1 && driver.stats().published_blocks > 0);
+    let outside = if driver.ids() == [1] { 2 } else { 1 };
+    driver.event(Event::Fail(RequestId(outside)));
+    assert_eq!(driver.reason(outside), Some(FinishReason::Error), "at once: no step runs the request");
+    assert_eq!(driver.copies.len(), 0, "nothing that a failing request computed is worth a copy");
+    driver.run_to_end();
+    assert!(driver.stats().tiers[0].stored_blocks > 0, "the other request's blocks are");
+}
+
+#[test]
 fn an_answer_of_the_wrong_shape_is_not_believed() {
     type Spoils = fn(&mut StepResult);
     // The step runs a decode, which samples, and a chunk of a prompt, which does not.

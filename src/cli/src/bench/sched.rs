@@ -193,7 +193,9 @@ fn admissions(report: &mut Report, running: u32, rounds: u32) {
 
 /// Steps of decodes that outgrow the pool.
 fn preemptions(report: &mut Report, running: u32, steps: u32) {
-    let config = Config { launch_watermark: 0.0, ..config(running, running * 36) };
+    // All prompts fit one step: none decodes, and outgrows the pool, while others are still prefilled.
+    let max_batch_tokens = running * (PROMPT_TOKENS as u32 + BLOCK_SIZE);
+    let config = Config { launch_watermark: 0.0, max_batch_tokens, ..config(running, running * 36) };
     let mut decoding = Decoding::with(config, running, 4000);
     let (mut plain, mut pressed) = (vec![decoding.step_ns()], Vec::new());
     while pressed.len() < steps as usize {
