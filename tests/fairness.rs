@@ -38,6 +38,22 @@ async fn one_client_fills_its_share_of_the_queue_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_client_has_so_many_open_requests_and_no_more() {
+    let server = TestServer::start_options(config(), |options| options.requests_per_client = Some(1), |w| Box::new(w));
+    let server = server.await;
+    let (mut client, mut other) = (server.client_from(2).await, server.client_from(3).await);
+    let mut stream = client.open(greedy("long", 4000)).await.unwrap();
+    stream.message().await.unwrap().unwrap();
+    let status = client.open(greedy("one more", 2)).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.message(), "1 requests of this client are open, as many as may be; try again later");
+    other.ask(greedy("other", 2)).await.unwrap();
+    drop(stream);
+    client.until(|info| info.counters.unwrap().finished == 2).await;
+    client.ask(greedy("one more", 2)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_ends_without_a_token_leaves_its_share() {
     let (wrap, gate) = gated();
     let server = TestServer::start_options(config(), |options| options.queue_per_client = Some(2), wrap).await;

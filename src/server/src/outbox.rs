@@ -12,7 +12,7 @@ use trunkline_core::{FinishReason, Token, Usage};
 use trunkline_port::TokenLogprobs;
 
 use crate::network::{Backlog, Call};
-use crate::queue_shares::OnTheWay;
+use crate::shares::Share;
 
 /// Output of an accepted request.
 pub(crate) enum Output {
@@ -58,15 +58,19 @@ struct Queue {
     closed: bool,
     discarded: bool,
     sender_gone: bool,
-    /// Place among the requests on the way to their first token.
-    on_the_way: Option<OnTheWay>,
+    /// Share of the requests on the way to their first token.
+    on_the_way: Option<Share>,
+    /// Share of the open requests.
+    open: Option<Share>,
     waker: Option<Waker>,
 }
 
 impl OutboxSender {
-    /// Keeps a request on the way until the first output, or until the sender is dropped.
-    pub(crate) fn keep(&self, on_the_way: OnTheWay) {
-        self.0.lock().on_the_way = Some(on_the_way);
+    /// Keeps a request's shares: `on_the_way` until the first output, and both until the sender is dropped.
+    pub(crate) fn keep(&self, on_the_way: Share, open: Share) {
+        let mut queue = self.0.lock();
+        queue.on_the_way = Some(on_the_way);
+        queue.open = Some(open);
     }
 
     /// Adds an output; returns `false` if nobody reads the outbox.
@@ -179,7 +183,7 @@ impl Drop for OutboxSender {
     fn drop(&mut self) {
         let mut queue = self.0.lock();
         queue.sender_gone = true;
-        let (waker, arrived) = (queue.waker.take(), queue.on_the_way.take());
+        let (waker, arrived) = (queue.waker.take(), (queue.on_the_way.take(), queue.open.take()));
         drop(queue);
         drop(arrived);
         if let Some(waker) = waker {

@@ -67,6 +67,8 @@ pub struct Options {
     /// Requests of one client on the way to their first token, at most; `None` for half of the engines' `max_queue`. A client is the holder
     /// of a token, or without tokens everyone at one address.
     pub queue_per_client: Option<u32>,
+    /// Open requests of one client, waiting or running, at most; `None` for no bound.
+    pub requests_per_client: Option<u32>,
     /// Let tenants share cached blocks, except for requests that ask otherwise. Off, each tenant has a cache of its own.
     pub share_cache: bool,
     /// Time after which a step may be taken for lost, at least; a step also gets many times what such steps take. Zero waits for
@@ -92,6 +94,7 @@ impl Default for Options {
             cluster,
             record: None,
             queue_per_client: None,
+            requests_per_client: None,
             share_cache: false,
             step_timeout: Duration::from_secs(60),
             network: NetworkLimits::default(),
@@ -226,7 +229,8 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, workers } = backend;
-        let Options { cluster: mut config, record, share_cache, queue_per_client, step_timeout, .. } = options;
+        let Options { cluster: mut config, record, share_cache, step_timeout, .. } = options;
+        let Options { queue_per_client, requests_per_client, .. } = options;
         let Options { network, admin, token_file, tls, reload, .. } = options;
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
@@ -255,7 +259,7 @@ impl Server {
         let network = Network::new(network, driver.clock());
         let submitter = Submitter::new(driver, model, tokenizer, limits)
             .share_cache(share_cache)
-            .queue_per_client(queue_per_client);
+            .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
         let service = InferenceServer::new(InferenceService::new(submitter, network.clone()))
             .max_decoding_message_size(message_bytes_max);
         let reflection = || {

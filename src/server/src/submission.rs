@@ -27,8 +27,8 @@ use crate::caller::Caller;
 use crate::commands::Command;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
-use crate::queue_shares::{OnTheWay, QueueShares};
 use crate::sessions::{self, Session, Sessions};
+use crate::shares::{Share, Shares};
 use crate::validate::{self, Checked, Invalid};
 
 /// Reason for not running a request.
@@ -48,6 +48,8 @@ pub(crate) enum Rejection {
     QueueFull,
     #[error("{0} requests of this client wait for their first token, as many as may; try again later")]
     ShareFull(u32),
+    #[error("{0} requests of this client are open, as many as may be; try again later")]
+    TooManyOpen(u32),
     #[error(transparent)]
     Refused(Refusal),
     #[error("the server has stopped")]
@@ -128,7 +130,9 @@ pub(crate) struct Submitter {
     pub(crate) config: Config,
     pub(crate) sessions: Sessions,
     /// Requests of each client on the way to their first token.
-    shares: QueueShares,
+    on_the_way: Shares,
+    /// Open requests of each client.
+    open: Shares,
     /// Room for texts being tokenised.
     pub(crate) tokenising: Tokenising,
     /// Element type and shape of the model's KV.
@@ -143,7 +147,8 @@ impl Submitter {
         Self {
             driver,
             tokenizer,
-            shares: QueueShares::new(u32::MAX),
+            on_the_way: Shares::new(u32::MAX),
+            open: Shares::new(u32::MAX),
             config,
             sessions: Sessions::default(),
             tokenising: Tokenising::default(),
@@ -160,9 +165,9 @@ impl Submitter {
         self
     }
 
-    /// Bounds the requests of one client on the way to their first token.
-    pub(crate) fn queue_per_client(mut self, most: u32) -> Self {
-        self.shares = QueueShares::new(most);
+    /// Bounds the requests of one client: those on the way to their first token, and all that are open.
+    pub(crate) fn per_client(mut self, on_the_way: u32, open: u32) -> Self {
+        (self.on_the_way, self.open) = (Shares::new(on_the_way), Shares::new(open));
         self
     }
 
@@ -183,11 +188,13 @@ impl Submitter {
         if checked.tenant == 0 {
             checked.tenant = validate::client_number(&client);
         }
-        let on_the_way = self.shares.enter(client).ok_or_else(|| Rejection::ShareFull(self.shares.most()))?;
+        let open = self.open.enter(client.clone()).ok_or_else(|| Rejection::TooManyOpen(self.open.most()))?;
+        let on_the_way = self.on_the_way.enter(client).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
+        let shares = (on_the_way, open);
         let (id, session) = self.open(caller, std::mem::take(&mut checked.request_id))?;
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
-        let (mut submitted, is_accepted) = self.send(caller, request, session, on_the_way)?;
+        let (mut submitted, is_accepted) = self.send(caller, request, session, shares)?;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
             Ok(Ok(())) => Ok(submitted),
@@ -218,11 +225,11 @@ impl Submitter {
         caller: &Caller,
         request: Request,
         session: Session,
-        on_the_way: OnTheWay,
+        (on_the_way, open): (Share, Share),
     ) -> Result<(Submitted, oneshot::Receiver<Result<(), Refusal>>), Rejection> {
         let id = request.id;
         let (sender, outputs) = outbox(caller.call.clone());
-        sender.keep(on_the_way);
+        sender.keep(on_the_way, open);
         let mut submitted = Submitted::new(id, session, self.driver.clone(), outputs);
         let (accepted, is_accepted) = oneshot::channel();
         if let Err(reason) = self.driver.send(Command::Submit { request: Box::new(request), outputs: sender, accepted })

@@ -7,11 +7,12 @@
 
 use std::io::Read;
 use std::process::ExitCode;
-use std::thread;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use trunkline_core::Config;
 use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
+use trunkline_server::Options;
 use trunkline_tests::server::TestServer;
 use trunkline_worker::Worker;
 
@@ -26,7 +27,7 @@ impl StepRunner for Paced {
         let begin = Instant::now();
         let output = StepRunner::run(&mut self.worker, step);
         if step.seqs.len() > 1 {
-            thread::sleep(self.step.saturating_sub(begin.elapsed()));
+            sleep(self.step.saturating_sub(begin.elapsed()));
         }
         output
     }
@@ -40,10 +41,18 @@ impl StepRunner for Paced {
     }
 }
 
+/// Open requests of one client, at most: a sixth of the batch, which has room for the streams that behave and some hostile clients.
+const REQUESTS_PER_CLIENT: u32 = 40;
+
+/// Bounds each client, as an operator would whose clients are strangers.
+fn share(options: &mut Options) {
+    options.requests_per_client = Some(REQUESTS_PER_CLIENT);
+}
+
 /// Serves until the standard input ends; prints the address.
 pub async fn serve(step: Duration) -> ExitCode {
     let config = Config { policy: "vtc".into(), device_blocks: 16384, ..Config::default() };
-    let server = TestServer::start_options(config, |_| {}, move |worker| Box::new(Paced { worker, step })).await;
+    let server = TestServer::start_options(config, share, move |worker| Box::new(Paced { worker, step })).await;
     println!("{}", server.addr());
     let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await;
     ExitCode::SUCCESS
