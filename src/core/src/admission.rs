@@ -31,7 +31,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
     let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
-    let total = seq.tokens.len() as u32;
+    let total = seq.n_tokens();
     let hit = kv.hit() as u32;
     let needed = total.div_ceil(size) - hit;
     let usable = kv.tree.usable() - kv.tree.count_idle(&kv.found);
@@ -39,12 +39,12 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
     let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
     let has_room = usable >= needed.saturating_add(watermark);
     // A load is planned only if it can begin, or be prepared once.
-    let loads = (has_room || !seq.history.prefetched) && kv.plan_load(seq);
+    let loads = (has_room || !seq.cold.history.prefetched) && kv.plan_load(seq);
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
     let needs_budget = !loads && aligned_budget.is_some_and(|budget| budget < (total - computed).min(size));
     if needs_budget || !has_room {
-        if !needs_budget && loads && !std::mem::replace(&mut seq.history.prefetched, true) {
+        if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
             kv.prefetch(&mut state.journal);
         }
         kv.remember(seq);
@@ -75,9 +75,9 @@ fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
     let allocated = kv.tree.allocate(needed, &mut seq.table);
     assert!(allocated, "usable blocks were counted a moment ago");
     seq.computed = computed;
-    let found = seq.published.saturating_sub(seq.history.shared_at_preemption);
-    rehit.observe(found, seq.history.cached_at_preemption);
-    (seq.history.shared_at_preemption, seq.history.cached_at_preemption) = (0, 0);
+    let found = seq.published.saturating_sub(seq.cold.history.shared_at_preemption);
+    rehit.observe(found, seq.cold.history.cached_at_preemption);
+    (seq.cold.history.shared_at_preemption, seq.cold.history.cached_at_preemption) = (0, 0);
 }
 
 /// Returns the last of the blocks of a waiting request that another request is about to publish, if the block after the cached
@@ -86,12 +86,12 @@ fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
     if state.shared_work.is_empty() {
         return None;
     }
-    let hashes = &state.sequences[slot].hashes;
+    let hashes = &state.sequences[slot].cold.hashes;
     // Counting by hashes is enough: this is no hit yet.
     let at = state.kv.estimate(&state.sequences[slot]);
     let next = *hashes.get(at)?;
     let owner = state.shared_work.owner(next)?;
-    let others = &state.sequences[owner].hashes;
+    let others = &state.sequences[owner].cold.hashes;
     // The chained hash of a block names all blocks before it too: equal hashes are a prefix.
     let (mut shared, mut differs) = (at, hashes.len().min(others.len()));
     while shared + 1 < differs {

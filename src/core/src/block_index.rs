@@ -90,6 +90,17 @@ impl BlockIndex {
         }
     }
 
+    /// Removes all blocks if `n` blocks, which leave, are all there are, and so many that this is faster than one by one. Returns `true`
+    /// if so.
+    pub fn clear_if_all_leave(&mut self, n: usize) -> bool {
+        let clears = n == self.len && n >= self.buckets;
+        if clears {
+            self.words.fill(0);
+            self.len = 0;
+        }
+        clears
+    }
+
     /// Removes a block. The block MUST be in the index.
     pub fn remove(&mut self, hash: u64, index: u32) {
         let entry = self.tag(hash) | index;
@@ -224,6 +235,21 @@ mod tests {
         }
         assert!((0..10_000).all(|block| index.find(hash(block), hash) == Some(block)));
         assert_eq!(index.find(hash(10_000), hash), None);
+    }
+
+    #[test]
+    fn all_blocks_leave_at_once_only_if_they_fill_the_index() {
+        let hash = |index: u32| u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut index = BlockIndex::new(1000);
+        for block in 0..1000 {
+            index.insert(hash(block), block, hash);
+        }
+        assert!(!index.clear_if_all_leave(999) && index.len() == 1000);
+        assert!(index.clear_if_all_leave(1000) && index.len() == 0);
+        assert!((0..1000).all(|block| index.find(hash(block), hash).is_none()));
+        index.insert(hash(7), 7, hash);
+        assert!(!index.clear_if_all_leave(1), "one is struck out faster than the index is cleared");
+        assert_eq!(index.find(hash(7), hash), Some(7));
     }
 
     #[test]

@@ -94,7 +94,7 @@ fn check_shared_work(state: &State) {
     for (slot, seq) in &state.sequences {
         let publishes = matches!(seq.phase, Phase::Prefill | Phase::Loading(_)) && !seq.unpublishable;
         if publishes && seq.ending.is_none() {
-            let rest = &seq.hashes[seq.published as usize..];
+            let rest = &seq.cold.hashes[seq.published as usize..];
             assert!(rest.iter().all(|hash| state.shared_work.owns(slot, *hash)), "{} publishes unannounced", seq.id);
             owned += rest.len();
         }
@@ -109,8 +109,8 @@ fn check_shared_work(state: &State) {
 /// Panics unless a sequence is in the queue of its state, and in no other.
 fn check_queue(state: &State, slot: usize, seq: &Sequence) {
     let place = match &seq.phase {
-        Phase::Swapped(swapped) => SwapPlace::new(swapped.preemption_rank, seq.view.arrival, slot),
-        _ => SwapPlace::new(0, seq.view.arrival, slot),
+        Phase::Swapped(swapped) => SwapPlace::new(swapped.preemption_rank, seq.cold.view.arrival, slot),
+        _ => SwapPlace::new(0, seq.cold.view.arrival, slot),
     };
     let queues = [
         ("waiting", matches!(seq.phase, Phase::Waiting), state.waiting.contains(slot)),

@@ -15,7 +15,7 @@ use crate::remains::Remains;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Ending, Phase, Sequence, SequenceState};
-use crate::state::State;
+use crate::state::{AHEAD, State};
 use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::steps::Steps;
@@ -35,6 +35,8 @@ pub struct Core {
     scheduler: Scheduler,
     /// The steps in flight.
     steps: Steps,
+    /// Slots of sequences with blocks to publish or about to leave; empty between calls.
+    changed: Vec<usize>,
     /// The fast-forward under way, if any.
     fast_forward: FastForward,
     /// Slot of each request. Never iterated.
@@ -63,6 +65,7 @@ impl Core {
             scheduler: Scheduler::new(&config),
             state: State::new(config)?,
             steps: Steps::default(),
+            changed: Vec::new(),
             fast_forward: FastForward::default(),
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),
@@ -228,7 +231,7 @@ impl Core {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
         }
         let seq = Sequence::new(request, arrival, self.now_ns);
-        self.state.waiting.joined(seq.view.tenant);
+        self.state.waiting.joined(seq.tenant);
         let slot = self.state.sequences.insert(seq);
         self.by_id.insert(id, slot);
         self.state.wait(slot);
@@ -285,9 +288,12 @@ impl Core {
     fn fail(&mut self, id: RequestId, actions: &mut Vec<Action>) {
         let sequences = &mut self.state.sequences;
         let mut has_ended = false;
-        for slot in self.steps.slots_of(id) {
-            has_ended |= matches!(sequences[slot].ending, Some(Ending::Reported(_)));
-            sequences[slot].guilty = true;
+        for slot in self.steps.slots() {
+            let seq = &mut sequences[slot];
+            if seq.id == id {
+                has_ended |= matches!(seq.ending, Some(Ending::Reported(_)));
+                seq.guilty = true;
+            }
         }
         let live = self.by_id.get(&id).copied();
         if let Some(slot) = live.filter(|slot| !has_ended || sequences[*slot].is_in_step()) {
@@ -342,7 +348,7 @@ impl Core {
         }
         state.release(slot);
         let seq = state.sequences.remove(slot);
-        state.waiting.left(seq.view.tenant);
+        state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
         let (journal, generated) = (&mut state.journal, u64::from(seq.generated()));
         match ending {
@@ -370,7 +376,7 @@ impl Core {
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
-        state.waiting.left(seq.view.tenant);
+        state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
         state.journal.stats.requests.finished += 1;
         state.journal.decide(Decision::Finish, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
@@ -394,7 +400,7 @@ impl Core {
     fn forget_deadlines(&mut self) {
         let (by_id, sequences) = (&self.by_id, &self.state.sequences);
         let lives = |Reverse((_, arrival, id)): &Reverse<(u64, u64, RequestId)>| {
-            by_id.get(id).is_some_and(|slot| sequences[*slot].view.arrival == *arrival)
+            by_id.get(id).is_some_and(|slot| sequences[*slot].cold.view.arrival == *arrival)
         };
         while self.deadlines.peek().is_some_and(|entry| !lives(entry)) {
             self.deadlines.pop();
@@ -412,7 +418,7 @@ impl Core {
             }
             self.deadlines.pop();
             let slot = self.by_id.get(&id).copied();
-            if let Some(slot) = slot.filter(|slot| self.state.sequences[*slot].view.arrival == arrival) {
+            if let Some(slot) = slot.filter(|slot| self.state.sequences[*slot].cold.view.arrival == arrival) {
                 self.end(slot, FinishReason::Timeout, actions);
             }
         }
@@ -423,8 +429,13 @@ impl Core {
         self.draining = true;
         let live = self.state.sequences.iter().filter(|(_, seq)| !matches!(seq.ending, Some(Ending::Reported(_))));
         let slots: Vec<usize> = live.map(|(slot, _)| slot).collect();
-        for slot in slots {
-            self.end(slot, FinishReason::Abort, actions);
+        // All requests end, so none needs to be looked up and struck out.
+        self.by_id.clear();
+        for slots in slots.chunks(AHEAD) {
+            self.state.load_cold_ahead(slots);
+            for slot in slots {
+                self.end(*slot, FinishReason::Abort, actions);
+            }
         }
     }
 

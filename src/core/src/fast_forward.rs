@@ -15,6 +15,7 @@ use crate::ids::{RequestId, Token};
 use crate::sequence::Ahead;
 use crate::state::State;
 use crate::step::StepSeq;
+use crate::steps::Part;
 
 /// The batch of a step that differs from the step before only in length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +134,7 @@ impl FastForward {
     }
 
     /// Begins a fast-forward if the step in flight runs a steady batch. Returns `false`, and changes nothing, if it does not.
-    pub fn begin(&mut self, state: &State, in_flight: &[(usize, StepSeq)]) -> bool {
+    pub fn begin(&mut self, state: &State, in_flight: &[Part]) -> bool {
         self.steps_left = steady_batch(state, in_flight, &mut self.batch);
         self.computed = self.batch.iter().map(|decode| u64::from(decode.computed)).sum();
         self.computed_max = self.batch.iter().map(|decode| decode.computed).max().unwrap_or(0);
@@ -205,7 +206,7 @@ impl FastForward {
 
 /// Puts the sequences of the step in flight into `batch` if they are decodes that continue together. Returns the number of steps in
 /// which no request ends, including the one in flight; 0 if the batch is not steady.
-fn steady_batch(state: &State, in_flight: &[(usize, StepSeq)], batch: &mut Vec<Decode>) -> u32 {
+fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u32 {
     let moving = !state.kv.transfers.is_empty() || state.is_under_memory_pressure() || !state.loading.is_empty();
     if in_flight.len() != state.batch.running.len() || moving || state.config.max_drafts > 0 {
         return 0;
@@ -215,19 +216,19 @@ fn steady_batch(state: &State, in_flight: &[(usize, StepSeq)], batch: &mut Vec<D
     }
     let block_size = state.config.block_size;
     let mut steps_left = u32::MAX;
-    for (slot, step) in in_flight {
-        let seq = &state.sequences[*slot];
-        let plain = seq.ending.is_none() && seq.limits.stop_token_ids.is_empty();
-        let after = (seq.limits.max_tokens - seq.generated()).saturating_sub(1);
+    for slot in in_flight.iter().map(|part| part.slot()) {
+        let seq = &state.sequences[slot];
+        let plain = seq.ending.is_none() && !seq.has_stop_tokens();
+        let after = (seq.max_tokens - seq.generated()).saturating_sub(1);
         if !seq.is_decode() || !plain || after == 0 {
             batch.clear();
             return 0;
         }
         steps_left = steps_left.min(after);
         batch.push(Decode {
-            slot: *slot,
-            worker_slot: step.slot,
-            request: step.request,
+            slot,
+            worker_slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
+            request: seq.id,
             computed: seq.computed,
             generated: 0,
             behind: 0,

@@ -90,7 +90,7 @@ impl Kv {
     /// Looks up the longest published prefix of a sequence on the device, into `found`, with blocks being demoted behind it.
     pub fn find(&mut self, seq: &Sequence) {
         if !self.remembered.recall(seq, &self.tree, &mut self.found) {
-            self.tree.find(seq.root, &seq.hashes, &seq.tokens, &mut self.found);
+            self.tree.find(seq.cold.root, &seq.cold.hashes, seq.tokens(), &mut self.found);
         }
         self.find_demoting(seq);
     }
@@ -102,13 +102,13 @@ impl Kv {
 
     /// Gives a sequence the blocks of the last prefix looked up. The first admission of a request counts as a hit.
     pub fn hold_found(&mut self, seq: &mut Sequence) {
-        if seq.history.admissions == 0 {
+        if seq.cold.history.admissions == 0 {
             self.tree.hold(&self.found, &mut seq.table);
         } else {
             self.tree.hold_again(&self.found, &mut seq.table);
         }
-        seq.history.admissions += 1;
-        self.revive(seq.root, &mut seq.table);
+        seq.cold.history.admissions += 1;
+        self.revive(seq.cold.root, &mut seq.table);
         seq.published = seq.table.len() as u32;
     }
 
@@ -129,13 +129,13 @@ impl Kv {
 
     /// Returns the number of leading blocks of a sequence that are cached on the device, by hash alone.
     pub fn estimate(&self, seq: &Sequence) -> usize {
-        self.tree.estimate(&seq.hashes) as usize
+        self.tree.estimate(&seq.cold.hashes) as usize
     }
 
     /// Returns the leading tokens of a sequence that are cached on the device, by hash alone, and the block after them.
     pub fn cached_prefix(&self, seq: &Sequence) -> CachedPrefix {
         let blocks = self.estimate(seq);
-        CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.hashes.get(blocks).copied() }
+        CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.cold.hashes.get(blocks).copied() }
     }
 
     /// Returns the number of host blocks that a swap-out can take: free blocks, and in a shared memory also those of the tier that can
@@ -185,17 +185,17 @@ impl Kv {
             if seq.unpublishable {
                 return;
             }
-            let parent = Parent::of(seq.root, &seq.table[..at]);
+            let parent = Parent::of(seq.cold.root, &seq.table[..at]);
             if to > at + 1 && !self.tree.is_continued(parent) {
                 return self.publish_rest(seq, to, journal);
             }
             let hash = seq.hash_of_block(at, size);
-            let tokens = &seq.tokens[at * size as usize..][..size as usize];
+            let tokens = &seq.tokens()[at * size as usize..][..size as usize];
             match self.tree.publish(seq.table[at], parent, hash, tokens) {
                 Published::New => {
                     journal.stats.published_blocks += 1;
                     let parent = parent.block().map(|parent| parent.index);
-                    self.tiers.identify(seq.root, seq.table[at].index, parent, hash, tokens);
+                    self.tiers.identify(seq.cold.root, seq.table[at].index, parent, hash, tokens);
                 }
                 Published::Merged(duplicate) => {
                     let private = std::mem::replace(&mut seq.table[at], duplicate);
@@ -220,13 +220,14 @@ impl Kv {
     fn publish_rest(&mut self, seq: &mut Sequence, to: usize, journal: &mut Journal) {
         let size = self.block_size as usize;
         let at = seq.published as usize;
-        let parent = Parent::of(seq.root, &seq.table[..at]);
-        let (chain, hashes, tokens) = (&seq.table[at..to], &seq.hashes[at..to], &seq.tokens[at * size..to * size]);
+        let parent = Parent::of(seq.cold.root, &seq.table[..at]);
+        let (chain, hashes, tokens) =
+            (&seq.table[at..to], &seq.cold.hashes[at..to], &seq.tokens()[at * size..to * size]);
         self.tree.publish_chain(chain, parent, hashes, tokens);
         if !self.tiers.is_empty() {
             let mut parent = parent.block().map(|parent| parent.index);
             for ((block, hash), tokens) in chain.iter().zip(hashes).zip(tokens.chunks_exact(size)) {
-                self.tiers.identify(seq.root, block.index, parent, *hash, tokens);
+                self.tiers.identify(seq.cold.root, block.index, parent, *hash, tokens);
                 parent = Some(block.index);
             }
         }

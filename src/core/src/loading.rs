@@ -54,7 +54,7 @@ fn end_load(state: &mut State, slot: usize) {
     seq.transition(SequenceEvent::LoadEnded, Phase::Prefill);
     if good > 0 {
         // The last token is run again even if its KV is there, because its logits are not.
-        seq.computed = ((first + good) * config.block_size).min(seq.tokens.len() as u32 - 1);
+        seq.computed = ((first + good) * config.block_size).min(seq.n_tokens() - 1);
     }
     state.publish(slot);
     state.count_cached(slot);

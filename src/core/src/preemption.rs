@@ -149,10 +149,10 @@ fn order(waiting: &Waiting, seq: &Sequence, spared: i128, config: &Config) -> (i
 fn search(state: &State) -> Option<usize> {
     let key = |slot: &usize| {
         let seq = &state.sequences[*slot];
-        let spared = seq.history.preemptions > 0 && seq.generated() == seq.history.generated_at_entry;
+        let spared = seq.cold.history.preemptions > 0 && seq.generated() == seq.cold.history.generated_at_entry;
         let level = if state.config.preemption == Preemption::Cost { loss(state, *slot).level() } else { 0 };
         let order = order(&state.waiting, seq, i128::from(spared), &state.config);
-        Key { order, level, arrival: Reverse(seq.view.arrival) }
+        Key { order, level, arrival: Reverse(seq.cold.view.arrival) }
     };
     state.batch.running.iter().copied().min_by_key(key)
 }
@@ -176,9 +176,9 @@ pub(crate) fn preempt(state: &mut State, slot: usize, event: SequenceEvent) {
     debug_assert!(published.iter().all(is_held));
     let shared = published.iter().take_while(|block| kv.tree.readers(**block) > 1).count() as u32;
     let is_findable = published.first().is_some_and(|first| kv.tree.is_findable(*first));
-    (seq.history.shared_at_preemption, seq.history.cached_at_preemption) =
+    (seq.cold.history.shared_at_preemption, seq.cold.history.cached_at_preemption) =
         if is_findable { (shared, seq.published - shared) } else { (0, 0) };
-    seq.history.preemptions += 1;
+    seq.cold.history.preemptions += 1;
     journal.stats.preemptions += 1;
     kv.release(seq);
     seq.rewind(event);

@@ -3,43 +3,38 @@
 //! Freeing the tokens of a request may give pages back to the system, which takes some 10 us for 8,000 tokens. A shutdown or a
 //! common deadline can end 100,000 requests in one event, so the core frees nothing of them itself: it hands the memory out.
 
-use crate::hash::BlockHash;
-use crate::ids::Token;
-use crate::sequence::Sequence;
+use crate::sequence::{Cold, Sequence};
 
 /// Tokens and hashes of ended requests. Free them by dropping, on any thread.
 #[derive(Debug, Default)]
 pub struct Remains {
-    tokens: Vec<Vec<Token>>,
-    hashes: Vec<Vec<BlockHash>>,
+    #[expect(clippy::vec_box, reason = "moving what is in the boxes would read it")]
+    requests: Vec<Box<Cold>>,
 }
 
 impl Remains {
     /// Returns the number of ended requests.
     pub fn len(&self) -> usize {
-        self.tokens.len()
+        self.requests.len()
     }
 
     /// Returns `true` if no request ended.
     pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.requests.is_empty()
     }
 
     /// Takes over the remains of other requests.
     pub fn append(&mut self, mut other: Self) {
-        self.tokens.append(&mut other.tokens);
-        self.hashes.append(&mut other.hashes);
+        self.requests.append(&mut other.requests);
     }
 
     /// Takes the memory of an ended sequence.
     pub(crate) fn push(&mut self, seq: Sequence) {
-        self.tokens.push(seq.tokens);
-        self.hashes.push(seq.hashes);
+        self.requests.push(seq.cold);
     }
 
-    /// Frees the memory, and keeps the lists for the next requests.
+    /// Frees the memory, and keeps the list for the next requests.
     pub(crate) fn free(&mut self) {
-        self.tokens.clear();
-        self.hashes.clear();
+        self.requests.clear();
     }
 }

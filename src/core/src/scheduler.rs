@@ -19,8 +19,9 @@ use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
-use crate::state::State;
+use crate::state::{AHEAD, State};
 use crate::step::{Step, StepSeq};
+use crate::steps::Part;
 use crate::{loading, swap};
 
 /// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
@@ -30,8 +31,8 @@ const DRAFTS_BELOW: u32 = 16;
 pub(crate) struct Scheduler {
     /// Step-time controller of prefill chunks.
     pub prefill_budget: PrefillBudget,
-    /// Slots of the sequences of the last step, in its order.
-    pub picked: Vec<usize>,
+    /// The sequences of the last step, in its order.
+    pub picked: Vec<Part>,
     /// `false` if steps leave out the tokens of prefills.
     pub sends_tokens: bool,
     /// Logits that drafts may take in a step: what the sequences themselves leave.
@@ -58,7 +59,8 @@ impl Scheduler {
     /// step (`alone` is `false` then) or a transfer is in flight.
     pub fn schedule(&mut self, state: &mut State, alone: bool, step: &mut Step) {
         self.picked.clear();
-        if !reserve_decode_blocks(state, alone, step.id) {
+        let is_plain = is_plain(state);
+        if !is_plain && !reserve_decode_blocks(state, alone, step.id) {
             return;
         }
         if !state.kv.tiers.is_empty() {
@@ -67,7 +69,11 @@ impl Scheduler {
         loop {
             while swap::begin_in(state) {}
             let mut budget = state.config.max_batch_tokens;
-            self.run_decodes(state, &mut budget, step);
+            if is_plain {
+                self.run_plain_decodes(state, &mut budget, step);
+            } else {
+                self.run_decodes(state, &mut budget, step);
+            }
             if !step.seqs.is_empty() {
                 budget = budget.min(self.prefill_budget.tokens());
             }
@@ -101,6 +107,28 @@ impl Scheduler {
                 *budget -= 1 + n_drafts;
                 self.run(state, slot, 1, n_drafts, step);
             }
+        }
+    }
+
+    /// Runs the decodes of a batch for which [`is_plain`] is `true`. Each takes its block on the way, which equals taking all blocks
+    /// first, and reads each sequence once.
+    fn run_plain_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
+        let block_size = state.config.block_size;
+        for at in 0..state.batch.running.len() {
+            if at % AHEAD == 0 {
+                state.load_ahead(state.batch.running[at..].iter().skip(AHEAD).copied());
+            }
+            let slot = state.batch.running[at];
+            let seq = &mut state.sequences[slot];
+            if !seq.decodes_next() || !seq.may_run(step.id, 1) {
+                continue;
+            }
+            if seq.planned() == seq.capacity(block_size) {
+                let allocated = state.kv.tree.allocate(1, &mut seq.table);
+                assert!(allocated, "a block is usable for each sequence");
+            }
+            *budget -= 1;
+            self.run(state, slot, 1, 0, step);
         }
     }
 
@@ -175,9 +203,9 @@ impl Scheduler {
         if start {
             seq.on_worker = true;
             seq.mirror.table_sent = 0;
-            step.sampling.push(seq.sampling);
+            step.sampling.push(seq.cold.sampling);
         }
-        let sends_history = start && (seq.sampling.needs_history() || config.max_drafts > 0);
+        let sends_history = start && (seq.cold.sampling.needs_history() || config.max_drafts > 0);
         let n_history = if sends_history { planned } else { 0 };
         let tokens_at = step.tokens.len() as u32;
         let sample = n_tokens == seq.unplanned();
@@ -186,7 +214,8 @@ impl Scheduler {
             step.tokens.push(seq.last_token);
         } else if self.sends_tokens {
             let range = (planned - n_history) as usize..(planned + n_tokens) as usize;
-            step.tokens.extend_from_slice(&seq.tokens[range]);
+            seq.settle();
+            step.tokens.extend_from_slice(&seq.tokens()[range]);
         }
         let (blocks_at, table_sent) = (step.blocks.len() as u32, seq.mirror.table_sent);
         for handle in &seq.table[table_sent as usize..] {
@@ -195,9 +224,9 @@ impl Scheduler {
         }
         // A tenant pays for its prompt once, preempted or not, and not for cached tokens.
         let end = (planned + n_tokens).min(seq.prompt_tokens);
-        if planned < seq.prompt_tokens && end > seq.history.charged_tokens {
-            waiting.served(seq.view.tenant, end - planned.max(seq.history.charged_tokens), 0);
-            seq.history.charged_tokens = end;
+        if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
+            waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
+            seq.cold.history.charged_tokens = end;
         }
         let part = StepSeq {
             request: seq.id,
@@ -220,8 +249,20 @@ impl Scheduler {
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.push(slot);
+        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, sample });
     }
+}
+
+/// Returns `true` if every decode can take a block and run, whatever the others do: nothing drafts or waits to come back, and blocks
+/// abound.
+fn is_plain(state: &mut State) -> bool {
+    state.victims.clear();
+    let config = &state.config;
+    config.max_drafts == 0
+        && config.pipeline_stages == 1
+        && state.kv.tiers.is_empty()
+        && state.swaps.swapped.is_empty()
+        && state.kv.tree.usable() >= state.batch.len()
 }
 
 /// Ensures that every decode has a block for the next token, or will have one when transfers end. Returns `false` if a sequence has
@@ -316,7 +357,7 @@ fn reserve_drafts(state: &mut State, slot: usize, limit: u32) -> u32 {
     let running = state.batch.len();
     let State { sequences, kv, config, .. } = state;
     let seq = &mut sequences[slot];
-    let n = limit.min((seq.limits.max_tokens - seq.generated()).saturating_sub(1));
+    let n = limit.min((seq.max_tokens - seq.generated()).saturating_sub(1));
     let blocks = (seq.planned() + 1 + n).div_ceil(config.block_size);
     let more = blocks.saturating_sub(seq.table.len() as u32);
     if more > 0 && kv.tree.usable() >= more + running {

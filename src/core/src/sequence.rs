@@ -73,17 +73,6 @@ pub(crate) struct Mirror {
     pub table_sent: u32,
 }
 
-/// The limits at which a request ends.
-#[derive(Debug)]
-pub(crate) struct Limits {
-    /// Tokens generated, at most.
-    pub max_tokens: u32,
-    /// Tokens generated before a stop token counts.
-    pub min_tokens: u32,
-    /// Tokens that end the request.
-    pub stop_token_ids: Box<[Token]>,
-}
-
 /// Facts about the past of a sequence, for scheduling and for its usage.
 #[derive(Debug, Default)]
 pub(crate) struct History {
@@ -105,56 +94,79 @@ pub(crate) struct History {
     pub prefetched: bool,
 }
 
-/// An accepted request inside the core. Fields read by every step come first, in the first 144 bytes.
+/// Tokens generated that [`Sequence`] holds itself, at most: each step adds one, and the vector of all tokens is far away.
+const RECENT_MAX: usize = 16;
+
+/// An accepted request inside the core: three cache lines with the facts that each step reads or changes. The others are in
+/// [`Cold`].
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Sequence {
     /// Id of the request.
     pub id: RequestId,
+    /// State, with its data.
+    pub phase: Phase,
     /// Tokens at positions below this have KV.
     pub computed: u32,
     /// Leading blocks of `table` in the prefix tree.
     pub published: u32,
-    /// Tokens of the prompt; the rest of `tokens` was generated.
+    /// Tokens of the prompt; the rest was generated.
     pub prompt_tokens: u32,
-    /// The last of `tokens`.
+    /// The last token, of the prompt or generated.
     pub last_token: Token,
     /// The worker's mirror of this sequence.
     pub mirror: Mirror,
     /// Work of steps in flight.
     pub ahead: Ahead,
+    /// The block table. Of a swapped sequence, the leading blocks that stayed on the device.
+    pub table: Vec<BlockHandle>,
+    /// Facts that few steps read.
+    pub cold: Box<Cold>,
+    /// Tokens generated, at most.
+    pub max_tokens: u32,
+    n_tokens: u32,
+    n_recent: u8,
+    /// `true` if tokens may end the request.
+    has_stop_tokens: bool,
     /// `true` if the mirror was begun for this sequence, not for an earlier one.
     pub on_worker: bool,
-    /// Set once the sequence is to leave the core.
-    pub ending: Option<Ending>,
     /// `true` after a hash collision or a flush: further blocks are not published.
     pub unpublishable: bool,
     /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
     pub guilty: bool,
     /// Steps with this sequence that workers failed to finish since the last token; saturates.
     pub worker_failures: u8,
-    /// State, with its data.
-    pub phase: Phase,
-    /// The prompt, then the generated tokens.
-    pub tokens: Vec<Token>,
-    /// The block table. Of a swapped sequence, the leading blocks that stayed on the device.
-    pub table: Vec<BlockHandle>,
-    /// Limits at which the request ends.
-    pub limits: Limits,
-    /// Hashes of the full blocks of `tokens`, as far as they were needed.
+    /// Set once the sequence is to leave the core.
+    pub ending: Option<Ending>,
+    /// Tenant whose share the request counts against.
+    pub tenant: u64,
+    /// The last tokens generated, which are not in [`Cold::tokens`] yet.
+    recent: [Token; RECENT_MAX],
+}
+
+/// Facts about a sequence that most steps neither read nor change.
+#[derive(Debug)]
+pub(crate) struct Cold {
+    /// The prompt, then the generated tokens, except for the recent ones.
+    tokens: Vec<Token>,
+    /// Hashes of the full blocks of the tokens, as far as they were needed.
     pub hashes: Vec<BlockHash>,
-    /// Sampling parameters for the worker.
-    pub sampling: Sampling,
     /// Hash of the empty prefix in the request's namespace.
     pub root: BlockHash,
-    /// The policy's view of the request at its arrival. [`Self::view`] is up to date.
+    /// Sampling parameters for the worker.
+    pub sampling: Sampling,
+    /// Tokens generated before a stop token counts.
+    min_tokens: u32,
+    /// Tokens that end the request.
+    stop_token_ids: Box<[Token]>,
+    /// The policy's view of the request at its arrival. [`Sequence::view`] is up to date.
     pub view: RequestView,
     /// Facts about the past.
     pub history: History,
 }
 
-// What every step reads of a sequence lies in the first 144 bytes.
-const _: () = assert!(std::mem::offset_of!(Sequence, hashes) <= 144);
+// A step reads three cache lines of each sequence.
+const _: () = assert!(size_of::<Sequence>() == 192);
 
 impl Sequence {
     /// Creates a waiting sequence.
@@ -165,30 +177,35 @@ impl Sequence {
         tokens.extend_from_slice(&request.generated);
         Self {
             id: request.id,
+            phase: Phase::Waiting,
             computed: 0,
             published: 0,
             prompt_tokens,
             last_token: tokens.last().copied().unwrap_or_default(),
             mirror: Mirror::default(),
-            on_worker: false,
             ahead: Ahead::default(),
-            ending: None,
+            table: Vec::new(),
+            max_tokens: request.max_tokens,
+            n_tokens: tokens.len() as u32,
+            n_recent: 0,
+            has_stop_tokens: !request.stop_token_ids.is_empty(),
+            on_worker: false,
             unpublishable: false,
             guilty: false,
             worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
-            phase: Phase::Waiting,
-            tokens,
-            table: Vec::new(),
-            limits: Limits {
-                max_tokens: request.max_tokens,
+            ending: None,
+            tenant: request.tenant,
+            recent: [0; RECENT_MAX],
+            cold: Box::new(Cold {
+                tokens,
+                hashes: request.hashes,
+                root: request.root,
+                sampling: request.sampling,
                 min_tokens: request.min_tokens,
                 stop_token_ids: request.stop_token_ids.into_boxed_slice(),
-            },
-            hashes: request.hashes,
-            sampling: request.sampling,
-            root: request.root,
-            view,
-            history: History::default(),
+                view,
+                history: History::default(),
+            }),
         }
     }
 
@@ -224,12 +241,12 @@ impl Sequence {
 
     /// Returns the number of tokens known or being sampled that no step has run yet.
     pub fn unplanned(&self) -> u32 {
-        self.tokens.len() as u32 + u32::from(self.ahead.samples) - self.planned()
+        self.n_tokens + u32::from(self.ahead.samples) - self.planned()
     }
 
     /// Returns `true` if the next token to run is not known yet: a step in flight samples it.
     pub fn awaits_token(&self) -> bool {
-        self.planned() >= self.tokens.len() as u32
+        self.planned() >= self.n_tokens
     }
 
     /// Returns `true` if step `step` may run the sequence. Tokens not known yet can be run by the step `stages` after the sampling
@@ -240,7 +257,7 @@ impl Sequence {
         }
         let distance = (step as u16).wrapping_sub(self.ahead.sampled_in);
         let planned = self.generated() + u32::from(self.ahead.samples);
-        !self.awaits_token() || (u32::from(distance) >= stages && planned < self.limits.max_tokens)
+        !self.awaits_token() || (u32::from(distance) >= stages && planned < self.max_tokens)
     }
 
     /// Changes the phase on an event that [`TRANSITIONS`] lists. Returns the phase left.
@@ -256,9 +273,49 @@ impl Sequence {
         std::mem::replace(&mut self.phase, to)
     }
 
+    /// Returns the number of tokens: the prompt and those generated so far.
+    pub fn n_tokens(&self) -> u32 {
+        self.n_tokens
+    }
+
+    /// Returns the prompt, then the generated tokens. The tokens MUST be settled since the last one was generated.
+    pub fn tokens(&self) -> &[Token] {
+        assert_eq!(self.n_recent, 0, "{} has tokens to settle", self.id);
+        &self.cold.tokens
+    }
+
+    /// Appends the recent tokens to the others, for [`Self::tokens`].
+    pub fn settle(&mut self) {
+        self.cold.tokens.extend_from_slice(&self.recent[..self.n_recent as usize]);
+        self.n_recent = 0;
+    }
+
+    /// Returns `true` if tokens other than the last one allowed may end the request.
+    pub fn has_stop_tokens(&self) -> bool {
+        self.has_stop_tokens
+    }
+
+    /// Reads a number of each line of the sequence itself, to load them into the processor's caches.
+    #[inline]
+    pub fn load(&self) -> u32 {
+        self.computed ^ self.max_tokens ^ self.recent[0]
+    }
+
+    /// Reads a number of each line needed to find the ends of the sequence's vectors.
+    pub fn load_cold(&self) -> u32 {
+        let last = self.table.get(self.published as usize).map_or(0, |block| block.index);
+        last ^ self.cold.tokens.len() as u32 ^ self.cold.hashes.len() as u32 ^ self.cold.root.0 as u32
+    }
+
+    /// Reads the ends of the sequence's vectors.
+    pub fn load_tails(&self) -> u32 {
+        let hash = self.cold.hashes.last().map_or(0, |hash| hash.0 as u32);
+        hash ^ self.cold.tokens.last().copied().unwrap_or_default()
+    }
+
     /// Returns the number of tokens generated so far.
     pub fn generated(&self) -> u32 {
-        self.tokens.len() as u32 - self.prompt_tokens
+        self.n_tokens - self.prompt_tokens
     }
 
     /// Returns the number of tokens that fit into the blocks of the table.
@@ -268,26 +325,32 @@ impl Sequence {
 
     /// Appends a generated token. Failures of workers before the token no longer count: the sequence got further than it was then.
     pub fn push(&mut self, token: Token) {
-        self.tokens.push(token);
+        if self.n_recent as usize == RECENT_MAX {
+            self.settle();
+        }
+        self.recent[self.n_recent as usize] = token;
+        self.n_recent += 1;
+        self.n_tokens += 1;
         self.last_token = token;
         self.worker_failures = 0;
     }
 
     /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
     pub fn reserve(&mut self, block_size: u32) {
-        let more = (self.limits.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
-        self.tokens.reserve(more as usize);
+        let more = (self.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
+        self.cold.tokens.reserve(more as usize + self.n_recent as usize);
         let blocks = more.div_ceil(block_size) as usize;
         self.table.reserve(blocks);
-        self.hashes.reserve(blocks);
+        self.cold.hashes.reserve(blocks);
     }
 
     /// Returns the reason of the end if the request ends with the last token generated.
     pub fn finished(&self) -> Option<FinishReason> {
-        let limits = &self.limits;
-        if self.generated() >= limits.min_tokens.max(1) && limits.stop_token_ids.contains(&self.last_token) {
+        let stops =
+            || self.generated() >= self.cold.min_tokens.max(1) && self.cold.stop_token_ids.contains(&self.last_token);
+        if self.has_stop_tokens && stops() {
             Some(FinishReason::Stop)
-        } else if self.generated() >= limits.max_tokens {
+        } else if self.generated() >= self.max_tokens {
             Some(FinishReason::Length)
         } else {
             None
@@ -296,11 +359,13 @@ impl Sequence {
 
     /// Returns the hash of the `index`-th full block of the tokens.
     pub fn hash_of_block(&mut self, index: usize, block_size: u32) -> BlockHash {
-        if self.hashes.len() <= index {
+        self.settle();
+        let cold = &mut *self.cold;
+        if cold.hashes.len() <= index {
             let end = (index + 1) * block_size as usize;
-            extend_hashes(&mut self.hashes, self.root, block_size, &self.tokens[..end]);
+            extend_hashes(&mut cold.hashes, cold.root, block_size, &cold.tokens[..end]);
         }
-        self.hashes[index]
+        cold.hashes[index]
     }
 
     /// Returns the number of blocks with KV of the sequence.
@@ -342,26 +407,28 @@ impl Sequence {
 
     /// Returns the policy's view of the request when it joins or leaves the queue, with `cached_tokens` expected in the cache.
     pub fn view(&self, cached_tokens: u32) -> RequestView {
-        RequestView { tokens: self.tokens.len() as u32, cached_tokens, ..self.view }
+        RequestView { tokens: self.n_tokens, cached_tokens, ..self.cold.view }
     }
 
     /// Returns the request for submission to another core, with the tokens generated so far.
     pub fn into_request(mut self, block_size: u32) -> Request {
-        let generated = self.tokens.split_off(self.prompt_tokens as usize);
-        self.hashes.truncate((self.prompt_tokens / block_size) as usize);
+        self.settle();
+        let mut cold = *self.cold;
+        let generated = cold.tokens.split_off(self.prompt_tokens as usize);
+        cold.hashes.truncate((self.prompt_tokens / block_size) as usize);
         Request {
             id: self.id,
-            prompt: self.tokens,
+            prompt: cold.tokens,
             generated,
-            root: self.root,
-            hashes: self.hashes,
-            max_tokens: self.limits.max_tokens,
-            min_tokens: self.limits.min_tokens,
-            stop_token_ids: self.limits.stop_token_ids.into_vec(),
-            tenant: self.view.tenant,
-            priority: self.view.priority,
-            deadline_ns: self.view.deadline_ns,
-            sampling: self.sampling,
+            root: cold.root,
+            hashes: cold.hashes,
+            max_tokens: self.max_tokens,
+            min_tokens: cold.min_tokens,
+            stop_token_ids: cold.stop_token_ids.into_vec(),
+            tenant: cold.view.tenant,
+            priority: cold.view.priority,
+            deadline_ns: cold.view.deadline_ns,
+            sampling: cold.sampling,
             worker_failures: u32::from(self.worker_failures),
         }
     }
@@ -370,9 +437,9 @@ impl Sequence {
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.history.cached_tokens.unwrap_or(0),
+            cached_tokens: self.cold.history.cached_tokens.unwrap_or(0),
             completion_tokens: self.generated(),
-            preemptions: self.history.preemptions,
+            preemptions: self.cold.history.preemptions,
         }
     }
 }

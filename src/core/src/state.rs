@@ -14,6 +14,9 @@ use crate::swap_queue::SwapQueue;
 use crate::victims::Victims;
 use crate::waiting::Waiting;
 
+/// Sequences loaded into the processor's caches at once, ahead of their turn.
+pub(crate) const AHEAD: usize = 16;
+
 /// The sequences, the queues of the sequences, and the KV cache. Every sequence is in one slot and, by state, in one queue.
 pub(crate) struct State {
     /// Limits of the core.
@@ -96,7 +99,7 @@ impl State {
         debug_assert!(worker_slot < self.config.max_batch_size, "as many worker slots as sequences in the batch");
         let seq = &mut self.sequences[slot];
         seq.mirror.slot = Some(worker_slot);
-        seq.history.generated_at_entry = seq.generated();
+        seq.cold.history.generated_at_entry = seq.generated();
         seq.reserve(self.config.block_size);
         self.victims.enter(slot, seq);
     }
@@ -111,10 +114,51 @@ impl State {
     /// Frees the worker slot of a sequence that leaves the batch, if the sequence has one.
     pub fn free_worker_slot(&mut self, slot: usize) {
         let seq = &mut self.sequences[slot];
+        seq.settle();
         seq.on_worker = false;
         if let Some(worker_slot) = seq.mirror.slot.take() {
             self.batch.free_worker_slot(worker_slot);
         }
+    }
+
+    /// Loads the next [`AHEAD`] of some sequences into the processor's caches, all at once: each lies in lines of its own.
+    #[inline]
+    pub fn load_ahead(&self, slots: impl Iterator<Item = usize>) {
+        let sum = slots.take(AHEAD).fold(0, |sum, slot| sum ^ self.sequences[slot].load());
+        std::hint::black_box(sum);
+    }
+
+    /// Loads the next [`AHEAD`] of some sequences, with the facts that most steps do not read, into the processor's caches.
+    pub fn load_cold_ahead(&self, slots: &[usize]) {
+        let slots = &slots[..slots.len().min(AHEAD)];
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load());
+        std::hint::black_box(sum);
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_cold());
+        std::hint::black_box(sum);
+    }
+
+    /// Loads what [`Self::publish`] reads and writes for some sequences, the next few, into the processor's caches.
+    pub fn load_ahead_to_publish(&mut self, slots: &[usize]) {
+        // Each line loaded shows the way to others, so the sequences take the way together, stage by stage.
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_cold());
+        std::hint::black_box(sum);
+        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_tails());
+        std::hint::black_box(sum);
+        let size = self.config.block_size;
+        for slot in slots {
+            let seq = &mut self.sequences[*slot];
+            let full = seq.computed / size;
+            if full > seq.published && !seq.unpublishable {
+                seq.hash_of_block(full as usize - 1, size);
+            }
+        }
+        let sequences = &self.sequences;
+        let next = slots.iter().filter_map(|slot| {
+            let seq = &sequences[*slot];
+            let at = seq.published as usize;
+            Some((seq.table[..at].last().copied(), *seq.table.get(at)?, *seq.cold.hashes.get(at)?))
+        });
+        self.kv.tree.load_ahead_to_publish(next);
     }
 
     /// Publishes the full, computed blocks of a sequence.
@@ -135,7 +179,7 @@ impl State {
         if waiting.is_empty() && shared_work.is_empty() {
             return;
         }
-        for hash in &seq.hashes[from as usize..seq.published as usize] {
+        for hash in &seq.cold.hashes[from as usize..seq.published as usize] {
             waiting.published(*hash);
             if shared_work.end(slot, *hash) {
                 waiting.wake(*hash);
@@ -147,7 +191,7 @@ impl State {
     pub fn begin_shared_work(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
         if !seq.unpublishable {
-            self.shared_work.begin(slot, &seq.hashes[seq.published as usize..]);
+            self.shared_work.begin(slot, &seq.cold.hashes[seq.published as usize..]);
         }
     }
 
@@ -163,7 +207,8 @@ impl State {
         let Self { sequences, waiting, shared_work, .. } = self;
         let seq = &sequences[slot];
         if !shared_work.is_empty() {
-            for hash in seq.hashes.iter().skip(seq.published as usize).filter(|hash| shared_work.end(slot, **hash)) {
+            for hash in seq.cold.hashes.iter().skip(seq.published as usize).filter(|hash| shared_work.end(slot, **hash))
+            {
                 waiting.wake(*hash);
             }
         }
@@ -185,9 +230,9 @@ impl State {
     /// Counts the cached prompt tokens of a sequence that enters the batch for the first time.
     pub fn count_cached(&mut self, slot: usize) {
         let seq = &mut self.sequences[slot];
-        if seq.history.cached_tokens.is_none() {
+        if seq.cold.history.cached_tokens.is_none() {
             let cached = seq.computed.min(seq.prompt_tokens);
-            seq.history.cached_tokens = Some(cached);
+            seq.cold.history.cached_tokens = Some(cached);
             self.journal.stats.tokens.prompt_tokens += u64::from(seq.prompt_tokens);
             self.journal.stats.tokens.cached_tokens += u64::from(cached);
         }

@@ -2,11 +2,30 @@
 
 use std::collections::VecDeque;
 
-use crate::ids::RequestId;
-use crate::step::{Step, StepResult, StepSeq};
+use crate::step::{Step, StepResult};
 
 /// Step buffers kept for reuse, at most.
 const SPARE_STEPS_MAX: usize = 4;
+
+/// Part of one sequence in a step in flight, as far as the answer needs it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// Slot of the sequence in the core.
+    pub slot: u32,
+    /// Tokens that the step runs of the sequence, without drafts.
+    pub n_tokens: u32,
+    /// Tokens that the worker may draft.
+    pub n_drafts: u32,
+    /// `true` if the step samples for the sequence.
+    pub sample: bool,
+}
+
+impl Part {
+    /// Returns the slot of the sequence in the core.
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
 
 /// A step on the worker, running or waiting for the step before.
 #[derive(Debug)]
@@ -15,8 +34,8 @@ pub(crate) struct StepInFlight {
     pub id: u64,
     /// Time at which the step was sent, nanoseconds.
     pub sent_ns: u64,
-    /// Sequences in the order of the step: slot in the core, and part in the step.
-    pub seqs: Vec<(usize, StepSeq)>,
+    /// Sequences in the order of the step.
+    pub parts: Vec<Part>,
 }
 
 /// The steps in flight, oldest first. The worker runs and answers them in this order.
@@ -27,7 +46,7 @@ pub(crate) struct Steps {
     last_end_ns: u64,
     #[expect(clippy::vec_box, reason = "the boxes themselves are used again")]
     spare_steps: Vec<Box<Step>>,
-    spare_seqs: Vec<Vec<(usize, StepSeq)>>,
+    spare_parts: Vec<Vec<Part>>,
     spare_result: StepResult,
 }
 
@@ -74,12 +93,10 @@ impl Steps {
         if let [step] = self.in_flight.make_contiguous() { Some(step) } else { None }
     }
 
-    /// Notes that a step of the sequences in slots `picked` was sent.
-    pub fn begin(&mut self, step: &Step, picked: &[usize], now_ns: u64) {
-        let mut seqs = self.spare_seqs.pop().unwrap_or_default();
-        seqs.clear();
-        seqs.extend(picked.iter().zip(&step.seqs).map(|(slot, seq)| (*slot, *seq)));
-        self.in_flight.push_back(StepInFlight { id: step.id, sent_ns: now_ns, seqs });
+    /// Notes that step `id` was sent. Takes its `parts`, and leaves an empty list there.
+    pub fn begin(&mut self, id: u64, parts: &mut Vec<Part>, now_ns: u64) {
+        let empty = self.spare_parts.pop().unwrap_or_default();
+        self.in_flight.push_back(StepInFlight { id, sent_ns: now_ns, parts: std::mem::replace(parts, empty) });
     }
 
     /// Removes the oldest step in flight, which ended at `now_ns`. Returns the step and its time on the worker, nanoseconds: steps
@@ -97,9 +114,10 @@ impl Steps {
     }
 
     /// Keeps the memory of a step that ended.
-    pub fn recycle_seqs(&mut self, seqs: Vec<(usize, StepSeq)>) {
-        if self.spare_seqs.len() < SPARE_STEPS_MAX {
-            self.spare_seqs.push(seqs);
+    pub fn recycle_parts(&mut self, mut parts: Vec<Part>) {
+        if self.spare_parts.len() < SPARE_STEPS_MAX {
+            parts.clear();
+            self.spare_parts.push(parts);
         }
     }
 
@@ -107,19 +125,18 @@ impl Steps {
     pub fn is_answer(&self, result: &StepResult) -> bool {
         let Some(step) = self.in_flight.front().filter(|step| step.id == result.step) else { return false };
         let mut begin = 0;
-        result.ends.len() == step.seqs.len()
-            && step.seqs.iter().zip(&result.ends).all(|((_, seq), end)| {
-                let n_tokens = end.wrapping_sub(begin);
-                begin = *end;
-                if seq.sample { (1..=1 + seq.n_drafts).contains(&n_tokens) } else { n_tokens == 0 }
-            })
-            && begin as usize == result.tokens.len()
+        let mut fits = result.ends.len() == step.parts.len();
+        for (part, end) in step.parts.iter().zip(&result.ends) {
+            let n_tokens = end.wrapping_sub(begin);
+            begin = *end;
+            fits &= if part.sample { n_tokens.wrapping_sub(1) <= part.n_drafts } else { n_tokens == 0 };
+        }
+        fits && begin as usize == result.tokens.len()
     }
 
-    /// Returns the slots of sequences that steps in flight run for a request of this id, perhaps more than once each.
-    pub fn slots_of(&self, id: RequestId) -> impl Iterator<Item = usize> {
-        let seqs = self.in_flight.iter().flat_map(|step| &step.seqs);
-        seqs.filter(move |(_, seq)| seq.request == id).map(|(slot, _)| *slot)
+    /// Returns the slots of sequences that steps in flight run, perhaps more than once each.
+    pub fn slots(&self) -> impl Iterator<Item = usize> {
+        self.in_flight.iter().flat_map(|step| &step.parts).map(|part| part.slot())
     }
 
     /// Returns `true` if a step in flight has this id.

@@ -51,7 +51,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     journal.stats.preemptions += 1;
     journal.stats.swaps.swap_outs += 1;
     journal.stats.swaps.swapped_out_blocks += copied;
-    seq.history.preemptions += 1;
+    seq.cold.history.preemptions += 1;
     let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot });
     seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
     true
@@ -119,7 +119,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     kv.found.clear();
     if full > pinned && !seq.unpublishable {
         seq.hash_of_block(full - 1, size);
-        kv.tree.find(seq.root, &seq.hashes[..full], &seq.tokens, &mut kv.found);
+        kv.tree.find(seq.cold.root, &seq.cold.hashes[..full], seq.tokens(), &mut kv.found);
     }
     let found = kv.found.len().max(pinned);
     let is_read = |host: &u32| kv.host.state(*host) == HostState::Reading;
@@ -131,7 +131,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     }
     let copied = n - found - joined;
     // Like a prefill, the sequence takes every block its tokens need at once, so that it can always continue.
-    let total = seq.tokens.len().div_ceil(size as usize);
+    let total = (seq.n_tokens() as usize).div_ceil(size as usize);
     let needed = (copied + total - n) as u32;
     let usable = kv.tree.usable() - kv.tree.count_idle(&kv.found);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
@@ -237,7 +237,7 @@ fn end_out(state: &mut State, slot: usize) {
     kv.tree.release(&mut gone, (seq.published as usize).saturating_sub(pinned));
     seq.published = pinned as u32;
     let preemption_rank = waiting.preemption_rank(&seq.view(seq.computed));
-    swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.view.arrival, slot));
+    swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.cold.view.arrival, slot));
     seq.transition(SequenceEvent::SwapOutEnded, Phase::Swapped(Box::new(Swapped { hosts, preemption_rank })));
 }
 
@@ -336,7 +336,7 @@ pub(crate) fn leave_queue(state: &mut State, slot: usize) {
     let seq = &state.sequences[slot];
     match &seq.phase {
         Phase::Swapped(swapped) => {
-            state.swaps.swapped.remove(&SwapPlace::new(swapped.preemption_rank, seq.view.arrival, slot));
+            state.swaps.swapped.remove(&SwapPlace::new(swapped.preemption_rank, seq.cold.view.arrival, slot));
         }
         Phase::SwappingIn(_) => state.swaps.remove_arriving(slot),
         _ => {}

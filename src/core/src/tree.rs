@@ -41,6 +41,7 @@
 //! assert_eq!(tree.usable(), 6);
 //! ```
 
+mod ahead;
 mod demotion;
 
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
@@ -573,6 +574,9 @@ impl PrefixTree {
     fn drop_leaving(&mut self) {
         self.evicted += self.leaving.len() as u64;
         self.pool.evict(&self.leaving);
+        if self.index.clear_if_all_leave(self.leaving.len()) {
+            return self.leaving.clear();
+        }
         for blocks in self.leaving.chunks(INDEXED_AT_ONCE) {
             // The entries are scattered over memory: load them all at once, then strike them out.
             self.index.touch(blocks.iter().map(|block| self.nodes.fingerprint(*block)));

@@ -52,9 +52,9 @@ impl Victims {
             self.entrants.resize(slot + 1, Entrant::default());
         }
         self.entrants[slot] = Entrant {
-            arrival: seq.view.arrival,
+            arrival: seq.cold.view.arrival,
             generated_at_entry: seq.generated(),
-            came_back: seq.history.preemptions > 0,
+            came_back: seq.cold.history.preemptions > 0,
             shared: 0,
             counted_at: u64::MAX,
         };

@@ -63,6 +63,8 @@ pub struct Waiting {
     parked: BTreeSet<(BlockHash, usize)>,
     /// Blocks that would lengthen cached prefixes; `None` unless the policy ranks by the cache.
     watches: Option<Watches>,
+    /// Tenant of each token generated and not counted yet.
+    generated: Vec<u64>,
     /// Slots to count again; empty between calls.
     to_recount: Vec<usize>,
     len: usize,
@@ -77,6 +79,7 @@ impl Waiting {
             order: if policy.by_tenant() { Order::Tenants(Tenants::default()) } else { Order::Plain(BTreeSet::new()) },
             parked: BTreeSet::new(),
             watches: policy.ranks_by_cache().then(Watches::default),
+            generated: Vec::new(),
             to_recount: Vec::new(),
             len: 0,
             tokens: 0,
@@ -274,6 +277,25 @@ impl Waiting {
         if let Order::Tenants(tenants) = &mut self.order {
             tenants.place(tenant, self.policy.standing(tenant));
         }
+    }
+
+    /// Notes a token generated for a tenant, which counts from [`Self::serve_generated`] on.
+    pub fn note_generated(&mut self, tenant: u64) {
+        self.generated.push(tenant);
+    }
+
+    /// Counts the tokens noted since the last call, as [`Self::served`] does: once for each tenant, not for each token.
+    pub fn serve_generated(&mut self) {
+        if self.generated.is_empty() {
+            return;
+        }
+        let mut generated = std::mem::take(&mut self.generated);
+        generated.sort_unstable();
+        for tokens in generated.chunk_by(|a, b| a == b) {
+            self.served(tokens[0], 0, tokens.len() as u32);
+        }
+        generated.clear();
+        self.generated = generated;
     }
 
     /// Returns `true` if running requests differ in their preemption ranks.

@@ -160,7 +160,9 @@ fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
 fn nothing_of_a_guilty_request_outside_the_step_is_copied_to_a_tier() {
     let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
     let mut driver = Driver::new(Config { tiers: vec![tier], pipeline_stages: 2, ..config() });
-    [1, 2].map(|id| driver.submit_request(request(id, 9, 40)));
+    for id in [1, 2] {
+        driver.submit_request(request(id, 9, 40));
+    }
     driver.answer_until(|driver| driver.ids().len() == 1 && driver.stats().published_blocks > 0);
     let outside = if driver.ids() == [1] { 2 } else { 1 };
     driver.event(Event::Fail(RequestId(outside)));

@@ -110,6 +110,7 @@ pub struct StepResult {
 
 impl StepResult {
     /// Returns the tokens sampled for the `i`-th sequence of the step.
+    #[inline]
     pub fn of(&self, i: usize) -> &[Token] {
         let begin = if i == 0 { 0 } else { self.ends[i - 1] as usize };
         &self.tokens[begin..self.ends[i] as usize]

@@ -4,11 +4,13 @@ use super::{Core, WORKER_FAILURES_MAX};
 use crate::digest::Decision;
 use crate::event::Action;
 use crate::fast_forward::{FastForwardDriver, FastForwardResult};
+use crate::ids::Token;
 use crate::preemption::preempt;
 use crate::request::FinishReason;
 use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
-use crate::state::State;
-use crate::step::{StepResult, StepSeq};
+use crate::state::{AHEAD, State};
+use crate::step::StepResult;
+use crate::steps::Part;
 use crate::{swap, transfer_end};
 
 impl Core {
@@ -43,7 +45,7 @@ impl Core {
         journal.stats.drafts.draft_tokens += u64::from(drafts);
         journal.stats.steps = step.id;
         journal.decide(Decision::Step, step.id, kv.tree.evicted());
-        self.steps.begin(&step, &self.scheduler.picked, self.now_ns);
+        self.steps.begin(step.id, &mut self.scheduler.picked, self.now_ns);
         actions.push(Action::RunStep(step));
         true
     }
@@ -69,26 +71,33 @@ impl Core {
         }
         let Some((step, step_ns)) = self.steps.end(self.now_ns) else { unreachable!("the step was in flight") };
         self.state.kv.free_retired(step.id);
-        self.observe_step_time(&step.seqs, step_ns);
-        let mut any_ended = false;
-        for (i, (slot, seq)) in step.seqs.iter().enumerate() {
-            any_ended |= self.apply(*slot, seq, result.of(i), actions);
+        self.observe_step_time(&step.parts, step_ns);
+        let mut changed = std::mem::take(&mut self.changed);
+        let mut begin = 0;
+        for (at, (part, end)) in step.parts.iter().zip(&result.ends).enumerate() {
+            if at % AHEAD == 0 {
+                self.state.load_ahead(step.parts[at..].iter().skip(AHEAD).map(|part| part.slot()));
+            }
+            let sampled = &result.tokens[std::mem::replace(&mut begin, *end as usize)..*end as usize];
+            self.apply(*part, sampled, &mut changed, actions);
         }
-        if any_ended {
-            self.end_sequences(&step.seqs, actions);
+        self.state.waiting.serve_generated();
+        if self.publish(&mut changed) {
+            self.end_sequences(&step.parts, actions);
         }
-        self.steps.recycle_seqs(step.seqs);
+        self.changed = changed;
+        self.steps.recycle_parts(step.parts);
     }
 
     /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. The end of a
     /// request is reported at once in any case.
-    fn end_sequences(&mut self, seqs: &[(usize, StepSeq)], actions: &mut Vec<Action>) {
-        for (slot, _) in seqs {
-            let seq = &self.state.sequences[*slot];
+    fn end_sequences(&mut self, parts: &[Part], actions: &mut Vec<Action>) {
+        for slot in parts.iter().map(|part| part.slot()) {
+            let seq = &self.state.sequences[slot];
             if let Some(Ending::Finish(reason)) = seq.ending
                 && seq.is_in_step()
             {
-                self.report_early(*slot, reason, actions);
+                self.report_early(slot, reason, actions);
             }
         }
         let sequences = &self.state.sequences;
@@ -97,19 +106,22 @@ impl Core {
             Some(Ending::Reported(_)) => false,
             Some(_) => sequences[*slot].is_in_step(),
         });
-        for (slot, _) in seqs {
-            let Some(seq) = self.state.sequences.get(*slot).filter(|seq| !seq.is_in_step()) else { continue };
+        for slot in parts.iter().map(|part| part.slot()) {
+            let Some(seq) = self.state.sequences.get(slot).filter(|seq| !seq.is_in_step()) else { continue };
             match seq.ending {
                 None => {}
-                Some(Ending::Reported(_)) => self.discard(*slot),
-                Some(ending) => self.remove(*slot, ending, actions),
+                Some(Ending::Reported(_)) => self.discard(slot),
+                Some(ending) => self.remove(slot, ending, actions),
             }
         }
     }
 
-    /// Applies a step's result to one sequence. Returns `true` if the sequence leaves the core.
-    fn apply(&mut self, slot: usize, part: &StepSeq, sampled: &[u32], actions: &mut Vec<Action>) -> bool {
+    /// Applies a step's result to one sequence, except for its full blocks. Adds the sequence to `changed` if it has blocks to publish,
+    /// or leaves the core.
+    #[inline]
+    fn apply(&mut self, part: Part, sampled: &[Token], changed: &mut Vec<usize>, actions: &mut Vec<Action>) {
         let State { sequences, waiting, journal, config, .. } = &mut self.state;
+        let slot = part.slot();
         let seq = &mut sequences[slot];
         seq.end_step(part.n_tokens, part.sample);
         if seq.ending.is_none() && !sampled.is_empty() {
@@ -120,7 +132,7 @@ impl Core {
             for token in sampled {
                 seq.push(*token);
                 if waiting.counts_service() {
-                    waiting.served(seq.view.tenant, 0, 1);
+                    waiting.note_generated(seq.tenant);
                 }
                 journal.stats.tokens.generated_tokens += 1;
                 actions.push(Action::Token { request: seq.id, token: *token });
@@ -132,25 +144,42 @@ impl Core {
         }
         // Every sampled token but the last was a draft, and has KV. Tokens after the end of the request were dropped.
         let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
-        seq.computed = computed.min(seq.tokens.len() as u32);
-        let leaves = seq.ending.is_some();
-        // KV that the worker failed to compute is not published, nor what is computed past the last token.
-        let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
-        if !seq.has_failed() && !is_complete && seq.computed / config.block_size > seq.published {
-            self.state.publish(slot);
+        seq.computed = computed.min(seq.n_tokens());
+        if seq.ending.is_some() || seq.computed >= (seq.published + 1) * config.block_size {
+            changed.push(slot);
         }
-        if leaves {
-            self.state.end_shared_work(slot);
+    }
+
+    /// Publishes the full blocks of `changed` sequences, in order, and empties the list. Returns `true` if one of them leaves the core.
+    fn publish(&mut self, changed: &mut Vec<usize>) -> bool {
+        let mut any_ended = false;
+        for slots in changed.chunks(AHEAD) {
+            self.state.load_ahead_to_publish(slots);
+            for slot in slots {
+                let seq = &self.state.sequences[*slot];
+                let leaves = seq.ending.is_some();
+                // KV that the worker failed to compute is not published, nor what is computed past the last token.
+                let is_complete =
+                    matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
+                if !seq.has_failed() && !is_complete && seq.computed / self.state.config.block_size > seq.published {
+                    self.state.publish(*slot);
+                }
+                if leaves {
+                    self.state.end_shared_work(*slot);
+                    any_ended = true;
+                }
+            }
         }
-        leaves
+        changed.clear();
+        any_ended
     }
 
     /// Learns from the time of a step: the prefill budget from decodes that shared with prefills, the cost of recomputation from
     /// prefills.
-    fn observe_step_time(&mut self, seqs: &[(usize, StepSeq)], step_ns: u64) {
-        let is_decode = |slot: usize| self.state.sequences[slot].is_decode();
-        let prompt_tokens = || seqs.iter().filter(|(slot, _)| !is_decode(*slot)).map(|(_, seq)| seq.n_tokens).sum();
-        if self.state.config.target_step_ns > 0 && seqs.first().is_some_and(|(slot, _)| is_decode(*slot)) {
+    fn observe_step_time(&mut self, parts: &[Part], step_ns: u64) {
+        let is_decode = |part: &&Part| self.state.sequences[part.slot()].is_decode();
+        let prompt_tokens = || parts.iter().filter(|part| !is_decode(part)).map(|part| part.n_tokens).sum();
+        if self.state.config.target_step_ns > 0 && parts.first().is_some_and(|part| is_decode(&part)) {
             self.scheduler.prefill_budget.observe(prompt_tokens(), step_ns);
         }
         if !self.state.kv.tiers.is_empty() {
@@ -166,7 +195,11 @@ impl Core {
         self.state.journal.decide(Decision::WorkerLost, 0, self.steps.oldest().unwrap_or(0));
         self.lose_steps();
         // Taken as a whole: each would look for its place otherwise.
-        for slot in std::mem::take(&mut self.state.batch.running) {
+        let running = std::mem::take(&mut self.state.batch.running);
+        for (at, slot) in running.iter().copied().enumerate() {
+            if at % AHEAD == 0 {
+                self.state.load_cold_ahead(&running[at..]);
+            }
             match self.state.sequences[slot].ending {
                 Some(ending) => {
                     self.leave_queue(slot);
@@ -176,7 +209,7 @@ impl Core {
                 None => {
                     preempt(&mut self.state, slot, SequenceEvent::WorkerLost);
                     // Blocks lost with the worker are not found again; that says nothing of preemptions.
-                    let history = &mut self.state.sequences[slot].history;
+                    let history = &mut self.state.sequences[slot].cold.history;
                     (history.shared_at_preemption, history.cached_at_preemption) = (0, 0);
                 }
             }
@@ -192,9 +225,9 @@ impl Core {
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
         // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
-        let seqs = || steps.iter().flat_map(|step| step.seqs.iter().map(|(slot, _)| *slot));
-        let named = seqs().any(|slot| self.state.sequences[slot].has_failed());
-        for slot in seqs() {
+        let slots = || steps.iter().flat_map(|step| &step.parts).map(|part| part.slot());
+        let named = slots().any(|slot| self.state.sequences[slot].has_failed());
+        for slot in slots() {
             let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
             seq.ahead = Ahead::default();
             if let Some(Ending::Reported(_)) = seq.ending {
@@ -222,7 +255,7 @@ impl Core {
             // The steps of a fast-forward are in flight one at a time.
             let one_at_a_time = self.state.config.max_steps_in_flight == 1 && !has_deadlines;
             let step = self.steps.only().filter(|_| one_at_a_time);
-            if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.seqs)) {
+            if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.parts)) {
                 return FastForwardResult::NotSteady;
             }
         }
@@ -235,7 +268,7 @@ impl Core {
         self.fast_forward.end(&mut self.state, driver);
         self.advance(self.now_ns);
         let ended = self.steps.end(self.now_ns);
-        ended.into_iter().for_each(|(step, _)| self.steps.recycle_seqs(step.seqs));
+        ended.into_iter().for_each(|(step, _)| self.steps.recycle_parts(step.parts));
         self.expire(actions);
         self.begin_steps(actions);
         self.send_transfers(actions);

@@ -55,15 +55,15 @@ impl Kv {
         if self.demoting.0.is_empty() {
             return;
         }
-        let mut before = self.tiers.identity(seq.root, self.found.last());
-        let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
+        let mut before = self.tiers.identity(seq.cold.root, self.found.last());
+        let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         for (hash, tokens) in blocks.skip(self.found.len()) {
             let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
             let is_next = self.tiers.parent_prefix(block.index) == before && self.tree.contents(*block).1 == tokens;
             if !is_next || self.tree.contains(*hash) {
                 return;
             }
-            before = self.tiers.identity(seq.root, Some(block.index));
+            before = self.tiers.identity(seq.cold.root, Some(block.index));
             self.reviving.push(*block);
         }
     }

@@ -35,7 +35,7 @@ impl Remembered {
             let n = self.blocks.len();
             // Leaves are evicted first.
             let n = if n == 0 || is_published(n - 1) { n } else { partition_point(n, is_published) };
-            if seq.hashes.get(n).is_none_or(|next| !tree.contains(*next)) {
+            if seq.cold.hashes.get(n).is_none_or(|next| !tree.contains(*next)) {
                 self.blocks.truncate(n);
                 self.generations.truncate(n);
                 std::mem::swap(&mut self.blocks, found);
@@ -60,7 +60,7 @@ impl Remembered {
 }
 
 fn attempt(seq: &Sequence) -> Attempt {
-    (seq.view.arrival, seq.hashes.len())
+    (seq.cold.view.arrival, seq.cold.hashes.len())
 }
 
 /// Returns the number of leading positions below `n` for which `is` holds; it holds for none behind them.

@@ -155,9 +155,9 @@ impl Kv {
             return false;
         }
         let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
-        let blocks = seq.hashes.iter().zip(seq.tokens.chunks_exact(self.block_size as usize));
+        let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         let last = self.reviving.last().map(|block| block.index).or(self.found.last());
-        self.tiers.plan(seq.root, last, is_open, blocks.skip(self.hit()), &mut self.plan);
+        self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(self.hit()), &mut self.plan);
         let worthwhile = self.transfers.links.worthwhile(self.plan.iter().map(|planned| planned.tier));
         self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);
         self.plan.truncate(worthwhile);
@@ -193,7 +193,7 @@ impl Kv {
             let pairs: Vec<BlockPair> =
                 there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
             if !pairs.is_empty() {
-                let is_hit = seq.history.admissions == 1;
+                let is_hit = seq.cold.history.admissions == 1;
                 pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, is_hit));
                 self.tiers.count_hits(tier, pairs.len());
                 load.transfers += 1;

@@ -301,8 +301,18 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                     }
                 }
             }
+            // Two generate in turns, in one step.
+            11 => {
+                let (Some(a), Some(b)) = (model.pick(false, pick), model.pick(false, pick + 1)) else { continue };
+                for at in [a, b, b, a, b].repeat(draw as usize % 6) {
+                    let tenant = model.requests[at].view.tenant;
+                    model.serve(tenant, 0, 1);
+                    waiting.note_generated(tenant);
+                }
+                waiting.serve_generated();
+            }
             // One generates.
-            10 | 11 => {
+            10 => {
                 let Some(at) = model.pick(false, pick) else { continue };
                 let tenant = model.requests[at].view.tenant;
                 model.serve(tenant, 0, draw as u32 % 30);
