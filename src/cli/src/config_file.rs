@@ -275,6 +275,8 @@ mod tests {
             "--max-connections=12",
             "--max-connections-per-peer=13",
             "--max-calls-per-connection=14",
+            "--max-queue-per-client=15",
+            "--max-requests-per-client=16",
             "--first-request-timeout=1.5",
             "--idle-timeout=2.5",
             "--unread-timeout=3.5",
