@@ -22,7 +22,12 @@ const LINES_MAX: usize = 700;
 /// File names without a meaning.
 const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 /// Files that may contain `unsafe`.
-const UNSAFE_FILES: [&str; 2] = ["src/cli/src/bench/allocations.rs", "src/worker/src/prefetch.rs"];
+const UNSAFE_FILES: [&str; 4] = [
+    "src/cli/src/bench/allocations.rs",
+    "src/core/src/huge_pages.rs",
+    "src/core/src/prefetch.rs",
+    "src/worker/src/prefetch.rs",
+];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
 const LOW_CRATES: [(&str, &[&str]); 3] = [

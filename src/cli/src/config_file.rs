@@ -14,8 +14,19 @@ use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 10] =
-    ["listen", "model", "record", "threads", "worker", "workers", "router", "roles", "share-cache", "step-timeout"];
+const SERVER_KEYS: [&str; 11] = [
+    "listen",
+    "model",
+    "kv-dtype",
+    "record",
+    "threads",
+    "worker",
+    "workers",
+    "router",
+    "roles",
+    "share-cache",
+    "step-timeout",
+];
 
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,6 +58,11 @@ pub struct Settings {
     /// random weights, whose text is noise].
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
+
+    /// Element type of the KV cache: f32, f16 or bf16. The types of 16 bits hold twice the tokens in the same memory, and round
+    /// keys and values to 11 and 8 significant bits [default: f32].
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<String>,
 
     /// Settings of the core.
     #[command(flatten)]
@@ -117,6 +133,7 @@ impl Settings {
         Self {
             listen: self.listen.or(other.listen),
             model: self.model.or(other.model),
+            kv_dtype: self.kv_dtype.or(other.kv_dtype),
             core: self.core.or(other.core),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
@@ -173,6 +190,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Network(key) => settings.network.read(key, &mut file)?,
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
+                        Key::Server("kv-dtype") => settings.kv_dtype = Some(file.next_value()?),
                         Key::Server("record") => settings.record = Some(file.next_value()?),
                         Key::Server("worker") => settings.worker = Some(file.next_value()?),
                         Key::Server("workers") => settings.workers = Some(file.next_value()?),
@@ -219,6 +237,7 @@ mod tests {
         let flags = [
             "--listen=a:1",
             "--model=m",
+            "--kv-dtype=f16",
             "--block-size=2",
             "--device-blocks=3",
             "--max-batch-tokens=4",

@@ -9,10 +9,10 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use tracing::{info, warn};
 use trunkline_cluster::Cluster;
-use trunkline_core::Config;
+use trunkline_core::{Config, registry};
 use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
 use trunkline_text::Tokenizer;
-use trunkline_worker::Model;
+use trunkline_worker::{KvDtype, Model};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::config_file::Settings;
@@ -93,6 +93,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
     let step_timeout = step_timeout(settings.step_timeout)?;
     // Mistakes in settings and address are reported before a large model is read.
+    kv_dtype(&settings)?;
     let config = limits(&settings, 1 << 10, Config::default().max_context)?;
     Cluster::new(&engines.cluster(&config))?;
     settings.network.apply(&mut Options::default())?;
@@ -149,6 +150,7 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
         Some(path) => load(path).with_context(|| format!("cannot load the model {}", path.display()))?,
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
+    let model = model.with_kv_dtype(kv_dtype(settings)?);
     let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
     let config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
@@ -169,6 +171,16 @@ fn null(settings: &Settings, step: Duration) -> anyhow::Result<(Config, Backend)
     let model = NullWorker::info(tokenizer.vocab_size());
     let config = limits(settings, model.kv_bytes_per_token, model.max_context)?;
     Ok((config, null_backend(model, tokenizer, step)))
+}
+
+/// Returns the element type of the KV cache.
+///
+/// # Errors
+/// If there is no type of the name in the settings.
+fn kv_dtype(settings: &Settings) -> anyhow::Result<KvDtype> {
+    let types = KvDtype::ALL.map(|dtype| (dtype.name(), dtype));
+    let name = settings.kv_dtype.as_deref();
+    Ok(name.map(|name| registry::choose("kv-dtype", &types, name)).transpose()?.unwrap_or_default())
 }
 
 /// Returns the time after which a step may be taken for lost.
@@ -320,6 +332,8 @@ fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
 }
 
 #[cfg(test)]
+mod kv_dtype_tests;
+#[cfg(test)]
 mod tests {
     use clap::Parser;
     use trunkline_core::Preemption;
@@ -333,7 +347,7 @@ mod tests {
     }
 
     /// Settings from flags.
-    fn given(flags: &[&str]) -> Settings {
+    pub(super) fn given(flags: &[&str]) -> Settings {
         Cli::try_parse_from([&["serve"], flags].concat()).unwrap().settings
     }
 

@@ -4,7 +4,9 @@
 //! state, along the table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving + stale blocks add up to the
 //! capacity by construction; [`BlockPool::check`] counts again.
 
+use crate::huge_pages;
 use crate::ids::BlockHandle;
+use crate::prefetch::prefetch;
 pub(crate) use crate::slots::ROOM_MAX;
 use crate::slots::{SlotState, Slots};
 use crate::transitions::Transition;
@@ -103,7 +105,7 @@ pub struct BlockPool {
 impl BlockPool {
     /// Creates a pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
-        Self { slots: Slots::new(capacity), generations: Vec::with_capacity(capacity.min(ROOM_MAX) as usize) }
+        Self { slots: Slots::new(capacity), generations: huge_pages::with_capacity(capacity.min(ROOM_MAX) as usize) }
     }
 
     /// Returns the number of blocks in the pool.
@@ -191,6 +193,13 @@ impl BlockPool {
     /// Appends the handles of `len` blocks from `first` on.
     pub fn handles(&self, first: u32, len: usize, out: &mut Vec<BlockHandle>) {
         out.extend(handles(first, &self.generations[first as usize..first as usize + len]));
+    }
+
+    /// Requests states and generations of `len` blocks from `first` on from memory.
+    #[inline]
+    pub(crate) fn prefetch(&self, first: u32, len: usize) {
+        prefetch(&self.generations[first as usize..first as usize + len]);
+        self.slots.prefetch(first, len);
     }
 
     /// Panics unless counting the states again gives the counts, and the map of free blocks holds exactly the free ones.

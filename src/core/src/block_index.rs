@@ -6,6 +6,8 @@
 //! takes the block in. A removal therefore leaves no trace, and the table never needs a clean-up.
 
 use crate::block::ROOM_MAX;
+use crate::huge_pages;
+use crate::prefetch::prefetch;
 
 /// Words in a bucket, a cache line of 64 bytes. The last word counts overflowed blocks.
 const WORDS: usize = 16;
@@ -127,6 +129,20 @@ impl BlockIndex {
         std::hint::black_box(sum);
     }
 
+    /// Requests the bucket of a fingerprint from memory.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        prefetch(self.bucket(self.home(hash)));
+    }
+
+    /// Returns a block that may have a fingerprint, without reading more than the fingerprint's bucket.
+    #[inline]
+    pub fn guess(&self, hash: u64) -> Option<u32> {
+        let (tag, bucket) = (self.tag(hash), self.bucket(self.home(hash)));
+        let tagged = matches(bucket, tag, u32::MAX << self.index_bits);
+        (tagged != 0).then(|| bucket[tagged.trailing_zeros() as usize] ^ tag)
+    }
+
     fn home(&self, hash: u64) -> usize {
         (((hash >> 32) * self.buckets as u64) >> 32) as usize
     }
@@ -153,6 +169,7 @@ impl BlockIndex {
 
     fn make_room(&mut self, buckets: usize) {
         self.words = vec![0; (buckets + 1) * WORDS];
+        huge_pages::advise(&self.words);
         // The first cache line. Any other offset is as correct, and slower.
         self.skip = self.words.as_ptr().align_offset(size_of::<[u32; WORDS]>()).min(WORDS);
         self.buckets = buckets;

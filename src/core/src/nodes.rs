@@ -4,7 +4,9 @@
 //! whole stretches of these arrays.
 
 use crate::hash::BlockHash;
+use crate::huge_pages;
 use crate::namespaces::is_namespace;
+use crate::prefetch::prefetch;
 
 /// Parent of a block without a parent and without a namespace of its own: a block of a tier.
 pub(crate) const ROOT: u32 = u32::MAX;
@@ -32,12 +34,12 @@ impl Nodes {
     /// Creates no slots, with memory reserved for `blocks`.
     pub(crate) fn with_capacity(blocks: usize) -> Self {
         Self {
-            fingerprints: Vec::with_capacity(blocks),
-            parents: Vec::with_capacity(blocks),
-            children: Vec::with_capacity(blocks),
-            readers: Vec::with_capacity(blocks),
-            depths: Vec::with_capacity(blocks),
-            hits: Vec::with_capacity(blocks),
+            fingerprints: huge_pages::with_capacity(blocks),
+            parents: huge_pages::with_capacity(blocks),
+            children: huge_pages::with_capacity(blocks),
+            readers: huge_pages::with_capacity(blocks),
+            depths: huge_pages::with_capacity(blocks),
+            hits: huge_pages::with_capacity(blocks),
         }
     }
 
@@ -100,6 +102,14 @@ impl Nodes {
             parent = self.remove(*block);
         }
         parent
+    }
+
+    /// Requests the links of up to `len` blocks from `first` on from memory, with what tells the first from others.
+    #[inline]
+    pub(crate) fn prefetch_links(&self, first: u32, len: usize) {
+        let first = first as usize;
+        prefetch(&self.parents[first..self.len().min(first + len)]);
+        prefetch(&self.fingerprints[first..=first]);
     }
 
     /// Adds a reader to `len` blocks from `first` on.

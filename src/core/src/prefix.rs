@@ -55,6 +55,18 @@ impl Prefix {
         self.len += len;
     }
 
+    /// Appends `len` neighbours from slot `first` on, which may continue the last run.
+    pub(crate) fn append(&mut self, first: u32, len: usize) {
+        match self.runs.last_mut() {
+            Some((begin, n)) if *begin + *n == first => {
+                *n += len as u32;
+                self.len += len;
+            }
+            _ if len > 0 => self.push(first, len),
+            _ => {}
+        }
+    }
+
     /// Returns the runs of the blocks after the first `skipped`: first slot and length of each.
     pub fn runs(&self, skipped: usize) -> impl Iterator<Item = (u32, usize)> + '_ {
         let mut left = skipped;

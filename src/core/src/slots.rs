@@ -8,6 +8,7 @@
 //! to take, so that a sequence has neighbours.
 
 use crate::extents::FreeSlots;
+use crate::prefetch::prefetch;
 use crate::transitions::{Transition, next};
 
 /// Slots with memory reserved from the beginning, at most. Memory that is never touched costs nothing.
@@ -46,7 +47,7 @@ impl<S: SlotState> Slots<S> {
     pub fn new(capacity: u32) -> Self {
         let mut counts = [0; STATES_MAX];
         counts[S::FREE.number()] = capacity;
-        let states = Vec::with_capacity(capacity.min(ROOM_MAX) as usize);
+        let states = crate::huge_pages::with_capacity(capacity.min(ROOM_MAX) as usize);
         Self { capacity, states, free: FreeSlots::new(capacity), counts, last: None }
     }
 
@@ -147,6 +148,12 @@ impl<S: SlotState> Slots<S> {
         assert!(alike, "some of {len} {}s from {first} on are not {from:?}, and cannot become {to:?}", S::NAME);
         states.fill(to);
         self.moved(len as u32, from, to);
+    }
+
+    /// Requests the states of `len` slots from `first` on from memory.
+    #[inline]
+    pub fn prefetch(&self, first: u32, len: usize) {
+        prefetch(&self.states[first as usize..first as usize + len]);
     }
 
     /// Applies an event that frees to slots in the state `from`, in order.

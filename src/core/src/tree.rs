@@ -8,8 +8,7 @@
 //! contents. Blocks of a chain mostly lie next
 //! to each other (see [`crate::block::BlockPool`]), so after a block is found by its hash, the match continues with the next
 //! slot: a block there whose parent is the block before and whose tokens are the next tokens is the next block, whatever its
-//! hash. The index is read again only at the end of such a run. Links show the end of a run ahead of the tokens, so the beginning of
-//! the next run is on its way to the processor while the tokens of this one are compared.
+//! hash. The index is read again only at the end of such a run. Several runs are compared at a time (`tree/matching.rs`).
 //!
 //! **Readers.** A reader of a block reads all ancestors of the block, so ancestors of a held block are held, and descendants of
 //! an idle block are idle. Eviction takes idle leaves only, and an idle block always has its parent in the tree.
@@ -43,26 +42,25 @@
 
 mod ahead;
 mod demotion;
+mod matching;
 
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
+use crate::huge_pages;
 use crate::ids::{BlockHandle, Token};
 use crate::namespaces::{Namespaces, is_namespace};
 use crate::nodes::{Nodes, UNPUBLISHED, ascending};
+use crate::prefetch::prefetch;
 use crate::prefix::Prefix;
 
 /// Tokens for which memory is reserved from the beginning, at most. Untouched memory costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
-/// Tokens compared in one stretch.
-const COMPARED_TOKENS: usize = 2048;
 /// Blocks inserted into or removed from the index in one batch.
 const INDEXED_AT_ONCE: usize = 16;
-/// Tokens in a cache line of 64 bytes.
-const LINE_TOKENS: usize = 16;
-/// Cache lines of a run's tokens loaded ahead.
-const LINES_AHEAD: usize = 12;
+/// Runs of a prefix requested from memory ahead of the one that is held.
+const RUNS_AHEAD: usize = 4;
 
 /// The place in the tree after which a block is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +134,7 @@ impl PrefixTree {
             index: BlockIndex::new(capacity),
             nodes: Nodes::with_capacity(room),
             namespaces: Namespaces::default(),
-            tokens: Vec::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
+            tokens: huge_pages::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
             evicted: 0,
             collisions: 0,
@@ -181,70 +179,6 @@ impl PrefixTree {
         self.counts_hits = true;
     }
 
-    /// Finds the longest published prefix of `tokens` in the namespace of `root`, whose blocks have the chained `hashes`, and puts its
-    /// blocks into `found`. Holds no block: a caller that uses the blocks MUST call [`Self::hold`] before any other method.
-    pub fn find(&mut self, root: BlockHash, hashes: &[BlockHash], tokens: &[Token], found: &mut Prefix) {
-        found.clear();
-        let Some(mut parent) = self.namespaces.parent(root) else { return };
-        let n = hashes.len().min(tokens.len() / self.block_size);
-        let hashes = &hashes[..n];
-        let mut next = hashes.first().and_then(|hash| self.lookup(*hash));
-        while let Some(first) = next {
-            let (hashes, tokens) = (&hashes[found.len()..], &tokens[found.len() * self.block_size..]);
-            let run;
-            (run, next) = self.verified(first, parent, hashes, tokens);
-            if run == 0 {
-                self.collisions += 1;
-                break;
-            }
-            parent = first + run as u32 - 1;
-            found.push(first, run);
-        }
-    }
-
-    /// Returns the number of blocks from slot `first` on that form a chain after `parent` and hold these tokens, and the block that
-    /// has the next of the hashes.
-    fn verified(&self, first: u32, parent: u32, hashes: &[BlockHash], tokens: &[Token]) -> (usize, Option<u32>) {
-        let (at, size) = (first as usize, self.block_size);
-        if self.nodes.parents[at] != parent {
-            return (0, None);
-        }
-        let n = hashes.len().min(self.nodes.len() - at);
-        let parents = &self.nodes.parents[at + 1..at + n];
-        let there = &self.tokens[at * size..];
-        let stride = (COMPARED_TOKENS / size).max(1);
-        let after = |run: usize| hashes.get(run).and_then(|hash| self.lookup(*hash));
-        let mut run = 0;
-        loop {
-            // The first is linked: it was compared above, or with the last of the stride before.
-            let linked = 1 + ascending(stride.min(n - 1 - run), first + run as u32, |i| parents[run + i]);
-            let len = linked.min(stride);
-            let is_end = linked <= stride;
-            let next = if is_end { after(run + len) } else { None };
-            if let Some(next) = next {
-                self.load_ahead(next);
-            }
-            let range = run * size..(run + len) * size;
-            if there[range.clone()] != tokens[range.clone()] {
-                run += common_blocks(&there[range.clone()], &tokens[range], size);
-                return (run, after(run));
-            }
-            run += len;
-            if is_end {
-                return (run, next);
-            }
-        }
-    }
-
-    /// Loads what is read first of a run into the processor's caches, all at once.
-    #[inline]
-    fn load_ahead(&self, first: u32) {
-        let at = first as usize;
-        let lines = self.tokens[at * self.block_size..].iter().step_by(LINE_TOKENS).take(LINES_AHEAD);
-        let sum = lines.fold(self.nodes.readers[at], |sum, token| sum ^ token);
-        std::hint::black_box(sum ^ self.pool.handle(first).generation);
-    }
-
     /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
     pub fn contains(&self, hash: BlockHash) -> bool {
         self.lookup(hash).is_some()
@@ -280,7 +214,12 @@ impl PrefixTree {
             self.sharing_changes += 1;
         }
         table.reserve(found.len().saturating_sub(skipped));
+        let mut ahead = found.runs(skipped);
+        ahead.by_ref().take(RUNS_AHEAD).for_each(|(first, len)| self.prefetch_run(first, len));
         for (first, len) in found.runs(skipped) {
+            if let Some((first, len)) = ahead.next() {
+                self.prefetch_run(first, len);
+            }
             self.nodes.enter(first, len);
             if is_hit {
                 self.nodes.hit(first, len);
@@ -292,6 +231,14 @@ impl PrefixTree {
             self.eviction.read(&table[table.len() - idle..], &self.nodes);
             found.runs(read).for_each(|(first, len)| self.pool.apply_run(first, len, BlockEvent::Found));
         }
+    }
+
+    /// Requests what [`Self::hold`] reads and writes of some neighbours.
+    #[inline]
+    fn prefetch_run(&self, first: u32, len: usize) {
+        let range = first as usize..first as usize + len;
+        prefetch(&self.nodes.readers[range]);
+        self.pool.prefetch(first, len);
     }
 
     /// Adds a reader to one published block. The caller MUST read the block itself.
@@ -676,11 +623,6 @@ fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
         each(first.index, len);
         rest = &rest[len..];
     }
-}
-
-/// Returns the number of leading blocks with equal tokens in two runs.
-fn common_blocks(a: &[Token], b: &[Token], block_size: usize) -> usize {
-    a.chunks_exact(block_size).zip(b.chunks_exact(block_size)).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ mod shape;
 mod tensors;
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, ErrorKind, Seek, SeekFrom};
 use std::path::Path;
 
-use gguf_rs_lib::prelude::GGUFFileReader;
+use gguf_rs_lib::prelude::{GGUFError, GGUFFileReader};
+use gguf_rs_lib::reader::file_reader::GGUFReaderConfig;
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -26,7 +27,11 @@ use crate::weights::{Weights, collect};
 /// The file cannot be read, is no GGUF file, describes a model of an unsupported kind, or lacks a tensor.
 pub(crate) fn load(path: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     let file = File::open(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
-    let mut reader = GGUFFileReader::new(BufReader::new(file)).map_err(|error| unreadable(path, &error))?;
+    let mut reader = GGUFFileReader::new(BufReader::new(&file)).map_err(|error| match error {
+        GGUFError::UnexpectedEof => cut_short(path, &file),
+        GGUFError::Io(error) if error.kind() == ErrorKind::UnexpectedEof => cut_short(path, &file),
+        error => unreadable(path, &error),
+    })?;
     let (mut config, family) = shape::config(path, &reader)?;
     let mut tensors = FileTensors::new(path, &mut reader, family, &config);
     if let Some(divisors) = tensors.rope_divisors(&config)? {
@@ -35,6 +40,27 @@ pub(crate) fn load(path: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     let weights = collect(&config, &mut tensors)?;
     tensors.finish()?;
     Ok((config, weights))
+}
+
+/// Describes a file that ends too early, with the sizes it has and should have.
+fn cut_short(path: &Path, mut file: &File) -> ModelError {
+    // Without the check that the tensors lie within the file, the list of tensors is read as far as the file has it.
+    let config = GGUFReaderConfig { validate_integrity: false, ..GGUFReaderConfig::default() };
+    let reader =
+        file.seek(SeekFrom::Start(0)).ok().and_then(|_| GGUFFileReader::with_config(BufReader::new(file), config).ok());
+    let expected = reader.and_then(|reader| {
+        let ends = reader
+            .tensor_infos()
+            .iter()
+            .map(|tensor| tensor.data_offset().checked_add(tensor.checked_expected_data_size().ok()?));
+        ends.max().flatten()?.checked_add(reader.tensor_data_offset())
+    });
+    let found = file.metadata().map_or(0, |metadata| metadata.len());
+    let problem = match expected {
+        Some(expected) => format!("the file is cut short: it has {found} of {expected} bytes"),
+        None => format!("the file is cut short: its {found} bytes end before the list of its tensors does"),
+    };
+    ModelError::Gguf { path: path.to_owned(), problem }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::ops::Range;
 use crate::kernel::{LANES, vectorised};
 use crate::matrix::codes::Codes;
 use crate::matrix::half::{widen_bf16, widen_f16};
-use crate::matrix::nibbles::Nibbles;
+use crate::matrix::nibbles::{Nibbles, u16_at};
 use crate::prefetch::Ahead;
 
 /// Inputs unpacked at a time: ranges MUST begin at a multiple of this number.
@@ -84,6 +84,22 @@ impl WeightKind {
         }
     }
 
+    /// Returns the index of the first weight in `bytes` that is NaN or infinite, or of the first weight of a block whose scale is.
+    fn first_not_finite(self, bytes: &[u8]) -> Option<usize> {
+        // NaN and infinity have the largest exponent.
+        let half = |block: &[u8], at: usize| u16_at(block, at) & 0x7c00 == 0x7c00;
+        let first = |bad: &dyn Fn(&[u8]) -> bool| bytes.chunks_exact(self.block_bytes()).position(bad);
+        let block = match self {
+            Self::F32 => first_bad(bytes, |bits| u32::from_le_bytes(bits) & 0x7f80_0000 == 0x7f80_0000),
+            Self::Bf16 => first_bad(bytes, |bits| u16::from_le_bytes(bits) & 0x7f80 == 0x7f80),
+            Self::F16 => first_bad(bytes, |bits| u16::from_le_bytes(bits) & 0x7c00 == 0x7c00),
+            Self::Q8_0 | Self::Q4_0 => first(&|block| half(block, 0)),
+            Self::Q4_1 | Self::Q4K => first(&|block| half(block, 0) || half(block, 2)),
+            Self::Q6K => first(&|block| half(block, 208)),
+        };
+        block.map(|block| block * self.block_len())
+    }
+
     /// Returns the size of `outputs` rows of `inputs` weights in a file, in bytes.
     ///
     /// # Errors
@@ -127,6 +143,14 @@ pub enum MatrixError {
         /// Number of bytes found in the file.
         found: usize,
     },
+    /// A weight, or the scale of a block of weights, is no number.
+    #[error("weight {column} of row {row} is NaN or infinite; download it again")]
+    NotFinite {
+        /// Index of the row.
+        row: usize,
+        /// Index of the weight in the row, or of the first weight of the block.
+        column: usize,
+    },
     /// A shape beyond the memory of any machine.
     #[error("a matrix of {outputs} rows of {inputs} weights is too large")]
     Size {
@@ -158,7 +182,7 @@ impl Matrix {
     ///
     /// # Errors
     ///
-    /// A number of bytes, or a length of rows, that `kind` cannot have.
+    /// A number of bytes, or a length of rows, that `kind` cannot have; or a weight that is NaN or infinite.
     pub fn from_bytes(kind: WeightKind, outputs: usize, inputs: usize, bytes: &[u8]) -> Result<Self, MatrixError> {
         let expected = kind.bytes(outputs, inputs)?;
         if bytes.len() != expected {
@@ -169,6 +193,9 @@ impl Matrix {
         let room = outputs.checked_next_multiple_of(LANES).and_then(|lanes| lanes.checked_mul(inputs.max(1)));
         if room.and_then(|weights| weights.checked_mul(size_of::<f32>())).is_none() {
             return Err(MatrixError::Size { outputs, inputs });
+        }
+        if let Some(at) = kind.first_not_finite(bytes) {
+            return Err(MatrixError::NotFinite { row: at / inputs, column: at % inputs });
         }
         let (pairs, _) = bytes.as_chunks::<2>();
         let (quads, _) = bytes.as_chunks::<4>();
@@ -255,6 +282,14 @@ impl Matrix {
             Panels::Codes(panels) => panels.ahead(panel, inputs, steps),
         }
     }
+}
+
+/// Returns the index of the first element that is `bad`. Looks at many elements without a branch, as compilers vectorise.
+fn first_bad<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+    const RUN: usize = 1024;
+    let (elements, _) = bytes.as_chunks::<N>();
+    let run = elements.chunks(RUN).position(|run| run.iter().fold(false, |any, element| any | bad(*element)))?;
+    elements[run * RUN..].iter().position(|element| bad(*element)).map(|at| run * RUN + at)
 }
 
 /// Brings rows of `inputs` elements into panels.

@@ -134,11 +134,15 @@ impl Model {
         }
     }
 
-    /// The seeded model with one damaged weight.
+    /// The seeded model, with an embedding of `token` that is NaN.
     #[cfg(test)]
-    pub(crate) fn seeded_with_a_nan() -> Model {
+    pub(crate) fn seeded_with_nan_for(token: u32) -> Model {
         let mut model = Self::seeded(0);
-        model.final_norm[3] = f32::NAN;
+        let (vocab, hidden) = (model.config.vocab_size as usize, model.config.hidden_size as usize);
+        let mut rows = vec![0.0; vocab * hidden];
+        model.embed(&(0..vocab as u32).collect::<Vec<u32>>(), &mut rows);
+        rows[token as usize * hidden..][..hidden].fill(f32::NAN);
+        model.embedding = Some(Matrix::from_f32(hidden, &rows));
         model
     }
 

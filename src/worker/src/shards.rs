@@ -113,13 +113,9 @@ impl Shard {
         let malformed = |problem: String| ModelError::Safetensors { path: path.clone(), problem };
         let mut file = File::open(&path).map_err(unreadable)?;
         let len = file.metadata().map_err(unreadable)?.len();
-        let cut = || {
-            malformed(format!(
-                "the file is cut short or has surplus bytes: its header does not describe its {len} bytes"
-            ))
-        };
+        let cut = |expected: &str| malformed(format!("the file is cut short: it has {len} of {expected} bytes"));
         if len < LENGTH_BYTES {
-            return Err(cut());
+            return Err(cut("at least 8"));
         }
         let mut header_len = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut header_len).map_err(unreadable)?;
@@ -129,15 +125,21 @@ impl Shard {
         }
         let data_at = LENGTH_BYTES + header_len;
         if data_at > len {
-            return Err(cut());
+            return Err(cut(&format!("more than {data_at}")));
         }
         let mut header = vec![0; header_len as usize];
         file.read_exact(&mut header).map_err(unreadable)?;
         let header: Metadata =
             serde_json::from_slice(&header).map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
         // Offsets are checked by the library: tensors follow one another, and each has the bytes of its shape.
-        if data_at.checked_add(header.data_len() as u64) != Some(len) {
-            return Err(cut());
+        let expected = data_at.saturating_add(header.data_len() as u64);
+        if len < expected {
+            return Err(cut(&expected.to_string()));
+        }
+        if len > expected {
+            return Err(malformed(format!(
+                "the file has surplus bytes: it has {len}, its header describes {expected}"
+            )));
         }
         Ok((Self { path, file, data_at }, header))
     }
@@ -329,14 +331,23 @@ mod tests {
         let whole = std::fs::read(whole.path().join(SINGLE_FILE)).unwrap();
         let mut surplus = whole.clone();
         surplus.push(0);
-        let cuts: Vec<&[u8]> = vec![b"", b"short", &whole[..9], &whole[..200], &whole[..whole.len() - 1], &surplus];
-        for bytes in cuts {
+        let n = whole.len();
+        let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap());
+        for (bytes, sizes) in [
+            (&b""[..], "cut short: it has 0 of at least 8 bytes".to_owned()),
+            (b"short", "cut short: it has 5 of at least 8 bytes".to_owned()),
+            (&whole[..9], format!("cut short: it has 9 of more than {header} bytes")),
+            (&whole[..200], format!("cut short: it has 200 of more than {header} bytes")),
+            (&whole[..n - 1], format!("cut short: it has {} of {n} bytes", n - 1)),
+            (&surplus, format!("surplus bytes: it has {}, its header describes {n}", n + 1)),
+        ] {
             let cut = error(|path, tensors| {
                 std::fs::write(path.join(SINGLE_FILE), bytes).unwrap();
                 tensors.clear();
             });
             assert!(matches!(&cut, ModelError::Safetensors { .. }), "{cut}");
-            assert!(cut.to_string().contains("cut short"), "{cut}");
+            assert!(cut.to_string().contains(&format!("model.safetensors: the file ")), "{cut}");
+            assert!(cut.to_string().ends_with(&format!("{sizes}; download it again")), "{cut}");
         }
         for bytes in [&b"\x08\0\0\0\0\0\0\0not json"[..], &[0xff; 64], &[0; 64]] {
             let bad = error(|path, tensors| {

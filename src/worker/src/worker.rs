@@ -278,23 +278,48 @@ mod tests {
         assert_eq!(Model::seeded(0).info().vocab_size, trunkline_text::Tokenizer::bytes().vocab_size());
     }
 
+    /// A worker whose model answers with NaN for token 9, and with blocks of 16 tokens.
+    fn worker_with_a_nan() -> Worker {
+        let config = WorkerConfig { block_size: 16, device_blocks: 3, host_blocks: 0, max_drafts: 0, threads: 1 };
+        Worker::new(Arc::new(Model::seeded_with_nan_for(9)), config).unwrap()
+    }
+
+    /// A step that starts sequences with these prompts, each in the block given.
+    fn starts(prompts: &[(&[Token], u32)]) -> Step {
+        let mut step = Step { id: 1, sampling: vec![Sampling::default(); prompts.len()], ..Step::default() };
+        for (slot, (prompt, block)) in (0..).zip(prompts) {
+            step.seqs.push(StepSeq {
+                request: RequestId(u64::from(slot) + 4),
+                slot,
+                start: true,
+                n_tokens: prompt.len() as u32,
+                tokens_at: step.tokens.len() as u32,
+                blocks_at: slot,
+                n_blocks: 1,
+                sample: true,
+                ..StepSeq::default()
+            });
+            step.tokens.extend_from_slice(prompt);
+            step.blocks.push(*block);
+        }
+        step
+    }
+
     #[test]
-    fn logits_that_are_not_finite_are_an_error_and_not_a_token() {
-        let mut worker = Worker::new(
-            Arc::new(Model::seeded_with_a_nan()),
-            WorkerConfig { block_size: 16, device_blocks: 1, host_blocks: 0, max_drafts: 0, threads: 1 },
-        )
-        .unwrap();
-        let seq = StepSeq {
-            request: RequestId(4),
-            start: true,
-            n_tokens: 1,
-            n_blocks: 1,
-            sample: true,
-            ..StepSeq::default()
-        };
-        let sampling = vec![Sampling::default()];
-        let step = Step { id: 1, seqs: vec![seq], tokens: vec![1], blocks: vec![0], sampling };
-        assert_eq!(worker.run(&step), Err(WorkerError::NonFinite { step: 1, request: RequestId(4) }));
+    fn logits_that_are_not_finite_are_an_error_of_their_request_and_not_a_token() {
+        let step = starts(&[(&[1, 2], 0), (&[3, 9, 4], 1), (&[5], 2)]);
+        let error = worker_with_a_nan().run(&step).unwrap_err();
+        assert_eq!(error, WorkerError::NonFinite { step: 1, request: RequestId(5) });
+        assert!(StepError::from(error).guilty().is_some(), "the others go on without it");
+    }
+
+    #[test]
+    fn nan_left_in_a_block_does_not_reach_its_next_owner() {
+        let clean = starts(&[(&[1, 2, 3], 1)]);
+        let expected = worker_with_a_nan().run_with_logits(&clean).unwrap();
+        let mut worker = worker_with_a_nan();
+        worker.run(&starts(&[(&[9; 16], 1)])).unwrap_err();
+        worker.reset();
+        assert_eq!(worker.run_with_logits(&clean).unwrap(), expected);
     }
 }

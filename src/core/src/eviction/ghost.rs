@@ -5,6 +5,8 @@
 //! fingerprints that agree in bucket and half are taken for one (once in about 10^9 calls), and an overflowing bucket forgets its
 //! oldest entry early (about one entry in fifty): both cost quality, never correctness.
 
+use crate::huge_pages;
+
 /// Entries of a bucket, a cache line of 64 bytes.
 const ENTRIES: usize = 8;
 /// Entries in use per bucket, on average.
@@ -29,7 +31,9 @@ pub(super) struct Ghost {
 impl Ghost {
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.max(1);
-        Self { buckets: vec![Bucket::default(); capacity.div_ceil(LOAD) as usize], capacity, clock: 0 }
+        let buckets = vec![Bucket::default(); capacity.div_ceil(LOAD) as usize];
+        huge_pages::advise(&buckets);
+        Self { buckets, capacity, clock: 0 }
     }
 
     /// Remembers some fingerprints, in order.

@@ -1,5 +1,7 @@
 //! Doubly linked queues over one array of links: a block is in at most one queue.
 
+use crate::huge_pages;
+
 const NIL: u32 = u32::MAX;
 const NO_QUEUE: u16 = u16::MAX;
 
@@ -33,7 +35,7 @@ impl Queues {
     /// Creates `n` empty queues, with memory reserved for `blocks`.
     pub fn with_capacity(n: usize, blocks: usize) -> Self {
         assert!(n < usize::from(NO_QUEUE));
-        Self { ends: vec![Ends { front: NIL, back: NIL, len: 0 }; n], links: Vec::with_capacity(blocks) }
+        Self { ends: vec![Ends { front: NIL, back: NIL, len: 0 }; n], links: huge_pages::with_capacity(blocks) }
     }
 
     /// Returns the number of blocks in a queue.

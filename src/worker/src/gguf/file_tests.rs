@@ -218,6 +218,37 @@ fn types_without_a_kernel_are_refused_by_name() {
 }
 
 #[test]
+fn weights_and_constants_that_are_no_numbers_are_refused_by_place() {
+    let mut nan = Parts::sound("llama");
+    let (name, _, values) = &mut nan.tensors[7];
+    assert_eq!(name, "blk.0.ffn_gate.weight");
+    values[8 * 5 + 3] = f32::NAN;
+    let message = refused(nan);
+    assert!(message.starts_with("tensor model.layers.0.mlp.gate_proj.weight in "), "{message}");
+    assert!(message.ends_with("model.gguf: weight 3 of row 5 is NaN or infinite; download it again"), "{message}");
+    let mut infinite = Parts::sound("llama");
+    infinite.tensors.last_mut().unwrap().2[7] = f32::INFINITY;
+    let message = refused(infinite);
+    assert!(message.starts_with("tensor model.norm.weight in ") && message.contains("weight 7 of row 0"), "{message}");
+    for (key, value) in [
+        ("llama.attention.layer_norm_rms_epsilon", f32::NAN),
+        ("llama.rope.freq_base", f32::INFINITY),
+        ("llama.rope.scaling.factor", f32::NAN),
+        ("llama.rope.scaling.attn_factor", f32::NAN),
+        ("llama.rope.scaling.yarn_beta_fast", f32::INFINITY),
+        ("llama.rope.scaling.yarn_beta_slow", f32::NAN),
+    ] {
+        let mut parts = Parts::sound("llama");
+        parts.set("llama.rope.scaling.type", MetadataValue::String("yarn".to_owned()));
+        parts.set("llama.rope.scaling.factor", MetadataValue::F32(2.0));
+        config(parts.clone());
+        parts.set(key, MetadataValue::F32(value));
+        let message = refused(parts);
+        assert!(message.contains("NaN") || message.contains("inf"), "{key}: {message}");
+    }
+}
+
+#[test]
 fn damaged_files_are_refused_or_read_but_never_end_the_program() {
     let sound = Parts::sound("llama").bytes();
     read(&sound).unwrap();
@@ -225,6 +256,13 @@ fn damaged_files_are_refused_or_read_but_never_end_the_program() {
         let Err(error) = read(&sound[..end]) else { panic!("accepted {end} bytes of {}", sound.len()) };
         let message = error.to_string();
         assert!(matches!(error, ModelError::Gguf { .. }) && !message.contains('\n'), "{message}");
+        assert!(message.contains("model.gguf") && message.ends_with("download it again"), "{message}");
+        if end >= 1500 {
+            let sizes = format!("cut short: it has {end} of {} bytes", sound.len());
+            assert!(message.contains(&sizes), "{message}");
+        } else if end > 4 {
+            assert!(message.contains(&format!("its {end} bytes end before the list of its tensors does")), "{message}");
+        }
     }
     // Every byte of the header, the metadata and the list of tensors in turn becomes 0, 255, and one more.
     let header = 1500.min(sound.len());

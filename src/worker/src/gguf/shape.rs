@@ -96,6 +96,14 @@ fn refuse_other_arithmetic(facts: &Facts<'_>, config: &ModelConfig) -> Result<()
     config.refuse_window(facts.count(".attention.sliding_window")?.filter(|window| *window > 0), facts.path)
 }
 
+/// Returns a number that is neither NaN nor infinite, or the default.
+fn finite(facts: &Facts<'_>, key: &str, default: f64) -> Result<f64, ModelError> {
+    match facts.real(key)?.unwrap_or(default) {
+        value if value.is_finite() => Ok(value),
+        value => Err(facts.wrong(format!("{key} is {value}"))),
+    }
+}
+
 fn rope_scaling(facts: &Facts<'_>) -> Result<Option<RopeScaling>, ModelError> {
     // llama.cpp takes a factor without a type as linear, and a factor of 0 as none.
     let factor = facts.real(".rope.scaling.factor")?.filter(|factor| *factor != 0.0);
@@ -107,12 +115,12 @@ fn rope_scaling(facts: &Facts<'_>) -> Result<Option<RopeScaling>, ModelError> {
         ("linear", Some(factor)) => Ok(Some(RopeScaling::Linear { factor })),
         ("yarn", factor) => {
             let factor = factor.unwrap_or(1.0);
-            let multiplier = facts.real(".rope.scaling.attn_factor")?.unwrap_or(1.0);
+            let multiplier = finite(facts, ".rope.scaling.attn_factor", 1.0)?;
             Ok(Some(RopeScaling::Yarn {
                 factor,
                 attention_factor: multiplier * RopeScaling::yarn_attention_factor(factor, 1.0),
-                beta_fast: facts.real(".rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                beta_slow: facts.real(".rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                beta_fast: finite(facts, ".rope.scaling.yarn_beta_fast", 32.0)?,
+                beta_slow: finite(facts, ".rope.scaling.yarn_beta_slow", 1.0)?,
                 original_context: match facts.count(".rope.scaling.original_context_length")? {
                     Some(context) if context > 0 => context,
                     _ => facts.required(".context_length")?,

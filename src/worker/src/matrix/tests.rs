@@ -159,6 +159,31 @@ fn blocks_by_hand() {
 }
 
 #[test]
+fn weights_that_are_no_numbers_are_refused_by_place() {
+    for kind in WeightKind::ALL {
+        let (outputs, inputs) = (9, 1024);
+        let sound = random_bytes(kind, outputs, inputs, 8);
+        // The upper byte of a float, or of each F16 in a block.
+        let ends: &[usize] = match kind {
+            WeightKind::F32 => &[3],
+            WeightKind::Bf16 | WeightKind::F16 | WeightKind::Q8_0 | WeightKind::Q4_0 => &[1],
+            WeightKind::Q4_1 | WeightKind::Q4K => &[1, 3],
+            WeightKind::Q6K => &[209],
+        };
+        for (row, column) in [(0, 0), (0, 256), (5, 768), (8, 1024 - kind.block_len())] {
+            let block = (row * inputs + column) / kind.block_len() * kind.block_bytes();
+            for (end, upper) in ends.iter().flat_map(|end| [(end, 0x7f), (end, 0xff)]) {
+                let mut bytes = sound.clone();
+                bytes[block + end] = upper;
+                bytes[block + end - 1] |= 0x80;
+                let refused = Matrix::from_bytes(kind, outputs, inputs, &bytes).err();
+                assert_eq!(refused, Some(MatrixError::NotFinite { row, column }), "{}", kind.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn bytes_that_do_not_fit_are_refused() {
     for kind in WeightKind::ALL {
         let inputs = 2 * kind.block_len();
