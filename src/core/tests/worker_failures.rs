@@ -270,11 +270,11 @@ impl Search {
         let mut search = Self { driver: Driver::without_worker(config), poisons: poisons.to_vec(), failed: Vec::new() };
         (0..n).for_each(|id| search.driver.submit_request(request(id, 9, 6)));
         search.driver.join();
-        search.to_end();
+        search.finish();
         search
     }
 
-    fn to_end(&mut self) {
+    fn finish(&mut self) {
         while !self.driver.steps.is_empty() {
             let ids = self.driver.ids();
             if ids.iter().any(|id| self.poisons.contains(id)) {
@@ -337,7 +337,7 @@ fn a_request_that_fails_alone_later_is_found_too_and_those_that_come_meanwhile_w
     (10..14).for_each(|id| search.driver.submit_request(request(id, 9, 6)));
     search.driver.answer();
     search.driver.submit_request(request(14, 9, 6));
-    search.to_end();
+    search.finish();
     let reasons: Vec<_> = (10..15).map(|id| search.driver.reason(id)).collect();
     let [length, error] = [Some(FinishReason::Length), Some(FinishReason::Error)];
     assert_eq!(reasons, [length, length, error, length, length]);
