@@ -198,7 +198,7 @@ async fn a_deadline_ends_requests_that_run_and_requests_that_wait() {
 async fn a_full_queue_refuses() {
     let (wrap, gate) = gated();
     let limits = Config { max_batch_size: 1, max_queue: 2, ..config(64) };
-    let server = TestServer::start_with(limits, None, wrap).await;
+    let server = TestServer::start_options(limits, |options| options.queue_per_client = Some(8), wrap).await;
     let mut client = server.client().await;
     let mut streams = vec![client.open(greedy(TRUNK, 4)).await.unwrap()];
     client.until(|info| info.load.unwrap().running == 1).await;

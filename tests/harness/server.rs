@@ -130,6 +130,13 @@ impl TestServer {
         Client(InferenceClient::new(self.channel().await))
     }
 
+    /// A client with a connection of its own, from another loopback address: 127.0.0.`last`, as if on another machine.
+    pub async fn client_from(&self, last: u8) -> Client {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.addr)).expect("an address");
+        let endpoint = endpoint.local_address(Some([127, 0, 0, last].into()));
+        Client(InferenceClient::new(endpoint.connect().await.expect("the server listens")))
+    }
+
     /// Waits until the server has stopped.
     pub async fn stopped(self) -> Outcome {
         self.running.await.expect("the server does not panic").expect("the server stops in order")

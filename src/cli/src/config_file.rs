@@ -28,6 +28,9 @@ const SERVER_KEYS: [&str; 11] = [
     "step-timeout",
 ];
 
+/// Policy of a server unless another is given: fair shares for clients. With one client the order is that of `fcfs`.
+pub const POLICY_DEFAULT: &str = "vtc";
+
 /// Flags of `serve` for settings of the core.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServeFlags;
@@ -41,6 +44,7 @@ impl CoreFlags for ServeFlags {
     fn default_text(setting: &Setting) -> String {
         match setting.name {
             "device_blocks" => "1 GiB of KV, but room for 8192 tokens and at most 16384 blocks".into(),
+            "policy" => POLICY_DEFAULT.into(),
             "max_queued_tokens" => format!("{}, in effect no limit", setting.default_text()),
             _ => setting.default_text(),
         }
@@ -271,6 +275,8 @@ mod tests {
             "--max-connections=12",
             "--max-connections-per-peer=13",
             "--max-calls-per-connection=14",
+            "--max-queue-per-client=15",
+            "--max-requests-per-client=16",
             "--first-request-timeout=1.5",
             "--idle-timeout=2.5",
             "--unread-timeout=3.5",

@@ -14,7 +14,7 @@ use trunkline_server::{NetworkLimits, Options, TlsFiles};
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const NETWORK_KEYS: [&str; 12] = [
+pub const NETWORK_KEYS: [&str; 14] = [
     "token-file",
     "admin",
     "tls-cert",
@@ -23,6 +23,8 @@ pub const NETWORK_KEYS: [&str; 12] = [
     "max-connections",
     "max-connections-per-peer",
     "max-calls-per-connection",
+    "max-queue-per-client",
+    "max-requests-per-client",
     "first-request-timeout",
     "idle-timeout",
     "unread-timeout",
@@ -68,6 +70,16 @@ pub struct NetworkSettings {
     #[arg(long, value_name = "N")]
     pub max_calls_per_connection: Option<u32>,
 
+    /// Requests of one client on the way to their first token, at most; more are refused. A client is the holder of a token, or without
+    /// tokens everyone at one address [default: half of --max-queue].
+    #[arg(long, value_name = "N")]
+    pub max_queue_per_client: Option<u32>,
+
+    /// Open requests of one client, waiting or running, at most; more are refused. Below --max-batch-size, a client cannot fill the
+    /// batch for all others [default: no bound].
+    #[arg(long, value_name = "N")]
+    pub max_requests_per_client: Option<u32>,
+
     /// Close a connection without a request after this time [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub first_request_timeout: Option<f64>,
@@ -98,6 +110,8 @@ impl NetworkSettings {
             max_connections: self.max_connections.or(other.max_connections),
             max_connections_per_peer: self.max_connections_per_peer.or(other.max_connections_per_peer),
             max_calls_per_connection: self.max_calls_per_connection.or(other.max_calls_per_connection),
+            max_queue_per_client: self.max_queue_per_client.or(other.max_queue_per_client),
+            max_requests_per_client: self.max_requests_per_client.or(other.max_requests_per_client),
             first_request_timeout: self.first_request_timeout.or(other.first_request_timeout),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
             unread_timeout: self.unread_timeout.or(other.unread_timeout),
@@ -119,6 +133,8 @@ impl NetworkSettings {
             "max-connections" => self.max_connections = Some(file.next_value()?),
             "max-connections-per-peer" => self.max_connections_per_peer = Some(file.next_value()?),
             "max-calls-per-connection" => self.max_calls_per_connection = Some(file.next_value()?),
+            "max-queue-per-client" => self.max_queue_per_client = Some(file.next_value()?),
+            "max-requests-per-client" => self.max_requests_per_client = Some(file.next_value()?),
             "first-request-timeout" => self.first_request_timeout = Some(file.next_value()?),
             "idle-timeout" => self.idle_timeout = Some(file.next_value()?),
             "unread-timeout" => self.unread_timeout = Some(file.next_value()?),
@@ -133,6 +149,8 @@ impl NetworkSettings {
     /// If a setting is out of range, or a certificate comes without its key.
     pub fn apply(&self, options: &mut Options) -> anyhow::Result<()> {
         options.network = self.limits()?;
+        options.queue_per_client = at_least("max-queue-per-client", self.max_queue_per_client, 1)?;
+        options.requests_per_client = at_least("max-requests-per-client", self.max_requests_per_client, 1)?;
         options.tls = self.tls()?;
         options.token_file = self.token_file.clone();
         options.admin = self.admin;
@@ -219,8 +237,11 @@ mod tests {
 
     #[test]
     fn settings_reach_the_server() {
-        let flags = ["--max-connections=7", "--max-unread-bytes=1280000", "--idle-timeout=1.5", "--admin=false"];
+        let mut flags =
+            vec!["--max-connections=7", "--max-unread-bytes=1280000", "--idle-timeout=1.5", "--admin=false"];
+        flags.extend(["--max-queue-per-client=9", "--max-requests-per-client=10"]);
         let options = options(&flags).unwrap();
+        assert_eq!((options.queue_per_client, options.requests_per_client), (Some(9), Some(10)));
         let limits = &options.network;
         assert_eq!((limits.connections, limits.idle), (7, Duration::from_millis(1500)));
         assert_eq!((limits.unread_bytes_per_connection, limits.unread_bytes_per_call), (160_000, 10_000));
@@ -231,6 +252,7 @@ mod tests {
     fn wrong_settings_are_reported_by_name() {
         let wrong = |flags: &[&str]| options(flags).unwrap_err();
         assert_eq!(wrong(&["--max-connections=0"]), "max-connections is 0; it must be at least 1");
+        assert_eq!(wrong(&["--max-queue-per-client=0"]), "max-queue-per-client is 0; it must be at least 1");
         assert!(wrong(&["--idle-timeout=nan"]).starts_with("idle-timeout is NaN; it must be between"));
         assert!(wrong(&["--unread-timeout=0"]).starts_with("unread-timeout is 0; it must be between"));
         assert!(wrong(&["--tls-cert=c"]).starts_with("tls-cert needs tls-key"));

@@ -15,7 +15,7 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::config_file::Settings;
+use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 
@@ -295,7 +295,7 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
             "target_step_ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"
         );
     }
-    let mut config = Config { max_context, ..Config::default() };
+    let mut config = Config { max_context, policy: POLICY_DEFAULT.into(), ..Config::default() };
     settings.core.apply(&mut config)?;
     if settings.core.has("max_batch_tokens") && !settings.core.has("max_batch_size") {
         // A step has a token for each of its sequences.
@@ -360,9 +360,10 @@ mod tests {
     }
 
     #[test]
-    fn settings_not_given_have_the_cores_defaults() {
+    fn settings_not_given_have_the_cores_defaults_but_for_blocks_and_fair_shares() {
         let config = limits(&Settings::default(), 1 << 14, 512).unwrap();
-        assert_eq!(config, Config { device_blocks: 4096, max_context: 512, ..Config::default() });
+        let policy = POLICY_DEFAULT.into();
+        assert_eq!(config, Config { device_blocks: 4096, max_context: 512, policy, ..Config::default() });
     }
 
     #[test]
@@ -468,6 +469,7 @@ mod tests {
             swap_in_watermark: 12.0,
             device_blocks: 4096,
             max_context: 512,
+            policy: POLICY_DEFAULT.into(),
             ..Config::default()
         };
         assert_eq!(limits(&settings, 1 << 14, 512).unwrap(), expected);

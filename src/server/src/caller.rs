@@ -1,5 +1,6 @@
 //! Identity of the sender of a call.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tonic::{Extensions, Status};
@@ -17,6 +18,15 @@ pub(crate) enum Owner {
     Connection(u64),
     /// Holder of a token, by the token's name.
     Token(Arc<str>),
+}
+
+/// Client to whom requests count: the holder of a token, or without tokens everyone at one address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Client {
+    /// Holder of a token, by the token's name.
+    Token(Arc<str>),
+    /// Address of the other end of a connection: all of IPv4, the first 64 bits of IPv6.
+    Peer(IpAddr),
 }
 
 /// Sender of a call, with its rights.
@@ -40,6 +50,14 @@ impl Caller {
     pub(crate) fn local() -> Self {
         let call = Call::detached(NetworkLimits::default(), Clock::start());
         Self { call, owner: Owner::Connection(0), admin: true }
+    }
+
+    /// Returns the client to whom the sender's requests count.
+    pub(crate) fn client(&self) -> Client {
+        match &self.owner {
+            Owner::Token(name) => Client::Token(name.clone()),
+            Owner::Connection(_) | Owner::Anyone => Client::Peer(self.call.connection().peer()),
+        }
     }
 
     /// Returns the owner of requests whose id the server makes: without authentication, the id itself is the proof.

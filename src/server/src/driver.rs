@@ -9,8 +9,8 @@
 //! A worker with a failed step is reset and joins again; the worker's requests are computed again on the same engine. A worker with
 //! ended threads is started again ([`Workers`]), and meanwhile the worker's engine is retired: other engines continue the engine's
 //! requests with the tokens generated so far. A server with one engine stops with a failure instead, and so does a server after the
-//! last restart of every worker. A worker with a step that does not end ([`crate::watchdog`]) is left behind, and a new worker takes its
-//! place, on a server with one engine too.
+//! last restart of every worker. A worker with a step or a reset that does not end ([`crate::watchdog`]) is left behind, and a new worker
+//! takes its place, on a server with one engine too.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
 use crate::watchdog::Watchdog;
-use crate::worker_thread::{WorkerEvent, WorkerReport};
+use crate::worker_thread::{CopyEnd, WorkerEvent, WorkerReport};
 use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
@@ -103,7 +103,7 @@ enum WakeUp {
     Deadline,
     /// A worker is to be started again.
     Restart,
-    /// A step has taken too long.
+    /// A step or a reset has taken too long.
     Timeout,
 }
 
@@ -280,7 +280,10 @@ impl Driver {
             WorkerEvent::Done { step, .. } | WorkerEvent::Failed { step, .. } if !is_current => {
                 self.cluster.recycle(engine, step);
             }
-            WorkerEvent::Ready => self.join(engine),
+            WorkerEvent::Ready => {
+                self.workers.note_ready(engine);
+                self.join(engine);
+            }
             WorkerEvent::Done { step, output } => {
                 self.workers.note_step(engine, step.id, self.clock.now_ns());
                 self.cluster.recycle(engine, step);
@@ -299,14 +302,18 @@ impl Driver {
                     self.apply(Input::Client(Event::Fail(id)));
                 }
                 // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
-                self.workers.reset(engine);
+                self.workers.reset(engine, self.clock.now_ns());
                 let requests = self.cluster.status(engine).load.requests;
                 warn!(%engine, requests, "all KV of the worker is lost; requests are computed again");
                 self.apply(Input::Engine(engine, Event::WorkerLost));
             }
             // The core ignores answers it does not wait for: those of a worker that was lost meanwhile.
-            WorkerEvent::Transferred { transfer, failed } => {
-                let event = if failed { Event::TransferFailed(transfer) } else { Event::TransferFinished(transfer) };
+            WorkerEvent::Transferred { transfer, end } => {
+                let event = match end {
+                    CopyEnd::Made => Event::TransferFinished(transfer),
+                    CopyEnd::Failed => Event::TransferFailed(transfer),
+                    CopyEnd::Interrupted => Event::TransferInterrupted(transfer),
+                };
                 self.apply(Input::Engine(engine, event));
             }
             WorkerEvent::Gone => self.lose(engine),
@@ -338,12 +345,12 @@ impl Driver {
         self.plan_restart(engine);
     }
 
-    /// Leaves a worker behind in a step that does not end, and plans another in its place. The worker's requests start over: on other
+    /// Leaves a worker behind in a step or a reset that does not end, and plans another in its place. The worker's requests start over: on other
     /// engines, or on the same one when the new worker joins.
     fn abandon(&mut self) {
         let Some(engine) = self.workers.timed_out(self.clock.now_ns()) else { return };
         let requests = self.cluster.status(engine).load.requests;
-        error!(%engine, requests, "a step takes too long; the worker is left behind and another is started in its place");
+        error!(%engine, requests, "a step or a reset takes too long; the worker is left behind and another is started in its place");
         // Before the loss, so that whatever the core wants from then on is no job of the old worker.
         self.workers.abandon(engine);
         let alone = self.cluster.n_engines() == 1;
@@ -435,7 +442,9 @@ impl Driver {
         match output {
             ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step, self.last_input_ns),
             ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
-            ClusterOutput::Engine(engine, Action::ResetWorker) => self.workers.reset(engine),
+            ClusterOutput::Engine(engine, Action::ResetWorker) => {
+                self.workers.reset(engine, self.last_input_ns);
+            }
             ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),
             ClusterOutput::Moved { request, from, to, .. } => debug!(%request, %from, %to, "the request moved"),
             ClusterOutput::Placed { .. } | ClusterOutput::Emptied(_) => {}

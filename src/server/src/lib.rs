@@ -67,6 +67,7 @@ mod recorder;
 mod server;
 mod service;
 mod sessions;
+mod shares;
 mod shutdown;
 mod socket;
 mod stream;

@@ -213,6 +213,11 @@ impl Connection {
         &self.network
     }
 
+    /// Returns the address that stands for the client: all of IPv4, the first 64 bits of IPv6.
+    pub(crate) fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// Returns the number of the connection, which no other connection of this server has.
     pub(crate) fn number(&self) -> u64 {
         self.number

@@ -12,6 +12,7 @@ use trunkline_core::{FinishReason, Token, Usage};
 use trunkline_port::TokenLogprobs;
 
 use crate::network::{Backlog, Call};
+use crate::shares::Share;
 
 /// Output of an accepted request.
 pub(crate) enum Output {
@@ -57,15 +58,27 @@ struct Queue {
     closed: bool,
     discarded: bool,
     sender_gone: bool,
+    /// Share of the requests on the way to their first token.
+    on_the_way: Option<Share>,
+    /// Share of the open requests.
+    open: Option<Share>,
     waker: Option<Waker>,
 }
 
 impl OutboxSender {
+    /// Keeps a request's shares: `on_the_way` until the first output, and both until the sender is dropped.
+    pub(crate) fn keep(&self, on_the_way: Share, open: Share) {
+        let mut queue = self.0.lock();
+        queue.on_the_way = Some(on_the_way);
+        queue.open = Some(open);
+    }
+
     /// Adds an output; returns `false` if nobody reads the outbox.
     pub(crate) fn send(&self, output: Output) -> bool {
         let bytes = output.bytes();
         let ends = matches!(output, Output::Finish { .. });
         let mut queue = self.0.lock();
+        let arrived = queue.on_the_way.take();
         if queue.closed {
             return false;
         }
@@ -80,6 +93,7 @@ impl OutboxSender {
         }
         let waker = queue.waker.take();
         drop(queue);
+        drop(arrived);
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -169,8 +183,9 @@ impl Drop for OutboxSender {
     fn drop(&mut self) {
         let mut queue = self.0.lock();
         queue.sender_gone = true;
-        let waker = queue.waker.take();
+        let (waker, arrived) = (queue.waker.take(), (queue.on_the_way.take(), queue.open.take()));
         drop(queue);
+        drop(arrived);
         if let Some(waker) = waker {
             waker.wake();
         }

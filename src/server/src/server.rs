@@ -64,6 +64,11 @@ pub struct Options {
     /// File to record every input of the cluster to; compressed if the name ends in `.gz`. The recording has the prompts, as token
     /// ids.
     pub record: Option<PathBuf>,
+    /// Requests of one client on the way to their first token, at most; `None` for half of the engines' `max_queue`. A client is the holder
+    /// of a token, or without tokens everyone at one address.
+    pub queue_per_client: Option<u32>,
+    /// Open requests of one client, waiting or running, at most; `None` for no bound.
+    pub requests_per_client: Option<u32>,
     /// Let tenants share cached blocks, except for requests that ask otherwise. Off, each tenant has a cache of its own.
     pub share_cache: bool,
     /// Time after which a step may be taken for lost, at least; a step also gets many times what such steps take. Zero waits for
@@ -88,6 +93,8 @@ impl Default for Options {
         Self {
             cluster,
             record: None,
+            queue_per_client: None,
+            requests_per_client: None,
             share_cache: false,
             step_timeout: Duration::from_secs(60),
             network: NetworkLimits::default(),
@@ -223,6 +230,7 @@ impl Server {
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         let Backend { model, tokenizer, workers } = backend;
         let Options { cluster: mut config, record, share_cache, step_timeout, .. } = options;
+        let Options { queue_per_client, requests_per_client, .. } = options;
         let Options { network, admin, token_file, tls, reload, .. } = options;
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
@@ -242,12 +250,16 @@ impl Server {
             driver::spawn(cluster, runners, watchdogs, workers, recorder).map_err(ServerError::Thread)?;
         let stop = StopOnDrop(driver.clone());
 
+        let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));
+        let queue_per_client = queue_per_client.unwrap_or(max_queue / 2).max(1);
         let (reporter, health) = tonic_health::server::health_reporter();
         let limits = config.engines.swap_remove(0).core;
         let handle = ServerHandle::new(driver.clone(), reporter).await;
         let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &network);
         let network = Network::new(network, driver.clock());
-        let submitter = Submitter::new(driver, model, tokenizer, limits).share_cache(share_cache);
+        let submitter = Submitter::new(driver, model, tokenizer, limits)
+            .share_cache(share_cache)
+            .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
         let service = InferenceServer::new(InferenceService::new(submitter, network.clone()))
             .max_decoding_message_size(message_bytes_max);
         let reflection = || {

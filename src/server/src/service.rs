@@ -40,7 +40,9 @@ impl From<Rejection> for Status {
         match rejection {
             Rejection::Invalid(_) => Self::invalid_argument(message),
             Rejection::StillActive(_) => Self::already_exists(message),
-            Rejection::TokenizerBusy | Rejection::QueueFull => Self::resource_exhausted(message),
+            Rejection::TokenizerBusy | Rejection::QueueFull | Rejection::ShareFull(_) | Rejection::TooManyOpen(_) => {
+                Self::resource_exhausted(message)
+            }
             Rejection::TokenizerPanicked => Self::internal(message),
             Rejection::NoRandomness(_) => Self::unavailable(message),
             Rejection::TimeUp => Self::deadline_exceeded(message),

@@ -28,7 +28,8 @@ use crate::commands::Command;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
 use crate::sessions::{self, Session, Sessions};
-use crate::validate::{Checked, Invalid};
+use crate::shares::{Share, Shares};
+use crate::validate::{self, Checked, Invalid};
 
 /// Reason for not running a request.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,10 @@ pub(crate) enum Rejection {
     TimeUp,
     #[error("the command queue is full; try again later")]
     QueueFull,
+    #[error("{0} requests of this client wait for their first token, as many as may; try again later")]
+    ShareFull(u32),
+    #[error("{0} requests of this client are open, as many as may be; try again later")]
+    TooManyOpen(u32),
     #[error(transparent)]
     Refused(Refusal),
     #[error("the server has stopped")]
@@ -124,6 +129,10 @@ pub(crate) struct Submitter {
     /// Limits of every engine.
     pub(crate) config: Config,
     pub(crate) sessions: Sessions,
+    /// Requests of each client on the way to their first token.
+    on_the_way: Shares,
+    /// Open requests of each client.
+    open: Shares,
     /// Room for texts being tokenised.
     pub(crate) tokenising: Tokenising,
     /// Element type and shape of the model's KV.
@@ -138,6 +147,8 @@ impl Submitter {
         Self {
             driver,
             tokenizer,
+            on_the_way: Shares::new(u32::MAX),
+            open: Shares::new(u32::MAX),
             config,
             sessions: Sessions::default(),
             tokenising: Tokenising::default(),
@@ -154,6 +165,12 @@ impl Submitter {
         self
     }
 
+    /// Bounds the requests of one client: those on the way to their first token, and all that are open.
+    pub(crate) fn per_client(mut self, on_the_way: u32, open: u32) -> Self {
+        (self.on_the_way, self.open) = (Shares::new(on_the_way), Shares::new(open));
+        self
+    }
+
     /// Submits a caller's request with arrival at `arrival_ns` and end at `timeout` later, at the latest; returns the submitted request once
     /// the core has accepted.
     pub(crate) async fn submit(
@@ -167,10 +184,17 @@ impl Submitter {
         let deadline_ns = timeout
             .and_then(|timeout| u64::try_from(timeout.as_nanos()).ok())
             .and_then(|timeout_ns| arrival_ns.checked_add(timeout_ns));
+        let client = caller.client();
+        if checked.tenant == 0 {
+            checked.tenant = validate::client_number(&client);
+        }
+        let open = self.open.enter(client.clone()).ok_or_else(|| Rejection::TooManyOpen(self.open.most()))?;
+        let on_the_way = self.on_the_way.enter(client).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
+        let shares = (on_the_way, open);
         let (id, session) = self.open(caller, std::mem::take(&mut checked.request_id))?;
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
-        let (mut submitted, is_accepted) = self.send(caller, request, session)?;
+        let (mut submitted, is_accepted) = self.send(caller, request, session, shares)?;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
             Ok(Ok(())) => Ok(submitted),
@@ -201,9 +225,11 @@ impl Submitter {
         caller: &Caller,
         request: Request,
         session: Session,
+        (on_the_way, open): (Share, Share),
     ) -> Result<(Submitted, oneshot::Receiver<Result<(), Refusal>>), Rejection> {
         let id = request.id;
         let (sender, outputs) = outbox(caller.call.clone());
+        sender.keep(on_the_way, open);
         let mut submitted = Submitted::new(id, session, self.driver.clone(), outputs);
         let (accepted, is_accepted) = oneshot::channel();
         if let Err(reason) = self.driver.send(Command::Submit { request: Box::new(request), outputs: sender, accepted })

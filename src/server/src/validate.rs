@@ -7,6 +7,7 @@ use std::time::Duration;
 use tonic::Status;
 use trunkline_core::{Namespace, Sampling, Token};
 
+use crate::caller::Client;
 use crate::proto;
 
 /// Generated tokens of a request without `max_tokens`, at most.
@@ -146,12 +147,21 @@ pub(crate) fn check(
 }
 
 /// Returns the number for a tenant in the core: equal in every run, so that a recording counts alike. A request without a tenant
-/// counts for the request's cache salt, and a request without either for tenant 0.
+/// counts for the request's cache salt, and a request without either is of no tenant, 0: then the client counts ([`client_number`]).
 pub(crate) fn tenant_number(tenant: &str, cache_salt: &str) -> u64 {
     match if tenant.is_empty() { cache_salt } else { tenant } {
         "" => 0,
         name => Namespace { model: "tenant", salt: name, ..Namespace::default() }.root().0 as u64,
     }
+}
+
+/// Returns the number of the tenant for requests of a client that names none: the client itself, equal in every run.
+pub(crate) fn client_number(client: &Client) -> u64 {
+    let name = match client {
+        Client::Token(name) => return tenant_number(name, ""),
+        Client::Peer(address) => address.to_string(),
+    };
+    Namespace { model: "client", salt: &name, ..Namespace::default() }.root().0 as u64
 }
 
 fn check_extra_keys(keys: &[String]) -> Result<(), Invalid> {

@@ -7,6 +7,8 @@
 //!   longest shorter step scaled up in proportion to the tokens,
 //! * [`MULTIPLE`] times the estimate of the core's configuration, `recompute_token_ns` for each token.
 //!
+//! A reset, which waits for the copy under way, may take `step_timeout`.
+//!
 //! Steps run one after another, so the time of a step counts from the end of the step before.
 
 use std::collections::VecDeque;
@@ -29,6 +31,8 @@ pub(crate) struct Watchdog {
     in_flight: VecDeque<(u64, u32)>,
     /// Time at which the worker began the first step in flight, nanoseconds.
     begun_ns: u64,
+    /// Time at which the worker was reset, nanoseconds, until it is ready.
+    reset_ns: Option<u64>,
     /// Longest duration seen lately, nanoseconds, by class; 0 for none.
     longest_ns: [u64; CLASSES],
 }
@@ -38,7 +42,7 @@ impl Watchdog {
     pub(crate) fn new(floor: Duration, token_ns: u64) -> Self {
         let floor_ns = u64::try_from(floor.as_nanos()).unwrap_or(u64::MAX);
         let floor_ns = Some(floor_ns).filter(|floor_ns| *floor_ns > 0);
-        Self { floor_ns, token_ns, in_flight: VecDeque::new(), begun_ns: 0, longest_ns: [0; CLASSES] }
+        Self { floor_ns, token_ns, in_flight: VecDeque::new(), begun_ns: 0, reset_ns: None, longest_ns: [0; CLASSES] }
     }
 
     /// Notes a step of `tokens` tokens sent to the worker.
@@ -62,13 +66,23 @@ impl Watchdog {
         self.begun_ns = now_ns;
     }
 
-    /// Forgets the steps in flight: the worker lost them.
+    /// Forgets the steps in flight and the reset: the worker lost them, or is ready.
     pub(crate) fn clear(&mut self) {
         self.in_flight.clear();
+        self.reset_ns = None;
     }
 
-    /// Returns the time at which the first step in flight is taken for lost; `None` if no step is in flight.
+    /// Notes a reset, with which the worker loses the steps in flight.
+    pub(crate) fn reset(&mut self, now_ns: u64) {
+        self.clear();
+        self.reset_ns = Some(now_ns);
+    }
+
+    /// Returns the time at which the reset or the first step in flight is taken for lost; `None` if neither is under way.
     pub(crate) fn due_ns(&self) -> Option<u64> {
+        if let Some(reset_ns) = self.reset_ns {
+            return Some(reset_ns.saturating_add(self.floor_ns?));
+        }
         let (_, tokens) = self.in_flight.front()?;
         let limit_ns = self.expected_ns(*tokens).saturating_mul(MULTIPLE).max(self.floor_ns?);
         Some(self.begun_ns.saturating_add(limit_ns))
@@ -137,6 +151,16 @@ mod tests {
         assert_eq!(watchdog.due_ns(), Some(112 * MS));
         watchdog.clear();
         assert_eq!(watchdog.due_ns(), None);
+    }
+
+    #[test]
+    fn a_reset_may_take_the_setting_and_steps_sent_meanwhile_wait_for_it() {
+        let mut watchdog = seen(0);
+        watchdog.sent(3, 8, 5 * MS);
+        watchdog.reset(50 * MS);
+        assert_eq!(watchdog.due_ns(), Some(150 * MS));
+        watchdog.clear();
+        assert_eq!(watchdog.due_ns(), None, "the worker is ready");
     }
 
     #[test]

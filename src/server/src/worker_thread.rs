@@ -9,12 +9,14 @@
 //! A worker lives until a reset; the next life begins with no sequence and no KV. Every job names the life at the time of sending.
 //! When a step fails, or the driver resets the worker, the step thread
 //!
-//! 1. closes the copy thread's fence: the running copy ends, and copies of the ended life still in the queue are dropped,
+//! 1. closes the copy thread's fence: copies of the ended life still in the queue are dropped,
 //! 2. drops the steps of the ended life still in the step queue,
-//! 3. reports [`WorkerEvent::Failed`], if a step failed, and waits for the driver's reset,
-//! 4. resets the worker and reports [`WorkerEvent::Ready`].
+//! 3. reports [`WorkerEvent::Failed`] at once, if a step failed, and waits for the driver's reset,
+//! 4. waits for the running copy,
+//! 5. resets the worker and reports [`WorkerEvent::Ready`].
 //!
-//! Nothing is therefore written on behalf of an earlier life after `Failed` or `Ready`.
+//! Nothing is therefore written on behalf of an earlier life after `Ready`. A copy that hangs delays `Ready`, not `Failed`; the driver
+//! watches the reset ([`crate::watchdog`]).
 //!
 //! # Bounds
 //!
@@ -51,6 +53,17 @@ pub(crate) struct WorkerReport {
     pub(crate) event: WorkerEvent,
 }
 
+/// End of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyEnd {
+    /// The destinations hold the contents of the sources.
+    Made,
+    /// The copy failed, perhaps because of bad sources.
+    Failed,
+    /// The copy failed on the way; the sources are good.
+    Interrupted,
+}
+
 /// Change of a worker, or the worker's answer to a job.
 pub(crate) enum WorkerEvent {
     /// The worker can run steps; the KV blocks hold nothing.
@@ -59,8 +72,8 @@ pub(crate) enum WorkerEvent {
     Done { step: Box<Step>, output: StepOutput },
     /// A step could not be run, because of request `guilty` if one is named. The worker does nothing until the next reset.
     Failed { step: Box<Step>, guilty: Option<RequestId> },
-    /// A transfer ended. After a failure, the destinations hold nothing of use.
-    Transferred { transfer: u64, failed: bool },
+    /// A transfer ended, perhaps one of an earlier life. After a failure, the destinations hold nothing of use.
+    Transferred { transfer: u64, end: CopyEnd },
     /// The step thread ended.
     Gone,
 }
@@ -192,13 +205,14 @@ impl<R: Fn(u64, WorkerEvent) -> bool> Steps<R> {
         };
         let failed = self.life;
         self.life += 1;
-        drop(self.fence.close_before(self.life));
+        self.fence.close(self.life);
         (self.report)(failed, WorkerEvent::Failed { step, guilty })
     }
 
     /// Begins a life and reports; returns `true` if the driver listens.
     fn reset(&mut self, life: u64) -> bool {
-        let closed = self.fence.close_before(life);
+        self.fence.close(life);
+        let closed = self.fence.wait();
         self.life = life;
         self.runner.reset();
         drop(closed);

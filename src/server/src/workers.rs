@@ -12,7 +12,8 @@
 //!
 //! A step that ends sets the count back to 0.
 //!
-//! A worker whose step never ends ([`crate::watchdog`]) cannot be reset: its thread is in the step. The worker is *abandoned*: its
+//! A worker whose step never ends ([`crate::watchdog`]) cannot be reset: its thread is in the step. Nor can a worker whose copy hangs. The
+//! worker is *abandoned*: its
 //! threads stay behind with their memory and end by themselves if the step ever ends, and a new worker takes its place as after the
 //! end of the threads. Late reports are dropped. Up to [`ABANDONED_MAX`] abandoned workers of an engine may exist at once; with more,
 //! the worker is given up. If memory does not suffice for another worker, the restart fails and is tried again as in the table.
@@ -108,10 +109,15 @@ impl Workers {
     }
 
     /// Ends the life of a worker and begins the next.
-    pub(crate) fn reset(&mut self, engine: EngineId) {
+    pub(crate) fn reset(&mut self, engine: EngineId, now_ns: u64) {
         let slot = self.slot(engine);
-        slot.watchdog.clear();
+        slot.watchdog.reset(now_ns);
         slot.handle.reset();
+    }
+
+    /// Notes that a worker is ready to run steps.
+    pub(crate) fn note_ready(&mut self, engine: EngineId) {
+        self.slot(engine).watchdog.clear();
     }
 
     /// Returns `true` if a report is of the worker's present life.
@@ -131,12 +137,12 @@ impl Workers {
         slot.watchdog.ended(step, now_ns);
     }
 
-    /// Returns the time at which a step in flight is taken for lost, of any worker, nanoseconds.
+    /// Returns the time at which a step in flight or a reset is taken for lost, of any worker, nanoseconds.
     pub(crate) fn next_timeout_ns(&self) -> Option<u64> {
         self.slots.iter().filter_map(|slot| slot.watchdog.due_ns()).min()
     }
 
-    /// Returns a worker with a step that is taken for lost at `now_ns`.
+    /// Returns a worker with a step or a reset that is taken for lost at `now_ns`.
     pub(crate) fn timed_out(&self, now_ns: u64) -> Option<EngineId> {
         let is_due = |slot: &Slot| slot.watchdog.due_ns().is_some_and(|due_ns| due_ns <= now_ns);
         self.slots.iter().position(is_due).map(|at| EngineId(at as u32))
@@ -296,7 +302,7 @@ mod tests {
     #[test]
     fn reports_of_replaced_threads_have_earlier_lives() {
         let (mut workers, _commands) = workers();
-        workers.reset(ENGINE);
+        workers.reset(ENGINE, 0);
         let report = |life| WorkerReport { worker: ENGINE.0, life, event: WorkerEvent::Ready };
         assert!(workers.is_current(&report(1)) && !workers.is_current(&report(0)));
         assert!(!workers.is_from_replaced_threads(&report(0)), "the same threads, an earlier life");

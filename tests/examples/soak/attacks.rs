@@ -13,7 +13,8 @@ use trunkline_server::proto::{AbortRequest, GenerateRequest, GetModelInfoRequest
 use trunkline_tests::raw::RawClient;
 use trunkline_tests::server::greedy;
 
-use crate::{Tally, client};
+use crate::Tally;
+use crate::good::connect;
 
 const GENERATE: &str = "/trunkline.v1.Inference/Generate";
 /// Pause between two attempts of one kind.
@@ -24,31 +25,34 @@ const WINDOW: u32 = 1 << 16;
 /// A hostile client.
 #[derive(Clone)]
 struct Attack {
+    name: &'static str,
+    is_wanted: bool,
     from: SocketAddr,
     to: SocketAddr,
     end: Instant,
     tally: Tally,
 }
 
-/// Starts all of them.
-pub fn start(to: SocketAddr, end: Instant, tally: &Tally) -> JoinSet<()> {
+/// Starts the attacks whose names contain `only`.
+pub fn start(to: SocketAddr, end: Instant, tally: &Tally, only: &str) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let mut next = 1_u8;
-    let mut attack = || {
+    let mut attack = |name: &'static str| {
         next += 1;
-        Attack { from: SocketAddr::from(([127, 0, 0, next], 0)), to, end, tally: tally.clone() }
+        let is_wanted = name.contains(only);
+        Attack { name, is_wanted, from: SocketAddr::from(([127, 0, 0, next], 0)), to, end, tally: tally.clone() }
     };
-    repeat(&mut tasks, attack(), "never reads", never_reads);
-    repeat(&mut tasks, attack(), "long text", long_text);
-    repeat(&mut tasks, attack(), "unknown token ids", unknown_ids);
-    repeat(&mut tasks, attack(), "guessed abort", guessed_abort);
-    repeat(&mut tasks, attack(), "rapid reset", rapid_reset);
-    repeat(&mut tasks, attack(), "endless headers", endless_headers);
-    repeat(&mut tasks, attack(), "silent sockets", silent_sockets);
-    repeat(&mut tasks, attack(), "malformed message", malformed);
-    repeat(&mut tasks, attack(), "huge message", huge);
-    repeat(&mut tasks, attack(), "gone in the middle", gone);
-    repeat(&mut tasks, attack(), "flood beyond the queue", flood);
+    repeat(&mut tasks, attack("never reads"), never_reads);
+    repeat(&mut tasks, attack("long text"), long_text);
+    repeat(&mut tasks, attack("unknown token ids"), unknown_ids);
+    repeat(&mut tasks, attack("guessed abort"), guessed_abort);
+    repeat(&mut tasks, attack("rapid reset"), rapid_reset);
+    repeat(&mut tasks, attack("endless headers"), endless_headers);
+    repeat(&mut tasks, attack("silent sockets"), silent_sockets);
+    repeat(&mut tasks, attack("malformed message"), malformed);
+    repeat(&mut tasks, attack("huge message"), huge);
+    repeat(&mut tasks, attack("gone in the middle"), gone);
+    repeat(&mut tasks, attack("flood beyond the queue"), flood);
     tasks
 }
 
@@ -56,10 +60,13 @@ pub fn start(to: SocketAddr, end: Instant, tally: &Tally) -> JoinSet<()> {
 fn repeat<F: Future<Output = io::Result<()>> + Send + 'static>(
     tasks: &mut JoinSet<()>,
     attack: Attack,
-    name: &'static str,
     attempt: impl Fn(Attack) -> F + Send + 'static,
 ) {
+    if !attack.is_wanted {
+        return;
+    }
     tasks.spawn(async move {
+        let name = attack.name;
         while Instant::now() < attack.end {
             // An attempt ends with the others, however long it means to stay.
             let left = attack.end.saturating_duration_since(Instant::now());
@@ -83,7 +90,7 @@ impl Attack {
     }
 
     async fn client(&self) -> io::Result<trunkline_tests::server::Client> {
-        client(self.to).await.map_err(io::Error::other)
+        connect(self.from.ip(), self.to).await.map_err(io::Error::other)
     }
 
     /// Counts an answer that should not be.

@@ -1,51 +1,45 @@
-//! Hostile clients of every kind beside 64 that behave, against a running server.
+//! Hostile clients of every kind beside 64 streams that behave.
 //!
 //! ```text
-//! trunkline serve --listen 127.0.0.1:50061 &
-//! cargo run --release -p trunkline-tests --example soak -- --seconds 1800 127.0.0.1:50061
+//! cargo run --release -p trunkline-tests --example soak -- --seconds 1800 self
 //! ```
 //!
-//! The clients that behave compare every text with the text that the same prompt had alone. The program prints their latencies
-//! alone and beside the others, the memory of the server every ten seconds, and what became of each attack. It fails if a text
-//! differs, an abort by a stranger succeeds, an attack gets an answer that it should not, or blocks do not come back.
+//! Three processes: a server with steps of a fixed time (`self`; else the server at the address given), the hostile clients, and the clients
+//! that behave. The hostile clients' process gives way to the other two (nice 19), so the clients that behave feel what the hostile ones do
+//! to the server, and not the work of making the attacks. Each hostile client, and each of the eight clients that behave, has a loopback
+//! address of its own.
+//!
+//! The clients that behave compare every text with the text that the same prompt had alone. The program judges, and fails if
+//!
+//! * a text differs, an abort by a stranger succeeds, an attack gets an answer that it should not, or blocks do not come back,
+//! * the latency of whole answers beside the attacks, median or 99th percentile, is more than 1.2 times the latency alone,
+//! * the server's resident memory grows by more than a tenth after the first minute.
 
+mod args;
 mod attacks;
+mod good;
+mod own;
 mod process;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tonic::transport::Endpoint;
-use tonic::{Code, Status};
-use trunkline_core::Config;
-use trunkline_server::proto::GenerateRequest;
-use trunkline_server::proto::generate_response::Event;
-use trunkline_server::proto::inference_client::InferenceClient;
-use trunkline_tests::server::{Client, TestServer, greedy};
 
-/// Streams that behave.
-const STREAMS: usize = 64;
-/// Connections that they share.
-const CONNECTIONS: usize = 8;
-/// Tokens of each of their answers.
-const TOKENS: u32 = 48;
-/// Pause before a request that the full queue refused is sent again.
-const RETRY: Duration = Duration::from_millis(20);
-const USAGE: &str = "usage: soak [--seconds N] [--pid PID] HOST:PORT|self";
+use crate::args::{Args, Role};
+use crate::good::{Latencies, STREAMS, quantile};
+use crate::process::{Memory, Own};
 
-/// Command line.
-struct Args {
-    /// `None`: a server in this process, for a short try.
-    addr: Option<SocketAddr>,
-    seconds: u64,
-    pid: Option<u32>,
-}
+/// Latency beside the attacks over latency alone, at most.
+const RATIO_MAX: f64 = 1.2;
+/// Resident memory at the end over the memory after the warm-up, at most.
+const GROWTH_MAX: f64 = 1.1;
+/// Memory by which a process may grow in any case, mebibytes.
+const GROWTH_MIB: u64 = 8;
 
 /// Counts by name, of all clients.
 #[derive(Clone, Default)]
@@ -54,7 +48,28 @@ pub struct Tally(Arc<Mutex<BTreeMap<String, u64>>>);
 impl Tally {
     /// Adds one to a count.
     pub fn count(&self, name: &str) {
-        *self.0.lock().expect("no client panics while counting").entry(name.into()).or_default() += 1;
+        self.add(name, 1);
+    }
+
+    fn add(&self, name: &str, n: u64) {
+        *self.0.lock().expect("no client panics while counting").entry(name.into()).or_default() += n;
+    }
+
+    fn print(&self) {
+        for (name, n) in self.0.lock().expect("no client panics while counting").iter() {
+            println!("{n:>10} {name}");
+        }
+    }
+
+    /// Adds the counts that another process printed.
+    fn read(&self, text: &str) {
+        for line in text.lines() {
+            if let Some((n, name)) = line.trim_start().split_once(' ')
+                && let Ok(n) = n.parse()
+            {
+                self.add(name, n);
+            }
+        }
     }
 
     fn sum(&self, prefix: &str) -> u64 {
@@ -63,163 +78,106 @@ impl Tally {
     }
 }
 
-/// Times of the streams that behave, milliseconds.
-#[derive(Default)]
-struct Latencies {
-    first_token: Vec<f64>,
-    whole: Vec<f64>,
-}
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    let args = match parse(std::env::args().skip(1)) {
+    let args = match args::parse(std::env::args().skip(1)) {
         Ok(args) => args,
         Err(message) => {
-            eprintln!("{message}\n{USAGE}");
+            eprintln!("{message}\n{}", args::USAGE);
             return ExitCode::from(2);
         }
     };
-    let own = if args.addr.is_none() { Some(TestServer::start(Config::default()).await) } else { None };
-    let addr = args.addr.or_else(|| own.as_ref().map(TestServer::addr)).expect("an address or a server of our own");
-    let Some(pid) = args.pid.or_else(|| process::listening_on(addr.port())) else {
-        eprintln!("no process of this user listens on {addr}; give its --pid");
-        return ExitCode::from(2);
-    };
+    match args.role {
+        Role::Server => own::serve(Duration::from_millis(args.step_ms)).await,
+        Role::Hostile => {
+            let Some(addr) = args.addr else { return ExitCode::from(2) };
+            let tally = Tally::default();
+            let end = Instant::now() + Duration::from_secs(args.seconds);
+            attacks::start(addr, end, &tally, &args.only).join_all().await;
+            tally.print();
+            ExitCode::SUCCESS
+        }
+        Role::Judge => match judge(&args).await {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(err) => {
+                eprintln!("{err}");
+                ExitCode::from(2)
+            }
+        },
+    }
+}
+
+/// Runs the soak, prints the findings, and returns `true` if all goals are met.
+async fn judge(args: &Args) -> io::Result<bool> {
+    let (_own, addr, pid) = server(args)?;
     let tally = Tally::default();
-    let texts = Arc::new(alone(addr).await);
-    println!("{} texts alone; server is process {pid}, {} MiB", texts.len(), process::rss_mib(pid));
+    let texts = Arc::new(good::alone(addr).await);
+    println!("{} texts alone; server at {addr} is process {pid}, {} MiB", texts.len(), process::rss_mib(pid));
 
-    let calm = Duration::from_secs((args.seconds / 10).clamp(5, 60));
-    let before = behave(addr, &texts, Instant::now() + calm, &tally).await;
-    print("alone", &before);
+    let calm = Duration::from_secs((args.seconds / 5).clamp(10, 120));
+    let used = process::cpu_s(pid);
+    let alone = good::behave(addr, &texts, Instant::now() + calm, &tally).await;
+    print("alone", &alone);
+    println!("processor time of the server: {:.2} of a core", (process::cpu_s(pid) - used) / calm.as_secs_f64());
 
-    let end = Instant::now() + Duration::from_secs(args.seconds);
-    let mut hostile = attacks::start(addr, end, &tally);
+    let attack = Duration::from_secs(args.seconds);
+    let arguments = ["--hostile", "--seconds", &args.seconds.to_string(), "--only", &args.only, &addr.to_string()];
+    let mut hostile = Own::start(&arguments.map(str::to_owned), true)?;
+    let end = Instant::now() + attack;
+    let used = process::cpu_s(pid);
     let memory = tokio::spawn(process::watch_memory(pid, end));
-    let beside = behave(addr, &texts, end, &tally).await;
-    while hostile.join_next().await.is_some() {}
-    let _ = memory.await;
-    print("under attack", &beside);
-
+    let beside = good::behave(addr, &texts, end, &tally).await;
+    print("beside the attacks", &beside);
+    println!(
+        "processor time beside the attacks: server {:.2}, hostile clients {:.2} of a core",
+        (process::cpu_s(pid) - used) / attack.as_secs_f64(),
+        process::cpu_s(hostile.0.id()) / attack.as_secs_f64(),
+    );
+    let memory = memory.await.map_err(io::Error::other)?;
+    tally.read(&tokio::task::spawn_blocking(move || hostile.output()).await.map_err(io::Error::other)??);
     let came_back = settled(addr).await;
-    println!("memory at the end {} MiB", process::rss_mib(pid));
-    for (name, n) in tally.0.lock().expect("all clients have ended").iter() {
-        println!("{n:>10} {name}");
-    }
-    let wrong = tally.sum("WRONG");
-    println!("{wrong} wrong, blocks {}", if came_back { "all back" } else { "MISSING" });
-    if wrong == 0 && came_back && !beside.whole.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    tally.print();
+    Ok(verdicts(&alone, &beside, memory, tally.sum("WRONG"), came_back))
 }
 
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let (mut addr, mut seconds, mut pid) = (None, 60, None);
-    while let Some(word) = words.next() {
-        let mut number = || -> Result<u64, String> {
-            let value = words.next().ok_or_else(|| format!("{word} needs a number"))?;
-            value.parse().map_err(|_| format!("{word} is '{value}'; give a number"))
-        };
-        match word.as_str() {
-            "--seconds" => seconds = number()?,
-            "--pid" => pid = Some(number()? as u32),
-            "self" => addr = Some(None),
-            other => addr = Some(Some(other.parse().map_err(|_| format!("'{other}' is no address"))?)),
-        }
+/// Starts a server of our own, or finds the process of the server at the address given. The value ends the server.
+fn server(args: &Args) -> io::Result<(Option<Own>, SocketAddr, u32)> {
+    if let Some(addr) = args.addr {
+        let found = args.pid.or_else(|| process::listening_on(addr.port()));
+        let missing = || io::Error::other(format!("no process of this user listens on {addr}; give its --pid"));
+        return Ok((None, addr, found.ok_or_else(missing)?));
     }
-    Ok(Args { addr: addr.ok_or("the address is missing")?, seconds, pid })
+    let mut own = Own::start(&["--server".into(), "--step-ms".into(), args.step_ms.to_string()], false)?;
+    let (addr, pid) = (own.address()?, own.0.id());
+    Ok((Some(own), addr, pid))
 }
 
-/// A client with a connection of its own.
-pub async fn client(addr: SocketAddr) -> Result<Client, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{addr}"))?;
-    Ok(Client(InferenceClient::new(endpoint.connect().await?)))
-}
-
-/// Request of a stream that behaves.
-fn request(stream: usize) -> GenerateRequest {
-    let prefix = "The trunk line runs from here to there, and all the branches leave from it. ";
-    let text = format!("{}Branch {stream}.", &prefix[..20 + 8 * (stream % 7)]);
-    GenerateRequest { request_id: format!("good-{stream}"), ..greedy(&text, TOKENS) }
-}
-
-/// The texts of all streams, each asked for while nothing else runs.
-async fn alone(addr: SocketAddr) -> Vec<String> {
-    let mut client = client(addr).await.expect("the server listens");
-    let mut texts = Vec::new();
-    for stream in 0..STREAMS {
-        texts.push(client.ask(request(stream)).await.expect("the server answers").text);
+/// Prints the verdict on each goal; returns `true` if all are met.
+fn verdicts(alone: &Latencies, beside: &Latencies, memory: Memory, wrong: u64, came_back: bool) -> bool {
+    let mut all = true;
+    let mut verdict = |is_met: bool, text: String| {
+        println!("{} {text}", if is_met { "met   " } else { "MISSED" });
+        all &= is_met;
+    };
+    for (name, q) in [("p50", 0.5), ("p99", 0.99)] {
+        let (before, after) = (quantile(&alone.whole, q), quantile(&beside.whole, q));
+        let ratio = after / before;
+        let text = format!("latency {name}: {before:.1} ms alone, {after:.1} ms beside the attacks, ratio {ratio:.3}");
+        verdict(ratio <= RATIO_MAX, format!("{text} (goal {RATIO_MAX})"));
     }
-    texts
-}
-
-/// Runs the streams that behave until `end`.
-async fn behave(addr: SocketAddr, texts: &Arc<Vec<String>>, end: Instant, tally: &Tally) -> Latencies {
-    let mut streams = JoinSet::new();
-    let mut clients = Vec::new();
-    for _ in 0..CONNECTIONS {
-        clients.push(client(addr).await.expect("the server listens"));
-    }
-    for stream in 0..STREAMS {
-        let (mut client, texts, tally) = (clients[stream % CONNECTIONS].clone(), texts.clone(), tally.clone());
-        streams.spawn(async move {
-            let mut latencies = Latencies::default();
-            while Instant::now() < end {
-                let (text, first_token, whole) = ask(&mut client, stream, &tally).await;
-                tally.count("good: answers");
-                if text != texts[stream] {
-                    tally.count("WRONG text of a stream that behaves");
-                }
-                latencies.first_token.push(first_token.as_secs_f64() * 1e3);
-                latencies.whole.push(whole.as_secs_f64() * 1e3);
-            }
-            latencies
-        });
-    }
-    let mut all = Latencies::default();
-    while let Some(latencies) = streams.join_next().await {
-        let latencies = latencies.expect("no stream panics");
-        all.first_token.extend(latencies.first_token);
-        all.whole.extend(latencies.whole);
-    }
+    let Memory { early, last, most } = memory;
+    let limit = ((early as f64 * GROWTH_MAX) as u64).max(early + GROWTH_MIB);
+    let text = format!("memory: {early} MiB after the warm-up, {last} MiB at the end, {most} MiB at most");
+    verdict(last <= limit, format!("{text} (goal {limit} at the end)"));
+    verdict(wrong == 0, format!("{wrong} wrong of {} texts and all attacks", beside.whole.len()));
+    verdict(came_back, format!("blocks {}", if came_back { "all back" } else { "MISSING" }));
     all
-}
-
-/// Asks until there is an answer; returns the text, and the times to the first token and to the end, refusals included.
-async fn ask(client: &mut Client, stream: usize, tally: &Tally) -> (String, Duration, Duration) {
-    static LOUD: AtomicU64 = AtomicU64::new(0);
-    let sent = Instant::now();
-    loop {
-        match read(client, stream).await {
-            Ok((text, first_token)) => return (text, first_token.duration_since(sent), sent.elapsed()),
-            Err(status) if status.code() == Code::ResourceExhausted => tally.count("good: refused by the full queue"),
-            Err(status) => {
-                tally.count(&format!("WRONG status of a stream that behaves: {:?}", status.code()));
-                if LOUD.fetch_add(1, Ordering::Relaxed) < 10 {
-                    eprintln!("{status}");
-                }
-            }
-        }
-        sleep(RETRY).await;
-    }
-}
-
-async fn read(client: &mut Client, stream: usize) -> Result<(String, Instant), Status> {
-    let mut answer = client.open(request(stream)).await?;
-    let (mut text, mut first_token) = (String::new(), None);
-    while let Some(message) = answer.message().await? {
-        match message.event {
-            Some(Event::Chunk(chunk)) => {
-                first_token.get_or_insert_with(Instant::now);
-                text.push_str(&chunk.text);
-            }
-            Some(Event::Finish(_)) | None => {}
-        }
-    }
-    Ok((text, first_token.unwrap_or_else(Instant::now)))
 }
 
 /// Waits up to two minutes for all requests to end; returns `true` if every block came back.
 async fn settled(addr: SocketAddr) -> bool {
-    let mut client = client(addr).await.expect("the server listens");
+    let mut client = good::connect(IpAddr::V4(Ipv4Addr::LOCALHOST), addr).await.expect("the server listens");
     for _ in 0..240 {
         let info = client.info().await;
         let (load, blocks) = (info.load.unwrap_or_default(), info.blocks.unwrap_or_default());
@@ -233,19 +191,12 @@ async fn settled(addr: SocketAddr) -> bool {
 }
 
 fn print(name: &str, latencies: &Latencies) {
-    let quantile = |times: &[f64], q: f64| {
-        let mut times = times.to_vec();
-        times.sort_by(f64::total_cmp);
-        let at = (times.len() as f64 * q) as usize;
-        times.get(at.min(times.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
-    };
     let (first, whole) = (&latencies.first_token, &latencies.whole);
+    let each = |times| [0.5, 0.9, 0.99].map(|q| format!("{:.1}", quantile(times, q))).join(" / ");
     println!(
-        "{name}: {} answers, first token p50 {:.1} ms p99 {:.1} ms, whole answer p50 {:.1} ms p99 {:.1} ms",
+        "{name}: {} answers of {STREAMS} streams, p50 / p90 / p99 first token {} ms, whole answer {} ms",
         whole.len(),
-        quantile(first, 0.5),
-        quantile(first, 0.99),
-        quantile(whole, 0.5),
-        quantile(whole, 0.99),
+        each(first),
+        each(whole)
     );
 }

@@ -137,6 +137,7 @@ fn start(network: &Runtime, load: &Load) -> anyhow::Result<(String, ServerHandle
     core.validate()?;
     let backend = null_backend(info, tokenizer, load.step);
     let options = ServerOptions { cluster: ClusterConfig::uniform(&core, 1), ..ServerOptions::default() };
+    let options = ServerOptions { queue_per_client: Some(core.max_queue), ..options };
     let server = network.block_on(async { Server::new(listen("127.0.0.1:0").await?, backend, options).await })?;
     let (address, handle) = (format!("http://{}", server.local_addr()), server.handle());
     let serving = network.spawn(async { server.run().await.map(drop).map_err(anyhow::Error::from) });

@@ -12,7 +12,7 @@ use super::*;
 use crate::caller::Caller;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::NotTaken;
-use crate::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
+use crate::worker_thread::{CopyEnd, CopyJob, StepJob, WorkerHandle, WorkerQueues};
 
 fn cluster(engines: usize) -> ClusterConfig {
     ClusterConfig::uniform(&Config::default(), engines)
@@ -150,13 +150,15 @@ fn answers_to_transfers_are_events_and_recorded_even_if_the_core_does_not_wait_f
     let path = dir.path().join("run.jsonl");
     let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &cluster(1)).unwrap()));
     driver.take(report(WorkerEvent::Ready));
-    driver.take(report(WorkerEvent::Transferred { transfer: 7, failed: false }));
+    driver.take(report(WorkerEvent::Transferred { transfer: 7, end: CopyEnd::Made }));
     driver.take(report(WorkerEvent::Failed { step: Box::default(), guilty: None }));
-    driver.take(report(WorkerEvent::Transferred { transfer: 8, failed: true }));
+    driver.take(report(WorkerEvent::Transferred { transfer: 8, end: CopyEnd::Failed }));
+    driver.take(report(WorkerEvent::Transferred { transfer: 9, end: CopyEnd::Interrupted }));
     driver.take(Command::Drain);
     driver.run();
-    let (finished, failed) = (Event::TransferFinished(7), Event::TransferFailed(8));
-    assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, failed, Event::Drain]);
+    let [finished, failed] = [Event::TransferFinished(7), Event::TransferFailed(8)];
+    let interrupted = Event::TransferInterrupted(9);
+    assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, failed, interrupted, Event::Drain]);
 }
 
 #[test]
@@ -268,7 +270,7 @@ fn requests_of_a_worker_that_ended_continue_on_another_engine() {
     // The worker made again begins a life of its own; what is left of the one before reaches no core.
     driver.take(Command::WorkerMade { engine: EngineId(0), made: Ok(Box::new(Idle)) });
     driver.take(report_of(0, 0, WorkerEvent::Ready));
-    driver.take(report_of(0, 0, WorkerEvent::Transferred { transfer: 3, failed: false }));
+    driver.take(report_of(0, 0, WorkerEvent::Transferred { transfer: 3, end: CopyEnd::Made }));
     assert_eq!(state(&driver, 0), EngineState::Gone);
     // The new threads report to the driver's own queue.
     let WakeUp::Command(ready) = driver.next_wake_up() else { panic!("the new threads are silent") };
@@ -350,7 +352,7 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
     driver.take(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } }));
-    driver.take(report(WorkerEvent::Transferred { transfer: 1, failed: false }));
+    driver.take(report(WorkerEvent::Transferred { transfer: 1, end: CopyEnd::Made }));
     assert!(outputs.try_recv().is_none(), "late answers are ignored");
     driver.take(report(WorkerEvent::Gone));
     assert_eq!((driver.workers.abandoned(EngineId(0)), state(&driver, 0)), (0, EngineState::Absent));
@@ -360,6 +362,23 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
     let Ok(ready) = driver.commands.recv() else { panic!("the new threads are silent") };
     driver.take(ready);
     assert_eq!(state(&driver, 0), EngineState::Up);
+}
+
+#[test]
+fn a_worker_whose_reset_never_ends_is_left_behind() {
+    let (_handle, mut driver, jobs) = watched();
+    driver.take(report(WorkerEvent::Ready));
+    let (command, _outputs, _) = submit(1);
+    driver.take(command);
+    let Ok(StepJob::Run { step, life: 0 }) = jobs.steps.try_recv() else { panic!("no step") };
+    driver.take(report(WorkerEvent::Failed { step, guilty: None }));
+    assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Reset { life: 1 })));
+    driver.turn();
+    assert_eq!((state(&driver, 0), driver.workers.abandoned(EngineId(0))), (EngineState::Absent, 1));
+    assert_eq!((driver.clients.len(), driver.failure.is_none()), (1, true), "the request waits for the new worker");
+    assert!(driver.workers.next_restart_ns().is_some());
+    driver.take(report_of(0, 1, WorkerEvent::Ready));
+    assert_eq!(state(&driver, 0), EngineState::Absent, "too late");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 use tracing::error;
 use trunkline_port::{BlockCopier, Transfer};
 
-use super::WorkerEvent;
+use super::{CopyEnd, WorkerEvent};
 
 /// A transfer to make, with the life of the worker meant by the transfer.
 pub(crate) struct CopyJob {
@@ -26,11 +26,14 @@ pub(super) struct Fence {
 }
 
 impl Fence {
-    /// Ends all copies of lives before `life`: waits for the running copy and the copy's report, and lets no other copy of earlier
-    /// lives begin. No copy of any life runs while the guard lives.
-    pub(super) fn close_before(&self, life: u64) -> MutexGuard<'_, ()> {
+    /// Lets no copy of a life before `life` begin. Never waits: a copy may be running.
+    pub(super) fn close(&self, life: u64) {
         self.open_from.fetch_max(life, Ordering::SeqCst);
-        // Whoever takes the lock after this sees the new value.
+    }
+
+    /// Waits for the running copy and the copy's report. No copy of any life runs while the guard lives.
+    pub(super) fn wait(&self) -> MutexGuard<'_, ()> {
+        // Whoever takes the lock after this sees the lives that were closed before.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,16 +61,16 @@ pub(super) fn serve(
 
 /// Makes one transfer. Nobody reads the destinations of a failed transfer, so the worker need not be reset.
 fn copy(copier: &mut dyn BlockCopier, transfer: &Transfer) -> WorkerEvent {
-    let failed = match catch_unwind(AssertUnwindSafe(|| copier.copy(transfer))) {
-        Ok(Ok(())) => false,
+    let end = match catch_unwind(AssertUnwindSafe(|| copier.copy(transfer))) {
+        Ok(Ok(())) => CopyEnd::Made,
         Ok(Err(err)) => {
             error!(transfer = transfer.id, "blocks could not be copied: {err}");
-            true
+            if err.is_interruption() { CopyEnd::Interrupted } else { CopyEnd::Failed }
         }
         Err(_) => {
             error!(transfer = transfer.id, "the worker panicked while it copied blocks");
-            true
+            CopyEnd::Failed
         }
     };
-    WorkerEvent::Transferred { transfer: transfer.id, failed }
+    WorkerEvent::Transferred { transfer: transfer.id, end }
 }

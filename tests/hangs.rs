@@ -1,0 +1,166 @@
+//! Copies and steps that hang: clients are answered, and the blocks come back later.
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use tonic::Code;
+use trunkline_cluster::{ClusterConfig, EngineId};
+use trunkline_core::{Config, Preemption};
+use trunkline_port::{BlockCopier, CopyError, Place, Step, StepError, StepOutput, StepRunner, Transfer};
+use trunkline_server::Options;
+use trunkline_server::proto::{AbortRequest, FinishReason, GenerateRequest};
+use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
+use trunkline_worker::Worker;
+
+/// A worker whose copies to the host wait until the gate's other end is dropped, and whose steps fail on command.
+struct Hanging {
+    worker: Worker,
+    copier: Option<HangingCopier>,
+    /// Fails a step for each message.
+    fails: Receiver<()>,
+}
+
+struct HangingCopier {
+    copier: Box<dyn BlockCopier>,
+    /// Notified when a copy begins to hang.
+    hangs: Sender<()>,
+    gate: Receiver<()>,
+}
+
+impl BlockCopier for HangingCopier {
+    fn copy(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
+        if transfer.to == Place::Host {
+            // A test that does not look has ended.
+            let _ = self.hangs.send(());
+            // An error means that the gate is open.
+            let _ = self.gate.recv();
+        }
+        self.copier.copy(transfer)
+    }
+}
+
+impl StepRunner for Hanging {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        if self.fails.try_recv().is_ok() {
+            return Err(StepError::new("a failure that the test wants"));
+        }
+        StepRunner::run(&mut self.worker, step)
+    }
+
+    fn copier(&mut self) -> Box<dyn BlockCopier> {
+        Box::new(self.copier.take().expect("called once"))
+    }
+
+    fn reset(&mut self) {
+        self.worker.reset();
+    }
+}
+
+/// Blocks for one of two long requests, so that the other is swapped out.
+fn config() -> Config {
+    Config {
+        device_blocks: 12,
+        host_blocks: 64,
+        preemption: Preemption::Swap,
+        launch_watermark: 0.0,
+        // Copies are not overdue by themselves.
+        copy_timeout_ns: 0,
+        ..Config::default()
+    }
+}
+
+/// A server with a hanging worker first and whole ones later, and the ends of the channels: hanging copies, the gate, failures.
+async fn server(step_timeout: Duration) -> (TestServer, Receiver<()>, Sender<()>, Sender<()>) {
+    let (hangs, hanging) = channel();
+    let (gate, closed) = channel();
+    let (fail, fails) = channel();
+    let first = Mutex::new(Some((hangs, closed, fails)));
+    let wrap = move |_: EngineId, mut worker: Worker| -> Box<dyn StepRunner> {
+        let Some((hangs, gate, fails)) = first.lock().unwrap().take() else { return Box::new(worker) };
+        let copier = HangingCopier { copier: StepRunner::copier(&mut worker), hangs, gate };
+        Box::new(Hanging { worker, copier: Some(copier), fails })
+    };
+    let options = Options { cluster: ClusterConfig::uniform(&config(), 1), step_timeout, ..Options::default() };
+    (TestServer::launch(options, wrap).await.unwrap(), hanging, gate, fail)
+}
+
+fn long(id: &str) -> GenerateRequest {
+    GenerateRequest { request_id: id.into(), ..greedy(&format!("a long request called {id}"), 120) }
+}
+
+async fn abort(client: &mut Client, id: &str) {
+    let found = client.0.abort(AbortRequest { request_ids: vec![id.into()] }).await.unwrap().into_inner().found;
+    assert_eq!(found, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_whose_copy_hangs_are_answered_and_the_blocks_come_back_with_the_copy() {
+    let (server, hanging, gate, _fail) = server(Duration::ZERO).await;
+    let mut client = server.client().await;
+    let first = client.open(long("first")).await.unwrap();
+    let second = client.open(long("second")).await.unwrap();
+    hanging.recv().unwrap();
+    // One of the two is being swapped out; both are answered at once.
+    for (id, stream) in [("first", first), ("second", second)] {
+        abort(&mut client, id).await;
+        assert_eq!(collect(stream).await.unwrap().reason, FinishReason::Abort);
+    }
+    client.ask(greedy("short", 4)).await.unwrap();
+    drop(gate);
+    client.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_does_not_wait_for_a_copy_that_hangs() {
+    let (server, hanging, gate, _fail) = server(Duration::ZERO).await;
+    let mut client = server.client().await;
+    let timed = |id: &str| GenerateRequest { timeout_ms: 2000, ..long(id) };
+    let streams = [client.open(timed("first")).await.unwrap(), client.open(timed("second")).await.unwrap()];
+    hanging.recv().unwrap();
+    let mut late = 0;
+    for stream in streams {
+        // The request that is not swapped out may be done in time.
+        late += u32::from(collect(stream).await.is_err_and(|status| status.code() == Code::DeadlineExceeded));
+    }
+    assert!(late >= 1, "the copy hangs beyond the deadline");
+    drop(gate);
+    client.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_fails_while_a_copy_hangs_costs_the_worker_and_no_request() {
+    let (server, hanging, gate, fail) = server(Duration::from_millis(50)).await;
+    let mut client = server.client().await;
+    let alone = client.ask(greedy("a long request called first", 120)).await.unwrap().text;
+    let first = client.open(long("first")).await.unwrap();
+    let second = client.open(long("second")).await.unwrap();
+    hanging.recv().unwrap();
+    fail.send(()).unwrap();
+    // A step for the failure, if none runs.
+    let more = client.open(long("third")).await.unwrap();
+    client.until(|info| info.engines[0].abandoned_workers == 1).await;
+    // The new worker computes all of them, while the copy of the old one still hangs.
+    assert_eq!(collect(first).await.unwrap().text, alone);
+    for stream in [second, more] {
+        assert_eq!(collect(stream).await.unwrap().reason, FinishReason::Length);
+    }
+    drop(gate);
+    client.until(|info| info.engines[0].abandoned_workers == 0).await;
+    client.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_whose_step_hangs_are_answered_and_the_blocks_come_back_with_the_step() {
+    let (wrap, gate) = gated();
+    let server = TestServer::start_options(config(), |_| {}, wrap).await;
+    let mut client = server.client().await;
+    let stream = client.open(long("first")).await.unwrap();
+    client.until(|info| info.counters.unwrap().steps == 1).await;
+    abort(&mut client, "first").await;
+    assert_eq!(collect(stream).await.unwrap().reason, FinishReason::Abort);
+    let blocks = client.info().await.blocks.unwrap();
+    assert!(blocks.private > 0, "the step still writes them");
+    drop(gate);
+    client.settled().await;
+}
