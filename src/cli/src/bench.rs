@@ -1,6 +1,6 @@
 //! `trunkline bench`: speed and memory of the core, and speed of the server and the embedded worker, on this machine.
 //!
-//! No benchmark needs a model's files, and all but `serve` run on one thread. Every figure is the median of several runs, with minimum
+//! No benchmark needs a model's files, and all but `serve` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
 //! and maximum beside.
 
 pub mod allocations;
@@ -14,6 +14,7 @@ mod used_pool;
 mod worker;
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -51,10 +52,25 @@ enum What {
     Sched(Options),
     /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
-    /// Benchmark the embedded worker with random weights: prefill and decode for every kind of weights.
-    Worker(Options),
+    /// Benchmark the embedded worker: prefill and decode, with random weights of every kind or with a model.
+    Worker(WorkerOptions),
     /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
     Serve(ServeOptions),
+}
+
+/// Options of `bench worker`.
+#[derive(Clone, Debug, Args)]
+struct WorkerOptions {
+    /// Model: a Hugging Face folder or a GGUF file [default: random weights of every kind].
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+
+    /// Threads that compute, at most 1024; 0 is one per core.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+
+    #[command(flatten)]
+    options: Options,
 }
 
 /// Options of `bench serve`.
@@ -130,8 +146,8 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         What::Sched(options) => (options.clone(), sched::run(options.quick)),
         What::Evict(options) => (options.clone(), evict::run(options.quick)),
         What::Worker(options) => {
-            let report = worker::run(options.quick)?;
-            (options, report)
+            let report = worker::run(options.model.as_deref(), options.threads, options.options.quick)?;
+            (options.options, report)
         }
         What::Serve(serving) => {
             let report = serve::run(&serving.load(), serving.options.quick)?;
@@ -158,7 +174,9 @@ mod tests {
             runs: 1,
         };
         let serving = serve::run(&load, true).unwrap();
-        for report in [tree::run(true), sched::run(true), evict::run(true), worker::run(true).unwrap(), serving] {
+        for report in
+            [tree::run(true), sched::run(true), evict::run(true), worker::run(None, 1, true).unwrap(), serving]
+        {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
             let rows = json["rows"].as_array().unwrap();
             assert!(!rows.is_empty());

@@ -7,7 +7,8 @@
 //!   `sum = sum + x * w` from index 0 upwards. Tiling over rows, the width of the machine's vectors and the number of
 //!   threads decide the chains to run at the same time, not the result of a chain.
 //! - Linear layers ([`crate::tile`]) fuse each product with its addition, one rounding; other sums round products first. A machine
-//!   without fused multiply-add gets the same bits from a slow library function.
+//!   without fused multiply-add gets the same bits from a slow library function. With quantised weights the products of each 16 or 32
+//!   inputs are summed as integers, exactly, and the scaled sums are added in ascending order.
 //! - [`sum_lanes`] sums with a fixed number of lanes and a fixed tree.
 //!
 //! The code is plain Rust, vectorised by the compiler; [`vectorised`] allows the widest vectors of the machine.
@@ -16,6 +17,9 @@ use std::array::from_fn;
 
 /// Outputs computed side by side. A multiple of the vector width of every machine; a power of two.
 pub(crate) const LANES: usize = 16;
+
+/// Sums of one row in the lanes of a panel.
+pub(crate) type Sums = [f32; LANES];
 
 /// Rows computed side by side: with two vectors of eight lanes each, six rows fill the sixteen registers of AVX2.
 pub(crate) const ROWS: usize = 6;

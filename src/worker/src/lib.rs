@@ -54,6 +54,7 @@ pub mod model;
 mod noise;
 mod prefetch;
 mod rope;
+mod rounded;
 mod sampler;
 mod seeded;
 mod shards;

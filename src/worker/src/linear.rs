@@ -2,14 +2,18 @@
 //!
 //! Work is shared out in one of two ways. With many rows, each task computes all outputs of a block of rows: a panel of weights is
 //! unpacked once for the block and the rows stay in the second-level cache. With few rows, each task computes all rows of some
-//! panels, and every weight is read once. [`crate::tile`] fixes the order of the additions, equal in both.
+//! panels, and every weight is read once. [`crate::tile`], or [`Matrix::times_rounded`] for quantised weights, fixes the order of
+//! the additions, equal in both.
+
+use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
-use crate::kernel::LANES;
+use crate::kernel::{LANES, Sums};
 use crate::matrix::Matrix;
+use crate::rounded::{Rounded, RoundedRows};
 use crate::threads::Threads;
-use crate::tile::{PANELS, Panel, Sums, pack_rows, panel_times_rows, panels_times_row};
+use crate::tile::{PANELS, Panel, pack_rows, panel_times_rows, panels_times_row};
 
 /// Tasks for each thread: a thread finishing early finds more work.
 const TASKS_PER_THREAD: usize = 4;
@@ -24,6 +28,23 @@ pub(crate) enum Output {
     Replace,
     /// The product is added to the outputs: a residual connection.
     Add,
+}
+
+/// Memory of one layer after the other; the contents do not matter.
+#[derive(Default)]
+pub(crate) struct LinearScratch {
+    /// Rows as tiles, for weights that are floats, and sums.
+    floats: Vec<f32>,
+    /// Rows for quantised weights.
+    rounded: Rounded,
+}
+
+/// Rows of inputs in the forms that the matrices of a layer take.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    /// Tiles, see [`pack_rows`]; empty if all matrices are quantised.
+    tiles: &'a [f32],
+    rounded: RoundedRows<'a>,
 }
 
 /// Weight matrices with the same inputs, one below the other; the kinds of their weights may differ.
@@ -63,14 +84,24 @@ impl Linear {
         }
     }
 
-    /// `out = x W^T` or `out += x W^T` for rows `x` of `inputs` and rows `out` of `outputs` elements. `scratch` is memory
-    /// to use again; its contents do not matter.
-    pub(crate) fn apply(&self, x: &[f32], out: &mut [f32], output: Output, scratch: &mut Vec<f32>, threads: &Threads) {
+    /// `out = x W^T` or `out += x W^T` for rows `x` of `inputs` and rows `out` of `outputs` elements.
+    pub(crate) fn apply(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        output: Output,
+        scratch: &mut LinearScratch,
+        threads: &Threads,
+    ) {
         let rows = x.len() / self.inputs;
         debug_assert_eq!(x.len(), rows * self.inputs);
         debug_assert_eq!(out.len(), rows * self.outputs);
         if rows == 0 || self.outputs == 0 {
             return;
+        }
+        if self.parts.iter().any(Matrix::takes_rounded) {
+            let mut parts = scratch.rounded.parts(x, self.inputs, rows.div_ceil(TASKS_PER_THREAD * threads.count()));
+            threads.chunks(&mut parts, 1, 4 * x.len(), |_, parts| parts.iter_mut().for_each(|part| part.run()));
         }
         let cost = rows * self.inputs * self.outputs;
         if rows < BLOCK / 2 * threads.count() {
@@ -80,27 +111,51 @@ impl Linear {
         }
     }
 
+    /// Returns the elements of `x` that are needed as tiles: all, or none if every matrix is quantised.
+    fn tiled<'a>(&self, x: &'a [f32]) -> &'a [f32] {
+        if self.parts.iter().all(Matrix::takes_rounded) { &[] } else { x }
+    }
+
+    /// Returns some rows as rounded, or none if no matrix is quantised.
+    fn rounded<'a>(&self, rounded: &'a Rounded, rows: Range<usize>) -> RoundedRows<'a> {
+        if self.parts.iter().any(Matrix::takes_rounded) {
+            rounded.rows(self.inputs, rows)
+        } else {
+            RoundedRows::default()
+        }
+    }
+
     /// Every task computes some rows.
     fn apply_by_rows(
         &self,
         x: &[f32],
         out: &mut [f32],
         output: Output,
-        packed: &mut Vec<f32>,
+        scratch: &mut LinearScratch,
         cost: usize,
         threads: &Threads,
     ) {
         let rows = x.len() / self.inputs;
         let n_blocks = rows.div_ceil(BLOCK).next_multiple_of(threads.count());
         let block = rows.div_ceil(n_blocks);
-        packed.resize(x.len(), 0.0);
-        let packed = packed.chunks_mut(block * self.inputs);
-        let mut tasks: Vec<_> =
-            x.chunks(block * self.inputs).zip(out.chunks_mut(block * self.outputs)).zip(packed).collect();
-        threads.chunks(&mut tasks, 1, cost, |_, tasks| {
-            for ((x, out), packed) in tasks {
-                pack_rows(x, self.inputs, packed);
-                Arch::new().dispatch(RowBlock { layer: self, packed, out, output });
+        let LinearScratch { floats, rounded } = scratch;
+        let x = self.tiled(x);
+        floats.resize(x.len(), 0.0);
+        // A block without tiles is as good as any.
+        let tiles = floats.chunks_mut(block * self.inputs).map(Some).chain(std::iter::repeat_with(|| None));
+        let mut tasks: Vec<_> = out.chunks_mut(block * self.outputs).zip(tiles).collect();
+        threads.chunks(&mut tasks, 1, cost, |task, tasks| {
+            for (out, tiles) in tasks {
+                let (from, len) = (task * block, out.len() / self.outputs);
+                let tiles: &[f32] = match tiles {
+                    Some(tiles) => {
+                        pack_rows(&x[from * self.inputs..][..len * self.inputs], self.inputs, tiles);
+                        tiles
+                    }
+                    None => &[],
+                };
+                let inputs = Inputs { tiles, rounded: self.rounded(rounded, from..from + len) };
+                Arch::new().dispatch(RowBlock { layer: self, inputs, out, output });
             }
         });
     }
@@ -111,22 +166,24 @@ impl Linear {
         x: &[f32],
         out: &mut [f32],
         output: Output,
-        scratch: &mut Vec<f32>,
+        scratch: &mut LinearScratch,
         cost: usize,
         threads: &Threads,
     ) {
         let rows = x.len() / self.inputs;
         let panels: Vec<Panel<'_>> = self.panels().collect();
         // First the rows as tiles, then the sums as [panel][row][lane], so that each task owns a contiguous range.
-        scratch.resize(x.len() + panels.len() * rows * LANES, 0.0);
-        let (packed, sums) = scratch.split_at_mut(x.len());
-        pack_rows(x, self.inputs, packed);
+        let LinearScratch { floats, rounded } = scratch;
+        let x = self.tiled(x);
+        floats.resize(x.len() + panels.len() * rows * LANES, 0.0);
+        let (tiles, sums) = floats.split_at_mut(x.len());
+        pack_rows(x, self.inputs, tiles);
         let (sums, _) = sums.as_chunks_mut::<LANES>();
-        let packed: &[f32] = packed;
+        let inputs = Inputs { tiles, rounded: self.rounded(rounded, 0..rows) };
         let per_task = panels.len().div_ceil(TASKS_PER_THREAD * threads.count()).next_multiple_of(PANELS);
         threads.chunks(sums, per_task * rows, cost, |task, sums| {
             let panels = &panels[task * per_task..][..sums.len() / rows];
-            Arch::new().dispatch(PanelRange { panels, packed, sums });
+            Arch::new().dispatch(PanelRange { panels, inputs, sums });
         });
         let sums: &[Sums] = sums;
         threads.chunks(out, self.outputs, rows * self.outputs, |row, mut out| {
@@ -160,7 +217,7 @@ impl Output {
 /// All outputs of a block of rows.
 struct RowBlock<'a> {
     layer: &'a Linear,
-    packed: &'a [f32],
+    inputs: Inputs<'a>,
     out: &'a mut [f32],
     output: Output,
 }
@@ -175,7 +232,7 @@ impl WithSimd for RowBlock<'_> {
         let sums = &mut sums[..self.out.len() / width];
         let mut at = 0;
         for (matrix, panel) in self.layer.panels() {
-            panel_times_rows((matrix, panel), self.packed, sums);
+            self.inputs.multiply((matrix, panel), sums);
             let len = LANES.min(matrix.outputs() - panel * LANES);
             for (out, sums) in self.out.chunks_exact_mut(width).zip(&*sums) {
                 self.output.put(&mut out[at..at + len], sums);
@@ -188,7 +245,7 @@ impl WithSimd for RowBlock<'_> {
 /// All rows of some panels.
 struct PanelRange<'a> {
     panels: &'a [Panel<'a>],
-    packed: &'a [f32],
+    inputs: Inputs<'a>,
     sums: &'a mut [Sums],
 }
 
@@ -200,17 +257,33 @@ impl WithSimd for PanelRange<'_> {
         let rows = self.sums.len() / self.panels.len();
         if rows > 1 {
             for (panel, sums) in self.panels.iter().zip(self.sums.chunks_exact_mut(rows)) {
-                panel_times_rows(*panel, self.packed, sums);
+                self.inputs.multiply(*panel, sums);
             }
             return;
         }
         let (fours, rest) = self.panels.as_chunks::<PANELS>();
         let (sums, rest_sums) = self.sums.split_at_mut(fours.len() * PANELS);
         for (i, (panels, sums)) in fours.iter().zip(sums.chunks_exact_mut(PANELS)).enumerate() {
-            panels_times_row(panels, fours.get(i + 1).unwrap_or(panels), self.packed, sums);
+            if panels.iter().any(|(matrix, _)| matrix.takes_rounded()) {
+                for (panel, sums) in panels.iter().zip(sums.chunks_exact_mut(1)) {
+                    self.inputs.multiply(*panel, sums);
+                }
+            } else {
+                panels_times_row(panels, fours.get(i + 1).unwrap_or(panels), self.inputs.tiles, sums);
+            }
         }
         for (panel, sums) in rest.iter().zip(rest_sums.chunks_exact_mut(1)) {
-            panel_times_rows(*panel, self.packed, sums);
+            self.inputs.multiply(*panel, sums);
+        }
+    }
+}
+
+impl Inputs<'_> {
+    /// Computes the products of a panel with every row into `sums`.
+    #[inline(always)]
+    fn multiply(&self, (matrix, panel): Panel<'_>, sums: &mut [Sums]) {
+        if !matrix.times_rounded(panel, self.rounded, sums) {
+            panel_times_rows((matrix, panel), self.tiles, sums);
         }
     }
 }
@@ -231,53 +304,18 @@ mod tests {
         values.iter().map(|value| value.to_bits()).collect()
     }
 
-    #[test]
-    fn a_row_has_the_same_bits_in_every_batch_at_every_place_and_with_any_number_of_threads() {
-        // Above and below one partial sum, with and without a part-filled panel.
-        for (inputs, outputs) in [(1, 1), (17, 33), (256, 16), (300, 260), (1025, 47)] {
-            let weights = noise(1, inputs * outputs);
-            let linear = Linear::pack(inputs, &[&weights]);
-            let x = noise(2, 70 * inputs);
-            let mut scratch = Vec::new();
-            let one = Threads::new(1).unwrap();
-            let alone: Vec<Vec<u32>> = x
-                .chunks(inputs)
-                .map(|x| {
-                    let mut out = vec![0.0; outputs];
-                    linear.apply(x, &mut out, Output::Replace, &mut scratch, &one);
-                    bits(&out)
-                })
-                .collect();
-            for threads in [1, 2, 3] {
-                let threads = Threads::new(threads).unwrap();
-                for rows in 1..=70 {
-                    let from = 70 - rows;
-                    let mut out = vec![f32::NAN; rows * outputs];
-                    linear.apply(&x[from * inputs..], &mut out, Output::Replace, &mut scratch, &threads);
-                    for (row, out) in out.chunks(outputs).enumerate() {
-                        assert_eq!(bits(out), alone[from + row], "row {row} of {rows}, {inputs} by {outputs}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_product_with_weights_of_any_kind_has_the_bits_of_the_product_with_the_same_weights_in_f32() {
-        let (inputs, rows) = (512, 9);
-        let x = noise(11, rows * inputs);
-        let one = Threads::new(1).unwrap();
-        let mut parts = Vec::new();
-        let mut weights = Vec::new();
-        for (i, kind) in WeightKind::ALL.into_iter().enumerate() {
-            // Rows of all kinds in one layer, with part-filled panels between the parts.
+    /// A layer with rows of random weights of the kinds, 13 rows and more of each, and the same weights as F32.
+    fn mixed(inputs: usize, kinds: &[WeightKind]) -> (Linear, Vec<f32>) {
+        let (mut parts, mut weights) = (Vec::new(), Vec::new());
+        for (i, kind) in kinds.iter().enumerate() {
+            // Part-filled panels between the parts.
             let outputs = 13 + 5 * i;
             // Bytes below 64 are small numbers in every format.
             let bytes: Vec<u8> = noise(i as u64, kind.bytes(outputs, inputs).unwrap())
                 .into_iter()
                 .map(|value| ((value + 1.0) * 31.9) as u8)
                 .collect();
-            let part = Matrix::from_bytes(kind, outputs, inputs, &bytes).unwrap();
+            let part = Matrix::from_bytes(*kind, outputs, inputs, &bytes).unwrap();
             let mut row = vec![0.0; inputs];
             for output in 0..outputs {
                 part.row(output, &mut row);
@@ -285,17 +323,86 @@ mod tests {
             }
             parts.push(part);
         }
-        let (mixed, plain) = (Linear::new(parts), Linear::pack(inputs, &[&weights]));
+        (Linear::new(parts), weights)
+    }
+
+    /// Checks that each of 70 rows has the same bits in every batch, at every place and with any number of threads.
+    fn check_that_rows_are_alone(linear: &Linear) {
+        let (inputs, outputs) = (linear.inputs, linear.outputs);
+        let x = noise(2, 70 * inputs);
+        let mut scratch = LinearScratch::default();
+        let one = Threads::new(1).unwrap();
+        let alone: Vec<Vec<u32>> = x
+            .chunks(inputs)
+            .map(|x| {
+                let mut out = vec![0.0; outputs];
+                linear.apply(x, &mut out, Output::Replace, &mut scratch, &one);
+                bits(&out)
+            })
+            .collect();
+        for threads in [1, 2, 3] {
+            let threads = Threads::new(threads).unwrap();
+            for rows in 1..=70 {
+                let from = 70 - rows;
+                let mut out = vec![f32::NAN; rows * outputs];
+                linear.apply(&x[from * inputs..], &mut out, Output::Replace, &mut scratch, &threads);
+                for (row, out) in out.chunks(outputs).enumerate() {
+                    assert_eq!(bits(out), alone[from + row], "row {row} of {rows}, {inputs} by {outputs}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_in_every_batch_at_every_place_and_with_any_number_of_threads() {
+        // Above and below one partial sum, with and without a part-filled panel.
+        for (inputs, outputs) in [(1, 1), (17, 33), (256, 16), (300, 260), (1025, 47)] {
+            check_that_rows_are_alone(&Linear::pack(inputs, &[&noise(1, inputs * outputs)]));
+        }
+        check_that_rows_are_alone(&mixed(768, &WeightKind::ALL).0);
+        check_that_rows_are_alone(&mixed(96, &[WeightKind::Q4_1, WeightKind::Q8_0]).0);
+    }
+
+    #[test]
+    fn a_product_with_floats_of_any_kind_has_the_bits_of_the_product_with_the_same_weights_in_f32() {
+        let (inputs, rows) = (512, 9);
+        let x = noise(11, rows * inputs);
+        let one = Threads::new(1).unwrap();
+        let (mixed, weights) = mixed(inputs, &[WeightKind::F32, WeightKind::Bf16, WeightKind::F16]);
+        let plain = Linear::pack(inputs, &[&weights]);
         let outputs = mixed.outputs();
         for rows in 1..=rows {
             let (mut found, mut expected) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
-            mixed.apply(&x[..rows * inputs], &mut found, Output::Replace, &mut Vec::new(), &one);
-            plain.apply(&x[..rows * inputs], &mut expected, Output::Replace, &mut Vec::new(), &one);
+            mixed.apply(&x[..rows * inputs], &mut found, Output::Replace, &mut LinearScratch::default(), &one);
+            plain.apply(&x[..rows * inputs], &mut expected, Output::Replace, &mut LinearScratch::default(), &one);
             assert!(expected.iter().all(|value| value.is_finite()) && expected.iter().any(|value| *value != 0.0));
-            assert_eq!(bits(&found), bits(&expected));
+            assert_eq!(bits(&found), bits(&expected), "{rows} rows");
         }
-        let (mut found, mut expected) = (vec![0.0; inputs], vec![0.0; inputs]);
-        for output in 0..outputs {
+        check_rows(&mixed, &plain);
+    }
+
+    #[test]
+    fn a_product_with_quantised_weights_is_off_by_the_rounding_of_the_row_alone() {
+        let (inputs, rows) = (768, 7);
+        let x = noise(12, rows * inputs);
+        let kinds = [WeightKind::Q8_0, WeightKind::Q4_0, WeightKind::Q4_1, WeightKind::Q4K, WeightKind::Q6K];
+        let (mixed, weights) = mixed(inputs, &kinds);
+        let mut found = vec![0.0; rows * mixed.outputs()];
+        mixed.apply(&x, &mut found, Output::Replace, &mut LinearScratch::default(), &Threads::new(1).unwrap());
+        for (x, found) in x.chunks(inputs).zip(found.chunks(mixed.outputs())) {
+            for (weights, found) in weights.chunks(inputs).zip(found) {
+                let terms = || x.iter().zip(weights).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                let (exact, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                assert!((f64::from(*found) - exact).abs() <= 2e-5 * size, "{found} is not {exact}, of terms of {size}");
+            }
+        }
+        check_rows(&mixed, &Linear::pack(inputs, &[&weights]));
+    }
+
+    /// Checks that single rows of weights are equal.
+    fn check_rows(mixed: &Linear, plain: &Linear) {
+        let (mut found, mut expected) = (vec![0.0; mixed.inputs], vec![0.0; mixed.inputs]);
+        for output in 0..mixed.outputs() {
             mixed.row(output, &mut found);
             plain.row(output, &mut expected);
             assert_eq!(found, expected);
@@ -308,7 +415,7 @@ mod tests {
         let (weights, x) = (noise(7, inputs * outputs), noise(8, inputs));
         let mut out = vec![0.0; outputs];
         let threads = Threads::new(1).unwrap();
-        Linear::pack(inputs, &[&weights]).apply(&x, &mut out, Output::Replace, &mut Vec::new(), &threads);
+        Linear::pack(inputs, &[&weights]).apply(&x, &mut out, Output::Replace, &mut LinearScratch::default(), &threads);
         let plain: Vec<f32> = weights
             .chunks(inputs)
             .map(|row| {
@@ -329,7 +436,7 @@ mod tests {
         let x = noise(5, inputs * rows);
         let before = noise(6, outputs * rows);
         let mut out = before.clone();
-        linear.apply(&x, &mut out, Output::Add, &mut Vec::new(), &Threads::new(1).unwrap());
+        linear.apply(&x, &mut out, Output::Add, &mut LinearScratch::default(), &Threads::new(1).unwrap());
         for row in 0..rows {
             for output in 0..outputs {
                 let terms = (0..inputs)

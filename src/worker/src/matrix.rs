@@ -4,20 +4,23 @@
 //! input, the sixteen outputs side by side: `[panel][input][lane]`. The last panel is filled up with zeros. Formats with fewer than
 //! 16 bits for a weight keep the codes of a panel in that order and the scales beside the codes, see `nibbles.rs` and `codes.rs`.
 //!
-//! A part of a panel is turned into F32 when it is read. The values are those of the format's definition: no kind is rounded, so a
-//! product with a matrix has the bits of the product with the same matrix in F32.
+//! Floats are widened to F32 when they are read, exactly: a product with a matrix of floats has the bits of the product with the
+//! same matrix in F32. Codes are multiplied as integers with rounded rows, see `coded.rs`: no weight is rounded, the row is.
 
+mod coded;
 mod codes;
 pub(crate) mod half;
 mod nibbles;
+mod words;
 
 use std::ops::Range;
 
-use crate::kernel::{LANES, vectorised};
+use crate::kernel::{LANES, Sums, vectorised};
 use crate::matrix::codes::Codes;
 use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::matrix::nibbles::{Nibbles, u16_at};
 use crate::prefetch::Ahead;
+use crate::rounded::RoundedRows;
 
 /// Inputs unpacked at a time: ranges MUST begin at a multiple of this number.
 pub(crate) const UNPACK: usize = 32;
@@ -253,6 +256,23 @@ impl Matrix {
         );
     }
 
+    /// Returns `true` for weights that are multiplied with rounded rows, see [`Matrix::times_rounded`].
+    pub(crate) fn takes_rounded(&self) -> bool {
+        matches!(self.panels, Panels::Nibbles(_) | Panels::Codes(_))
+    }
+
+    /// Computes the products of one panel with every row into `sums`. Returns `false`, and computes nothing, for weights that are
+    /// floats.
+    #[inline]
+    pub(crate) fn times_rounded(&self, panel: usize, rows: RoundedRows<'_>, sums: &mut [Sums]) -> bool {
+        match &self.panels {
+            Panels::F32(_) | Panels::Bf16(_) | Panels::F16(_) => return false,
+            Panels::Nibbles(panels) => panels.times_rows(panel, rows, sums),
+            Panels::Codes(panels) => panels.times_rows(panel, rows, sums),
+        }
+        true
+    }
+
     /// Returns the weights of some inputs of a panel as F32, `[input][lane]`: unpacked into `buffer`, or in place if the matrix is
     /// F32. The range MUST begin at a multiple of [`UNPACK`], and end at one or at the last input.
     #[inline(always)]
@@ -278,8 +298,8 @@ impl Matrix {
         match &self.panels {
             Panels::F32(panels) => Ahead::new(&panels[at..at + len], steps),
             Panels::Bf16(panels) | Panels::F16(panels) => Ahead::new(&panels[at..at + len], steps),
-            Panels::Nibbles(panels) => panels.ahead(panel, inputs, steps),
-            Panels::Codes(panels) => panels.ahead(panel, inputs, steps),
+            // Products with codes request memory themselves.
+            Panels::Nibbles(_) | Panels::Codes(_) => Ahead::new::<u32>(&[], steps),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kernel::{rms_norm, rms_norm_in_place, swiglu};
 use crate::kv::{KvCache, KvDtype, LockedBlocks};
-use crate::linear::{Linear, Output};
+use crate::linear::{Linear, LinearScratch, Output};
 use crate::matrix::Matrix;
 use crate::rope::{Rope, rotate};
 use crate::threads::Threads;
@@ -31,7 +31,7 @@ struct Layer {
     down_bias: Option<Vec<f32>>,
 }
 
-/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32: RMSNorm, rotary embeddings,
+/// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers): RMSNorm, rotary embeddings,
 /// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.
 pub struct Model {
     name: String,
@@ -65,7 +65,7 @@ pub(crate) struct Scratch {
     inner: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    sums: Vec<f32>,
+    linear: LinearScratch,
     /// The result: `[logit row][vocabulary]`.
     pub(crate) logits: Vec<f32>,
 }
@@ -210,22 +210,22 @@ impl Model {
         scratch.attention.resize(rows * q_width, 0.0);
         scratch.gate_up.resize(rows * 2 * inner, 0.0);
         scratch.inner.resize(rows * inner, 0.0);
-        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, sums, logits } = scratch;
+        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, linear, logits } = scratch;
         for (i, layer) in self.layers.iter().enumerate() {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
-            layer.qkv.apply(normed, qkv, Output::Replace, sums, threads);
+            layer.qkv.apply(normed, qkv, Output::Replace, linear, threads);
             self.place_heads(layer, qkv, cos, sin, threads);
             store(batch.sequences, &mut kv, i, qkv, q_width, kv_width);
             attend(&plan, &kv.view(), i, qkv, attention, threads);
-            layer.o.apply(attention, x, Output::Add, sums, threads);
+            layer.o.apply(attention, x, Output::Add, linear, threads);
             add_bias(layer.o_bias.as_deref(), x, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
-            layer.gate_up.apply(normed, gate_up, Output::Replace, sums, threads);
+            layer.gate_up.apply(normed, gate_up, Output::Replace, linear, threads);
             add_bias(layer.gate_up_bias.as_deref(), gate_up, threads);
             threads.chunks(activated, inner, rows * inner * 8, |row, out| {
                 swiglu(&gate_up[row * 2 * inner..(row + 1) * 2 * inner], out);
             });
-            layer.down.apply(activated, x, Output::Add, sums, threads);
+            layer.down.apply(activated, x, Output::Add, linear, threads);
             add_bias(layer.down_bias.as_deref(), x, threads);
         }
         normed.resize(batch.logit_rows.len() * hidden, 0.0);
@@ -233,7 +233,7 @@ impl Model {
             rms_norm(&x[row * hidden..(row + 1) * hidden], &self.final_norm, eps, normed);
         }
         logits.resize(batch.logit_rows.len() * self.head.outputs(), 0.0);
-        self.head.apply(normed, logits, Output::Replace, sums, threads);
+        self.head.apply(normed, logits, Output::Replace, linear, threads);
     }
 
     fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {

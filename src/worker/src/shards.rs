@@ -346,7 +346,7 @@ mod tests {
                 tensors.clear();
             });
             assert!(matches!(&cut, ModelError::Safetensors { .. }), "{cut}");
-            assert!(cut.to_string().contains(&format!("model.safetensors: the file ")), "{cut}");
+            assert!(cut.to_string().contains("model.safetensors: the file "), "{cut}");
             assert!(cut.to_string().ends_with(&format!("{sizes}; download it again")), "{cut}");
         }
         for bytes in [&b"\x08\0\0\0\0\0\0\0not json"[..], &[0xff; 64], &[0; 64]] {

@@ -6,7 +6,7 @@
 
 use std::array::from_fn;
 
-use crate::kernel::{LANES, ROWS};
+use crate::kernel::{LANES, ROWS, Sums};
 use crate::matrix::{Matrix, UNPACK};
 use crate::prefetch::Ahead;
 
@@ -20,9 +20,6 @@ pub(crate) const PANELS: usize = 4;
 
 /// One panel of a matrix.
 pub(crate) type Panel<'a> = (&'a Matrix, usize);
-
-/// Sums of some rows in the lanes of a panel.
-pub(crate) type Sums = [f32; LANES];
 
 /// Lengths of the tiles of `rows` rows: [`ROWS`] at most, as equal as possible.
 #[inline(always)]

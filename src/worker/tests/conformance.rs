@@ -1,11 +1,14 @@
 //! The worker computes what Hugging Face transformers computes: logits and greedy text of the checkpoints that
 //! `tests/conformance/make_checkpoints.py` made.
 
+#[path = "rig/likelihood.rs"]
+mod likelihood;
 mod rig;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use likelihood::log_probability;
 use rig::{Rig, Seq};
 use serde::Deserialize;
 use trunkline_port::Sampling;
@@ -93,13 +96,6 @@ fn configurations_are_read_as_transformers_wrote_them() {
         (2, 16, false, true),
     ];
     assert_eq!(shapes, expected);
-}
-
-/// Natural logarithm of the probability that `logits` give to `token`.
-fn log_probability(logits: &[f32], token: u32) -> f64 {
-    let largest = logits.iter().copied().fold(f32::MIN, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
-    f64::from(logits[token as usize] - largest) - sum.ln()
 }
 
 #[test]

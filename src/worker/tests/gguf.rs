@@ -1,11 +1,14 @@
 //! GGUF files: logits, greedy text and tokens are those of the Python libraries, for the files that
 //! `tests/conformance/make_gguf.py` made.
 
+#[path = "rig/likelihood.rs"]
+mod likelihood;
 mod rig;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use likelihood::log_probability;
 use rig::{Rig, Seq};
 use serde::Deserialize;
 use trunkline_port::Sampling;
@@ -14,10 +17,18 @@ use trunkline_worker::Model;
 
 const FILES: [&str; 4] = ["llama-k-quants", "qwen2-mixed", "qwen3-bf16", "llama-sentencepiece"];
 
+/// Files with quantised matrices: products with their weights round activations to 16 bits, the reference's do not.
+const QUANTISED: [&str; 3] = ["llama-k-quants", "qwen2-mixed", "llama-sentencepiece"];
+
 /// Largest difference between a logit and the reference's.
-const TOLERANCE: f32 = 1e-3;
+fn tolerance(name: &str) -> f32 {
+    if QUANTISED.contains(&name) { 2e-3 } else { 1e-3 }
+}
+
 /// Largest difference between a log probability and the reference's.
-const LOGPROB_TOLERANCE: f64 = 2e-4;
+fn logprob_tolerance(name: &str) -> f64 {
+    if QUANTISED.contains(&name) { 2e-3 } else { 2e-4 }
+}
 
 #[derive(Deserialize)]
 struct Expected {
@@ -55,12 +66,6 @@ fn rig(model: &Arc<Model>) -> Rig {
     Rig::new(model, 16, 64, 1)
 }
 
-fn log_probability(logits: &[f32], token: u32) -> f64 {
-    let largest = logits.iter().copied().fold(f32::MIN, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
-    f64::from(logits[token as usize] - largest) - sum.ln()
-}
-
 #[test]
 fn configurations_follow_from_the_metadata() {
     let shapes = FILES.map(|name| {
@@ -91,7 +96,7 @@ fn logits_are_those_of_transformers() {
             }
         }
         println!("{name}: logits differ by at most {largest:e}");
-        assert!(largest < TOLERANCE, "{name}: logits differ by {largest:e}");
+        assert!(largest < tolerance(name), "{name}: logits differ by {largest:e}");
     }
 }
 
@@ -114,7 +119,7 @@ fn greedy_text_and_log_probabilities_are_those_of_transformers() {
             }
         }
         println!("{name}: log probabilities differ by at most {largest:e}");
-        assert!(largest <= LOGPROB_TOLERANCE, "{name}: log probabilities differ by {largest:e}");
+        assert!(largest <= logprob_tolerance(name), "{name}: log probabilities differ by {largest:e}");
     }
 }
 

@@ -1,14 +1,16 @@
-//! Worker benchmark: prefill and decode of a model with random weights on one thread, for every kind of weights.
+//! Worker benchmark: prefill and decode of a model with random weights, for every kind of weights, or of a model from a file.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Context, ensure};
 use trunkline_port::{RequestId, Sampling, Step, StepSeq};
 use trunkline_worker::{Model, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Numbers, Report, time_ns};
 
 const NOTES: [&str; 2] = [
-    "A model of the shape of SmolLM2-135M with random weights, on one thread. Prefill is one prompt of 512 tokens in one step.",
+    "Without a file, a model of the shape of SmolLM2-135M with random weights. Prefill is one prompt of 512 tokens in one step.",
     "Decode is a step of one token for each sequence of a batch, after prompts of 128 tokens.",
 ];
 const BLOCK_SIZE: u32 = 32;
@@ -27,39 +29,56 @@ const BATCHES: [u32; 3] = [1, 8, 32];
 const KINDS: [WeightKind; 6] =
     [WeightKind::F32, WeightKind::Bf16, WeightKind::F16, WeightKind::Q8_0, WeightKind::Q4_0, WeightKind::Q4_1];
 
-/// Measures every kind; a quick run has one layer and few steps.
+/// Measures the model at `path`, or random weights of every kind, with a number of threads; a quick run has one layer of random
+/// weights and few steps.
 ///
 /// # Errors
-/// If the worker's memory cannot be had.
-pub fn run(quick: bool) -> anyhow::Result<Report> {
+/// If the model cannot be read, has a context that is too short, or the worker's memory cannot be had.
+pub fn run(path: Option<&Path>, threads: usize, quick: bool) -> anyhow::Result<Report> {
     let mut report = Report::new("worker", quick, NOTES.to_vec());
+    if let Some(path) = path {
+        let model = Model::load(path).with_context(|| format!("cannot load the model {}", path.display()))?;
+        let context = model.config().max_context;
+        ensure!(context > PREFILL, "the model's context is {context} tokens; the benchmark needs more than {PREFILL}");
+        let name = model.name().to_owned();
+        measure(&mut report, &name, model, threads, quick)?;
+        return Ok(report);
+    }
     for kind in KINDS {
         let layers = if quick { 1 } else { 30 };
-        let model = Arc::new(Model::seeded_like_smollm2(kind, layers, 1));
-        let config = WorkerConfig {
-            block_size: BLOCK_SIZE,
-            device_blocks: BLOCKS * BATCHES[2],
-            host_blocks: 0,
-            max_drafts: 0,
-            threads: 1,
-        };
-        let mut runner = Runner { worker: Worker::new(model, config)?, numbers: Numbers::new(), steps: 0 };
-        let (prefills, decodes) = if quick { (1, 1) } else { (5, DECODES) };
-        let times = (0..prefills).map(|_| runner.prefill(1, PREFILL)).collect::<Result<Vec<_>, _>>()?;
-        report.add("prefill", kind.name(), "tokens/s", times.iter().map(|ns| f64::from(PREFILL) * 1e9 / ns).collect());
-        for batch in BATCHES {
-            runner.prefill(batch, PROMPT)?;
-            let times = (0..decodes).map(|n| runner.decode(batch, n)).collect::<Result<Vec<_>, _>>()?;
-            let case = format!("{}, batch {batch}", kind.name());
-            report.add("decode", case, "tokens/s", times.iter().map(|ns| f64::from(batch) * 1e9 / ns).collect());
-        }
+        measure(&mut report, kind.name(), Model::seeded_like_smollm2(kind, layers, 1), threads, quick)?;
     }
     Ok(report)
+}
+
+/// Adds the figures of one model.
+fn measure(report: &mut Report, name: &str, model: Model, threads: usize, quick: bool) -> anyhow::Result<()> {
+    let vocab = model.config().vocab_size;
+    let config = WorkerConfig {
+        block_size: BLOCK_SIZE,
+        device_blocks: BLOCKS * BATCHES[2],
+        host_blocks: 0,
+        max_drafts: 0,
+        threads,
+    };
+    let worker = Worker::new(Arc::new(model), config)?;
+    let mut runner = Runner { worker, vocab, numbers: Numbers::new(), steps: 0 };
+    let (prefills, decodes) = if quick { (1, 1) } else { (5, DECODES) };
+    let times = (0..prefills).map(|_| runner.prefill(1, PREFILL)).collect::<Result<Vec<_>, _>>()?;
+    report.add("prefill", name, "tokens/s", times.iter().map(|ns| f64::from(PREFILL) * 1e9 / ns).collect());
+    for batch in BATCHES {
+        runner.prefill(batch, PROMPT)?;
+        let times = (0..decodes).map(|n| runner.decode(batch, n)).collect::<Result<Vec<_>, _>>()?;
+        let case = format!("{name}, batch {batch}");
+        report.add("decode", case, "tokens/s", times.iter().map(|ns| f64::from(batch) * 1e9 / ns).collect());
+    }
+    Ok(())
 }
 
 /// A worker, and the tokens and numbers of its steps.
 struct Runner {
     worker: Worker,
+    vocab: u32,
     numbers: Numbers,
     steps: u64,
 }
@@ -94,7 +113,7 @@ impl Runner {
     fn run(&mut self, mut step: Step, n_tokens: u32) -> anyhow::Result<f64> {
         self.steps += 1;
         step.id = self.steps;
-        step.tokens = (0..n_tokens).map(|_| self.numbers.below(Model::SMOLLM2_VOCAB as usize) as u32).collect();
+        step.tokens = (0..n_tokens).map(|_| self.numbers.below(self.vocab as usize) as u32).collect();
         let mut result = Ok(());
         let time = time_ns(|| result = self.worker.run(&step).map(drop));
         result?;

@@ -1,18 +1,24 @@
 //! Codes of 8 bits in panels: Q8_0 and Q6_K.
 //!
-//! Codes are `[panel][input][lane]`, signed, one byte each. Q6_K takes a byte instead of 6 bits: unpacking 6 bits takes longer than
-//! loading the byte. A weight is `code * scale`, which is exact: scales have no more than 18 significant bits, codes of Q6_K five.
+//! Codes are signed, one byte each. The codes of four inputs of an output are one `u32`, in the order of [`Byte`], and the words of
+//! the sixteen outputs of a panel lie side by side: `[panel][group][4][lane]`. Q6_K takes a byte instead of 6 bits: unpacking 6 bits
+//! takes longer than loading the byte. A weight is `code * scale`, which is exact: scales have no more than 18 significant bits, codes of Q6_K five.
 
 use std::array::from_fn;
 use std::ops::Range;
 
-use crate::kernel::LANES;
-use crate::matrix::half::f16_lanes;
+use crate::kernel::{LANES, Sums};
+use crate::matrix::coded::{Byte, CodedPanel, SpanFactors};
+use crate::matrix::half::finite_f16_lanes;
 use crate::matrix::nibbles::{lanes, u16_at};
-use crate::prefetch::Ahead;
+use crate::rounded::RoundedRows;
 
 /// Inputs with a common scale, of the kind with the fewest.
 const GROUP: usize = 16;
+/// Words of a group for each output.
+const WORDS: usize = GROUP / 4;
+/// Place of the code of each of four inputs in their word, in bits.
+const SHIFTS: [u32; 4] = [0, 16, 8, 24];
 /// Groups in a block of Q8_0.
 const GROUPS_8: usize = 2;
 /// Groups in a block of Q6_K.
@@ -29,7 +35,7 @@ enum Scales {
 /// Panels of codes of 8 bits.
 pub(super) struct Codes {
     n_groups: usize,
-    codes: Vec<i8>,
+    words: Vec<u32>,
     scales: Scales,
 }
 
@@ -71,7 +77,7 @@ impl Codes {
     fn new(inputs: usize, outputs: usize) -> (Self, usize) {
         let n_groups = inputs / GROUP;
         let lanes = outputs.div_ceil(LANES) * n_groups * LANES;
-        (Self { n_groups, codes: vec![0; lanes * GROUP], scales: Scales::Plain(Vec::new()) }, lanes)
+        (Self { n_groups, words: vec![0; lanes * WORDS], scales: Scales::Plain(Vec::new()) }, lanes)
     }
 
     /// Returns the index of the scale of group `i`, counted over all rows, in a list with a scale for each `per` groups.
@@ -83,19 +89,40 @@ impl Codes {
     /// Stores the codes of group `i`, counted over all rows, and returns the index of the group's scale.
     fn place(&mut self, i: usize, codes: [i8; GROUP]) -> usize {
         let at = self.lane_at(i, 1);
-        for (k, code) in codes.into_iter().enumerate() {
-            self.codes[(at / LANES * GROUP + k) * LANES + at % LANES] = code;
+        let first = at / LANES * WORDS * LANES + at % LANES;
+        for (word, codes) in codes.as_chunks::<4>().0.iter().enumerate() {
+            let packed = codes.iter().zip(SHIFTS).fold(0, |word, (code, shift)| word | u32::from(*code as u8) << shift);
+            self.words[first + word * LANES] = packed;
         }
         at
+    }
+
+    /// Computes the products of a panel with every row into `sums`.
+    pub(super) fn times_rows(&self, panel: usize, x: RoundedRows<'_>, sums: &mut [Sums]) {
+        let first = panel * self.n_groups;
+        let words = &self.words[first * WORDS * LANES..];
+        let per = match self.scales {
+            Scales::Plain(_) => GROUPS_8,
+            Scales::Nested { .. } => 1,
+        };
+        let panel = CodedPanel::new(
+            words,
+            #[inline(always)]
+            |span| SpanFactors { scales: self.scales(first + span * per), offsets: [0.0; LANES] },
+        );
+        match self.scales {
+            Scales::Plain(_) => panel.times_rows::<Byte, 4, false>(x, sums),
+            Scales::Nested { .. } => panel.times_rows::<Byte, 2, false>(x, sums),
+        }
     }
 
     /// Returns the scales of the lanes of a group.
     #[inline(always)]
     fn scales(&self, group: usize) -> [f32; LANES] {
         match &self.scales {
-            Scales::Plain(scales) => f16_lanes(lanes(scales, group / GROUPS_8)),
+            Scales::Plain(scales) => finite_f16_lanes(lanes(scales, group / GROUPS_8)),
             Scales::Nested { scales, factors } => {
-                let (mut scale, factor) = (f16_lanes(lanes(factors, group / GROUPS_K)), lanes(scales, group));
+                let (mut scale, factor) = (finite_f16_lanes(lanes(factors, group / GROUPS_K)), lanes(scales, group));
                 for lane in 0..LANES {
                     scale[lane] *= f32::from(factor[lane]);
                 }
@@ -112,28 +139,16 @@ impl Codes {
         for (i, out) in out.chunks_exact_mut(GROUP).enumerate() {
             let scales = self.scales(first + i);
             for (k, out) in out.iter_mut().enumerate() {
-                let codes = lanes(&self.codes, (first + i) * GROUP + k);
+                let words = lanes(&self.words, (first + i) * WORDS + k / 4);
+                let shift = SHIFTS[k % 4];
                 // Into an array of its own: vectors form only where no store comes between the loads.
                 let mut weights = [0.0; LANES];
                 for lane in 0..LANES {
-                    weights[lane] = f32::from(codes[lane]) * scales[lane];
+                    weights[lane] = f32::from((words[lane] >> shift) as i8) * scales[lane];
                 }
                 *out = weights;
             }
         }
-    }
-
-    /// Requests some inputs of a panel from memory, within `steps` steps.
-    #[inline(always)]
-    pub(super) fn ahead(&self, panel: usize, inputs: Range<usize>, steps: usize) -> Ahead {
-        let (first, n) = (panel * self.n_groups + inputs.start / GROUP, inputs.len() / GROUP);
-        match &self.scales {
-            Scales::Plain(scales) => {
-                Ahead::new(&scales[first / GROUPS_8 * LANES..][..n / GROUPS_8 * LANES], 1).step();
-            }
-            Scales::Nested { scales, .. } => Ahead::new(&scales[first * LANES..][..n * LANES], 1).step(),
-        }
-        Ahead::new(&self.codes[first * GROUP * LANES..][..n * GROUP * LANES], steps)
     }
 }
 

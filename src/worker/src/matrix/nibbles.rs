@@ -1,21 +1,24 @@
 //! Codes of 4 bits in panels: Q4_0, Q4_1 and Q4_K.
 //!
 //! A group is the codes of 32 inputs and sixteen outputs with common scales. The codes of eight inputs of an output are one `u32`,
-//! the first input in the lowest bits, and the words of the sixteen outputs lie side by side: `[panel][group][4][lane]`. So a shift
-//! and a mask give sixteen weights of one input. A weight is `code * scale + offset`, one rounding; the product is exact, for
-//! scales have no more than 17 significant bits.
+//! in the order of [`Nibble`], and the words of the sixteen outputs lie side by side: `[panel][group][4][lane]`. So a shift and a
+//! mask give two weights of each of sixteen outputs, as integers of 16 bits. A weight is `code * scale + offset`, one rounding;
+//! the product is exact, for scales have no more than 17 significant bits.
 
 use std::array::from_fn;
 use std::ops::Range;
 
-use crate::kernel::LANES;
-use crate::matrix::half::f16_lanes;
-use crate::prefetch::Ahead;
+use crate::kernel::{LANES, Sums};
+use crate::matrix::coded::{CodedPanel, Nibble, SpanFactors};
+use crate::matrix::half::finite_f16_lanes;
+use crate::rounded::RoundedRows;
 
 /// Inputs with common scales.
 const GROUP: usize = 32;
 /// Words of a group for each output.
 const WORDS: usize = GROUP / 8;
+/// Place of the code of each of eight inputs in their word, in bits.
+const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 /// Groups in a block of Q4_K.
 const GROUPS_K: usize = 8;
 
@@ -104,10 +107,25 @@ impl Nibbles {
         let at = self.lane_at(i, 1);
         let first = at / LANES * WORDS * LANES + at % LANES;
         for (word, codes) in codes.chunks_exact(8).enumerate() {
-            let packed = codes.iter().rev().fold(0, |word, code| word << 4 | u32::from(*code));
+            let packed = codes.iter().zip(SHIFTS).fold(0, |word, (code, shift)| word | u32::from(*code) << shift);
             self.words[first + word * LANES] = packed;
         }
         at
+    }
+
+    /// Computes the products of a panel with every row into `sums`.
+    pub(super) fn times_rows(&self, panel: usize, x: RoundedRows<'_>, sums: &mut [Sums]) {
+        let first = panel * self.n_groups;
+        let words = &self.words[first * WORDS * LANES..];
+        let panel = CodedPanel::new(
+            words,
+            #[inline(always)]
+            |group| {
+                let (scales, offsets) = self.scales(first + group);
+                SpanFactors { scales, offsets }
+            },
+        );
+        panel.times_rows::<Nibble, 4, true>(x, sums);
     }
 
     /// Returns scales and offsets of the lanes of a group.
@@ -115,17 +133,19 @@ impl Nibbles {
     fn scales(&self, group: usize) -> ([f32; LANES], [f32; LANES]) {
         match &self.scales {
             Scales::Centred(scales) => {
-                let scales = f16_lanes(lanes(scales, group));
+                let scales = finite_f16_lanes(lanes(scales, group));
                 let mut offsets = [0.0; LANES];
                 for lane in 0..LANES {
                     offsets[lane] = -8.0 * scales[lane];
                 }
                 (scales, offsets)
             }
-            Scales::Offset { scales, offsets } => (f16_lanes(lanes(scales, group)), f16_lanes(lanes(offsets, group))),
+            Scales::Offset { scales, offsets } => {
+                (finite_f16_lanes(lanes(scales, group)), finite_f16_lanes(lanes(offsets, group)))
+            }
             Scales::Nested { scales, offsets, scale_factors, offset_factors } => {
-                let mut scale = f16_lanes(lanes(scale_factors, group / GROUPS_K));
-                let mut offset = f16_lanes(lanes(offset_factors, group / GROUPS_K));
+                let mut scale = finite_f16_lanes(lanes(scale_factors, group / GROUPS_K));
+                let mut offset = finite_f16_lanes(lanes(offset_factors, group / GROUPS_K));
                 let (scales, offsets) = (lanes(scales, group), lanes(offsets, group));
                 for lane in 0..LANES {
                     scale[lane] *= f32::from(scales[lane]);
@@ -144,40 +164,18 @@ impl Nibbles {
         for (i, out) in out.chunks_exact_mut(GROUP).enumerate() {
             let (scales, offsets) = self.scales(first + i);
             for (word, out) in out.chunks_exact_mut(8).enumerate() {
-                let mut words = lanes(&self.words, (first + i) * WORDS + word);
-                for out in out {
-                    // Into an array of its own: vectors form only where no store comes between the loads. The words are shifted
-                    // step by step to keep the vectors along the lanes.
+                let words = lanes(&self.words, (first + i) * WORDS + word);
+                for (out, shift) in out.iter_mut().zip(SHIFTS) {
+                    // Into an array of its own: vectors form only where no store comes between the loads.
                     let mut weights = [0.0; LANES];
                     for lane in 0..LANES {
-                        let code = (words[lane] & 15) as i32 as f32;
+                        let code = (words[lane] >> shift & 15) as i32 as f32;
                         weights[lane] = code.mul_add(scales[lane], offsets[lane]);
-                        words[lane] >>= 4;
                     }
                     *out = weights;
                 }
             }
         }
-    }
-
-    /// Requests some inputs of a panel from memory, within `steps` steps.
-    #[inline(always)]
-    pub(super) fn ahead(&self, panel: usize, inputs: Range<usize>, steps: usize) -> Ahead {
-        let (first, n) = (panel * self.n_groups + inputs.start / GROUP, inputs.len() / GROUP);
-        let at_once = |bytes: &[u8]| Ahead::new(bytes, 1).step();
-        let lanes = first * LANES..(first + n) * LANES;
-        match &self.scales {
-            Scales::Centred(scales) => Ahead::new(&scales[lanes], 1).step(),
-            Scales::Offset { scales, offsets } => {
-                Ahead::new(&scales[lanes.clone()], 1).step();
-                Ahead::new(&offsets[lanes], 1).step();
-            }
-            Scales::Nested { scales, offsets, .. } => {
-                at_once(&scales[lanes.clone()]);
-                at_once(&offsets[lanes]);
-            }
-        }
-        Ahead::new(&self.words[first * WORDS * LANES..][..n * WORDS * LANES], steps)
     }
 }
 
