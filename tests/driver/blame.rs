@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use trunkline_core::RequestId;
+use trunkline_core::{RequestId, WORKER_FAILURES_MAX};
+
+/// Steps that fail in a row, without one that succeeds, before the worker itself is to blame.
+pub const WORKER_BLAMED_AFTER: u32 = 32;
 
 /// One request among all that had an id: the id, and the last step sent before its submission.
 type Owner = (RequestId, u64);
@@ -12,8 +15,12 @@ type Owner = (RequestId, u64);
 pub(crate) struct Record {
     /// `true` if a worker named the request.
     pub guilty: bool,
-    /// Steps that failed with the request and nobody to blame, since its last token.
+    /// Failures that the request brought along, and steps that failed with the request and nobody to blame, since its last token.
     pub failures: u32,
+    /// Those of the failures in which it ran alone, or the worker was to blame.
+    pub counted: u32,
+    /// `true` if a failure that counted was one too many: the request must end.
+    pub is_over: bool,
 }
 
 /// The records of all requests. Ids may be used again while steps in flight still run the request before.
@@ -22,6 +29,8 @@ pub(crate) struct Blame {
     last_step: u64,
     current: BTreeMap<RequestId, Owner>,
     records: BTreeMap<Owner, Record>,
+    /// Steps that failed in a row, with nobody to blame.
+    in_a_row: u32,
 }
 
 impl Blame {
@@ -29,7 +38,12 @@ impl Blame {
     pub fn submitted(&mut self, id: RequestId, failures: u32) {
         let owner = (id, self.last_step);
         self.current.insert(id, owner);
-        self.records.insert(owner, Record { guilty: false, failures });
+        self.records.insert(owner, Record { failures, counted: failures, ..Record::default() });
+    }
+
+    /// Notes that a request that was handed back came again, with the failures it had.
+    pub fn submitted_again(&mut self, id: RequestId, failures: u32) {
+        self.records.get_mut(&self.current[&id]).expect("a known request").counted = failures;
     }
 
     /// Notes a step that was sent.
@@ -44,7 +58,8 @@ impl Blame {
 
     /// Notes a token of a request.
     pub fn token(&mut self, id: RequestId) {
-        self.records.get_mut(&self.current[&id]).expect("a known request").failures = 0;
+        let record = self.records.get_mut(&self.current[&id]).expect("a known request");
+        (record.failures, record.counted) = (0, 0);
     }
 
     /// Notes that a worker named a request. `parts` are the steps in flight with their requests. A request that has ended is blamed
@@ -63,11 +78,23 @@ impl Blame {
     /// Counts a failure for every request in the steps that failed, unless one of them is known to be the cause.
     pub fn failed(&mut self, parts: &[(u64, RequestId)]) {
         let owners: BTreeSet<Owner> = parts.iter().map(|(step, id)| self.owner(*step, *id)).collect();
-        if owners.iter().all(|owner| !self.records[owner].guilty) {
-            for owner in &owners {
-                self.records.get_mut(owner).expect("a known request runs").failures += 1;
-            }
+        if owners.iter().any(|owner| self.records[owner].guilty) {
+            self.in_a_row = 0;
+            return;
         }
+        let counts = owners.len() == 1 || self.in_a_row >= WORKER_BLAMED_AFTER;
+        for owner in &owners {
+            let record = self.records.get_mut(owner).expect("a known request runs");
+            record.failures += 1;
+            record.counted += u32::from(counts);
+            record.is_over |= counts && record.counted >= WORKER_FAILURES_MAX;
+        }
+        self.in_a_row += u32::from(!owners.is_empty());
+    }
+
+    /// Notes a step that succeeded.
+    pub fn succeeded(&mut self) {
+        self.in_a_row = 0;
     }
 
     /// The request that a step ran under an id: the last one submitted before the step.

@@ -1,6 +1,6 @@
 //! Checks after every event: blocks, limits of steps, progress.
 
-use trunkline_core::{Place, Step, StepSeq, WORKER_FAILURES_MAX};
+use trunkline_core::{Place, Step, StepSeq};
 
 use crate::Driver;
 
@@ -21,7 +21,7 @@ impl Driver {
         assert!(!is_idle || self.live.is_empty(), "{:?} wait for nothing: {:?}", self.live, self.stats());
         for id in &self.live {
             let known = &self.requests[id];
-            let fails = !known.withdrawn && self.blame.of(*id).failures >= WORKER_FAILURES_MAX;
+            let fails = !known.withdrawn && self.blame.of(*id).is_over;
             assert!(!fails, "request {id} fails for ever");
             let deadline_ns = known.request.deadline_ns;
             assert!(deadline_ns.is_none_or(|deadline_ns| deadline_ns > self.now_ns), "request {id} is late");

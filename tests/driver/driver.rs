@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use trunkline_core::{
     Action, Config, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Stats, Step, StepResult,
-    StepSeq, Token, Transfer, Usage, WORKER_FAILURES_MAX,
+    StepSeq, Token, Transfer, Usage,
 };
 
 use crate::blame::Blame;
@@ -188,7 +188,10 @@ impl Driver {
         let mut actions = Vec::new();
         self.core.handle(self.now_ns, event, &mut actions);
         actions.into_iter().for_each(|action| self.perform(action));
-        self.sent.answering.clear();
+        if !self.sent.answering.is_empty() {
+            self.blame.succeeded();
+            self.sent.answering.clear();
+        }
         assert!(!std::mem::take(&mut self.sent.duplicate), "a request with the id of a live one is accepted");
         self.check();
         self.found.forget_evicted(&self.core.stats());
@@ -219,6 +222,7 @@ impl Driver {
         }
         self.live.insert(id);
         if self.requests.get(&id).is_some_and(|known| known.withdrawn && !known.is_answered()) {
+            self.blame.submitted_again(id, request.worker_failures);
             return;
         }
         // The id may have been another request's, whose end says nothing of this one.
@@ -346,10 +350,7 @@ impl Driver {
             // A copy that fails costs time, not the request.
             FinishReason::Error => {
                 let record = self.blame.of(id);
-                assert!(
-                    record.guilty || record.failures >= WORKER_FAILURES_MAX,
-                    "request {id} ends for what another did"
-                );
+                assert!(record.guilty || record.is_over, "request {id} ends for what another did");
             }
             _ => {}
         }

@@ -44,6 +44,8 @@ pub struct Outcome {
     pub steps_ahead: u64,
     /// Steps that the worker answered with nonsense.
     pub nonsense: u64,
+    /// Steps that failed because of a request in them, which the worker did not name.
+    pub poisoned: u64,
     /// Copies to the host that succeeded.
     pub swaps_out: u64,
     /// Blocks of those.
@@ -104,6 +106,7 @@ impl Outcome {
             drafts_allowed: self.drafts_allowed + other.drafts_allowed,
             drafts_accepted: self.drafts_accepted + other.drafts_accepted,
             reused_ids: self.reused_ids + other.reused_ids,
+            poisoned: self.poisoned + other.poisoned,
         }
     }
 }
@@ -119,6 +122,8 @@ struct Run {
     transfer_failures: u32,
     /// Requests after which the core is drained or shut down, though more come.
     closes_after: u64,
+    /// Every so many requests, one makes the worker fail whenever it runs; 0 for none.
+    poison_every: u64,
     /// `true` to leave three bits of each hash, so that most prefixes collide.
     weak_hashes: bool,
     outcome: Outcome,
@@ -140,6 +145,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         transfer_pace: pick(&mut rng, &[2, 20, 60]),
         transfer_failures: pick(&mut rng, &[0, 20]),
         closes_after: if rng.random_range(0..8) == 0 { rng.random_range(0..=requests) } else { u64::MAX },
+        poison_every: pick(&mut rng, &[0, 0, 0, 4, 30]),
         weak_hashes: rng.random_range(0..8) == 0,
         rng,
         outcome: Outcome::default(),
@@ -357,9 +363,18 @@ impl Run {
             self.event(Event::WorkerJoined);
         } else if self.driver.steps.is_empty() || self.rng.random_range(0..100) < self.transfer_pace {
             self.end_transfer();
+        } else if self.is_poisoned() {
+            self.outcome.poisoned += 1;
+            self.lose_worker();
         } else {
             self.end_step(|_| ());
         }
+    }
+
+    /// Returns `true` if the oldest step in flight runs a request that makes the worker fail.
+    fn is_poisoned(&self) -> bool {
+        let is_poison = |id: RequestId| self.poison_every > 0 && id.0.is_multiple_of(self.poison_every);
+        self.driver.step().is_some_and(|step| step.seqs.iter().any(|seq| is_poison(seq.request)))
     }
 
     /// The worker ends its step; its answer passes through `spoil`.

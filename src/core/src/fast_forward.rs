@@ -208,6 +208,9 @@ impl FastForward {
 /// which no request ends, including the one in flight; 0 if the batch is not steady.
 fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u32 {
     let moving = !state.kv.transfers.is_empty() || state.is_under_memory_pressure() || !state.loading.is_empty();
+    if state.suspects.is_narrowing() {
+        return 0;
+    }
     if in_flight.len() != state.batch.running.len() || moving || state.config.max_drafts > 0 {
         return 0;
     }

@@ -100,6 +100,7 @@ mod state;
 mod stats;
 pub mod step;
 mod steps;
+mod suspects;
 mod swap;
 mod swap_queue;
 mod tier;

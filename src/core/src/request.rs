@@ -17,7 +17,8 @@ pub struct Request {
     /// against `max_tokens` and are not emitted again; sampling continues after them. Empty for a new request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generated: Vec<Token>,
-    /// Steps of this request that workers failed to finish before this submission, on other cores, since the request's last token.
+    /// Steps of this request, alone or with others, that workers failed to finish before this submission, on other cores, since the
+    /// request's last token.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub worker_failures: u32,
     /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].

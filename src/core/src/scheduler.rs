@@ -59,6 +59,10 @@ impl Scheduler {
     /// step (`alone` is `false` then) or a transfer is in flight.
     pub fn schedule(&mut self, state: &mut State, alone: bool, step: &mut Step) {
         self.picked.clear();
+        if state.suspects.is_narrowing() && !alone {
+            // A step that fails says the more the fewer run beside it.
+            return;
+        }
         let is_plain = is_plain(state);
         if !is_plain && !reserve_decode_blocks(state, alone, step.id) {
             return;
@@ -69,6 +73,9 @@ impl Scheduler {
         loop {
             while swap::begin_in(state) {}
             let mut budget = state.config.max_batch_tokens;
+            if self.run_suspects(state, &mut budget, step) {
+                return;
+            }
             if is_plain {
                 self.run_plain_decodes(state, &mut budget, step);
             } else {
@@ -129,6 +136,56 @@ impl Scheduler {
             }
             *budget -= 1;
             self.run(state, slot, 1, 0, step);
+        }
+    }
+
+    /// Runs the next group of suspects, as far as it can run. Returns `false` if there are no suspects, or none can run now: then the
+    /// others run, and make room in the end.
+    fn run_suspects(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
+        if !state.suspects.is_narrowing() {
+            return false;
+        }
+        let group = state.suspects.take_group(&state.sequences);
+        for slot in group.iter().copied() {
+            let seq = &state.sequences[slot];
+            if can_decode(seq, &state.config, step.id) && seq.is_decode() && *budget > 0 {
+                *budget -= 1;
+                self.run(state, slot, 1, 0, step);
+            }
+        }
+        for slot in group.iter().copied() {
+            if *budget == 0 {
+                break;
+            }
+            if matches!(state.sequences[slot].phase, Phase::Waiting) && !self.admit_suspect(state, slot, *budget, step)
+            {
+                continue;
+            }
+            if matches!(state.sequences[slot].phase, Phase::Prefill) {
+                let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
+                if chunk > 0 {
+                    *budget -= chunk;
+                    self.run(state, slot, chunk, 0, step);
+                }
+            }
+        }
+        state.suspects.put_back(group);
+        !step.seqs.is_empty()
+    }
+
+    /// Admits a suspect out of turn. Returns `false` if there is no room, or the suspect has to wait for blocks.
+    fn admit_suspect(&self, state: &mut State, slot: usize, budget: u32, step: &Step) -> bool {
+        if state.is_under_memory_pressure() || state.batched() >= state.config.max_batch_size || budget == 0 {
+            return false;
+        }
+        let aligned_budget = (self.aligned && !step.seqs.is_empty()).then_some(budget);
+        match admit(state, slot, aligned_budget) {
+            Admission::Admitted => true,
+            Admission::Loads => {
+                loading::begin(state, slot);
+                false
+            }
+            Admission::Deferred(_) | Admission::Full => false,
         }
     }
 
@@ -259,6 +316,7 @@ fn is_plain(state: &mut State) -> bool {
     state.victims.clear();
     let config = &state.config;
     config.max_drafts == 0
+        && !state.suspects.is_narrowing()
         && config.pipeline_stages == 1
         && state.kv.tiers.is_empty()
         && state.swaps.swapped.is_empty()

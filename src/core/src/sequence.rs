@@ -134,8 +134,10 @@ pub(crate) struct Sequence {
     pub unpublishable: bool,
     /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
     pub guilty: bool,
-    /// Steps with this sequence that workers failed to finish since the last token; saturates.
+    /// Steps since the last token that workers failed to finish with this sequence alone, or with all to blame; saturates.
     pub worker_failures: u8,
+    /// Steps since the last token that workers failed to finish with this sequence and others; saturates.
+    pub suspicion: u8,
     /// Set once the sequence is to leave the core.
     pub ending: Option<Ending>,
     /// Tenant whose share the request counts against.
@@ -193,6 +195,7 @@ impl Sequence {
             unpublishable: false,
             guilty: false,
             worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
+            suspicion: 0,
             ending: None,
             tenant: request.tenant,
             recent: [0; RECENT_MAX],
@@ -313,6 +316,11 @@ impl Sequence {
         hash ^ self.cold.tokens.last().copied().unwrap_or_default()
     }
 
+    /// Returns the number of steps since the last token that workers failed to finish with this sequence.
+    pub fn failures(&self) -> u32 {
+        u32::from(self.worker_failures) + u32::from(self.suspicion)
+    }
+
     /// Returns the number of tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.n_tokens - self.prompt_tokens
@@ -332,7 +340,7 @@ impl Sequence {
         self.n_recent += 1;
         self.n_tokens += 1;
         self.last_token = token;
-        self.worker_failures = 0;
+        (self.worker_failures, self.suspicion) = (0, 0);
     }
 
     /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
@@ -413,6 +421,7 @@ impl Sequence {
     /// Returns the request for submission to another core, with the tokens generated so far.
     pub fn into_request(mut self, block_size: u32) -> Request {
         self.settle();
+        let worker_failures = self.failures();
         let mut cold = *self.cold;
         let generated = cold.tokens.split_off(self.prompt_tokens as usize);
         cold.hashes.truncate((self.prompt_tokens / block_size) as usize);
@@ -429,7 +438,7 @@ impl Sequence {
             priority: cold.view.priority,
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
-            worker_failures: u32::from(self.worker_failures),
+            worker_failures,
         }
     }
 

@@ -10,6 +10,7 @@ use crate::kv::Kv;
 use crate::rehit::RehitRate;
 use crate::sequence::{Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
+use crate::suspects::Suspects;
 use crate::swap_queue::SwapQueue;
 use crate::victims::Victims;
 use crate::waiting::Waiting;
@@ -35,6 +36,8 @@ pub(crate) struct State {
     pub shared_work: SharedWork,
     /// The next running sequences to preempt.
     pub victims: Victims,
+    /// Sequences that may be the cause of failed steps.
+    pub suspects: Suspects,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
     /// Blocks in all places, and transfers.
@@ -59,6 +62,7 @@ impl State {
             loading: Vec::new(),
             shared_work: SharedWork::default(),
             victims: Victims::default(),
+            suspects: Suspects::default(),
             rehit: RehitRate::default(),
             kv: Kv::new(&config)?,
             reported: 0,

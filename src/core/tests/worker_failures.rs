@@ -248,3 +248,97 @@ fn ids_that_differ_in_any_bit_give_different_digests() {
     };
     assert_ne!(digest(1), digest(1 | 1 << 63));
 }
+
+/// The search for requests that make a worker fail, which names none: poisons among innocents.
+struct Search {
+    driver: Driver,
+    poisons: Vec<u64>,
+    /// Failed steps, with the requests of each.
+    failed: Vec<Vec<u64>>,
+}
+
+impl Search {
+    /// Runs requests `0..n` to their ends; a step with a poison fails.
+    fn run(n: u64, poisons: &[u64]) -> Self {
+        let config = Config {
+            device_blocks: 1000,
+            max_batch_size: n as u32,
+            max_batch_tokens: 16 * n as u32,
+            max_queue: 1000,
+            ..config()
+        };
+        let mut search = Self { driver: Driver::without_worker(config), poisons: poisons.to_vec(), failed: Vec::new() };
+        (0..n).for_each(|id| search.driver.submit_request(request(id, 9, 6)));
+        search.driver.join();
+        search.finish();
+        search
+    }
+
+    fn finish(&mut self) {
+        while !self.driver.steps.is_empty() {
+            let ids = self.driver.ids();
+            if ids.iter().any(|id| self.poisons.contains(id)) {
+                self.failed.push(ids);
+                lose(&mut self.driver);
+            } else {
+                self.driver.answer();
+            }
+        }
+    }
+
+    /// Asserts that the poisons ended with an error, and the others with all their tokens.
+    fn check(&self, n: u64) {
+        assert_eq!(self.driver.ends.len(), n as usize);
+        for id in 0..n {
+            let reason = if self.poisons.contains(&id) { FinishReason::Error } else { FinishReason::Length };
+            assert_eq!(self.driver.reason(id), Some(reason), "request {id}");
+        }
+    }
+}
+
+#[test]
+fn a_request_that_makes_the_worker_fail_is_found_and_costs_the_others_nothing_but_time() {
+    // 1 + log2(n) failed steps until the cause is alone, and three of it alone.
+    for (n, failed) in [(8, 7), (64, 10)] {
+        for poison in 0..n {
+            let search = Search::run(n, &[poison]);
+            search.check(n);
+            let sizes: Vec<usize> = search.failed.iter().map(Vec::len).collect();
+            assert_eq!(sizes.len(), failed, "request {poison} of {n}: {sizes:?}");
+            assert_eq!((sizes[0], sizes[1], sizes[2]), (n as usize, n as usize, n as usize / 2));
+            assert!(sizes[failed - 3..].iter().all(|size| *size == 1), "{sizes:?}");
+        }
+    }
+}
+
+#[test]
+fn several_requests_that_make_the_worker_fail_are_found() {
+    for poisons in [[0, 1, 2, 3], [0, 8, 16, 24], [28, 29, 30, 31], [3, 4, 17, 30]] {
+        let search = Search::run(32, &poisons);
+        search.check(32);
+        assert!(search.failed.len() <= 2 + 4 * 7, "{poisons:?}: {}", search.failed.len());
+    }
+}
+
+#[test]
+fn a_worker_that_always_fails_ends_all_requests_after_a_bounded_number_of_steps() {
+    let all: Vec<u64> = (0..64).collect();
+    let search = Search::run(64, &all);
+    search.check(64);
+    assert_eq!(search.failed.len(), 32 + WORKER_FAILURES_MAX as usize, "the worker is blamed from the 33rd failure on");
+}
+
+#[test]
+fn a_request_that_fails_alone_later_is_found_too_and_those_that_come_meanwhile_wait() {
+    let mut search = Search::run(4, &[2]);
+    search.check(4);
+    // The cause of now is a request that came last, behind others that were there.
+    search.poisons = vec![12];
+    (10..14).for_each(|id| search.driver.submit_request(request(id, 9, 6)));
+    search.driver.answer();
+    search.driver.submit_request(request(14, 9, 6));
+    search.finish();
+    let reasons: Vec<_> = (10..15).map(|id| search.driver.reason(id)).collect();
+    let [length, error] = [Some(FinishReason::Length), Some(FinishReason::Error)];
+    assert_eq!(reasons, [length, length, error, length, length]);
+}

@@ -71,6 +71,7 @@ impl Core {
         }
         let Some((step, step_ns)) = self.steps.end(self.now_ns) else { unreachable!("the step was in flight") };
         self.state.kv.free_retired(step.id);
+        self.state.suspects.succeeded();
         self.observe_step_time(&step.parts, step_ns);
         let mut changed = std::mem::take(&mut self.changed);
         let mut begin = 0;
@@ -227,17 +228,28 @@ impl Core {
         // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
         let slots = || steps.iter().flat_map(|step| &step.parts).map(|part| part.slot());
         let named = slots().any(|slot| self.state.sequences[slot].has_failed());
+        let first = slots().next();
+        let counts = self.state.suspects.counts(slots().all(|slot| Some(slot) == first));
         for slot in slots() {
-            let Some(seq) = self.state.sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
+            let State { sequences, suspects, .. } = &mut self.state;
+            let Some(seq) = sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
             seq.ahead = Ahead::default();
             if let Some(Ending::Reported(_)) = seq.ending {
                 self.discard(slot);
                 continue;
             }
-            seq.worker_failures = seq.worker_failures.saturating_add(u8::from(!named));
-            if u32::from(seq.worker_failures) >= WORKER_FAILURES_MAX {
+            if named {
+                continue;
+            }
+            let failures = if counts { &mut seq.worker_failures } else { &mut seq.suspicion };
+            *failures = failures.saturating_add(1);
+            suspects.consider(slot, seq);
+            if counts && u32::from(seq.worker_failures) >= WORKER_FAILURES_MAX {
                 seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
             }
+        }
+        if !steps.is_empty() {
+            self.state.suspects.failed(named);
         }
     }
 
@@ -258,6 +270,7 @@ impl Core {
             if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.parts)) {
                 return FastForwardResult::NotSteady;
             }
+            self.state.suspects.succeeded();
         }
         self.advance(now_ns);
         if let Some(end_ns) = self.fast_forward.run(&mut self.state, &mut self.now_ns, has_deadlines, driver) {

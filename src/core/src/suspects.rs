@@ -1,0 +1,213 @@
+//! Suspects: the search for the request that makes a worker fail.
+//!
+//! A failed step that names no request says only that one of its requests may be the cause, or the worker itself. A request that was in
+//! two failed steps since its last token is a *suspect*. While there are suspects, a step runs only suspects: those that failed least
+//! often, in groups that halve with each failure, from half of the suspects down to one. A token clears a request. A failure counts
+//! towards [`crate::WORKER_FAILURES_MAX`] only if the request ran alone. So among `n` requests the cause is alone after
+//! `1 + log2(n)` failed steps, and the requests beside it lose time, but none of their failures.
+//!
+//! After [`BLAMED_AFTER`] failed steps in a row, without a step that succeeds, the worker is taken to fail by itself. All requests then
+//! run together, and each failed step counts for all its requests, so that all end.
+
+use slab::Slab;
+
+use crate::sequence::Sequence;
+use crate::transitions::{Transition, next};
+
+/// Failed steps of a sequence, since its last token, that make it a suspect.
+const SUSPECT_FROM: u32 = 2;
+/// Failed steps in a row after which the worker is blamed. Eight causes among many requests fail fewer steps in a row.
+const BLAMED_AFTER: u32 = 32;
+
+/// The party that failed steps are blamed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SuspectsState {
+    /// Nobody: all requests run.
+    #[default]
+    Trusting,
+    /// A suspect: suspects run in groups, the others wait.
+    Narrowing,
+    /// The worker: all requests run, and failures count for all.
+    WorkerBlamed,
+}
+
+/// Causes of a change of [`SuspectsState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SuspectsEvent {
+    /// A sequence became a suspect.
+    Suspected,
+    /// The last suspect was cleared or ended.
+    Cleared,
+    /// Too many steps in a row failed.
+    FailedOn,
+    /// A step succeeded.
+    Succeeded,
+}
+
+/// Every change of [`SuspectsState`].
+const TRANSITIONS: [Transition<SuspectsEvent, SuspectsState>; 8] = {
+    use SuspectsEvent::{Cleared, FailedOn, Succeeded, Suspected};
+    use SuspectsState::{Narrowing, Trusting, WorkerBlamed};
+    [
+        (Suspected, Trusting, Narrowing),
+        (Suspected, Narrowing, Narrowing),
+        (Suspected, WorkerBlamed, WorkerBlamed),
+        (Cleared, Narrowing, Trusting),
+        (FailedOn, Trusting, WorkerBlamed),
+        (FailedOn, Narrowing, WorkerBlamed),
+        (FailedOn, WorkerBlamed, WorkerBlamed),
+        (Succeeded, WorkerBlamed, Narrowing),
+    ]
+};
+
+/// The suspects among the sequences, and the failures in a row.
+#[derive(Debug, Default)]
+pub(crate) struct Suspects {
+    state: SuspectsState,
+    /// (arrival, slot) of suspects in order of arrival, with some that were cleared or ended since.
+    suspects: Vec<(u64, usize)>,
+    /// Suspects in the beginning of the search: the first group is half as large.
+    at_first: usize,
+    failures_in_a_row: u32,
+    /// Slots of the group to run; empty between calls.
+    group: Vec<usize>,
+}
+
+impl Suspects {
+    /// Returns `true` if only suspects are to run.
+    pub fn is_narrowing(&self) -> bool {
+        self.state == SuspectsState::Narrowing
+    }
+
+    /// Returns `true` if a failure counts for each sequence of the failed steps; `alone` is `true` if there was only one.
+    pub fn counts(&self, alone: bool) -> bool {
+        alone || self.state == SuspectsState::WorkerBlamed
+    }
+
+    /// Takes note of a sequence that failed, or that failed on another core before, if that makes it a suspect.
+    pub fn consider(&mut self, slot: usize, seq: &Sequence) {
+        if seq.failures() < SUSPECT_FROM {
+            return;
+        }
+        self.change(SuspectsEvent::Suspected);
+        let suspect = (seq.cold.view.arrival, slot);
+        if let Err(at) = self.suspects.binary_search(&suspect) {
+            self.suspects.insert(at, suspect);
+        }
+        self.at_first = self.at_first.max(self.suspects.len());
+    }
+
+    /// Takes note of failed steps, after all their sequences. `named` is `true` if the cause is known.
+    pub fn failed(&mut self, named: bool) {
+        self.failures_in_a_row = if named { 0 } else { self.failures_in_a_row + 1 };
+        if self.failures_in_a_row >= BLAMED_AFTER {
+            self.change(SuspectsEvent::FailedOn);
+        }
+    }
+
+    /// Takes note of a step that succeeded.
+    pub fn succeeded(&mut self) {
+        self.failures_in_a_row = 0;
+        if self.state == SuspectsState::WorkerBlamed {
+            self.change(SuspectsEvent::Succeeded);
+        }
+    }
+
+    /// Returns the slots of the next group to run, in order of arrival: suspects that failed equally often, the least of all. Empty if no
+    /// suspect is left. The list is given back with [`Self::put_back`].
+    pub fn take_group(&mut self, sequences: &Slab<Sequence>) -> Vec<usize> {
+        let mut group = std::mem::take(&mut self.group);
+        let failures = |(arrival, slot): &(u64, usize)| {
+            let seq = sequences.get(*slot).filter(|seq| seq.cold.view.arrival == *arrival && seq.ending.is_none());
+            seq.map_or(0, Sequence::failures)
+        };
+        self.suspects.retain(|suspect| failures(suspect) >= SUSPECT_FROM);
+        let Some(least) = self.suspects.iter().map(failures).min() else {
+            self.at_first = 0;
+            self.change(SuspectsEvent::Cleared);
+            return group;
+        };
+        let limit = self.at_first.checked_shr(least + 1 - SUSPECT_FROM).unwrap_or(0).max(1);
+        let equals = self.suspects.iter().filter(|suspect| failures(suspect) == least);
+        group.extend(equals.take(limit).map(|(_, slot)| *slot));
+        group
+    }
+
+    /// Keeps the memory of a group.
+    pub fn put_back(&mut self, mut group: Vec<usize>) {
+        group.clear();
+        self.group = group;
+    }
+
+    fn change(&mut self, event: SuspectsEvent) {
+        let from = self.state;
+        self.state = next(&TRANSITIONS, event, from)
+            .unwrap_or_else(|| panic!("suspects are {from:?}, where {event:?} cannot happen"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::Namespace;
+    use crate::ids::RequestId;
+    use crate::request::Request;
+
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        let reviewed = "\
+Suspected: Trusting -> Narrowing
+Suspected: Narrowing -> Narrowing
+Suspected: WorkerBlamed -> WorkerBlamed
+Cleared: Narrowing -> Trusting
+FailedOn: Trusting -> WorkerBlamed
+FailedOn: Narrowing -> WorkerBlamed
+FailedOn: WorkerBlamed -> WorkerBlamed
+Succeeded: WorkerBlamed -> Narrowing
+";
+        assert_eq!(crate::transitions::text(&TRANSITIONS), reviewed);
+    }
+
+    #[test]
+    fn groups_halve_with_each_failure_and_those_that_failed_least_come_first() {
+        let mut sequences = Slab::new();
+        let mut suspects = Suspects::default();
+        for id in 0..8 {
+            let request = Request::new(RequestId(id), Namespace::default().root(), vec![1; 3], 5);
+            let mut seq = Sequence::new(request, id, 0);
+            seq.suspicion = 1;
+            let slot = sequences.insert(seq);
+            suspects.consider(slot, &sequences[slot]);
+        }
+        assert!(!suspects.is_narrowing(), "a single failure says nothing");
+        let mut fail = |slots: &[usize], suspects: &mut Suspects| {
+            for slot in slots {
+                sequences[*slot].suspicion += 1;
+                suspects.consider(*slot, &sequences[*slot]);
+            }
+            suspects.failed(false);
+            suspects.take_group(&sequences)
+        };
+        let mut groups = vec![fail(&[0, 1, 2, 3, 4, 5, 6, 7], &mut suspects)];
+        for _ in 0..5 {
+            let failing = groups.last().unwrap().clone();
+            groups.push(fail(&failing, &mut suspects));
+        }
+        let expected: [&[usize]; 6] = [&[0, 1, 2, 3], &[4, 5, 6, 7], &[0, 1], &[2, 3], &[4, 5], &[6, 7]];
+        assert_eq!(groups, expected);
+        let all: Vec<usize> = sequences.iter().map(|(slot, _)| slot).collect();
+        all.iter().for_each(|slot| sequences[*slot].push(9));
+        assert!(suspects.is_narrowing() && suspects.take_group(&sequences).is_empty() && !suspects.is_narrowing());
+    }
+
+    #[test]
+    fn the_worker_is_blamed_after_many_failures_in_a_row_until_a_step_succeeds() {
+        let mut suspects = Suspects::default();
+        (1..2 * BLAMED_AFTER).for_each(|n| suspects.failed(n == BLAMED_AFTER));
+        assert!(!suspects.counts(false) && suspects.counts(true));
+        suspects.failed(false);
+        assert!(suspects.counts(false));
+        suspects.succeeded();
+        assert!(!suspects.counts(false));
+    }
+}
