@@ -3,10 +3,14 @@
 //! A long text takes long to tokenise, and nobody may need the tokens in the end: the client is gone, or the text is longer than
 //! the context. [`Parts`] therefore tokenises a text in parts, and the caller decides after each part.
 //!
-//! The byte tokenizer is cut anywhere. A tokenizer of a file gets the text in one part: the tokens around a cut may depend on both
-//! sides, and equality with the tokens of the whole comes first.
+//! The byte tokenizer is cut anywhere. A tokenizer of a file first takes the whole text, finds the added tokens, normalises the rest
+//! and splits it into words as its pre-tokenizer says; then words become tokens part by part. No token crosses words, so the tokens are
+//! those of the whole. A tokenizer without a pre-tokenizer, as of Llama 2, has one word between two added tokens.
 
+use std::cell::Cell;
 use std::sync::Arc;
+
+use tokenizers::{Model, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer};
 
 use crate::codec::Codec;
 use crate::error::TokenizerError;
@@ -18,12 +22,16 @@ pub struct Parts {
     add_special_tokens: bool,
     /// Bytes tokenised so far.
     done: usize,
+    /// Tokens so far.
+    tokens: usize,
+    /// Words of the text, some of them with their tokens; `None` before the first part.
+    words: Option<PreTokenizedString>,
     ids: Vec<u32>,
 }
 
 impl Parts {
     pub(crate) fn new(codec: Arc<Codec>, text: String, add_special_tokens: bool) -> Self {
-        Self { codec, text, add_special_tokens, done: 0, ids: Vec::new() }
+        Self { codec, text, add_special_tokens, done: 0, tokens: 0, words: None, ids: Vec::new() }
     }
 
     /// Tokenises the next part, of `bytes` bytes or more. Returns `true` if the whole text is tokenised.
@@ -31,33 +39,75 @@ impl Parts {
     /// # Errors
     /// The tokenizer has no token for a part of the text.
     pub fn advance(&mut self, bytes: usize) -> Result<bool, TokenizerError> {
-        let end = self.done + self.next_part(bytes);
-        match &self.codec.hugging_face {
-            None => self.ids.extend(self.text.as_bytes()[self.done..end].iter().map(|byte| u32::from(*byte))),
-            Some(library) => {
-                let encoding = library.encode_fast(self.text.as_str(), self.add_special_tokens);
-                self.ids.extend_from_slice(encoding.map_err(TokenizerError::encode)?.get_ids());
-            }
+        let codec = Arc::clone(&self.codec);
+        let Some(library) = &codec.hugging_face else {
+            let end = self.done + self.next_part(bytes);
+            self.ids.extend(self.text.as_bytes()[self.done..end].iter().map(|byte| u32::from(*byte)));
+            (self.done, self.tokens) = (end, end);
+            return Ok(end == self.text.len());
+        };
+        let Some(words) = &mut self.words else {
+            self.words = Some(split(library, &self.text).map_err(TokenizerError::encode)?);
+            return if self.text.len() <= bytes { self.advance(usize::MAX) } else { Ok(false) };
+        };
+        let (all, tokens) = tokenise(library, words, bytes).map_err(TokenizerError::encode)?;
+        self.tokens += tokens;
+        if all {
+            let words = self.words.take().expect("words were just tokenised");
+            self.ids = finish(library, words, self.add_special_tokens).map_err(TokenizerError::encode)?;
+            self.tokens = self.ids.len();
         }
-        self.done = end;
-        Ok(end == self.text.len())
+        Ok(all)
     }
 
-    /// Returns the length of the next part, bytes, if `bytes` are asked for.
+    /// Returns the length of the next part, bytes, if `bytes` are asked for; one word may be longer.
     pub fn next_part(&self, bytes: usize) -> usize {
+        let is_cut = self.codec.hugging_face.is_none() || self.words.is_some();
         let left = self.text.len() - self.done;
-        if self.codec.hugging_face.is_none() { bytes.min(left) } else { left }
+        if is_cut { bytes.min(left) } else { left }
     }
 
     /// Returns the number of tokens so far.
     pub fn tokens(&self) -> usize {
-        self.ids.len()
+        self.tokens
     }
 
-    /// Returns the tokens so far.
+    /// Returns the tokens of the text, or those so far if the byte tokenizer has not tokenised all; none so far of another tokenizer.
     pub fn into_ids(self) -> Vec<u32> {
         self.ids
     }
+}
+
+/// Finds the added tokens in a text and splits the rest into words.
+fn split(library: &Tokenizer, text: &str) -> tokenizers::Result<PreTokenizedString> {
+    let mut words = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
+    if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
+        pre_tokenizer.pre_tokenize(&mut words)?;
+    }
+    Ok(words)
+}
+
+/// Turns words of `bytes` bytes and more into tokens. Returns `true` if no word is left, and the number of new tokens.
+fn tokenise(library: &Tokenizer, words: &mut PreTokenizedString, bytes: usize) -> tokenizers::Result<(bool, usize)> {
+    let (left, tokens, is_cut) = (Cell::new(bytes), Cell::new(0), Cell::new(false));
+    let result = words.tokenize(|word| {
+        if left.get() == 0 {
+            // Words before this one keep their tokens.
+            is_cut.set(true);
+            return Err("the part is full".into());
+        }
+        let new = library.get_model().tokenize(word.get())?;
+        left.set(left.get().saturating_sub(word.get().len().max(1)));
+        tokens.set(tokens.get() + new.len());
+        Ok(new)
+    });
+    if is_cut.get() { Ok((false, tokens.get())) } else { result.map(|()| (true, tokens.get())) }
+}
+
+/// Returns the tokens of all words, with the special tokens around them if asked for.
+fn finish(library: &Tokenizer, words: PreTokenizedString, add_special_tokens: bool) -> tokenizers::Result<Vec<u32>> {
+    let encoding = words.into_encoding(None, 0, OffsetType::None)?;
+    Ok(library.post_process(encoding, None, add_special_tokens)?.get_ids().to_vec())
 }
 
 #[cfg(test)]

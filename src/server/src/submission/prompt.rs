@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `max_context` times the bytes of the longest token | refused before tokenising |
 //! | half of the room for texts ([`TEXT_KIB_MAX`]) not in use yet | RESOURCE_EXHAUSTED: long texts are refused first |
-//! | a part of [`LARGE_PART_BYTES`], which a tokenizer cannot cut further | one such part at a time, so that other texts have a thread |
+//! | a part of [`LARGE_PART_BYTES`], which a tokenizer cannot cut further, as while it splits a text into words | one such part at a time, so that other texts have a thread |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,7 +90,7 @@ impl Submitter {
         Ok(self.prepare(id, checked, prompt)?)
     }
 
-    /// Returns the tokens of a text, or as many as show that the context cannot hold the text. Dropping the future ends the work with
+    /// Returns the tokens of a text. Ends early if the text has more than the context holds. Dropping the future ends the work with
     /// the part under way.
     async fn tokenise(&self, text: String, add_special_tokens: bool) -> Result<Vec<Token>, Rejection> {
         let (bytes, most) = (text.len(), self.text_bytes_max());
@@ -106,7 +106,7 @@ impl Submitter {
         }
         let room = self.tokenising.take_room(bytes).ok_or(Rejection::TokenizerBusy)?;
         let mut job = Job { parts, room };
-        while job.parts.tokens() <= self.config.max_context as usize {
+        loop {
             let is_large = job.parts.next_part(PART_BYTES) >= LARGE_PART_BYTES;
             let large = self.tokenising.large.clone();
             let turn = if is_large { large.acquire_owned().await.ok() } else { None };
@@ -120,11 +120,22 @@ impl Submitter {
             let Some(Ok((continued, all))) = jobs.join_next().await else { return Err(Rejection::TokenizerPanicked) };
             job = continued;
             if all? {
-                break;
+                drop(job.room);
+                return Ok(job.parts.into_ids());
             }
+            self.ensure_fits(job.parts.tokens(), " or more")?;
         }
-        drop(job.room);
-        Ok(job.parts.into_ids())
+    }
+
+    /// Checks that the context holds a prompt of so many tokens and one more; `more` is said of the number.
+    fn ensure_fits(&self, tokens: usize, more: &str) -> Result<(), Invalid> {
+        let context = self.config.max_context;
+        if tokens < context as usize {
+            return Ok(());
+        }
+        Err(Invalid(format!(
+            "prompt has {tokens} tokens{more}; the context of {context} tokens must hold it and at least one more"
+        )))
     }
 
     /// Makes the core's request from a checked one and the tokens of its prompt.
@@ -132,14 +143,8 @@ impl Submitter {
         if prompt.is_empty() {
             return Err(Invalid("text has no tokens; the prompt needs at least one token".into()));
         }
-        let context = self.config.max_context;
+        self.ensure_fits(prompt.len(), "")?;
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if n_prompt >= context {
-            let more = if n_prompt > context { " or more" } else { "" };
-            return Err(Invalid(format!(
-                "prompt has {n_prompt} tokens{more}; the context of {context} tokens must hold it and at least one more"
-            )));
-        }
         let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt));
         let root = self.namespace(&checked).root();
         let mut request = Request::new(id, root, prompt, max_tokens);
