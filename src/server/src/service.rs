@@ -223,6 +223,8 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         evicted_blocks: stats.evicted_blocks,
         drafted_tokens: drafts.drafted,
         accepted_drafts: drafts.accepted,
+        prefix_blocks: stats.prefix_blocks,
+        prefix_runs: stats.prefix_runs,
     }
 }
 
