@@ -1,0 +1,328 @@
+//! Frames: a KV block with all that is needed to read it again, and checksums of what is stored and of what it stands for.
+//!
+//! All integers are little endian:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | `TKVF` |
+//! | 4 | 1 | version, 1 |
+//! | 5 | 1 | element type: 0 BF16, 1 FP16 |
+//! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted |
+//! | 7 | 1 | 0 |
+//! | 8 | 8 | layers, tokens, heads, elements of a head: 16 bits each |
+//! | 16 | 4 | position of the first token; 0 unless predicted |
+//! | 20 | 4 | bytes of the payload |
+//! | 24 | 8 | id of the side table; 0 unless predicted |
+//! | 32 | 8 | XXH3 of the block |
+//! | 40 | 8 | XXH3 of the 40 bytes before and of the payload |
+//! | 48 | | payload |
+//!
+//! The encoder takes the shortest of the transforms it can use, so a frame is never more than 48 bytes longer than its block.
+
+use thiserror::Error;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use crate::plain;
+use crate::predicted::{Place, Predicted};
+use crate::shape::{Dtype, Shape};
+use crate::side_table::SideTable;
+
+/// Bytes before the payload.
+pub const HEADER: usize = 48;
+const MAGIC: [u8; 4] = *b"TKVF";
+const VERSION: u8 = 1;
+
+/// Way in which a frame holds its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transform {
+    /// The bytes of the block as they are.
+    Stored = 0,
+    /// Exponents by a code made for the block.
+    Plain = 1,
+    /// Signs and exponents by codes that a side table and the position choose.
+    Predicted = 2,
+}
+
+/// KV block to be encoded.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Shape of the block.
+    pub shape: Shape,
+    /// Position of the first token; `None` if unknown. Keys lose what the position says about them then.
+    pub position: Option<u32>,
+    /// Elements in the order of [`Shape`], little endian.
+    pub bytes: &'a [u8],
+}
+
+/// Header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameInfo {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Shape of the block.
+    pub shape: Shape,
+    /// Way in which the frame holds the block.
+    pub transform: Transform,
+    /// Id of the side table that the frame needs, if it needs one.
+    pub table: Option<u64>,
+    /// Bytes of the block.
+    pub block_len: usize,
+    /// Bytes of the frame.
+    pub frame_len: usize,
+}
+
+/// Reason for refusing a block.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum BlockError {
+    /// The bytes are not as many as the shape has.
+    #[error("{len} bytes for a block of {expected}")]
+    WrongLength {
+        /// Bytes given.
+        len: usize,
+        /// Bytes of the shape.
+        expected: usize,
+    },
+    /// The shape is empty, or has more than 4 GiB.
+    #[error("a block of this shape is empty or beyond 4 GiB")]
+    WrongShape,
+}
+
+/// Reason for refusing a frame.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum FrameError {
+    /// The frame does not begin as a frame.
+    #[error("the bytes are no KV frame")]
+    NotAFrame,
+    /// The frame is of another version.
+    #[error("the frame has version {version}; this program reads version 1")]
+    OtherVersion {
+        /// Version of the frame.
+        version: u8,
+    },
+    /// The frame is shorter or longer than its header says.
+    #[error("the frame has {len} of {expected} bytes")]
+    WrongLength {
+        /// Bytes given.
+        len: usize,
+        /// Bytes by the header.
+        expected: usize,
+    },
+    /// Stored bytes changed.
+    #[error("the checksum of the stored bytes does not match")]
+    Damaged,
+    /// A field of the header has no meaning.
+    #[error("the header has an unknown {field}")]
+    BadHeader {
+        /// Field at fault.
+        field: &'static str,
+    },
+    /// The block is larger than the caller takes.
+    #[error("the block has {len} bytes, more than the {limit} allowed")]
+    TooLong {
+        /// Bytes of the block.
+        len: usize,
+        /// Most bytes that the caller takes.
+        limit: usize,
+    },
+    /// The side table is not there.
+    #[error("the frame needs side table {id:016x}")]
+    NoTable {
+        /// Id of the table.
+        id: u64,
+    },
+    /// The payload is no encoding of a block, though its checksum matches.
+    #[error("the payload is malformed")]
+    BadPayload,
+    /// The payload stands for another block than was encoded.
+    #[error("the checksum of the block does not match")]
+    WrongBlock,
+}
+
+/// Encoder and decoder of frames, with buffers that are used again.
+pub struct Codec {
+    predicted: Predicted,
+    elements: Vec<u16>,
+    payload: Vec<u8>,
+}
+
+impl Default for Codec {
+    fn default() -> Self {
+        Self { predicted: Predicted::new(), elements: Vec::new(), payload: Vec::new() }
+    }
+}
+
+impl std::fmt::Debug for Codec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Codec").finish_non_exhaustive()
+    }
+}
+
+/// Returns the elements and bytes of a shape.
+fn size(dtype: Dtype, shape: &Shape) -> Option<(usize, usize)> {
+    let elements = shape.elements().filter(|n| *n > 0)?;
+    let bytes = elements.checked_mul(dtype.bytes()).filter(|n| u32::try_from(*n).is_ok())?;
+    Some((elements, bytes))
+}
+
+impl Codec {
+    /// Creates a codec.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends the frame of a block to `out`. `table` holds the model's statistics, if there are some.
+    ///
+    /// # Errors
+    /// If the bytes are not those of the shape. `out` is unchanged then.
+    pub fn encode(
+        &mut self,
+        block: &Block<'_>,
+        table: Option<&SideTable>,
+        out: &mut Vec<u8>,
+    ) -> Result<Transform, BlockError> {
+        let (n, len) = size(block.dtype, &block.shape).ok_or(BlockError::WrongShape)?;
+        if block.bytes.len() != len {
+            return Err(BlockError::WrongLength { len: block.bytes.len(), expected: len });
+        }
+        self.elements.clear();
+        self.elements.reserve(n);
+        self.elements.extend(block.bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)));
+        self.payload.clear();
+        let usable = table.filter(|table| table.fits(&block.shape) && (block.position.is_some() || !table.rotates()));
+        let place = Place { dtype: block.dtype, shape: block.shape, position: block.position.unwrap_or(0) };
+        let (mut transform, mut named) = (Transform::Plain, (0, 0));
+        if let Some(table) = usable {
+            self.predicted.encode(&place, table, &self.elements, &mut self.payload);
+            (transform, named) = (Transform::Predicted, (place.position, table.id()));
+        } else {
+            plain::encode(block.dtype, &block.shape, &self.elements, &mut self.payload);
+        }
+        if self.payload.len() >= len {
+            (transform, named) = (Transform::Stored, (0, 0));
+            self.payload.clear();
+            self.payload.extend(block.bytes);
+        }
+        let begin = out.len();
+        out.extend(MAGIC);
+        out.extend([VERSION, block.dtype.number(), transform as u8, 0]);
+        let Shape { layers, tokens, heads, head_dim } = block.shape;
+        [layers, tokens, heads, head_dim].iter().for_each(|field| out.extend(field.to_le_bytes()));
+        out.extend(named.0.to_le_bytes());
+        out.extend((self.payload.len() as u32).to_le_bytes());
+        out.extend(named.1.to_le_bytes());
+        out.extend(xxh3_64(block.bytes).to_le_bytes());
+        let checksum = checksum(&out[begin..], &self.payload);
+        out.extend(checksum.to_le_bytes());
+        out.extend(&self.payload);
+        Ok(transform)
+    }
+
+    /// Appends the block of a frame to `out`. `table` looks up a side table by its id.
+    ///
+    /// # Errors
+    /// If the frame is damaged or malformed, needs a side table that is not there, or holds more than `max_len` bytes. `out` is unchanged
+    /// then.
+    pub fn decode<'t>(
+        &mut self,
+        frame: &[u8],
+        table: impl FnOnce(u64) -> Option<&'t SideTable>,
+        max_len: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<FrameInfo, FrameError> {
+        let Header { info, position, block_checksum } = Header::read(frame)?;
+        if info.block_len > max_len {
+            return Err(FrameError::TooLong { len: info.block_len, limit: max_len });
+        }
+        let payload = &frame[HEADER..];
+        let begin = out.len();
+        if info.transform == Transform::Stored {
+            out.extend(payload);
+        } else {
+            self.elements.clear();
+            self.elements.resize(info.block_len / 2, 0);
+            let place = Place { dtype: info.dtype, shape: info.shape, position };
+            match info.table {
+                Some(id) => {
+                    let table = table(id).filter(|table| table.id() == id && table.fits(&info.shape));
+                    let table = table.ok_or(FrameError::NoTable { id })?;
+                    self.predicted.decode(&place, table, payload, &mut self.elements)
+                }
+                None => plain::decode(info.dtype, &info.shape, payload, &mut self.elements),
+            }
+            .ok_or(FrameError::BadPayload)?;
+            out.reserve(info.block_len);
+            out.extend(self.elements.iter().flat_map(|element| element.to_le_bytes()));
+        }
+        if xxh3_64(&out[begin..]) != block_checksum {
+            out.truncate(begin);
+            return Err(FrameError::WrongBlock);
+        }
+        Ok(info)
+    }
+}
+
+fn checksum(header: &[u8], payload: &[u8]) -> u64 {
+    let mut hasher = Xxh3Default::new();
+    hasher.update(header);
+    hasher.update(payload);
+    hasher.digest()
+}
+
+/// Reads and checks the header and the stored bytes of a frame, without decoding.
+///
+/// # Errors
+/// As [`Codec::decode`], but for what only decoding shows.
+pub fn inspect(frame: &[u8]) -> Result<FrameInfo, FrameError> {
+    Header::read(frame).map(|header| header.info)
+}
+
+struct Header {
+    info: FrameInfo,
+    position: u32,
+    block_checksum: u64,
+}
+
+impl Header {
+    fn read(frame: &[u8]) -> Result<Self, FrameError> {
+        let header: &[u8; HEADER] = frame.first_chunk().ok_or(FrameError::NotAFrame)?;
+        if header[..4] != MAGIC {
+            return Err(FrameError::NotAFrame);
+        }
+        if header[4] != VERSION {
+            return Err(FrameError::OtherVersion { version: header[4] });
+        }
+        let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let expected = HEADER.saturating_add(word(20) as usize);
+        if frame.len() != expected {
+            return Err(FrameError::WrongLength { len: frame.len(), expected });
+        }
+        if checksum(&header[..40], &frame[HEADER..]) != long(40) {
+            return Err(FrameError::Damaged);
+        }
+        let dtype = *Dtype::ALL.get(usize::from(header[5])).ok_or(FrameError::BadHeader { field: "element type" })?;
+        let transform = match header[6] {
+            0 => Transform::Stored,
+            1 => Transform::Plain,
+            2 => Transform::Predicted,
+            _ => return Err(FrameError::BadHeader { field: "transform" }),
+        };
+        let shape = Shape { layers: short(8), tokens: short(10), heads: short(12), head_dim: short(14) };
+        let (elements, block_len) = size(dtype, &shape).ok_or(FrameError::BadHeader { field: "shape" })?;
+        // Six bits of each element are stored at least: no short frame makes a decoder take much memory.
+        let (least, most) =
+            if transform == Transform::Stored { (block_len, block_len) } else { (elements / 8 * 6, usize::MAX) };
+        if !(least..=most).contains(&(expected - HEADER)) {
+            return Err(FrameError::BadHeader { field: "length" });
+        }
+        let table = (transform == Transform::Predicted).then(|| long(24));
+        let info = FrameInfo { dtype, shape, transform, table, block_len, frame_len: expected };
+        Ok(Self { info, position: word(16), block_checksum: long(32) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::*;
+use crate::rotary::rotary_frequencies;
+use crate::side_table::Calibrator;
+use crate::values::Format;
+
+const SHAPE: Shape = Shape { layers: 2, tokens: 16, heads: 2, head_dim: 32 };
+
+/// Numbers that look random, the same in each run.
+struct Draw(u64);
+
+impl Draw {
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / 2f64.powi(53)
+    }
+
+    /// About a standard normal number.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
+    }
+}
+
+/// A block such as a model makes: each channel has a mean and a deviation of its own, and keys are rotated.
+fn kv(dtype: Dtype, position: u32, noise: u64) -> Vec<u8> {
+    let (mut model, mut draw) = (Draw(7), Draw(noise));
+    let channels = SHAPE.channels();
+    let statistics: Vec<(f64, f64)> =
+        (0..4 * channels).map(|_| (2.0 * model.normal(), 2f64.powf(model.normal()))).collect();
+    let mut bytes = Vec::new();
+    for row in 0..SHAPE.rows() {
+        let (layer, side, token) = SHAPE.place(row);
+        let own = &statistics[(2 * layer + side) * channels..][..channels];
+        let mut values: Vec<f64> = own.iter().map(|(mean, deviation)| mean + deviation * draw.normal()).collect();
+        if side == 0 {
+            for head in values.chunks_exact_mut(32) {
+                for pair in 0..16 {
+                    let angle = f64::from(position + token as u32) * 10_000f64.powf(-(pair as f64) / 16.0);
+                    let (a, b) = (head[pair], head[pair + 16]);
+                    head[pair] = a * angle.cos() - b * angle.sin();
+                    head[pair + 16] = b * angle.cos() + a * angle.sin();
+                }
+            }
+        }
+        for value in values {
+            bytes.extend(match dtype {
+                Dtype::Bf16 => bf16::from_f64(value).to_le_bytes(),
+                Dtype::F16 => f16::from_f64(value).to_le_bytes(),
+            });
+        }
+    }
+    bytes
+}
+
+fn calibrated(dtype: Dtype) -> SideTable {
+    let mut calibrator = Calibrator::new(SHAPE, vec![rotary_frequencies(32, 1e4); 2]);
+    for block in 0..32 {
+        let bytes = kv(dtype, 16 * block, 1000 + u64::from(block));
+        let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+        calibrator.add(Format::of(dtype), 16 * block, &elements);
+    }
+    assert_eq!(calibrator.tokens(), 512);
+    calibrator.finish()
+}
+
+fn block(dtype: Dtype, position: Option<u32>, bytes: &[u8]) -> Block<'_> {
+    Block { dtype, shape: SHAPE, position, bytes }
+}
+
+/// The frame of a block, which is read back.
+fn framed(block: &Block<'_>, table: Option<&SideTable>) -> (Transform, Vec<u8>) {
+    let (mut codec, mut frame, mut back) = (Codec::new(), Vec::new(), vec![1, 2, 3]);
+    let transform = codec.encode(block, table, &mut frame).unwrap();
+    let info = codec.decode(&frame, |_| table, block.bytes.len(), &mut back).unwrap();
+    assert_eq!((&back[3..], &back[..3]), (block.bytes, &[1, 2, 3][..]));
+    assert_eq!((info.transform, info.frame_len, info.block_len), (transform, frame.len(), block.bytes.len()));
+    assert_eq!(inspect(&frame), Ok(info));
+    (transform, frame)
+}
+
+#[test]
+fn position_and_statistics_make_frames_shorter() {
+    for (dtype, least) in [(Dtype::Bf16, [1.05, 1.02]), (Dtype::F16, [1.03, 1.01])] {
+        let (table, bytes) = (calibrated(dtype), kv(dtype, 5000, 1));
+        let plain = framed(&block(dtype, Some(5000), &bytes), None);
+        let predicted = framed(&block(dtype, Some(5000), &bytes), Some(&table));
+        // As if the block were elsewhere: keys are predicted wrongly, values are not.
+        let misplaced = framed(&block(dtype, Some(77), &bytes), Some(&table));
+        assert_eq!((plain.0, predicted.0, misplaced.0), (Transform::Plain, Transform::Predicted, Transform::Predicted));
+        let gain = |other: &[u8]| other.len() as f64 / predicted.1.len() as f64;
+        assert!(
+            gain(&plain.1) > least[0] && gain(&misplaced.1) > least[1],
+            "{} {}",
+            gain(&plain.1),
+            gain(&misplaced.1)
+        );
+        assert_eq!(framed(&block(dtype, None, &bytes), Some(&table)), plain, "nothing is predicted without a position");
+    }
+}
+
+#[test]
+fn random_bytes_are_stored() {
+    let mut draw = Draw(3);
+    let bytes: Vec<u8> = (0..2 * SHAPE.elements().unwrap()).map(|_| (draw.unit() * 256.0) as u8).collect();
+    for dtype in Dtype::ALL {
+        for table in [None, Some(&calibrated(dtype))] {
+            let (transform, frame) = framed(&block(dtype, Some(0), &bytes), table);
+            assert_eq!((transform, frame.len()), (Transform::Stored, HEADER + bytes.len()));
+        }
+    }
+}
+
+#[test]
+fn special_values_come_back() {
+    let bytes = kv(Dtype::Bf16, 0, 1);
+    for dtype in Dtype::ALL {
+        let table = calibrated(dtype);
+        for special in [0u16, 0x8000, 0x7f80, 0xff80, 0x7fff, 0x7c00, 0xfc01, 1, 0x8001, 0xffff] {
+            let mut some = bytes.clone();
+            some[100..102].copy_from_slice(&special.to_le_bytes());
+            framed(&block(dtype, Some(0), &some), Some(&table));
+            framed(&block(dtype, Some(0), &some), None);
+            let all = special.to_le_bytes().repeat(SHAPE.elements().unwrap());
+            framed(&block(dtype, Some(u32::MAX), &all), Some(&table));
+            framed(&block(dtype, None, &all), None);
+        }
+    }
+}
+
+#[test]
+fn damage_is_seen_whatever_byte_it_hits() {
+    let (table, bytes) = (calibrated(Dtype::Bf16), kv(Dtype::Bf16, 32, 1));
+    for table in [None, Some(&table)] {
+        let (_, frame) = framed(&block(Dtype::Bf16, Some(32), &bytes), table);
+        let (mut codec, mut out) = (Codec::new(), Vec::new());
+        for at in (0..HEADER).chain((HEADER..frame.len()).step_by(97)) {
+            let mut damaged = frame.clone();
+            damaged[at] ^= 1 << (at % 8);
+            let error = codec.decode(&damaged, |_| table, usize::MAX, &mut out).expect_err("damage");
+            let expected = match at {
+                0..4 => FrameError::NotAFrame,
+                4 => FrameError::OtherVersion { version: 1 ^ 1 << 4 },
+                20..24 => FrameError::WrongLength { len: frame.len(), expected: error_len(&error) },
+                _ => FrameError::Damaged,
+            };
+            assert_eq!(error, expected, "byte {at}");
+        }
+        for len in [0, 10, HEADER, frame.len() - 1] {
+            assert!(codec.decode(&frame[..len], |_| table, usize::MAX, &mut out).is_err());
+        }
+        assert!(out.is_empty());
+    }
+}
+
+fn error_len(error: &FrameError) -> usize {
+    match error {
+        FrameError::WrongLength { expected, .. } => *expected,
+        _ => 0,
+    }
+}
+
+#[test]
+fn a_frame_is_refused_without_its_table_or_beyond_the_limit() {
+    let (table, bytes) = (calibrated(Dtype::F16), kv(Dtype::F16, 0, 1));
+    let (_, frame) = framed(&block(Dtype::F16, Some(0), &bytes), Some(&table));
+    let (mut codec, mut out, id) = (Codec::new(), Vec::new(), table.id());
+    assert_eq!(codec.decode(&frame, |_| None, 1 << 20, &mut out), Err(FrameError::NoTable { id }));
+    let other = calibrated(Dtype::Bf16);
+    assert_eq!(codec.decode(&frame, |_| Some(&other), 1 << 20, &mut out), Err(FrameError::NoTable { id }));
+    let limit = bytes.len() - 1;
+    assert_eq!(
+        codec.decode(&frame, |_| Some(&table), limit, &mut out),
+        Err(FrameError::TooLong { len: bytes.len(), limit })
+    );
+    let short = Block { bytes: &bytes[1..], ..block(Dtype::F16, Some(0), &bytes) };
+    assert_eq!(
+        codec.encode(&short, None, &mut out),
+        Err(BlockError::WrongLength { len: bytes.len() - 1, expected: bytes.len() })
+    );
+    let empty = Block { shape: Shape { tokens: 0, ..SHAPE }, bytes: &[], ..short };
+    assert_eq!(codec.encode(&empty, None, &mut out), Err(BlockError::WrongShape));
+}
+
+#[test]
+fn a_table_is_read_as_it_was_written() {
+    let table = calibrated(Dtype::Bf16);
+    let bytes = table.to_bytes();
+    assert_eq!(SideTable::from_bytes(&bytes), Some(table));
+    assert!((0..bytes.len()).all(|len| SideTable::from_bytes(&bytes[..len]).is_none()));
+}
+
+/// A frame with right checksums around any header and payload.
+fn forged(mut header: [u8; 40], payload: &[u8]) -> Vec<u8> {
+    header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    [&header[..], &checksum(&header, payload).to_le_bytes(), payload].concat()
+}
+
+proptest! {
+    #[test]
+    fn forged_frames_do_no_harm(transform in 0u8..3, dtype in 0u8..2, layers in 0u16..3, cut in 0usize..5000, flips in prop::collection::vec((0usize..5000, any::<u8>()), 0..8)) {
+        let kind = Dtype::ALL[usize::from(dtype)];
+        let (table, bytes) = (calibrated(kind), kv(kind, 0, 1));
+        let (_, frame) = framed(&block(kind, Some(0), &bytes), (transform == 2).then_some(&table));
+        let mut header: [u8; 40] = *frame.first_chunk().unwrap();
+        (header[5], header[6]) = (dtype, transform);
+        header[8..10].copy_from_slice(&layers.to_le_bytes());
+        let mut payload = frame[HEADER..].to_vec();
+        for (at, flip) in flips {
+            let at = at % payload.len();
+            payload[at] ^= flip;
+        }
+        payload.truncate(payload.len() - cut % 40);
+        let mut out = Vec::new();
+        let read = Codec::new().decode(&forged(header, &payload), |_| Some(&table), 1 << 20, &mut out);
+        prop_assert!(read.is_ok() || out.is_empty());
+        prop_assert!(read.is_err() || out == bytes);
+    }
+}

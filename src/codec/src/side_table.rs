@@ -1,0 +1,254 @@
+//! Statistics of a model's keys and values, per layer and channel: what frames are encoded against.
+//!
+//! Keys are taken before their rotation. Both elements of a pair have one deviation, because the rotation mixes them.
+
+use crate::rotary::{Angle, Turn};
+use crate::shape::Shape;
+use crate::values::Format;
+
+/// Statistics of a channel, in integers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Channel {
+    /// Mean in units of `2^exponent / 128`.
+    mean: i16,
+    /// Reference exponent: that of the deviation, or a higher one where the mean is beyond 128 times the deviation.
+    exponent: i8,
+    /// `true` if the deviation is at least `2^(exponent + 1/2)`.
+    upper: bool,
+}
+
+/// Statistics of the channels of one layer's keys or values, an array for each so that compilers can do many channels at once.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Plane {
+    /// Means in units of `2^exponent / 128`.
+    pub means: Vec<i16>,
+    /// Reference exponents.
+    pub exponents: Vec<i8>,
+    /// 1 where the deviation is at least `2^(exponent + 1/2)`, else 0.
+    pub uppers: Vec<u8>,
+}
+
+impl FromIterator<Channel> for Plane {
+    fn from_iter<I: IntoIterator<Item = Channel>>(channels: I) -> Self {
+        let mut plane = Self::default();
+        for Channel { mean, exponent, upper } in channels {
+            plane.means.push(mean);
+            plane.exponents.push(exponent);
+            plane.uppers.push(upper.into());
+        }
+        plane
+    }
+}
+
+/// Statistics that frames are encoded against, and needed to decode them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SideTable {
+    channels_each: usize,
+    head_dim: usize,
+    /// `[layer][keys, values]`.
+    planes: Vec<Plane>,
+    /// Frequencies of pairs for each layer; none rotates nothing.
+    frequencies: Vec<Vec<u64>>,
+    id: u64,
+}
+
+impl SideTable {
+    fn new(channels_each: usize, head_dim: usize, channels: &[Channel], frequencies: Vec<Vec<u64>>) -> Self {
+        let planes = channels.chunks_exact(channels_each).map(|plane| plane.iter().copied().collect()).collect();
+        let mut table = Self { channels_each, head_dim, planes, frequencies, id: 0 };
+        table.id = xxhash_rust::xxh3::xxh3_64(&table.to_bytes());
+        table
+    }
+
+    /// Reads what [`Self::to_bytes`] wrote. Returns `None` if the bytes are no table.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut numbers = Numbers(bytes);
+        let [channels_each, head_dim, layers] = [numbers.word()?, numbers.word()?, numbers.word()?];
+        let mut frequencies = Vec::new();
+        for _ in 0..layers {
+            let n = numbers.word()?;
+            // Kept in order, so that a table is written as it was read.
+            let layer: Option<Vec<u64>> = (0..n).map(|_| numbers.next().map(u64::from_le_bytes)).collect();
+            frequencies.push(layer.filter(|layer| layer.is_empty() || layer.len() == head_dim / 2)?);
+        }
+        let n = channels_each.checked_mul(2)?.checked_mul(layers)?;
+        let is_whole = head_dim > 0
+            && channels_each > 0
+            && channels_each.is_multiple_of(head_dim)
+            && numbers.0.len() == n.checked_mul(4)?;
+        let channel = |bytes: &[u8; 4]| Channel {
+            mean: i16::from_le_bytes([bytes[0], bytes[1]]),
+            exponent: bytes[2] as i8,
+            upper: bytes[3] != 0,
+        };
+        let channels: Vec<Channel> = numbers.0.as_chunks::<4>().0.iter().map(channel).collect();
+        is_whole.then(|| Self::new(channels_each, head_dim, &channels, frequencies))
+    }
+
+    /// Returns the hash of the contents: frames name the table they need by it.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns `true` if blocks of the shape can be encoded against the table.
+    pub fn fits(&self, shape: &Shape) -> bool {
+        self.channels_each == shape.channels()
+            && self.head_dim == usize::from(shape.head_dim)
+            && self.frequencies.len() == usize::from(shape.layers)
+    }
+
+    /// Returns `true` if keys are rotated: then a frame needs the position of its block.
+    pub fn rotates(&self) -> bool {
+        self.frequencies.iter().any(|layer| !layer.is_empty())
+    }
+
+    pub(crate) fn plane(&self, layer: usize, side: usize) -> &Plane {
+        &self.planes[2 * layer + side]
+    }
+
+    /// Appends the angles of a layer's pairs at a position.
+    pub(crate) fn angles(&self, turn: &Turn, layer: usize, position: u32, angles: &mut Vec<Angle>) {
+        angles.extend(self.frequencies[layer].iter().map(|frequency| turn.angle(*frequency, position)));
+    }
+
+    /// Writes the table, to keep it beside the frames that need it. [`Self::from_bytes`] reads it.
+    ///
+    /// ```text
+    /// channels:u32 | elements of a head:u32 | layers:u32 | for each layer: frequencies:u32, each u64 |
+    /// for each layer, keys then values, each channel: mean:i16, exponent:i8, upper:u8
+    /// ```
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend((self.channels_each as u32).to_le_bytes());
+        out.extend((self.head_dim as u32).to_le_bytes());
+        out.extend((self.frequencies.len() as u32).to_le_bytes());
+        for frequencies in &self.frequencies {
+            out.extend((frequencies.len() as u32).to_le_bytes());
+            frequencies.iter().for_each(|frequency| out.extend(frequency.to_le_bytes()));
+        }
+        for Plane { means, exponents, uppers } in &self.planes {
+            for ((mean, exponent), upper) in means.iter().zip(exponents).zip(uppers) {
+                out.extend(mean.to_le_bytes());
+                out.extend([*exponent as u8, *upper]);
+            }
+        }
+        out
+    }
+}
+
+/// Reader of a table's numbers.
+struct Numbers<'a>(&'a [u8]);
+
+impl Numbers<'_> {
+    fn next<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (number, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*number)
+    }
+
+    fn word(&mut self) -> Option<usize> {
+        self.next().map(|bytes| u32::from_le_bytes(bytes) as usize)
+    }
+}
+
+/// Sums over a channel.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    sum: f64,
+    squares: f64,
+}
+
+/// Collector of a model's statistics, from blocks that pass.
+#[derive(Debug)]
+pub struct Calibrator {
+    shape: Shape,
+    frequencies: Vec<Vec<u64>>,
+    tokens: u64,
+    sums: Vec<Sums>,
+}
+
+impl Calibrator {
+    /// Creates a collector for blocks of a shape. `frequencies` are those of each layer's rotary embeddings.
+    ///
+    /// # Panics
+    /// If `frequencies` has another length than the shape has layers, or one of them is neither empty nor half a head long.
+    pub fn new(shape: Shape, frequencies: Vec<Vec<u64>>) -> Self {
+        assert_eq!(frequencies.len(), usize::from(shape.layers), "frequencies for each layer");
+        let half = usize::from(shape.head_dim / 2);
+        assert!(frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half), "a frequency for each pair");
+        let sums = vec![Sums::default(); 2 * usize::from(shape.layers) * shape.channels()];
+        Self { shape, frequencies, tokens: 0, sums }
+    }
+
+    /// Returns the number of tokens seen.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Takes in a block whose first token has the position `position`. Elements that are not finite count as zero.
+    pub fn add(&mut self, format: Format, position: u32, elements: &[u16]) {
+        let channels = self.shape.channels();
+        for (row, elements) in elements.chunks_exact(channels).enumerate() {
+            let (layer, side, token) = self.shape.place(row);
+            let mut values: Vec<f64> = elements.iter().map(|bits| format.value(*bits)).collect();
+            if side == 0 {
+                self.unrotate(layer, position + token as u32, &mut values);
+            }
+            let at = (2 * layer + side) * channels;
+            for (sums, value) in self.sums[at..at + channels].iter_mut().zip(values) {
+                sums.sum += value;
+                sums.squares += value * value;
+            }
+        }
+        self.tokens += u64::from(self.shape.tokens);
+    }
+
+    fn unrotate(&self, layer: usize, position: u32, values: &mut [f64]) {
+        let frequencies = &self.frequencies[layer];
+        if frequencies.is_empty() {
+            return;
+        }
+        for head in values.chunks_exact_mut(usize::from(self.shape.head_dim)) {
+            let (first, second) = head.split_at_mut(frequencies.len());
+            for ((a, b), frequency) in first.iter_mut().zip(second).zip(frequencies) {
+                let turns = frequency.wrapping_mul(u64::from(position)) as f64 / 2f64.powi(64);
+                let (sin, cos) = (turns * std::f64::consts::TAU).sin_cos();
+                (*a, *b) = (*a * cos + *b * sin, *b * cos - *a * sin);
+            }
+        }
+    }
+
+    /// Returns the statistics so far. They may differ in the last bit between machines; the table is therefore made once, and kept.
+    pub fn finish(&self) -> SideTable {
+        let (channels, half) = (self.shape.channels(), usize::from(self.shape.head_dim / 2));
+        let n = (self.tokens.max(1)) as f64;
+        let mean_of = |sums: &Sums| sums.sum / n;
+        let variance = |sums: &Sums| (sums.squares / n - mean_of(sums).powi(2)).max(0.0);
+        let mut table = Vec::with_capacity(self.sums.len());
+        for (plane, sums) in self.sums.chunks_exact(channels).enumerate() {
+            let rotates = plane % 2 == 0 && !self.frequencies[plane / 2].is_empty();
+            for (at, own) in sums.iter().enumerate() {
+                let dim = at % usize::from(self.shape.head_dim);
+                let partner = &sums[if dim < half { at + half } else { at - half }];
+                let (variance, reach) = if rotates {
+                    (f64::midpoint(variance(own), variance(partner)), mean_of(own).hypot(mean_of(partner)))
+                } else {
+                    (variance(own), mean_of(own).abs())
+                };
+                table.push(channel(mean_of(own), variance.sqrt(), reach));
+            }
+        }
+        SideTable::new(channels, self.shape.head_dim.into(), &table, self.frequencies.clone())
+    }
+}
+
+/// Returns the statistics in integers. `reach` is the greatest magnitude that the mean may have once it is rotated.
+fn channel(mean: f64, deviation: f64, reach: f64) -> Channel {
+    // The least deviation and the least mean of any format are far above 2^-120.
+    let log = deviation.max(2f64.powi(-120)).log2();
+    let least = if reach > 0.0 { reach.log2().floor() - 7.0 } else { -120.0 };
+    let exponent = log.floor().max(least).clamp(-120.0, 120.0);
+    let upper = log - exponent >= 0.5;
+    let mean = (mean * 2f64.powf(7.0 - exponent)).round().clamp(-32_767.0, 32_767.0);
+    Channel { mean: mean as i16, exponent: exponent as i8, upper }
+}

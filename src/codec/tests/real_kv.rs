@@ -1,0 +1,64 @@
+//! Keys and values of a real model: frames with statistics of the first tokens of a text, for the tokens after them.
+
+use trunkline_codec::frame::{Block, Codec, Transform};
+use trunkline_codec::{Calibrator, Dtype, Format, Shape, SideTable, rotary_frequencies};
+
+/// Tokens in the file.
+const TOKENS: usize = 224;
+/// Elements of a token in one layer, of keys or values.
+const CHANNELS: usize = 192;
+/// Tokens of a block.
+const BLOCK: usize = 16;
+const SHAPE: Shape = Shape { layers: 2, tokens: BLOCK as u16, heads: 3, head_dim: 64 };
+
+/// Reads `[keys, values][layer 1, 20][token][head][dim]` behind a header of 128 bytes, as blocks in the order of [`Shape`].
+fn blocks(file: &str) -> Vec<Vec<u8>> {
+    let folder = std::env::var_os("TRUNKLINE_DATA").expect("the test is ignored without data");
+    let bytes = std::fs::read(std::path::Path::new(&folder).join("kv").join(file)).expect("the file is there");
+    let rows = |side: usize, layer: usize, token: usize| {
+        let at = 128 + 2 * CHANNELS * ((side * 2 + layer) * TOKENS + token);
+        &bytes[at..at + 2 * CHANNELS * BLOCK]
+    };
+    let block = |block: usize| (0..4).flat_map(|plane| rows(plane % 2, plane / 2, block * BLOCK)).copied().collect();
+    (0..TOKENS / BLOCK).map(block).collect()
+}
+
+fn position(block: usize) -> u32 {
+    (block * BLOCK) as u32
+}
+
+/// Bytes of blocks by bytes of their frames.
+fn ratio(dtype: Dtype, blocks: &[Vec<u8>], from: usize, table: Option<&SideTable>) -> f64 {
+    let mut codec = Codec::new();
+    let (mut before, mut after) = (0, 0);
+    for (at, bytes) in blocks.iter().enumerate().skip(from) {
+        let (mut frame, mut back) = (Vec::new(), Vec::new());
+        let block = Block { dtype, shape: SHAPE, position: Some(position(at)), bytes };
+        let transform = codec.encode(&block, table, &mut frame).expect("the block has its shape");
+        assert_eq!(transform, if table.is_some() { Transform::Predicted } else { Transform::Plain });
+        codec.decode(&frame, |_| table, bytes.len(), &mut back).expect("the frame is whole");
+        assert_eq!(&back, bytes);
+        (before, after) = (before + bytes.len(), after + frame.len());
+    }
+    before as f64 / after as f64
+}
+
+#[test]
+#[cfg_attr(not(trunkline_kv), ignore = "TRUNKLINE_DATA names no folder with kv/")]
+fn statistics_of_few_tokens_beat_any_code_for_exponents_alone() {
+    for (dtype, file, least) in
+        [(Dtype::Bf16, "smollm2_mpl2_bf16_l1_l20_kv.npy", 1.52), (Dtype::F16, "smollm2_mpl2_f16_l1_l20_kv.npy", 1.18)]
+    {
+        let blocks = blocks(file);
+        let known = 7;
+        let mut calibrator = Calibrator::new(SHAPE, vec![rotary_frequencies(64, 1e5); 2]);
+        for (at, bytes) in blocks[..known].iter().enumerate() {
+            let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+            calibrator.add(Format::of(dtype), position(at), &elements);
+        }
+        let (predicted, plain) =
+            (ratio(dtype, &blocks, known, Some(&calibrator.finish())), ratio(dtype, &blocks, known, None));
+        eprintln!("{dtype:?}: {predicted:.4} with statistics of {} tokens, {plain:.4} without", calibrator.tokens());
+        assert!(predicted > least && predicted > 1.02 * plain);
+    }
+}
