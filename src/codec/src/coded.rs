@@ -51,7 +51,7 @@ pub(crate) fn write(
     }
 }
 
-/// Streams being read.
+/// Streams being read, all at once.
 pub(crate) struct Streams<'a> {
     readers: [Reader<'a>; STREAMS],
 }
@@ -60,7 +60,7 @@ pub(crate) struct Streams<'a> {
 pub(crate) type Buffers<B> = [B; STREAMS];
 
 impl<'a> Streams<'a> {
-    /// Splits the streams from what follows them. Returns `None` if the bytes end before.
+    /// Splits the streams from the bytes behind. Returns `None` if the bytes end before.
     pub(crate) fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (header, mut rest) = bytes.split_at_checked(4 * STREAMS)?;
         let mut readers = [Reader::default(); STREAMS];
@@ -71,8 +71,8 @@ impl<'a> Streams<'a> {
         Some((Self { readers }, rest))
     }
 
-    /// Reads `rows` rows of `n` symbols. `fill` prepares the buffer for a row, `codes` returns the code numbers in it, and `take` is given
-    /// each row with its buffer and symbols. Returns `None` unless all streams end where the rows do.
+    /// Reads `rows` rows of `n` symbols. `fill` prepares the buffer for a row, `codes` returns the code numbers in it, and `take` gets
+    /// each row with the row's buffer and symbols. Returns `None` unless all streams end where the rows do.
     pub(crate) fn read<B>(
         mut self,
         (rows, n): (usize, usize),

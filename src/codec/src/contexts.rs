@@ -1,4 +1,4 @@
-//! Contexts: what the predicted mean of an element says about its sign and exponent.
+//! Contexts of elements: the predicted mean, which foretells sign and exponent.
 //!
 //! The mean of a channel, rotated to the position of the token, is `u` times two to the reference exponent. Elements are coded relative to
 //! the sign of the mean, with a code for each of 16 ranges of `|u|` and two ranges of the deviation. Predictions are never subtracted: that
@@ -8,7 +8,7 @@ use crate::rotary::Angle;
 use crate::side_table::Plane;
 use crate::values::Format;
 
-/// Number of contexts.
+/// Number of contexts, each with a code.
 pub(crate) const CONTEXTS: usize = 32;
 /// Ranges of the mean.
 pub(crate) const BUCKETS: usize = 16;
@@ -48,7 +48,7 @@ pub(crate) struct Row {
 
 impl Row {
     /// Computes the contexts of a row. The means of each head, of `head_dim` elements, are rotated by the angles of its pairs; without angles
-    /// they stay.
+    /// means stay.
     pub(crate) fn fill(&mut self, format: Format, plane: &Plane, head_dim: usize, angles: &[Angle]) {
         let Plane { means, exponents, uppers } = plane;
         self.means.clear();

@@ -1,4 +1,4 @@
-//! Frames: a KV block with all that is needed to read it again, and checksums of what is stored and of what it stands for.
+//! Frames: a KV block with all that a reader needs but the side table, and checksums of the stored bytes and of the block.
 //!
 //! All integers are little endian:
 //!
@@ -17,7 +17,7 @@
 //! | 40 | 8 | XXH3 of the 40 bytes before and of the payload |
 //! | 48 | | payload |
 //!
-//! The encoder takes the shortest of the transforms it can use, so a frame is never more than 48 bytes longer than its block.
+//! Where a transform saves nothing the block is stored, so a frame is never more than 48 bytes longer than its block.
 
 use thiserror::Error;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
@@ -32,7 +32,7 @@ pub const HEADER: usize = 48;
 const MAGIC: [u8; 4] = *b"TKVF";
 const VERSION: u8 = 1;
 
-/// Way in which a frame holds its block.
+/// Way in which a frame holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transform {
     /// The bytes of the block as they are.
@@ -79,7 +79,7 @@ pub enum BlockError {
     /// The bytes are not as many as the shape has.
     #[error("{len} bytes for a block of {expected}")]
     WrongLength {
-        /// Bytes given.
+        /// Bytes as given.
         len: usize,
         /// Bytes of the shape.
         expected: usize,
@@ -104,12 +104,12 @@ pub enum FrameError {
     /// The frame is shorter or longer than its header says.
     #[error("the frame has {len} of {expected} bytes")]
     WrongLength {
-        /// Bytes given.
+        /// Bytes as given.
         len: usize,
         /// Bytes by the header.
         expected: usize,
     },
-    /// Stored bytes changed.
+    /// Stored bytes changed since the frame was made.
     #[error("the checksum of the stored bytes does not match")]
     Damaged,
     /// A field of the header has no meaning.

@@ -10,7 +10,7 @@
 //!
 //! A predictor (0 none, 1 difference, 2 exclusive or) is applied from byte to byte, modulo 256, from 0. The method is run-length
 //! encoding (0) or zstd level 3 (1). The encoder tries every predictor and method and keeps the shortest payload, the first of equals.
-//! Incompressible data grows: the frame has no stored form, and its user compares lengths.
+//! Incompressible data grows: a frame has no stored form, and users compare lengths.
 //!
 //! Source: `CPUAttention.cpp` of the MNN fork Livia-Tassel/MNN at 3e0f511e, format only. Frames have no checksum, so an error in the data of a
 //! frame may go unnoticed.
@@ -65,7 +65,7 @@ pub enum EncodeError {
     /// The input is empty or ends within a word.
     #[error("{len} bytes are no whole words of {word} bytes")]
     NoWholeWords {
-        /// Bytes of input.
+        /// Bytes of input, as given.
         len: usize,
         /// Bytes of a word.
         word: usize,
@@ -73,13 +73,13 @@ pub enum EncodeError {
     /// The frame counts words in 32 bits.
     #[error("{words} words are more than the 4294967295 that a frame can count")]
     TooLong {
-        /// Words of input.
+        /// Words of input, as given.
         words: usize,
     },
     /// A list of predictors is needed for each byte of a word.
     #[error("{given} lists of predictors for words of {word} bytes: give one for each byte")]
     WrongPredictors {
-        /// Lists given.
+        /// Lists of predictors, as given.
         given: usize,
         /// Bytes of a word.
         word: usize,
@@ -103,7 +103,7 @@ pub enum DecodeError {
     /// The frame holds more than the caller takes.
     #[error("the frame holds {len} bytes, more than the {limit} allowed")]
     TooLong {
-        /// Bytes that the frame says it holds.
+        /// Bytes by the header of the frame.
         len: u64,
         /// Most bytes that the caller takes.
         limit: usize,
@@ -129,7 +129,7 @@ pub enum DecodeError {
     LengthMismatch {
         /// Offset of the stream.
         at: usize,
-        /// Bytes that the stream says it holds.
+        /// Bytes by the header of the stream.
         raw_len: u32,
         /// Words of the frame.
         words: u32,
@@ -164,12 +164,12 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder.
+    /// Creates an encoder without buffers, which grow with use.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends the frame of `input` to `out`. `predictors` are those to try, for each byte of a word.
+    /// Appends the frame of `input` to `out`. `predictors` are the predictors to try, for each byte of a word.
     ///
     /// # Errors
     /// If the input is no whole number of words, empty, or too long, or `predictors` has another length than a word. `out` is unchanged then.

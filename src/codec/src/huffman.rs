@@ -1,4 +1,4 @@
-//! Prefix codes with a limit on their length.
+//! Prefix codes of limited length.
 
 /// Length of the longest code, bits.
 pub(crate) const LENGTH_MAX: usize = 10;
@@ -51,7 +51,7 @@ pub(crate) fn codes(lengths: &[u8]) -> Vec<u16> {
     codes
 }
 
-/// Returns `true` if lengths are those of a code without gaps.
+/// Returns `true` if lengths belong to a code without gaps.
 pub(crate) fn is_complete(lengths: &[u8]) -> bool {
     let taken: usize = lengths.iter().filter(|length| **length > 0).map(|length| 1 << LENGTH_MAX >> length).sum();
     taken == 1 << LENGTH_MAX

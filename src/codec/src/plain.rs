@@ -1,5 +1,5 @@
-//! Payload of blocks of an unknown model: the byte with the exponent by one code for keys and one for values, made for the block; the other byte as
-//! it is.
+//! Payload of blocks of an unknown model: the byte with the exponent by one code for keys and one for values, made for the block; the other byte
+//! unchanged.
 //!
 //! ```text
 //! payload = exponent of each plane:u8 | lengths of two codes | coded rows | other bytes
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! BF16 is rotated left by a bit, which brings all of the exponent into the upper byte. Planes, the keys or the values of a layer, differ
-//! in scale more than in form: their exponents count from the most frequent one.
+//! in scale more than in form: exponents count from the most frequent one.
 
 use crate::coded::{self, Buffers, Streams, Symbols};
 use crate::contexts::CONTEXTS;

@@ -5,8 +5,8 @@
 //! | Q8_0 | 34 | 8.5 | f16 scale, 32 × i8 |
 //! | Q4_0 | 18 | 4.5 | f16 scale, 16 bytes: value `j` in the low half of byte `j`, value `j + 16` in the high half, both plus 8 |
 //!
-//! The bytes are those of `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` (ggml-quants.c, the reference versions): quotients by the
-//! scale *before* its rounding to f16, rounded half away from zero. Unlike there, values that a block cannot hold are refused: NaN, infinities,
+//! The bytes equal the results of `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` (ggml-quants.c, the reference versions): quotients by the
+//! scale *before* the rounding to f16, rounded half away from zero. Unlike there, values that a block cannot hold are refused: NaN, infinities,
 //! and values whose scale exceeds the range of f16.
 
 use half::f16;
@@ -37,7 +37,7 @@ pub enum QuantError {
     NotFinite {
         /// Index of the value.
         at: usize,
-        /// The value.
+        /// Value that was given.
         value: f32,
     },
     /// The scale of a block exceeds the range of f16.
@@ -125,7 +125,7 @@ pub fn from_q8_0(blocks: &[u8], out: &mut Vec<f32>) -> Result<(), QuantError> {
 /// Appends `values` as Q4_0 blocks.
 ///
 /// # Errors
-/// As [`to_q8_0`].
+/// Fails as [`to_q8_0`] does.
 pub fn to_q4_0(values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {
     whole(values, "values", BLOCK)?;
     for (i, block) in values.chunks_exact(BLOCK).enumerate() {
@@ -143,7 +143,7 @@ pub fn to_q4_0(values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {
 /// Appends the values of Q4_0 blocks.
 ///
 /// # Errors
-/// As [`from_q8_0`].
+/// Fails as [`from_q8_0`] does.
 pub fn from_q4_0(blocks: &[u8], out: &mut Vec<f32>) -> Result<(), QuantError> {
     whole(blocks, "bytes", Q4_0_BYTES)?;
     for block in blocks.chunks_exact(Q4_0_BYTES) {

@@ -10,7 +10,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// All types, in the order of their numbers in frames.
+    /// All types, in the order of the numbers in frames.
     pub const ALL: [Self; 2] = [Self::Bf16, Self::F16];
 
     /// Returns the number of the type in frames.
@@ -31,7 +31,7 @@ pub struct Shape {
     pub layers: u16,
     /// Tokens in the block.
     pub tokens: u16,
-    /// KV heads.
+    /// KV heads of a layer.
     pub heads: u16,
     /// Elements of a head. Keys are rotated in pairs of elements `j` and `j + head_dim / 2`.
     pub head_dim: u16,

@@ -1,6 +1,6 @@
 //! Statistics of a model's keys and values, per layer and channel: what frames are encoded against.
 //!
-//! Keys are taken before their rotation. Both elements of a pair have one deviation, because the rotation mixes them.
+//! Keys are taken before the rotation. Both elements of a pair have one deviation, because the rotation mixes them.
 
 use crate::rotary::{Angle, Turn};
 use crate::shape::Shape;
@@ -22,7 +22,7 @@ struct Channel {
 pub(crate) struct Plane {
     /// Means in units of `2^exponent / 128`.
     pub means: Vec<i16>,
-    /// Reference exponents.
+    /// Reference exponents of the channels.
     pub exponents: Vec<i8>,
     /// 1 where the deviation is at least `2^(exponent + 1/2)`, else 0.
     pub uppers: Vec<u8>,
@@ -40,12 +40,12 @@ impl FromIterator<Channel> for Plane {
     }
 }
 
-/// Statistics that frames are encoded against, and needed to decode them.
+/// Statistics that frames are encoded against, and without which none can be decoded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SideTable {
     channels_each: usize,
     head_dim: usize,
-    /// `[layer][keys, values]`.
+    /// Keys and values of each layer: `[layer][keys, values]`.
     planes: Vec<Plane>,
     /// Frequencies of pairs for each layer; none rotates nothing.
     frequencies: Vec<Vec<u64>>,
@@ -85,7 +85,7 @@ impl SideTable {
         is_whole.then(|| Self::new(channels_each, head_dim, &channels, frequencies))
     }
 
-    /// Returns the hash of the contents: frames name the table they need by it.
+    /// Returns the hash of the contents: the name by which frames ask for the table.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -97,7 +97,7 @@ impl SideTable {
             && self.frequencies.len() == usize::from(shape.layers)
     }
 
-    /// Returns `true` if keys are rotated: then a frame needs the position of its block.
+    /// Returns `true` if keys are rotated: then a frame needs the position of the block.
     pub fn rotates(&self) -> bool {
         self.frequencies.iter().any(|layer| !layer.is_empty())
     }
@@ -111,7 +111,7 @@ impl SideTable {
         angles.extend(self.frequencies[layer].iter().map(|frequency| turn.angle(*frequency, position)));
     }
 
-    /// Writes the table, to keep it beside the frames that need it. [`Self::from_bytes`] reads it.
+    /// Writes the table, to be kept beside frames. [`Self::from_bytes`] reads the bytes.
     ///
     /// ```text
     /// channels:u32 | elements of a head:u32 | layers:u32 | for each layer: frequencies:u32, each u64 |
@@ -168,7 +168,7 @@ pub struct Calibrator {
 }
 
 impl Calibrator {
-    /// Creates a collector for blocks of a shape. `frequencies` are those of each layer's rotary embeddings.
+    /// Creates a collector for blocks of a shape. `frequencies` belong to each layer's rotary embeddings.
     ///
     /// # Panics
     /// If `frequencies` has another length than the shape has layers, or one of them is neither empty nor half a head long.
@@ -218,7 +218,7 @@ impl Calibrator {
         }
     }
 
-    /// Returns the statistics so far. They may differ in the last bit between machines; the table is therefore made once, and kept.
+    /// Returns the statistics so far. Two machines may differ in the last bit; a table is therefore made once, and kept.
     pub fn finish(&self) -> SideTable {
         let (channels, half) = (self.shape.channels(), usize::from(self.shape.head_dim / 2));
         let n = (self.tokens.max(1)) as f64;
@@ -242,7 +242,7 @@ impl Calibrator {
     }
 }
 
-/// Returns the statistics in integers. `reach` is the greatest magnitude that the mean may have once it is rotated.
+/// Returns the statistics in integers. `reach` is the greatest magnitude that the mean may have after a rotation.
 fn channel(mean: f64, deviation: f64, reach: f64) -> Channel {
     // The least deviation and the least mean of any format are far above 2^-120.
     let log = deviation.max(2f64.powi(-120)).log2();

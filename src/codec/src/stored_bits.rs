@@ -1,6 +1,6 @@
-//! Bits of elements that are stored as they are, packed so that compilers can do many at once.
+//! Bits of elements stored unchanged, packed so that compilers can do many at once.
 
-/// Elements packed together.
+/// Elements packed together, the size of a group.
 const GROUP: usize = 64;
 
 /// Returns the bytes of `n` elements of `bits` bits each.
@@ -42,7 +42,7 @@ fn pack_group(group: &[u16; GROUP], bits: u32, out: &mut Vec<u8>) {
     out.extend(&bytes[..48]);
 }
 
-/// Sets elements to their stored bits. `packed` MUST have the length that [`packed_len`] says.
+/// Sets elements to stored bits. `packed` MUST have the length that [`packed_len`] says.
 pub(crate) fn unpack(packed: &[u8], bits: u32, elements: &mut [u16]) {
     debug_assert_eq!(packed.len(), packed_len(elements.len(), bits));
     let bytes = GROUP * bits as usize / 8;

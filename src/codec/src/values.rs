@@ -11,7 +11,7 @@ pub struct Format {
     coded: u32,
     /// Exponent field of 1.0.
     bias: i32,
-    /// Greatest exponent field.
+    /// Greatest exponent field, that of infinities.
     exponent_max: u16,
 }
 
@@ -35,7 +35,7 @@ impl Format {
         64 << self.coded
     }
 
-    /// Returns the bits of an element that are stored as they are.
+    /// Returns the number of bits stored unchanged.
     pub(crate) fn stored_bits(self) -> u32 {
         self.mantissa - self.coded
     }
@@ -71,7 +71,7 @@ impl Format {
         if exponent.wrapping_sub(1) < 31 { symbol as u8 } else { self.uncoded() }
     }
 
-    /// Returns the coded part of an element from its symbol.
+    /// Returns the coded part of an element from a symbol.
     #[inline]
     pub(crate) fn coded_part(self, symbol: u8, origin: i16) -> u16 {
         let symbol = u16::from(symbol);

@@ -1,9 +1,9 @@
-//! Predictors: the byte before, as it is, subtracted or in exclusive or.
+//! Predictors: nothing, a difference or an exclusive or with the byte before.
 
-/// Prediction of a byte from the byte before it in the stream.
+/// Prediction of a byte from the byte before in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Predictor {
-    /// None: bytes stay as they are.
+    /// None: bytes stay unchanged.
     Raw = 0,
     /// Difference to the byte before, modulo 256.
     Delta = 1,
@@ -12,7 +12,7 @@ pub enum Predictor {
 }
 
 impl Predictor {
-    /// All predictors, in the order of their numbers, in which the encoder tries them.
+    /// All predictors, in the order of numbers, which is also the order of the encoder's tries.
     pub const ALL: [Self; 3] = [Self::Raw, Self::Delta, Self::Xor];
 
     /// Returns the predictor of a number in a stream.
@@ -30,7 +30,7 @@ impl Predictor {
         }
     }
 
-    /// Turns residuals into the bytes that they were made from.
+    /// Turns residuals back into bytes.
     pub(super) fn undo(self, residuals: &mut [u8]) {
         let mut before = 0u8;
         match self {
@@ -52,9 +52,9 @@ impl Predictor {
 pub struct Predictors(u8);
 
 impl Predictors {
-    /// All predictors.
+    /// All predictors, as the reference uses.
     pub const ALL: Self = Self(0b111);
-    /// No prediction.
+    /// Bytes without prediction alone.
     pub const RAW: Self = Self(0b001);
 
     /// Reads a comma-separated list as the reference does: `raw`, `delta_seq` and `xor_seq`, with spaces and tabs around; other names are

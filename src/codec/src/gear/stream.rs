@@ -11,9 +11,9 @@ const ZSTD_LEVEL: i32 = 3;
 /// Compression of a stream's residuals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Run-length encoding.
+    /// Run-length encoding: literals and repeats.
     Rle = 0,
-    /// zstd, level 3.
+    /// zstd at level 3.
     Zstd = 1,
 }
 
