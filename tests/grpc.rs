@@ -104,7 +104,10 @@ async fn sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alon
         let counters = client.settled().await.counters.unwrap();
         assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
         assert_eq!(counters.prefix_blocks == 0, counters.prefix_runs == 0, "{counters:?}");
-        assert!(counters.prefix_runs <= counters.prefix_blocks && counters.prefix_blocks <= counters.cached_tokens, "{counters:?}");
+        assert!(
+            counters.prefix_runs <= counters.prefix_blocks && counters.prefix_blocks <= counters.cached_tokens,
+            "{counters:?}"
+        );
         let stats = server.drain().await.stats;
         assert_eq!(stats.swaps.swap_outs > 0, n_host > 0, "{stats:?}");
         assert_eq!((stats.swaps.swap_ins, stats.free_host_blocks), (stats.swaps.swap_outs, n_host), "{stats:?}");
