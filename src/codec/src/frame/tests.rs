@@ -1,3 +1,5 @@
+//! Frames come back, damage is seen, and forged frames do no harm.
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 

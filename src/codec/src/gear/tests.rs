@@ -1,3 +1,5 @@
+//! Gear frames: the format at its edges, malformed frames, and any bytes.
+
 use proptest::prelude::*;
 
 use super::{DecodeError, EncodeError, Encoder, HASH_SEED, Method, Predictor, Predictors, Word, decode, hash, rle};
