@@ -59,6 +59,7 @@ async fn the_same_prompt_again_comes_from_the_cache_with_the_same_text() {
     let counters = client.info().await.counters.unwrap();
     assert_eq!((counters.accepted, counters.finished, counters.refused), (3, 3, 0));
     assert_eq!((counters.generated_tokens, counters.cached_tokens), (72, cached.into()));
+    assert_eq!((counters.prefix_blocks, counters.prefix_runs), (u64::from(cached / 16), 1));
     assert_eq!(server.drain().await.stats.requests.accepted, 3);
 }
 
@@ -103,11 +104,6 @@ async fn sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alon
         }
         let counters = client.settled().await.counters.unwrap();
         assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
-        assert_eq!(counters.prefix_blocks == 0, counters.prefix_runs == 0, "{counters:?}");
-        assert!(
-            counters.prefix_runs <= counters.prefix_blocks && counters.prefix_blocks <= counters.cached_tokens,
-            "{counters:?}"
-        );
         let stats = server.drain().await.stats;
         assert_eq!(stats.swaps.swap_outs > 0, n_host > 0, "{stats:?}");
         assert_eq!((stats.swaps.swap_ins, stats.free_host_blocks), (stats.swaps.swap_outs, n_host), "{stats:?}");
