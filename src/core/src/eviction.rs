@@ -54,12 +54,6 @@ pub trait Eviction: Send + std::fmt::Debug {
         out.extend(self.pop(blocks));
     }
 
-    /// Returns a block that is likely to be evicted next, if finding one is cheap. The tree loads the block ahead; decisions do not
-    /// depend on the answer.
-    fn likely_next(&self) -> Option<u32> {
-        None
-    }
-
     /// Returns `true` if the policy reads [`Nodes::hits`]. If it does not, the tree need not count them.
     fn reads_hits(&self) -> bool {
         true

@@ -112,15 +112,6 @@ impl Nodes {
         prefetch(&self.fingerprints[first..=first]);
     }
 
-    /// Requests what an eviction reads and writes of `len` blocks from `first` on from memory.
-    pub(crate) fn prefetch(&self, first: u32, len: usize) {
-        let range = first as usize..first as usize + len;
-        prefetch(&self.parents[range.clone()]);
-        prefetch(&self.children[range.clone()]);
-        prefetch(&self.readers[range.clone()]);
-        prefetch(&self.fingerprints[range]);
-    }
-
     /// Adds a reader to `len` blocks from `first` on.
     pub(crate) fn enter(&mut self, first: u32, len: usize) {
         self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers += 1);

@@ -59,8 +59,6 @@ use crate::prefix::Prefix;
 const ROOM_TOKENS_MAX: usize = 1 << 26;
 /// Blocks inserted into or removed from the index in one batch.
 const INDEXED_AT_ONCE: usize = 16;
-/// Slots of the next victims requested from memory ahead of their eviction.
-const VICTIMS_AHEAD: u32 = 16;
 /// Runs of a prefix requested from memory ahead of the one that is held.
 const RUNS_AHEAD: usize = 4;
 
@@ -321,14 +319,10 @@ impl PrefixTree {
         if self.usable() < n {
             return false;
         }
-        let evicted = self.evicted;
         self.evict(n.saturating_sub(self.pool.count(BlockState::Free)));
         self.evict_ahead(n, table);
         let allocated = self.pool.allocate(n, table);
         assert!(allocated, "the blocks counted as usable are free");
-        if evicted < self.evicted {
-            self.load_next_victims();
-        }
         self.open(self.pool.opened());
         true
     }
@@ -469,15 +463,6 @@ impl PrefixTree {
             left -= self.pop_chain(left);
         }
         self.drop_leaving();
-    }
-
-    /// Requests the blocks that are likely to be evicted next from memory. A chain leaves last to first.
-    fn load_next_victims(&self) {
-        let Some(last) = self.eviction.likely_next() else { return };
-        let first = (last + 1).saturating_sub(VICTIMS_AHEAD);
-        let len = (last + 1 - first) as usize;
-        self.nodes.prefetch(first, len);
-        self.pool.prefetch(first, len);
     }
 
     /// Evicts blocks so that the next `n` blocks of a table can be neighbours, as far as the pool keeps blocks free for that.
