@@ -91,7 +91,10 @@ async fn without_tokens_addresses_have_fair_shares() {
         gate.send(()).unwrap();
     }
     few.until(|_| ended.lock().unwrap().len() == 2).await;
-    assert_eq!(*ended.lock().unwrap(), ["first", "single"], "the single request passes the flood");
+    let mut names = ended.lock().unwrap().clone();
+    // Two steps end both; the tasks that read their streams may write the names in either order.
+    names.sort_unstable();
+    assert_eq!(names, ["first", "single"], "the single request passes the flood");
     drop(gate);
     for task in tasks {
         task.await.unwrap();
