@@ -30,9 +30,10 @@ const UNSAFE_FILES: [&str; 4] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 4] = [
+const LOW_CRATES: [(&str, &[&str]); 5] = [
     ("src/codec/Cargo.toml", &[]),
     ("src/port/Cargo.toml", &[]),
+    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-port"]),
     ("src/text/Cargo.toml", &[]),
     // The second is for tests alone.
     ("src/worker/Cargo.toml", &["trunkline-port", "trunkline-text"]),

@@ -26,10 +26,12 @@ enum Direction {
 fn copy(id: u64, direction: Direction, pairs: &[(u32, u32)]) -> Transfer {
     let pairs = pairs.iter().copied();
     match direction {
-        Direction::Out => Transfer { id, from: Place::Device, to: Place::Host, pairs: pairs.collect() },
+        Direction::Out => {
+            Transfer { id, from: Place::Device, to: Place::Host, pairs: pairs.collect(), ..Transfer::default() }
+        }
         Direction::In => {
             let pairs = pairs.map(|(device, host)| (host, device)).collect();
-            Transfer { id, from: Place::Host, to: Place::Device, pairs }
+            Transfer { id, from: Place::Host, to: Place::Device, pairs, ..Transfer::default() }
         }
     }
 }

@@ -113,7 +113,7 @@ impl Links {
 
     /// Begins a copy at `now_ns`. Returns its link direction, whose next wake-up may have changed.
     pub fn ask(&mut self, now_ns: u64, transfer: &Transfer) -> usize {
-        let &Transfer { id, from, to, ref pairs } = transfer;
+        let &Transfer { id, from, to, ref pairs, .. } = transfer;
         let direction = direction(from, to);
         let link = &mut self.0[direction / 2];
         let latency_ns = ns(link.latency_s);
@@ -202,7 +202,8 @@ mod tests {
         let mut ends = vec![0; asked.len()];
         for (id, (at_ns, (from, to), blocks)) in asked.iter().enumerate() {
             let pairs = (0..*blocks).map(|i| (i, i)).collect();
-            let direction = links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs });
+            let direction =
+                links.ask(*at_ns, &Transfer { id: id as u64, from: *from, to: *to, pairs, ..Transfer::default() });
             wake_ups.extend(
                 links.next_wake_up(direction).map(|wake_up| Reverse((wake_up.at_ns, direction, wake_up.version))),
             );
@@ -256,7 +257,7 @@ mod tests {
     fn copies_that_are_lost_are_told_and_count_as_far_as_they_moved() {
         let mut links = links(None);
         for (id, (from, to)) in [(1, OUT), (2, IN), (3, DOWN)] {
-            let direction = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)] });
+            let direction = links.ask(0, &Transfer { id, from, to, pairs: vec![(0, 0)], ..Transfer::default() });
             let wake_up = links.next_wake_up(direction).unwrap();
             if wake_up.at_ns == 10_000 {
                 links.wake_up(wake_up.at_ns, direction, wake_up.version, &mut Vec::new());

@@ -161,7 +161,7 @@ impl TransferTable {
         let id = self.next_id;
         self.next_id += 1;
         let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
-        self.outbox.push(Transfer { id, from, to, pairs: numbers });
+        self.outbox.push(Transfer { id, from, to, pairs: numbers, ..Transfer::default() });
         let begun_ns = self.now_ns;
         let due_ns = begun_ns.saturating_add(self.links.patience_ns(from, to, pairs.len()));
         if due_ns < u64::MAX {

@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::Token;
+
 /// Memory for KV blocks. Each place numbers the place's blocks from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
     /// The device: the blocks read and written by steps.
+    #[default]
     Device,
     /// Host memory for swapped-out requests (`host_blocks` of the core's configuration).
     Host,
@@ -19,7 +22,7 @@ pub enum Place {
 ///
 /// From the action to the answer nobody writes the sources, and nobody but the copy reads or writes the destinations.
 /// Steps and other copies may read published sources meanwhile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {
     /// Number of the copy; counts up from 1 for the lifetime of the core.
     pub id: u64,
@@ -29,4 +32,66 @@ pub struct Transfer {
     pub to: Place,
     /// Pairs (block in `from`, block in `to`).
     pub pairs: Vec<(u32, u32)>,
+    /// Identity of each pair's contents, if `from` or `to` is a tier; else empty.
+    pub keys: Vec<BlockKey>,
+    /// Tokens of the blocks in `keys`, equally many for each.
+    pub tokens: Vec<Token>,
+    /// `true` if a request waits for the end.
+    pub is_urgent: bool,
+}
+
+impl Transfer {
+    /// Returns the tokens of the contents of pair number `pair`.
+    ///
+    /// # Panics
+    /// If the transfer has no keys, or no such pair.
+    pub fn tokens_of(&self, pair: usize) -> &[Token] {
+        let block_size = self.tokens.len() / self.keys.len();
+        &self.tokens[pair * block_size..][..block_size]
+    }
+}
+
+/// Identity of a full block of a prefix, by content: equal on every machine and after every restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey {
+    /// Hash of the namespace: model, revision, KV type, adapter, tenant, salt and further keys.
+    pub root: u128,
+    /// Chained hash of the prefix before the block; `root` for the first block of a prefix.
+    pub parent: u128,
+    /// Chained hash of the prefix with the block.
+    pub hash: u128,
+    /// Position of the block's first token in the prefix.
+    pub first_token: u32,
+}
+
+/// A block held by a tier, with key and tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownBlock {
+    /// Number of the block in the tier.
+    pub block: u32,
+    /// Identity of the contents.
+    pub key: BlockKey,
+    /// Tokens of the block, all of them.
+    pub tokens: Vec<Token>,
+}
+
+/// Reason for a block of a transfer not to arrive. The block's destination holds nothing of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockFault {
+    /// The source is missing, damaged, or holds other contents. The block MUST leave the source's place.
+    Bad,
+    /// The copy failed on the way, as when a connection broke: the source is good.
+    Interrupted,
+    /// The destination took nothing: full, or too busy. The source is good.
+    Refused,
+}
+
+/// The answer to a [`Transfer`], sent when no block is read or written for the transfer any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TransferReport {
+    /// Pairs that failed, by index in [`Transfer::pairs`], ascending. All others arrived.
+    pub faults: Vec<(u32, BlockFault)>,
+    /// Size of the arrived blocks at the destination, in bytes.
+    pub stored_bytes: u64,
 }

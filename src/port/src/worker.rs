@@ -32,6 +32,28 @@ pub trait BlockCopier: Send {
     fn copy(&mut self, transfer: &Transfer) -> Result<(), CopyError>;
 }
 
+/// The KV blocks of a device, as bytes, for use on any thread while steps run.
+///
+/// A block's bytes are its elements, little-endian, as `[layer][keys, values][token][head][dim]`, whatever the layout in the
+/// device's memory. A caller MUST NOT write a block in use by a step, nor read a block written by a step; the core's transfers
+/// do neither.
+pub trait DeviceBlocks: Send + Sync {
+    /// Returns the bytes of a block; equal for all blocks.
+    fn block_bytes(&self) -> usize;
+
+    /// Copies a block's bytes into `bytes`, which is [`Self::block_bytes`] long.
+    ///
+    /// # Errors
+    /// If there is no such block, or the device cannot be read.
+    fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError>;
+
+    /// Replaces a block's bytes by `bytes`, which is [`Self::block_bytes`] long.
+    ///
+    /// # Errors
+    /// If there is no such block, or the device cannot be written. The block holds nothing of use then.
+    fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError>;
+}
+
 /// A step could not be run.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]

@@ -32,10 +32,10 @@ enum Direction {
 /// A copy of pairs (device, host).
 fn transfer(id: u64, direction: Direction, pairs: Vec<(u32, u32)>) -> Transfer {
     match direction {
-        Direction::Out => Transfer { id, from: Place::Device, to: Place::Host, pairs },
+        Direction::Out => Transfer { id, from: Place::Device, to: Place::Host, pairs, ..Transfer::default() },
         Direction::In => {
             let pairs = pairs.into_iter().map(|(device, host)| (host, device)).collect();
-            Transfer { id, from: Place::Host, to: Place::Device, pairs }
+            Transfer { id, from: Place::Host, to: Place::Device, pairs, ..Transfer::default() }
         }
     }
 }

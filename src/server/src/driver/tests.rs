@@ -117,7 +117,7 @@ fn a_deadline_ticks_and_a_refusal_is_reported() {
 fn steps_and_transfers_are_sent_to_the_worker_in_order_and_never_waited_for() {
     const TRANSFERS: u64 = 10_000;
     let transfer = |id| {
-        let transfer = Transfer { id, from: Place::Host, to: Place::Device, pairs: Vec::new() };
+        let transfer = Transfer { id, from: Place::Host, to: Place::Device, pairs: Vec::new(), ..Transfer::default() };
         ClusterOutput::Engine(EngineId(0), Action::Transfer(Box::new(transfer)))
     };
     let (_handle, mut driver, jobs) = driver_with(None);

@@ -108,7 +108,13 @@ impl Setup {
     }
 
     fn transfer(&self, id: u64) {
-        self.worker.transfer(Box::new(Transfer { id, from: Place::Device, to: Place::Host, pairs: vec![(0, 0)] }));
+        self.worker.transfer(Box::new(Transfer {
+            id,
+            from: Place::Device,
+            to: Place::Host,
+            pairs: vec![(0, 0)],
+            ..Transfer::default()
+        }));
     }
 
     fn next(&self) -> String {

@@ -30,7 +30,9 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     let mut copies = Copies::default();
     let mut source = trace.source();
     let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut copies).unwrap();
-    let copy = |id, from, to, n| Action::Transfer(Box::new(Transfer { id, from, to, pairs: vec![(0, 0); n] }));
+    let copy = |id, from, to, n| {
+        Action::Transfer(Box::new(Transfer { id, from, to, pairs: vec![(0, 0); n], ..Transfer::default() }))
+    };
     let out = |id| copy(id, Place::Device, Place::Host, 2);
     let back = |id, n| copy(id, Place::Host, Place::Device, n);
     for copy in [out(1), out(2), back(3, 2), back(4, 4), back(5, 100)] {
