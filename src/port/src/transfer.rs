@@ -51,21 +51,28 @@ impl Transfer {
     }
 }
 
-/// Identity of a full block of a prefix, by content: equal on every machine and after every restart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Identity of a full block of a prefix, by content: equal on every machine and after every restart. Hashes are cryptographic, cut
+/// to 128 bits, so equal keys stand for equal tokens in equal namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockKey {
     /// Hash of the namespace: model, revision, KV type, adapter, tenant, salt and further keys.
+    #[serde(with = "hex")]
     pub root: u128,
     /// Chained hash of the prefix before the block; `root` for the first block of a prefix.
+    #[serde(with = "hex")]
     pub parent: u128,
     /// Chained hash of the prefix with the block.
+    #[serde(with = "hex")]
     pub hash: u128,
+    /// Number by which a core finds the block before it compares the rest; not unique.
+    #[serde(with = "hex")]
+    pub fingerprint: u64,
     /// Position of the block's first token in the prefix.
     pub first_token: u32,
 }
 
 /// A block held by a tier, with key and tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownBlock {
     /// Number of the block in the tier.
     pub block: u32,
@@ -94,4 +101,39 @@ pub struct TransferReport {
     pub faults: Vec<(u32, BlockFault)>,
     /// Size of the arrived blocks at the destination, in bytes.
     pub stored_bytes: u64,
+}
+
+/// Hashes in JSON: a number beyond 53 bits is not safe there.
+mod hex {
+    use std::fmt::LowerHex;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<T: LowerHex, S: Serializer>(hash: &T, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_str(&format!("{hash:x}"))
+    }
+
+    pub(super) fn deserialize<'a, T: TryFrom<u128>, D: Deserializer<'a>>(input: D) -> Result<T, D::Error> {
+        let text = String::deserialize(input)?;
+        let hash = u128::from_str_radix(&text, 16).map_err(D::Error::custom)?;
+        T::try_from(hash).map_err(|_| D::Error::custom(format!("'{text}' has too many digits")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_block_survives_json_with_all_bits_of_its_hashes() {
+        let key =
+            BlockKey { root: 1, parent: u128::MAX, hash: 1 << 127 | 5, fingerprint: u64::MAX - 1, first_token: 16 };
+        let block = KnownBlock { block: 7, key, tokens: vec![1, 2] };
+        let text = serde_json::to_string(&block).unwrap();
+        assert!(text.contains("\"fingerprint\":\"fffffffffffffffe\""), "{text}");
+        assert_eq!(serde_json::from_str::<KnownBlock>(&text).unwrap(), block);
+        let long = text.replace("fffffffffffffffe", "1fffffffffffffffe");
+        assert!(serde_json::from_str::<KnownBlock>(&long).is_err());
+    }
 }
