@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use trunkline_codec::frame::{Block, Codec};
-use trunkline_codec::{Calibrator, Dtype, Format, Shape, SideTable, rotary_frequencies};
+use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, rotary_frequencies};
 
 use super::measure::{Numbers, Report, time_ns};
 
@@ -49,7 +49,9 @@ pub fn run(folder: Option<&Path>, theta: f64, quick: bool) -> anyhow::Result<Rep
         let table = kv.statistics(if folder.is_some() { theta } else { SYNTHETIC_THETA });
         measure(&mut report, kv, "predicted", &mut Frames::new(kv, Some(&table)), rounds)?;
         measure(&mut report, kv, "plain", &mut Frames::new(kv, None), rounds)?;
-        measure(&mut report, kv, "zstd", &mut SplitZstd::new(kv)?, rounds.min(5))?;
+        if kv.dtype.bytes() == 2 {
+            measure(&mut report, kv, "zstd", &mut SplitZstd::new(kv)?, rounds.min(5))?;
+        }
     }
     Ok(report)
 }
@@ -59,8 +61,7 @@ impl Kv {
         let frequencies = vec![rotary_frequencies(self.shape.head_dim, theta); self.shape.layers.into()];
         let mut calibrator = Calibrator::new(self.shape, frequencies);
         for (at, bytes) in self.blocks[..self.known].iter().enumerate() {
-            let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|two| u16::from_le_bytes(*two)).collect();
-            calibrator.add(Format::of(self.dtype), position(at), &elements);
+            calibrator.add(self.dtype, position(at), bytes);
         }
         calibrator.finish()
     }
@@ -152,7 +153,7 @@ impl Coding for Frames<'_> {
     }
 }
 
-/// zstd on each byte of the elements apart.
+/// zstd on each byte of elements of 16 bits apart.
 struct SplitZstd {
     dtype: Dtype,
     compressor: zstd::bulk::Compressor<'static>,
@@ -220,7 +221,7 @@ fn synthetic(quick: bool) -> Vec<Kv> {
         .collect();
     let blocks: Vec<Vec<f32>> =
         (0..known + measured).map(|at| block(&shape, position(at), &channels, &mut draw)).collect();
-    [Dtype::Bf16, Dtype::F16]
+    Dtype::ALL
         .map(|dtype| Kv {
             name: name(dtype).into(),
             dtype,
@@ -235,6 +236,9 @@ fn name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Bf16 => "BF16",
         Dtype::F16 => "FP16",
+        Dtype::F32 => "F32",
+        Dtype::E4m3 => "E4M3",
+        Dtype::E5m2 => "E5M2",
     }
 }
 
@@ -264,13 +268,30 @@ fn rotate(head: &mut [f32], position: u32) {
     }
 }
 
-/// Returns the values as bytes of a type, rounded to the nearest, ties to even.
+/// Returns the values as bytes of a type, rounded to the nearest; ties to even, but away from zero for FP8.
 fn rounded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    let bytes = |value: &f32| match dtype {
-        Dtype::Bf16 => half::bf16::from_f32(*value).to_le_bytes(),
-        Dtype::F16 => half::f16::from_f32(*value).to_le_bytes(),
-    };
-    values.iter().flat_map(bytes).collect()
+    let mut bytes = Vec::with_capacity(values.len() * dtype.bytes());
+    for value in values {
+        match dtype {
+            Dtype::Bf16 => bytes.extend(half::bf16::from_f32(*value).to_le_bytes()),
+            Dtype::F16 => bytes.extend(half::f16::from_f32(*value).to_le_bytes()),
+            Dtype::F32 => bytes.extend(value.to_le_bytes()),
+            Dtype::E4m3 => bytes.push(fp8(*value, 3, 448.0)),
+            Dtype::E5m2 => bytes.push(fp8(*value, 2, 57_344.0)),
+        }
+    }
+    bytes
+}
+
+/// Returns a value rounded to FP8 with this many bits of mantissa and this greatest value.
+fn fp8(value: f32, mantissa: i32, greatest: f32) -> u8 {
+    let magnitude = value.abs().min(greatest);
+    let least = if mantissa == 3 { -6 } else { -14 };
+    let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(least);
+    // Rounding up to the next power of two carries into the exponent.
+    let steps = (magnitude * f32::powi(2.0, mantissa - exponent)).round() as i32;
+    let bits = ((exponent - least) << mantissa) + steps;
+    ((value.to_bits() >> 31) << 7) as u8 | bits as u8
 }
 
 /// Normally distributed pseudo-random numbers.
