@@ -10,8 +10,8 @@ use crate::links::Link;
 /// Receiver of a report.
 pub type Done = Box<dyn FnOnce(TransferReport) + Send>;
 
-/// Report of a transfer in the making. Sent when the last [`Pair`] is gone, so that every transfer is answered exactly once, whatever
-/// becomes of its jobs: a pair dropped without an answer was interrupted.
+/// Report of a transfer in the making. Sent when the last [`Pair`] is gone, so every transfer is answered exactly once: a pair dropped
+/// without an answer was interrupted.
 pub struct Answer {
     outcomes: Mutex<Outcomes>,
 }
@@ -22,7 +22,7 @@ struct Outcomes {
     done: Option<Done>,
 }
 
-/// One pair of a transfer, to be answered. Holds a credit of the link until then.
+/// Pair of a transfer, to be answered. Holds a credit of the link until then.
 pub struct Pair {
     answer: Arc<Answer>,
     index: u32,

@@ -1,6 +1,6 @@
 //! Host memory for blocks: allocated as needed, up to a hard limit, and returned to the system when idle.
 //!
-//! Each piece of 64 KiB or more is a mapping of its own, so that memory returned is memory the system has again; smaller pieces come
+//! Each piece of 64 KiB or more is a mapping of its own, and goes back to the system as a whole; smaller pieces come
 //! from the heap. Freed pieces are kept for the next of their size, last freed first used, as long as at most a tenth of the
 //! memory is idle.
 
@@ -13,7 +13,7 @@ use memmap2::MmapMut;
 
 /// Least size of a piece with a mapping of its own, bytes.
 const MAPPED_MIN: usize = 64 << 10;
-/// Bytes of a page.
+/// Bytes of a page, the unit of mappings.
 const PAGE: usize = 4 << 10;
 /// Share of idle memory kept for later use: one part in this many.
 const IDLE_PART: u64 = 10;
@@ -29,12 +29,12 @@ pub struct Arena {
 struct State {
     used: u64,
     idle: u64,
-    /// Idle pieces by size, oldest first, each with the number of its release.
+    /// Idle pieces by size, oldest first, each with the number of the release.
     pieces: BTreeMap<usize, VecDeque<(u64, Memory)>>,
     releases: u64,
 }
 
-/// Memory of an [`Arena`], in bytes.
+/// Host memory in use and idle, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaStats {
     /// Bytes in use.
@@ -79,7 +79,7 @@ impl Memory {
     }
 }
 
-/// Returns the bytes that a piece of `len` bytes takes: sizes are rounded up by a 32nd at most, so that pieces of similar size are exchangeable.
+/// Returns the memory of a piece of `len` bytes: sizes are rounded up by a 32nd at most, and pieces of similar size are exchangeable.
 pub fn rounded(len: usize) -> usize {
     if len < MAPPED_MIN {
         return len.next_multiple_of(64);
@@ -189,7 +189,7 @@ impl Arena {
         drop(surplus);
     }
 
-    /// Returns the memory in use.
+    /// Returns the memory in use and idle.
     pub fn stats(&self) -> ArenaStats {
         let state = self.state();
         ArenaStats { used_bytes: state.used, idle_bytes: state.idle, limit_bytes: self.limit }

@@ -1,20 +1,20 @@
-//! Decoded blocks, kept for their next use; least recently used first out.
+//! Decoded blocks, kept for the next use; least recently used first out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::held::Held;
 
-/// Uses of a [`DecodeCache`].
+/// Uses of the decoded blocks kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Look-ups that found a decoded block.
     pub hits: u64,
     /// Look-ups that found nothing.
     pub misses: u64,
-    /// Blocks held.
+    /// Decoded blocks held now.
     pub blocks: u64,
-    /// Memory held, bytes.
+    /// Memory of the decoded blocks, bytes.
     pub bytes: u64,
 }
 

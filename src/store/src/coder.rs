@@ -14,7 +14,7 @@ use crate::layout::BlockLayout;
 /// Tokens seen before statistics of the model are frozen.
 const CALIBRATION_TOKENS: u64 = 512;
 
-/// Encoder and decoder of one thread.
+/// Encoder and decoder of one thread, with buffers.
 #[derive(Debug, Default)]
 pub struct Engine(Codec);
 
@@ -24,7 +24,7 @@ pub struct Coder {
     layout: BlockLayout,
     dtype: Option<Dtype>,
     tables: RwLock<HashMap<u64, Arc<SideTable>>>,
-    /// Table for new frames.
+    /// Table that new frames are encoded against.
     current: RwLock<Option<Arc<SideTable>>>,
     calibrator: Mutex<Option<Calibrator>>,
     counters: Counters,
@@ -41,10 +41,10 @@ struct Counters {
     mismatches: AtomicU64,
 }
 
-/// Work done by the codec.
+/// Work done by the codec since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodecStats {
-    /// Blocks encoded.
+    /// Blocks encoded, kept or not.
     pub encoded_blocks: u64,
     /// Bytes of the encoded blocks before.
     pub encoded_bytes: u64,
@@ -52,11 +52,11 @@ pub struct CodecStats {
     pub frame_bytes: u64,
     /// Time spent on encoding, nanoseconds of one thread.
     pub encode_ns: u64,
-    /// Blocks decoded.
+    /// Blocks decoded; blocks from the decode cache do not count.
     pub decoded_blocks: u64,
     /// Time spent on decoding, nanoseconds of one thread.
     pub decode_ns: u64,
-    /// Blocks that were not the same after encoding and decoding; counted with compression `full`.
+    /// Blocks changed by encoding and decoding; counted with compression `full`.
     pub mismatches: u64,
 }
 
@@ -179,7 +179,7 @@ impl Coder {
         self.counters.mismatches.fetch_add(1, Relaxed);
     }
 
-    /// Returns the work done so far.
+    /// Returns the work done since the store was opened.
     pub fn stats(&self) -> CodecStats {
         let Counters { encoded_blocks, encoded_bytes, frame_bytes, encode_ns, decoded_blocks, decode_ns, mismatches } =
             &self.counters;

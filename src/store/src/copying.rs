@@ -9,7 +9,7 @@ use crate::counters::Fault;
 use crate::held::{Coding, Held};
 use crate::places::{Failure, Places, Scratch};
 
-/// Pair to copy.
+/// Pair to copy, with the claims of its slots.
 pub struct Item {
     /// Pair of the transfer, to be answered.
     pub pair: Pair,
@@ -21,21 +21,21 @@ pub struct Item {
 
 /// Pairs of a transfer, to be copied by one thread.
 pub struct Copying {
-    /// Places of the store.
+    /// Places that hold sources and destinations.
     pub places: Arc<Places>,
     /// Device of the worker that the transfer is for.
     pub device: Arc<dyn DeviceBlocks>,
     /// Transfer with the pairs.
     pub transfer: Arc<Transfer>,
-    /// Pairs to copy.
+    /// Pairs to copy, in the order of the transfer.
     pub items: Vec<Item>,
 }
 
-/// Contents of a source.
+/// Contents of a source, and where the bytes are.
 enum Source {
     /// Uncompressed, in [`Scratch::raw`].
     Raw,
-    /// In host memory.
+    /// In host memory, compressed or not.
     Held(Arc<Held>),
 }
 

@@ -20,7 +20,7 @@ pub enum Fault {
     /// Bytes changed since the record was written.
     #[error("bytes of the record changed")]
     Flipped,
-    /// There is no record.
+    /// The slot, file or object holds no record.
     #[error("there is no record")]
     Missing,
 }
@@ -29,7 +29,7 @@ impl Fault {
     /// All faults, in the order of [`FaultCounts`].
     pub const ALL: [Self; 6] = [Self::Torn, Self::Short, Self::Stale, Self::Swapped, Self::Flipped, Self::Missing];
 
-    /// Returns the name, one word.
+    /// Returns the name of the fault, one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Torn => "torn",
@@ -57,7 +57,7 @@ impl FaultCounts {
         self.0.iter().sum()
     }
 
-    /// Counts a fault.
+    /// Counts a fault of one block.
     pub fn add(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
     }
@@ -68,7 +68,7 @@ impl FaultCounts {
 pub struct FaultCounters([AtomicU64; 6]);
 
 impl FaultCounters {
-    /// Counts a fault.
+    /// Counts a fault of one block.
     pub fn add(&self, fault: Fault) {
         self.0[fault as usize].fetch_add(1, Ordering::Relaxed);
     }

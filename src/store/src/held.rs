@@ -44,7 +44,7 @@ impl Body {
         self.coding
     }
 
-    /// Checks the bytes.
+    /// Checks the bytes against their checksum.
     ///
     /// # Errors
     /// If a byte changed since the bytes were stored.
@@ -124,7 +124,7 @@ impl Kept {
         self.key
     }
 
-    /// Returns the block.
+    /// Returns the block in memory.
     pub fn held(&self) -> &Arc<Held> {
         &self.held
     }
@@ -148,7 +148,7 @@ pub struct HostPlace {
 }
 
 impl HostPlace {
-    /// Returns the slots.
+    /// Returns the slots of the place.
     pub fn slots(&self) -> &Slots<Arc<Kept>> {
         &self.slots
     }

@@ -16,7 +16,7 @@ pub struct LinkStats {
     pub to: Place,
     /// Blocks submitted and not yet answered.
     pub queued_blocks: u64,
-    /// Blocks arrived.
+    /// Blocks arrived since the store was opened.
     pub blocks: u64,
     /// Bytes of the arrived blocks, uncompressed.
     pub block_bytes: u64,
@@ -30,7 +30,7 @@ pub struct LinkStats {
     pub waits: Spread,
 }
 
-/// Copies from one place to another.
+/// Copies from one place to another, counted.
 #[derive(Debug)]
 pub struct Link {
     from: Place,
@@ -45,7 +45,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates an idle link.
+    /// Creates a link without copies under way.
     pub fn new(from: Place, to: Place) -> Self {
         let n = || AtomicU64::new(0);
         let (queued, blocks, block_bytes, stored_bytes, refused, failed) = (n(), n(), n(), n(), n(), n());
@@ -99,7 +99,7 @@ impl Link {
         self.queued.fetch_sub(1, Relaxed);
     }
 
-    /// Returns the counters.
+    /// Returns the counters of all copies so far.
     pub fn stats(&self) -> LinkStats {
         LinkStats {
             from: self.from,

@@ -19,14 +19,14 @@ const AUTO_BLOCKS: u64 = 64;
 /// Least ratio for which compression `auto` continues.
 const AUTO_RATIO: f64 = 1.02;
 
-/// Buffers of a thread.
+/// Buffers of a thread, used again by each job.
 #[derive(Debug, Default)]
 pub struct Scratch {
     /// Encoder and decoder.
     pub engine: Engine,
-    /// Bytes of one block.
+    /// Bytes of one block, uncompressed.
     pub raw: Vec<u8>,
-    /// Bytes of one frame.
+    /// Bytes of one frame of the codec.
     pub frame: Vec<u8>,
 }
 
@@ -51,24 +51,24 @@ impl From<Failure> for BlockFault {
     }
 }
 
-/// Contents of a tier.
+/// Contents of a tier, by medium.
 #[derive(Debug)]
 pub enum Tier {
-    /// Blocks in host memory.
+    /// Blocks in host memory, one for each slot.
     Host(HostPlace),
 }
 
-/// Places of a store.
+/// Places of a store, and all that copies between places need.
 pub struct Places {
     /// Host memory of all places.
     pub arena: Arc<Arena>,
     /// Blocks of swapped-out requests.
     pub host: HostPlace,
-    /// Tiers, nearest first.
+    /// Tiers behind the device, nearest first.
     pub tiers: Vec<Tier>,
-    /// Compression of blocks.
+    /// Compression of blocks, with the statistics of the model.
     pub coder: Coder,
-    /// Decoded blocks.
+    /// Decoded blocks, kept for the next use.
     pub cache: DecodeCache,
     /// Blocks that failed verification, by place: host first, then the tiers.
     pub faults: Vec<FaultCounters>,
@@ -79,7 +79,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Creates empty places.
+    /// Creates the places of a store, host memory empty.
     pub fn new(settings: &StoreSettings, tiers: Vec<Tier>, queue: Arc<Queue<Scratch>>) -> Self {
         Self {
             arena: Arena::new(settings.host_bytes),
@@ -151,7 +151,7 @@ impl Places {
         self.host_place(place).map_or(0, |place| place.slots().generation(slot))
     }
 
-    /// Empties a slot.
+    /// Empties a slot, so that the memory is free.
     pub fn release(&self, place: Place, slot: u32) {
         if let Some(place) = self.host_place(place) {
             drop(place.slots().release(slot));

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 pub enum Urgency {
     /// A request waits for the end of the job.
     Urgent = 0,
-    /// Nobody waits.
+    /// Nobody waits for the end of the job.
     Background = 1,
     /// Work that makes room, done when there is nothing else.
     Idle = 2,
@@ -97,7 +97,7 @@ impl<S> Queue<S> {
     }
 }
 
-/// Threads of a [`Queue`].
+/// Threads that run the jobs of a [`Queue`].
 pub struct Pool<S> {
     queue: Arc<Queue<S>>,
     threads: Vec<JoinHandle<()>>,
@@ -137,7 +137,7 @@ impl<S: Default + 'static> Pool<S> {
         Ok(pool)
     }
 
-    /// Returns the queue.
+    /// Returns the queue of the threads.
     pub fn queue(&self) -> &Arc<Queue<S>> {
         &self.queue
     }

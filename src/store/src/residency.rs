@@ -1,4 +1,4 @@
-//! Times that blocks spend in a place: how long they stay, and how long they wait for their next use.
+//! Durations of blocks in a place: time until the end, and time until the next use.
 
 /// Buckets of a [`Spread`]: the last begins at 2^43 ns, over two hours.
 const BUCKETS: usize = 44;
@@ -6,7 +6,7 @@ const BUCKETS: usize = 44;
 /// Distribution of durations, in buckets that double.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// Number of durations.
+    /// Number of durations added.
     pub count: u64,
     /// Sum of all durations, nanoseconds.
     pub sum_ns: u64,

@@ -31,20 +31,20 @@ pub enum TierMedium {
 /// Blocks to compress, and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// No block.
+    /// Blocks stay as they are.
     Off,
-    /// As `Store`, for as long as blocks get at least a fiftieth smaller.
+    /// Like `Store`, for as long as blocks get at least a fiftieth smaller.
     #[default]
     Auto,
-    /// No block; but blocks are encoded to measure the ratio.
+    /// Blocks stay as they are, but are encoded to measure the ratio.
     Probe,
-    /// Blocks on the way to host memory, before the answer, and compared with what decoding gives. For tests.
+    /// Blocks on the way to host memory, before the answer, and compared with the decoded bytes. For tests.
     Full,
     /// Blocks in host memory after the answer; blocks on the way to disk and remote storage.
     Store,
 }
 
-/// Settings of a store.
+/// Settings of a store, fixed while the store is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
     /// Layout of the bytes of a block.
@@ -57,7 +57,7 @@ pub struct StoreSettings {
     pub compression: Compression,
     /// Threads for copies between device and host, and for compression; at least 1. Disks and remotes have threads of their own.
     pub threads: usize,
-    /// Most bytes of decoded blocks kept for their next use, within `host_bytes`.
+    /// Most bytes of decoded blocks kept for the next use, within `host_bytes`.
     pub decode_cache_bytes: u64,
     /// Most blocks on the way from one place to a tier without a request waiting; further blocks are refused.
     pub background_blocks: u64,
@@ -103,9 +103,9 @@ pub enum StoreError {
     Disk {
         /// Folder or file at fault.
         path: PathBuf,
-        /// Task that failed.
+        /// Task that failed, as `create the folder`.
         task: &'static str,
-        /// Reason.
+        /// Reason, from the system.
         source: io::Error,
     },
     /// Another process has the folder of a disk tier.
@@ -119,13 +119,13 @@ pub enum StoreError {
     Remote {
         /// Address of the remote store.
         url: String,
-        /// Reason.
+        /// Reason, from the system.
         reason: String,
     },
 }
 
 impl StoreSettings {
-    /// Checks all settings.
+    /// Checks all settings against their ranges.
     ///
     /// # Errors
     /// If a setting has no meaning.

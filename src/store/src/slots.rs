@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::residency::Residency;
 
-/// Contents by slot.
+/// Contents by slot, each with the claim of its writer.
 #[derive(Debug)]
 pub struct Slots<T> {
     inner: Mutex<Inner<T>>,
@@ -121,7 +121,7 @@ impl<T: Clone> Slots<T> {
         self.inner().filled
     }
 
-    /// Returns the times that contents spent in their slots.
+    /// Returns the times that contents spent in slots.
     pub fn residency(&self) -> Residency {
         self.inner().residency.clone()
     }

@@ -9,29 +9,29 @@ use crate::links::LinkStats;
 use crate::places::{Places, Tier};
 use crate::residency::Residency;
 
-/// State of a store.
+/// State of a store, for metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoreStats {
     /// Memory of host slots, host tiers and the decode cache.
     pub arena: ArenaStats,
     /// Blocks of swapped-out requests.
     pub host: PlaceStats,
-    /// Blocks of each tier.
+    /// Blocks of each tier, nearest first.
     pub tiers: Vec<PlaceStats>,
     /// Copies, by link; links without copies are left out.
     pub links: Vec<LinkStats>,
-    /// Work of the codec.
+    /// Work done by the codec.
     pub codec: CodecStats,
-    /// Decoded blocks kept.
+    /// Decoded blocks kept for the next use.
     pub cache: CacheStats,
     /// Jobs that wait for a thread.
     pub queued_jobs: u64,
 }
 
-/// State of a place.
+/// State of a place, for metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlaceStats {
-    /// Blocks held.
+    /// Blocks held now, one for each slot.
     pub blocks: u64,
     /// Bytes that the blocks take.
     pub stored_bytes: u64,

@@ -108,7 +108,7 @@ impl Store {
         (items, refused)
     }
 
-    /// Empties slots that hold nothing of use any more, so that their memory is free. Copies under way to the slots change nothing any more.
+    /// Empties slots that hold nothing of use any more, so that the memory is free. Copies under way to the slots change nothing any more.
     pub fn release(&self, place: Place, slots: &[u32]) {
         slots.iter().for_each(|slot| self.places.release(place, *slot));
     }
