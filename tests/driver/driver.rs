@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use trunkline_core::{
-    Action, Config, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Stats, Step, StepResult,
-    StepSeq, Token, Transfer, Usage,
+    Action, BlockFault, Config, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Stats, Step,
+    StepResult, StepSeq, Token, Transfer, Usage,
 };
 
 use crate::blame::Blame;
@@ -151,6 +151,20 @@ impl Driver {
             found: Found::new(block_size),
             sent: Sent::default(),
         }
+    }
+
+    /// Begins again with an empty core and device, as a process does that finds its tiers as they were.
+    ///
+    /// # Panics
+    /// If a request has no answer yet.
+    #[must_use]
+    pub fn restarted(self) -> Self {
+        assert!(self.live.is_empty(), "requests are live: {:?}", self.live);
+        let mut driver = Self::with_answers(self.core.config().clone(), 1, self.answers);
+        driver.worker = self.worker;
+        driver.worker.restart();
+        driver.join();
+        driver
     }
 
     // Events.
@@ -487,6 +501,13 @@ impl Driver {
         let id = self.copies.remove(at).id;
         self.worker.end_transfer(id, false);
         self.event(Event::TransferInterrupted(id));
+    }
+
+    /// Ends the copy at this position of [`Self::copies`] without the blocks of some pairs.
+    pub fn end_copy_partly(&mut self, at: usize, faults: &[(u32, BlockFault)]) {
+        let transfer = self.copies.remove(at).id;
+        self.worker.end_transfer_partly(transfer, |pair| faults.iter().all(|(failed, _)| *failed as usize != pair));
+        self.event(Event::TransferPartial { transfer, faults: faults.to_vec() });
     }
 
     /// Ends the copy at this position of [`Self::copies`], well or not.

@@ -11,6 +11,7 @@ mod blame;
 mod checks;
 mod driver;
 mod found;
+mod keys;
 pub mod oracle;
 pub mod pressure;
 mod records;

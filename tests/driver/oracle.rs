@@ -6,6 +6,8 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{BlockHash, Config, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer};
 
+use crate::keys::Keys;
+
 /// Tokens it generates are below this.
 pub const VOCAB: u32 = 1000;
 /// Generated often enough to end some requests early.
@@ -238,6 +240,7 @@ pub struct OracleWorker {
     /// Transfers in flight, with what their sources held at the begin.
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
     last_transfer: u64,
+    keys: Keys,
     step: Option<u64>,
     /// Sequences that start in steps sent and not begun: number of the [`Truth`], and the cell before the first.
     sent: BTreeMap<(u64, RequestId), (Option<u64>, Cell)>,
@@ -270,6 +273,7 @@ impl OracleWorker {
             mirrors: Vec::new(),
             transfers: BTreeMap::new(),
             last_transfer: 0,
+            keys: Keys::default(),
             step: None,
             sent: BTreeMap::new(),
             truths: BTreeMap::new(),
@@ -329,6 +333,12 @@ impl OracleWorker {
         self.sent.clear();
     }
 
+    /// Forgets all KV but that of the tiers, for a new core.
+    pub fn restart(&mut self) {
+        self.reset();
+        self.last_transfer = 0;
+    }
+
     /// The id of the latest transfer that was begun; 0 if none was.
     pub fn last_transfer(&self) -> u64 {
         self.last_transfer
@@ -349,6 +359,9 @@ impl OracleWorker {
             before.extend_from_slice(self.memory(transfer.from).begin_copy_from(*source, id));
             self.memory(transfer.to).begin_copy_into(*destination, id);
         }
+        let prefixes: Vec<u64> = before.iter().map(|cell| cell.prefix).collect();
+        let next = |prefix, token| next_cell(Cell { prefix, ..EMPTY }, token).prefix;
+        self.keys.check(transfer, &prefixes, next);
         self.transfers.insert(id, (transfer.clone(), before));
     }
 
@@ -357,10 +370,19 @@ impl OracleWorker {
     /// # Panics
     /// If somebody wrote where only the copy may, or there is no such copy.
     pub fn end_transfer(&mut self, id: u64, ok: bool) {
+        self.end_transfer_partly(id, |_| ok);
+    }
+
+    /// Ends a copy: the destinations of the pairs that arrived hold what the sources held, and the others poison.
+    ///
+    /// # Panics
+    /// If somebody wrote where only the copy may, or there is no such copy.
+    pub fn end_transfer_partly(&mut self, id: u64, arrived: impl Fn(usize) -> bool) {
         let (transfer, before) = self.transfers.remove(&id).expect("the transfer is in flight");
-        for ((source, destination), cells) in transfer.pairs.iter().zip(before.chunks(self.block_size)) {
+        let pairs = transfer.pairs.iter().zip(before.chunks(self.block_size));
+        for (at, ((source, destination), cells)) in pairs.enumerate() {
             self.memory(transfer.from).end_copy_from(*source, cells, id);
-            self.memory(transfer.to).end_copy_into(*destination, id, ok.then_some(cells));
+            self.memory(transfer.to).end_copy_into(*destination, id, arrived(at).then_some(cells));
         }
     }
 

@@ -6,8 +6,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::spec::Param;
 use trunkline_core::{
-    BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request, RequestId,
-    StepResult, TierConfig, Token, Write, eviction, policy,
+    BlockFault, BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request,
+    RequestId, StepResult, TierConfig, Token, Write, eviction, policy,
 };
 
 use crate::Driver;
@@ -405,7 +405,16 @@ impl Run {
         let transfer = self.driver.copies.swap_remove(self.rng.random_range(0..self.driver.copies.len()));
         let (id, blocks) = (transfer.id, transfer.pairs.len() as u64);
         let ok = self.rng.random_range(0..100) >= self.transfer_failures;
-        self.driver.worker.end_transfer(id, ok);
+        // A copy may fail in part; then it says which blocks, and why.
+        let mut faults = Vec::new();
+        if !ok && self.rng.random_range(0..2) == 0 {
+            let kinds = [BlockFault::Bad, BlockFault::Interrupted, BlockFault::Refused];
+            let failed = (0..blocks as u32).filter(|_| self.rng.random_range(0..3) == 0).collect::<Vec<_>>();
+            faults = failed.into_iter().map(|pair| (pair, pick(&mut self.rng, &kinds))).collect();
+        }
+        let is_partial = !faults.is_empty();
+        let failed = |pair: usize| faults.iter().any(|(failed, _)| *failed as usize == pair);
+        self.driver.worker.end_transfer_partly(id, |pair| if is_partial { !failed(pair) } else { ok });
         let outcome = &mut self.outcome;
         let (transfers, moved) = match (transfer.from, transfer.to) {
             (Place::Device, Place::Host) => (&mut outcome.swaps_out, &mut outcome.blocks_out),
@@ -416,7 +425,10 @@ impl Run {
         *transfers += u64::from(ok);
         *moved += if ok { blocks } else { 0 };
         outcome.failed_transfers += u64::from(!ok);
-        // A copy that fails says whether its sources are to blame.
+        if is_partial {
+            return self.event(Event::TransferPartial { transfer: id, faults });
+        }
+        // A copy that fails as a whole says whether its sources are to blame.
         let failed = pick(&mut self.rng, &[Event::TransferFailed as fn(u64) -> Event, Event::TransferInterrupted]);
         self.event(if ok { Event::TransferFinished(id) } else { failed(id) });
     }

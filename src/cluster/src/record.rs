@@ -179,6 +179,9 @@ fn is_from_worker(event: &Event) -> bool {
             | Event::TransferFinished(_)
             | Event::TransferFailed(_)
             | Event::TransferInterrupted(_)
+            | Event::TransferPartial { .. }
+            | Event::TierFound { .. }
+            | Event::TierResized { .. }
     )
 }
 

@@ -106,6 +106,11 @@ impl Core {
             Event::TransferFinished(id) => transfer_end::end(&mut self.state, id, TransferEnd::Finished),
             Event::TransferFailed(id) => transfer_end::end(&mut self.state, id, TransferEnd::Failed),
             Event::TransferInterrupted(id) => transfer_end::end(&mut self.state, id, TransferEnd::Interrupted),
+            Event::TransferPartial { transfer, faults } => {
+                transfer_end::end_partly(&mut self.state, transfer, faults);
+            }
+            Event::TierFound { tier, blocks } => self.state.kv.adopt_tier(tier, &blocks, &mut self.state.journal),
+            Event::TierResized { tier, blocks } => self.state.kv.resize_tier(tier, blocks, &mut self.state.journal),
             Event::Tick => {}
             Event::FlushCache => self.flush(actions),
             Event::Drain => self.draining = true,

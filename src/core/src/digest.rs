@@ -52,6 +52,12 @@ pub enum Decision {
     TransferOverdue = 18,
     /// A transfer failed on the way, with good sources; amount: its id.
     TransferInterrupted = 19,
+    /// Some blocks of a transfer did not arrive; amount: its id. Followed by the pairs and the reasons.
+    TransferPartial = 20,
+    /// A tier holds blocks from before this core; subject: the tier; amount: blocks adopted.
+    TierFound = 21,
+    /// The number of blocks that fit in a tier changed; subject: the tier; amount: blocks that fit.
+    TierResized = 22,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

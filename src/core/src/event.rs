@@ -1,6 +1,7 @@
 //! The interface of the core: input arrives as an [`Event`], output leaves as an [`Action`].
 
 use serde::{Deserialize, Serialize};
+use trunkline_port::{BlockFault, KnownBlock};
 
 use crate::ids::{RequestId, Token};
 use crate::request::{FinishReason, Refusal, Request, Usage};
@@ -37,6 +38,29 @@ pub enum Event {
     /// The transfer with this id failed on the way, as when a connection broke: the contents of the destinations are undefined, the
     /// sources are good and stay in their tier.
     TransferInterrupted(u64),
+    /// The transfer ended, and some blocks did not arrive. Bad blocks of a tier leave the tier. After a refusal a tier takes no more until
+    /// the transfers to the tier have ended.
+    TransferPartial {
+        /// Number of the transfer.
+        transfer: u64,
+        /// Reasons, by index of the pair; all other pairs arrived.
+        faults: Vec<(u32, BlockFault)>,
+    },
+    /// A tier holds blocks from before this core began, as on a disk. MUST come before the first request. Blocks MUST be numbered from
+    /// 0 on, without a gap, oldest first. Blocks beyond the tier's size are left out.
+    TierFound {
+        /// Number of the tier, 0 for the nearest.
+        tier: u8,
+        /// Blocks in the tier.
+        blocks: Vec<KnownBlock>,
+    },
+    /// So many blocks fit in a tier from now on, at most as many as configured: the size of stored blocks has changed.
+    TierResized {
+        /// Number of the tier, 0 for the nearest.
+        tier: u8,
+        /// Blocks that fit.
+        blocks: u32,
+    },
     /// Time passed; deadlines of requests or transfers may be due.
     Tick,
     /// Drops every cached block, on the device and in the tiers, as after a change of the weights: requests that run keep their blocks

@@ -6,8 +6,8 @@
 //! collision costs time, never contents.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use xxhash_rust::const_xxh3::const_custom_default_secret;
-use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use crate::ids::Token;
 
@@ -86,7 +86,7 @@ pub struct Namespace<'a> {
 }
 
 impl Namespace<'_> {
-    /// Returns the hash of the empty prefix in this namespace.
+    /// Returns the hash of the empty prefix in this namespace: SHA-256, cut to 128 bits, because clients choose salts and keys.
     ///
     /// The hashed bytes are, each with its length before it, so that ("ab", "c") and ("a", "bc") differ: model, KV type and salt;
     /// then nothing, or, if any is not empty, revision, adapter, tenant and the extra keys, and the number of extra keys.
@@ -103,8 +103,15 @@ impl Namespace<'_> {
             self.extra_keys.iter().for_each(|key| put(key));
             bytes.extend_from_slice(&(self.extra_keys.len() as u64).to_le_bytes());
         }
-        BlockHash(xxh3_128_with_secret(&bytes, &SECRET))
+        BlockHash(cut(&Sha256::digest(&bytes)))
     }
+}
+
+/// Returns the first 128 bits of a SHA-256.
+pub(crate) fn cut(sha: &[u8]) -> u128 {
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&sha[..16]);
+    u128::from_le_bytes(bytes)
 }
 
 /// Returns the chained hash of a block with `tokens` after `parent`.
@@ -281,9 +288,9 @@ mod tests {
         assert_eq!(
             roots,
             [
-                "cba00790aebade8e78553257f6d25149",
-                "eae02988671dfaa184ddcefe7196b5ef",
-                "53668e29f348abafd69e7bae1ec45ea3",
+                "886c4e507c9ab4f8de56b2b6cf8e909d",
+                "bf9154a0634e0ed28a15a17d0c6d481a",
+                "0362cb0ef2206357402bbcf8c4fa3df3",
             ]
         );
     }

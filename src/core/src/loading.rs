@@ -16,14 +16,16 @@ pub(crate) fn begin(state: &mut State, slot: usize) {
 }
 
 /// Ends a transfer from or to a tier.
-pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, end: TransferEnd) {
+pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, end: &TransferEnd) {
     if let Purpose::Load { slot } = transfer.purpose {
         let State { sequences, .. } = state;
         let seq = &mut sequences[slot];
         let Phase::Loading(load) = &mut seq.phase else { unreachable!("a transfer for {} was in flight", seq.id) };
         load.transfers -= 1;
-        if end != TransferEnd::Finished {
-            load.good = load.good.min(first_filled(&seq.table[seq.published as usize..], &transfer.pairs));
+        // Pairs come tail first: the last that failed is the first block missing.
+        let failed = (0..transfer.pairs.len()).rev().find(|pair| end.fault(*pair).is_some());
+        if let Some(pair) = failed {
+            load.good = load.good.min(place_of(transfer.pairs[pair].to, &seq.table[seq.published as usize..]));
         }
         if load.transfers == 0 {
             end_load(state, slot);
@@ -32,11 +34,15 @@ pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, end: TransferE
     state.kv.end_tier_copy(transfer, end, &mut state.journal);
 }
 
+/// Returns the number of blocks of `loaded` before a block.
+fn place_of(block: u32, loaded: &[BlockHandle]) -> u32 {
+    loaded.iter().position(|loaded| loaded.index == block).expect("the sequence has the block") as u32
+}
+
 /// Returns the number of blocks of `loaded` before the first block that a transfer fills.
 fn first_filled(loaded: &[BlockHandle], pairs: &[BlockPair]) -> u32 {
     // Pairs come tail first.
-    let first = pairs.last().expect("a transfer copies a block").to;
-    loaded.iter().position(|block| block.index == first).expect("the sequence has the block") as u32
+    place_of(pairs.last().expect("a transfer copies a block").to, loaded)
 }
 
 /// Ends the load of a sequence: the last of its transfers ended, and the sequence joins the batch. The leading blocks that arrived

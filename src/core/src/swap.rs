@@ -52,7 +52,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     journal.stats.swaps.swap_outs += 1;
     journal.stats.swaps.swapped_out_blocks += copied;
     seq.cold.history.preemptions += 1;
-    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot });
+    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, Default::default());
     seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
     true
 }
@@ -150,7 +150,8 @@ fn begin_copy_in(state: &mut State, slot: usize) {
     }
     fold_pairs(&mut journal.digest, &pairs);
     journal.stats.swaps.swapped_in_blocks += pairs.len() as u64;
-    swap_in.transfer = Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }));
+    swap_in.transfer =
+        Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }, Default::default()));
 }
 
 /// Ends the swap-out or swap-in transfer of the sequence in `slot`.

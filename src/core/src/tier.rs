@@ -1,9 +1,10 @@
 //! One tier of the prefix cache behind the device: host memory, disk or remote memory.
 //!
 //! A tier is flat: a block may be present without the blocks before it. So that a prefix is still found block by block and
-//! verified to the last token, every prefix has an *identity*: a number assigned when its last block is first published, and
-//! kept while a copy of that block is in any place. A block in a tier carries its own identity and the identity of the prefix
-//! before it. It continues a prefix with that identity, and is the next block of a prompt if the tokens match too.
+//! verified to the last token, a block in a tier carries its key ([`crate::content_key`]), which names the prefix before it. The block
+//! is the next one of a prompt if that prefix is the prompt's, and the tokens match too.
+
+use trunkline_port::{BlockFault, BlockKey, KnownBlock};
 
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
@@ -19,12 +20,8 @@ pub const TIERS_MAX: usize = 3;
 /// A published block, in whichever place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contents<'a> {
-    /// The part of the chained hash used by indices.
-    pub hash: u64,
-    /// Identity of the prefix that the block ends.
-    pub identity: u64,
-    /// Identity of the prefix before the block: of a first block, the root of its namespace.
-    pub parent_prefix: u128,
+    /// Identity of the block.
+    pub key: BlockKey,
     /// Tokens of the block.
     pub tokens: &'a [Token],
 }
@@ -35,7 +32,7 @@ pub(crate) struct Contents<'a> {
 pub(crate) enum TierState {
     /// Holds no contents.
     Free,
-    /// Written by a transfer in flight. Found only by lookups that ask for blocks on their way too.
+    /// Written by a transfer in flight. Not found yet.
     Filling,
     /// Holds a block that may be evicted.
     Idle,
@@ -103,13 +100,15 @@ pub(crate) struct Tier {
     slots: Slots<TierState>,
     /// Transfers in flight that read each block.
     pins: Vec<u32>,
-    /// Identities of each block's prefix up to the block's end, and of the prefix before the block.
-    identities: Vec<(u64, u128)>,
+    /// Identity of each block.
+    keys: Vec<BlockKey>,
     nodes: Nodes,
     tokens: Vec<Token>,
     /// All blocks but free and leaving ones, by hash.
     index: BlockIndex,
     eviction: Box<dyn Eviction>,
+    /// Room for blocks, at most one for each slot.
+    limit: u32,
     /// Free slots whose memory swapped-out requests use.
     lent: u32,
     /// Demotions of blocks in flight.
@@ -125,11 +124,12 @@ impl Tier {
             block_size: block_size as usize,
             slots: Slots::new(capacity),
             pins: Vec::new(),
-            identities: Vec::new(),
+            keys: Vec::new(),
             nodes: Nodes::default(),
             tokens: Vec::new(),
             index: BlockIndex::new(capacity),
             eviction,
+            limit: capacity,
             lent: 0,
             demoting: 0,
             evicted: 0,
@@ -138,12 +138,33 @@ impl Tier {
 
     /// Returns the number of blocks that fit beside the blocks lent.
     pub fn capacity(&self) -> u32 {
-        self.slots.capacity() - self.lent
+        self.limit.saturating_sub(self.lent)
     }
 
-    /// Returns the number of free slots whose memory is not lent.
+    /// Returns the number of blocks that fit beside the blocks present and lent.
     pub fn free(&self) -> u32 {
-        self.count(TierState::Free) - self.lent
+        let used = self.slots.capacity() - self.count(TierState::Free);
+        self.capacity().saturating_sub(used)
+    }
+
+    /// Sets the number of blocks that fit, at most as many as there are slots. Idle blocks beyond are evicted.
+    pub fn resize(&mut self, blocks: u32) {
+        self.limit = blocks.min(self.slots.capacity());
+        while self.slots.capacity() - self.count(TierState::Free) > self.capacity() {
+            let Some(victim) = self.pop_victim() else { return };
+            self.evict(victim);
+        }
+    }
+
+    /// Takes in a block found in the tier at the start. Returns `false` if no slot is free, the next free slot has another number, or
+    /// another block has the fingerprint.
+    pub fn adopt(&mut self, known: &KnownBlock) -> bool {
+        let fits = self.free() > 0 && known.block == self.slots.opened() && known.tokens.len() == self.block_size;
+        if !fits {
+            return false;
+        }
+        let reserved = self.reserve(&Contents { key: known.key, tokens: &known.tokens });
+        reserved.inspect(|slot| self.end_fill(*slot, true)).is_some()
     }
 
     /// Sets the number of free slots whose memory swapped-out requests use.
@@ -156,11 +177,16 @@ impl Tier {
     pub fn make_room(&mut self) -> bool {
         if self.free() == 0 {
             let Some(victim) = self.pop_victim() else { return false };
-            self.remove(victim);
-            self.slots.apply(victim, TierEvent::Evicted);
-            self.evicted += 1;
+            self.evict(victim);
         }
         true
+    }
+
+    /// Drops a block that the eviction policy gave up.
+    fn evict(&mut self, victim: u32) {
+        self.remove(victim);
+        self.slots.apply(victim, TierEvent::Evicted);
+        self.evicted += 1;
     }
 
     /// Returns the number of blocks in a state.
@@ -168,33 +194,23 @@ impl Tier {
         self.slots.count(state)
     }
 
-    /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present or being filled.
-    fn lookup(&self, hash: u64, parent_prefix: u128, tokens: &[Token]) -> Option<u32> {
-        let slot = self.index.find(hash, |slot| self.nodes.fingerprint(slot))?;
-        (self.identities[slot as usize].1 == parent_prefix && self.tokens_of(slot) == tokens).then_some(slot)
-    }
-
-    /// Returns the block that continues the prefix `parent_prefix` with these tokens, if present.
-    pub fn find(&self, hash: u64, parent_prefix: u128, tokens: &[Token]) -> Option<u32> {
-        self.lookup(hash, parent_prefix, tokens).filter(|slot| self.slots.state(*slot) != TierState::Filling)
-    }
-
-    /// Returns the identity of the prefix that these tokens make of the prefix `parent_prefix`, if its last block is present or
-    /// being filled.
-    pub fn identity(&self, hash: u64, parent_prefix: u128, tokens: &[Token]) -> Option<u64> {
-        self.lookup(hash, parent_prefix, tokens).map(|slot| self.identities[slot as usize].0)
+    /// Returns the block that continues the prefix with the hash `parent` with these tokens, if present.
+    pub fn find(&self, fingerprint: u64, parent: u128, tokens: &[Token]) -> Option<u32> {
+        let slot = self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot))?;
+        let continues = self.keys[slot as usize].parent == parent && self.tokens_of(slot) == tokens;
+        (continues && self.slots.state(slot) != TierState::Filling).then_some(slot)
     }
 
     /// Returns the contents of a block.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
-        let (identity, parent_prefix) = self.identities[slot as usize];
-        Contents { hash: self.nodes.fingerprint(slot), identity, parent_prefix, tokens: self.tokens_of(slot) }
+        Contents { key: self.keys[slot as usize], tokens: self.tokens_of(slot) }
     }
 
     /// Reserves a slot for a block to be written by a transfer, evicting another block if the tier is full. Returns `None` if the
     /// block, or another block of equal hash, is present or being filled, or if no block can be evicted.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
-        if self.index.find(contents.hash, |slot| self.nodes.fingerprint(slot)).is_some() {
+        let fingerprint = contents.key.fingerprint;
+        if self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot)).is_some() {
             return None;
         }
         if !self.make_room() {
@@ -202,11 +218,11 @@ impl Tier {
         }
         let slot = self.slots.take(TierEvent::FillBegan).expect("a slot is free");
         self.open(slot);
-        self.nodes.publish_first(slot, BlockHash(u128::from(contents.hash)));
-        self.identities[slot as usize] = (contents.identity, contents.parent_prefix);
+        self.nodes.publish_first(slot, BlockHash(u128::from(fingerprint)));
+        self.keys[slot as usize] = contents.key;
         self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
         let nodes = &self.nodes;
-        self.index.insert(contents.hash, slot, |slot| nodes.fingerprint(slot));
+        self.index.insert(fingerprint, slot, |slot| nodes.fingerprint(slot));
         self.eviction.published(&[handle(slot)], &self.nodes);
         Some(slot)
     }
@@ -260,10 +276,14 @@ impl Tier {
         Some(slot)
     }
 
-    /// Ends the demotion of a block. The block is freed if `ok` and no other transfer reads it; else it stays.
-    pub fn end_demotion(&mut self, slot: u32, ok: bool) {
+    /// Ends the demotion of a block. The block is freed if it arrived, or is bad, and no other transfer reads it; else it stays, unless
+    /// it is bad.
+    pub fn end_demotion(&mut self, slot: u32, fault: Option<BlockFault>) {
         self.demoting -= 1;
-        if ok && self.pins[slot as usize] == 1 && self.slots.state(slot) == TierState::Pinned {
+        if fault == Some(BlockFault::Bad) {
+            self.strike_out(slot);
+        }
+        if fault.is_none() && self.pins[slot as usize] == 1 && self.slots.state(slot) == TierState::Pinned {
             self.pins[slot as usize] = 0;
             self.remove(slot);
             self.slots.apply(slot, TierEvent::Demoted);
@@ -328,7 +348,7 @@ impl Tier {
         let len = slot as usize + 1;
         if self.pins.len() < len {
             self.pins.resize(len, 0);
-            self.identities.resize(len, (0, 0));
+            self.keys.resize(len, BlockKey::default());
             self.nodes.open(len);
             self.tokens.resize(len * self.block_size, 0);
         }
@@ -388,8 +408,9 @@ Evicted: Idle -> Free
 
     const EMPTY_PREFIX: u128 = 0;
 
-    fn contents(identity: u64, parent_prefix: u128, tokens: &[Token]) -> Contents<'_> {
-        Contents { hash: identity * 1000 + parent_prefix as u64, identity, parent_prefix, tokens }
+    fn contents(hash: u128, parent: u128, tokens: &[Token]) -> Contents<'_> {
+        let key = BlockKey { hash, parent, fingerprint: (hash * 1000 + parent) as u64, ..BlockKey::default() };
+        Contents { key, tokens }
     }
 
     #[test]
@@ -397,13 +418,12 @@ Evicted: Idle -> Free
         let mut tier = Tier::new(2, 2, crate::eviction::REGISTRY.make("lru", 2).unwrap());
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
-        assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), None, "it is on its way");
-        assert_eq!(tier.identity(a.hash, EMPTY_PREFIX, &[1, 2]), Some(1));
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), None, "it is on its way");
         assert!(tier.reserve(&a).is_none(), "not twice");
         tier.end_fill(slot, true);
-        assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), Some(slot));
-        assert_eq!(tier.find(a.hash, 7, &[1, 2]), None, "another prefix");
-        assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 3]), None, "other tokens");
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), Some(slot));
+        assert_eq!(tier.find(a.key.fingerprint, 7, &[1, 2]), None, "another prefix");
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 3]), None, "other tokens");
         let b = tier.reserve(&contents(2, 1, &[3, 4])).unwrap();
         tier.end_fill(b, true);
         tier.pin(slot, true);
@@ -418,13 +438,13 @@ Evicted: Idle -> Free
         for (ok, is_read) in [(false, false), (true, true), (true, false)] {
             assert_eq!(tier.begin_demotion(), Some(slot));
             assert_eq!(tier.begin_demotion(), None);
-            assert_eq!((tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), tier.free_soon()), (Some(slot), 2));
+            assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), tier.free_soon()), (Some(slot), 2));
             if is_read {
                 tier.pin(slot, true);
             }
-            tier.end_demotion(slot, ok);
+            tier.end_demotion(slot, (!ok).then_some(BlockFault::Refused));
             let stays = !ok || is_read;
-            assert_eq!(tier.find(a.hash, EMPTY_PREFIX, &[1, 2]).is_some(), stays);
+            assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]).is_some(), stays);
             if is_read {
                 tier.unpin(slot);
             }
@@ -442,7 +462,7 @@ Evicted: Idle -> Free
         tier.pin(read, true);
         tier.pin(read, true);
         tier.flush();
-        assert_eq!(tier.identity(b.hash, 1, &[3, 4]), None);
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), None);
         tier.check([read, read, written].into_iter());
         let again = tier.reserve(&a).expect("the contents are in the tier no more");
         tier.end_fill(again, true);
@@ -450,7 +470,10 @@ Evicted: Idle -> Free
         tier.unpin(read);
         tier.check([read].into_iter());
         tier.unpin(read);
-        assert_eq!((tier.find(a.hash, EMPTY_PREFIX, &[1, 2]), tier.count(TierState::Free)), (Some(again), 2));
+        assert_eq!(
+            (tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), tier.count(TierState::Free)),
+            (Some(again), 2)
+        );
         tier.check(std::iter::empty());
     }
 }

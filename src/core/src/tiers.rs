@@ -3,7 +3,10 @@
 //! Each tier says when it takes a block ([`Write`]): when the request that computed it ends (`through`), when such a block was found
 //! before (`second_use`), or when the place above is about to evict it (`back`). [`crate::kv`] moves the blocks.
 
+use trunkline_port::{BlockFault, BlockKey, KnownBlock};
+
 use crate::config::{Config, ConfigError, Write};
+use crate::content_key;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
 use crate::stats::TierStats;
@@ -29,19 +32,16 @@ pub(crate) struct PlannedBlock {
 pub(crate) struct Tiers {
     tiers: Vec<Tier>,
     writes: Vec<Write>,
-    /// Identities of each published device block's prefix up to the block's end, and of the prefix before the block.
-    identities: Vec<(u64, u128)>,
-    next_identity: u64,
+    /// Identity of each published device block.
+    keys: Vec<BlockKey>,
     /// Device blocks that writing back keeps free.
     device_spare: u32,
+    /// Tiers whose last answer refused blocks.
+    saturated: [bool; TIERS_MAX],
+    /// Blocks refused by each tier, or held back from a busy one, and not replaced since.
+    owed: [u64; TIERS_MAX],
     /// Counters; gauges are filled in by [`Self::stats`].
     counters: [TierStats; TIERS_MAX],
-}
-
-/// Returns the identity of the empty prefix of a namespace: the root itself, but for one bit. Other identities count up from 1 and
-/// never get there.
-fn empty_prefix(root: BlockHash) -> u128 {
-    root.0 | 1 << 127
 }
 
 impl Tiers {
@@ -57,9 +57,10 @@ impl Tiers {
         Ok(Self {
             tiers,
             writes: config.tiers.iter().map(|tier| tier.write).collect(),
-            identities: Vec::new(),
-            next_identity: 1,
+            keys: Vec::new(),
             device_spare: config.device_blocks / SPARE_SHARE,
+            saturated: [false; TIERS_MAX],
+            owed: [0; TIERS_MAX],
             counters: [TierStats::default(); TIERS_MAX],
         })
     }
@@ -81,7 +82,7 @@ impl Tiers {
 
     /// Returns `true` if some tier takes blocks that are about to be evicted.
     pub fn writes_back(&self) -> bool {
-        self.writes.contains(&Write::Back)
+        self.writes.contains(&Write::Back) || self.owed != [0; TIERS_MAX]
     }
 
     /// Returns the number of device blocks that writing back keeps free.
@@ -123,6 +124,42 @@ impl Tiers {
     /// Counts blocks whose transfer to a tier began.
     pub fn count_stored(&mut self, tier: usize, blocks: usize) {
         self.counters[tier].stored_blocks += blocks as u64;
+        self.owed[tier] = self.owed[tier].saturating_sub(blocks as u64);
+    }
+
+    /// Takes note of the end of a transfer to a tier, which refused so many of its blocks.
+    pub fn answered(&mut self, tier: usize, refused: usize) {
+        self.saturated[tier] = refused > 0;
+        self.skip(tier, refused);
+    }
+
+    /// Counts blocks held back from a busy tier. The tier gets as many later, from those about to be evicted.
+    pub fn skip(&mut self, tier: usize, blocks: usize) {
+        self.counters[tier].skipped_blocks += blocks as u64;
+        self.owed[tier] += blocks as u64;
+    }
+
+    /// Returns `true` if the last answer of a tier refused blocks.
+    pub fn is_saturated(&self, tier: usize) -> bool {
+        self.saturated[tier]
+    }
+
+    /// Returns `true` if a tier did not take blocks when they came, and nothing in their place since.
+    pub fn owes(&self, tier: usize) -> bool {
+        self.owed[tier] > 0
+    }
+
+    /// Takes in blocks found in a tier at the start, in order, up to the first without room. Returns their number.
+    pub fn adopt(&mut self, tier: usize, blocks: &[KnownBlock]) -> usize {
+        let Some(tier) = self.tiers.get_mut(tier) else { return 0 };
+        blocks.iter().take_while(|known| tier.adopt(known)).count()
+    }
+
+    /// Sets the number of blocks that fit in a tier.
+    pub fn resize(&mut self, tier: usize, blocks: u32) {
+        if let Some(tier) = self.tiers.get_mut(tier) {
+            tier.resize(blocks);
+        }
     }
 
     /// Counts blocks that a request found in a tier, and not in a nearer place.
@@ -130,21 +167,17 @@ impl Tiers {
         self.counters[tier].hit_blocks += blocks as u64;
     }
 
-    /// Assigns the identity of a block just published on the device: the one a tier knows, or a new one.
+    /// Computes the identity of a block just published on the device.
     pub fn identify(&mut self, root: BlockHash, block: u32, parent: Option<u32>, hash: BlockHash, tokens: &[Token]) {
         if self.is_empty() {
             return;
         }
-        let before = self.identity(root, parent);
-        let hash = hash.fingerprint();
-        let identity = self.tiers.iter().find_map(|tier| tier.identity(hash, before, tokens)).unwrap_or_else(|| {
-            self.next_identity += 1;
-            self.next_identity
-        });
-        if self.identities.len() <= block as usize {
-            self.identities.resize(block as usize + 1, (0, 0));
+        let parent = parent.map(|parent| &self.keys[parent as usize]);
+        let key = content_key::after(root, parent, hash, tokens);
+        if self.keys.len() <= block as usize {
+            self.keys.resize(block as usize + 1, BlockKey::default());
         }
-        self.identities[block as usize] = (identity, before);
+        self.keys[block as usize] = key;
     }
 
     /// Appends to `plan` the blocks that continue a prompt behind its `last` block on the device, each in the nearest open tier that
@@ -157,25 +190,33 @@ impl Tiers {
         rest: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
         plan: &mut Vec<PlannedBlock>,
     ) {
-        let mut before = self.identity(root, last);
+        let mut before = self.prefix(root, last);
         for (hash, tokens) in rest {
-            let hash = hash.fingerprint();
             let hit = |(at, tier): (usize, &Tier)| {
-                tier.find(hash, before, tokens).map(|block| PlannedBlock { tier: at, block })
+                tier.find(hash.fingerprint(), before, tokens).map(|block| PlannedBlock { tier: at, block })
             };
             let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
             let Some(planned) = open.into_iter().find_map(hit) else { break };
-            before = self.tiers[planned.tier].contents(planned.block).identity.into();
+            before = self.contents(planned.tier, planned.block).key.hash;
             plan.push(planned);
         }
+    }
+
+    /// Returns the contents of a published device block, or of one whose demotion began.
+    pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, block: BlockHandle) -> Contents<'a> {
+        Contents { key: self.keys[block.index as usize], tokens: tree.contents(block).1 }
+    }
+
+    /// Returns the contents of a block of a tier.
+    pub fn contents(&self, tier: usize, block: u32) -> Contents<'_> {
+        self.tiers[tier].contents(block)
     }
 
     /// Reserves a slot of the nearest tier for a published device block, or one whose demotion began. Returns `None` if the tier does
     /// not take the block.
     pub fn reserve(&mut self, tree: &PrefixTree, block: BlockHandle) -> Option<u32> {
-        let (hash, tokens) = tree.contents(block);
-        let (identity, parent_prefix) = self.identities[block.index as usize];
-        self.tiers[0].reserve(&Contents { hash, identity, parent_prefix, tokens })
+        let contents = self.contents_on_device(tree, block);
+        self.tiers[0].reserve(&contents)
     }
 
     /// Begins to demote a block of a tier to the next one. Returns the block and the slot reserved for it, which is `None` if the next
@@ -185,7 +226,7 @@ impl Tiers {
         let block = near[tier].begin_demotion()?;
         let to = far[0].reserve(&near[tier].contents(block));
         if to.is_none() {
-            near[tier].end_demotion(block, true);
+            near[tier].end_demotion(block, None);
         }
         Some((block, to))
     }
@@ -214,9 +255,9 @@ impl Tiers {
         self.tiers[tier].unpin(block);
     }
 
-    /// Ends the demotion of a block: it is freed if `ok` and nobody reads it.
-    pub fn end_demotion(&mut self, tier: usize, block: u32, ok: bool) {
-        self.tiers[tier].end_demotion(block, ok);
+    /// Ends the demotion of a block: it is freed if it arrived and nobody reads it.
+    pub fn end_demotion(&mut self, tier: usize, block: u32, fault: Option<BlockFault>) {
+        self.tiers[tier].end_demotion(block, fault);
     }
 
     /// Lets nobody find a block any more that transfers in flight read or write.
@@ -224,14 +265,14 @@ impl Tiers {
         self.tiers[tier].strike_out(block);
     }
 
-    /// Returns the identity of the prefix that a device block ends; of the empty prefix for `None`.
-    pub fn identity(&self, root: BlockHash, block: Option<u32>) -> u128 {
-        block.map_or_else(|| empty_prefix(root), |block| self.identities[block as usize].0.into())
+    /// Returns the hash of the prefix that a device block ends; of the empty prefix for `None`.
+    pub fn prefix(&self, root: BlockHash, block: Option<u32>) -> u128 {
+        block.map_or(root.0, |block| self.keys[block as usize].hash)
     }
 
-    /// Returns the identity of the prefix before a device block.
-    pub fn parent_prefix(&self, block: u32) -> u128 {
-        self.identities[block as usize].1
+    /// Returns the hash of the prefix before a device block.
+    pub fn prefix_before(&self, block: u32) -> u128 {
+        self.keys[block as usize].parent
     }
 
     /// Ends the transfer that writes a block: the block is present if `ok`, else freed.
@@ -269,8 +310,7 @@ mod tests {
         let mut tiers = Tiers::new(&Config { block_size: 2, tiers: vec![tier], ..Config::default() }).unwrap();
         let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
         tiers.identify(roots[0], 0, None, hash, &tokens);
-        let (identity, parent_prefix) = tiers.identities[0];
-        let contents = Contents { hash: hash.fingerprint(), identity, parent_prefix, tokens: &tokens };
+        let contents = Contents { key: tiers.keys[0], tokens: &tokens };
         let slot = tiers.tiers[0].reserve(&contents).unwrap();
         tiers.end_fill(0, slot, true);
         let planned = roots.map(|root| {

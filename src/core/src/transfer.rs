@@ -1,3 +1,3 @@
 //! Copies of KV blocks, re-exported from `trunkline-port`.
 
-pub use trunkline_port::transfer::{Place, Transfer};
+pub use trunkline_port::transfer::{BlockFault, BlockKey, KnownBlock, Place, Transfer, TransferReport};

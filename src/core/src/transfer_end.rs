@@ -1,5 +1,7 @@
 //! The end of transfers: one path for every purpose.
 
+use trunkline_port::BlockFault;
+
 use crate::digest::Decision;
 use crate::sequence::{Phase, SequenceEvent};
 use crate::state::State;
@@ -14,18 +16,29 @@ pub(crate) fn end(state: &mut State, id: u64, end: TransferEnd) {
         TransferEnd::Finished => Decision::TransferFinished,
         TransferEnd::Failed => Decision::TransferFailed,
         TransferEnd::Interrupted => Decision::TransferInterrupted,
+        TransferEnd::Partial(_) => Decision::TransferPartial,
     };
     let subject = match transfer.purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => state.sequences[slot].id.0,
         _ => 0,
     };
     state.journal.decide(decision, subject, id);
+    if let TransferEnd::Partial(faults) = &end {
+        faults.iter().for_each(|(pair, fault)| state.journal.digest.fold(u64::from(*pair) << 8 | *fault as u64));
+    }
     state.journal.stats.swaps.failed_transfers += u64::from(!ok && !transfer.is_overdue);
     let InFlight { from, to, pairs, purpose, .. } = transfer;
     match purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => swap::end_transfer(state, slot, ok),
-        Purpose::Orphaned(orphan) => state.kv.end_orphan(from, to, &pairs, orphan, end),
-        purpose => loading::end_transfer(state, InFlight { pairs, purpose, ..transfer }, end),
+        Purpose::Orphaned(orphan) => state.kv.end_orphan(from, to, &pairs, orphan, &end),
+        purpose => loading::end_transfer(state, InFlight { pairs, purpose, ..transfer }, &end),
+    }
+}
+
+/// Ends a transfer some of whose blocks may not have arrived.
+pub(crate) fn end_partly(state: &mut State, id: u64, faults: Vec<(u32, BlockFault)>) {
+    if let Some(pairs) = state.kv.transfers.pairs_of(id) {
+        end(state, id, TransferEnd::of(faults, pairs));
     }
 }
 
@@ -66,7 +79,7 @@ pub(crate) fn lose_all(state: &mut State) -> Vec<usize> {
         let InFlight { from, to, pairs, purpose, .. } = transfer;
         match purpose {
             Purpose::Orphaned(orphan) => {
-                state.kv.end_orphan(from, to, &pairs, orphan, TransferEnd::Interrupted);
+                state.kv.end_orphan(from, to, &pairs, orphan, &TransferEnd::Interrupted);
             }
             Purpose::SwapOut { .. } | Purpose::SwapIn { .. } => swaps.push(purpose),
             purpose => others.push(InFlight { pairs, purpose, ..transfer }),

@@ -5,8 +5,10 @@
 
 use std::collections::BTreeSet;
 
+use trunkline_port::{BlockFault, BlockKey};
+
 use crate::digest::Digest;
-use crate::ids::BlockHandle;
+use crate::ids::{BlockHandle, Token};
 use crate::links::Links;
 use crate::transfer::{Place, Transfer};
 
@@ -94,7 +96,7 @@ impl Purpose {
 }
 
 /// End of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TransferEnd {
     /// The destinations hold the contents of the sources.
     Finished,
@@ -102,6 +104,37 @@ pub(crate) enum TransferEnd {
     Failed,
     /// The transfer failed on the way; the sources are good.
     Interrupted,
+    /// Some blocks failed: the faults by index of the pair, ascending.
+    Partial(Vec<(u32, BlockFault)>),
+}
+
+impl TransferEnd {
+    /// Returns the end of a transfer with these faults, of which those of pairs beyond `pairs` are ignored.
+    pub fn of(mut faults: Vec<(u32, BlockFault)>, pairs: usize) -> Self {
+        faults.retain(|(pair, _)| (*pair as usize) < pairs);
+        faults.sort_unstable_by_key(|(pair, _)| *pair);
+        faults.dedup_by_key(|(pair, _)| *pair);
+        if faults.is_empty() { Self::Finished } else { Self::Partial(faults) }
+    }
+
+    /// Returns the reason for a block not to have arrived. `None` if the block arrived.
+    pub fn fault(&self, pair: usize) -> Option<BlockFault> {
+        match self {
+            Self::Finished => None,
+            Self::Failed => Some(BlockFault::Bad),
+            Self::Interrupted => Some(BlockFault::Interrupted),
+            Self::Partial(faults) => {
+                let at = faults.binary_search_by_key(&(pair as u32), |(pair, _)| *pair).ok()?;
+                Some(faults[at].1)
+            }
+        }
+    }
+
+    /// Returns the number of blocks that the destination refused.
+    pub fn refused(&self) -> usize {
+        let Self::Partial(faults) = self else { return 0 };
+        faults.iter().filter(|(_, fault)| *fault == BlockFault::Refused).count()
+    }
 }
 
 /// A transfer in flight.
@@ -156,12 +189,20 @@ impl TransferTable {
         }
     }
 
-    /// Requests a transfer. Returns the transfer's id.
-    pub fn begin(&mut self, from: Place, to: Place, pairs: Vec<BlockPair>, purpose: Purpose) -> u64 {
+    /// Requests a transfer. `keys` and `tokens` name the contents of blocks of tiers. Returns the transfer's id.
+    pub fn begin(
+        &mut self,
+        from: Place,
+        to: Place,
+        pairs: Vec<BlockPair>,
+        purpose: Purpose,
+        (keys, tokens): (Vec<BlockKey>, Vec<Token>),
+    ) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
-        self.outbox.push(Transfer { id, from, to, pairs: numbers, ..Transfer::default() });
+        let is_urgent = purpose.slot().is_some();
+        self.outbox.push(Transfer { id, from, to, pairs: numbers, keys, tokens, is_urgent });
         let begun_ns = self.now_ns;
         let due_ns = begun_ns.saturating_add(self.links.patience_ns(from, to, pairs.len()));
         if due_ns < u64::MAX {
@@ -224,6 +265,17 @@ impl TransferTable {
     /// Removes and returns the transfers to hand to the driver.
     pub fn take_outbox(&mut self) -> impl Iterator<Item = Transfer> {
         self.outbox.drain(..)
+    }
+
+    /// Returns the number of blocks of a transfer in flight. `None` for an id of no transfer in flight.
+    pub fn pairs_of(&self, id: u64) -> Option<usize> {
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
+        Some(self.in_flight[at].pairs.len())
+    }
+
+    /// Returns `true` if a transfer to a place is in flight.
+    pub fn is_writing(&self, place: Place) -> bool {
+        self.in_flight.iter().any(|transfer| transfer.to == place)
     }
 
     /// Returns `true` if no transfer is in flight.
@@ -289,10 +341,17 @@ mod tests {
     fn a_transfer_is_ended_once_and_ids_count_up_over_losses() {
         let mut table = TransferTable::new(Links::new(&Config::default()));
         let pairs = vec![BlockPair { from: 3, to: 4 }];
-        let out = table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 });
-        let load = table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 });
-        let demotion =
-            table.begin(Place::Device, Place::Tier(0), pairs.clone(), Purpose::Demotion { kept: Vec::new() });
+        let out =
+            table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 }, Default::default());
+        let load =
+            table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 }, Default::default());
+        let demotion = table.begin(
+            Place::Device,
+            Place::Tier(0),
+            pairs.clone(),
+            Purpose::Demotion { kept: Vec::new() },
+            Default::default(),
+        );
         assert_eq!((out, load, demotion), (1, 2, 3));
         assert_eq!(table.device_demotions().count(), 1);
         assert_eq!(table.swapping_out().collect::<Vec<_>>(), [7]);
@@ -304,7 +363,7 @@ mod tests {
         assert!(table.end(load, true).is_none());
         assert_eq!(table.lose().iter().map(|transfer| transfer.id).collect::<Vec<_>>(), [1, 3]);
         assert!(table.is_empty() && table.end(demotion, true).is_none());
-        assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }), 4);
+        assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }, Default::default()), 4);
     }
 
     #[test]
@@ -312,9 +371,10 @@ mod tests {
         let config = Config { copy_timeout_ns: 100, ..Config::default() };
         let mut table = TransferTable::new(Links::new(&config));
         let pairs = vec![BlockPair { from: 3, to: 4 }];
-        let first = table.begin(Place::Tier(1), Place::Device, pairs.clone(), Purpose::Load { slot: 1 });
+        let first =
+            table.begin(Place::Tier(1), Place::Device, pairs.clone(), Purpose::Load { slot: 1 }, Default::default());
         table.now_ns = 50;
-        let second = table.begin(Place::Device, Place::Tier(0), pairs, Purpose::Propagation);
+        let second = table.begin(Place::Device, Place::Tier(0), pairs, Purpose::Propagation, Default::default());
         assert_eq!((table.next_due_ns(), table.is_storing()), (Some(100), true));
         assert!(table.take_overdue().is_none());
         table.now_ns = 100;

@@ -12,7 +12,7 @@ use crate::block::BlockState;
 use crate::hash::BlockHash;
 use crate::ids::BlockHandle;
 use crate::sequence::Sequence;
-use crate::transfer_table::{BlockPair, InFlight};
+use crate::transfer_table::{BlockPair, InFlight, TransferEnd};
 use crate::tree::Parent;
 
 /// Blocks being demoted, to be taken back by fingerprint.
@@ -55,15 +55,15 @@ impl Kv {
         if self.demoting.0.is_empty() {
             return;
         }
-        let mut before = self.tiers.identity(seq.cold.root, self.found.last());
+        let mut before = self.tiers.prefix(seq.cold.root, self.found.last());
         let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         for (hash, tokens) in blocks.skip(self.found.len()) {
             let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
-            let is_next = self.tiers.parent_prefix(block.index) == before && self.tree.contents(*block).1 == tokens;
+            let is_next = self.tiers.prefix_before(block.index) == before && self.tree.contents(*block).1 == tokens;
             if !is_next || self.tree.contains(*hash) {
                 return;
             }
-            before = self.tiers.identity(seq.cold.root, Some(block.index));
+            before = self.tiers.prefix(seq.cold.root, Some(block.index));
             self.reviving.push(*block);
         }
     }
@@ -101,16 +101,18 @@ impl Kv {
         in_time.map(|transfer| self.freed_by_demotion(transfer)).sum()
     }
 
-    /// Ends a demotion: blocks not taken back are freed if `ok`, else they go back into the tree if the block before is there.
-    pub(super) fn end_device_demotion(&mut self, pairs: &[BlockPair], kept: Vec<Vec<BlockHandle>>, ok: bool) {
+    /// Ends a demotion: blocks that arrived and were not taken back are freed. Those that did not arrive go back into the
+    /// tree if the block before is there.
+    pub(super) fn end_device_demotion(&mut self, pairs: &[BlockPair], kept: Vec<Vec<BlockHandle>>, end: &TransferEnd) {
         // Blocks were taken out of the tree tail first.
-        for pair in pairs.iter().rev() {
+        for (at, pair) in pairs.iter().enumerate().rev() {
             if self.tree.pool().state(pair.from) != BlockState::Moving {
                 continue;
             }
             let block = self.tree.pool().handle(pair.from);
             let noted = self.demoting.end(self.tree.contents(block).0, block);
-            match noted.filter(|noted| !ok && self.tree.can_readopt(block, noted.parent)) {
+            let failed = end.fault(at).is_some();
+            match noted.filter(|noted| failed && self.tree.can_readopt(block, noted.parent)) {
                 Some(Demotion { parent, .. }) => self.tree.restore(block, parent),
                 None => self.tree.end_demotion(pair.from),
             }

@@ -1,9 +1,12 @@
 //! Transfers between the device and the tiers, and among the tiers.
 
+use trunkline_port::{BlockFault, BlockKey, KnownBlock};
+
 use super::Kv;
 use crate::block::BlockState;
 use crate::config::Write;
 use crate::digest::Decision;
+use crate::ids::Token;
 use crate::journal::Journal;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
@@ -28,9 +31,35 @@ fn tier_place(tier: usize) -> Place {
 }
 
 impl Kv {
-    /// Returns the occasion on which a tier takes blocks. `None` if there is no such tier, or a transfer of the tier is overdue.
+    /// Returns the occasion on which a tier takes blocks. `None` if there is no such tier, a transfer of the tier is overdue, or the tier
+    /// refused blocks and is still busy.
     fn open_write(&self, tier: usize) -> Option<Write> {
-        self.tiers.write(tier).filter(|_| !self.transfers.is_stuck(tier_place(tier)))
+        self.tiers.write(tier).filter(|_| self.is_open(tier))
+    }
+
+    /// Returns `true` if a tier can take blocks now.
+    fn is_open(&self, tier: usize) -> bool {
+        let place = tier_place(tier);
+        !self.transfers.is_stuck(place) && !(self.tiers.is_saturated(tier) && self.transfers.is_writing(place))
+    }
+
+    /// Returns `true` if a tier takes blocks due for eviction: by its rule, or because it refused blocks when they came.
+    fn saves_evicted(&self, tier: usize) -> bool {
+        let write = self.open_write(tier);
+        write == Some(Write::Back) || (write.is_some() && self.tiers.owes(tier))
+    }
+
+    /// Takes in blocks that a tier holds from before this core began.
+    pub fn adopt_tier(&mut self, tier: u8, blocks: &[KnownBlock], journal: &mut Journal) {
+        let adopted = self.tiers.adopt(tier.into(), blocks);
+        journal.decide(Decision::TierFound, tier.into(), adopted as u64);
+        blocks[..adopted].iter().for_each(|known| journal.digest.fold(known.key.hash as u64));
+    }
+
+    /// Sets the number of blocks that fit in a tier.
+    pub fn resize_tier(&mut self, tier: u8, blocks: u32, journal: &mut Journal) {
+        journal.decide(Decision::TierResized, tier.into(), blocks.into());
+        self.tiers.resize(tier.into(), blocks);
     }
 
     /// Begins a transfer from or to a tier, unless `pairs` is empty.
@@ -50,14 +79,34 @@ impl Kv {
         }
         journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
         fold_pairs(&mut journal.digest, &pairs);
-        self.transfers.begin(from, to, pairs, purpose);
+        let contents = self.contents(from, &pairs);
+        self.transfers.begin(from, to, pairs, purpose, contents);
+    }
+
+    /// Returns the identities and the tokens of the sources of a transfer from or to a tier.
+    fn contents(&self, from: Place, pairs: &[BlockPair]) -> (Vec<BlockKey>, Vec<Token>) {
+        let mut keys = Vec::with_capacity(pairs.len());
+        let mut tokens = Vec::with_capacity(pairs.len() * self.block_size as usize);
+        for pair in pairs {
+            let contents = match from {
+                Place::Tier(tier) => self.tiers.contents(tier as usize, pair.from),
+                _ => self.tiers.contents_on_device(&self.tree, self.tree.pool().handle(pair.from)),
+            };
+            keys.push(contents.key);
+            tokens.extend_from_slice(contents.tokens);
+        }
+        (keys, tokens)
     }
 
     /// Begins to copy the published blocks of an ended request to the first tier, if the tier takes them now. The transfer then holds
     /// the blocks in place of the request.
     pub fn write_through(&mut self, seq: &mut Sequence, journal: &mut Journal) {
-        let Some(write) = self.open_write(0).filter(|write| *write != Write::Back) else { return };
+        let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;
+        if !self.is_open(0) {
+            self.tiers.skip(0, published);
+            return;
+        }
         if seq.table[..published].first().is_some_and(|first| !self.tree.is_findable(*first)) {
             return;
         }
@@ -86,14 +135,14 @@ impl Kv {
     /// Copies blocks due for eviction to the next tier, if the next tier takes the blocks. `running` requests each keep an idle
     /// block, so that a decode need not wait for a transfer.
     pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
-        if self.open_write(0) == Some(Write::Back) {
+        if self.saves_evicted(0) {
             let free = self.tree.pool().count(BlockState::Free) + self.free_after_demotions();
             let idle = self.tree.pool().count(BlockState::Idle).saturating_sub(running);
             let n = self.tiers.device_spare().saturating_sub(free).min(idle);
             self.demote_from_device(n as usize, journal);
         }
         for tier in 1..self.tiers.len() {
-            if self.open_write(tier) == Some(Write::Back) && !self.transfers.is_stuck(tier_place(tier - 1)) {
+            if self.saves_evicted(tier) && !self.transfers.is_stuck(tier_place(tier - 1)) {
                 let n = self.tiers.missing_spare(tier - 1);
                 self.demote_from_tier(tier - 1, n as usize, journal);
             }
@@ -128,7 +177,7 @@ impl Kv {
 
     /// Copies blocks of one tier to another tier, for the blocks the other tier takes.
     fn propagate(&mut self, from: usize, to: usize, blocks: impl Iterator<Item = u32>, journal: &mut Journal) {
-        if self.transfers.is_stuck(tier_place(from)) || self.transfers.is_stuck(tier_place(to)) {
+        if self.transfers.is_stuck(tier_place(from)) || !self.is_open(to) {
             return;
         }
         let mut pairs = Vec::new();
@@ -205,12 +254,16 @@ impl Kv {
     }
 
     /// Ends a transfer from or to a tier: the blocks are released, and copied on where a further tier takes the blocks.
-    pub fn end_tier_copy(&mut self, transfer: InFlight, end: TransferEnd, journal: &mut Journal) {
-        let InFlight { from, to, pairs, purpose, .. } = transfer;
-        let ok = end == TransferEnd::Finished;
+    pub fn end_tier_copy(&mut self, transfer: InFlight, end: &TransferEnd, journal: &mut Journal) {
+        let InFlight { from, to, mut pairs, purpose, .. } = transfer;
         let is_load = matches!(purpose, Purpose::Load { .. });
         self.release_pairs(from, to, &pairs, purpose, end);
-        if let (true, Place::Tier(tier)) = (ok, to) {
+        if let Place::Tier(tier) = to {
+            self.tiers.answered(tier as usize, end.refused());
+        }
+        let mut at = 0..pairs.len();
+        pairs.retain(|_| at.next().is_some_and(|at| end.fault(at).is_none()));
+        if let Place::Tier(tier) = to {
             self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.to), Write::Through, journal);
         }
         if let (true, Place::Tier(tier)) = (is_load, from) {
@@ -219,10 +272,10 @@ impl Kv {
     }
 
     /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
-    pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: TransferEnd) {
+    pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: &TransferEnd) {
         let Orphan { mut blocks, published, hosts } = orphan;
         match (from, to) {
-            (Place::Tier(tier), _) => self.end_reads(tier as usize, pairs, end == TransferEnd::Failed),
+            (Place::Tier(tier), _) => self.end_reads(tier as usize, pairs, end),
             (_, Place::Host) => hosts.into_iter().for_each(|host| self.host_fill_failed(host)),
             _ => hosts.into_iter().for_each(|host| self.leave_host(host)),
         }
@@ -232,13 +285,13 @@ impl Kv {
     /// Gives up a transfer from or to a tier that will not be answered.
     pub fn lose_tier_copy(&mut self, transfer: InFlight) {
         let InFlight { from, to, pairs, purpose, .. } = transfer;
-        self.release_pairs(from, to, &pairs, purpose, TransferEnd::Interrupted);
+        self.release_pairs(from, to, &pairs, purpose, &TransferEnd::Interrupted);
     }
 
     /// Unpins blocks that a transfer read from a tier. Bad blocks leave the tier, so that nobody loads them again.
-    fn end_reads(&mut self, tier: usize, pairs: &[BlockPair], are_bad: bool) {
-        for pair in pairs {
-            if are_bad {
+    fn end_reads(&mut self, tier: usize, pairs: &[BlockPair], end: &TransferEnd) {
+        for (at, pair) in pairs.iter().enumerate() {
+            if end.fault(at) == Some(BlockFault::Bad) {
                 self.tiers.strike_out(tier, pair.from);
             }
             self.tiers.unpin(tier, pair.from);
@@ -246,24 +299,28 @@ impl Kv {
     }
 
     /// Releases the blocks of a transfer that is not in flight any more.
-    fn release_pairs(&mut self, from: Place, to: Place, pairs: &[BlockPair], purpose: Purpose, end: TransferEnd) {
-        let ok = end == TransferEnd::Finished;
+    fn release_pairs(&mut self, from: Place, to: Place, pairs: &[BlockPair], purpose: Purpose, end: &TransferEnd) {
         if let Place::Tier(tier) = to {
-            pairs.iter().for_each(|pair| self.tiers.end_fill(tier as usize, pair.to, ok));
+            for (at, pair) in pairs.iter().enumerate() {
+                self.tiers.end_fill(tier as usize, pair.to, end.fault(at).is_none());
+            }
         }
+        // Of a copy to a tier that failed as a whole, the source is as likely to be good.
+        let is_load = matches!(purpose, Purpose::Load { .. });
+        let end = if *end == TransferEnd::Failed && !is_load { &TransferEnd::Interrupted } else { end };
         match (purpose, from) {
             (Purpose::WriteThrough { mut chain }, _) => {
                 let n = chain.len();
                 self.tree.release(&mut chain, n);
             }
             (Purpose::Demotion { .. }, Place::Tier(tier)) => {
-                pairs.iter().for_each(|pair| self.tiers.end_demotion(tier as usize, pair.from, ok));
+                for (at, pair) in pairs.iter().enumerate() {
+                    self.tiers.end_demotion(tier as usize, pair.from, end.fault(at));
+                }
             }
-            (Purpose::Demotion { kept }, _) => self.end_device_demotion(pairs, kept, ok),
-            (Purpose::Load { .. }, Place::Tier(tier)) => {
-                self.end_reads(tier as usize, pairs, end == TransferEnd::Failed);
-            }
-            (Purpose::Propagation, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, false),
+            (Purpose::Demotion { kept }, _) => self.end_device_demotion(pairs, kept, end),
+            (Purpose::Load { .. }, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
+            (Purpose::Propagation, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
             (Purpose::Orphaned(_), _) => unreachable!("an orphaned transfer ends with its blocks"),
             (purpose, place) => unreachable!("{purpose:?} copies nothing from {place:?}"),
         }

@@ -1,0 +1,156 @@
+//! Answers of tiers block by block: what a block that does not arrive costs, tiers that are too busy, and blocks from before.
+
+use trunkline_core::{BlockFault, BlockKey, Config, Event, KnownBlock, Place, TierConfig, Token, Write};
+use trunkline_driver::Driver;
+
+const BLOCK: u32 = 4;
+
+fn tier(blocks: u32, write: Write) -> TierConfig {
+    TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into() }
+}
+
+fn driver(write: Write) -> Driver {
+    Driver::new(Config {
+        block_size: BLOCK,
+        device_blocks: 12,
+        max_batch_tokens: 200,
+        max_batch_size: 4,
+        max_context: 200,
+        launch_watermark: 0.0,
+        tiers: vec![tier(20, write)],
+        ..Config::default()
+    })
+}
+
+/// `n` tokens that begin no other prompt.
+fn prompt(kind: u32, n: u32) -> Vec<Token> {
+    (0..n).map(|at| kind * 1000 + at).collect()
+}
+
+/// Runs a request to its end. Returns the tokens of its prompt found in the cache.
+fn ask(driver: &mut Driver, id: u64, prompt: Vec<Token>) -> u32 {
+    driver.submit(id, prompt, 1);
+    driver.run_to_end();
+    driver.usages[&id].cached_tokens
+}
+
+/// Index of the pair that copies the `at`-th block of the only copy's prefix: pairs come tail first.
+fn pair_of(driver: &Driver, at: u32) -> u32 {
+    driver.copies[0].pairs.len() as u32 - 1 - at
+}
+
+#[test]
+fn a_load_keeps_the_blocks_before_the_first_that_failed_and_only_a_bad_one_leaves_the_tier() {
+    for (fault, left) in [(BlockFault::Bad, 4), (BlockFault::Interrupted, 5)] {
+        let mut driver = driver(Write::Through);
+        ask(&mut driver, 1, prompt(1, 21));
+        driver.evict_idle();
+        driver.submit(2, prompt(1, 21), 1);
+        assert_eq!(driver.copies[0].pairs.len(), 5);
+        let failed = pair_of(&driver, 3);
+        driver.end_copy_partly(0, &[(failed, fault)]);
+        assert_eq!(driver.running(), [(2, 12, 9, true)], "three blocks are there, the rest is computed");
+        assert_eq!(driver.stats().tiers[0].blocks, left, "{fault:?}");
+        driver.run_to_end();
+    }
+}
+
+#[test]
+fn blocks_that_a_tier_did_not_get_are_not_found_there_and_those_that_it_got_are() {
+    let mut driver = driver(Write::Through);
+    driver.submit(1, prompt(1, 21), 1);
+    driver.answer();
+    let refused = [0, 1].map(|pair| (pair, BlockFault::Refused));
+    driver.end_copy_partly(0, &refused);
+    assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].skipped_blocks), (3, 2));
+    driver.evict_idle();
+    assert_eq!(ask(&mut driver, 2, prompt(1, 21)), 12, "the tail was refused");
+}
+
+#[test]
+fn a_tier_that_refuses_gets_nothing_until_it_is_idle_and_later_what_it_missed() {
+    let mut driver = driver(Write::Through);
+    driver.submit(1, prompt(1, 9), 1);
+    driver.submit(2, prompt(2, 9), 1);
+    driver.answer_until(|driver| driver.copies.len() == 2);
+    driver.end_copy_partly(0, &[(0, BlockFault::Refused)]);
+    driver.submit(3, prompt(3, 9), 1);
+    driver.answer();
+    assert_eq!(driver.copies.len(), 1, "it is busy with the second copy");
+    assert_eq!(driver.stats().tiers[0].skipped_blocks, 1 + 2);
+    driver.finish_copy(0);
+    driver.submit(4, prompt(4, 9), 1);
+    driver.answer();
+    assert_eq!(driver.copies.len(), 1, "it is idle, and takes the next");
+    driver.finish_copy(0);
+    // Eight of twelve blocks are idle; a prompt that takes the other four needs one more soon.
+    driver.submit(5, prompt(5, 14), 3);
+    driver.answer();
+    let saved: Vec<(Place, usize)> = driver.copies.iter().map(|copy| (copy.to, copy.pairs.len())).collect();
+    assert_eq!(saved, [(Place::Tier(0), 1)], "a victim that the tier missed, before it is evicted");
+    driver.run_to_end();
+}
+
+/// Runs a prompt on a core, and another core with the same tier after it. Returns the second core, and the blocks in the tier.
+fn restarted(prompt: Vec<Token>) -> (Driver, Vec<KnownBlock>) {
+    let mut driver = driver(Write::Through);
+    driver.submit(1, prompt, 1);
+    driver.answer();
+    let copy = driver.copies[0].clone();
+    driver.run_to_end();
+    let known = |(at, key): (usize, &BlockKey)| KnownBlock {
+        block: copy.pairs[at].1,
+        key: *key,
+        tokens: copy.tokens_of(at).to_vec(),
+    };
+    let mut blocks: Vec<KnownBlock> = copy.keys.iter().enumerate().map(known).collect();
+    blocks.sort_by_key(|known| known.block);
+    (driver.restarted(), blocks)
+}
+
+#[test]
+fn blocks_from_before_are_found_and_evicted_oldest_first() {
+    let (mut driver, blocks) = restarted(prompt(1, 13));
+    driver.event(Event::TierFound { tier: 0, blocks });
+    assert_eq!(driver.stats().tiers[0].blocks, 3);
+    assert_eq!(ask(&mut driver, 1, prompt(1, 13)), 12);
+    driver.evict_idle();
+    // A load ends with the head of the prompt, which is the youngest now.
+    driver.event(Event::TierResized { tier: 0, blocks: 1 });
+    assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].evicted_blocks), (1, 2));
+    assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 4);
+}
+
+#[test]
+fn blocks_from_before_with_other_tokens_or_another_prefix_are_not_found() {
+    let (mut other_tokens, blocks) = restarted(prompt(1, 13));
+    let mut changed = blocks.clone();
+    changed[1].tokens[0] += 1;
+    other_tokens.event(Event::TierFound { tier: 0, blocks: changed });
+    assert_eq!(ask(&mut other_tokens, 1, prompt(1, 13)), 4, "up to the block before");
+
+    let (mut other_prefix, _) = restarted(prompt(1, 13));
+    let mut changed = blocks;
+    changed[0].key.parent += 1;
+    other_prefix.event(Event::TierFound { tier: 0, blocks: changed });
+    assert_eq!(ask(&mut other_prefix, 1, prompt(1, 13)), 0, "the first block is of another namespace");
+}
+
+#[test]
+fn blocks_from_before_that_do_not_fit_are_left_out() {
+    let (mut driver, blocks) = restarted(prompt(1, 21));
+    driver.event(Event::TierResized { tier: 0, blocks: 2 });
+    driver.event(Event::TierFound { tier: 0, blocks: blocks.clone() });
+    assert_eq!(driver.stats().tiers[0].blocks, 2);
+    driver.event(Event::TierFound { tier: 7, blocks: blocks.clone() });
+    driver.event(Event::TierFound { tier: 0, blocks });
+    assert_eq!(driver.stats().tiers[0].blocks, 2, "no such tier, and not twice");
+}
+
+#[test]
+fn a_tier_resized_to_nothing_takes_nothing() {
+    let mut driver = driver(Write::Through);
+    driver.event(Event::TierResized { tier: 0, blocks: 0 });
+    ask(&mut driver, 1, prompt(1, 13));
+    assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].stored_blocks), (0, 0));
+}

@@ -1,0 +1,199 @@
+//! Compression of blocks: the one file that knows the codec.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+use trunkline_codec::frame::{Block, Codec, FrameError};
+use trunkline_codec::{Calibrator, Dtype, Format, SideTable};
+
+use crate::counters::Fault;
+use crate::layout::BlockLayout;
+
+/// Tokens seen before statistics of the model are frozen.
+const CALIBRATION_TOKENS: u64 = 512;
+
+/// Encoder and decoder of one thread, with buffers.
+#[derive(Debug, Default)]
+pub struct Engine(Codec);
+
+/// Compression of all blocks of a store.
+#[derive(Debug)]
+pub struct Coder {
+    layout: BlockLayout,
+    dtype: Option<Dtype>,
+    tables: RwLock<HashMap<u64, Arc<SideTable>>>,
+    /// Table that new frames are encoded against.
+    current: RwLock<Option<Arc<SideTable>>>,
+    calibrator: Mutex<Option<Calibrator>>,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    encoded_blocks: AtomicU64,
+    encoded_bytes: AtomicU64,
+    frame_bytes: AtomicU64,
+    encode_ns: AtomicU64,
+    decoded_blocks: AtomicU64,
+    decode_ns: AtomicU64,
+    mismatches: AtomicU64,
+}
+
+/// Work done by the codec since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodecStats {
+    /// Blocks encoded, kept or not.
+    pub encoded_blocks: u64,
+    /// Bytes of the encoded blocks before.
+    pub encoded_bytes: u64,
+    /// Bytes of the encoded blocks after.
+    pub frame_bytes: u64,
+    /// Time spent on encoding, nanoseconds of one thread.
+    pub encode_ns: u64,
+    /// Blocks decoded; blocks from the decode cache do not count.
+    pub decoded_blocks: u64,
+    /// Time spent on decoding, nanoseconds of one thread.
+    pub decode_ns: u64,
+    /// Blocks changed by encoding and decoding; counted with compression `full`.
+    pub mismatches: u64,
+}
+
+impl CodecStats {
+    /// Returns bytes before by bytes after, 1 without blocks.
+    pub fn ratio(&self) -> f64 {
+        if self.frame_bytes == 0 { 1.0 } else { self.encoded_bytes as f64 / self.frame_bytes as f64 }
+    }
+}
+
+fn elapsed(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the codec's type of a name.
+fn dtype_of(name: &str) -> Option<Dtype> {
+    match name.to_ascii_lowercase().as_str() {
+        "bf16" | "bfloat16" => Some(Dtype::Bf16),
+        "f16" | "fp16" | "float16" | "half" => Some(Dtype::F16),
+        _ => None,
+    }
+}
+
+impl Coder {
+    /// Creates a coder for blocks of a layout.
+    pub fn new(layout: BlockLayout) -> Self {
+        let fits = |dtype: &Dtype| {
+            let elements = layout.shape.and_then(|shape| shape.elements());
+            elements.is_some_and(|n| n > 0 && n.checked_mul(dtype.bytes()) == Some(layout.block_bytes))
+        };
+        let dtype = dtype_of(&layout.dtype).filter(fits);
+        let calibrator = dtype.and(layout.shape).zip(layout.frequencies.clone()).and_then(|(shape, frequencies)| {
+            let half = usize::from(shape.head_dim / 2);
+            let is_whole = frequencies.len() == usize::from(shape.layers)
+                && frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half);
+            is_whole.then(|| Calibrator::new(shape, frequencies))
+        });
+        Self {
+            layout,
+            dtype,
+            tables: RwLock::default(),
+            current: RwLock::default(),
+            calibrator: Mutex::new(calibrator),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Returns `true` if the codec can encode blocks of the layout.
+    pub fn can_encode(&self) -> bool {
+        self.dtype.is_some()
+    }
+
+    /// Takes in a block for the statistics of the model. Returns id and bytes of the table when this block completes the statistics.
+    pub fn observe(&self, bytes: &[u8], position: u32) -> Option<(u64, Vec<u8>)> {
+        let dtype = self.dtype?;
+        // A thread that finds another one at work need not wait: any block will do.
+        let mut calibrator = self.calibrator.try_lock().ok()?;
+        let collector = calibrator.as_mut()?;
+        let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+        collector.add(Format::of(dtype), position, &elements);
+        if collector.tokens() < CALIBRATION_TOKENS {
+            return None;
+        }
+        let table = collector.finish();
+        *calibrator = None;
+        let (id, bytes) = (table.id(), table.to_bytes());
+        self.adopt(table);
+        Some((id, bytes))
+    }
+
+    fn adopt(&self, table: SideTable) {
+        let table = Arc::new(table);
+        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        tables.insert(table.id(), Arc::clone(&table));
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(table);
+    }
+
+    /// Appends the frame of a block to `out`. Returns `false` if blocks of the layout have no frames; `out` is unchanged then.
+    pub fn encode(&self, engine: &mut Engine, bytes: &[u8], position: Option<u32>, out: &mut Vec<u8>) -> bool {
+        let (Some(dtype), Some(shape)) = (self.dtype, self.layout.shape) else { return false };
+        let begin = Instant::now();
+        let table = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let before = out.len();
+        let block = Block { dtype, shape, position, bytes };
+        if engine.0.encode(&block, table.as_deref(), out).is_err() {
+            return false;
+        }
+        self.counters.encoded_blocks.fetch_add(1, Relaxed);
+        self.counters.encoded_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        self.counters.frame_bytes.fetch_add((out.len() - before) as u64, Relaxed);
+        self.counters.encode_ns.fetch_add(elapsed(begin), Relaxed);
+        true
+    }
+
+    /// Replaces `out` by the block of a frame.
+    ///
+    /// # Errors
+    /// If the frame is damaged, is of another layout, or needs a table that is not known.
+    pub fn decode(&self, engine: &mut Engine, frame: &[u8], out: &mut Vec<u8>) -> Result<(), Fault> {
+        let begin = Instant::now();
+        out.clear();
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        let limit = self.layout.block_bytes;
+        let info = engine.0.decode(frame, |id| tables.get(&id).map(Arc::as_ref), limit, out);
+        drop(tables);
+        let info = info.map_err(|error| match error {
+            FrameError::OtherVersion { .. } | FrameError::NoTable { .. } | FrameError::TooLong { .. } => Fault::Stale,
+            _ => Fault::Flipped,
+        })?;
+        if Some(info.dtype) != self.dtype || Some(info.shape) != self.layout.shape {
+            return Err(Fault::Stale);
+        }
+        self.counters.decoded_blocks.fetch_add(1, Relaxed);
+        self.counters.decode_ns.fetch_add(elapsed(begin), Relaxed);
+        Ok(())
+    }
+
+    /// Counts a block that was another one after encoding and decoding.
+    pub fn mismatched(&self) {
+        self.counters.mismatches.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the work done since the store was opened.
+    pub fn stats(&self) -> CodecStats {
+        let Counters { encoded_blocks, encoded_bytes, frame_bytes, encode_ns, decoded_blocks, decode_ns, mismatches } =
+            &self.counters;
+        CodecStats {
+            encoded_blocks: encoded_blocks.load(Relaxed),
+            encoded_bytes: encoded_bytes.load(Relaxed),
+            frame_bytes: frame_bytes.load(Relaxed),
+            encode_ns: encode_ns.load(Relaxed),
+            decoded_blocks: decoded_blocks.load(Relaxed),
+            decode_ns: decode_ns.load(Relaxed),
+            mismatches: mismatches.load(Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! Tests of compression with statistics learned from the blocks themselves.
+
+use trunkline_codec::{Shape, rotary_frequencies};
+
+use super::*;
+
+const SHAPE: Shape = Shape { layers: 2, tokens: 16, heads: 2, head_dim: 64 };
+const BLOCK: usize = 2 * 2 * 2 * 16 * 2 * 64;
+
+fn layout() -> BlockLayout {
+    BlockLayout {
+        dtype: "bf16".to_owned(),
+        shape: Some(SHAPE),
+        block_bytes: BLOCK,
+        block_size: 16,
+        frequencies: Some(vec![rotary_frequencies(64, 10_000.0); 2]),
+    }
+}
+
+/// Returns a block of a model with large means of the keys of some channels.
+fn block(seed: u64) -> Vec<u8> {
+    let mut state = seed * 2 + 1;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / 16_777_216.0 - 0.5
+    };
+    let mean = |at: usize| if at % 64 >= 56 && at % 64 < 60 { 9.0 } else { 0.0 };
+    let element = |at| (((random() + random() + mean(at)).to_bits() >> 16) as u16).to_le_bytes();
+    (0..BLOCK / 2).flat_map(element).collect()
+}
+
+#[test]
+fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
+    let (coder, mut engine) = (Coder::new(layout()), Engine::default());
+    let mut plain = Vec::new();
+    assert!(coder.encode(&mut engine, &block(0), Some(0), &mut plain));
+    let tables: Vec<_> =
+        (0..40).filter_map(|at| coder.observe(&block(at), at as u32 * 16).map(|table| (at, table))).collect();
+    assert_eq!(tables.len(), 1, "statistics are frozen once");
+    assert_eq!(tables[0].0, 31, "512 tokens are 32 blocks");
+    let mut predicted = Vec::new();
+    assert!(coder.encode(&mut engine, &block(50), Some(800), &mut predicted));
+    let mut out = Vec::new();
+    for (frame, seed) in [(&plain, 0), (&predicted, 50)] {
+        assert_eq!(coder.decode(&mut engine, frame, &mut out), Ok(()));
+        assert_eq!(out, block(seed));
+    }
+    // A process without the table cannot read the frame, and says so.
+    assert_eq!(Coder::new(layout()).decode(&mut engine, &predicted, &mut out), Err(Fault::Stale));
+}
+
+#[test]
+fn frames_of_other_layouts_and_changed_frames_are_refused() {
+    let (coder, mut engine) = (Coder::new(layout()), Engine::default());
+    let (mut frame, mut out) = (Vec::new(), Vec::new());
+    assert!(coder.encode(&mut engine, &block(1), None, &mut frame));
+    let half = Shape { heads: 1, ..SHAPE };
+    let other = BlockLayout { shape: Some(half), block_bytes: BLOCK / 2, frequencies: None, ..layout() };
+    assert_eq!(Coder::new(other).decode(&mut engine, &frame, &mut out), Err(Fault::Stale));
+    for at in (0..frame.len()).step_by(97) {
+        frame[at] ^= 16;
+        assert!(coder.decode(&mut engine, &frame, &mut out).is_err(), "byte {at}");
+        frame[at] ^= 16;
+    }
+    assert_eq!(coder.stats().decoded_blocks, 0);
+}
+
+#[test]
+fn layouts_that_the_codec_does_not_know_are_not_encoded() {
+    let unknown = [
+        BlockLayout { dtype: "int3".to_owned(), ..layout() },
+        BlockLayout { shape: None, ..layout() },
+        BlockLayout { block_bytes: BLOCK + 2, ..layout() },
+    ];
+    for layout in unknown {
+        let (coder, bytes, mut out) = (Coder::new(layout.clone()), vec![0; layout.block_bytes], Vec::new());
+        assert!(!coder.can_encode() && !coder.encode(&mut Engine::default(), &bytes, None, &mut out), "{layout:?}");
+        assert_eq!((out.len(), coder.observe(&bytes, 0)), (0, None));
+    }
+}

@@ -1,0 +1,233 @@
+//! Places of a store and their contents: what all threads share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use trunkline_port::{BlockFault, Place};
+
+use crate::arena::Arena;
+use crate::cache::DecodeCache;
+use crate::coder::{Coder, Engine};
+use crate::counters::{Fault, FaultCounters};
+use crate::held::{Coding, Held, HostPlace};
+use crate::links::Link;
+use crate::pool::{Queue, Urgency};
+use crate::settings::{Compression, StoreSettings};
+
+/// Blocks measured before compression `auto` judges the ratio.
+const AUTO_BLOCKS: u64 = 64;
+/// Least ratio for which compression `auto` continues.
+const AUTO_RATIO: f64 = 1.02;
+
+/// Buffers of a thread, used again by each job.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Encoder and decoder.
+    pub engine: Engine,
+    /// Bytes of one block, uncompressed.
+    pub raw: Vec<u8>,
+    /// Bytes of one frame of the codec.
+    pub frame: Vec<u8>,
+}
+
+/// Reason for a block not to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The source failed verification.
+    Unproven(Fault),
+    /// The copy failed on the way.
+    Interrupted,
+    /// The destination took nothing.
+    Refused,
+}
+
+impl From<Failure> for BlockFault {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unproven(_) => Self::Bad,
+            Failure::Interrupted => Self::Interrupted,
+            Failure::Refused => Self::Refused,
+        }
+    }
+}
+
+/// Contents of a tier, by medium.
+#[derive(Debug)]
+pub enum Tier {
+    /// Blocks in host memory, one for each slot.
+    Host(HostPlace),
+}
+
+/// Places of a store, and all that copies between places need.
+pub struct Places {
+    /// Host memory of all places.
+    pub arena: Arc<Arena>,
+    /// Blocks of swapped-out requests.
+    pub host: HostPlace,
+    /// Tiers behind the device, nearest first.
+    pub tiers: Vec<Tier>,
+    /// Compression of blocks, with the statistics of the model.
+    pub coder: Coder,
+    /// Decoded blocks, kept for the next use.
+    pub cache: DecodeCache,
+    /// Blocks that failed verification, by place: host first, then the tiers.
+    pub faults: Vec<FaultCounters>,
+    /// Jobs that copy and compress.
+    pub queue: Arc<Queue<Scratch>>,
+    compression: Compression,
+    links: Mutex<HashMap<(Place, Place), Arc<Link>>>,
+}
+
+impl Places {
+    /// Creates the places of a store, host memory empty.
+    pub fn new(settings: &StoreSettings, tiers: Vec<Tier>, queue: Arc<Queue<Scratch>>) -> Self {
+        Self {
+            arena: Arena::new(settings.host_bytes),
+            host: HostPlace::default(),
+            coder: Coder::new(settings.layout.clone()),
+            cache: DecodeCache::new(settings.decode_cache_bytes),
+            faults: (0..=tiers.len()).map(|_| FaultCounters::default()).collect(),
+            tiers,
+            queue,
+            compression: settings.compression,
+            links: Mutex::default(),
+        }
+    }
+
+    /// Returns the link between two places.
+    pub fn link(&self, from: Place, to: Place) -> Arc<Link> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(links.entry((from, to)).or_insert_with(|| Arc::new(Link::new(from, to))))
+    }
+
+    /// Returns all links used so far, in the order of their places.
+    pub fn links(&self) -> Vec<Arc<Link>> {
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sorted: Vec<_> = links.iter().collect();
+        sorted.sort_unstable_by_key(|(places, _)| **places);
+        sorted.into_iter().map(|(_, link)| Arc::clone(link)).collect()
+    }
+
+    /// Returns the tier of a place; `None` for the device, host, and tiers that the store does not have.
+    pub fn tier(&self, place: Place) -> Option<&Tier> {
+        match place {
+            Place::Tier(tier) => self.tiers.get(usize::from(tier)),
+            Place::Device | Place::Host => None,
+        }
+    }
+
+    /// Returns `true` if the store has the place.
+    pub fn has(&self, place: Place) -> bool {
+        matches!(place, Place::Device | Place::Host) || self.tier(place).is_some()
+    }
+
+    /// Returns a place in host memory.
+    pub fn host_place(&self, place: Place) -> Option<&HostPlace> {
+        match (place, self.tier(place)) {
+            (Place::Host, _) => Some(&self.host),
+            (_, Some(Tier::Host(tier))) => Some(tier),
+            _ => None,
+        }
+    }
+
+    /// Counts a block of a place that failed verification.
+    pub fn count_fault(&self, place: Place, fault: Fault) {
+        let at = match place {
+            Place::Tier(tier) => usize::from(tier) + 1,
+            Place::Device | Place::Host => 0,
+        };
+        if let Some(counters) = self.faults.get(at) {
+            counters.add(fault);
+        }
+    }
+
+    /// Claims a slot for a write. Returns the generation of the claim; 0 for the device.
+    pub fn claim(&self, place: Place, slot: u32) -> u64 {
+        self.host_place(place).map_or(0, |place| place.slots().claim(slot).0)
+    }
+
+    /// Returns the generation of a slot; 0 for the device.
+    pub fn generation(&self, place: Place, slot: u32) -> u64 {
+        self.host_place(place).map_or(0, |place| place.slots().generation(slot))
+    }
+
+    /// Empties a slot, so that the memory is free.
+    pub fn release(&self, place: Place, slot: u32) {
+        if let Some(place) = self.host_place(place) {
+            drop(place.slots().release(slot));
+        }
+    }
+
+    /// Copies bytes into host memory; decoded blocks make room if they must.
+    pub fn hold(&self, bytes: &[u8], coding: Coding) -> Option<Arc<Held>> {
+        loop {
+            if let Some(held) = Held::new(&self.arena, bytes, coding) {
+                return Some(held);
+            }
+            if !self.cache.shrink() {
+                return None;
+            }
+        }
+    }
+
+    /// Returns `true` if blocks are to be compressed on their way to a slower place.
+    pub fn compresses(&self) -> bool {
+        match self.compression {
+            Compression::Off | Compression::Probe => false,
+            Compression::Full | Compression::Store => self.coder.can_encode(),
+            Compression::Auto => {
+                let stats = self.coder.stats();
+                // Later blocks may be better: a few are encoded all the same.
+                self.coder.can_encode() && (stats.encoded_blocks < AUTO_BLOCKS || stats.ratio() >= AUTO_RATIO)
+            }
+        }
+    }
+
+    /// Takes in a block for the statistics of the model, which make later frames smaller.
+    pub fn learn(&self, raw: &[u8], position: Option<u32>) {
+        if let (Some(position), true) = (position, self.compression != Compression::Off)
+            && let Some((id, bytes)) = self.coder.observe(raw, position)
+        {
+            tracing::info!("statistics of the model are complete: side table {id:016x}, {} bytes", bytes.len());
+        }
+    }
+
+    /// Copies an uncompressed block into host memory, compressed at once with compression `full`.
+    pub fn hold_block(&self, scratch: &mut Scratch, position: Option<u32>) -> Option<Arc<Held>> {
+        let Scratch { engine, raw, frame } = scratch;
+        if self.compression == Compression::Full {
+            frame.clear();
+            if self.coder.encode(engine, raw, position, frame) {
+                let mut decoded = Vec::with_capacity(raw.len());
+                if self.coder.decode(engine, frame, &mut decoded).is_ok() && decoded == *raw {
+                    return self.hold(frame, Coding::Frame);
+                }
+                self.coder.mismatched();
+            }
+        }
+        self.hold(raw, Coding::Raw)
+    }
+
+    /// Compresses a block in host memory when a thread has nothing else to do, if blocks are to be compressed.
+    pub fn compress_later(self: &Arc<Self>, held: &Arc<Held>, position: Option<u32>) {
+        let only_measures = self.compression == Compression::Probe;
+        let encodes = self.compresses() || only_measures && self.coder.can_encode();
+        if !encodes || held.body().coding() == Coding::Frame {
+            return;
+        }
+        // A block that is gone by then needs no compression.
+        let (places, held) = (Arc::downgrade(self), Arc::downgrade(held));
+        let job = move |scratch: &mut Scratch| {
+            let (Some(places), Some(held)) = (places.upgrade(), held.upgrade()) else { return };
+            scratch.frame.clear();
+            let body = held.body();
+            let is_encoded = body.coding() == Coding::Raw
+                && places.coder.encode(&mut scratch.engine, body.bytes(), position, &mut scratch.frame);
+            drop(body);
+            if is_encoded && !only_measures {
+                held.compress(&places.arena, &scratch.frame);
+            }
+        };
+        self.queue.push(Urgency::Idle, Box::new(job));
+    }
+}

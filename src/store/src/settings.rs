@@ -1,0 +1,171 @@
+//! Settings of a store, and reasons for not opening one.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::arena;
+use crate::layout::BlockLayout;
+
+/// Medium of a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TierMedium {
+    /// Host memory, within [`StoreSettings::host_bytes`].
+    Host,
+    /// A folder of a local filesystem.
+    Disk {
+        /// Folder, for this store alone.
+        path: PathBuf,
+        /// Size limit of the folder, bytes.
+        bytes: u64,
+    },
+    /// A store that other servers share.
+    Remote {
+        /// Address: `file:///folder` or `s3://bucket/prefix`.
+        url: String,
+        /// Longest wait for one answer.
+        deadline: Duration,
+    },
+}
+
+/// Blocks to compress, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Blocks stay as they are.
+    Off,
+    /// Like `Store`, for as long as blocks get at least a fiftieth smaller.
+    #[default]
+    Auto,
+    /// Blocks stay as they are, but are encoded to measure the ratio.
+    Probe,
+    /// Blocks on the way to host memory, before the answer, and compared with the decoded bytes. For tests.
+    Full,
+    /// Blocks in host memory after the answer; blocks on the way to disk and remote storage.
+    Store,
+}
+
+/// Settings of a store, fixed while the store is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// Layout of the bytes of a block.
+    pub layout: BlockLayout,
+    /// Most bytes of host memory for blocks of swapped-out requests, of host tiers, and of the decode cache together.
+    pub host_bytes: u64,
+    /// Medium of each tier, in the order of [`trunkline_port::Place::Tier`].
+    pub tiers: Vec<TierMedium>,
+    /// Blocks to compress.
+    pub compression: Compression,
+    /// Threads for copies between device and host, and for compression; at least 1. Disks and remotes have threads of their own.
+    pub threads: usize,
+    /// Most bytes of decoded blocks kept for the next use, within `host_bytes`.
+    pub decode_cache_bytes: u64,
+    /// Most blocks on the way from one place to a tier without a request waiting; further blocks are refused.
+    pub background_blocks: u64,
+}
+
+impl StoreSettings {
+    /// Creates settings for host memory alone.
+    pub fn new(layout: BlockLayout, host_bytes: u64) -> Self {
+        Self {
+            layout,
+            host_bytes,
+            tiers: Vec::new(),
+            compression: Compression::Auto,
+            threads: 2,
+            decode_cache_bytes: (host_bytes / 32).min(64 << 20),
+            background_blocks: 256,
+        }
+    }
+
+    /// Returns the number of uncompressed blocks for which host memory suffices.
+    pub fn host_blocks(&self) -> u32 {
+        let block = arena::rounded(self.layout.block_bytes).max(1) as u64;
+        u32::try_from(self.host_bytes / block).unwrap_or(u32::MAX)
+    }
+}
+
+/// Reason for not opening a store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A setting has no meaning.
+    #[error("{setting}: {reason}")]
+    Setting {
+        /// Setting at fault.
+        setting: &'static str,
+        /// Reason, and the values allowed.
+        reason: String,
+    },
+    /// The system starts no thread.
+    #[error("cannot start a thread for copies: {0}")]
+    Thread(io::Error),
+    /// A folder of a disk tier cannot be used.
+    #[error("{}: cannot {task}: {source}", path.display())]
+    Disk {
+        /// Folder or file at fault.
+        path: PathBuf,
+        /// Task that failed, as `create the folder`.
+        task: &'static str,
+        /// Reason, from the system.
+        source: io::Error,
+    },
+    /// Another process has the folder of a disk tier.
+    #[error("{}: another process uses this folder as a disk tier; stop that process or choose another folder", path.display())]
+    Locked {
+        /// Folder of the disk tier.
+        path: PathBuf,
+    },
+    /// A remote store cannot be used.
+    #[error("{url}: {reason}")]
+    Remote {
+        /// Address of the remote store.
+        url: String,
+        /// Reason, from the system.
+        reason: String,
+    },
+}
+
+impl StoreSettings {
+    /// Checks all settings against their ranges.
+    ///
+    /// # Errors
+    /// If a setting has no meaning.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let refuse = |setting, reason: &str| Err(StoreError::Setting { setting, reason: reason.to_owned() });
+        if self.layout.block_bytes == 0 || self.layout.block_bytes > 1 << 30 {
+            return refuse("block bytes", "blocks have 1 byte to 1 GiB");
+        }
+        if self.layout.block_size == 0 || self.layout.block_size > 1 << 16 {
+            return refuse("block size", "blocks have 1 to 65,536 tokens");
+        }
+        if self.threads == 0 || self.threads > 256 {
+            return refuse("threads", "copies need 1 to 256 threads");
+        }
+        if self.tiers.len() > 16 {
+            return refuse("tiers", "there can be 16 tiers at most");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_without_a_meaning_are_refused_with_one_line() {
+        let layout = BlockLayout { block_bytes: 100_000, block_size: 16, ..BlockLayout::default() };
+        let good = StoreSettings::new(layout, 1_000_000);
+        assert!(good.check().is_ok());
+        assert_eq!(good.host_blocks(), 9, "blocks take whole pages");
+        let bad = [
+            StoreSettings { layout: BlockLayout { block_bytes: 0, ..good.layout.clone() }, ..good.clone() },
+            StoreSettings { layout: BlockLayout { block_size: 0, ..good.layout.clone() }, ..good.clone() },
+            StoreSettings { threads: 0, ..good.clone() },
+            StoreSettings { tiers: vec![TierMedium::Host; 17], ..good.clone() },
+        ];
+        for settings in bad {
+            let error = settings.check().unwrap_err().to_string();
+            assert!(error.contains(": ") && !error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The store of one engine.
+
+use std::sync::Arc;
+
+use trunkline_port::{DeviceBlocks, KnownBlock, Place, Transfer, TransferReport};
+
+use crate::answer::{Answer, Pair};
+use crate::copying::{Copying, Item};
+use crate::held::HostPlace;
+use crate::places::{Places, Scratch, Tier};
+use crate::pool::{Pool, Urgency};
+use crate::settings::{StoreError, StoreSettings, TierMedium};
+use crate::stats::StoreStats;
+
+/// Pairs copied by one thread in one go.
+const BATCH: usize = 8;
+
+/// Storage of an engine's blocks behind the device. Outlives the worker: the device comes with each transfer.
+///
+/// Dropped, the store ends the copies under way, answers those that wait as interrupted, and joins its threads.
+pub struct Store {
+    settings: StoreSettings,
+    places: Arc<Places>,
+    pool: Pool<Scratch>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Opens a store. Returns the blocks found in each tier, oldest first, in slots 0, 1, 2, ....
+    ///
+    /// # Errors
+    /// If a setting has no meaning, or a tier cannot be used.
+    pub fn open(settings: StoreSettings) -> Result<(Self, Vec<Vec<KnownBlock>>), StoreError> {
+        settings.check()?;
+        let pool = Pool::start("store", settings.threads).map_err(StoreError::Thread)?;
+        let (mut tiers, mut known) = (Vec::new(), Vec::new());
+        for medium in &settings.tiers {
+            match medium {
+                TierMedium::Host => tiers.push(Tier::Host(HostPlace::default())),
+                TierMedium::Disk { .. } | TierMedium::Remote { .. } => {
+                    let reason = "this build has host tiers alone".to_owned();
+                    return Err(StoreError::Setting { setting: "tiers", reason });
+                }
+            }
+            known.push(Vec::new());
+        }
+        let places = Arc::new(Places::new(&settings, tiers, Arc::clone(pool.queue())));
+        Ok((Self { settings, places, pool }, known))
+    }
+
+    /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
+    /// for the transfer any more.
+    ///
+    /// Each write takes its slot's old contents out at once. If an earlier write to the slot is still under way, that write changes nothing
+    /// any more.
+    pub fn begin(
+        &self,
+        device: Arc<dyn DeviceBlocks>,
+        transfer: Transfer,
+        done: Box<dyn FnOnce(TransferReport) + Send>,
+    ) {
+        let (from, to, is_urgent) = (transfer.from, transfer.to, transfer.is_urgent);
+        let link = self.places.link(from, to);
+        let n = u32::try_from(transfer.pairs.len()).unwrap_or(u32::MAX);
+        let pairs = Answer::pairs(n, &link, self.settings.layout.block_bytes as u64, done);
+        let is_known = self.places.has(from) && self.places.has(to) && from != to;
+        let is_tier = |place| matches!(place, Place::Tier(_));
+        let has_keys = transfer.keys.len() == transfer.pairs.len();
+        let is_whole = is_known && (has_keys || !is_tier(from) && !is_tier(to));
+        // Requests wait for urgent copies, and swapped-out requests have their room; both are few.
+        let limit = match (is_whole, is_urgent || to == Place::Host || from == Place::Host) {
+            (false, _) => 0,
+            (true, true) => u64::MAX,
+            (true, false) => self.settings.background_blocks,
+        };
+        let credits = link.take(n.into(), limit);
+        let transfer = Arc::new(transfer);
+        let (items, refused) = self.claim(&transfer, pairs, credits);
+        let urgency = if is_urgent { Urgency::Urgent } else { Urgency::Background };
+        let mut items = items.into_iter().peekable();
+        while items.peek().is_some() {
+            let items = items.by_ref().take(BATCH).collect();
+            let (places, device, transfer) = (Arc::clone(&self.places), Arc::clone(&device), Arc::clone(&transfer));
+            let copying = Copying { places, device, transfer, items };
+            self.pool.queue().push(urgency, Box::new(move |scratch| copying.run(scratch)));
+        }
+        self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(refused)));
+    }
+
+    /// Claims the destinations of all pairs. Returns the pairs with a credit, and those without.
+    fn claim(&self, transfer: &Transfer, pairs: Vec<Pair>, credits: u64) -> (Vec<Item>, Vec<Pair>) {
+        let (mut items, mut refused) = (Vec::new(), Vec::new());
+        for (mut pair, (from, to)) in pairs.into_iter().zip(&transfer.pairs) {
+            let source_generation = self.places.generation(transfer.from, *from);
+            let generation = self.places.claim(transfer.to, *to);
+            if (pair.index() as u64) < credits {
+                items.push(Item { pair, source_generation, generation });
+            } else {
+                pair.refuse_without_credit();
+                refused.push(pair);
+            }
+        }
+        (items, refused)
+    }
+
+    /// Empties slots that hold nothing of use any more, so that the memory is free. Copies under way to the slots change nothing any more.
+    pub fn release(&self, place: Place, slots: &[u32]) {
+        slots.iter().for_each(|slot| self.places.release(place, *slot));
+    }
+
+    /// Returns the state of all places and links.
+    pub fn stats(&self) -> StoreStats {
+        StoreStats::of(&self.places)
+    }
+}
+
+#[cfg(test)]
+mod tests;
