@@ -8,7 +8,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::streams::{self, Entries, Reader, STREAMS, Writer, rows_of};
+use crate::streams::{self, Codes, Entries, Reader, STREAMS, Writer, rows_of};
 
 /// Bytes before the streams.
 pub(crate) const LENGTHS: usize = 4 * STREAMS + 4;
@@ -31,7 +31,7 @@ pub(crate) struct WriteBuffers {
 /// Writer of all rows of a block.
 struct WriteRows<'a, S> {
     rows: usize,
-    entries: &'a Entries,
+    codes: &'a Codes,
     source: S,
     indices: &'a mut [u16],
     escapes: &'a mut Vec<u32>,
@@ -48,7 +48,7 @@ impl<S: Source> WithSimd for WriteRows<'_, S> {
         for (stream, end) in ends.iter_mut().enumerate() {
             for row in rows_of(stream, self.rows) {
                 self.source.fill(row, self.indices);
-                self.writer.write(self.entries, self.indices, row * n, self.escapes);
+                self.writer.write(self.codes, self.indices, row * n, self.escapes);
             }
             *end = self.writer.end();
         }
@@ -59,7 +59,7 @@ impl<S: Source> WithSimd for WriteRows<'_, S> {
 /// Appends `rows` rows of `n` elements. The elements without a code are in the buffers' escapes afterwards.
 pub(crate) fn write(
     (rows, n): (usize, usize),
-    entries: &Entries,
+    codes: &Codes,
     source: impl Source,
     buffers: &mut WriteBuffers,
     out: &mut Vec<u8>,
@@ -72,7 +72,7 @@ pub(crate) fn write(
         streams.resize(room, 0);
     }
     let writer = Writer::new(streams);
-    let ends = pulp::Arch::new().dispatch(WriteRows { rows, entries, source, indices, escapes, writer });
+    let ends = pulp::Arch::new().dispatch(WriteRows { rows, codes, source, indices, escapes, writer });
     let mut begin = 0;
     for end in ends {
         out.extend(((end - begin) as u32).to_le_bytes());
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn rows_of_any_number_and_length_come_back_and_damage_is_seen_or_harmless() {
         let lengths = huffman::lengths(&[50, 20, 9, 4, 1, 1, 1]);
-        let (mut encoder, mut decoder) = (streams::no_entries(), streams::no_entries());
+        let (mut encoder, mut decoder) = (streams::no_entries(), streams::no_entries::<u16>());
         for (symbol, (length, code)) in lengths.iter().zip(huffman::codes(&lengths)).enumerate() {
             encoder[symbol] = streams::encoder_entry(code, *length, symbol == 6);
         }

@@ -119,18 +119,19 @@ fn rotate(head: &[i16], angles: Angles<'_>, means: &mut [i16]) {
     let (out_second, out_second_rest) = out_second.as_chunks_mut::<PAIRS>();
     let outs = out_first.iter_mut().zip(out_second);
     for ((((a, b), cos), sin), (out_a, out_b)) in first.iter().zip(second).zip(cos).zip(sin).zip(outs) {
-        *out_a = std::array::from_fn(|j| rotated([a[j], b[j], cos[j], sin[j]]).0);
-        *out_b = std::array::from_fn(|j| rotated([a[j], b[j], cos[j], sin[j]]).1);
+        for j in 0..PAIRS {
+            (out_a[j], out_b[j]) = rotated(a[j], b[j], cos[j], sin[j]);
+        }
     }
     for j in 0..first_rest.len() {
-        (out_first_rest[j], out_second_rest[j]) = rotated([first_rest[j], second_rest[j], cos_rest[j], sin_rest[j]]);
+        (out_first_rest[j], out_second_rest[j]) = rotated(first_rest[j], second_rest[j], cos_rest[j], sin_rest[j]);
     }
 }
 
 /// Returns a pair rotated by an angle, given cosine and sine.
 #[inline(always)]
-fn rotated(pair: [i16; 4]) -> (i16, i16) {
-    let [a, b, cos, sin] = pair.map(i32::from);
+fn rotated(a: i16, b: i16, cos: i16, sin: i16) -> (i16, i16) {
+    let (a, b, cos, sin) = (i32::from(a), i32::from(b), i32::from(cos), i32::from(sin));
     let narrow = |sum: i32| (sum >> 15).clamp(i16::MIN.into(), i16::MAX.into()) as i16;
     (narrow(a * cos - b * sin), narrow(b * cos + a * sin))
 }

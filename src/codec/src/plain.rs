@@ -16,7 +16,7 @@ use crate::huffman::{self, LENGTH_MAX, Merger, SYMBOLS_MAX};
 use crate::lanes;
 use crate::shape::{Dtype, Shape};
 use crate::stored_bits::{GROUP, StoredBits};
-use crate::streams::{Entries, encoder_entry, no_entries};
+use crate::streams::{Codes, Entries, encoder_entry, no_entries};
 
 /// Arrangement of a type's lanes for coding bytes: the byte coded is the upper one of a word.
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +190,7 @@ impl WithSimd for Join<'_> {
 pub(crate) struct Plain {
     merger: Merger,
     exponents: Vec<u8>,
+    codes: Box<Codes>,
     entries: Box<Entries>,
     buffers: WriteBuffers,
     found: Found,
@@ -200,6 +201,7 @@ impl Plain {
         Self {
             merger: Merger::default(),
             exponents: Vec::new(),
+            codes: no_entries(),
             entries: no_entries(),
             buffers: WriteBuffers::default(),
             found: Found::default(),
@@ -219,7 +221,7 @@ impl Plain {
         let block = &*lanes;
         self.make_codes(words, shape, block, out);
         let symbols = Symbols { words, tokens, exponents: &self.exponents, block };
-        coded::write((shape.rows(), shape.channels()), &self.entries, symbols, &mut self.buffers, out);
+        coded::write((shape.rows(), shape.channels()), &self.codes, symbols, &mut self.buffers, out);
         debug_assert!(self.buffers.escapes.is_empty(), "every byte of the block has a code");
         let begin = out.len();
         out.resize(begin + words.stored.packed_len(block.len()), 0);
@@ -240,7 +242,7 @@ impl Plain {
             }
         }
         out.extend(&self.exponents);
-        for (weights, entries) in weights.iter_mut().zip(self.entries.as_chunks_mut::<SYMBOLS_MAX>().0) {
+        for (weights, own) in weights.iter_mut().zip(self.codes.as_chunks_mut::<SYMBOLS_MAX>().0) {
             // A code of a single symbol would have no second branch.
             if weights.iter().filter(|weight| **weight > 0).count() == 1 {
                 let other = usize::from(weights[0] > 0);
@@ -249,7 +251,7 @@ impl Plain {
             let lengths = self.merger.lengths(weights);
             write_lengths(&lengths, out);
             let codes = huffman::codes(&lengths);
-            for (entry, (code, length)) in entries.iter_mut().zip(codes.iter().zip(&lengths)) {
+            for (entry, (code, length)) in own.iter_mut().zip(codes.iter().zip(&lengths)) {
                 *entry = encoder_entry(*code, *length, false);
             }
         }

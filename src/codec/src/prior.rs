@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::contexts::CONTEXTS;
 use crate::huffman::{self, LENGTH_MAX};
 use crate::shape::Dtype;
-use crate::streams::{Entries, encoder_entry, no_entries};
+use crate::streams::{Codes, Entries, encoder_entry, no_entries};
 use crate::values::{ESCAPE, Format};
 
 /// For one and two coded bits of the mantissa: one line of hexadecimal digits for each context: the lengths of the codes of symbols 0, 1, ...
@@ -18,7 +18,7 @@ const LENGTHS: [&str; 2] = [include_str!("prior/bf16.txt"), include_str!("prior/
 /// Codes of all contexts for one number of coded bits.
 pub(crate) struct Prior {
     /// Entries of an encoder by `context << bits of a symbol | symbol`.
-    pub encoder: Box<Entries>,
+    pub encoder: Box<Codes>,
     /// Entries of a decoder by `context << LENGTH_MAX` and the next [`LENGTH_MAX`] bits: the lane of the symbol, and the length of the code.
     pub decoder: Box<Entries>,
 }

@@ -55,9 +55,9 @@ impl StoredBits {
                     packed[j] = (group[j] & 15 | (group[j + 32] & 15) << 4) as u8;
                 }
                 for j in 0..16 {
-                    let upper = |lane: u16| lane >> 4 & 3;
-                    let quarters = [0, 16, 32, 48].map(|at| upper(group[j + at]));
-                    packed[32 + j] = (quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6) as u8;
+                    let (a, b) = (group[j] >> 4 & 3, group[j + 16] >> 4 & 3);
+                    let (c, d) = (group[j + 32] >> 4 & 3, group[j + 48] >> 4 & 3);
+                    packed[32 + j] = (a | b << 2 | c << 4 | d << 6) as u8;
                 }
             }
             _ => {

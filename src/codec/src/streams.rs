@@ -13,24 +13,31 @@ pub(crate) const STREAMS: usize = 8;
 const CODES_EACH: usize = 4;
 /// Streams whose state fits the registers of a processor.
 const TOGETHER: usize = 4;
-/// Bits of an encoder's entry below the code: four of the length, and [`ESCAPED`].
-const CODE_SHIFT: u32 = 5;
-/// Bit of an encoder's entry of a symbol without a code. The code is that of the escape.
-const ESCAPED: u16 = 1 << 4;
+/// Bits of an encoder's entry below the code.
+const CODE_SHIFT: u32 = 9;
+/// Bits of an encoder's entry that hold the length, which is a shift.
+const LENGTH_BITS: u32 = 6;
+/// Bit of an encoder's entry of a symbol without a code; the code is that of the escape. Sums of four entries have sums of lengths and of this bit apart.
+const ESCAPED: u32 = 1 << LENGTH_BITS;
 /// Bits of a decoder's entry that hold the length. The next two bits are 0: a shift by an entry is a shift by the length.
 pub(crate) const ENTRY_LENGTH: u16 = 15;
 
-/// Entries of an encoder or decoder, for any index of 16 bits.
+/// Entries of a decoder, for any index of 16 bits.
 pub(crate) type Entries = [u16; 1 << 16];
+/// Entries of an encoder, for any index of 16 bits.
+pub(crate) type Codes = [u32; 1 << 16];
 
 /// Returns entries of zeros.
-pub(crate) fn no_entries() -> Box<Entries> {
-    vec![0; 1 << 16].into_boxed_slice().try_into().expect("all indices of 16 bits")
+pub(crate) fn no_entries<T: Clone + Default>() -> Box<[T; 1 << 16]> {
+    match vec![T::default(); 1 << 16].into_boxed_slice().try_into() {
+        Ok(entries) => entries,
+        Err(_) => unreachable!("all indices of 16 bits"),
+    }
 }
 
 /// Returns the encoder's entry of a symbol with this code and length; `is_escaped` if the code is that of the escape.
-pub(crate) fn encoder_entry(code: u16, length: u8, is_escaped: bool) -> u16 {
-    code << CODE_SHIFT | u16::from(is_escaped) << 4 | u16::from(length)
+pub(crate) fn encoder_entry(code: u16, length: u8, is_escaped: bool) -> u32 {
+    u32::from(code) << CODE_SHIFT | u32::from(is_escaped) * ESCAPED | u32::from(length)
 }
 
 /// Returns the rows of a stream: an equal share of all, the rest to the first streams.
@@ -62,37 +69,35 @@ impl<'a> Writer<'a> {
     /// Appends the codes of the entries at `indices`. `first` is the number of the first element; the numbers of escaped elements are added
     /// to `escapes`.
     #[inline(always)]
-    pub(crate) fn write(&mut self, entries: &Entries, indices: &[u16], first: usize, escapes: &mut Vec<u32>) {
+    pub(crate) fn write(&mut self, codes: &Codes, indices: &[u16], first: usize, escapes: &mut Vec<u32>) {
         let (groups, rest) = indices.as_chunks::<CODES_EACH>();
         for (at, group) in groups.iter().enumerate() {
-            let found = group.map(|index| entries[usize::from(index)]);
-            if found.iter().fold(0, |all, entry| all | entry) & ESCAPED != 0 {
-                note_escapes(&found, first + CODES_EACH * at, escapes);
+            if self.push(group.map(|index| codes[usize::from(index)])) {
+                note_escapes(codes, group, first + CODES_EACH * at, escapes);
             }
-            self.push(found);
         }
         for (at, index) in rest.iter().enumerate() {
-            let found = [entries[usize::from(*index)]];
-            if found[0] & ESCAPED != 0 {
-                note_escapes(&found, first + CODES_EACH * groups.len() + at, escapes);
+            if self.push([codes[usize::from(*index)], 0, 0, 0]) {
+                note_escapes(codes, &[*index], first + CODES_EACH * groups.len() + at, escapes);
             }
-            self.push([found[0], 0, 0, 0]);
         }
     }
 
-    /// Appends four codes, joined in pairs first, so that few operations wait for one another.
+    /// Appends four codes, joined in pairs first, so that few operations wait for one another. Returns `true` if one is that of an escape.
     #[inline(always)]
-    fn push(&mut self, found: [u16; CODES_EACH]) {
+    fn push(&mut self, found: [u32; CODES_EACH]) -> bool {
         let [a, b, c, d] = found.map(|entry| u64::from(entry >> CODE_SHIFT));
-        let lengths = found.map(|entry| u32::from(entry & ENTRY_LENGTH));
-        let first = lengths[0] + lengths[1];
-        let four = (a | b << lengths[0]) | (c | d << lengths[2]) << first;
+        let pair = found[0] + found[1];
+        let sum = pair + found[2] + found[3];
+        // Shifts are modulo 64: by the lengths in the lowest bits.
+        let four = (a | b.wrapping_shl(found[0])) | (c | d.wrapping_shl(found[2])).wrapping_shl(pair);
         self.bits |= four << self.n;
-        self.n += first + lengths[2] + lengths[3];
+        self.n += sum % (1 << LENGTH_BITS);
         self.out[self.at..self.at + 8].copy_from_slice(&self.bits.to_le_bytes());
         self.at += (self.n / 8) as usize;
-        self.bits >>= self.n & !7;
-        self.n &= 7;
+        self.bits = self.bits.wrapping_shr(self.n & !7);
+        self.n %= 8;
+        sum & 7 * ESCAPED != 0
     }
 
     /// Ends a stream with zeros up to a whole byte. Returns the bytes written since the writer was made.
@@ -106,42 +111,50 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Adds the numbers of the escaped elements among some, from number `first` on.
 #[cold]
-fn note_escapes(entries: &[u16], first: usize, escapes: &mut Vec<u32>) {
-    let escaped = entries.iter().enumerate().filter(|(_, entry)| **entry & ESCAPED != 0);
+fn note_escapes(codes: &Codes, indices: &[u16], first: usize, escapes: &mut Vec<u32>) {
+    let escaped = indices.iter().enumerate().filter(|(_, index)| codes[usize::from(**index)] & ESCAPED != 0);
     escapes.extend(escaped.map(|(at, _)| (first + at) as u32));
+}
+
+/// Stream being read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    /// Position of the next bit.
+    at: usize,
+    /// Position of the end, bytes. Beside each position on purpose: compilers would else add to all positions in one vector, for which the loads
+    /// of the next codes would wait.
+    end: usize,
 }
 
 /// Reader of the streams in a payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
-    /// Position of the next bit of each stream.
-    at: [usize; STREAMS],
-    /// Position in bytes of the end of each stream.
-    ends: [usize; STREAMS],
+    streams: [Stream; STREAMS],
 }
 
 impl<'a> Reader<'a> {
     /// Creates a reader of streams that follow each other from byte `begin` on. Returns `None` if the bytes end before.
     pub(crate) fn new(bytes: &'a [u8], begin: usize, lengths: &[u32; STREAMS]) -> Option<Self> {
-        let (mut at, mut ends, mut next) = ([0; STREAMS], [0; STREAMS], begin);
-        for (stream, length) in lengths.iter().enumerate() {
-            at[stream] = next * 8;
+        let (mut streams, mut next) = ([Stream::default(); STREAMS], begin);
+        for (stream, length) in streams.iter_mut().zip(lengths) {
+            stream.at = next * 8;
             next = next.checked_add(*length as usize).filter(|next| *next <= bytes.len())?;
-            ends[stream] = next;
+            stream.end = next;
         }
-        Some(Self { bytes, at, ends })
+        Some(Self { bytes, streams })
     }
 
     /// Returns the position in bytes of the end of the last stream.
     pub(crate) fn end(&self) -> usize {
-        self.ends[STREAMS - 1]
+        self.streams[STREAMS - 1].end
     }
 
     /// Returns `true` if each stream was read to the last byte, and not beyond.
     pub(crate) fn is_at_end(&self) -> bool {
-        self.at.iter().zip(&self.ends).all(|(at, end)| at.div_ceil(8) == *end)
+        self.streams.iter().all(|stream| stream.at.div_ceil(8) == stream.end)
     }
 
     /// Replaces the contexts in a row of every stream by the entries found. All rows have one length.
@@ -149,7 +162,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn read_rows(&mut self, entries: &Entries, rows: &mut [Vec<u16>; STREAMS]) {
         let whole = rows[0].len() / CODES_EACH;
         let [a, b, c, d, e, f, g, h] = rows.each_mut().map(|row| row.as_chunks_mut::<CODES_EACH>().0.iter_mut());
-        let (low, high) = self.at.split_first_chunk_mut().expect("streams in two parts");
+        let (low, high) = self.streams.split_first_chunk_mut().expect("streams in two parts");
         let high = high.first_chunk_mut().expect("as many");
         for (((((((a, b), c), d), e), f), g), h) in a.zip(b).zip(c).zip(d).zip(e).zip(f).zip(g).zip(h) {
             read_together(entries, self.bytes, low, [a, b, c, d]);
@@ -164,8 +177,9 @@ impl<'a> Reader<'a> {
     #[inline(always)]
     pub(crate) fn read_row(&mut self, stream: usize, entries: &Entries, row: &mut [u16]) {
         for own in row {
-            *own = entry(entries, *own, peek(self.bytes, self.at[stream]));
-            self.at[stream] += usize::from(*own & ENTRY_LENGTH);
+            let at = &mut self.streams[stream].at;
+            *own = entry(entries, *own, peek(self.bytes, *at));
+            *at += usize::from(*own & ENTRY_LENGTH);
         }
     }
 }
@@ -175,11 +189,11 @@ impl<'a> Reader<'a> {
 fn read_together(
     entries: &Entries,
     bytes: &[u8],
-    at: &mut [usize; TOGETHER],
+    streams: &mut [Stream; TOGETHER],
     mut rows: [&mut [u16; CODES_EACH]; TOGETHER],
 ) {
     // The highest bit marks the end of the word: the zeros above are the bits used.
-    let mut words = at.map(|at| peek(bytes, at) | 1 << 63);
+    let mut words = streams.map(|stream| peek(bytes, stream.at) | 1 << 63);
     for code in 0..CODES_EACH {
         for (word, row) in words.iter_mut().zip(&mut rows) {
             let found = entry(entries, row[code], *word);
@@ -187,7 +201,7 @@ fn read_together(
             row[code] = found;
         }
     }
-    at.iter_mut().zip(words).for_each(|(at, word)| *at += word.leading_zeros() as usize);
+    streams.iter_mut().zip(words).for_each(|(stream, word)| stream.at += word.leading_zeros() as usize);
 }
 
 /// Returns the entry of the code at the lowest bits of a word. Contexts leave the lowest [`LENGTH_MAX`] bits free.
