@@ -220,8 +220,8 @@ fn fast_frames_come_back_and_only_of_types_with_long_exponents() {
         let (expected, least) = match dtype {
             // The header is half a percent of this small block.
             Dtype::Bf16 => (Transform::Fixed, 1.28),
-            Dtype::F32 => (Transform::Fixed, 1.13),
-            _ => (Transform::Stored, 0.99),
+            Dtype::F32 => (Transform::Fixed, 1.12),
+            _ => (Transform::Stored, 0.98),
         };
         assert!(transform == expected && ratio > least, "{dtype:?}: {ratio}");
     }
