@@ -122,7 +122,8 @@ impl SideTable {
         let is_whole = head_dim > 0
             && channels_each > 0
             && channels_each.is_multiple_of(head_dim)
-            && numbers.0.len() == n.checked_mul(4)?;
+            && numbers.0.len() == n.checked_mul(4)?
+            && numbers.0.iter().skip(3).step_by(4).all(|upper| *upper <= 1);
         let channel = |bytes: &[u8; 4]| Channel {
             mean: i16::from_le_bytes([bytes[0], bytes[1]]),
             exponent: bytes[2] as i8,
