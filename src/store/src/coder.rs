@@ -127,6 +127,21 @@ impl Coder {
         Some((id, bytes))
     }
 
+    /// Adds a table that was kept. New frames use the last table added.
+    ///
+    /// # Errors
+    /// If the bytes are no table, or of another model's shape.
+    pub fn add_table(&self, bytes: &[u8]) -> Result<u64, Fault> {
+        let table = SideTable::from_bytes(bytes).ok_or(Fault::Flipped)?;
+        if !self.layout.shape.is_some_and(|shape| table.fits(&shape)) {
+            return Err(Fault::Stale);
+        }
+        let id = table.id();
+        *self.calibrator.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.adopt(table);
+        Ok(id)
+    }
+
     fn adopt(&self, table: SideTable) {
         let table = Arc::new(table);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);

@@ -46,7 +46,12 @@ fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
         assert_eq!(out, block(seed));
     }
     // A process without the table cannot read the frame, and says so.
-    assert_eq!(Coder::new(layout()).decode(&mut engine, &predicted, &mut out), Err(Fault::Stale));
+    let other = Coder::new(layout());
+    assert_eq!(other.decode(&mut engine, &predicted, &mut out), Err(Fault::Stale));
+    let (id, bytes) = &tables[0].1;
+    assert_eq!((other.add_table(bytes), other.add_table(&bytes[1..])), (Ok(*id), Err(Fault::Flipped)));
+    assert_eq!((other.decode(&mut engine, &predicted, &mut out), out == block(50)), (Ok(()), true));
+    assert_eq!(other.observe(&block(1), 0), None, "statistics that were kept are not learned again");
 }
 
 #[test]
