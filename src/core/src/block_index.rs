@@ -14,6 +14,8 @@ const WORDS: usize = 16;
 const ENTRIES: usize = WORDS - 1;
 /// Blocks per bucket when the table is full: four fifths of its entries.
 const LOAD: usize = 12;
+/// Blocks whose buckets are requested from memory ahead of the one inserted or removed: about as many lines as a core loads at a time.
+const AHEAD: usize = 24;
 /// Greatest capacity with bits left for a tag in an entry.
 const BLOCKS_MAX: u32 = 1 << 30;
 
@@ -74,6 +76,35 @@ impl BlockIndex {
             self.grow(hash_of);
         }
         self.place(hash, index);
+    }
+
+    /// Adds (fingerprint, block) pairs, as [`Self::insert`] does. The buckets are scattered over memory, so some are requested ahead.
+    pub fn insert_all(
+        &mut self,
+        blocks: impl Iterator<Item = (u64, u32)> + Clone,
+        hash_of: impl Fn(u32) -> u64 + Copy,
+    ) {
+        let mut ahead = self.begin_ahead(blocks.clone());
+        for (hash, index) in blocks {
+            ahead.next().into_iter().for_each(|(hash, _)| self.prefetch(hash));
+            self.insert(hash, index, hash_of);
+        }
+    }
+
+    /// Removes (fingerprint, block) pairs, as [`Self::remove`] does. The buckets are scattered over memory, so some are requested ahead.
+    pub fn remove_all(&mut self, blocks: impl Iterator<Item = (u64, u32)> + Clone) {
+        let mut ahead = self.begin_ahead(blocks.clone());
+        for (hash, index) in blocks {
+            ahead.next().into_iter().for_each(|(hash, _)| self.prefetch(hash));
+            self.remove(hash, index);
+        }
+    }
+
+    /// Loads the buckets of the first [`AHEAD`] blocks. Returns the others.
+    #[inline]
+    fn begin_ahead<I: Iterator<Item = (u64, u32)>>(&self, mut blocks: I) -> I {
+        self.touch(blocks.by_ref().take(AHEAD).map(|(hash, _)| hash));
+        blocks
     }
 
     fn place(&mut self, hash: u64, index: u32) {
@@ -252,6 +283,22 @@ mod tests {
         }
         assert!((0..10_000).all(|block| index.find(hash(block), hash) == Some(block)));
         assert_eq!(index.find(hash(10_000), hash), None);
+    }
+
+    #[test]
+    fn many_blocks_at_once_enter_and_leave_like_one_by_one() {
+        let hash = |index: u32| u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for n in [1, 2, AHEAD as u32, AHEAD as u32 + 1, 1000] {
+            let (mut index, mut one_by_one) = (BlockIndex::new(1000), BlockIndex::new(1000));
+            index.insert_all((0..n).map(|block| (hash(block), block)), hash);
+            (0..n).for_each(|block| one_by_one.insert(hash(block), block, hash));
+            let rows = |index: &BlockIndex| index.words[index.skip..][..index.buckets * WORDS].to_vec();
+            assert_eq!((index.len(), rows(&index)), (n as usize, rows(&one_by_one)));
+            index.remove_all((n / 2..n).map(|block| (hash(block), block)));
+            assert!((0..n).all(|block| index.find(hash(block), hash) == (block < n / 2).then_some(block)));
+            index.remove_all((0..n / 2).map(|block| (hash(block), block)));
+            assert!(index.words.iter().all(|word| *word == 0), "{n} blocks leave nothing behind");
+        }
     }
 
     #[test]

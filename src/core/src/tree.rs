@@ -57,8 +57,6 @@ use crate::prefix::Prefix;
 
 /// Tokens for which memory is reserved from the beginning, at most. Untouched memory costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
-/// Blocks inserted into or removed from the index in one batch.
-const INDEXED_AT_ONCE: usize = 16;
 /// Runs of a prefix requested from memory ahead of the one that is held.
 const RUNS_AHEAD: usize = 4;
 
@@ -402,15 +400,8 @@ impl PrefixTree {
             parent = first + len as u32 - 1;
             at += len;
         });
-        for (blocks, hashes) in chain.chunks(INDEXED_AT_ONCE).zip(hashes.chunks(INDEXED_AT_ONCE)) {
-            // The entries are scattered over memory: load them all at once.
-            if blocks.len() > 1 {
-                self.index.touch(hashes.iter().map(|hash| hash.fingerprint()));
-            }
-            for (block, hash) in blocks.iter().zip(hashes) {
-                self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
-            }
-        }
+        let named = hashes.iter().zip(chain).map(|(hash, block)| (hash.fingerprint(), block.index));
+        self.index.insert_all(named, |index| self.nodes.fingerprint(index));
         self.eviction.published(chain, &self.nodes);
     }
 
@@ -524,13 +515,7 @@ impl PrefixTree {
         if self.index.clear_if_all_leave(self.leaving.len()) {
             return self.leaving.clear();
         }
-        for blocks in self.leaving.chunks(INDEXED_AT_ONCE) {
-            // The entries are scattered over memory: load them all at once, then strike them out.
-            self.index.touch(blocks.iter().map(|block| self.nodes.fingerprint(*block)));
-            for block in blocks {
-                self.index.remove(self.nodes.fingerprint(*block), *block);
-            }
-        }
+        self.index.remove_all(self.leaving.iter().map(|block| (self.nodes.fingerprint(*block), *block)));
         self.leaving.clear();
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use trunkline_codec::frame::{Block, Codec, FrameError};
-use trunkline_codec::{Calibrator, Dtype, Format, SideTable};
+use trunkline_codec::{Calibrator, Dtype, SideTable};
 
 use crate::counters::Fault;
 use crate::layout::BlockLayout;
@@ -76,6 +76,9 @@ fn dtype_of(name: &str) -> Option<Dtype> {
     match name.to_ascii_lowercase().as_str() {
         "bf16" | "bfloat16" => Some(Dtype::Bf16),
         "f16" | "fp16" | "float16" | "half" => Some(Dtype::F16),
+        "f32" | "fp32" | "float32" | "float" => Some(Dtype::F32),
+        "e4m3" | "fp8_e4m3" | "float8_e4m3fn" => Some(Dtype::E4m3),
+        "e5m2" | "fp8_e5m2" | "float8_e5m2" => Some(Dtype::E5m2),
         _ => None,
     }
 }
@@ -109,22 +112,27 @@ impl Coder {
         self.dtype.is_some()
     }
 
-    /// Takes in a block for the statistics of the model. Returns id and bytes of the table when this block completes the statistics.
-    pub fn observe(&self, bytes: &[u8], position: u32) -> Option<(u64, Vec<u8>)> {
+    /// Takes in a block for the statistics of the model. When this block completes the statistics, `keep` gets id and bytes of the table before
+    /// any frame is encoded against the table.
+    pub fn observe(&self, bytes: &[u8], position: u32, keep: impl FnOnce(u64, &[u8])) {
+        if let Some(table) = self.observed(bytes, position) {
+            keep(table.id(), &table.to_bytes());
+            self.adopt(table);
+        }
+    }
+
+    fn observed(&self, bytes: &[u8], position: u32) -> Option<SideTable> {
         let dtype = self.dtype?;
         // A thread that finds another one at work need not wait: any block will do.
         let mut calibrator = self.calibrator.try_lock().ok()?;
         let collector = calibrator.as_mut()?;
-        let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
-        collector.add(Format::of(dtype), position, &elements);
+        collector.add(dtype, position, bytes);
         if collector.tokens() < CALIBRATION_TOKENS {
             return None;
         }
         let table = collector.finish();
         *calibrator = None;
-        let (id, bytes) = (table.id(), table.to_bytes());
-        self.adopt(table);
-        Some((id, bytes))
+        Some(table)
     }
 
     /// Adds a table that was kept. New frames use the last table added.

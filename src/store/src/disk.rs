@@ -193,9 +193,10 @@ impl Disk {
         self.log.slots.generation(slot)
     }
 
-    /// Returns the number of blocks, the bytes of their records, and the bytes for which there is room.
+    /// Returns the number of blocks, the bytes of the records, and the bytes of records for which there is room without emptying segments
+    /// all the time.
     pub fn usage(&self) -> (u64, u64, u64) {
-        (self.log.slots.filled(), self.log.live_bytes(), self.log.capacity_bytes())
+        (self.log.slots.filled(), self.log.live_bytes(), self.log.capacity_bytes() / 8 * 7)
     }
 
     /// Returns the times that blocks spent in the tier.

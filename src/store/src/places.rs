@@ -255,11 +255,11 @@ impl Places {
 
     /// Takes in a block for the statistics of the model, which make later frames smaller.
     pub fn learn(&self, raw: &[u8], position: Option<u32>) {
-        if let (Some(position), true) = (position, self.compression != Compression::Off)
-            && let Some((id, bytes)) = self.coder.observe(raw, position)
-        {
-            tracing::info!("statistics of the model are complete: side table {id:016x}, {} bytes", bytes.len());
-            self.save_table(id, &bytes);
+        if let (Some(position), true) = (position, self.compression != Compression::Off) {
+            self.coder.observe(raw, position, |id, table| {
+                tracing::info!("statistics of the model are complete: side table {id:016x}, {} bytes", table.len());
+                self.save_table(id, table);
+            });
         }
     }
 

@@ -130,6 +130,11 @@ impl Store {
         (items, refused)
     }
 
+    /// Returns the layout of the blocks.
+    pub fn layout(&self) -> &BlockLayout {
+        &self.settings.layout
+    }
+
     /// Empties slots that hold nothing of use any more, so that the memory is free. Copies under way to the slots change nothing any more.
     pub fn release(&self, place: Place, slots: &[u32]) {
         slots.iter().for_each(|slot| self.places.release(place, *slot));

@@ -123,8 +123,8 @@ fn the_size_is_limited_in_bytes_and_space_is_used_again() {
     let limit = 4 << 20;
     let (disk, _) = Disk::open(&settings(&folder, limit)).unwrap();
     let (.., capacity) = disk.usage();
-    // Slots for four fifths of the room, rewritten in an order without a pattern.
-    let slots = (capacity * 4 / 5 / RECORD) as u32;
+    // Slots for all the room, rewritten in an order without a pattern.
+    let slots = (capacity / RECORD) as u32;
     let mut held: Vec<Option<u32>> = vec![None; slots as usize];
     let mut random = 1u64;
     for seed in 0..1_000u32 {
@@ -139,8 +139,8 @@ fn the_size_is_limited_in_bytes_and_space_is_used_again() {
     }
     let stats = disk.stats();
     let amplification = 1.0 + stats.rewritten_bytes as f64 / stats.written_bytes as f64;
-    println!("write amplification {amplification:.2} at four fifths, {} segments deleted", stats.deleted_segments);
-    assert!(stats.rewritten_bytes > 0 && amplification < 3.0, "{amplification}");
+    println!("write amplification {amplification:.2}, {} segments deleted", stats.deleted_segments);
+    assert!(stats.rewritten_bytes > 0 && amplification < 5.0, "{amplification}");
     drop(disk);
     let (disk, known) = Disk::open(&settings(&folder, limit)).unwrap();
     let found: HashSet<u32> = seeds(&known).into_iter().collect();
