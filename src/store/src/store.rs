@@ -31,7 +31,7 @@ pub struct Store {
     settings: StoreSettings,
     pool: Pool<Scratch>,
     /// Threads of each slow medium. Dropped before the places, so that nothing is written to a closed one.
-    tier_pools: Vec<Pool<Scratch>>,
+    _tier_pools: Vec<Pool<Scratch>>,
     places: Arc<Places>,
 }
 
@@ -78,7 +78,7 @@ impl Store {
         }
         let places = Arc::new(Places::new(&settings, tiers, Arc::clone(pool.queue())));
         places.load_tables();
-        Ok((Self { settings, pool, tier_pools, places }, known))
+        Ok((Self { settings, pool, _tier_pools: tier_pools, places }, known))
     }
 
     /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
@@ -174,10 +174,13 @@ impl Store {
     }
 }
 
+/// Receiver of the answers to a look-up, in the order of the keys.
+type Found = Box<dyn FnOnce(Vec<bool>) + Send>;
+
 /// Answers of a look-up, sent when the last batch is gone.
 struct Answers {
     found: Mutex<Vec<bool>>,
-    done: Mutex<Option<Box<dyn FnOnce(Vec<bool>) + Send>>>,
+    done: Mutex<Option<Found>>,
 }
 
 impl Drop for Answers {
