@@ -1,4 +1,4 @@
-//! Frames with valid checksums around any header and payload: none may panic, and none may take more memory than its block.
+//! Frames with valid checksums around any header and payload: no decoder may panic, or take more memory than the block has.
 
 #![no_main]
 
@@ -15,7 +15,8 @@ fn table() -> &'static SideTable {
     static TABLE: OnceLock<SideTable> = OnceLock::new();
     TABLE.get_or_init(|| {
         let shape = Shape { layers: 2, tokens: 4, heads: 2, head_dim: 8 };
-        let statistics: Vec<(f64, f64)> = (0..64).map(|at| (f64::from(at) / 16.0 - 2.0, 0.5 + f64::from(at % 7))).collect();
+        let statistics: Vec<(f64, f64)> =
+            (0..64).map(|at| (f64::from(at) / 16.0 - 2.0, 0.5 + f64::from(at % 7))).collect();
         SideTable::from_statistics(&shape, vec![rotary_frequencies(8, 10_000.0), Vec::new()], &statistics)
     })
 }
@@ -24,7 +25,8 @@ fuzz_target!(|data: &[u8]| {
     let Some((fields, payload)) = data.split_first_chunk::<16>() else { return };
     // Small numbers, so that most shapes are possible: type, transform, layers, tokens, heads, elements of a head, position.
     let small = |at: usize, modulus: u8| u16::from(fields[at] % modulus);
-    let shape = if fields[0] & 0x80 == 0 { [2, 4, 2, 8] } else { [small(2, 4), small(3, 20), small(4, 4), small(5, 70)] };
+    let shape =
+        if fields[0] & 0x80 == 0 { [2, 4, 2, 8] } else { [small(2, 4), small(3, 20), small(4, 4), small(5, 70)] };
     let transform = fields[1] % 5;
     let mut header = b"TKVF\x01".to_vec();
     header.extend([fields[0] % 6, transform, 0]);

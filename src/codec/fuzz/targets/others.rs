@@ -1,4 +1,4 @@
-//! Gear frames, side tables and quantised blocks from any bytes: none may panic, and what is read is written as it was.
+//! Gear frames, side tables and quantised blocks from any bytes: no decoder may panic, and a value read is written back unchanged.
 
 #![no_main]
 
