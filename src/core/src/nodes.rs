@@ -112,6 +112,23 @@ impl Nodes {
         prefetch(&self.fingerprints[first..=first]);
     }
 
+    /// Requests what publishing a child of a block reads and writes of the block.
+    #[inline]
+    pub(crate) fn prefetch_counts(&self, index: u32) {
+        let at = index as usize..=index as usize;
+        prefetch(&self.children[at.clone()]);
+        prefetch(&self.readers[at.clone()]);
+        prefetch(&self.depths[at]);
+    }
+
+    /// Requests everything about a block.
+    #[inline]
+    pub(crate) fn prefetch_all(&self, index: u32) {
+        self.prefetch_links(index, 1);
+        self.prefetch_counts(index);
+        prefetch(&self.hits[index as usize..=index as usize]);
+    }
+
     /// Adds a reader to `len` blocks from `first` on.
     pub(crate) fn enter(&mut self, first: u32, len: usize) {
         self.readers[first as usize..first as usize + len].iter_mut().for_each(|readers| *readers += 1);
