@@ -21,7 +21,7 @@
 //! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
 //!
 //! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
-//! come along.
+//! are dropped, and computed again by whoever gets the request.
 
 mod phase;
 
