@@ -1,6 +1,7 @@
 //! Several workers behind one port, with one that fails, panics or ends while it serves.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Role};
 use trunkline_core::Config;
-use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
+use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::Options;
 use trunkline_server::proto::{EngineRole, EngineState, FinishReason, GetServerInfoResponse};
 use trunkline_sim_replay::recorded::replay_recorded;
@@ -48,8 +49,8 @@ impl StepRunner for Waits {
         self.runner.run(step)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        self.runner.copier()
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        self.runner.blocks()
     }
 
     fn reset(&mut self) {
@@ -224,8 +225,8 @@ impl StepRunner for Hangs {
         StepRunner::run(&mut self.worker, step)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        StepRunner::copier(&mut self.worker)
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        StepRunner::blocks(&mut self.worker)
     }
 
     fn reset(&mut self) {

@@ -1,42 +1,48 @@
 //! Copies and steps that hang: clients are answered, and the blocks come back later.
 
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tonic::Code;
 use trunkline_cluster::{ClusterConfig, EngineId};
 use trunkline_core::{Config, Preemption};
-use trunkline_port::{BlockCopier, CopyError, Place, Step, StepError, StepOutput, StepRunner, Transfer};
+use trunkline_port::{CopyError, DeviceBlocks, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::Options;
 use trunkline_server::proto::{AbortRequest, FinishReason, GenerateRequest};
 use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
 use trunkline_worker::Worker;
 
-/// A worker whose copies to the host wait until the gate's other end is dropped, and whose steps fail on command.
+/// A worker whose blocks are not read until the gate's other end is dropped, and whose steps fail on command.
 struct Hanging {
     worker: Worker,
-    copier: Option<HangingCopier>,
+    blocks: Arc<HangingBlocks>,
     /// Fails a step for each message.
     fails: Receiver<()>,
 }
 
-struct HangingCopier {
-    copier: Box<dyn BlockCopier>,
+struct HangingBlocks {
+    blocks: Arc<dyn DeviceBlocks>,
     /// Notified when a copy begins to hang.
-    hangs: Sender<()>,
-    gate: Receiver<()>,
+    hangs: Mutex<Sender<()>>,
+    gate: Mutex<Receiver<()>>,
 }
 
-impl BlockCopier for HangingCopier {
-    fn copy(&mut self, transfer: &Transfer) -> Result<(), CopyError> {
-        if transfer.to == Place::Host {
-            // A test that does not look has ended.
-            let _ = self.hangs.send(());
-            // An error means that the gate is open.
-            let _ = self.gate.recv();
-        }
-        self.copier.copy(transfer)
+impl DeviceBlocks for HangingBlocks {
+    fn block_bytes(&self) -> usize {
+        self.blocks.block_bytes()
+    }
+
+    fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError> {
+        // A test that does not look has ended.
+        let _ = self.hangs.lock().unwrap().send(());
+        // An error means that the gate is open.
+        let _ = self.gate.lock().unwrap().recv();
+        self.blocks.read(block, bytes)
+    }
+
+    fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        self.blocks.write(block, bytes)
     }
 }
 
@@ -48,8 +54,8 @@ impl StepRunner for Hanging {
         StepRunner::run(&mut self.worker, step)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        Box::new(self.copier.take().expect("called once"))
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        self.blocks.clone()
     }
 
     fn reset(&mut self) {
@@ -78,8 +84,9 @@ async fn server(step_timeout: Duration) -> (TestServer, Receiver<()>, Sender<()>
     let first = Mutex::new(Some((hangs, closed, fails)));
     let wrap = move |_: EngineId, mut worker: Worker| -> Box<dyn StepRunner> {
         let Some((hangs, gate, fails)) = first.lock().unwrap().take() else { return Box::new(worker) };
-        let copier = HangingCopier { copier: StepRunner::copier(&mut worker), hangs, gate };
-        Box::new(Hanging { worker, copier: Some(copier), fails })
+        let (hangs, gate) = (Mutex::new(hangs), Mutex::new(gate));
+        let blocks = Arc::new(HangingBlocks { blocks: StepRunner::blocks(&mut worker), hangs, gate });
+        Box::new(Hanging { worker, blocks, fails })
     };
     let options = Options { cluster: ClusterConfig::uniform(&config(), 1), step_timeout, ..Options::default() };
     (TestServer::launch(options, wrap).await.unwrap(), hanging, gate, fail)

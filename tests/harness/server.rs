@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 use trunkline_cluster::{ClusterConfig, EngineId};
 use trunkline_core::Config;
-use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
+use trunkline_port::{DeviceBlocks, ModelInfo, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -18,7 +18,7 @@ use trunkline_server::proto::{
     FinishReason, GenerateRequest, GenerateResponse, GetServerInfoRequest, GetServerInfoResponse, Output, Sampling,
     Stopping, TokenLogprob, Usage,
 };
-use trunkline_server::{Backend, MakeWorker, Options, Outcome, Server, ServerError, ServerHandle, listen};
+use trunkline_server::{Backend, EngineStore, MakeWorker, Options, Outcome, Server, ServerError, ServerHandle, listen};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
@@ -93,21 +93,33 @@ impl TestServer {
         options: Options,
         wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
+        Self::launch_stored(options, |_| Vec::new(), wrap).await
+    }
+
+    /// A server on a free port with any options, and with stores of its own, made from the facts of the model.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub async fn launch_stored(
+        options: Options,
+        stores: impl FnOnce(&ModelInfo) -> Vec<EngineStore>,
+        wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
+    ) -> Result<Self, ServerError> {
         let model = Arc::new(Model::seeded(SEED));
         let info = model.info();
+        let stores = stores(&info);
         let limits: Vec<Config> = options.cluster.engines.iter().map(|engine| engine.core.clone()).collect();
         let workers: MakeWorker = Arc::new(move |engine| {
             let config = &limits[engine.index()];
             let worker = WorkerConfig {
                 block_size: config.block_size,
                 device_blocks: config.device_blocks,
-                host_blocks: config.host_blocks,
                 max_drafts: config.max_drafts,
                 threads: 1,
             };
             Ok(wrap(engine, Worker::new(model.clone(), worker)?))
         });
-        let backend = Backend { model: info, tokenizer: Tokenizer::bytes(), workers };
+        let backend = Backend { model: info, tokenizer: Tokenizer::bytes(), workers, stores };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
         let server = Server::new(listener, backend, options).await?;
         let (addr, handle) = (server.local_addr(), server.handle());
@@ -291,8 +303,8 @@ impl StepRunner for Gated {
         StepRunner::run(&mut self.worker, step)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        StepRunner::copier(&mut self.worker)
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        StepRunner::blocks(&mut self.worker)
     }
 
     fn reset(&mut self) {
@@ -321,8 +333,8 @@ impl StepRunner for Faulty {
         StepRunner::run(&mut self.worker, step)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        StepRunner::copier(&mut self.worker)
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        StepRunner::blocks(&mut self.worker)
     }
 
     fn reset(&mut self) {

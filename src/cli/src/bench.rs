@@ -1,9 +1,10 @@
-//! `trunkline bench`: speed and memory of the core, and speed of the server and the embedded worker, on this machine.
+//! `trunkline bench`: speed and memory of the core, and speed of the server, the embedded worker and the KV codec, on this machine.
 //!
 //! No benchmark needs a model's files, and all but `serve` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
 //! and maximum beside.
 
 pub mod allocations;
+mod codec;
 mod evict;
 mod measure;
 mod publish;
@@ -36,7 +37,7 @@ Examples:
   A short test run:
     trunkline bench evict --quick";
 
-/// Benchmark the core, the embedded worker and the server on this machine.
+/// Benchmark the core, the embedded worker, the server and the KV codec on this machine.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -56,6 +57,24 @@ enum What {
     Worker(WorkerOptions),
     /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
     Serve(ServeOptions),
+    /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, beside zstd.
+    Codec(CodecOptions),
+}
+
+/// Options of `bench codec`.
+#[derive(Clone, Debug, Args)]
+struct CodecOptions {
+    /// Folder of KV: NumPy files of 16-bit integers [keys, values][layer][token][head][dim], keys rotated, named *_bf16_*.npy or
+    /// *_f16_*.npy [default: synthetic KV].
+    #[arg(long, value_name = "FOLDER")]
+    kv: Option<PathBuf>,
+
+    /// Base of the rotary embeddings of the model that made the files.
+    #[arg(long, value_name = "BASE", default_value_t = 10_000.0, requires = "kv")]
+    rope_theta: f64,
+
+    #[command(flatten)]
+    options: Options,
 }
 
 /// Options of `bench worker`.
@@ -153,6 +172,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             let report = serve::run(&serving.load(), serving.options.quick)?;
             (serving.options, report)
         }
+        What::Codec(codec) => {
+            let report = codec::run(codec.kv.as_deref(), codec.rope_theta, codec.options.quick)?;
+            (codec.options, report)
+        }
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")
@@ -174,9 +197,14 @@ mod tests {
             runs: 1,
         };
         let serving = serve::run(&load, true).unwrap();
-        for report in
-            [tree::run(true), sched::run(true), evict::run(true), worker::run(None, 1, true).unwrap(), serving]
-        {
+        for report in [
+            tree::run(true),
+            sched::run(true),
+            evict::run(true),
+            worker::run(None, 1, true).unwrap(),
+            codec::run(None, 1e4, true).unwrap(),
+            serving,
+        ] {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
             let rows = json["rows"].as_array().unwrap();
             assert!(!rows.is_empty());

@@ -79,7 +79,6 @@ impl Engines {
         let config = WorkerConfig {
             block_size: core.block_size,
             device_blocks: core.device_blocks,
-            host_blocks: core.host_blocks,
             max_drafts: core.max_drafts,
             threads: 0,
         };
@@ -87,7 +86,7 @@ impl Engines {
             let config = WorkerConfig { threads: engines.threads_of(engine.index()), ..config };
             Ok(Box::new(Worker::new(model.clone(), config)?))
         });
-        Backend { model: info, tokenizer, workers }
+        Backend { model: info, tokenizer, workers, stores: Vec::new() }
     }
 }
 

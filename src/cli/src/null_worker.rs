@@ -9,9 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use trunkline_port::{
-    BlockCopier, CopyError, ModelInfo, Step, StepError, StepOutput, StepRunner, TokenLogprobs, Transfer,
-};
+use trunkline_port::{CopyError, DeviceBlocks, ModelInfo, Step, StepError, StepOutput, StepRunner, TokenLogprobs};
 use trunkline_server::{Backend, MakeWorker};
 use trunkline_text::Tokenizer;
 
@@ -139,8 +137,8 @@ impl StepRunner for NullWorker {
         Ok(output)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        Box::new(NullCopier)
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        Arc::new(NullBlocks)
     }
 
     fn reset(&mut self) {
@@ -152,14 +150,22 @@ impl StepRunner for NullWorker {
 pub fn null_backend(model: ModelInfo, tokenizer: Tokenizer, step: Duration) -> Backend {
     let vocab_size = model.vocab_size;
     let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(NullWorker::new(step, vocab_size))));
-    Backend { model, tokenizer, workers }
+    Backend { model, tokenizer, workers, stores: Vec::new() }
 }
 
-/// Copies of blocks without contents.
-struct NullCopier;
+/// Blocks without contents, of one byte each: the least that a store copies.
+struct NullBlocks;
 
-impl BlockCopier for NullCopier {
-    fn copy(&mut self, _: &Transfer) -> Result<(), CopyError> {
+impl DeviceBlocks for NullBlocks {
+    fn block_bytes(&self) -> usize {
+        1
+    }
+
+    fn read(&self, _: u32, _: &mut [u8]) -> Result<(), CopyError> {
+        Ok(())
+    }
+
+    fn write(&self, _: u32, _: &[u8]) -> Result<(), CopyError> {
         Ok(())
     }
 }

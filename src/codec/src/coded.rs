@@ -1,141 +1,210 @@
 //! Rows of symbols in eight streams: the part that all codes share.
 //!
 //! ```text
-//! coded = length of each of 8 streams:u32 | streams
+//! coded = length of each of 8 streams:u32 | escapes:u32 | streams
 //! ```
 //!
 //! A stream holds the codes of an eighth of the rows, in order.
 
-use crate::streams::{self, Decoder, Reader, STREAMS, Writer, rows_of};
+use pulp::{Simd, WithSimd};
 
-/// Symbols of a row, and the number of the code for each.
+use crate::streams::{self, Codes, Entries, Reader, STREAMS, Writer, rows_of};
+
+/// Bytes before the streams.
+pub(crate) const LENGTHS: usize = 4 * STREAMS + 4;
+
+/// Rows to be encoded.
+pub(crate) trait Source {
+    /// Sets the index into the encoder's entries of each element of a row.
+    fn fill(&mut self, row: usize, indices: &mut [u16]);
+}
+
+/// Buffers for writing, used again for each block.
 #[derive(Debug, Default)]
-pub(crate) struct Symbols {
-    pub codes: Vec<u8>,
-    pub symbols: Vec<u8>,
+pub(crate) struct WriteBuffers {
+    streams: Vec<u8>,
+    indices: Vec<u16>,
+    /// Elements without a code.
+    pub escapes: Vec<u32>,
 }
 
-/// Appends `rows` rows. `encoder` has an entry `code << 8 | length` for each code number and each of its `each` symbols; `fill` sets a
-/// row's symbols. For a symbol of length 0 symbol 0 is written, and the index of the element is added to `escapes`.
-pub(crate) fn write(
+/// Writer of all rows of a block.
+struct WriteRows<'a, S> {
     rows: usize,
-    encoder: &[u32],
-    each: usize,
-    buffer: &mut Symbols,
-    (out, escapes): (&mut Vec<u8>, &mut Vec<u32>),
-    mut fill: impl FnMut(usize, &mut Symbols),
-) {
-    let begin = out.len();
-    out.resize(begin + 4 * STREAMS, 0);
-    for stream in 0..STREAMS {
-        let (at, mut writer) = (out.len(), Writer::default());
-        for row in rows_of(stream, rows) {
-            fill(row, buffer);
-            let mut at = row * buffer.codes.len();
-            for (codes, symbols) in buffer.codes.chunks(4).zip(buffer.symbols.chunks(4)) {
-                for (code, symbol) in codes.iter().zip(symbols) {
-                    let mut entry = encoder[usize::from(*code) * each + usize::from(*symbol)];
-                    if entry == 0 {
-                        entry = encoder[usize::from(*code) * each];
-                        escapes.push(at as u32);
-                    }
-                    writer.push(entry >> 8, entry & 0xff);
-                    at += 1;
-                }
-                writer.flush(out);
+    codes: &'a Codes,
+    source: S,
+    indices: &'a mut [u16],
+    escapes: &'a mut Vec<u32>,
+    writer: Writer<'a>,
+}
+
+impl<S: Source> WithSimd for WriteRows<'_, S> {
+    type Output = [usize; STREAMS];
+
+    #[inline(always)]
+    fn with_simd<V: Simd>(mut self, _: V) -> [usize; STREAMS] {
+        let n = self.indices.len();
+        let mut ends = [0; STREAMS];
+        for (stream, end) in ends.iter_mut().enumerate() {
+            for row in rows_of(stream, self.rows) {
+                self.source.fill(row, self.indices);
+                self.writer.write(self.codes, self.indices, row * n, self.escapes);
             }
+            *end = self.writer.end();
         }
-        writer.end(out);
-        let len = (out.len() - at) as u32;
-        out[begin + 4 * stream..][..4].copy_from_slice(&len.to_le_bytes());
+        ends
     }
 }
 
-/// Streams being read, all at once.
-pub(crate) struct Streams<'a> {
-    readers: [Reader<'a>; STREAMS],
+/// Appends `rows` rows of `n` elements. The elements without a code are in the buffers' escapes afterwards.
+pub(crate) fn write(
+    (rows, n): (usize, usize),
+    codes: &Codes,
+    source: impl Source,
+    buffers: &mut WriteBuffers,
+    out: &mut Vec<u8>,
+) {
+    let WriteBuffers { streams, indices, escapes } = buffers;
+    escapes.clear();
+    indices.resize(n, 0);
+    let room = streams::room(rows * n);
+    if streams.len() < room {
+        streams.resize(room, 0);
+    }
+    let writer = Writer::new(streams);
+    let ends = pulp::Arch::new().dispatch(WriteRows { rows, codes, source, indices, escapes, writer });
+    let mut begin = 0;
+    for end in ends {
+        out.extend(((end - begin) as u32).to_le_bytes());
+        begin = end;
+    }
+    out.extend((escapes.len() as u32).to_le_bytes());
+    out.extend_from_slice(&streams[..begin]);
 }
 
-/// Buffers of the rows that are read at once, one of each stream.
-pub(crate) type Buffers<B> = [B; STREAMS];
+/// Rows to be decoded.
+pub(crate) trait Sink {
+    /// Sets the contexts of a row of a stream.
+    fn prepare(&mut self, stream: usize, row: usize, contexts: &mut [u16]);
+    /// Takes in the entries of the row of the stream prepared last.
+    fn take(&mut self, stream: usize, row: usize, entries: &[u16]);
+}
 
-impl<'a> Streams<'a> {
-    /// Splits the streams from the bytes behind. Returns `None` if the bytes end before.
-    pub(crate) fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
-        let (header, mut rest) = bytes.split_at_checked(4 * STREAMS)?;
-        let mut readers = [Reader::default(); STREAMS];
-        for (reader, len) in readers.iter_mut().zip(header.as_chunks::<4>().0) {
-            let (stream, after) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-            (*reader, rest) = (Reader::new(stream), after);
-        }
-        Some((Self { readers }, rest))
-    }
+/// Reads the header of coded rows. Returns a reader of the streams, and the number of escapes; `None` if the bytes end before.
+pub(crate) fn open(payload: &[u8], begin: usize) -> Option<(Reader<'_>, usize)> {
+    let header: &[u8; LENGTHS] = payload.get(begin..)?.first_chunk()?;
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[4 * at + i]));
+    let reader = Reader::new(payload, begin + LENGTHS, &std::array::from_fn(word))?;
+    Some((reader, word(STREAMS) as usize))
+}
 
-    /// Reads `rows` rows of `n` symbols. `fill` prepares the buffer for a row, `codes` returns the code numbers in it, and `take` gets
-    /// each row with the row's buffer and symbols. Returns `None` unless all streams end where the rows do.
-    pub(crate) fn read<B>(
-        mut self,
-        (rows, n): (usize, usize),
-        decoder: &Decoder<'_>,
-        buffers: &mut Buffers<B>,
-        mut fill: impl FnMut(usize, &mut B),
-        codes: impl Fn(&B) -> &[u8],
-        mut take: impl FnMut(usize, &B, &[u8]),
-    ) -> Option<()> {
-        let mut symbols: [Vec<u8>; STREAMS] = std::array::from_fn(|_| vec![0; n]);
+/// Contexts, then entries, of the rows that are read at once, one of each stream.
+pub(crate) type Found = [Vec<u16>; STREAMS];
+
+/// Reader of all rows of a block.
+struct ReadRows<'a, S> {
+    rows: usize,
+    entries: &'a Entries,
+    reader: Reader<'a>,
+    found: &'a mut Found,
+    sink: S,
+}
+
+impl<S: Sink> WithSimd for ReadRows<'_, S> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn with_simd<V: Simd>(self, _: V) -> bool {
+        let Self { rows, entries, mut reader, found, mut sink } = self;
         for turn in 0..rows.div_ceil(STREAMS) {
             // In the last turn only the first streams have a row.
             let open = (0..STREAMS).take_while(|stream| turn < rows_of(*stream, rows).len()).count();
-            let row = |stream: usize| rows_of(stream, rows).start + turn;
-            buffers[..open].iter_mut().enumerate().for_each(|(stream, buffer)| fill(row(stream), buffer));
-            let numbers = std::array::from_fn(|stream| if stream < open { codes(&buffers[stream]) } else { &[] });
-            streams::read_rows(decoder, &mut self.readers[..open], numbers, &mut symbols);
-            let done = buffers[..open].iter().zip(&symbols).enumerate();
-            done.for_each(|(stream, (buffer, symbols))| take(row(stream), buffer, symbols));
+            for (stream, found) in found[..open].iter_mut().enumerate() {
+                sink.prepare(stream, rows_of(stream, rows).start + turn, found);
+            }
+            if open == STREAMS {
+                reader.read_rows(entries, found);
+            } else {
+                let each = found[..open].iter_mut().enumerate();
+                each.for_each(|(stream, found)| reader.read_row(stream, entries, found));
+            }
+            for (stream, found) in found[..open].iter().enumerate() {
+                sink.take(stream, rows_of(stream, rows).start + turn, found);
+            }
         }
-        self.readers.iter().all(Reader::is_at_end).then_some(())
+        reader.is_at_end()
     }
+}
+
+/// Reads `rows` rows of `n` elements into a sink. Returns `false` unless all streams end where the rows do.
+pub(crate) fn read(
+    (rows, n): (usize, usize),
+    entries: &Entries,
+    reader: Reader<'_>,
+    found: &mut Found,
+    sink: impl Sink,
+) -> bool {
+    found.iter_mut().for_each(|found| found.resize(n, 0));
+    pulp::Arch::new().dispatch(ReadRows { rows, entries, reader, found, sink })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contexts::CONTEXTS;
-    use crate::huffman::{self, LENGTH_MAX};
+    use crate::huffman;
+
+    struct Symbols(usize);
+
+    fn symbol(row: usize, at: usize) -> u16 {
+        ((row * 31 + at * at) % 7) as u16
+    }
+
+    impl Source for Symbols {
+        fn fill(&mut self, row: usize, indices: &mut [u16]) {
+            assert_eq!(indices.len(), self.0);
+            indices.iter_mut().enumerate().for_each(|(at, index)| *index = symbol(row, at));
+        }
+    }
+
+    struct Seen<'a>(&'a mut Vec<(usize, Vec<u16>)>);
+
+    impl Sink for Seen<'_> {
+        fn prepare(&mut self, _: usize, _: usize, contexts: &mut [u16]) {
+            contexts.fill(0);
+        }
+
+        fn take(&mut self, _: usize, row: usize, entries: &[u16]) {
+            self.0.push((row, entries.iter().map(|entry| entry >> 8).collect()));
+        }
+    }
 
     #[test]
     fn rows_of_any_number_and_length_come_back_and_damage_is_seen_or_harmless() {
         let lengths = huffman::lengths(&[50, 20, 9, 4, 1, 1, 1]);
-        let encoder: Vec<u32> = huffman::codes(&lengths)
-            .iter()
-            .zip(&lengths)
-            .map(|(code, length)| u32::from(*code) << 8 | u32::from(*length))
-            .collect();
-        let mut entries = vec![0; CONTEXTS << LENGTH_MAX];
-        assert!(huffman::fill_decoder(&lengths, &mut entries[..1 << LENGTH_MAX]));
+        let (mut encoder, mut decoder) = (streams::no_entries(), streams::no_entries::<u16>());
+        for (symbol, (length, code)) in lengths.iter().zip(huffman::codes(&lengths)).enumerate() {
+            encoder[symbol] = streams::encoder_entry(code, *length, symbol == 6);
+        }
+        assert!(huffman::fill_decoder(&lengths, |symbol| symbol << 8, &mut decoder[..1 << huffman::LENGTH_MAX]));
         for (rows, n) in [(0, 5), (1, 1), (7, 3), (8, 4), (9, 64), (32, 13)] {
-            let symbol = |row: usize, at: usize| ((row * 31 + at * at) % 7) as u8;
-            let mut out = Vec::new();
-            write(rows, &encoder, 7, &mut Symbols::default(), (&mut out, &mut Vec::new()), |row, buffer| {
-                buffer.codes = vec![0; n];
-                buffer.symbols = (0..n).map(|at| symbol(row, at)).collect();
-            });
+            let (mut out, mut buffers) = (vec![3], WriteBuffers::default());
+            write((rows, n), &encoder, Symbols(n), &mut buffers, &mut out);
+            let sixes = (0..rows * n).filter(|at| symbol(at / n, at % n) == 6).count();
+            assert_eq!(buffers.escapes.len(), sixes);
+            assert!(buffers.escapes.iter().all(|at| symbol(*at as usize / n, *at as usize % n) == 6));
             let read = |bytes: &[u8]| {
                 let mut seen = Vec::new();
-                let (streams, rest) = Streams::split(bytes)?;
-                let mut buffers: Buffers<Vec<u8>> = std::array::from_fn(|_| vec![0; n]);
-                let decoder = Decoder::new(&entries);
-                let take = |row: usize, _: &Vec<u8>, symbols: &[u8]| seen.push((row, symbols.to_vec()));
-                streams.read((rows, n), &decoder, &mut buffers, |_, _| (), |codes| codes, take)?;
-                Some((seen, rest.len()))
+                let (reader, escapes) = open(bytes, 1)?;
+                let end = reader.end();
+                read((rows, n), &decoder, reader, &mut Found::default(), Seen(&mut seen)).then_some(())?;
+                Some((seen, end, escapes))
             };
-            out.push(77);
-            let (mut seen, rest) = read(&out).expect("whole streams");
+            let (mut seen, end, escapes) = read(&out).expect("whole streams");
             seen.sort();
-            let expected: Vec<(usize, Vec<u8>)> =
+            let expected: Vec<(usize, Vec<u16>)> =
                 (0..rows).map(|row| (row, (0..n).map(|at| symbol(row, at)).collect())).collect();
-            assert_eq!((seen, rest), (expected, 1));
-            for at in 0..out.len() {
+            assert_eq!((seen, end, escapes), (expected, out.len(), sixes));
+            for at in 1..out.len() {
                 out[at] ^= 0x55;
                 let _ = read(&out);
                 let _ = read(&out[..at]);

@@ -4,23 +4,26 @@
 //! the sign of the mean, with a code for each of 16 ranges of `|u|` and two ranges of the deviation. Predictions are never subtracted: that
 //! would destroy the exponents (measured: all numeric predictors lose to plain entropy coding).
 
-use crate::rotary::Angle;
+use crate::huffman::LENGTH_MAX;
+use crate::rotary::Angles;
 use crate::side_table::Plane;
 use crate::values::Format;
 
 /// Number of contexts, each with a code.
 pub(crate) const CONTEXTS: usize = 32;
 /// Ranges of the mean.
+#[cfg(test)]
 pub(crate) const BUCKETS: usize = 16;
 
-/// Returns the range of a mean, given in units of 1/128: eight ranges of 1/2, then half octaves split at 3/2.
-#[inline]
-pub(crate) fn bucket(mean: i32) -> u8 {
-    let magnitude = mean.unsigned_abs();
-    let near = magnitude >> 6;
-    // Exponent and top bit of the mantissa: exact, because the magnitude has fewer bits than a mantissa.
-    let octaves = ((magnitude.max(512) as f32).to_bits() >> 22) - ((512f32).to_bits() >> 22) + 8;
-    if near < 8 { near as u8 } else { octaves.min(BUCKETS as u32 - 1) as u8 }
+/// Least magnitudes, in units of 1/128, of the ranges from the ninth on: half octaves split at 3/2.
+const OCTAVES: [i16; 7] = [768, 1024, 1536, 2048, 3072, 4096, 6144];
+
+/// Returns the range of a mean, given in units of 1/128: eight ranges of 1/2, then half octaves.
+#[inline(always)]
+pub(crate) fn bucket(mean: i16) -> u16 {
+    let magnitude = mean.saturating_abs();
+    let near = (magnitude >> 6).min(8) as u16;
+    OCTAVES.iter().fold(near, |bucket, least| bucket + u16::from(magnitude >= *least))
 }
 
 /// Bounds of a range of means, in units of two to the reference exponent; the last range is one octave, for the probabilities of codes.
@@ -33,46 +36,104 @@ pub(crate) fn bucket_bounds(bucket: usize) -> (f64, f64) {
     (bound(bucket), bound(bucket + 1))
 }
 
-/// Contexts of the elements of a row.
+/// Predictions for the elements of a row.
 #[derive(Debug, Default)]
 pub(crate) struct Row {
-    /// Number of the code of each element.
-    pub codes: Vec<u8>,
     /// Sign bit of elements whose mean is negative.
     pub flips: Vec<u16>,
-    /// Exponent field that each element's symbol counts from.
-    pub origins: Vec<i16>,
+    /// Exponent that each element's symbol counts from, in the place of a lane's exponent.
+    pub origins: Vec<u16>,
+    /// Numbers of the codes of values, equal for all rows of a plane.
+    codes: Vec<u16>,
     /// Means at the position of the row.
-    means: Vec<i32>,
+    means: Vec<i16>,
+    /// Plane to which the origins and the codes of values belong.
+    plane: Option<usize>,
 }
 
 impl Row {
-    /// Computes the contexts of a row. The means of each head, of `head_dim` elements, are rotated by the angles of its pairs; without angles
-    /// means stay.
-    pub(crate) fn fill(&mut self, format: Format, plane: &Plane, head_dim: usize, angles: &[Angle]) {
-        let Plane { means, exponents, uppers } = plane;
-        self.means.clear();
-        if angles.is_empty() {
-            self.means.extend(means.iter().map(|mean| i32::from(*mean)));
-        } else {
-            means.chunks_exact(head_dim).for_each(|head| self.rotate(head, angles));
-        }
-        self.codes.clear();
-        self.codes.extend(self.means.iter().zip(uppers).map(|(mean, upper)| bucket(*mean) + (upper << 4)));
-        self.flips.clear();
-        self.flips.extend(self.means.iter().map(|mean| (*mean >> 16) as u16 & 0x8000));
-        self.origins.clear();
-        self.origins.extend(exponents.iter().map(|exponent| format.origin(*exponent)));
+    /// Forgets the row: the next one is of another block.
+    pub(crate) fn reset(&mut self) {
+        self.plane = None;
     }
 
-    fn rotate(&mut self, head: &[i16], angles: &[Angle]) {
-        let (first, second) = head.split_at(angles.len());
-        let pairs = || {
-            first.iter().zip(second).zip(angles).map(|((a, b), angle)| [*a, *b, angle.cos, angle.sin].map(i32::from))
-        };
-        self.means.extend(pairs().map(|[a, b, cos, sin]| (a * cos - b * sin) >> 15));
-        self.means.extend(pairs().map(|[a, b, cos, sin]| (b * cos + a * sin) >> 15));
+    /// Computes the contexts of a row of plane number `at`, and sets `codes` to the numbers of the codes, above the bits of the longest code. The
+    /// means of each head, of `head_dim` elements, are rotated by the angles of its pairs; without angles means stay.
+    #[inline(always)]
+    pub(crate) fn fill(
+        &mut self,
+        format: Format,
+        (at, plane): (usize, &Plane),
+        head_dim: usize,
+        angles: Angles<'_>,
+        codes: &mut [u16],
+    ) {
+        let is_new = self.plane != Some(at);
+        if is_new {
+            self.plane = Some(at);
+            let n = plane.means.len();
+            self.flips.resize(n, 0);
+            self.origins.resize(n, 0);
+            let pairs = self.origins.iter_mut().zip(&plane.exponents);
+            pairs.for_each(|(origin, exponent)| *origin = format.origin(*exponent));
+        }
+        if angles.cos.is_empty() {
+            if is_new {
+                self.codes.resize(plane.means.len(), 0);
+                contexts(&plane.means, &plane.uppers, &mut self.codes, &mut self.flips);
+            }
+            codes.copy_from_slice(&self.codes);
+            return;
+        }
+        self.means.resize(plane.means.len(), 0);
+        for (head, means) in plane.means.chunks_exact(head_dim).zip(self.means.chunks_exact_mut(head_dim)) {
+            rotate(head, angles, means);
+        }
+        contexts(&self.means, &plane.uppers, codes, &mut self.flips);
     }
+}
+
+/// Sets codes and flips from means and from the codes' upper parts.
+#[inline(always)]
+fn contexts(means: &[i16], uppers: &[u16], codes: &mut [u16], flips: &mut [u16]) {
+    let n = means.len();
+    let (uppers, codes, flips) = (&uppers[..n], &mut codes[..n], &mut flips[..n]);
+    for at in 0..n {
+        codes[at] = bucket(means[at]) << LENGTH_MAX | uppers[at];
+        flips[at] = means[at] as u16 & 0x8000;
+    }
+}
+
+/// Pairs rotated at a time.
+const PAIRS: usize = 16;
+
+/// Rotates the means of a head. Means beyond 16 bits count as the greatest.
+#[inline(always)]
+fn rotate(head: &[i16], angles: Angles<'_>, means: &mut [i16]) {
+    let half = angles.cos.len();
+    let (first, second) = head.split_at(half);
+    let (out_first, out_second) = means.split_at_mut(half);
+    let ((first, first_rest), (second, second_rest)) = (first.as_chunks::<PAIRS>(), second.as_chunks::<PAIRS>());
+    let ((cos, cos_rest), (sin, sin_rest)) = (angles.cos.as_chunks::<PAIRS>(), angles.sin.as_chunks::<PAIRS>());
+    let (out_first, out_first_rest) = out_first.as_chunks_mut::<PAIRS>();
+    let (out_second, out_second_rest) = out_second.as_chunks_mut::<PAIRS>();
+    let outs = out_first.iter_mut().zip(out_second);
+    for ((((a, b), cos), sin), (out_a, out_b)) in first.iter().zip(second).zip(cos).zip(sin).zip(outs) {
+        for j in 0..PAIRS {
+            (out_a[j], out_b[j]) = rotated(a[j], b[j], cos[j], sin[j]);
+        }
+    }
+    for j in 0..first_rest.len() {
+        (out_first_rest[j], out_second_rest[j]) = rotated(first_rest[j], second_rest[j], cos_rest[j], sin_rest[j]);
+    }
+}
+
+/// Returns a pair rotated by an angle, given cosine and sine.
+#[inline(always)]
+fn rotated(a: i16, b: i16, cos: i16, sin: i16) -> (i16, i16) {
+    let (a, b, cos, sin) = (i32::from(a), i32::from(b), i32::from(cos), i32::from(sin));
+    let narrow = |sum: i32| (sum >> 15).clamp(i16::MIN.into(), i16::MAX.into()) as i16;
+    (narrow(a * cos - b * sin), narrow(b * cos + a * sin))
 }
 
 #[cfg(test)]
@@ -84,9 +145,9 @@ mod tests {
         for at in 0..BUCKETS - 1 {
             let ((low, high), (next, _)) = (bucket_bounds(at), bucket_bounds(at + 1));
             assert_eq!(high, next);
-            assert_eq!(bucket((low * 128.0) as i32) as usize, at);
-            assert_eq!(bucket(-(high * 128.0) as i32 + 1) as usize, at);
+            assert_eq!(usize::from(bucket((low * 128.0) as i16)), at);
+            assert_eq!(usize::from(bucket(-(high * 128.0) as i16 + 1)), at);
         }
-        assert_eq!(bucket(i32::from(i16::MIN) * 2), 15);
+        assert_eq!([i16::MIN, i16::MAX].map(bucket), [15, 15]);
     }
 }

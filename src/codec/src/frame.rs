@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 0 | 4 | `TKVF` |
 //! | 4 | 1 | version, 1 |
-//! | 5 | 1 | element type: 0 BF16, 1 FP16 |
+//! | 5 | 1 | element type: 0 BF16, 1 FP16, 2 F32, 3 E4M3, 4 E5M2 |
 //! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted |
 //! | 7 | 1 | 0 |
 //! | 8 | 8 | layers, tokens, heads, elements of a head: 16 bits each |
@@ -14,15 +14,16 @@
 //! | 20 | 4 | bytes of the payload |
 //! | 24 | 8 | id of the side table; 0 unless predicted |
 //! | 32 | 8 | XXH3 of the block |
-//! | 40 | 8 | XXH3 of the 40 bytes before and of the payload |
+//! | 40 | 8 | XXH3 of the payload, seeded with the XXH3 of the 40 bytes before |
 //! | 48 | | payload |
 //!
 //! Where a transform saves nothing the block is stored, so a frame is never more than 48 bytes longer than its block.
 
 use thiserror::Error;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::plain;
+use crate::lanes;
+use crate::plain::Plain;
 use crate::predicted::{Place, Predicted};
 use crate::shape::{Dtype, Shape};
 use crate::side_table::SideTable;
@@ -126,6 +127,14 @@ pub enum FrameError {
         /// Most bytes that the caller takes.
         limit: usize,
     },
+    /// The block has another length than the place for it.
+    #[error("the block has {len} bytes, for a place of {expected}")]
+    OtherLength {
+        /// Bytes of the block.
+        len: usize,
+        /// Bytes of the place.
+        expected: usize,
+    },
     /// The side table is not there.
     #[error("the frame needs side table {id:016x}")]
     NoTable {
@@ -141,15 +150,17 @@ pub enum FrameError {
 }
 
 /// Encoder and decoder of frames, with buffers that are used again.
+///
+/// Once the buffers fit the blocks, neither encoding nor decoding allocates, but for `out`.
 pub struct Codec {
     predicted: Predicted,
-    elements: Vec<u16>,
-    payload: Vec<u8>,
+    plain: Plain,
+    lanes: Vec<u16>,
 }
 
 impl Default for Codec {
     fn default() -> Self {
-        Self { predicted: Predicted::new(), elements: Vec::new(), payload: Vec::new() }
+        Self { predicted: Predicted::new(), plain: Plain::new(), lanes: Vec::new() }
     }
 }
 
@@ -186,36 +197,41 @@ impl Codec {
         if block.bytes.len() != len {
             return Err(BlockError::WrongLength { len: block.bytes.len(), expected: len });
         }
-        self.elements.clear();
-        self.elements.reserve(n);
-        self.elements.extend(block.bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)));
-        self.payload.clear();
+        self.lanes.resize(n, 0);
+        pulp::Arch::new().dispatch(|| lanes::split(block.dtype, block.bytes, &mut self.lanes));
         let usable = table.filter(|table| table.fits(&block.shape) && (block.position.is_some() || !table.rotates()));
         let place = Place { dtype: block.dtype, shape: block.shape, position: block.position.unwrap_or(0) };
+        let begin = out.len();
+        out.resize(begin + HEADER, 0);
         let (mut transform, mut named) = (Transform::Plain, (0, 0));
         if let Some(table) = usable {
-            self.predicted.encode(&place, table, &self.elements, &mut self.payload);
+            self.predicted.encode(&place, table, (block.bytes, &self.lanes), out);
             (transform, named) = (Transform::Predicted, (place.position, table.id()));
-        } else {
-            plain::encode(block.dtype, &block.shape, &self.elements, &mut self.payload);
         }
-        if self.payload.len() >= len {
+        // Statistics of another model may make a block longer.
+        if usable.is_none() || out.len() - begin - HEADER >= len {
+            (transform, named) = (Transform::Plain, (0, 0));
+            out.truncate(begin + HEADER);
+            self.plain.encode(block.dtype, &block.shape, (block.bytes, &mut self.lanes), out);
+        }
+        if out.len() - begin - HEADER >= len {
             (transform, named) = (Transform::Stored, (0, 0));
-            self.payload.clear();
-            self.payload.extend(block.bytes);
+            out.truncate(begin + HEADER);
+            out.extend_from_slice(block.bytes);
         }
-        let begin = out.len();
-        out.extend(MAGIC);
-        out.extend([VERSION, block.dtype.number(), transform as u8, 0]);
+        let (header, payload) = out[begin..].split_first_chunk_mut::<HEADER>().expect("a header and a payload");
+        header[..4].copy_from_slice(&MAGIC);
+        header[4..8].copy_from_slice(&[VERSION, block.dtype.number(), transform as u8, 0]);
         let Shape { layers, tokens, heads, head_dim } = block.shape;
-        [layers, tokens, heads, head_dim].iter().for_each(|field| out.extend(field.to_le_bytes()));
-        out.extend(named.0.to_le_bytes());
-        out.extend((self.payload.len() as u32).to_le_bytes());
-        out.extend(named.1.to_le_bytes());
-        out.extend(xxh3_64(block.bytes).to_le_bytes());
-        let checksum = checksum(&out[begin..], &self.payload);
-        out.extend(checksum.to_le_bytes());
-        out.extend(&self.payload);
+        for (field, value) in header[8..16].as_chunks_mut::<2>().0.iter_mut().zip([layers, tokens, heads, head_dim]) {
+            *field = value.to_le_bytes();
+        }
+        header[16..20].copy_from_slice(&named.0.to_le_bytes());
+        header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        header[24..32].copy_from_slice(&named.1.to_le_bytes());
+        header[32..40].copy_from_slice(&xxh3_64(block.bytes).to_le_bytes());
+        let checksum = checksum(&header[..40], payload);
+        header[40..].copy_from_slice(&checksum.to_le_bytes());
         Ok(transform)
     }
 
@@ -231,43 +247,68 @@ impl Codec {
         max_len: usize,
         out: &mut Vec<u8>,
     ) -> Result<FrameInfo, FrameError> {
-        let Header { info, position, block_checksum } = Header::read(frame)?;
-        if info.block_len > max_len {
-            return Err(FrameError::TooLong { len: info.block_len, limit: max_len });
+        let header = Header::read(frame)?;
+        let (begin, len) = (out.len(), header.info.block_len);
+        if len > max_len {
+            return Err(FrameError::TooLong { len, limit: max_len });
         }
-        let payload = &frame[HEADER..];
-        let begin = out.len();
-        if info.transform == Transform::Stored {
-            out.extend(payload);
+        out.resize(begin + len, 0);
+        let decoded = self.decode_payload(&header, &frame[HEADER..], table, &mut out[begin..]);
+        if decoded.is_err() {
+            out.truncate(begin);
+        }
+        decoded.map(|()| header.info)
+    }
+
+    /// Decodes a frame into the place of its block. `table` looks up a side table by its id.
+    ///
+    /// # Errors
+    /// As [`Self::decode`], and if the block has another length than `out`. The bytes of `out` are then unspecified.
+    pub fn decode_into<'t>(
+        &mut self,
+        frame: &[u8],
+        table: impl FnOnce(u64) -> Option<&'t SideTable>,
+        out: &mut [u8],
+    ) -> Result<FrameInfo, FrameError> {
+        let header = Header::read(frame)?;
+        let len = header.info.block_len;
+        if len != out.len() {
+            return Err(FrameError::OtherLength { len, expected: out.len() });
+        }
+        self.decode_payload(&header, &frame[HEADER..], table, out).map(|()| header.info)
+    }
+
+    fn decode_payload<'t>(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        table: impl FnOnce(u64) -> Option<&'t SideTable>,
+        out: &mut [u8],
+    ) -> Result<(), FrameError> {
+        let FrameInfo { dtype, shape, transform, table: id, .. } = header.info;
+        if transform == Transform::Stored {
+            out.copy_from_slice(payload);
         } else {
-            self.elements.clear();
-            self.elements.resize(info.block_len / 2, 0);
-            let place = Place { dtype: info.dtype, shape: info.shape, position };
-            match info.table {
+            self.lanes.resize(out.len() / dtype.bytes(), 0);
+            let place = Place { dtype, shape, position: header.position };
+            let buffers = (&mut self.lanes[..], &mut *out);
+            match id {
                 Some(id) => {
-                    let table = table(id).filter(|table| table.id() == id && table.fits(&info.shape));
+                    let table = table(id).filter(|table| table.id() == id && table.fits(&shape));
                     let table = table.ok_or(FrameError::NoTable { id })?;
-                    self.predicted.decode(&place, table, payload, &mut self.elements)
+                    self.predicted.decode(&place, table, payload, buffers)
                 }
-                None => plain::decode(info.dtype, &info.shape, payload, &mut self.elements),
+                None => self.plain.decode(dtype, &shape, payload, buffers),
             }
             .ok_or(FrameError::BadPayload)?;
-            out.reserve(info.block_len);
-            out.extend(self.elements.iter().flat_map(|element| element.to_le_bytes()));
         }
-        if xxh3_64(&out[begin..]) != block_checksum {
-            out.truncate(begin);
-            return Err(FrameError::WrongBlock);
-        }
-        Ok(info)
+        if xxh3_64(out) == header.block_checksum { Ok(()) } else { Err(FrameError::WrongBlock) }
     }
 }
 
-fn checksum(header: &[u8], payload: &[u8]) -> u64 {
-    let mut hasher = Xxh3Default::new();
-    hasher.update(header);
-    hasher.update(payload);
-    hasher.digest()
+/// Hashes the fields of a header, and with the hash as seed the payload.
+fn checksum(fields: &[u8], payload: &[u8]) -> u64 {
+    xxh3_64_with_seed(payload, xxh3_64(fields))
 }
 
 /// Reads and checks the header and the stored bytes of a frame, without decoding.
@@ -312,9 +353,9 @@ impl Header {
         };
         let shape = Shape { layers: short(8), tokens: short(10), heads: short(12), head_dim: short(14) };
         let (elements, block_len) = size(dtype, &shape).ok_or(FrameError::BadHeader { field: "shape" })?;
-        // Six bits of each element are stored at least: no short frame makes a decoder take much memory.
+        // A code has at least one bit: no short frame makes a decoder take much memory.
         let (least, most) =
-            if transform == Transform::Stored { (block_len, block_len) } else { (elements / 8 * 6, usize::MAX) };
+            if transform == Transform::Stored { (block_len, block_len) } else { (elements / 8, usize::MAX) };
         if !(least..=most).contains(&(expected - HEADER)) {
             return Err(FrameError::BadHeader { field: "length" });
         }

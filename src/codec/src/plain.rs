@@ -9,124 +9,276 @@
 //! BF16 is rotated left by a bit, which brings all of the exponent into the upper byte. Planes, the keys or the values of a layer, differ
 //! in scale more than in form: exponents count from the most frequent one.
 
-use crate::coded::{self, Buffers, Streams, Symbols};
-use crate::contexts::CONTEXTS;
-use crate::huffman::{self, LENGTH_MAX};
+use pulp::{Simd, WithSimd};
+
+use crate::coded::{self, Found, Sink, Source, WriteBuffers};
+use crate::huffman::{self, LENGTH_MAX, Merger, SYMBOLS_MAX};
+use crate::lanes;
 use crate::shape::{Dtype, Shape};
-use crate::stored_bits;
-use crate::streams::Decoder;
+use crate::stored_bits::{GROUP, StoredBits};
+use crate::streams::{Codes, Entries, encoder_entry, no_entries};
 
-/// Values of the coded byte.
-const BYTES: usize = 256;
-
-/// Returns the coded byte of an element, and the element with the other byte in the lower half.
-#[inline]
-fn halves(dtype: Dtype, element: u16) -> (u8, u16) {
-    let element = if dtype == Dtype::Bf16 { element.rotate_left(1) } else { element };
-    ((element >> 8) as u8, element)
+/// Arrangement of a type's lanes for coding bytes: the byte coded is the upper one of a word.
+#[derive(Clone, Copy, Debug)]
+struct Words {
+    dtype: Dtype,
+    /// Sign bit in a word; 0 where the sign is not coded.
+    sign: u16,
+    /// Place of the exponent's lowest bit in a word.
+    exponent: u32,
+    /// Bits stored unchanged.
+    stored: StoredBits,
 }
 
-/// Returns the byte relative to an exponent. FP16 has the sign above and two bits of the mantissa below the exponent.
-#[inline]
-fn relative(dtype: Dtype, byte: u8, exponent: u8) -> u8 {
-    match dtype {
-        Dtype::Bf16 => byte.wrapping_sub(exponent),
-        Dtype::F16 => byte & 0x80 | byte.wrapping_sub(exponent << 2) & 0x7f,
+impl Words {
+    fn of(dtype: Dtype) -> Self {
+        let (sign, exponent, bits) = match dtype {
+            Dtype::Bf16 | Dtype::F32 => (0, 8, 8),
+            Dtype::F16 => (0x8000, 10, 8),
+            Dtype::E5m2 => (0x8000, 10, 0),
+            Dtype::E4m3 => (0x8000, 11, 0),
+        };
+        Self { dtype, sign, exponent, stored: StoredBits { bits, shift: 0 } }
     }
-}
 
-/// Returns the byte that is `relative` to an exponent.
-#[inline]
-fn absolute(dtype: Dtype, relative: u8, exponent: u8) -> u8 {
-    match dtype {
-        Dtype::Bf16 => relative.wrapping_add(exponent),
-        Dtype::F16 => relative & 0x80 | relative.wrapping_add(exponent << 2) & 0x7f,
-    }
-}
-
-/// Returns the most frequent exponent of a plane.
-fn exponent_of(dtype: Dtype, plane: &[u16]) -> u8 {
-    let mut counts = [0u32; BYTES];
-    for element in plane {
-        let byte = halves(dtype, *element).0;
-        counts[usize::from(if dtype == Dtype::Bf16 { byte } else { byte >> 2 & 31 })] += 1;
-    }
-    (0..=u8::MAX).rev().max_by_key(|exponent| counts[usize::from(*exponent)]).unwrap_or(0)
-}
-
-/// Appends the payload of a block's elements.
-pub(crate) fn encode(dtype: Dtype, shape: &Shape, elements: &[u16], out: &mut Vec<u8>) {
-    let channels = shape.channels();
-    let plane_len = channels * usize::from(shape.tokens);
-    let exponents: Vec<u8> = elements.chunks_exact(plane_len).map(|plane| exponent_of(dtype, plane)).collect();
-    let mut counts = [[0u64; BYTES]; 2];
-    for (at, plane) in elements.chunks_exact(plane_len).enumerate() {
-        for element in plane {
-            counts[at % 2][usize::from(relative(dtype, halves(dtype, *element).0, exponents[at]))] += 1;
+    /// Returns the word of a lane.
+    #[inline(always)]
+    fn word(self, lane: u16) -> u16 {
+        match self.dtype {
+            Dtype::Bf16 | Dtype::F32 => lane.rotate_left(1),
+            Dtype::E4m3 => lane & 0x8000 | lane << 1 & 0x7fff,
+            Dtype::F16 | Dtype::E5m2 => lane,
         }
     }
-    out.extend(&exponents);
-    let mut encoder = Vec::with_capacity(2 * BYTES);
-    for counts in &mut counts {
-        // A code of a single symbol would have no second branch.
-        if counts.iter().filter(|count| **count > 0).count() == 1 {
-            let other = usize::from(counts[0] > 0);
-            counts[other] = 1;
+
+    /// Returns the lane of a word.
+    #[inline(always)]
+    fn lane(self, word: u16) -> u16 {
+        match self.dtype {
+            Dtype::Bf16 | Dtype::F32 => word.rotate_right(1),
+            Dtype::E4m3 => word & 0x8000 | (word & 0x7fff) >> 1,
+            Dtype::F16 | Dtype::E5m2 => word,
         }
-        let lengths = huffman::lengths(counts);
-        write_lengths(&lengths, out);
-        encoder.extend(
-            huffman::codes(&lengths)
-                .iter()
-                .zip(&lengths)
-                .map(|(code, length)| u32::from(*code) << 8 | u32::from(*length)),
-        );
     }
-    let mut escapes = Vec::new();
-    coded::write(shape.rows(), &encoder, BYTES, &mut Symbols::default(), (out, &mut escapes), |row, buffer| {
-        let plane = row / usize::from(shape.tokens);
-        buffer.codes.clear();
-        buffer.codes.resize(channels, (plane % 2) as u8);
-        let own = &elements[row * channels..][..channels];
-        buffer.symbols.clear();
-        buffer.symbols.extend(own.iter().map(|element| relative(dtype, halves(dtype, *element).0, exponents[plane])));
-    });
-    debug_assert!(escapes.is_empty(), "every byte of the block has a code");
-    let rest: Vec<u16> = elements.iter().map(|element| halves(dtype, *element).1).collect();
-    stored_bits::pack(&rest, 8, out);
+
+    /// Returns a word relative to an exponent.
+    #[inline(always)]
+    fn relative(self, word: u16, exponent: u8) -> u16 {
+        word & self.sign | word.wrapping_sub(u16::from(exponent) << self.exponent) & !self.sign
+    }
+
+    /// Returns the word that is `relative` to an exponent.
+    #[inline(always)]
+    fn absolute(self, relative: u16, exponent: u8) -> u16 {
+        relative & self.sign | relative.wrapping_add(u16::from(exponent) << self.exponent) & !self.sign
+    }
+
+    /// Returns the most frequent exponent of a plane, the lowest of equals, from the counts of upper bytes.
+    fn exponent_of(self, counts: &[u32; SYMBOLS_MAX]) -> u8 {
+        let mut exponents = [0u32; SYMBOLS_MAX];
+        for (byte, count) in (0u16..).zip(counts) {
+            exponents[usize::from((byte << 8 & !self.sign) >> self.exponent)] += count;
+        }
+        (0..=u8::MAX).rev().max_by_key(|exponent| exponents[usize::from(*exponent)]).unwrap_or(0)
+    }
 }
 
-/// Sets the elements of a block from a payload. Returns `None` if the payload is malformed.
-pub(crate) fn decode(dtype: Dtype, shape: &Shape, payload: &[u8], elements: &mut [u16]) -> Option<()> {
-    let (channels, tokens) = (shape.channels(), usize::from(shape.tokens));
-    let (exponents, mut rest) = payload.split_at_checked(2 * usize::from(shape.layers))?;
-    let mut entries = vec![0; CONTEXTS << LENGTH_MAX];
-    for entries in entries.chunks_exact_mut(1 << LENGTH_MAX).take(2) {
-        let lengths = read_lengths(&mut rest)?;
-        huffman::fill_decoder(&lengths, entries).then_some(())?;
+/// Returns the counts of the upper bytes of words.
+fn counts_of(words: &[u16]) -> [u32; SYMBOLS_MAX] {
+    // Of four counts in turn, none waits for the one before.
+    let mut counts = [[0u32; SYMBOLS_MAX]; 4];
+    let (fours, rest) = words.as_chunks::<4>();
+    for four in fours {
+        counts.iter_mut().zip(four).for_each(|(counts, word)| counts[usize::from(word >> 8)] += 1);
     }
-    let (streams, stored) = Streams::split(rest)?;
-    (stored.len() == stored_bits::packed_len(elements.len(), 8)).then_some(())?;
-    stored_bits::unpack(stored, 8, elements);
-    let mut buffers: Buffers<Vec<u8>> = Default::default();
-    let fill = |row: usize, codes: &mut Vec<u8>| {
-        codes.clear();
-        codes.resize(channels, (row / tokens % 2) as u8);
-    };
-    streams.read(
-        (shape.rows(), channels),
-        &Decoder::new(&entries),
-        &mut buffers,
-        fill,
-        |codes| codes,
-        |row, _, symbols| {
-            let exponent = exponents[row / tokens];
-            for (element, symbol) in elements[row * channels..][..channels].iter_mut().zip(symbols) {
-                let whole = u16::from(absolute(dtype, *symbol, exponent)) << 8 | *element;
-                *element = if dtype == Dtype::Bf16 { whole.rotate_right(1) } else { whole };
+    rest.iter().for_each(|word| counts[0][usize::from(word >> 8)] += 1);
+    std::array::from_fn(|byte| counts.iter().map(|counts| counts[byte]).sum())
+}
+
+/// Words of a block as symbols of one code for keys and one for values.
+struct Symbols<'a> {
+    words: Words,
+    tokens: usize,
+    exponents: &'a [u8],
+    block: &'a [u16],
+}
+
+impl Source for Symbols<'_> {
+    #[inline(always)]
+    fn fill(&mut self, row: usize, indices: &mut [u16]) {
+        let plane = row / self.tokens;
+        let (side, exponent) = ((plane % 2 * SYMBOLS_MAX) as u16, self.exponents[plane]);
+        let own = &self.block[row * indices.len()..][..indices.len()];
+        for (index, word) in indices.iter_mut().zip(own) {
+            *index = side | self.words.relative(*word, exponent) >> 8;
+        }
+    }
+}
+
+/// Words being decoded, but for their stored bits.
+struct Block<'a> {
+    words: Words,
+    tokens: usize,
+    exponents: &'a [u8],
+    block: &'a mut [u16],
+}
+
+impl Sink for Block<'_> {
+    #[inline(always)]
+    fn prepare(&mut self, _: usize, row: usize, contexts: &mut [u16]) {
+        contexts.fill(((row / self.tokens % 2) << LENGTH_MAX) as u16);
+    }
+
+    #[inline(always)]
+    fn take(&mut self, _: usize, row: usize, entries: &[u16]) {
+        let exponent = self.exponents[row / self.tokens];
+        for (word, entry) in self.block[row * entries.len()..][..entries.len()].iter_mut().zip(entries) {
+            *word = self.words.absolute(entry & 0xff00, exponent);
+        }
+    }
+}
+
+/// Lanes being made words.
+struct ToWords<'a>(Words, &'a mut [u16]);
+
+impl WithSimd for ToWords<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<V: Simd>(self, _: V) {
+        self.1.iter_mut().for_each(|lane| *lane = self.0.word(*lane));
+    }
+}
+
+/// Stored bits of words being packed.
+struct Pack<'a>(StoredBits, &'a [u16], &'a mut [u8]);
+
+impl WithSimd for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<V: Simd>(self, _: V) {
+        self.0.pack(self.1, self.2);
+    }
+}
+
+/// Bytes being joined from words, stored bits and low halves.
+struct Join<'a> {
+    words: Words,
+    block: &'a [u16],
+    stored: &'a [u8],
+    low: &'a [u8],
+    out: &'a mut [u8],
+}
+
+impl WithSimd for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<V: Simd>(self, _: V) {
+        let Self { words, block, stored, low, out } = self;
+        let (dtype, low_bytes) = (words.dtype, lanes::low_bytes(words.dtype));
+        for (at, (own, out)) in block.chunks(GROUP).zip(out.chunks_mut(GROUP * dtype.bytes())).enumerate() {
+            let mut group = words.stored.unpack_group(stored, at);
+            group.iter_mut().zip(own).for_each(|(word, coded)| *word = words.lane(*word | coded));
+            lanes::join(dtype, &group[..own.len()], &low[at * GROUP * low_bytes..], out);
+        }
+    }
+}
+
+/// Buffers for encoding and decoding.
+pub(crate) struct Plain {
+    merger: Merger,
+    exponents: Vec<u8>,
+    codes: Box<Codes>,
+    entries: Box<Entries>,
+    buffers: WriteBuffers,
+    found: Found,
+}
+
+impl Plain {
+    pub(crate) fn new() -> Self {
+        Self {
+            merger: Merger::default(),
+            exponents: Vec::new(),
+            codes: no_entries(),
+            entries: no_entries(),
+            buffers: WriteBuffers::default(),
+            found: Found::default(),
+        }
+    }
+
+    /// Appends the payload of a block with these bytes and lanes. The lanes are used up.
+    pub(crate) fn encode(
+        &mut self,
+        dtype: Dtype,
+        shape: &Shape,
+        (bytes, lanes): (&[u8], &mut [u16]),
+        out: &mut Vec<u8>,
+    ) {
+        let (words, tokens) = (Words::of(dtype), usize::from(shape.tokens));
+        pulp::Arch::new().dispatch(ToWords(words, lanes));
+        let block = &*lanes;
+        self.make_codes(words, shape, block, out);
+        let symbols = Symbols { words, tokens, exponents: &self.exponents, block };
+        coded::write((shape.rows(), shape.channels()), &self.codes, symbols, &mut self.buffers, out);
+        debug_assert!(self.buffers.escapes.is_empty(), "every byte of the block has a code");
+        let begin = out.len();
+        out.resize(begin + words.stored.packed_len(block.len()), 0);
+        pulp::Arch::new().dispatch(Pack(words.stored, block, &mut out[begin..]));
+        lanes::push_low(dtype, bytes, out);
+    }
+
+    /// Appends the exponent of each plane and the lengths of the codes, and sets the encoder's entries.
+    fn make_codes(&mut self, words: Words, shape: &Shape, block: &[u16], out: &mut Vec<u8>) {
+        let mut weights = [[0u64; SYMBOLS_MAX]; 2];
+        self.exponents.clear();
+        for (at, plane) in block.chunks_exact(shape.channels() * usize::from(shape.tokens)).enumerate() {
+            let counts = counts_of(plane);
+            let exponent = words.exponent_of(&counts);
+            self.exponents.push(exponent);
+            for (byte, count) in (0u16..).zip(counts) {
+                weights[at % 2][usize::from(words.relative(byte << 8, exponent) >> 8)] += u64::from(count);
             }
-        },
-    )
+        }
+        out.extend(&self.exponents);
+        for (weights, own) in weights.iter_mut().zip(self.codes.as_chunks_mut::<SYMBOLS_MAX>().0) {
+            // A code of a single symbol would have no second branch.
+            if weights.iter().filter(|weight| **weight > 0).count() == 1 {
+                let other = usize::from(weights[0] > 0);
+                weights[other] = 1;
+            }
+            let lengths = self.merger.lengths(weights);
+            write_lengths(&lengths, out);
+            let codes = huffman::codes(&lengths);
+            for (entry, (code, length)) in own.iter_mut().zip(codes.iter().zip(&lengths)) {
+                *entry = encoder_entry(*code, *length, false);
+            }
+        }
+    }
+
+    /// Sets the bytes of a block from a payload, with lanes for use meanwhile. Returns `None` if the payload is malformed.
+    pub(crate) fn decode(
+        &mut self,
+        dtype: Dtype,
+        shape: &Shape,
+        payload: &[u8],
+        (lanes, out): (&mut [u16], &mut [u8]),
+    ) -> Option<()> {
+        let (words, channels, n) = (Words::of(dtype), shape.channels(), lanes.len());
+        let (exponents, mut rest) = payload.split_at_checked(2 * usize::from(shape.layers))?;
+        for entries in self.entries.as_chunks_mut::<{ 1 << LENGTH_MAX }>().0.iter_mut().take(2) {
+            let lengths = read_lengths(&mut rest)?;
+            huffman::fill_decoder(&lengths, |symbol| symbol << 8, entries).then_some(())?;
+        }
+        let (reader, n_escapes) = coded::open(rest, 0)?;
+        let (stored, low) = rest[reader.end()..].split_at_checked(words.stored.packed_len(n))?;
+        (n_escapes == 0 && low.len() == n * lanes::low_bytes(dtype)).then_some(())?;
+        let sink = Block { words, tokens: shape.tokens.into(), exponents, block: lanes };
+        coded::read((shape.rows(), channels), &self.entries, reader, &mut self.found, sink).then_some(())?;
+        pulp::Arch::new().dispatch(Join { words, block: lanes, stored, low, out });
+        Some(())
+    }
 }
 
 fn write_lengths(lengths: &[u8], out: &mut Vec<u8>) {
@@ -146,8 +298,8 @@ fn write_lengths(lengths: &[u8], out: &mut Vec<u8>) {
     out.extend([0, 0]);
 }
 
-fn read_lengths(bytes: &mut &[u8]) -> Option<Vec<u8>> {
-    let mut lengths = vec![0; BYTES];
+fn read_lengths(bytes: &mut &[u8]) -> Option<[u8; SYMBOLS_MAX]> {
+    let mut lengths = [0; SYMBOLS_MAX];
     let mut at = 0;
     loop {
         let ([skip, n], rest) = bytes.split_first_chunk::<2>()?;

@@ -9,41 +9,53 @@ use std::sync::OnceLock;
 use crate::contexts::CONTEXTS;
 use crate::huffman::{self, LENGTH_MAX};
 use crate::shape::Dtype;
-use crate::values::Format;
+use crate::streams::{Codes, Entries, encoder_entry, no_entries};
+use crate::values::{ESCAPE, Format};
 
-/// One line of hexadecimal digits for each context: the lengths of the codes of symbols 0, 1, ...
+/// For one and two coded bits of the mantissa: one line of hexadecimal digits for each context: the lengths of the codes of symbols 0, 1, ...
 const LENGTHS: [&str; 2] = [include_str!("prior/bf16.txt"), include_str!("prior/f16.txt")];
 
-/// Codes of all contexts for one type.
+/// Codes of all contexts for one number of coded bits.
 pub(crate) struct Prior {
-    /// `code << 8 | length` by context and symbol; length 0 for symbols that are escaped.
-    pub encoder: Vec<u32>,
-    /// `symbol << 8 | length` by context and the next [`LENGTH_MAX`] bits.
-    pub decoder: Vec<u16>,
+    /// Entries of an encoder by `context << bits of a symbol | symbol`.
+    pub encoder: Box<Codes>,
+    /// Entries of a decoder by `context << LENGTH_MAX` and the next [`LENGTH_MAX`] bits: the lane of the symbol, and the length of the code.
+    pub decoder: Box<Entries>,
 }
 
 impl Prior {
-    /// Returns the codes of a type.
+    /// Returns the codes of a type. FP8 has those of FP16, and F32 those of BF16.
     pub(crate) fn of(dtype: Dtype) -> &'static Self {
         static PRIORS: [OnceLock<Prior>; 2] = [OnceLock::new(), OnceLock::new()];
-        PRIORS[usize::from(dtype.number())].get_or_init(|| Self::new(dtype))
+        let format = Format::of(dtype);
+        let at = format.coded as usize - 1;
+        PRIORS[at].get_or_init(|| Self::new(format, LENGTHS[at]))
     }
 
-    fn new(dtype: Dtype) -> Self {
-        let symbols = Format::of(dtype).symbols();
-        let mut prior = Self { encoder: Vec::new(), decoder: vec![0; CONTEXTS << LENGTH_MAX] };
-        let lines = LENGTHS[usize::from(dtype.number())].lines();
-        for (line, entries) in lines.zip(prior.decoder.chunks_exact_mut(1 << LENGTH_MAX)) {
+    fn new(format: Format, lines: &str) -> Self {
+        let mut prior = Self { encoder: no_entries(), decoder: no_entries() };
+        let mut contexts = 0;
+        for (context, line) in lines.lines().enumerate() {
             let digit = |digit: u8| (digit as char).to_digit(16).expect("tables are hexadecimal") as u8;
             let lengths: Vec<u8> = line.bytes().map(digit).collect();
-            assert_eq!(lengths.len(), symbols, "tables have a length for each symbol");
-            assert!(huffman::fill_decoder(&lengths, entries), "tables are complete codes");
+            assert_eq!(lengths.len(), 1 << format.symbol_bits(), "tables have a length for each symbol");
             let codes = huffman::codes(&lengths);
-            prior
-                .encoder
-                .extend(codes.iter().zip(&lengths).map(|(code, length)| u32::from(*code) << 8 | u32::from(*length)));
+            let escape = usize::from(ESCAPE);
+            for (symbol, entry) in
+                prior.encoder[context << format.symbol_bits()..][..lengths.len()].iter_mut().enumerate()
+            {
+                let is_escaped = symbol == escape || lengths[symbol] == 0;
+                let coded = if is_escaped { escape } else { symbol };
+                *entry = encoder_entry(codes[coded], lengths[coded], is_escaped);
+            }
+            let entries = &mut prior.decoder[context << LENGTH_MAX..][..1 << LENGTH_MAX];
+            assert!(
+                huffman::fill_decoder(&lengths, |symbol| format.lane(symbol), entries),
+                "tables are complete codes"
+            );
+            contexts += 1;
         }
-        assert_eq!(prior.encoder.len(), CONTEXTS * symbols, "tables have a line for each context");
+        assert_eq!(contexts, CONTEXTS, "tables have a line for each context");
         prior
     }
 }
@@ -52,7 +64,6 @@ impl Prior {
 mod tests {
     use super::*;
     use crate::contexts::{BUCKETS, bucket_bounds};
-    use crate::values::ESCAPE;
 
     /// Points at which means and deviations of a context are taken.
     const POINTS: usize = 8;
@@ -67,7 +78,7 @@ mod tests {
     fn lengths(format: Format, context: usize) -> Vec<u8> {
         let (low, high) = bucket_bounds(context % BUCKETS);
         let points = || (0..POINTS).map(|at| (at as f64 + 0.5) / POINTS as f64);
-        let mut probabilities = vec![0.0; format.symbols()];
+        let mut probabilities = vec![0.0; 1 << format.symbol_bits()];
         for mean in points().map(|point| low + (high - low) * point) {
             for deviation in points().map(|point| libm::exp2((point + (context / BUCKETS) as f64) / 2.0)) {
                 for (symbol, probability) in probabilities.iter_mut().enumerate() {
@@ -89,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_tables_are_those_of_the_formula() {
-        for dtype in Dtype::ALL {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
             let format = Format::of(dtype);
             let line = |context| {
                 lengths(format, context).iter().map(|length| format!("{length:x}")).collect::<String>() + "\n"

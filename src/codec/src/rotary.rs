@@ -7,29 +7,28 @@
 /// Steps of a full turn in the table of sines: an error of 0.0015 radians at most.
 const STEPS: usize = 4096;
 
-/// Sine and cosine as multiples of 2^-15.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Angle {
-    pub cos: i16,
-    pub sin: i16,
+/// Cosines and sines of the pairs of a head, as multiples of 2^-15; none for heads that are not rotated.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Angles<'a> {
+    pub cos: &'a [i16],
+    pub sin: &'a [i16],
 }
 
-/// Table of all steps of a turn.
-pub(crate) struct Turn(Vec<Angle>);
+/// Cosines and sines of all steps of a turn.
+pub(crate) struct Turn(Vec<[i16; 2]>);
 
 impl Turn {
     /// Computes the table. `libm` computes sines from additions and multiplications alone, which are exact to the bit everywhere.
     pub(crate) fn new() -> Self {
         let angle = |step: usize| {
             let radians = step as f64 * (std::f64::consts::TAU / STEPS as f64);
-            let scaled = |x: f64| libm::round(x * 32_767.0) as i16;
-            Angle { cos: scaled(libm::cos(radians)), sin: scaled(libm::sin(radians)) }
+            [libm::cos(radians), libm::sin(radians)].map(|x| libm::round(x * 32_767.0) as i16)
         };
         Self((0..STEPS).map(angle).collect())
     }
 
-    /// Returns the angle of a pair at a position.
-    pub(crate) fn angle(&self, frequency: u64, position: u32) -> Angle {
+    /// Returns cosine and sine of a pair at a position.
+    pub(crate) fn angle(&self, frequency: u64, position: u32) -> [i16; 2] {
         let phase = frequency.wrapping_mul(u64::from(position));
         self.0[(phase >> 52) as usize % STEPS]
     }
@@ -64,8 +63,7 @@ mod tests {
         for (pair, frequency) in rotary_frequencies(64, 100_000.0).into_iter().enumerate() {
             for position in [0u32, 1, 77, 4_096, 1_000_003] {
                 let radians = f64::from(position) * 100_000f64.powf(-(pair as f64) / 32.0);
-                let Angle { cos, sin } = turn.angle(frequency, position);
-                let [cos, sin] = [cos, sin].map(|x| f64::from(x) / 32_767.0);
+                let [cos, sin] = turn.angle(frequency, position).map(|x| f64::from(x) / 32_767.0);
                 assert!(
                     (cos - radians.cos()).abs() < 2e-3 && (sin - radians.sin()).abs() < 2e-3,
                     "{pair} at {position}"
@@ -79,7 +77,7 @@ mod tests {
         let turn = Turn::new();
         let sum = turn.0.iter().enumerate().fold(0u64, |sum, (at, angle)| {
             sum.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .wrapping_add(at as u64 ^ (angle.cos as u16 as u64) << 16 ^ angle.sin as u16 as u64)
+                .wrapping_add(at as u64 ^ (angle[0] as u16 as u64) << 16 ^ angle[1] as u16 as u64)
         });
         assert_eq!(sum, 0x2b61_3bea_bddf_14d0, "frames of other machines would not be read");
     }

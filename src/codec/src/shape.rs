@@ -7,11 +7,17 @@ pub enum Dtype {
     Bf16,
     /// FP16: 5 bits of exponent, 10 of mantissa.
     F16,
+    /// FP32: 8 bits of exponent, 23 of mantissa.
+    F32,
+    /// FP8 with 4 bits of exponent and 3 of mantissa, without infinities (E4M3FN).
+    E4m3,
+    /// FP8 with 5 bits of exponent and 2 of mantissa.
+    E5m2,
 }
 
 impl Dtype {
     /// All types, in the order of the numbers in frames.
-    pub const ALL: [Self; 2] = [Self::Bf16, Self::F16];
+    pub const ALL: [Self; 5] = [Self::Bf16, Self::F16, Self::F32, Self::E4m3, Self::E5m2];
 
     /// Returns the number of the type in frames.
     pub fn number(self) -> u8 {
@@ -20,7 +26,11 @@ impl Dtype {
 
     /// Returns the bytes of an element.
     pub fn bytes(self) -> usize {
-        2
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+            Self::E4m3 | Self::E5m2 => 1,
+        }
     }
 }
 
@@ -54,6 +64,7 @@ impl Shape {
     }
 
     /// Returns layer, side (0 keys, 1 values) and token of a row.
+    #[inline(always)]
     pub(crate) fn place(&self, row: usize) -> (usize, usize, usize) {
         let tokens = usize::from(self.tokens);
         let plane = row / tokens;

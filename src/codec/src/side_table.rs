@@ -2,8 +2,9 @@
 //!
 //! Keys are taken before the rotation. Both elements of a pair have one deviation, because the rotation mixes them.
 
-use crate::rotary::{Angle, Turn};
-use crate::shape::Shape;
+use crate::huffman::LENGTH_MAX;
+use crate::lanes;
+use crate::shape::{Dtype, Shape};
 use crate::values::Format;
 
 /// Statistics of a channel, in integers.
@@ -17,6 +18,9 @@ struct Channel {
     upper: bool,
 }
 
+/// Part of a context's number for deviations in the upper half of an octave.
+const UPPER: u16 = 16 << LENGTH_MAX;
+
 /// Statistics of the channels of one layer's keys or values, an array for each so that compilers can do many channels at once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Plane {
@@ -24,8 +28,8 @@ pub(crate) struct Plane {
     pub means: Vec<i16>,
     /// Reference exponents of the channels.
     pub exponents: Vec<i8>,
-    /// 1 where the deviation is at least `2^(exponent + 1/2)`, else 0.
-    pub uppers: Vec<u8>,
+    /// Parts of the codes' numbers: [`UPPER`] where the deviation is at least `2^(exponent + 1/2)`, else 0.
+    pub uppers: Vec<u16>,
 }
 
 impl FromIterator<Channel> for Plane {
@@ -34,7 +38,7 @@ impl FromIterator<Channel> for Plane {
         for Channel { mean, exponent, upper } in channels {
             plane.means.push(mean);
             plane.exponents.push(exponent);
-            plane.uppers.push(upper.into());
+            plane.uppers.push(if upper { UPPER } else { 0 });
         }
         plane
     }
@@ -49,13 +53,17 @@ pub struct SideTable {
     planes: Vec<Plane>,
     /// Frequencies of pairs for each layer; none rotates nothing.
     frequencies: Vec<Vec<u64>>,
+    /// For each layer the first one with equal frequencies.
+    like: Vec<usize>,
     id: u64,
 }
 
 impl SideTable {
     fn new(channels_each: usize, head_dim: usize, channels: &[Channel], frequencies: Vec<Vec<u64>>) -> Self {
         let planes = channels.chunks_exact(channels_each).map(|plane| plane.iter().copied().collect()).collect();
-        let mut table = Self { channels_each, head_dim, planes, frequencies, id: 0 };
+        let first = |own: &Vec<u64>| frequencies.iter().position(|other| other == own).unwrap_or(0);
+        let like = frequencies.iter().map(first).collect();
+        let mut table = Self { channels_each, head_dim, planes, frequencies, like, id: 0 };
         table.id = xxhash_rust::xxh3::xxh3_64(&table.to_bytes());
         table
     }
@@ -102,13 +110,20 @@ impl SideTable {
         self.frequencies.iter().any(|layer| !layer.is_empty())
     }
 
+    #[inline(always)]
     pub(crate) fn plane(&self, layer: usize, side: usize) -> &Plane {
         &self.planes[2 * layer + side]
     }
 
-    /// Appends the angles of a layer's pairs at a position.
-    pub(crate) fn angles(&self, turn: &Turn, layer: usize, position: u32, angles: &mut Vec<Angle>) {
-        angles.extend(self.frequencies[layer].iter().map(|frequency| turn.angle(*frequency, position)));
+    /// Returns the first layer with the frequencies of `layer`.
+    #[inline(always)]
+    pub(crate) fn like(&self, layer: usize) -> usize {
+        self.like[layer]
+    }
+
+    /// Returns the frequencies of a layer's pairs.
+    pub(crate) fn frequencies(&self, layer: usize) -> &[u64] {
+        &self.frequencies[layer]
     }
 
     /// Writes the table, to be kept beside frames. [`Self::from_bytes`] reads the bytes.
@@ -129,7 +144,7 @@ impl SideTable {
         for Plane { means, exponents, uppers } in &self.planes {
             for ((mean, exponent), upper) in means.iter().zip(exponents).zip(uppers) {
                 out.extend(mean.to_le_bytes());
-                out.extend([*exponent as u8, *upper]);
+                out.extend([*exponent as u8, u8::from(*upper > 0)]);
             }
         }
         out
@@ -185,14 +200,17 @@ impl Calibrator {
         self.tokens
     }
 
-    /// Takes in a block whose first token has the position `position`. Elements that are not finite count as zero.
-    pub fn add(&mut self, format: Format, position: u32, elements: &[u16]) {
-        let channels = self.shape.channels();
-        for (row, elements) in elements.chunks_exact(channels).enumerate() {
+    /// Takes in a block whose first token has the position `position`. Elements that are not finite count as zero, and bytes beyond whole rows are
+    /// ignored.
+    pub fn add(&mut self, dtype: Dtype, position: u32, bytes: &[u8]) {
+        let (format, channels) = (Format::of(dtype), self.shape.channels());
+        let mut lanes = vec![0; channels];
+        for (row, bytes) in bytes.chunks_exact(channels * dtype.bytes()).take(self.shape.rows()).enumerate() {
             let (layer, side, token) = self.shape.place(row);
-            let mut values: Vec<f64> = elements.iter().map(|bits| format.value(*bits)).collect();
+            lanes::split(dtype, bytes, &mut lanes);
+            let mut values: Vec<f64> = lanes.iter().map(|lane| format.value(*lane)).collect();
             if side == 0 {
-                self.unrotate(layer, position + token as u32, &mut values);
+                self.unrotate(layer, position.wrapping_add(token as u32), &mut values);
             }
             let at = (2 * layer + side) * channels;
             for (sums, value) in self.sums[at..at + channels].iter_mut().zip(values) {

@@ -1,74 +1,101 @@
-//! Bits of elements stored unchanged, packed so that compilers can do many at once.
+//! Bits of lanes stored unchanged, packed so that compilers can do many at once.
 
-/// Elements packed together, the size of a group.
-const GROUP: usize = 64;
+/// Lanes packed together, the size of a group.
+pub(crate) const GROUP: usize = 64;
 
-/// Returns the bytes of `n` elements of `bits` bits each.
-pub(crate) fn packed_len(n: usize, bits: u32) -> usize {
-    n.div_ceil(GROUP) * GROUP * bits as usize / 8
+/// Bits of each lane that are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredBits {
+    /// Bits stored: 0, 1, 6 or 8.
+    pub bits: u32,
+    /// Bits below those stored.
+    pub shift: u32,
 }
 
-/// Appends the lowest `bits` bits of each element, 6 or 8. Elements come in groups of 64, the last filled up with zeros.
-///
-/// Six bits: 32 bytes with the lowest four bits of elements `j` and `j + 32`, then 16 bytes with the upper two of `j`, `j + 16`, `j + 32`, `j + 48`.
-pub(crate) fn pack(elements: &[u16], bits: u32, out: &mut Vec<u8>) {
-    let mut groups = elements.chunks_exact(GROUP);
-    for group in &mut groups {
-        pack_group(group.try_into().expect("a group"), bits, out);
+impl StoredBits {
+    /// Returns the bytes of a group.
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        GROUP / 8 * self.bits as usize
     }
-    if !groups.remainder().is_empty() {
-        let mut last = [0; GROUP];
-        last[..groups.remainder().len()].copy_from_slice(groups.remainder());
-        pack_group(&last, bits, out);
-    }
-}
 
-fn pack_group(group: &[u16; GROUP], bits: u32, out: &mut Vec<u8>) {
-    let mut bytes = [0u8; GROUP];
-    if bits == 8 {
-        bytes.iter_mut().zip(group).for_each(|(byte, element)| *byte = *element as u8);
-        out.extend(bytes);
-        return;
+    /// Returns the bytes of `n` lanes.
+    pub(crate) fn packed_len(self, n: usize) -> usize {
+        n.div_ceil(GROUP) * self.group_len()
     }
-    debug_assert_eq!(bits, 6);
-    for j in 0..32 {
-        bytes[j] = (group[j] & 15 | (group[j + 32] & 15) << 4) as u8;
-    }
-    for j in 0..16 {
-        let upper = |element: u16| element >> 4 & 3;
-        bytes[32 + j] =
-            (upper(group[j]) | upper(group[j + 16]) << 2 | upper(group[j + 32]) << 4 | upper(group[j + 48]) << 6) as u8;
-    }
-    out.extend(&bytes[..48]);
-}
 
-/// Sets elements to stored bits. `packed` MUST have the length that [`packed_len`] says.
-pub(crate) fn unpack(packed: &[u8], bits: u32, elements: &mut [u16]) {
-    debug_assert_eq!(packed.len(), packed_len(elements.len(), bits));
-    let bytes = GROUP * bits as usize / 8;
-    for (group, elements) in packed.chunks_exact(bytes).zip(elements.chunks_mut(GROUP)) {
-        let mut whole = [0u16; GROUP];
-        unpack_group(group, bits, &mut whole);
-        elements.copy_from_slice(&whole[..elements.len()]);
+    /// Sets the packed bits of lanes, in groups of 64, the last filled up with zeros. `packed` MUST have the length of [`Self::packed_len`].
+    ///
+    /// One bit: byte `j` has elements `j`, `j + 8`, ... from the lowest bit up. Six bits: 32 bytes with the lowest four bits of elements `j` and
+    /// `j + 32`, then 16 bytes with the upper two of `j`, `j + 16`, `j + 32`, `j + 48`. Eight bits: a byte for each element.
+    #[inline(always)]
+    pub(crate) fn pack(self, lanes: &[u16], packed: &mut [u8]) {
+        if self.bits == 0 {
+            return;
+        }
+        for (lanes, packed) in lanes.chunks(GROUP).zip(packed.chunks_exact_mut(self.group_len())) {
+            match lanes.as_array() {
+                Some(group) => self.pack_group(group, packed),
+                None => {
+                    let mut group = [0; GROUP];
+                    group[..lanes.len()].copy_from_slice(lanes);
+                    self.pack_group(&group, packed);
+                }
+            }
+        }
     }
-}
 
-fn unpack_group(bytes: &[u8], bits: u32, group: &mut [u16; GROUP]) {
-    if bits == 8 {
-        group.iter_mut().zip(bytes).for_each(|(element, byte)| *element = u16::from(*byte));
-        return;
+    #[inline(always)]
+    fn pack_group(self, group: &[u16; GROUP], packed: &mut [u8]) {
+        match self.bits {
+            8 => packed.iter_mut().zip(group).for_each(|(byte, lane)| *byte = *lane as u8),
+            6 => {
+                let packed: &mut [u8; 48] = packed.try_into().expect("48 bytes of 64 lanes");
+                for j in 0..32 {
+                    packed[j] = (group[j] & 15 | (group[j + 32] & 15) << 4) as u8;
+                }
+                for j in 0..16 {
+                    let (a, b) = (group[j] >> 4 & 3, group[j + 16] >> 4 & 3);
+                    let (c, d) = (group[j + 32] >> 4 & 3, group[j + 48] >> 4 & 3);
+                    packed[32 + j] = (a | b << 2 | c << 4 | d << 6) as u8;
+                }
+            }
+            _ => {
+                for (j, byte) in packed.iter_mut().enumerate() {
+                    *byte = (0..8).map(|bit| ((group[j + 8 * bit] >> self.shift & 1) << bit) as u8).sum();
+                }
+            }
+        }
     }
-    let bytes: &[u8; 48] = bytes.try_into().expect("48 bytes of 64 elements");
-    for j in 0..32 {
-        group[j] = u16::from(bytes[j] & 15);
-        group[j + 32] = u16::from(bytes[j] >> 4);
-    }
-    for j in 0..16 {
-        let upper = u16::from(bytes[32 + j]);
-        group[j] |= (upper & 3) << 4;
-        group[j + 16] |= (upper >> 2 & 3) << 4;
-        group[j + 32] |= (upper >> 4 & 3) << 4;
-        group[j + 48] |= (upper >> 6) << 4;
+
+    /// Returns the stored bits of the lanes of group `at`, in their places.
+    #[inline(always)]
+    pub(crate) fn unpack_group(self, packed: &[u8], at: usize) -> [u16; GROUP] {
+        let mut group = [0; GROUP];
+        if self.bits == 0 {
+            return group;
+        }
+        let bytes = &packed[at * self.group_len()..][..self.group_len()];
+        match self.bits {
+            8 => group.iter_mut().zip(bytes).for_each(|(lane, byte)| *lane = u16::from(*byte)),
+            6 => {
+                let bytes: &[u8; 48] = bytes.try_into().expect("48 bytes of 64 lanes");
+                let upper = &bytes[32..];
+                for (quarter, lanes) in group.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                    let lower = &bytes[quarter % 2 * 16..][..16];
+                    for j in 0..16 {
+                        let (low, high) = (u16::from(lower[j]), u16::from(upper[j]));
+                        lanes[j] = low >> (quarter / 2 * 4) & 15 | (high >> (2 * quarter) & 3) << 4;
+                    }
+                }
+            }
+            _ => {
+                for (j, lane) in group.iter_mut().enumerate() {
+                    *lane = u16::from(bytes[j % 8] >> (j / 8) & 1) << self.shift;
+                }
+            }
+        }
+        group
     }
 }
 
@@ -78,15 +105,16 @@ mod tests {
 
     #[test]
     fn stored_bits_come_back() {
-        for bits in [6, 8] {
+        for (bits, shift) in [(0, 0), (1, 7), (6, 0), (8, 0)] {
+            let stored = StoredBits { bits, shift };
             for n in [0, 1, 63, 64, 65, 192] {
-                let elements: Vec<u16> = (0..n).map(|i| (i as u16).wrapping_mul(40_503)).collect();
-                let mut packed = vec![9];
-                pack(&elements, bits, &mut packed);
-                assert_eq!(packed.len(), 1 + packed_len(n, bits));
-                let mut back = vec![7; n];
-                unpack(&packed[1..], bits, &mut back);
-                assert!(elements.iter().zip(back).all(|(element, back)| element & ((1 << bits) - 1) == back));
+                let lanes: Vec<u16> = (0..n).map(|i| (i as u16).wrapping_mul(40_503)).collect();
+                let mut packed = vec![9; stored.packed_len(n)];
+                stored.pack(&lanes, &mut packed);
+                for (at, lanes) in lanes.chunks(GROUP).enumerate() {
+                    let group = stored.unpack_group(&packed, at);
+                    assert!(lanes.iter().zip(group).all(|(lane, back)| lane & (((1 << bits) - 1) << shift) == back));
+                }
             }
         }
     }

@@ -1,5 +1,9 @@
 //! Eight interleaved streams of prefix codes: a decoder works on all of them at once, because the next code of one stream is known only
 //! after the one before.
+//!
+//! Codes stand in the bits of a stream from the lowest bit of the first byte up, each with its first bit lowest.
+
+use std::ops::Range;
 
 use crate::huffman::LENGTH_MAX;
 
@@ -7,152 +11,221 @@ use crate::huffman::LENGTH_MAX;
 pub(crate) const STREAMS: usize = 8;
 /// Codes read from one load of 64 bits, at most seven of which belong to the code before.
 const CODES_EACH: usize = 4;
+/// Streams whose state fits the registers of a processor.
+const TOGETHER: usize = 4;
+/// Bits of an encoder's entry below the code.
+const CODE_SHIFT: u32 = 9;
+/// Bits of an encoder's entry that hold the length, which is a shift.
+const LENGTH_BITS: u32 = 6;
+/// Bit of an encoder's entry of a symbol without a code; the code is that of the escape. Sums of four entries have sums of lengths and of this bit apart.
+const ESCAPED: u32 = 1 << LENGTH_BITS;
+/// Bits of a decoder's entry that hold the length. The next two bits are 0: a shift by an entry is a shift by the length.
+pub(crate) const ENTRY_LENGTH: u16 = 15;
+
+/// Entries of a decoder, for any index of 16 bits.
+pub(crate) type Entries = [u16; 1 << 16];
+/// Entries of an encoder, for any index of 16 bits.
+pub(crate) type Codes = [u32; 1 << 16];
+
+/// Returns entries of zeros.
+pub(crate) fn no_entries<T: Clone + Default>() -> Box<[T; 1 << 16]> {
+    match vec![T::default(); 1 << 16].into_boxed_slice().try_into() {
+        Ok(entries) => entries,
+        Err(_) => unreachable!("all indices of 16 bits"),
+    }
+}
+
+/// Returns the encoder's entry of a symbol with this code and length; `is_escaped` if the code is that of the escape.
+pub(crate) fn encoder_entry(code: u16, length: u8, is_escaped: bool) -> u32 {
+    u32::from(code) << CODE_SHIFT | u32::from(is_escaped) * ESCAPED | u32::from(length)
+}
 
 /// Returns the rows of a stream: an equal share of all, the rest to the first streams.
-pub(crate) fn rows_of(stream: usize, rows: usize) -> std::ops::Range<usize> {
+#[inline(always)]
+pub(crate) fn rows_of(stream: usize, rows: usize) -> Range<usize> {
     let (each, rest) = (rows / STREAMS, rows % STREAMS);
     let begin = stream * each + stream.min(rest);
     begin..begin + each + usize::from(stream < rest)
 }
 
-/// Writer of codes, highest bit first.
-#[derive(Debug, Default)]
-pub(crate) struct Writer {
+/// Returns the bytes that a writer needs for `n` codes of all streams.
+pub(crate) fn room(n: usize) -> usize {
+    n * LENGTH_MAX / 8 + 2 * STREAMS + 8
+}
+
+/// Writer of codes into bytes that are long enough ([`room`]).
+pub(crate) struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
     bits: u64,
     n: u32,
 }
 
-impl Writer {
-    /// Appends a code. After four codes at most, [`Self::flush`] MUST be called.
-    #[inline]
-    pub(crate) fn push(&mut self, code: u32, length: u32) {
-        self.bits = self.bits << length | u64::from(code);
-        self.n += length;
+impl<'a> Writer<'a> {
+    pub(crate) fn new(out: &'a mut [u8]) -> Self {
+        Self { out, at: 0, bits: 0, n: 0 }
     }
 
-    /// Moves whole bytes to `out`.
-    #[inline]
-    pub(crate) fn flush(&mut self, out: &mut Vec<u8>) {
-        let (begin, bytes) = (out.len(), self.n / 8);
-        // Eight bytes are written and some taken back: a length known when compiling makes this a single store.
-        let aligned = self.bits.checked_shl(64 - self.n).unwrap_or(0);
-        out.extend_from_slice(&aligned.to_be_bytes());
-        out.truncate(begin + bytes as usize);
-        self.n -= 8 * bytes;
+    /// Appends the codes of the entries at `indices`. `first` is the number of the first element; the numbers of escaped elements are added
+    /// to `escapes`.
+    #[inline(always)]
+    pub(crate) fn write(&mut self, codes: &Codes, indices: &[u16], first: usize, escapes: &mut Vec<u32>) {
+        let (groups, rest) = indices.as_chunks::<CODES_EACH>();
+        for (at, group) in groups.iter().enumerate() {
+            if self.push(group.map(|index| codes[usize::from(index)])) {
+                note_escapes(codes, group, first + CODES_EACH * at, escapes);
+            }
+        }
+        for (at, index) in rest.iter().enumerate() {
+            if self.push([codes[usize::from(*index)], 0, 0, 0]) {
+                note_escapes(codes, &[*index], first + CODES_EACH * groups.len() + at, escapes);
+            }
+        }
     }
 
-    /// Ends the stream with zeros up to a whole byte.
-    pub(crate) fn end(&mut self, out: &mut Vec<u8>) {
-        self.push(0, self.n.next_multiple_of(8) - self.n);
-        self.flush(out);
-        *self = Self::default();
+    /// Appends four codes, joined in pairs first, so that few operations wait for one another. Returns `true` if one is that of an escape.
+    #[inline(always)]
+    fn push(&mut self, found: [u32; CODES_EACH]) -> bool {
+        let [a, b, c, d] = found.map(|entry| u64::from(entry >> CODE_SHIFT));
+        let pair = found[0] + found[1];
+        let sum = pair + found[2] + found[3];
+        // Shifts are modulo 64: by the lengths in the lowest bits.
+        let four = (a | b.wrapping_shl(found[0])) | (c | d.wrapping_shl(found[2])).wrapping_shl(pair);
+        self.bits |= four << self.n;
+        self.n += sum % (1 << LENGTH_BITS);
+        self.out[self.at..self.at + 8].copy_from_slice(&self.bits.to_le_bytes());
+        self.at += (self.n / 8) as usize;
+        self.bits = self.bits.wrapping_shr(self.n & !7);
+        self.n %= 8;
+        sum & 7 * ESCAPED != 0
+    }
+
+    /// Ends a stream with zeros up to a whole byte. Returns the bytes written since the writer was made.
+    pub(crate) fn end(&mut self) -> usize {
+        if self.n > 0 {
+            self.out[self.at] = self.bits as u8;
+            self.at += 1;
+        }
+        (self.bits, self.n) = (0, 0);
+        self.at
     }
 }
 
-/// Reader of one stream.
+/// Adds the numbers of the escaped elements among some, from number `first` on.
+#[cold]
+fn note_escapes(codes: &Codes, indices: &[u16], first: usize, escapes: &mut Vec<u32>) {
+    let escaped = indices.iter().enumerate().filter(|(_, index)| codes[usize::from(**index)] & ESCAPED != 0);
+    escapes.extend(escaped.map(|(at, _)| (first + at) as u32));
+}
+
+/// Stream being read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Reader<'a> {
-    bytes: &'a [u8],
+struct Stream {
     /// Position of the next bit.
     at: usize,
+    /// Position of the end, bytes. Beside each position on purpose: compilers would else add to all positions in one vector, for which the loads
+    /// of the next codes would wait.
+    end: usize,
+}
+
+/// Reader of the streams in a payload.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    streams: [Stream; STREAMS],
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
-    }
-
-    /// Returns the next 57 bits or more, the first in the highest place. Zeros follow the end.
-    #[inline]
-    fn peek(&self) -> u64 {
-        let byte = self.at / 8;
-        let word = match self.bytes.get(byte..).and_then(|rest| rest.first_chunk::<8>()) {
-            Some(eight) => u64::from_be_bytes(*eight),
-            None => self.peek_end(byte),
-        };
-        word << (self.at % 8)
-    }
-
-    #[cold]
-    fn peek_end(&self, byte: usize) -> u64 {
-        let mut eight = [0; 8];
-        let rest = self.bytes.get(byte..).unwrap_or_default();
-        eight[..rest.len()].copy_from_slice(rest);
-        u64::from_be_bytes(eight)
-    }
-
-    /// Reads a symbol for each context.
-    #[inline]
-    pub(crate) fn read(&mut self, decoder: &Decoder<'_>, contexts: &[u8; CODES_EACH], symbols: &mut [u8; CODES_EACH]) {
-        let mut word = self.peek();
-        let mut used = 0;
-        for (context, symbol) in contexts.iter().zip(symbols) {
-            let entry = decoder.entry(*context, word);
-            word <<= entry & 15;
-            used += usize::from(entry & 15);
-            *symbol = (entry >> 8) as u8;
+    /// Creates a reader of streams that follow each other from byte `begin` on. Returns `None` if the bytes end before.
+    pub(crate) fn new(bytes: &'a [u8], begin: usize, lengths: &[u32; STREAMS]) -> Option<Self> {
+        let (mut streams, mut next) = ([Stream::default(); STREAMS], begin);
+        for (stream, length) in streams.iter_mut().zip(lengths) {
+            stream.at = next * 8;
+            next = next.checked_add(*length as usize).filter(|next| *next <= bytes.len())?;
+            stream.end = next;
         }
-        self.at += used;
+        Some(Self { bytes, streams })
     }
 
-    /// Reads a symbol for each of up to four contexts.
-    pub(crate) fn read_rest(&mut self, decoder: &Decoder<'_>, contexts: &[u8], symbols: &mut [u8]) {
-        for (context, symbol) in contexts.iter().zip(symbols) {
-            let entry = decoder.entry(*context, self.peek());
-            self.at += usize::from(entry & 15);
-            *symbol = (entry >> 8) as u8;
-        }
+    /// Returns the position in bytes of the end of the last stream.
+    pub(crate) fn end(&self) -> usize {
+        self.streams[STREAMS - 1].end
     }
 
-    /// Returns `true` if the stream was read to its last byte, and not beyond.
+    /// Returns `true` if each stream was read to the last byte, and not beyond.
     pub(crate) fn is_at_end(&self) -> bool {
-        self.at.div_ceil(8) == self.bytes.len()
+        self.streams.iter().all(|stream| stream.at.div_ceil(8) == stream.end)
+    }
+
+    /// Replaces the contexts in a row of every stream by the entries found. All rows have one length.
+    #[inline(always)]
+    pub(crate) fn read_rows(&mut self, entries: &Entries, rows: &mut [Vec<u16>; STREAMS]) {
+        let whole = rows[0].len() / CODES_EACH;
+        let [a, b, c, d, e, f, g, h] = rows.each_mut().map(|row| row.as_chunks_mut::<CODES_EACH>().0.iter_mut());
+        let (low, high) = self.streams.split_first_chunk_mut().expect("streams in two parts");
+        let high = high.first_chunk_mut().expect("as many");
+        for (((((((a, b), c), d), e), f), g), h) in a.zip(b).zip(c).zip(d).zip(e).zip(f).zip(g).zip(h) {
+            read_together(entries, self.bytes, low, [a, b, c, d]);
+            read_together(entries, self.bytes, high, [e, f, g, h]);
+        }
+        for (stream, row) in rows.iter_mut().enumerate() {
+            self.read_row(stream, entries, &mut row[whole * CODES_EACH..]);
+        }
+    }
+
+    /// Replaces the contexts in a row of one stream by the entries found.
+    #[inline(always)]
+    pub(crate) fn read_row(&mut self, stream: usize, entries: &Entries, row: &mut [u16]) {
+        for own in row {
+            let at = &mut self.streams[stream].at;
+            *own = entry(entries, *own, peek(self.bytes, *at));
+            *at += usize::from(*own & ENTRY_LENGTH);
+        }
     }
 }
 
-/// Entries of all contexts, in a table whose length is a power of two.
-pub(crate) struct Decoder<'a>(&'a [u16; ENTRIES]);
-
-const ENTRIES: usize = crate::contexts::CONTEXTS << LENGTH_MAX;
-
-impl<'a> Decoder<'a> {
-    pub(crate) fn new(entries: &'a [u16]) -> Self {
-        Self(entries.try_into().expect("an entry for each context and code"))
-    }
-
-    #[inline]
-    fn entry(&self, context: u8, word: u64) -> u16 {
-        self.0[(usize::from(context) << LENGTH_MAX | (word >> (64 - LENGTH_MAX)) as usize) % ENTRIES]
-    }
-}
-
-/// Reads a row of symbols from each of some streams at once. All rows have one length.
-pub(crate) fn read_rows(
-    decoder: &Decoder<'_>,
-    readers: &mut [Reader<'_>],
-    contexts: [&[u8]; STREAMS],
-    symbols: &mut [Vec<u8>; STREAMS],
+/// Replaces four contexts of each of some streams by the entries found.
+#[inline(always)]
+fn read_together(
+    entries: &Entries,
+    bytes: &[u8],
+    streams: &mut [Stream; TOGETHER],
+    mut rows: [&mut [u16; CODES_EACH]; TOGETHER],
 ) {
-    let n = contexts[0].len();
-    let whole = n / CODES_EACH * CODES_EACH;
-    if let Ok(readers) = <&mut [Reader<'_>; STREAMS]>::try_from(&mut *readers) {
-        // The readers live in registers, or nearly.
-        let mut local = *readers;
-        let [a, b, c, d, e, f, g, h] = symbols.each_mut().map(|symbols| &mut symbols[..whole]);
-        let outs = [a, b, c, d, e, f, g, h].map(|out| out.as_chunks_mut::<CODES_EACH>().0);
-        let ins = contexts.map(|contexts| contexts[..whole].as_chunks::<CODES_EACH>().0);
-        for at in 0..whole / CODES_EACH {
-            for stream in 0..STREAMS {
-                local[stream].read(decoder, &ins[stream][at], &mut outs[stream][at]);
-            }
+    // The highest bit marks the end of the word: the zeros above are the bits used.
+    let mut words = streams.map(|stream| peek(bytes, stream.at) | 1 << 63);
+    for code in 0..CODES_EACH {
+        for (word, row) in words.iter_mut().zip(&mut rows) {
+            let found = entry(entries, row[code], *word);
+            *word = word.wrapping_shr(found.into());
+            row[code] = found;
         }
-        *readers = local;
-        for (stream, reader) in readers.iter_mut().enumerate() {
-            reader.read_rest(decoder, &contexts[stream][whole..], &mut symbols[stream][whole..n]);
-        }
-        return;
     }
-    for (stream, reader) in readers.iter_mut().enumerate() {
-        reader.read_rest(decoder, contexts[stream], &mut symbols[stream][..n]);
-    }
+    streams.iter_mut().zip(words).for_each(|(stream, word)| stream.at += word.leading_zeros() as usize);
+}
+
+/// Returns the entry of the code at the lowest bits of a word. Contexts leave the lowest [`LENGTH_MAX`] bits free.
+#[inline(always)]
+fn entry(entries: &Entries, context: u16, word: u64) -> u16 {
+    entries[usize::from(context | word as u16 & ((1 << LENGTH_MAX) - 1))]
+}
+
+/// Returns 57 bits or more from a position on, the first in the lowest place. Zeros follow the end.
+#[inline(always)]
+fn peek(bytes: &[u8], at: usize) -> u64 {
+    let byte = at / 8;
+    let word = match bytes.get(byte..byte + 8) {
+        Some(eight) => u64::from_le_bytes(eight.try_into().expect("eight bytes")),
+        None => peek_end(bytes, byte),
+    };
+    word >> (at % 8)
+}
+
+#[cold]
+fn peek_end(bytes: &[u8], byte: usize) -> u64 {
+    let mut eight = [0; 8];
+    let rest = bytes.get(byte..).unwrap_or_default();
+    let n = rest.len().min(8);
+    eight[..n].copy_from_slice(&rest[..n]);
+    u64::from_le_bytes(eight)
 }

@@ -1,84 +1,96 @@
-//! Elements as symbols: sign, exponent relative to a reference, and the top bits of the mantissa are coded; the bits below are stored.
+//! Lanes as symbols: sign, exponent relative to a reference, and the top bits of the mantissa are coded; the bits below are stored.
 
 use crate::shape::Dtype;
+use crate::stored_bits::StoredBits;
 
-/// Form of the elements of a type.
+/// Form of the lanes of a type ([`crate::lanes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
-    /// Bits of the mantissa.
-    mantissa: u32,
+pub(crate) struct Format {
+    /// Bits of a lane below the exponent.
+    pub mantissa: u32,
     /// Bits of the mantissa that are coded.
-    coded: u32,
+    pub coded: u32,
     /// Exponent field of 1.0.
     bias: i32,
-    /// Greatest exponent field, that of infinities.
+    /// Greatest exponent field.
     exponent_max: u16,
+    /// Bits stored unchanged.
+    pub stored: StoredBits,
+    /// Least magnitude of a lane that is no number.
+    no_number: u16,
 }
 
 /// Exponents of a symbol around the reference: 1 to 31, of which 16 stands for the reference; 0 is an escape.
 pub(crate) const EXPONENT_CENTRE: i32 = 16;
-/// Symbol whose code announces an element that is stored whole.
-#[cfg(test)]
-pub(crate) const ESCAPE: u8 = 0;
+/// Symbol whose code announces a lane that is stored whole.
+pub(crate) const ESCAPE: u16 = 0;
 
 impl Format {
     /// Returns the form of a type.
-    pub fn of(dtype: Dtype) -> Self {
+    pub(crate) fn of(dtype: Dtype) -> Self {
+        let stored = |bits, shift| StoredBits { bits, shift };
+        let half = Self { mantissa: 10, coded: 2, bias: 15, exponent_max: 31, stored: stored(8, 0), no_number: 0x7c00 };
         match dtype {
-            Dtype::Bf16 => Self { mantissa: 7, coded: 1, bias: 127, exponent_max: 255 },
-            Dtype::F16 => Self { mantissa: 10, coded: 2, bias: 15, exponent_max: 31 },
+            Dtype::Bf16 | Dtype::F32 => {
+                Self { mantissa: 7, coded: 1, bias: 127, exponent_max: 255, stored: stored(6, 0), no_number: 0x7f80 }
+            }
+            Dtype::F16 => half,
+            Dtype::E5m2 => Self { stored: stored(0, 0), ..half },
+            Dtype::E4m3 => Self { bias: 7, exponent_max: 15, stored: stored(1, 7), no_number: 0x3f80, ..half },
         }
     }
 
-    /// Returns the number of symbols.
-    pub(crate) fn symbols(self) -> usize {
-        64 << self.coded
+    /// Returns the bits of a symbol.
+    #[inline(always)]
+    pub(crate) fn symbol_bits(self) -> u32 {
+        6 + self.coded
     }
 
-    /// Returns the number of bits stored unchanged.
-    pub(crate) fn stored_bits(self) -> u32 {
+    /// Returns the bits of the mantissa that are not coded.
+    #[inline(always)]
+    pub(crate) fn below(self) -> u32 {
         self.mantissa - self.coded
     }
 
-    /// Returns the value of an element; 0 for NaN and infinities.
-    pub(crate) fn value(self, bits: u16) -> f64 {
-        let field = (bits >> self.mantissa) & self.exponent_max;
-        if field == self.exponent_max {
+    /// Returns the value of a lane; 0 for NaN and infinities.
+    pub(crate) fn value(self, lane: u16) -> f64 {
+        if lane & 0x7fff >= self.no_number {
             return 0.0;
         }
-        let fraction = f64::from(bits & ((1 << self.mantissa) - 1)) / f64::from(1u32 << self.mantissa);
+        let field = (lane >> self.mantissa) & self.exponent_max;
+        let fraction = f64::from(lane & ((1 << self.mantissa) - 1)) / f64::from(1u32 << self.mantissa);
         let (whole, exponent) = if field == 0 { (0.0, 1 - self.bias) } else { (1.0, i32::from(field) - self.bias) };
         let magnitude = (whole + fraction) * 2f64.powi(exponent);
-        if bits >> 15 == 1 { -magnitude } else { magnitude }
+        if lane >> 15 == 1 { -magnitude } else { magnitude }
     }
 
-    /// Returns the exponent field that symbols count from, for a channel of this reference exponent.
-    pub(crate) fn origin(self, exponent: i8) -> i16 {
-        i16::from(exponent) + self.bias as i16 - EXPONENT_CENTRE as i16
+    /// Returns the exponent that symbols count from, in the place of a lane's exponent, for a channel of this reference exponent. Exponents
+    /// that the type does not have count as the nearest.
+    #[inline(always)]
+    pub(crate) fn origin(self, exponent: i8) -> u16 {
+        let field = (i32::from(exponent) + self.bias).clamp(1, i32::from(self.exponent_max));
+        ((field - EXPONENT_CENTRE) << self.mantissa) as u16
     }
 
-    /// Returns the symbol that no code has: of elements outside the window.
-    pub(crate) fn uncoded(self) -> u8 {
-        1 << (5 + self.coded)
+    /// Returns the symbol of a lane whose sign was flipped if the prediction is negative; [`ESCAPE`] outside the window.
+    #[inline(always)]
+    pub(crate) fn symbol(self, lane: u16, origin: u16) -> u16 {
+        let relative = (lane & 0x7fff).wrapping_sub(origin);
+        let symbol = (lane >> 15) << (5 + self.coded) | relative >> self.below();
+        let is_inside = relative.wrapping_sub(1 << self.mantissa) < 31 << self.mantissa;
+        symbol & 0u16.wrapping_sub(is_inside.into())
     }
 
-    /// Returns the symbol of an element whose sign was flipped if the prediction is negative.
-    #[inline]
-    pub(crate) fn symbol(self, bits: u16, origin: i16) -> u8 {
-        let exponent = ((bits >> self.mantissa) & self.exponent_max).wrapping_sub(origin as u16);
-        let coded = (bits >> self.stored_bits()) & ((1 << self.coded) - 1);
-        let symbol = (bits >> 15) << (5 + self.coded) | (exponent & 31) << self.coded | coded;
-        if exponent.wrapping_sub(1) < 31 { symbol as u8 } else { self.uncoded() }
+    /// Returns the lane of a symbol for an origin of 0, without the bits below those coded.
+    pub(crate) fn lane(self, symbol: u16) -> u16 {
+        let sign = symbol >> (5 + self.coded);
+        sign << 15 | (symbol ^ sign << (5 + self.coded)) << self.below()
     }
 
-    /// Returns the coded part of an element from a symbol.
-    #[inline]
-    pub(crate) fn coded_part(self, symbol: u8, origin: i16) -> u16 {
-        let symbol = u16::from(symbol);
-        let exponent = ((symbol >> self.coded) & 31).wrapping_add(origin as u16) & self.exponent_max;
-        (symbol >> (5 + self.coded)) << 15
-            | exponent << self.mantissa
-            | (symbol & ((1 << self.coded) - 1)) << self.stored_bits()
+    /// Returns the lane of a channel from a lane for an origin of 0. Bits below those coded are cleared.
+    #[inline(always)]
+    pub(crate) fn shifted(self, lane: u16, origin: u16) -> u16 {
+        (lane & !((1 << self.below()) - 1)).wrapping_add(origin)
     }
 
     /// Returns the bounds of the values that have a symbol, as multiples of two to the reference exponent, and `true` for negative ones.
@@ -98,25 +110,36 @@ impl Format {
 mod tests {
     use super::*;
 
+    /// All lanes that elements of a type have.
+    fn lanes(dtype: Dtype) -> impl Iterator<Item = u16> {
+        let unused = match dtype {
+            Dtype::E4m3 => 0x407f,
+            Dtype::E5m2 => 0x00ff,
+            _ => 0,
+        };
+        (0..=u16::MAX).filter(move |lane| lane & unused == 0)
+    }
+
     #[test]
-    fn every_element_is_its_symbol_and_the_bits_below_or_an_escape() {
+    fn every_lane_is_its_symbol_and_the_bits_below_or_an_escape() {
         for dtype in Dtype::ALL {
             let format = Format::of(dtype);
-            let below = (1u16 << format.stored_bits()) - 1;
-            for exponent in [-100i8, -14, -3, 0, 5, 15, 100] {
+            let StoredBits { bits, shift } = format.stored;
+            let below = ((1u16 << bits) - 1) << shift;
+            for exponent in [-128i8, -100, -14, -3, 0, 5, 15, 100, 127] {
                 let origin = format.origin(exponent);
-                let (mut held, mut escaped) = (0, 0);
-                for bits in 0..=u16::MAX {
-                    match format.symbol(bits, origin) {
-                        symbol if symbol == format.uncoded() => escaped += 1,
+                let mut escaped = 0;
+                for lane in lanes(dtype) {
+                    match format.symbol(lane, origin) {
+                        ESCAPE => escaped += 1,
                         symbol => {
-                            assert_eq!(format.coded_part(symbol, origin) | bits & below, bits);
-                            held += 1;
+                            assert!(symbol < 1 << format.symbol_bits());
+                            assert_eq!(format.shifted(format.lane(symbol), origin) | lane & below, lane);
                         }
                     }
                 }
-                assert_eq!(held + escaped, 1 << 16);
-                assert!(held <= 31 << (format.mantissa + 1), "{dtype:?} {exponent}");
+                let all = lanes(dtype).count();
+                assert!(escaped < all, "{dtype:?} {exponent}");
             }
         }
     }
@@ -125,14 +148,13 @@ mod tests {
     fn symbols_have_the_bounds_of_their_values() {
         for dtype in Dtype::ALL {
             let format = Format::of(dtype);
-            for bits in (0..1u32 << 16).step_by(7).map(|bits| bits as u16) {
-                let symbol = format.symbol(bits, format.origin(1));
-                let Some((low, high, negative)) = format.bounds(symbol) else { continue };
-                let value = format.value(bits) / 2.0;
-                let field = (bits >> format.mantissa) & format.exponent_max;
-                let is_normal = field != 0 && field != format.exponent_max;
-                let within = (low..high).contains(&value.abs()) && negative == (bits >> 15 == 1);
-                assert!(within || !is_normal, "{bits:x}: {value} in {low}..{high}");
+            for lane in lanes(dtype) {
+                let symbol = format.symbol(lane, format.origin(1));
+                let Some((low, high, negative)) = format.bounds(symbol as u8) else { continue };
+                let value = format.value(lane) / 2.0;
+                let is_normal = lane >> format.mantissa & format.exponent_max != 0 && lane & 0x7fff < format.no_number;
+                let within = (low..high).contains(&value.abs()) && negative == (lane >> 15 == 1);
+                assert!(within || !is_normal, "{lane:x}: {value} in {low}..{high}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Keys and values of a real model: frames with statistics of the first tokens of a text, for the tokens after them.
 
 use trunkline_codec::frame::{Block, Codec, Transform};
-use trunkline_codec::{Calibrator, Dtype, Format, Shape, SideTable, rotary_frequencies};
+use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, rotary_frequencies};
 
 /// Tokens in the file.
 const TOKENS: usize = 224;
@@ -53,8 +53,7 @@ fn statistics_of_few_tokens_beat_any_code_for_exponents_alone() {
         let known = 7;
         let mut calibrator = Calibrator::new(SHAPE, vec![rotary_frequencies(64, 1e5); 2]);
         for (at, bytes) in blocks[..known].iter().enumerate() {
-            let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
-            calibrator.add(Format::of(dtype), position(at), &elements);
+            calibrator.add(dtype, position(at), bytes);
         }
         let (predicted, plain) =
             (ratio(dtype, &blocks, known, Some(&calibrator.finish())), ratio(dtype, &blocks, known, None));

@@ -1,7 +1,7 @@
 //! The interface between Trunkline's scheduling core and the workers: plain values and two traits.
 //!
 //! The core sends a [`Step`] and receives a [`StepResult`]; it requests copies of KV blocks with a [`Transfer`]. A worker
-//! implements [`StepRunner`] and [`BlockCopier`], and describes the worker's model with a [`ModelInfo`]. Neither side sees more of
+//! implements [`StepRunner`] and [`DeviceBlocks`], and describes the worker's model with a [`ModelInfo`]. Neither side sees more of
 //! the other, so a worker needs no scheduler and the core needs no model.
 //!
 //! **Boundary:** this crate depends on no other crate of Trunkline and holds no logic beyond reading and building the values.
@@ -45,4 +45,4 @@ pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
 pub use crate::step::{Step, StepResult, StepSeq};
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Place, Transfer, TransferReport};
-pub use crate::worker::{BlockCopier, CopyError, DeviceBlocks, StepError, StepRunner};
+pub use crate::worker::{CopyError, DeviceBlocks, StepError, StepRunner};

@@ -1,11 +1,11 @@
 //! The traits of a worker, and the errors of a worker.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use crate::ids::RequestId;
 use crate::output::StepOutput;
 use crate::step::Step;
-use crate::transfer::Transfer;
 
 /// Runs the steps of a model on the worker's KV blocks.
 pub trait StepRunner: Send {
@@ -15,21 +15,11 @@ pub trait StepRunner: Send {
     /// If the step could not be run. The KV of all blocks counts as lost then, and [`StepRunner::reset`] is called next.
     fn run(&mut self, step: &Step) -> Result<StepOutput, StepError>;
 
-    /// Returns the copier of the worker's blocks, for use on another thread while steps run. Called once, before the first step.
-    fn copier(&mut self) -> Box<dyn BlockCopier>;
+    /// Returns the worker's blocks, for copies on other threads while steps run. Called once, before the first step.
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks>;
 
     /// Forgets all sequences and all KV. Called after `run` failed or panicked, and when no copy is running.
     fn reset(&mut self);
-}
-
-/// Copies KV blocks, while steps run on another thread.
-pub trait BlockCopier: Send {
-    /// Copies the blocks of a transfer. All of them are copied when the function returns.
-    ///
-    /// # Errors
-    /// If a block could not be copied. The destinations hold nothing of use then; all other blocks are unchanged. The
-    /// caller assumes the same after a panic.
-    fn copy(&mut self, transfer: &Transfer) -> Result<(), CopyError>;
 }
 
 /// The KV blocks of a device, as bytes, for use on any thread while steps run.

@@ -23,15 +23,16 @@ use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
 use trunkline_core::{Action, Event, Refusal, RequestId, Stats};
-use trunkline_port::{StepRunner, TokenLogprobs};
+use trunkline_port::{KnownBlock, StepRunner, TokenLogprobs, TransferReport};
 
 use crate::clock::Clock;
 use crate::commands::{Command, Drafts, EngineSnapshot, Snapshot};
 use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
+use crate::stores::{EngineStore, TierSizes};
 use crate::watchdog::Watchdog;
-use crate::worker_thread::{CopyEnd, WorkerEvent, WorkerReport};
+use crate::worker_thread::{WorkerEvent, WorkerReport};
 use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
@@ -52,24 +53,29 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
-/// Starts the threads of the workers, one worker for each engine, and the core's thread. The receiver gets the outcome when the
-/// core's thread ends, and nothing if the thread panics.
+/// Starts the threads of the workers, one worker and one store for each engine, and the core's thread. The receiver gets the outcome
+/// when the core's thread ends, and nothing if the thread panics.
 pub(crate) fn spawn(
     cluster: Cluster,
     runners: Vec<Box<dyn StepRunner>>,
+    stores: Vec<EngineStore>,
     watchdogs: Vec<Watchdog>,
     make: MakeWorker,
     recorder: Option<Recorder>,
 ) -> std::io::Result<(DriverHandle, oneshot::Receiver<Outcome>)> {
     let (handle, commands) = queue(COMMANDS_MAX);
-    let mut workers = Vec::with_capacity(runners.len());
-    for (at, runner) in runners.into_iter().enumerate() {
-        workers.push(spawn_threads(EngineId(at as u32), 0, runner, &handle)?);
+    let (mut workers, mut found) = (Vec::with_capacity(runners.len()), Vec::new());
+    for ((at, runner), store) in (0..).zip(runners).zip(stores) {
+        found.push(store.found);
+        let store = Arc::new(store.store);
+        let worker = spawn_threads(EngineId(at), 0, runner, Arc::clone(&store), &handle)?;
+        workers.push((worker, store));
     }
     let workers = Workers::new(workers, watchdogs, make, handle.clone());
-    let driver = Driver::new(cluster, &handle, commands, workers, recorder);
+    let mut driver = Driver::new(cluster, &handle, commands, workers, recorder);
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
+        driver.begin(found);
         // Nobody waits for the outcome if the server was dropped.
         let _ = done.send(driver.run());
     })?;
@@ -123,6 +129,8 @@ struct Driver {
     drafts: Vec<Drafts>,
     flushes: VecDeque<oneshot::Sender<u32>>,
     outputs: Vec<ClusterOutput>,
+    /// Blocks that fit in the tiers, by engine.
+    tier_sizes: Vec<TierSizes>,
     last_input_ns: u64,
     draining: bool,
     drained: bool,
@@ -137,7 +145,10 @@ impl Driver {
         workers: Workers,
         recorder: Option<Recorder>,
     ) -> Self {
+        let engines = (0..cluster.n_engines() as u32).map(EngineId);
+        let sizes = |engine| TierSizes::new(cluster.core(engine).config(), workers.store(engine).layout().block_bytes);
         Self {
+            tier_sizes: engines.map(sizes).collect(),
             drafts: vec![Drafts::default(); cluster.n_engines()],
             cluster,
             clock: handle.clock(),
@@ -154,6 +165,29 @@ impl Driver {
             draining: false,
             drained: false,
             failure: None,
+        }
+    }
+
+    /// Reports the blocks found in the tiers, and how many more fit there.
+    fn begin(&mut self, found: Vec<Vec<Vec<KnownBlock>>>) {
+        for (engine, tiers) in (0..).map(EngineId).zip(found) {
+            self.resize_tiers(engine);
+            for (tier, blocks) in (0..).zip(tiers).filter(|(_, blocks)| !blocks.is_empty()) {
+                info!(%engine, tier, blocks = blocks.len(), "found blocks from before");
+                self.apply(Input::Engine(engine, Event::TierFound { tier, blocks }));
+            }
+        }
+    }
+
+    /// Reports tiers in which more or fewer blocks fit than before.
+    fn resize_tiers(&mut self, engine: EngineId) {
+        let sizes = &mut self.tier_sizes[engine.index()];
+        if sizes.is_empty() {
+            return;
+        }
+        for (tier, blocks) in sizes.changes(&self.workers.store(engine).stats()) {
+            debug!(%engine, tier, blocks, "other blocks fit in a tier");
+            self.apply(Input::Engine(engine, Event::TierResized { tier, blocks }));
         }
     }
 
@@ -308,13 +342,13 @@ impl Driver {
                 self.apply(Input::Engine(engine, Event::WorkerLost));
             }
             // The core ignores answers it does not wait for: those of a worker that was lost meanwhile.
-            WorkerEvent::Transferred { transfer, end } => {
-                let event = match end {
-                    CopyEnd::Made => Event::TransferFinished(transfer),
-                    CopyEnd::Failed => Event::TransferFailed(transfer),
-                    CopyEnd::Interrupted => Event::TransferInterrupted(transfer),
+            WorkerEvent::Transferred { transfer, report: TransferReport { faults, .. } } => {
+                let event = match faults.is_empty() {
+                    true => Event::TransferFinished(transfer),
+                    false => Event::TransferPartial { transfer, faults },
                 };
                 self.apply(Input::Engine(engine, event));
+                self.resize_tiers(engine);
             }
             WorkerEvent::Gone => self.lose(engine),
         }

@@ -11,6 +11,7 @@ use tonic::service::Routes;
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId};
 use trunkline_core::Config;
 use trunkline_port::ModelInfo;
+use trunkline_store::StoreError;
 use trunkline_text::Tokenizer;
 
 use crate::accept::Acceptor;
@@ -26,6 +27,7 @@ use crate::queue::DriverHandle;
 use crate::recorder::Recorder;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
+use crate::stores::EngineStore;
 use crate::submission::Submitter;
 use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::tokens::TokenFileError;
@@ -54,6 +56,8 @@ pub struct Backend {
     pub tokenizer: Tokenizer,
     /// Makes the worker of each engine.
     pub workers: MakeWorker,
+    /// Store of each engine's blocks; none for stores in host memory, uncompressed.
+    pub stores: Vec<EngineStore>,
 }
 
 /// Settings of a server.
@@ -136,6 +140,9 @@ pub enum ServerError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// The store of an engine's blocks cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The file for the recording cannot be written.
     #[error("cannot record to {}", path.display())]
     Record {
@@ -228,7 +235,7 @@ impl Server {
     /// # Errors
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
-        let Backend { model, tokenizer, workers } = backend;
+        let Backend { model, tokenizer, workers, mut stores } = backend;
         let Options { cluster: mut config, record, share_cache, step_timeout, .. } = options;
         let Options { queue_per_client, requests_per_client, .. } = options;
         let Options { network, admin, token_file, tls, reload, .. } = options;
@@ -241,13 +248,17 @@ impl Server {
         let tls = tls.map(Tls::load).transpose()?.map(Arc::new);
         let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
         let runners = (0..config.engines.len() as u32).map(make).collect::<Result<Vec<_>, _>>()?;
+        if stores.is_empty() {
+            let open = |engine: &EngineConfig| EngineStore::in_host_memory(&model, &engine.core);
+            stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
+        }
         let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
             .transpose()?;
         let watchdog = |engine: &EngineConfig| Watchdog::new(step_timeout, engine.core.recompute_token_ns);
         let watchdogs = config.engines.iter().map(watchdog).collect();
         let (driver, outcome) =
-            driver::spawn(cluster, runners, watchdogs, workers, recorder).map_err(ServerError::Thread)?;
+            driver::spawn(cluster, runners, stores, watchdogs, workers, recorder).map_err(ServerError::Thread)?;
         let stop = StopOnDrop(driver.clone());
 
         let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));

@@ -1,18 +1,17 @@
-//! The two threads of a worker: one runs steps, the other copies blocks. The worker is owned by these threads; nobody else sees the
-//! worker.
+//! The two threads of a worker: one runs steps, the other begins copies of blocks in the engine's store ([`trunkline_store::Store`]), which
+//! has threads of its own. The worker is owned by these threads; nobody else sees the worker.
 //!
-//! Steps run in the order of sending, and so do copies; neither waits for the other. Answers arrive in order of each kind, but a
-//! copy may be answered before a step sent earlier, and the other way round.
+//! Steps run in the order of sending and never wait for a copy. Copies begin in the order of sending and end in any order.
 //!
 //! # Lives
 //!
 //! A worker lives until a reset; the next life begins with no sequence and no KV. Every job names the life at the time of sending.
 //! When a step fails, or the driver resets the worker, the step thread
 //!
-//! 1. closes the copy thread's fence: copies of the ended life still in the queue are dropped,
+//! 1. closes the fence around the worker's blocks: copies of the ended life touch no further block,
 //! 2. drops the steps of the ended life still in the step queue,
 //! 3. reports [`WorkerEvent::Failed`] at once, if a step failed, and waits for the driver's reset,
-//! 4. waits for the running copy,
+//! 4. waits for the blocks that are being read or written,
 //! 5. resets the worker and reports [`WorkerEvent::Ready`].
 //!
 //! Nothing is therefore written on behalf of an earlier life after `Ready`. A copy that hangs delays `Ready`, not `Failed`; the driver
@@ -31,7 +30,8 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
-use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer};
+use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
+use trunkline_store::Store;
 
 pub(crate) use self::copies::CopyJob;
 use self::copies::Fence;
@@ -53,17 +53,6 @@ pub(crate) struct WorkerReport {
     pub(crate) event: WorkerEvent,
 }
 
-/// End of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CopyEnd {
-    /// The destinations hold the contents of the sources.
-    Made,
-    /// The copy failed, perhaps because of bad sources.
-    Failed,
-    /// The copy failed on the way; the sources are good.
-    Interrupted,
-}
-
 /// Change of a worker, or the worker's answer to a job.
 pub(crate) enum WorkerEvent {
     /// The worker can run steps; the KV blocks hold nothing.
@@ -72,8 +61,8 @@ pub(crate) enum WorkerEvent {
     Done { step: Box<Step>, output: StepOutput },
     /// A step could not be run, because of request `guilty` if one is named. The worker does nothing until the next reset.
     Failed { step: Box<Step>, guilty: Option<RequestId> },
-    /// A transfer ended, perhaps one of an earlier life. After a failure, the destinations hold nothing of use.
-    Transferred { transfer: u64, end: CopyEnd },
+    /// A transfer ended, perhaps one of an earlier life.
+    Transferred { transfer: u64, report: TransferReport },
     /// The step thread ended.
     Gone,
 }
@@ -134,8 +123,8 @@ impl WorkerHandle {
     }
 }
 
-/// Starts the threads of worker number `worker`, beginning with life `life`. Reports of the worker leave through `report`; `report`
-/// returns `true` as long as the driver listens.
+/// Starts the threads of worker number `worker`, beginning with life `life`. Blocks are copied by `store`. Reports of the worker leave
+/// through `report`; `report` returns `true` as long as the driver listens.
 ///
 /// # Errors
 /// If a thread cannot be started.
@@ -143,16 +132,17 @@ pub(crate) fn spawn(
     worker: u32,
     life: u64,
     mut runner: Box<dyn StepRunner>,
+    store: Arc<Store>,
     report: impl Fn(WorkerReport) -> bool + Clone + Send + 'static,
 ) -> std::io::Result<WorkerHandle> {
     let (handle, queues) = WorkerHandle::new(worker, life);
     let report = move |life, event| report(WorkerReport { worker, life, event });
     let fence = Arc::new(Fence::default());
-    let copier = runner.copier();
+    let blocks = runner.blocks();
     let (copies_fence, copies_report) = (fence.clone(), report.clone());
     thread::Builder::new()
         .name(format!("copies-{worker}"))
-        .spawn(move || copies::serve(copier, &queues.copies, &copies_fence, &copies_report))?;
+        .spawn(move || copies::serve(&store, &blocks, &queues.copies, &copies_fence, &copies_report))?;
     thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {
         let mut steps = Steps { runner, fence, life, report };
         // The worker's own panics are caught one by one; this is for those of its reset.

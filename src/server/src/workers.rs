@@ -26,6 +26,7 @@ use std::time::Duration;
 use tracing::info;
 use trunkline_cluster::EngineId;
 use trunkline_port::{Step, StepRunner, Transfer};
+use trunkline_store::Store;
 
 use crate::commands::Command;
 use crate::queue::DriverHandle;
@@ -51,6 +52,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The worker of one engine.
 struct Slot {
     handle: WorkerHandle,
+    /// Storage of the engine's blocks behind the device; outlives the worker.
+    store: Arc<Store>,
     /// First life of the present threads; reports of earlier lives are from ended threads.
     first_life: u64,
     /// Restarts since a step ended.
@@ -72,16 +75,17 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Returns workers whose threads run already.
+    /// Returns workers whose threads run already, each with the store of its engine.
     /// `watchdogs` has one watchdog for each worker.
     pub(crate) fn new(
-        handles: Vec<WorkerHandle>,
+        handles: Vec<(WorkerHandle, Arc<Store>)>,
         watchdogs: impl IntoIterator<Item = Watchdog>,
         make: MakeWorker,
         driver: DriverHandle,
     ) -> Self {
-        let slot = |(handle, watchdog)| Slot {
+        let slot = |((handle, store), watchdog)| Slot {
             handle,
+            store,
             first_life: 0,
             restarts: 0,
             restart_at_ns: None,
@@ -106,6 +110,11 @@ impl Workers {
     /// Queues a transfer. Never waits.
     pub(crate) fn transfer(&self, engine: EngineId, transfer: Box<Transfer>) {
         self.slots[engine.index()].handle.transfer(transfer);
+    }
+
+    /// Returns the store of an engine.
+    pub(crate) fn store(&self, engine: EngineId) -> &Store {
+        &self.slots[engine.index()].store
     }
 
     /// Ends the life of a worker and begins the next.
@@ -229,7 +238,8 @@ impl Workers {
     /// Fails if a thread cannot be started.
     pub(crate) fn replace(&mut self, engine: EngineId, runner: Box<dyn StepRunner>) -> std::io::Result<()> {
         let first_life = self.slots[engine.index()].handle.life() + 1;
-        let handle = spawn_threads(engine, first_life, runner, &self.driver)?;
+        let store = Arc::clone(&self.slots[engine.index()].store);
+        let handle = spawn_threads(engine, first_life, runner, store, &self.driver)?;
         let slot = self.slot(engine);
         (slot.handle, slot.first_life) = (handle, first_life);
         info!(%engine, "the worker was started again");
@@ -245,10 +255,12 @@ pub(crate) fn spawn_threads(
     engine: EngineId,
     first_life: u64,
     runner: Box<dyn StepRunner>,
+    store: Arc<Store>,
     driver: &DriverHandle,
 ) -> std::io::Result<WorkerHandle> {
     let driver = driver.clone();
-    worker_thread::spawn(engine.0, first_life, runner, move |report| driver.send_blocking(Command::Worker(report)))
+    let report = move |report| driver.send_blocking(Command::Worker(report));
+    worker_thread::spawn(engine.0, first_life, runner, store, report)
 }
 
 fn pause_before(restarts: u32) -> Duration {
@@ -265,7 +277,8 @@ mod tests {
 
     fn workers() -> (Workers, crossbeam_channel::Receiver<Command>) {
         let (driver, commands) = queue(4);
-        let handles = (0..2).map(|at| WorkerHandle::new(at, 0).0).collect();
+        let store = crate::stores::without_memory();
+        let handles = (0..2).map(|at| (WorkerHandle::new(at, 0).0, store.clone())).collect();
         let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
         (Workers::new(handles, watchdogs, Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
     }

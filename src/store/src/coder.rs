@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use trunkline_codec::frame::{Block, Codec, FrameError};
-use trunkline_codec::{Calibrator, Dtype, Format, SideTable};
+use trunkline_codec::{Calibrator, Dtype, SideTable};
 
 use crate::counters::Fault;
 use crate::layout::BlockLayout;
@@ -76,6 +76,9 @@ fn dtype_of(name: &str) -> Option<Dtype> {
     match name.to_ascii_lowercase().as_str() {
         "bf16" | "bfloat16" => Some(Dtype::Bf16),
         "f16" | "fp16" | "float16" | "half" => Some(Dtype::F16),
+        "f32" | "fp32" | "float32" | "float" => Some(Dtype::F32),
+        "e4m3" | "fp8_e4m3" | "float8_e4m3fn" => Some(Dtype::E4m3),
+        "e5m2" | "fp8_e5m2" | "float8_e5m2" => Some(Dtype::E5m2),
         _ => None,
     }
 }
@@ -115,8 +118,7 @@ impl Coder {
         // A thread that finds another one at work need not wait: any block will do.
         let mut calibrator = self.calibrator.try_lock().ok()?;
         let collector = calibrator.as_mut()?;
-        let elements: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
-        collector.add(Format::of(dtype), position, &elements);
+        collector.add(dtype, position, bytes);
         if collector.tokens() < CALIBRATION_TOKENS {
             return None;
         }

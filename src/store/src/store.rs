@@ -7,6 +7,7 @@ use trunkline_port::{DeviceBlocks, KnownBlock, Place, Transfer, TransferReport};
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
 use crate::held::HostPlace;
+use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
 use crate::settings::{StoreError, StoreSettings, TierMedium};
@@ -106,6 +107,11 @@ impl Store {
             }
         }
         (items, refused)
+    }
+
+    /// Returns the layout of the blocks.
+    pub fn layout(&self) -> &BlockLayout {
+        &self.settings.layout
     }
 
     /// Empties slots that hold nothing of use any more, so that the memory is free. Copies under way to the slots change nothing any more.

@@ -190,15 +190,13 @@ pub enum WorkerError {
         /// Fault of this entry.
         fault: SequenceFault,
     },
-    /// A copy between device and host names missing blocks, or one block twice.
-    #[error("transfer {transfer}, pair {index}: {fault}")]
-    Transfer {
-        /// Number of the transfer.
-        transfer: u64,
-        /// Index of the pair in [`trunkline_port::Transfer::pairs`].
-        index: usize,
-        /// Fault of this entry.
-        fault: TransferFault,
+    /// A copy names a block that the device does not have.
+    #[error("device block {block} is not below {limit}")]
+    NoBlock {
+        /// Number of the block.
+        block: u32,
+        /// Number of existing blocks.
+        limit: u32,
     },
     /// The model answered with NaN or infinity for a sequence: the model's weights are damaged or too large for F32.
     #[error("step {step}: the logits of request {request} are not finite; check the model's weights")]
@@ -322,37 +320,6 @@ pub enum SequenceFault {
     /// A sampling parameter is out of range.
     #[error("{0}")]
     Sampling(#[from] SamplingError),
-}
-
-/// Fault of one pair of blocks of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TransferFault {
-    /// The device has no such block.
-    #[error("device block {block} is not below {limit}")]
-    DeviceBlock {
-        /// Number of the block.
-        block: u32,
-        /// Number of existing blocks.
-        limit: u32,
-    },
-    /// The host has no such block.
-    #[error("host block {block} is not below {limit}")]
-    HostBlock {
-        /// Number of the block.
-        block: u32,
-        /// Number of existing blocks.
-        limit: u32,
-    },
-    /// The copy is from or to a tier of the prefix cache; this worker has none.
-    #[error("this worker copies between device and host only")]
-    NoTier,
-    /// Another pair is copied to the same place.
-    #[error("another pair has the same destination, block {block}")]
-    DestinationTwice {
-        /// Number of the block.
-        block: u32,
-    },
 }
 
 /// A sampling parameter is out of range.

@@ -7,11 +7,11 @@
 //! # Sharing
 //!
 //! Steps and copies run on different threads. Each block has a lock: a step locks the blocks of the step's sequences for one
-//! forward pass (see [`LockedBlocks`]), for writing only the blocks written by rows of the step; a copy locks one pair of blocks at
+//! forward pass (see [`LockedBlocks`]), for writing only the blocks written by rows of the step; a copy locks one block at
 //! a time. The core's contract: nobody writes the sources of a copy and nobody but the copy touches the destinations (see
 //! [`trunkline_port::Transfer`]), so no lock is ever waited for. A core in breach of the contract makes one side wait for the
-//! other: wrong data at worst, no undefined behaviour. A step and a copy cannot deadlock: a copy holding a block of the device
-//! waits for a block of the host only, and steps hold no blocks of the host.
+//! other: wrong data at worst, no undefined behaviour. A step and a copy cannot deadlock: a copy holds a single block and waits for
+//! nothing.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -112,12 +112,45 @@ impl Cells {
         buffer
     }
 
-    /// Takes the elements of another block of the same type and length.
-    fn copy_from(&mut self, other: &Self) {
-        match (self, other) {
-            (Self::F32(to), Self::F32(from)) => to.copy_from_slice(from),
-            (Self::F16(to), Self::F16(from)) | (Self::Bf16(to), Self::Bf16(from)) => to.copy_from_slice(from),
-            _ => panic!("blocks of different element types"),
+    /// Writes the elements to `bytes`, row by row.
+    fn export(&self, layout: Layout, bytes: &mut [u8]) {
+        fn put<T: Copy, const N: usize>(
+            cells: &[T],
+            layout: Layout,
+            bytes: &mut [u8],
+            to_bytes: impl Fn(T) -> [u8; N],
+        ) {
+            layout.for_each_row(|row, at, step| {
+                let row = bytes[row * N..][..layout.head_dim * N].as_chunks_mut().0;
+                for (bytes, cell) in row.iter_mut().zip(cells[at..].iter().step_by(step)) {
+                    *bytes = to_bytes(*cell);
+                }
+            });
+        }
+        match self {
+            Self::F32(cells) => put(cells, layout, bytes, f32::to_le_bytes),
+            Self::F16(cells) | Self::Bf16(cells) => put(cells, layout, bytes, u16::to_le_bytes),
+        }
+    }
+
+    /// Takes the elements from `bytes`, as [`Self::export`] writes them.
+    fn import(&mut self, layout: Layout, bytes: &[u8]) {
+        fn take<T: Copy, const N: usize>(
+            cells: &mut [T],
+            layout: Layout,
+            bytes: &[u8],
+            of_bytes: impl Fn([u8; N]) -> T,
+        ) {
+            layout.for_each_row(|row, at, step| {
+                let row = bytes[row * N..][..layout.head_dim * N].as_chunks().0;
+                for (bytes, cell) in row.iter().zip(cells[at..].iter_mut().step_by(step)) {
+                    *cell = of_bytes(*bytes);
+                }
+            });
+        }
+        match self {
+            Self::F32(cells) => take(cells, layout, bytes, f32::from_le_bytes),
+            Self::F16(cells) | Self::Bf16(cells) => take(cells, layout, bytes, u16::from_le_bytes),
         }
     }
 }
@@ -146,11 +179,33 @@ impl Layout {
     fn floats(self) -> usize {
         self.n_layers * self.n_kv_heads * 2 * self.half()
     }
+
+    /// Passes the rows of a block to `each`, where a row is the keys or the values of one token in one head of one layer: place of the row in
+    /// `[layer][keys, values][token][head][dim]`, place of the first cell, and the distance from one cell to the next.
+    fn for_each_row(self, mut each: impl FnMut(usize, usize, usize)) {
+        let Self { n_layers, block_size, n_kv_heads, head_dim } = self;
+        let mut row = 0;
+        for layer in 0..n_layers {
+            for is_values in [false, true] {
+                for token in 0..block_size {
+                    for head in 0..n_kv_heads {
+                        let keys_at = self.keys_at(layer, head);
+                        match is_values {
+                            false => each(row, keys_at + token, block_size),
+                            true => each(row, keys_at + self.half() + token * head_dim, 1),
+                        }
+                        row += head_dim;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Keys and values of every layer and block. Shared by the step thread and the copying threads.
 pub(crate) struct KvMemory {
     layout: Layout,
+    dtype: KvDtype,
     blocks: Vec<RwLock<Cells>>,
 }
 
@@ -187,7 +242,7 @@ impl KvMemory {
         for _ in 0..n_blocks {
             blocks.push(RwLock::new(Cells::zeroed(dtype, block_floats).ok_or_else(refused)?));
         }
-        Ok(Self { layout, blocks })
+        Ok(Self { layout, dtype, blocks })
     }
 
     /// Returns the number of blocks.
@@ -195,11 +250,27 @@ impl KvMemory {
         self.blocks.len() as u32
     }
 
-    /// Copies a block of another memory into a block of this one: all layers. Both memories MUST be of the same model, block size
-    /// and element type.
-    pub(crate) fn copy_block(&self, to: u32, other: &Self, from: u32) {
-        let from = other.read(from);
-        self.write(to).copy_from(&from);
+    /// Returns the size of a block, in bytes.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.layout.floats() * self.dtype.bytes() as usize
+    }
+
+    /// Writes a block to `bytes` as `[layer][keys, values][token][head][dim]`, little-endian.
+    ///
+    /// # Panics
+    /// If there is no such block, or `bytes` is not as long as a block.
+    pub(crate) fn export(&self, block: u32, bytes: &mut [u8]) {
+        assert_eq!(bytes.len(), self.block_bytes(), "bytes of a block");
+        self.read(block).export(self.layout, bytes);
+    }
+
+    /// Takes a block from `bytes`, as [`Self::export`] writes them.
+    ///
+    /// # Panics
+    /// If there is no such block, or `bytes` is not as long as a block.
+    pub(crate) fn import(&self, block: u32, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.block_bytes(), "bytes of a block");
+        self.write(block).import(self.layout, bytes);
     }
 
     // A panic while a block is locked leaves floats in it, which are thrown away when the worker is reset.
@@ -423,27 +494,51 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_block_has_all_layers_and_its_neighbours_nothing() {
-        let (device, host) = (memory(3), memory(5));
-        for block in 0..3 {
-            let values: Vec<f32> = (0..device.layout.floats()).map(|i| (1 + i) as f32 + block as f32).collect();
-            device.write(block).store(0, 1, &values);
+    fn the_bytes_of_a_block_are_its_rows_in_order_and_come_back_as_they_were() {
+        let config = tiny_config();
+        for dtype in KvDtype::ALL {
+            let memory = memory_of(dtype, 3);
+            let Layout { n_layers, block_size, n_kv_heads, head_dim } = memory.layout;
+            let mut kv = KvCache::new(memory.clone());
+            let mut locked = kv.lock([1].into_iter(), empty());
+            // Every element is its own place, rounded as the cache rounds.
+            let row = |at: usize| (at..at + config.kv_width()).map(|at| at as f32).collect::<Vec<_>>();
+            let width = config.kv_width();
+            for layer in 0..n_layers {
+                for token in 0..block_size {
+                    let [keys, values] = [0, 1].map(|side| row(((layer * 2 + side) * block_size + token) * width));
+                    locked.write(layer, 1, token, &keys, &values);
+                }
+            }
+            drop(locked);
+            let mut bytes = vec![0; memory.block_bytes()];
+            memory.export(1, &mut bytes);
+            let n = dtype.bytes() as usize;
+            assert_eq!(bytes.len() / n, n_layers * 2 * block_size * n_kv_heads * head_dim);
+            for (at, bytes) in bytes.chunks_exact(n).enumerate() {
+                let expected = match dtype {
+                    KvDtype::F32 => (at as f32).to_le_bytes().to_vec(),
+                    KvDtype::F16 => f16::from_f32(at as f32).to_le_bytes().to_vec(),
+                    KvDtype::Bf16 => bf16::from_f32(at as f32).to_le_bytes().to_vec(),
+                };
+                assert_eq!(bytes, expected, "element {at} of {}", dtype.name());
+            }
+            memory.import(2, &bytes);
+            assert_eq!(all(&memory, 2), all(&memory, 1));
+            assert!(all(&memory, 0).iter().all(|cell| *cell == 0.0), "a neighbour has nothing");
         }
-        host.copy_block(4, &device, 1);
-        assert_eq!(all(&host, 4), all(&device, 1));
-        assert_eq!(non_zero(&host) * 3, non_zero(&device));
-        assert_eq!(memory(0).n_blocks(), 0);
     }
 
     #[test]
     fn a_copy_reads_a_block_that_a_batch_reads_and_fills_one_that_it_does_not_have() {
-        let (device, host) = (memory(3), memory(2));
+        let device = memory(3);
         let mut kv = KvCache::new(device.clone());
         device.write(0).store(7, 1, &[5.0]);
         // Were one lock too many, this thread would wait for itself.
         let locked = kv.lock([1].into_iter(), [0, 0, 1].into_iter());
-        host.copy_block(1, &device, 0);
-        device.copy_block(2, &host, 1);
+        let mut bytes = vec![0; device.block_bytes()];
+        device.export(0, &mut bytes);
+        device.import(2, &bytes);
         assert_eq!(all(&device, 2)[7], 5.0);
         assert!(device.blocks[1].try_read().is_err() && device.blocks[0].try_write().is_err());
         drop(locked);

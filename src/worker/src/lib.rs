@@ -13,7 +13,7 @@
 //! 4. `model`: only sampling rows go through the output head.
 //! 5. `sampler`: one token for each sampling row, and after a right draft the next token from the draft's row.
 //!
-//! While steps run, a [`Copier`] copies blocks to and from a second memory, the host's, on another thread.
+//! While steps run, [`Blocks`] reads and writes blocks as bytes, on other threads.
 //!
 //! **Invariant: equal bits.** The logits of a row depend on the row's sequence alone, not on the batch, the chunks, the blocks or
 //! the number of threads; `kernel` explains how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests' text,
@@ -26,7 +26,7 @@
 //! use trunkline_text::Tokenizer;
 //! use trunkline_worker::{Model, Worker, WorkerConfig};
 //!
-//! let config = WorkerConfig { block_size: 16, device_blocks: 8, host_blocks: 0, max_drafts: 0, threads: 1 };
+//! let config = WorkerConfig { block_size: 16, device_blocks: 8, max_drafts: 0, threads: 1 };
 //! let mut worker = Worker::new(Arc::new(Model::seeded(1)), config)?;
 //! let tokens = Tokenizer::bytes().encode("hello")?;
 //! let seq = StepSeq {
@@ -38,8 +38,8 @@
 //! ```
 
 mod attention;
+mod blocks;
 pub mod config;
-mod copier;
 mod drafter;
 pub mod error;
 mod families;
@@ -63,9 +63,9 @@ mod tile;
 mod weights;
 pub mod worker;
 
+pub use crate::blocks::Blocks;
 pub use crate::config::ModelConfig;
-pub use crate::copier::Copier;
-pub use crate::error::{ModelError, SamplingError, SequenceFault, TransferFault, WorkerError};
+pub use crate::error::{ModelError, SamplingError, SequenceFault, WorkerError};
 pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::model::Model;

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
+use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
 use crate::attention::Sequence;
-use crate::copier::Copier;
+use crate::blocks::Blocks;
 use crate::error::WorkerError;
 use crate::kv::{KvCache, KvMemory};
 use crate::mirror::{Limits, Mirror};
@@ -27,9 +27,6 @@ pub struct WorkerConfig {
     pub block_size: u32,
     /// Number of KV blocks of the device, allocated at once: [`Model::kv_bytes_per_token`] times `block_size` bytes each.
     pub device_blocks: u32,
-    /// Number of KV blocks of the host, for [`Worker::copier`]; 0 is none. As large as the device's blocks, and allocated at once
-    /// too: the scheduler's device is this machine's memory as well.
-    pub host_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
     /// scheduler's `max_drafts` is above 0: every sequence has to start with the tokens of the sequence's history.
     pub max_drafts: u32,
@@ -46,7 +43,6 @@ pub struct Worker {
     model: Arc<Model>,
     threads: Threads,
     kv: KvCache,
-    host: Arc<KvMemory>,
     mirror: Mirror,
     scratch: Scratch,
 }
@@ -85,9 +81,8 @@ impl Worker {
             return Err(WorkerError::Config { field: "threads", value, expected: "at most 1024" });
         }
         let threads = Threads::new(config.threads)?;
-        let memory = |blocks| KvMemory::new(model.config(), model.kv_dtype(), config.block_size, blocks).map(Arc::new);
-        let kv = KvCache::new(memory(config.device_blocks)?);
-        let host = memory(config.host_blocks)?;
+        let memory = KvMemory::new(model.config(), model.kv_dtype(), config.block_size, config.device_blocks)?;
+        let kv = KvCache::new(Arc::new(memory));
         let limits = Limits {
             block_size: config.block_size,
             n_blocks: config.device_blocks,
@@ -95,7 +90,7 @@ impl Worker {
             context: model.config().max_context,
             max_drafts: config.max_drafts,
         };
-        Ok(Self { model, threads, kv, host, mirror: Mirror::new(limits), scratch: Scratch::default() })
+        Ok(Self { model, threads, kv, mirror: Mirror::new(limits), scratch: Scratch::default() })
     }
 
     /// Runs a step: all tokens in one pass, then samples for the sequences with `sample`.
@@ -123,9 +118,9 @@ impl Worker {
         Ok((output, rows))
     }
 
-    /// Returns a copier of this worker's blocks, for use on another thread while steps run.
-    pub fn copier(&self) -> Copier {
-        Copier::new(Arc::clone(self.kv.memory()), Arc::clone(&self.host))
+    /// Returns this worker's blocks as bytes, for use on other threads while steps run.
+    pub fn blocks(&self) -> Blocks {
+        Blocks::new(Arc::clone(self.kv.memory()))
     }
 
     /// Forgets every sequence. The next step of each MUST start the sequence anew.
@@ -236,8 +231,8 @@ impl StepRunner for Worker {
         Self::run(self, step).map_err(StepError::from)
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        Box::new(Self::copier(self))
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        Arc::new(Self::blocks(self))
     }
 
     fn reset(&mut self) {
@@ -254,7 +249,7 @@ mod tests {
     #[test]
     fn configurations_that_cannot_work_are_refused() {
         let model = Arc::new(Model::seeded(0));
-        let good = WorkerConfig { block_size: 16, device_blocks: 4, host_blocks: 0, max_drafts: 0, threads: 1 };
+        let good = WorkerConfig { block_size: 16, device_blocks: 4, max_drafts: 0, threads: 1 };
         for (config, field) in [
             (WorkerConfig { block_size: 0, ..good }, "block_size"),
             (WorkerConfig { device_blocks: 0, ..good }, "device_blocks"),
@@ -267,8 +262,6 @@ mod tests {
         }
         let huge = WorkerConfig { device_blocks: u32::MAX, block_size: 1 << 20, ..good };
         assert!(matches!(Worker::new(Arc::clone(&model), huge), Err(WorkerError::KvMemory { .. })));
-        let huge = WorkerConfig { host_blocks: u32::MAX, ..good };
-        assert!(matches!(Worker::new(Arc::clone(&model), huge), Err(WorkerError::KvMemory { blocks: u32::MAX, .. })));
         let mut worker = Worker::new(model, good).unwrap();
         assert_eq!(worker.run(&Step { id: 3, ..Step::default() }).unwrap().result.step, 3);
     }
@@ -280,7 +273,7 @@ mod tests {
 
     /// A worker whose model answers with NaN for token 9, and with blocks of 16 tokens.
     fn worker_with_a_nan() -> Worker {
-        let config = WorkerConfig { block_size: 16, device_blocks: 3, host_blocks: 0, max_drafts: 0, threads: 1 };
+        let config = WorkerConfig { block_size: 16, device_blocks: 3, max_drafts: 0, threads: 1 };
         Worker::new(Arc::new(Model::seeded_with_nan_for(9)), config).unwrap()
     }
 

@@ -53,7 +53,7 @@ fn texts_and_logits_are_equal_with_and_without_the_token_in_the_step() {
 fn a_worker_that_drafts_also_knows_the_token_it_sampled() {
     let model = Arc::new(Model::seeded(3));
     let plain = run(Rig::new(&model, 16, 512, 1), usize::MAX);
-    let config = WorkerConfig { block_size: 16, device_blocks: 512, host_blocks: 0, max_drafts: 4, threads: 1 };
+    let config = WorkerConfig { block_size: 16, device_blocks: 512, max_drafts: 4, threads: 1 };
     let mut rig = Rig::with(&model, config);
     (rig.ahead, rig.max_drafts) = (true, 0);
     assert!(run(rig, usize::MAX) == plain);

@@ -31,7 +31,7 @@ fn samplings() -> [Sampling; 5] {
 }
 
 fn config(block_size: u32, max_drafts: u32, threads: usize) -> WorkerConfig {
-    WorkerConfig { block_size, device_blocks: 8192 / block_size, host_blocks: 0, max_drafts, threads }
+    WorkerConfig { block_size, device_blocks: 8192 / block_size, max_drafts, threads }
 }
 
 /// What a sequence was told, token by token.

@@ -7,11 +7,12 @@
 
 use std::io::Read;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use trunkline_core::Config;
-use trunkline_port::{BlockCopier, Step, StepError, StepOutput, StepRunner};
+use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::Options;
 use trunkline_tests::server::TestServer;
 use trunkline_worker::Worker;
@@ -32,8 +33,8 @@ impl StepRunner for Paced {
         output
     }
 
-    fn copier(&mut self) -> Box<dyn BlockCopier> {
-        StepRunner::copier(&mut self.worker)
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        StepRunner::blocks(&mut self.worker)
     }
 
     fn reset(&mut self) {

@@ -54,13 +54,7 @@ pub fn run(path: Option<&Path>, threads: usize, quick: bool) -> anyhow::Result<R
 /// Adds the figures of one model.
 fn measure(report: &mut Report, name: &str, model: Model, threads: usize, quick: bool) -> anyhow::Result<()> {
     let vocab = model.config().vocab_size;
-    let config = WorkerConfig {
-        block_size: BLOCK_SIZE,
-        device_blocks: BLOCKS * BATCHES[2],
-        host_blocks: 0,
-        max_drafts: 0,
-        threads,
-    };
+    let config = WorkerConfig { block_size: BLOCK_SIZE, device_blocks: BLOCKS * BATCHES[2], max_drafts: 0, threads };
     let worker = Worker::new(Arc::new(model), config)?;
     let mut runner = Runner { worker, vocab, numbers: Numbers::new(), steps: 0 };
     let (prefills, decodes) = if quick { (1, 1) } else { (5, DECODES) };

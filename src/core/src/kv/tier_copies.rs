@@ -40,7 +40,7 @@ impl Kv {
     /// Returns `true` if a tier can take blocks now.
     fn is_open(&self, tier: usize) -> bool {
         let place = tier_place(tier);
-        !self.transfers.is_stuck(place) && !(self.tiers.is_saturated(tier) && self.transfers.is_writing(place))
+        !self.transfers.is_stuck(place) && (!self.tiers.is_saturated(tier) || !self.transfers.is_writing(place))
     }
 
     /// Returns `true` if a tier takes blocks due for eviction: by its rule, or because it refused blocks when they came.

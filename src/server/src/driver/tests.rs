@@ -6,13 +6,14 @@ use std::time::Duration;
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::Line;
 use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
-use trunkline_port::StepOutput;
+use trunkline_port::{BlockFault, CopyError, DeviceBlocks, StepOutput};
 
 use super::*;
 use crate::caller::Caller;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::NotTaken;
-use crate::worker_thread::{CopyEnd, CopyJob, StepJob, WorkerHandle, WorkerQueues};
+use crate::stores::without_memory;
+use crate::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
 
 fn cluster(engines: usize) -> ClusterConfig {
     ClusterConfig::uniform(&Config::default(), engines)
@@ -29,6 +30,7 @@ fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (Dri
     let engines = config.engines.len() as u32;
     let (workers, jobs): (Vec<_>, Vec<_>) = (0..engines).map(|at| WorkerHandle::new(at, 0)).unzip();
     let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
+    let workers = workers.into_iter().map(|worker| (worker, without_memory())).collect();
     let workers = Workers::new(workers, watchdogs, Arc::new(|_| Err("no worker".into())), handle.clone());
     let cluster = Cluster::new(config).unwrap();
     let driver = Driver::new(cluster, &handle, commands, workers, recorder);
@@ -44,6 +46,11 @@ fn driver_with(recorder: Option<Recorder>) -> (DriverHandle, Driver, WorkerQueue
 /// A report of the worker in its first life.
 fn report(event: WorkerEvent) -> Command {
     Command::Worker(WorkerReport { worker: 0, life: 0, event })
+}
+
+/// The end of a transfer.
+fn transferred(transfer: u64, faults: &[(u32, BlockFault)]) -> WorkerEvent {
+    WorkerEvent::Transferred { transfer, report: TransferReport { faults: faults.to_vec(), stored_bytes: 0 } }
 }
 
 /// The same without a worker.
@@ -150,15 +157,15 @@ fn answers_to_transfers_are_events_and_recorded_even_if_the_core_does_not_wait_f
     let path = dir.path().join("run.jsonl");
     let (_handle, mut driver, _jobs) = driver_with(Some(Recorder::create(&path, &cluster(1)).unwrap()));
     driver.take(report(WorkerEvent::Ready));
-    driver.take(report(WorkerEvent::Transferred { transfer: 7, end: CopyEnd::Made }));
+    driver.take(report(transferred(7, &[])));
     driver.take(report(WorkerEvent::Failed { step: Box::default(), guilty: None }));
-    driver.take(report(WorkerEvent::Transferred { transfer: 8, end: CopyEnd::Failed }));
-    driver.take(report(WorkerEvent::Transferred { transfer: 9, end: CopyEnd::Interrupted }));
+    let faults = [(0, BlockFault::Bad), (3, BlockFault::Refused)];
+    driver.take(report(transferred(8, &faults)));
     driver.take(Command::Drain);
     driver.run();
-    let [finished, failed] = [Event::TransferFinished(7), Event::TransferFailed(8)];
-    let interrupted = Event::TransferInterrupted(9);
-    assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, failed, interrupted, Event::Drain]);
+    let finished = Event::TransferFinished(7);
+    let partial = Event::TransferPartial { transfer: 8, faults: faults.to_vec() };
+    assert_eq!(events(&path), [Event::WorkerJoined, finished, Event::WorkerLost, partial, Event::Drain]);
 }
 
 #[test]
@@ -233,15 +240,23 @@ impl StepRunner for Idle {
         Ok(StepOutput::default())
     }
 
-    fn copier(&mut self) -> Box<dyn trunkline_port::BlockCopier> {
-        Box::new(Self)
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        Arc::new(Self)
     }
 
     fn reset(&mut self) {}
 }
 
-impl trunkline_port::BlockCopier for Idle {
-    fn copy(&mut self, _: &Transfer) -> Result<(), trunkline_port::CopyError> {
+impl DeviceBlocks for Idle {
+    fn block_bytes(&self) -> usize {
+        1
+    }
+
+    fn read(&self, _: u32, _: &mut [u8]) -> Result<(), CopyError> {
+        Ok(())
+    }
+
+    fn write(&self, _: u32, _: &[u8]) -> Result<(), CopyError> {
         Ok(())
     }
 }
@@ -270,7 +285,7 @@ fn requests_of_a_worker_that_ended_continue_on_another_engine() {
     // The worker made again begins a life of its own; what is left of the one before reaches no core.
     driver.take(Command::WorkerMade { engine: EngineId(0), made: Ok(Box::new(Idle)) });
     driver.take(report_of(0, 0, WorkerEvent::Ready));
-    driver.take(report_of(0, 0, WorkerEvent::Transferred { transfer: 3, end: CopyEnd::Made }));
+    driver.take(report_of(0, 0, transferred(3, &[])));
     assert_eq!(state(&driver, 0), EngineState::Gone);
     // The new threads report to the driver's own queue.
     let WakeUp::Command(ready) = driver.next_wake_up() else { panic!("the new threads are silent") };
@@ -332,7 +347,12 @@ fn watched() -> (DriverHandle, Driver, WorkerQueues) {
     let (handle, mut driver, _) = driver_with(None);
     let (worker, jobs) = WorkerHandle::new(0, 0);
     let watchdog = Watchdog::new(Duration::from_millis(1), 0);
-    driver.workers = Workers::new(vec![worker], [watchdog], Arc::new(|_| Err("no worker".into())), handle.clone());
+    driver.workers = Workers::new(
+        vec![(worker, without_memory())],
+        [watchdog],
+        Arc::new(|_| Err("no worker".into())),
+        handle.clone(),
+    );
     (handle, driver, jobs)
 }
 
@@ -352,7 +372,7 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
     driver.take(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } }));
-    driver.take(report(WorkerEvent::Transferred { transfer: 1, end: CopyEnd::Made }));
+    driver.take(report(transferred(1, &[])));
     assert!(outputs.try_recv().is_none(), "late answers are ignored");
     driver.take(report(WorkerEvent::Gone));
     assert_eq!((driver.workers.abandoned(EngineId(0)), state(&driver, 0)), (0, EngineState::Absent));

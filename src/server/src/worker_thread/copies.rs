@@ -1,14 +1,15 @@
-//! The copy thread of a worker: makes transfers one after another, beside the steps.
+//! Copies of a worker's blocks: begun in the engine's store, and kept to the life of the worker that they are meant for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use crossbeam_channel::Receiver;
-use tracing::error;
-use trunkline_port::{BlockCopier, Transfer};
+use tracing::{error, warn};
+use trunkline_port::{CopyError, DeviceBlocks, Transfer};
+use trunkline_store::Store;
 
-use super::{CopyEnd, WorkerEvent};
+use super::WorkerEvent;
 
 /// A transfer to make, with the life of the worker meant by the transfer.
 pub(crate) struct CopyJob {
@@ -16,61 +17,83 @@ pub(crate) struct CopyJob {
     pub(crate) transfer: Box<Transfer>,
 }
 
-/// Keeps copies of an earlier life of the worker from writing into the blocks of a later one.
+/// Keeps copies of an earlier life of the worker from the blocks of a later one.
 #[derive(Default)]
 pub(super) struct Fence {
-    /// First life whose copies may still run.
+    /// First life whose copies may still touch a block.
     open_from: AtomicU64,
-    /// Held while a copy runs, until the copy's answer is reported.
-    running: Mutex<()>,
+    /// Held for reading while a block is read or written.
+    in_use: RwLock<()>,
 }
 
 impl Fence {
-    /// Lets no copy of a life before `life` begin. Never waits: a copy may be running.
+    /// Lets no copy of a life before `life` touch another block. Never waits: a block may be in use.
     pub(super) fn close(&self, life: u64) {
         self.open_from.fetch_max(life, Ordering::SeqCst);
     }
 
-    /// Waits for the running copy and the copy's report. No copy of any life runs while the guard lives.
-    pub(super) fn wait(&self) -> MutexGuard<'_, ()> {
+    /// Waits until no block is in use. No copy of any life touches a block while the guard lives.
+    pub(super) fn wait(&self) -> RwLockWriteGuard<'_, ()> {
         // Whoever takes the lock after this sees the lives that were closed before.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_use.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `copy` unless `life` has ended; the fence cannot be closed meanwhile.
-    fn pass<T>(&self, life: u64, copy: impl FnOnce() -> T) -> Option<T> {
-        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.open_from.load(Ordering::SeqCst) <= life).then(copy)
+    fn is_open(&self, life: u64) -> bool {
+        self.open_from.load(Ordering::SeqCst) <= life
+    }
+
+    /// Calls `touch` unless `life` has ended; a reset waits meanwhile. A panic is an error.
+    fn pass(&self, life: u64, touch: impl FnOnce() -> Result<(), CopyError>) -> Result<(), CopyError> {
+        let _in_use = self.in_use.read().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_open(life) {
+            return Err(CopyError::interrupted("the worker was reset"));
+        }
+        catch_unwind(AssertUnwindSafe(touch)).unwrap_or_else(|_| {
+            error!("the worker panicked while it copied a block");
+            Err(CopyError::new("the worker panicked"))
+        })
     }
 }
 
-/// Makes incoming transfers until nobody sends any more, or nobody listens to the answers.
+/// The blocks of a worker during one life of the worker.
+struct LifeBlocks {
+    life: u64,
+    blocks: Arc<dyn DeviceBlocks>,
+    fence: Arc<Fence>,
+}
+
+impl DeviceBlocks for LifeBlocks {
+    fn block_bytes(&self) -> usize {
+        self.blocks.block_bytes()
+    }
+
+    fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError> {
+        self.fence.pass(self.life, || self.blocks.read(block, bytes))
+    }
+
+    fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        self.fence.pass(self.life, || self.blocks.write(block, bytes))
+    }
+}
+
+/// Begins incoming transfers in the store until nobody sends any more. The answers arrive through `report`, in any order.
 pub(super) fn serve(
-    mut copier: Box<dyn BlockCopier>,
+    store: &Store,
+    blocks: &Arc<dyn DeviceBlocks>,
     jobs: &Receiver<CopyJob>,
-    fence: &Fence,
-    report: &impl Fn(u64, WorkerEvent) -> bool,
+    fence: &Arc<Fence>,
+    report: &(impl Fn(u64, WorkerEvent) -> bool + Clone + Send + 'static),
 ) {
     for CopyJob { life, transfer } in jobs {
-        let heard = fence.pass(life, || report(life, copy(&mut *copier, &transfer)));
-        if heard == Some(false) {
-            return;
-        }
+        let device = Arc::new(LifeBlocks { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) });
+        let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
+        let done = move |answer: trunkline_port::TransferReport| {
+            if let Some((_, fault)) = answer.faults.first() {
+                warn!(transfer = id, ?from, ?to, blocks = answer.faults.len(), ?fault, "blocks were not copied");
+            }
+            // A driver that has stopped needs no answer.
+            report(life, WorkerEvent::Transferred { transfer: id, report: answer });
+        };
+        store.begin(device, *transfer, Box::new(done));
     }
-}
-
-/// Makes one transfer. Nobody reads the destinations of a failed transfer, so the worker need not be reset.
-fn copy(copier: &mut dyn BlockCopier, transfer: &Transfer) -> WorkerEvent {
-    let end = match catch_unwind(AssertUnwindSafe(|| copier.copy(transfer))) {
-        Ok(Ok(())) => CopyEnd::Made,
-        Ok(Err(err)) => {
-            error!(transfer = transfer.id, "blocks could not be copied: {err}");
-            if err.is_interruption() { CopyEnd::Interrupted } else { CopyEnd::Failed }
-        }
-        Err(_) => {
-            error!(transfer = transfer.id, "the worker panicked while it copied blocks");
-            CopyEnd::Failed
-        }
-    };
-    WorkerEvent::Transferred { transfer: transfer.id, end }
 }

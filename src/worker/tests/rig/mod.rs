@@ -82,7 +82,7 @@ impl Seq {
 impl Rig {
     /// A worker whose blocks are given out in a scattered order.
     pub fn new(model: &Arc<Model>, block_size: u32, device_blocks: u32, threads: usize) -> Self {
-        let config = WorkerConfig { block_size, device_blocks, host_blocks: 0, max_drafts: 0, threads };
+        let config = WorkerConfig { block_size, device_blocks, max_drafts: 0, threads };
         Self::with(model, config)
     }
 
