@@ -128,7 +128,7 @@ impl Nodes {
         prefetch(&self.fingerprints[first..=first]);
     }
 
-    /// Requests what publishing a child of a block reads and writes of the block.
+    /// Requests the counts of a block, for publishing a child, from memory.
     #[inline]
     pub(crate) fn prefetch_counts(&self, index: u32) {
         let at = index as usize..=index as usize;
@@ -137,7 +137,7 @@ impl Nodes {
         prefetch(&self.depths[at]);
     }
 
-    /// Requests everything about a block.
+    /// Requests all links and counts of a block from memory.
     #[inline]
     pub(crate) fn prefetch_all(&self, index: u32) {
         self.prefetch_links(index, 1);

@@ -145,7 +145,7 @@ impl State {
         here.wrapping_offset(other as isize - slot as isize)
     }
 
-    /// Requests what a decode reads and writes from memory for running sequences behind the `at`-th. MUST be called for each in turn.
+    /// Requests the data of a decode from memory for running sequences behind the `at`-th. MUST be called for each in turn.
     #[inline]
     pub fn request_to_decode(&self, at: usize) {
         let running = &self.batch.running;
@@ -171,7 +171,7 @@ impl State {
         std::hint::black_box(sum);
     }
 
-    /// Requests what [`Self::publish`] reads and writes from memory for the sequences behind the `at`-th of `slots`. MUST be called for
+    /// Requests the data of [`Self::publish`] from memory for the sequences behind the `at`-th of `slots`. MUST be called for
     /// each in turn, from the first on.
     #[inline]
     pub fn request_to_publish(&mut self, slots: &[usize], at: usize) {

@@ -7,7 +7,7 @@ use crate::ids::BlockHandle;
 use crate::prefetch::prefetch;
 
 impl PrefixTree {
-    /// Requests what [`Self::publish`] reads and writes for a block after `parent`.
+    /// Requests the data read and written by [`Self::publish`] of a block after `parent` from memory.
     #[inline]
     pub fn request_to_publish(&self, parent: Option<BlockHandle>, block: BlockHandle, hash: BlockHash) {
         self.index.prefetch(hash.fingerprint());
