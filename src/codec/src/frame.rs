@@ -7,7 +7,7 @@
 //! | 0 | 4 | `TKVF` |
 //! | 4 | 1 | version, 1 |
 //! | 5 | 1 | element type: 0 BF16, 1 FP16, 2 F32, 3 E4M3, 4 E5M2 |
-//! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted |
+//! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted, 3 fixed |
 //! | 7 | 1 | 0 |
 //! | 8 | 8 | layers, tokens, heads, elements of a head: 16 bits each |
 //! | 16 | 4 | position of the first token; 0 unless predicted |
@@ -22,6 +22,7 @@
 use thiserror::Error;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::fixed;
 use crate::lanes;
 use crate::plain::Plain;
 use crate::predicted::{Place, Predicted};
@@ -42,6 +43,8 @@ pub enum Transform {
     Plain = 1,
     /// Signs and exponents by codes that a side table and the position choose.
     Predicted = 2,
+    /// Exponents by codes of four bits.
+    Fixed = 3,
 }
 
 /// KV block to be encoded.
@@ -156,11 +159,12 @@ pub struct Codec {
     predicted: Predicted,
     plain: Plain,
     lanes: Vec<u16>,
+    escaped: Vec<u8>,
 }
 
 impl Default for Codec {
     fn default() -> Self {
-        Self { predicted: Predicted::new(), plain: Plain::new(), lanes: Vec::new() }
+        Self { predicted: Predicted::new(), plain: Plain::new(), lanes: Vec::new(), escaped: Vec::new() }
     }
 }
 
@@ -193,46 +197,38 @@ impl Codec {
         table: Option<&SideTable>,
         out: &mut Vec<u8>,
     ) -> Result<Transform, BlockError> {
-        let (n, len) = size(block.dtype, &block.shape).ok_or(BlockError::WrongShape)?;
-        if block.bytes.len() != len {
-            return Err(BlockError::WrongLength { len: block.bytes.len(), expected: len });
-        }
+        let (begin, n) = begin(block, out)?;
         self.lanes.resize(n, 0);
         pulp::Arch::new().dispatch(|| lanes::split(block.dtype, block.bytes, &mut self.lanes));
         let usable = table.filter(|table| table.fits(&block.shape) && (block.position.is_some() || !table.rotates()));
         let place = Place { dtype: block.dtype, shape: block.shape, position: block.position.unwrap_or(0) };
-        let begin = out.len();
-        out.resize(begin + HEADER, 0);
         let (mut transform, mut named) = (Transform::Plain, (0, 0));
         if let Some(table) = usable {
             self.predicted.encode(&place, table, (block.bytes, &self.lanes), out);
             (transform, named) = (Transform::Predicted, (place.position, table.id()));
         }
         // Statistics of another model may make a block longer.
-        if usable.is_none() || out.len() - begin - HEADER >= len {
+        if usable.is_none() || out.len() - begin - HEADER >= block.bytes.len() {
             (transform, named) = (Transform::Plain, (0, 0));
             out.truncate(begin + HEADER);
             self.plain.encode(block.dtype, &block.shape, (block.bytes, &mut self.lanes), out);
         }
-        if out.len() - begin - HEADER >= len {
-            (transform, named) = (Transform::Stored, (0, 0));
-            out.truncate(begin + HEADER);
-            out.extend_from_slice(block.bytes);
+        Ok(end(block, begin, transform, named, out))
+    }
+
+    /// Appends the frame of a block to `out`, for links and tiers that are faster than [`Self::encode`]: blocks of BF16 and F32 by codes of four bits, all
+    /// others stored. BF16 becomes 1.33 times shorter at most.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_fast(&mut self, block: &Block<'_>, out: &mut Vec<u8>) -> Result<Transform, BlockError> {
+        let (begin, _) = begin(block, out)?;
+        let mut transform = Transform::Stored;
+        if fixed::suits(block.dtype) {
+            fixed::encode(block.dtype, &block.shape, block.bytes, &mut self.escaped, out);
+            transform = Transform::Fixed;
         }
-        let (header, payload) = out[begin..].split_first_chunk_mut::<HEADER>().expect("a header and a payload");
-        header[..4].copy_from_slice(&MAGIC);
-        header[4..8].copy_from_slice(&[VERSION, block.dtype.number(), transform as u8, 0]);
-        let Shape { layers, tokens, heads, head_dim } = block.shape;
-        for (field, value) in header[8..16].as_chunks_mut::<2>().0.iter_mut().zip([layers, tokens, heads, head_dim]) {
-            *field = value.to_le_bytes();
-        }
-        header[16..20].copy_from_slice(&named.0.to_le_bytes());
-        header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-        header[24..32].copy_from_slice(&named.1.to_le_bytes());
-        header[32..40].copy_from_slice(&xxh3_64(block.bytes).to_le_bytes());
-        let checksum = checksum(&header[..40], payload);
-        header[40..].copy_from_slice(&checksum.to_le_bytes());
-        Ok(transform)
+        Ok(end(block, begin, transform, (0, 0), out))
     }
 
     /// Appends the block of a frame to `out`. `table` looks up a side table by its id.
@@ -286,24 +282,65 @@ impl Codec {
         out: &mut [u8],
     ) -> Result<(), FrameError> {
         let FrameInfo { dtype, shape, transform, table: id, .. } = header.info;
-        if transform == Transform::Stored {
-            out.copy_from_slice(payload);
-        } else {
-            self.lanes.resize(out.len() / dtype.bytes(), 0);
-            let place = Place { dtype, shape, position: header.position };
-            let buffers = (&mut self.lanes[..], &mut *out);
-            match id {
-                Some(id) => {
-                    let table = table(id).filter(|table| table.id() == id && table.fits(&shape));
-                    let table = table.ok_or(FrameError::NoTable { id })?;
-                    self.predicted.decode(&place, table, payload, buffers)
-                }
-                None => self.plain.decode(dtype, &shape, payload, buffers),
+        let place = Place { dtype, shape, position: header.position };
+        self.lanes.resize(out.len() / dtype.bytes(), 0);
+        let lanes = &mut self.lanes[..];
+        match transform {
+            Transform::Stored => {
+                out.copy_from_slice(payload);
+                Some(())
             }
-            .ok_or(FrameError::BadPayload)?;
+            Transform::Plain => self.plain.decode(dtype, &shape, payload, (lanes, out)),
+            Transform::Predicted => {
+                let id = id.unwrap_or(0);
+                let table = table(id).filter(|table| table.id() == id && table.fits(&shape));
+                self.predicted.decode(&place, table.ok_or(FrameError::NoTable { id })?, payload, (lanes, out))
+            }
+            Transform::Fixed => fixed::decode(dtype, &shape, payload, out),
         }
+        .ok_or(FrameError::BadPayload)?;
         if xxh3_64(out) == header.block_checksum { Ok(()) } else { Err(FrameError::WrongBlock) }
     }
+}
+
+/// Checks a block, and appends room for a header to `out`. Returns the begin of the header, and the elements of the block.
+fn begin(block: &Block<'_>, out: &mut Vec<u8>) -> Result<(usize, usize), BlockError> {
+    let (n, len) = size(block.dtype, &block.shape).ok_or(BlockError::WrongShape)?;
+    if block.bytes.len() != len {
+        return Err(BlockError::WrongLength { len: block.bytes.len(), expected: len });
+    }
+    let begin = out.len();
+    out.resize(begin + HEADER, 0);
+    Ok((begin, n))
+}
+
+/// Ends a frame whose payload follows the room for the header at `begin`. A payload that is not shorter than the block is replaced by the block.
+fn end(
+    block: &Block<'_>,
+    begin: usize,
+    mut transform: Transform,
+    mut named: (u32, u64),
+    out: &mut Vec<u8>,
+) -> Transform {
+    if transform == Transform::Stored || out.len() - begin - HEADER >= block.bytes.len() {
+        (transform, named) = (Transform::Stored, (0, 0));
+        out.truncate(begin + HEADER);
+        out.extend_from_slice(block.bytes);
+    }
+    let (header, payload) = out[begin..].split_first_chunk_mut::<HEADER>().expect("a header and a payload");
+    header[..4].copy_from_slice(&MAGIC);
+    header[4..8].copy_from_slice(&[VERSION, block.dtype.number(), transform as u8, 0]);
+    let Shape { layers, tokens, heads, head_dim } = block.shape;
+    for (field, value) in header[8..16].as_chunks_mut::<2>().0.iter_mut().zip([layers, tokens, heads, head_dim]) {
+        *field = value.to_le_bytes();
+    }
+    header[16..20].copy_from_slice(&named.0.to_le_bytes());
+    header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    header[24..32].copy_from_slice(&named.1.to_le_bytes());
+    header[32..40].copy_from_slice(&xxh3_64(block.bytes).to_le_bytes());
+    let checksum = checksum(&header[..40], payload);
+    header[40..].copy_from_slice(&checksum.to_le_bytes());
+    transform
 }
 
 /// Hashes the fields of a header, and with the hash as seed the payload.
@@ -349,6 +386,7 @@ impl Header {
             0 => Transform::Stored,
             1 => Transform::Plain,
             2 => Transform::Predicted,
+            3 => Transform::Fixed,
             _ => return Err(FrameError::BadHeader { field: "transform" }),
         };
         let shape = Shape { layers: short(8), tokens: short(10), heads: short(12), head_dim: short(14) };

@@ -42,6 +42,7 @@
 
 mod coded;
 mod contexts;
+mod fixed;
 pub mod frame;
 pub mod gear;
 mod huffman;

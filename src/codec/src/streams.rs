@@ -19,6 +19,8 @@ const CODE_SHIFT: u32 = 9;
 const LENGTH_BITS: u32 = 6;
 /// Bit of an encoder's entry of a symbol without a code; the code is that of the escape. Sums of four entries have sums of lengths and of this bit apart.
 const ESCAPED: u32 = 1 << LENGTH_BITS;
+/// Bits of a sum of four entries of which one is set if an entry is that of an escape.
+const SOME_ESCAPED: u32 = 7 << LENGTH_BITS;
 /// Bits of a decoder's entry that hold the length. The next two bits are 0: a shift by an entry is a shift by the length.
 pub(crate) const ENTRY_LENGTH: u16 = 15;
 
@@ -37,7 +39,7 @@ pub(crate) fn no_entries<T: Clone + Default>() -> Box<[T; 1 << 16]> {
 
 /// Returns the encoder's entry of a symbol with this code and length; `is_escaped` if the code is that of the escape.
 pub(crate) fn encoder_entry(code: u16, length: u8, is_escaped: bool) -> u32 {
-    u32::from(code) << CODE_SHIFT | u32::from(is_escaped) * ESCAPED | u32::from(length)
+    u32::from(code) << CODE_SHIFT | u32::from(is_escaped) << LENGTH_BITS | u32::from(length)
 }
 
 /// Returns the rows of a stream: an equal share of all, the rest to the first streams.
@@ -97,7 +99,7 @@ impl<'a> Writer<'a> {
         self.at += (self.n / 8) as usize;
         self.bits = self.bits.wrapping_shr(self.n & !7);
         self.n %= 8;
-        sum & 7 * ESCAPED != 0
+        sum & SOME_ESCAPED != 0
     }
 
     /// Ends a stream with zeros up to a whole byte. Returns the bytes written since the writer was made.
@@ -193,7 +195,10 @@ fn read_together(
     mut rows: [&mut [u16; CODES_EACH]; TOGETHER],
 ) {
     // The highest bit marks the end of the word: the zeros above are the bits used.
-    let mut words = streams.map(|stream| peek(bytes, stream.at) | 1 << 63);
+    let mut words = [0; TOGETHER];
+    for (word, stream) in words.iter_mut().zip(&*streams) {
+        *word = peek(bytes, stream.at) | 1 << 63;
+    }
     for code in 0..CODES_EACH {
         for (word, row) in words.iter_mut().zip(&mut rows) {
             let found = entry(entries, row[code], *word);

@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 use trunkline_codec::frame::{Block, Codec};
 use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, rotary_frequencies};
 
+use super::allocations::counted;
 use super::measure::{Numbers, Report, time_ns};
 
 const NOTES: [&str; 3] = [
@@ -49,6 +50,9 @@ pub fn run(folder: Option<&Path>, theta: f64, quick: bool) -> anyhow::Result<Rep
         let table = kv.statistics(if folder.is_some() { theta } else { SYNTHETIC_THETA });
         measure(&mut report, kv, "predicted", &mut Frames::new(kv, Some(&table)), rounds)?;
         measure(&mut report, kv, "plain", &mut Frames::new(kv, None), rounds)?;
+        if matches!(kv.dtype, Dtype::Bf16 | Dtype::F32) {
+            measure(&mut report, kv, "fixed", &mut Frames { is_fast: true, ..Frames::new(kv, None) }, rounds)?;
+        }
         if kv.dtype.bytes() == 2 {
             measure(&mut report, kv, "zstd", &mut SplitZstd::new(kv)?, rounds.min(5))?;
         }
@@ -80,49 +84,69 @@ fn position(block: usize) -> u32 {
 trait Coding {
     /// Appends the encoded block to `out`.
     fn encode(&mut self, position: u32, bytes: &[u8], out: &mut Vec<u8>) -> anyhow::Result<()>;
-    /// Appends the decoded block to `out`.
-    fn decode(&mut self, encoded: &[u8], out: &mut Vec<u8>) -> anyhow::Result<()>;
+    /// Decodes a block into its place.
+    fn decode(&mut self, encoded: &[u8], out: &mut [u8]) -> anyhow::Result<()>;
 }
 
-/// Adds ratio and speeds of one way to encode.
+/// Encoded and decoded blocks, in memory that is used again.
+struct Round<'a> {
+    kv: &'a Kv,
+    coding: &'a mut dyn Coding,
+    encoded: Vec<u8>,
+    ends: Vec<usize>,
+    decoded: Vec<u8>,
+}
+
+impl Round<'_> {
+    fn encode(&mut self) -> anyhow::Result<()> {
+        self.encoded.clear();
+        self.ends.clear();
+        for (position, bytes) in self.kv.measured() {
+            self.coding.encode(position, bytes, &mut self.encoded)?;
+            self.ends.push(self.encoded.len());
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self) -> anyhow::Result<()> {
+        let (mut begin, len) = (0, self.decoded.len() / self.ends.len());
+        for (end, place) in self.ends.iter().zip(self.decoded.chunks_exact_mut(len)) {
+            self.coding.decode(&self.encoded[begin..*end], place)?;
+            begin = *end;
+        }
+        Ok(())
+    }
+}
+
+/// Adds ratio, speeds and allocations of one way to encode.
 fn measure(report: &mut Report, kv: &Kv, how: &str, coding: &mut dyn Coding, rounds: usize) -> anyhow::Result<()> {
     let raw: usize = kv.measured().map(|(_, bytes)| bytes.len()).sum();
-    let (mut encoded, mut decoded, mut ends) = (Vec::new(), Vec::with_capacity(raw), Vec::new());
-    let (mut encode, mut decode) = (Vec::new(), Vec::new());
+    let mut round = Round { kv, coding, encoded: Vec::new(), ends: Vec::new(), decoded: vec![0; raw] };
     // The first round fills buffers and caches.
-    for round in 0..=rounds {
-        encoded.clear();
-        ends.clear();
-        decoded.clear();
+    round.encode()?;
+    round.decode()?;
+    let (mut encode, mut decode) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
         let mut result = Ok(());
-        let encode_ns = time_ns(|| {
-            result = kv.measured().try_for_each(|(position, bytes)| {
-                coding.encode(position, bytes, &mut encoded)?;
-                ends.push(encoded.len());
-                anyhow::Ok(())
-            });
-        });
+        encode.push(raw as f64 / time_ns(|| result = round.encode()));
         result?;
+        round.decoded.fill(0);
         let mut result = Ok(());
-        let decode_ns = time_ns(|| {
-            let mut begin = 0;
-            result = ends.iter().try_for_each(|end| {
-                let frame = begin..*end;
-                begin = *end;
-                coding.decode(&encoded[frame], &mut decoded)
-            });
-        });
+        decode.push(raw as f64 / time_ns(|| result = round.decode()));
         result?;
-        ensure!(kv.measured().flat_map(|(_, bytes)| bytes).eq(&decoded), "{}: a block came back changed", kv.name);
-        if round > 0 {
-            encode.push(raw as f64 / encode_ns);
-            decode.push(raw as f64 / decode_ns);
-        }
+        ensure!(
+            kv.measured().flat_map(|(_, bytes)| bytes).eq(&round.decoded),
+            "{}: a block came back changed",
+            kv.name
+        );
     }
+    let (result, counted) = counted(|| round.encode().and_then(|()| round.decode()));
+    result?;
     let case = format!("{}, {how}", kv.name);
-    report.add("ratio", &case, "x", vec![raw as f64 / encoded.len() as f64]);
+    report.add("ratio", &case, "x", vec![raw as f64 / round.encoded.len() as f64]);
     report.add("encode", &case, "GB/s", encode);
     report.add("decode", &case, "GB/s", decode);
+    report.add("allocations", &case, "calls", vec![counted.allocations as f64]);
     Ok(())
 }
 
@@ -132,23 +156,28 @@ struct Frames<'a> {
     dtype: Dtype,
     shape: Shape,
     table: Option<&'a SideTable>,
+    /// `true` for codes of four bits.
+    is_fast: bool,
 }
 
 impl<'a> Frames<'a> {
     fn new(kv: &Kv, table: Option<&'a SideTable>) -> Self {
-        Self { codec: Codec::new(), dtype: kv.dtype, shape: kv.shape, table }
+        Self { codec: Codec::new(), dtype: kv.dtype, shape: kv.shape, table, is_fast: false }
     }
 }
 
 impl Coding for Frames<'_> {
     fn encode(&mut self, position: u32, bytes: &[u8], out: &mut Vec<u8>) -> anyhow::Result<()> {
         let block = Block { dtype: self.dtype, shape: self.shape, position: Some(position), bytes };
-        self.codec.encode(&block, self.table, out)?;
+        match self.is_fast {
+            true => self.codec.encode_fast(&block, out)?,
+            false => self.codec.encode(&block, self.table, out)?,
+        };
         Ok(())
     }
 
-    fn decode(&mut self, encoded: &[u8], out: &mut Vec<u8>) -> anyhow::Result<()> {
-        self.codec.decode(encoded, |_| self.table, usize::MAX, out)?;
+    fn decode(&mut self, encoded: &[u8], out: &mut [u8]) -> anyhow::Result<()> {
+        self.codec.decode_into(encoded, |_| self.table, out)?;
         Ok(())
     }
 }
@@ -187,7 +216,7 @@ impl Coding for SplitZstd {
         Ok(())
     }
 
-    fn decode(&mut self, mut encoded: &[u8], out: &mut Vec<u8>) -> anyhow::Result<()> {
+    fn decode(&mut self, mut encoded: &[u8], out: &mut [u8]) -> anyhow::Result<()> {
         let mut planes = Vec::new();
         while let Some((len, rest)) = encoded.split_first_chunk::<4>() {
             let (compressed, rest) = rest.split_at(u32::from_le_bytes(*len) as usize);
@@ -197,7 +226,8 @@ impl Coding for SplitZstd {
         }
         let rotation = self.rotation();
         let whole = |(low, high): (&u8, &u8)| u16::from_le_bytes([*low, *high]).rotate_right(rotation).to_le_bytes();
-        out.extend(planes[0].iter().zip(&planes[1]).flat_map(whole));
+        let elements = out.as_chunks_mut::<2>().0.iter_mut().zip(planes[0].iter().zip(&planes[1]));
+        elements.for_each(|(element, bytes)| *element = whole(bytes));
         Ok(())
     }
 }
@@ -353,6 +383,16 @@ fn blocks_of(file: &str, dtype: Dtype, bytes: &[u8]) -> anyhow::Result<Kv> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_are_made_and_read_without_allocations() {
+        let report = serde_json::to_value(run(None, 1e4, true).unwrap()).unwrap();
+        let allocations = report["rows"].as_array().unwrap().iter().filter(|row| row["what"] == "allocations");
+        let (zstd, frames): (Vec<_>, Vec<_>) =
+            allocations.partition(|row| row["case"].as_str().unwrap().ends_with("zstd"));
+        assert!(zstd.iter().all(|row| row["max"].as_f64() > Some(0.0)), "allocations are counted");
+        assert!(frames.len() >= 10 && frames.iter().all(|row| row["max"] == 0.0), "{frames:?}");
+    }
 
     #[test]
     fn files_are_cut_into_blocks_of_layers() {
