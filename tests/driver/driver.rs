@@ -325,6 +325,7 @@ impl Driver {
                 self.worker.begin_transfer(&transfer);
                 self.copies.push(*transfer);
             }
+            Action::Release { place, blocks } => self.worker.release(place, &blocks),
             Action::Token { request, token } => {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
                 assert!(!known.is_answered(), "request {request} goes on after its end");

@@ -241,6 +241,8 @@ pub struct OracleWorker {
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
     last_transfer: u64,
     keys: Keys,
+    /// Blocks that were released, in order.
+    pub released: Vec<(Place, u32)>,
     step: Option<u64>,
     /// Sequences that start in steps sent and not begun: number of the [`Truth`], and the cell before the first.
     sent: BTreeMap<(u64, RequestId), (Option<u64>, Cell)>,
@@ -274,6 +276,7 @@ impl OracleWorker {
             transfers: BTreeMap::new(),
             last_transfer: 0,
             keys: Keys::default(),
+            released: Vec::new(),
             step: None,
             sent: BTreeMap::new(),
             truths: BTreeMap::new(),
@@ -383,6 +386,19 @@ impl OracleWorker {
         for (at, ((source, destination), cells)) in pairs.enumerate() {
             self.memory(transfer.from).end_copy_from(*source, cells, id);
             self.memory(transfer.to).end_copy_into(*destination, id, arrived(at).then_some(cells));
+        }
+    }
+
+    /// Forgets blocks that hold nothing of use any more.
+    ///
+    /// # Panics
+    /// If a copy reads or writes one of them.
+    pub fn release(&mut self, place: Place, blocks: &[u32]) {
+        self.released.extend(blocks.iter().map(|block| (place, *block)));
+        for block in blocks {
+            let traffic = self.memory(place).traffic(*block);
+            assert!(traffic.copies_from == 0 && traffic.copy_into.is_none(), "block {block} of {place:?} is in use");
+            self.memory(place).block(*block).fill(POISON);
         }
     }
 

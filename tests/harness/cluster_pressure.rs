@@ -386,6 +386,9 @@ impl Run {
                 worker.worker.begin_transfer(&transfer);
                 worker.transfers.push(*transfer);
             }
+            Output::Engine(engine, Action::Release { place, blocks }) => {
+                self.engine(engine).worker.release(place, &blocks);
+            }
             Output::Engine(_, action) => self.answer(action),
             Output::Cluster(action) => {
                 self.outcome.orphaned +=

@@ -12,6 +12,7 @@ use trunkline_core::config::Setting;
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
+use crate::tier_settings::{TIER_KEYS, TierSettings};
 
 /// Keys of the server itself; the others are settings of the core.
 const SERVER_KEYS: [&str; 11] = [
@@ -108,6 +109,10 @@ pub struct Settings {
     #[arg(long, value_name = "SECONDS")]
     pub step_timeout: Option<f64>,
 
+    /// Tiers behind the device.
+    #[command(flatten)]
+    pub tiers: TierSettings,
+
     /// Settings of the network edge.
     #[command(flatten)]
     pub network: NetworkSettings,
@@ -147,14 +152,16 @@ impl Settings {
             roles: self.roles.or(other.roles),
             share_cache: self.share_cache.or(other.share_cache),
             step_timeout: self.step_timeout.or(other.step_timeout),
+            tiers: self.tiers.or(other.tiers),
             network: self.network.or(other.network),
         }
     }
 }
 
-/// Key of the config file: of the server, of its network edge, or of a setting of the core.
+/// Key of the config file: of the server, of its tiers, of its network edge, or of a setting of the core.
 enum Key {
     Server(&'static str),
+    Tiers(&'static str),
     Network(&'static str),
     Core(&'static Setting),
 }
@@ -164,9 +171,12 @@ impl<'de> Deserialize<'de> for Key {
         let key = String::deserialize(key)?;
         let core = || CoreSettings::<ServeFlags>::flags().map(|(setting, _)| setting);
         let server = SERVER_KEYS.into_iter().find(|known| *known == key).map(Key::Server);
+        let tiers = || TIER_KEYS.into_iter().find(|known| *known == key).map(Key::Tiers);
         let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
-        server.or_else(network).or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
-            let known = SERVER_KEYS.into_iter().chain(NETWORK_KEYS).chain(core().map(|setting| setting.flag));
+        let known = server.or_else(tiers).or_else(network);
+        known.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
+            let fixed = SERVER_KEYS.into_iter().chain(TIER_KEYS).chain(NETWORK_KEYS);
+            let known = fixed.chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
         })
@@ -191,6 +201,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Core(setting) => {
                             settings.core.insert(setting, file.next_value_seed(FileValue(setting.kind))?);
                         }
+                        Key::Tiers(key) => settings.tiers.read(key, &mut file)?,
                         Key::Network(key) => settings.network.read(key, &mut file)?,
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
@@ -267,6 +278,13 @@ mod tests {
             "--copy-timeout-ms=5000",
             "--share-cache=true",
             "--step-timeout=1.5",
+            "--host-mem=1GiB",
+            "--disk=d",
+            "--disk-size=2GiB",
+            "--remote=file:///r",
+            "--compression=off",
+            "--tier-write=back",
+            "--tier-eviction=lfu",
             "--token-file=t",
             "--admin=true",
             "--tls-cert=c",
@@ -296,7 +314,7 @@ mod tests {
         for (setting, _) in CoreSettings::<ServeFlags>::flags() {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
         }
-        for key in NETWORK_KEYS {
+        for key in NETWORK_KEYS.into_iter().chain(TIER_KEYS) {
             assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);

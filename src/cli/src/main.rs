@@ -36,7 +36,9 @@ mod replay;
 mod routers;
 mod selection;
 mod serve;
+mod sizes;
 mod sweep;
+mod tier_settings;
 mod trace;
 
 use std::io::{self, Write};

@@ -1,5 +1,6 @@
 //! `trunkline serve`: serves a model over gRPC.
 
+use std::f64::consts::TAU;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +11,9 @@ use clap::Args;
 use tracing::{info, warn};
 use trunkline_cluster::Cluster;
 use trunkline_core::{Config, registry};
-use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
+use trunkline_port::ModelInfo;
+use trunkline_server::{Backend, EngineStore, Options, Server, layout, listen, stop_on_signals};
+use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model};
 use xxhash_rust::xxh3::Xxh3;
@@ -58,6 +61,9 @@ Examples:
     listen = \"0.0.0.0:50051\"
     max-batch-tokens = 4096
 
+  Cached blocks in host memory and on disk, found again after a restart:
+    trunkline serve --model ./SmolLM2-135M --host-mem 4GiB --disk ./cache --disk-size 20GiB
+
   For other machines: TLS, and a token for each client:
     trunkline serve --listen 0.0.0.0:50051 --tls-cert server.pem --tls-key server.key --token-file tokens
 
@@ -94,7 +100,10 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let step_timeout = step_timeout(settings.step_timeout)?;
     // Mistakes in settings and address are reported before a large model is read.
     kv_dtype(&settings)?;
-    let config = limits(&settings, 1 << 10, Config::default().max_context)?;
+    let mut config = limits(&settings, 1 << 10, Config::default().max_context)?;
+    if let Some(tiers) = settings.tiers.tiers(1, engines.workers())? {
+        tiers.apply(&mut config);
+    }
     Cluster::new(&engines.cluster(&config))?;
     settings.network.apply(&mut Options::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -107,7 +116,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
 
     let (config, backend) = match kind {
         WorkerKind::Embedded => embedded(&settings, &engines)?,
-        WorkerKind::Null { step } => null(&settings, step)?,
+        WorkerKind::Null { step } => null(&settings, engines.workers(), step)?,
     };
     let name = backend.model.name.clone();
     let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * backend.model.kv_bytes_per_token;
@@ -152,9 +161,11 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
     };
     let model = model.with_kv_dtype(kv_dtype(settings)?);
     let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
-    let config = with_estimates(config, &model, engines.threads_each());
+    let mut config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
+    let rotation = rotation(&model);
     let mut backend = engines.backend(model, tokenizer, &config);
+    backend.stores = stores(&settings, &mut config, &backend.model, engines.workers(), Some(rotation))?;
     if let Some(dir) = &settings.model {
         backend.model.revision =
             revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
@@ -162,15 +173,38 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
     Ok((config, backend))
 }
 
+/// Opens the store of each worker, and puts the tiers into the limits of the core. Returns no store if no tier is asked for.
+fn stores(
+    settings: &Settings,
+    config: &mut Config,
+    model: &ModelInfo,
+    workers: usize,
+    frequencies: Option<Vec<Vec<u64>>>,
+) -> anyhow::Result<Vec<EngineStore>> {
+    let layout = BlockLayout { frequencies, ..layout(model, config.block_size) };
+    let Some(tiers) = settings.tiers.tiers(layout.block_bytes as u64, workers)? else { return Ok(Vec::new()) };
+    tiers.apply(config);
+    config.validate()?;
+    tiers.open(&layout)
+}
+
+/// Returns the rotation of a model's keys in each layer, in units of 2^-64 turns for each position.
+fn rotation(model: &Model) -> Vec<Vec<u64>> {
+    let turns = |radians: &f32| (f64::from(*radians) / TAU * 2f64.powi(64)) as u64;
+    let layer: Vec<u64> = model.rotary_frequencies().iter().map(turns).collect();
+    vec![layer; model.config().n_layers as usize]
+}
+
 /// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.
-fn null(settings: &Settings, step: Duration) -> anyhow::Result<(Config, Backend)> {
+fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(Config, Backend)> {
     let tokenizer = match &settings.model {
         Some(dir) => Tokenizer::load(dir)?,
         None => Tokenizer::bytes(),
     };
     let model = NullWorker::info(tokenizer.vocab_size());
-    let config = limits(settings, model.kv_bytes_per_token, model.max_context)?;
-    Ok((config, null_backend(model, tokenizer, step)))
+    let mut config = limits(settings, model.kv_bytes_per_token, model.max_context)?;
+    let stores = stores(settings, &mut config, &model, workers, None)?;
+    Ok((config, Backend { stores, ..null_backend(model, tokenizer, step) }))
 }
 
 /// Returns the element type of the KV cache.
@@ -387,12 +421,12 @@ mod tests {
 
     #[test]
     fn a_null_worker_needs_no_model() {
-        let (config, backend) = null(&given(&["--block-size=32"]), Duration::ZERO).unwrap();
+        let (config, backend) = null(&given(&["--block-size=32"]), 1, Duration::ZERO).unwrap();
         assert_eq!((config.block_size, config.device_blocks), (32, DEVICE_BLOCKS_DEFAULT_MAX as u32));
         assert_eq!(backend.model.vocab_size, Tokenizer::bytes().vocab_size());
         assert!((backend.workers)(trunkline_cluster::EngineId(0)).is_ok());
         assert!(
-            null(&given(&["--model=/nowhere"]), Duration::ZERO).is_err(),
+            null(&given(&["--model=/nowhere"]), 1, Duration::ZERO).is_err(),
             "the tokenizer of a model that is missing"
         );
     }

@@ -462,7 +462,9 @@ impl Cluster {
                 self.engines[engine.index()].drained = true;
                 self.report_drained(self.engines.iter().all(|engine| engine.drained), out);
             }
-            Action::RunStep(_) | Action::Transfer(_) => out.push(Output::Engine(engine, action)),
+            Action::RunStep(_) | Action::Transfer(_) | Action::Release { .. } => {
+                out.push(Output::Engine(engine, action))
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use trunkline_port::{BlockFault, KnownBlock};
 use crate::ids::{RequestId, Token};
 use crate::request::{FinishReason, Refusal, Request, Usage};
 use crate::step::{Step, StepResult};
-use crate::transfer::Transfer;
+use crate::transfer::{Place, Transfer};
 
 /// Input for the core, delivered with the time of the event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,6 +83,14 @@ pub enum Action {
     ResetWorker,
     /// Copy these blocks and answer with [`Event::TransferFinished`] or [`Event::TransferFailed`].
     Transfer(Box<Transfer>),
+    /// Blocks behind the device hold nothing of use any more: their memory can be freed. Needs no answer. Comes before the transfers of
+    /// the same event.
+    Release {
+        /// Place of the blocks, never the device.
+        place: Place,
+        /// Free blocks, ascending.
+        blocks: Vec<u32>,
+    },
     /// A request generated a token.
     Token {
         /// Request that generated the token.

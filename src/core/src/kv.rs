@@ -26,6 +26,7 @@ use crate::links::Links;
 use crate::prefix::Prefix;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
+use crate::transfer::Place;
 use crate::transfer_table::TransferTable;
 use crate::tree::{Parent, PrefixTree, Published};
 use crate::waiting::CachedPrefix;
@@ -171,6 +172,13 @@ impl Kv {
         if self.shares_host {
             self.tiers.set_lent(self.host.used());
         }
+    }
+
+    /// Returns the blocks behind the device freed since the last call and still free, by place.
+    pub fn take_released(&mut self) -> impl Iterator<Item = (Place, Vec<u32>)> {
+        let host = (Place::Host, self.host.take_released());
+        let tiers = (0..self.tiers.len()).map(|tier| (Place::Tier(tier as u8), self.tiers.take_released(tier)));
+        std::iter::once(host).chain(tiers).filter(|(_, blocks)| !blocks.is_empty())
     }
 
     /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate read

@@ -139,6 +139,15 @@ impl<S: SlotState> Slots<S> {
         to
     }
 
+    /// Empties a list of freed slots. Returns the slots still free, each once.
+    pub fn take_released(&self, released: &mut Vec<u32>) -> Vec<u32> {
+        let mut released = std::mem::take(released);
+        released.retain(|slot| self.state(*slot) == S::FREE);
+        released.sort_unstable();
+        released.dedup();
+        released
+    }
+
     /// Applies an event to the `len` slots from `first` on. The event MUST NOT free, and all the slots MUST be in one state.
     pub fn apply_run(&mut self, first: u32, len: usize, event: S::Event) {
         let from = self.states[first as usize];

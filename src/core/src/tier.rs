@@ -113,6 +113,8 @@ pub(crate) struct Tier {
     lent: u32,
     /// Demotions of blocks in flight.
     demoting: u32,
+    /// Slots freed since the last [`Self::take_released`], some perhaps taken again.
+    released: Vec<u32>,
     /// Blocks dropped to make room.
     pub evicted: u64,
 }
@@ -132,6 +134,7 @@ impl Tier {
             limit: capacity,
             lent: 0,
             demoting: 0,
+            released: Vec::new(),
             evicted: 0,
         }
     }
@@ -185,7 +188,7 @@ impl Tier {
     /// Drops a block that the eviction policy gave up.
     fn evict(&mut self, victim: u32) {
         self.remove(victim);
-        self.slots.apply(victim, TierEvent::Evicted);
+        self.free_slot(victim, TierEvent::Evicted);
         self.evicted += 1;
     }
 
@@ -230,13 +233,13 @@ impl Tier {
     /// Ends the transfer that writes a block: the block is present if `ok`, else freed. A block struck out meanwhile is freed.
     pub fn end_fill(&mut self, slot: u32, ok: bool) {
         if self.slots.state(slot) == TierState::Leaving {
-            self.slots.apply(slot, TierEvent::TransfersEnded);
+            self.free_slot(slot, TierEvent::TransfersEnded);
         } else if ok {
             self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         } else {
             self.remove(slot);
-            self.slots.apply(slot, TierEvent::FillFailed);
+            self.free_slot(slot, TierEvent::FillFailed);
         }
     }
 
@@ -259,7 +262,7 @@ impl Tier {
             return;
         }
         if self.slots.state(slot) == TierState::Leaving {
-            self.slots.apply(slot, TierEvent::TransfersEnded);
+            self.free_slot(slot, TierEvent::TransfersEnded);
         } else {
             self.slots.apply(slot, TierEvent::Unpinned);
             self.eviction.idle(&[handle(slot)], &self.nodes);
@@ -286,7 +289,7 @@ impl Tier {
         if fault.is_none() && self.pins[slot as usize] == 1 && self.slots.state(slot) == TierState::Pinned {
             self.pins[slot as usize] = 0;
             self.remove(slot);
-            self.slots.apply(slot, TierEvent::Demoted);
+            self.free_slot(slot, TierEvent::Demoted);
         } else {
             self.unpin(slot);
         }
@@ -314,13 +317,24 @@ impl Tier {
     pub fn flush(&mut self) {
         while let Some(slot) = self.pop_victim() {
             self.remove(slot);
-            self.slots.apply(slot, TierEvent::Evicted);
+            self.free_slot(slot, TierEvent::Evicted);
         }
         for slot in 0..self.slots.opened() {
             if self.slots.state(slot) != TierState::Free {
                 self.strike_out(slot);
             }
         }
+    }
+
+    /// Frees a slot.
+    fn free_slot(&mut self, slot: u32, event: TierEvent) {
+        self.slots.apply(slot, event);
+        self.released.push(slot);
+    }
+
+    /// Returns the slots freed since the last call and still free.
+    pub fn take_released(&mut self) -> Vec<u32> {
+        self.slots.take_released(&mut self.released)
     }
 
     /// Takes a block out of the index.

@@ -155,6 +155,11 @@ impl Tiers {
         blocks.iter().take_while(|known| tier.adopt(known)).count()
     }
 
+    /// Returns the blocks of a tier freed since the last call and still free.
+    pub fn take_released(&mut self, tier: usize) -> Vec<u32> {
+        self.tiers[tier].take_released()
+    }
+
     /// Sets the number of blocks that fit in a tier.
     pub fn resize(&mut self, tier: usize, blocks: u32) {
         if let Some(tier) = self.tiers.get_mut(tier) {

@@ -1,6 +1,6 @@
 //! Answers of tiers block by block: what a block that does not arrive costs, tiers that are too busy, and blocks from before.
 
-use trunkline_core::{BlockFault, BlockKey, Config, Event, KnownBlock, Place, TierConfig, Token, Write};
+use trunkline_core::{BlockFault, BlockKey, Config, Event, KnownBlock, Place, Preemption, TierConfig, Token, Write};
 use trunkline_driver::Driver;
 
 const BLOCK: u32 = 4;
@@ -10,7 +10,11 @@ fn tier(blocks: u32, write: Write) -> TierConfig {
 }
 
 fn driver(write: Write) -> Driver {
-    Driver::new(Config {
+    Driver::new(config(write))
+}
+
+fn config(write: Write) -> Config {
+    Config {
         block_size: BLOCK,
         device_blocks: 12,
         max_batch_tokens: 200,
@@ -19,7 +23,7 @@ fn driver(write: Write) -> Driver {
         launch_watermark: 0.0,
         tiers: vec![tier(20, write)],
         ..Config::default()
-    })
+    }
 }
 
 /// `n` tokens that begin no other prompt.
@@ -118,6 +122,7 @@ fn blocks_from_before_are_found_and_evicted_oldest_first() {
     // A load ends with the head of the prompt, which is the youngest now.
     driver.event(Event::TierResized { tier: 0, blocks: 1 });
     assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].evicted_blocks), (1, 2));
+    assert_eq!(driver.worker.released, [1, 2].map(|block| (Place::Tier(0), block)), "their memory is free");
     assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 4);
 }
 
@@ -145,6 +150,20 @@ fn blocks_from_before_that_do_not_fit_are_left_out() {
     driver.event(Event::TierFound { tier: 7, blocks: blocks.clone() });
     driver.event(Event::TierFound { tier: 0, blocks });
     assert_eq!(driver.stats().tiers[0].blocks, 2, "no such tier, and not twice");
+}
+
+#[test]
+fn host_blocks_are_released_when_their_request_is_back() {
+    let config = Config { host_blocks: 20, preemption: Preemption::Swap, tiers: Vec::new(), ..config(Write::Through) };
+    let mut driver = Driver::new(config);
+    driver.submit(1, prompt(1, 20), 20);
+    driver.submit(2, prompt(2, 17), 20);
+    driver.answer_until(|driver| driver.copies.iter().any(|copy| copy.to == Place::Host));
+    let mut hosts: Vec<_> = driver.copies[0].pairs.iter().map(|(_, to)| (Place::Host, *to)).collect();
+    hosts.sort_unstable();
+    driver.run_to_end();
+    assert_eq!(driver.stats().swaps.swap_ins, 1);
+    assert_eq!(driver.worker.released, hosts);
 }
 
 #[test]

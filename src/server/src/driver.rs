@@ -476,6 +476,9 @@ impl Driver {
         match output {
             ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step, self.last_input_ns),
             ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
+            ClusterOutput::Engine(engine, Action::Release { place, blocks }) => {
+                self.workers.store(engine).release(place, &blocks);
+            }
             ClusterOutput::Engine(engine, Action::ResetWorker) => {
                 self.workers.reset(engine, self.last_input_ns);
             }
@@ -507,7 +510,7 @@ impl Driver {
                 }
             }
             Action::Drained => self.drained = true,
-            Action::RunStep(_) | Action::Transfer(_) | Action::ResetWorker => {
+            Action::RunStep(_) | Action::Transfer(_) | Action::Release { .. } | Action::ResetWorker => {
                 unreachable!("jobs are of an engine")
             }
             Action::Withdrawn(_) => unreachable!("requests that move stay in the cluster"),

@@ -112,8 +112,16 @@ impl Coder {
         self.dtype.is_some()
     }
 
-    /// Takes in a block for the statistics of the model. Returns id and bytes of the table when this block completes the statistics.
-    pub fn observe(&self, bytes: &[u8], position: u32) -> Option<(u64, Vec<u8>)> {
+    /// Takes in a block for the statistics of the model. When this block completes the statistics, `keep` gets id and bytes of the table before
+    /// any frame is encoded against the table.
+    pub fn observe(&self, bytes: &[u8], position: u32, keep: impl FnOnce(u64, &[u8])) {
+        if let Some(table) = self.observed(bytes, position) {
+            keep(table.id(), &table.to_bytes());
+            self.adopt(table);
+        }
+    }
+
+    fn observed(&self, bytes: &[u8], position: u32) -> Option<SideTable> {
         let dtype = self.dtype?;
         // A thread that finds another one at work need not wait: any block will do.
         let mut calibrator = self.calibrator.try_lock().ok()?;
@@ -124,9 +132,22 @@ impl Coder {
         }
         let table = collector.finish();
         *calibrator = None;
-        let (id, bytes) = (table.id(), table.to_bytes());
+        Some(table)
+    }
+
+    /// Adds a table that was kept. New frames use the last table added.
+    ///
+    /// # Errors
+    /// If the bytes are no table, or of another model's shape.
+    pub fn add_table(&self, bytes: &[u8]) -> Result<u64, Fault> {
+        let table = SideTable::from_bytes(bytes).ok_or(Fault::Flipped)?;
+        if !self.layout.shape.is_some_and(|shape| table.fits(&shape)) {
+            return Err(Fault::Stale);
+        }
+        let id = table.id();
+        *self.calibrator.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.adopt(table);
-        Some((id, bytes))
+        Ok(id)
     }
 
     fn adopt(&self, table: SideTable) {

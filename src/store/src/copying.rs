@@ -1,13 +1,18 @@
 //! Jobs that copy the pairs of a transfer, a few at a time.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use trunkline_port::{BlockKey, DeviceBlocks, Place, Transfer};
+use trunkline_port::{BlockKey, DeviceBlocks, Place, Token, Transfer};
+
+use crate::aligned::Aligned;
 
 use crate::answer::Pair;
 use crate::counters::Fault;
+use crate::disk::{Disk, Write};
 use crate::held::{Coding, Held};
-use crate::places::{Failure, Places, Scratch};
+use crate::places::{Failure, Places, Scratch, Tier};
+use crate::record::{header_len, seal};
 
 /// Pair to copy, with the claims of its slots.
 pub struct Item {
@@ -37,24 +42,30 @@ enum Source {
     Raw,
     /// In host memory, compressed or not.
     Held(Arc<Held>),
+    /// Payload of a record in [`Scratch::record`].
+    Record(Coding, Range<usize>),
 }
 
 impl Copying {
     /// Copies all pairs and answers each.
     pub fn run(self, scratch: &mut Scratch) {
         let Self { places, device, transfer, items } = self;
-        for item in items {
-            let copy = Copy { places: &places, device: device.as_ref(), transfer: &transfer };
-            let result = copy.load(scratch, &item).and_then(|source| copy.deliver(scratch, &item, source));
-            match result {
-                Ok(stored_bytes) => item.pair.arrived(stored_bytes),
-                Err(failure) => {
-                    if let Failure::Unproven(fault) = failure {
-                        places.count_fault(transfer.from, fault);
-                    }
-                    item.pair.failed(failure.into());
-                }
-            }
+        for Item { pair, source_generation, generation } in items {
+            let (from, to) = transfer.pairs[pair.index()];
+            let key = transfer.keys.get(pair.index()).copied();
+            let tokens = if key.is_some() { transfer.tokens_of(pair.index()) } else { &[] };
+            let copy = Copy {
+                places: &places,
+                device: device.as_ref(),
+                transfer: &transfer,
+                from,
+                to,
+                key,
+                tokens,
+                source_generation,
+                generation,
+            };
+            copy.run(scratch, pair);
         }
     }
 }
@@ -63,58 +74,88 @@ struct Copy<'a> {
     places: &'a Arc<Places>,
     device: &'a dyn DeviceBlocks,
     transfer: &'a Transfer,
+    from: u32,
+    to: u32,
+    key: Option<BlockKey>,
+    tokens: &'a [Token],
+    source_generation: u64,
+    generation: u64,
 }
 
 impl Copy<'_> {
-    fn slots(&self, item: &Item) -> (u32, u32) {
-        self.transfer.pairs[item.pair.index()]
+    fn run(&self, scratch: &mut Scratch, pair: Pair) {
+        let source = match self.load(scratch) {
+            Ok(source) => source,
+            Err(failure) => return self.fail(pair, failure),
+        };
+        if let Source::Raw = source {
+            self.places.learn(&scratch.raw, self.position());
+        }
+        let result = match self.places.tier(self.transfer.to) {
+            Some(Tier::Disk(disk, _)) => match self.record(scratch, disk, source) {
+                Ok(record) => return self.write(disk, record, pair),
+                Err(failure) => Err(failure),
+            },
+            _ if self.transfer.to == Place::Device => self.deliver_to_device(scratch, source),
+            _ => self.deliver_to_host(scratch, source),
+        };
+        // The source is dropped by now: whoever gets the answer may count on its memory.
+        match result {
+            Ok(stored_bytes) => pair.arrived(stored_bytes),
+            Err(failure) => self.fail(pair, failure),
+        }
     }
 
-    fn key(&self, item: &Item) -> Option<BlockKey> {
-        self.transfer.keys.get(item.pair.index()).copied()
+    fn fail(&self, pair: Pair, failure: Failure) {
+        if let Failure::Unproven(fault) = failure {
+            self.places.count_fault(self.transfer.from, fault);
+        }
+        pair.failed(failure.into());
+    }
+
+    fn position(&self) -> Option<u32> {
+        self.key.map(|key| key.first_token)
     }
 
     /// Reads the source and proves its identity.
-    fn load(&self, scratch: &mut Scratch, item: &Item) -> Result<Source, Failure> {
-        let (slot, _) = self.slots(item);
+    fn load(&self, scratch: &mut Scratch) -> Result<Source, Failure> {
         if self.transfer.from == Place::Device {
             scratch.raw.resize(self.device.block_bytes(), 0);
-            return match self.device.read(slot, &mut scratch.raw) {
+            return match self.device.read(self.from, &mut scratch.raw) {
                 Ok(()) => Ok(Source::Raw),
                 Err(_) => Err(Failure::Interrupted),
             };
         }
+        if let Some(Tier::Disk(disk, _)) = self.places.tier(self.transfer.from) {
+            let key = self.key.ok_or(Failure::Unproven(Fault::Missing))?;
+            let header = disk.read(self.from, &key, self.tokens, &mut scratch.record).map_err(Failure::Unproven)?;
+            return Ok(Source::Record(header.coding, header.payload_range()));
+        }
         let place = self.places.host_place(self.transfer.from).ok_or(Failure::Unproven(Fault::Missing))?;
-        let (generation, kept) = place.slots().get(slot).ok_or(Failure::Unproven(Fault::Missing))?;
+        let (generation, kept) = place.slots().get(self.from).ok_or(Failure::Unproven(Fault::Missing))?;
         let is_tier = self.transfer.from != Place::Host;
-        if is_tier && kept.key() != self.key(item) {
+        if is_tier && kept.key() != self.key {
             return Err(Failure::Unproven(Fault::Swapped));
         }
-        if generation != item.source_generation {
+        if generation != self.source_generation {
             return Err(Failure::Unproven(Fault::Stale));
         }
         Ok(Source::Held(Arc::clone(kept.held())))
     }
 
-    /// Writes the contents to the destination. Returns the bytes taken there.
-    fn deliver(&self, scratch: &mut Scratch, item: &Item, source: Source) -> Result<u64, Failure> {
-        let (_, slot) = self.slots(item);
-        if self.transfer.to == Place::Device {
-            return self.deliver_to_device(scratch, slot, &source);
-        }
+    /// Fills a slot in host memory. Returns the memory taken.
+    fn deliver_to_host(&self, scratch: &mut Scratch, source: Source) -> Result<u64, Failure> {
         let place = self.places.host_place(self.transfer.to).ok_or(Failure::Refused)?;
-        let key = self.key(item);
-        let position = key.map(|key| key.first_token);
+        let position = self.position();
         let held = match source {
-            Source::Held(held) => held,
-            Source::Raw => {
-                self.places.learn(&scratch.raw, position);
-                self.places.hold_block(scratch, position).ok_or(Failure::Refused)?
-            }
+            Source::Held(held) => Some(held),
+            Source::Raw => self.places.hold_block(scratch, position),
+            Source::Record(coding, range) => self.places.hold(&scratch.record.as_slice()[range], coding),
         };
-        let key = key.filter(|_| self.transfer.to != Place::Host);
+        let held = held.ok_or(Failure::Refused)?;
+        let key = self.key.filter(|_| self.transfer.to != Place::Host);
         let stored_bytes = held.stored_bytes();
-        if !place.fill(slot, item.generation, key, &held) {
+        if !place.fill(self.to, self.generation, key, &held) {
             // A later write owns the slot: nobody waits for this one.
             return Err(Failure::Interrupted);
         }
@@ -122,17 +163,70 @@ impl Copy<'_> {
         Ok(stored_bytes)
     }
 
-    fn deliver_to_device(&self, scratch: &mut Scratch, slot: u32, source: &Source) -> Result<u64, Failure> {
-        let Scratch { engine, raw, .. } = scratch;
+    /// Makes the record of a block for a disk.
+    fn record(&self, scratch: &mut Scratch, disk: &Disk, source: Source) -> Result<(Aligned, BlockKey), Failure> {
+        let key = self.key.ok_or(Failure::Refused)?;
+        if !disk.has_room(self.places.record_max) {
+            return Err(Failure::Refused);
+        }
+        let mut buffer = disk.buffer();
+        buffer.resize(header_len(self.tokens.len()));
+        let Scratch { engine, raw, record, .. } = scratch;
+        let mut encode = |block: &[u8], out: &mut Vec<u8>| {
+            if self.places.encode(engine, block, self.position(), out) {
+                return Coding::Frame;
+            }
+            out.extend_from_slice(block);
+            Coding::Raw
+        };
+        let coding = buffer.append(|out| match source {
+            Source::Raw => Ok(encode(raw, out)),
+            Source::Held(held) => {
+                let body = held.body();
+                body.verify().map_err(Failure::Unproven)?;
+                if body.coding() == Coding::Raw {
+                    return Ok(encode(body.bytes(), out));
+                }
+                out.extend_from_slice(body.bytes());
+                Ok(Coding::Frame)
+            }
+            Source::Record(coding, range) => {
+                out.extend_from_slice(&record.as_slice()[range]);
+                Ok(coding)
+            }
+        })?;
+        seal(buffer.as_mut_slice(), self.places.layout, coding, &key, self.tokens);
+        buffer.pad();
+        Ok((buffer, key))
+    }
+
+    /// Queues a record for a disk; the writer answers.
+    fn write(&self, disk: &Disk, (record, key): (Aligned, BlockKey), pair: Pair) {
+        let done = Box::new(move |result| match result {
+            Ok(stored_bytes) => pair.arrived(stored_bytes),
+            Err(fault) => pair.failed(fault),
+        });
+        let (slot, generation, n_tokens) = (self.to, self.generation, self.tokens.len());
+        disk.write(Write { record, n_tokens, key, slot, generation, done });
+    }
+
+    fn deliver_to_device(&self, scratch: &mut Scratch, source: Source) -> Result<u64, Failure> {
+        let Scratch { engine, raw, record, .. } = scratch;
         let write = |bytes: &[u8]| {
             if bytes.len() != self.device.block_bytes() {
                 return Err(Failure::Unproven(Fault::Stale));
             }
-            self.device.write(slot, bytes).map_err(|_| Failure::Interrupted)?;
+            self.device.write(self.to, bytes).map_err(|_| Failure::Interrupted)?;
             Ok(bytes.len() as u64)
         };
         let held = match source {
             Source::Raw => return write(raw),
+            Source::Record(Coding::Raw, range) => return write(&record.as_slice()[range]),
+            Source::Record(Coding::Frame, range) => {
+                let frame = &record.as_slice()[range];
+                self.places.coder.decode(engine, frame, raw).map_err(Failure::Unproven)?;
+                return write(raw);
+            }
             Source::Held(held) => held,
         };
         {

@@ -23,11 +23,15 @@ pub enum Fault {
     /// The slot, file or object holds no record.
     #[error("there is no record")]
     Missing,
+    /// The system could not read the record.
+    #[error("the record cannot be read")]
+    Unreadable,
 }
 
 impl Fault {
     /// All faults, in the order of [`FaultCounts`].
-    pub const ALL: [Self; 6] = [Self::Torn, Self::Short, Self::Stale, Self::Swapped, Self::Flipped, Self::Missing];
+    pub const ALL: [Self; 7] =
+        [Self::Torn, Self::Short, Self::Stale, Self::Swapped, Self::Flipped, Self::Missing, Self::Unreadable];
 
     /// Returns the name of the fault, one word.
     pub fn name(self) -> &'static str {
@@ -38,13 +42,14 @@ impl Fault {
             Self::Swapped => "swapped",
             Self::Flipped => "flipped",
             Self::Missing => "missing",
+            Self::Unreadable => "unreadable",
         }
     }
 }
 
 /// Number of stored blocks that failed verification, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FaultCounts(pub [u64; 6]);
+pub struct FaultCounts(pub [u64; 7]);
 
 impl FaultCounts {
     /// Returns the number for one reason.
@@ -57,6 +62,11 @@ impl FaultCounts {
         self.0.iter().sum()
     }
 
+    /// Returns each reason with its number.
+    pub fn each(self) -> impl Iterator<Item = (Fault, u64)> {
+        Fault::ALL.into_iter().zip(self.0)
+    }
+
     /// Counts a fault of one block.
     pub fn add(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
@@ -65,7 +75,7 @@ impl FaultCounts {
 
 /// [`FaultCounts`] that many threads add to.
 #[derive(Debug, Default)]
-pub struct FaultCounters([AtomicU64; 6]);
+pub struct FaultCounters([AtomicU64; 7]);
 
 impl FaultCounters {
     /// Counts a fault of one block.
@@ -90,6 +100,6 @@ mod tests {
             (0..=at).for_each(|_| counters.add(fault));
             assert_eq!(counters.counts().of(fault), at as u64 + 1, "{}", fault.name());
         }
-        assert_eq!(counters.counts().total(), 21);
+        assert_eq!(counters.counts().total(), 28);
     }
 }

@@ -6,17 +6,20 @@
 //! **Boundary:** this crate knows blocks as bytes with a [`trunkline_port::BlockKey`], and nothing of requests or schedules. The core
 //! decides about places. The store copies, compresses, and proves every block before the block is used.
 
+mod aligned;
 mod answer;
 mod arena;
 mod cache;
 mod coder;
 mod copying;
 mod counters;
+mod disk;
 mod held;
 mod layout;
 mod links;
 mod places;
 mod pool;
+mod record;
 mod residency;
 mod settings;
 mod slots;
@@ -29,6 +32,7 @@ pub use crate::arena::ArenaStats;
 pub use crate::cache::CacheStats;
 pub use crate::coder::CodecStats;
 pub use crate::counters::{Fault, FaultCounts};
+pub use crate::disk::{Checked, CheckedSegment, DiskStats, check as check_disk};
 pub use crate::layout::BlockLayout;
 pub use crate::links::LinkStats;
 pub use crate::residency::{Residency, Spread};

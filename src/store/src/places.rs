@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use trunkline_port::{BlockFault, Place};
 
+use crate::aligned::Aligned;
 use crate::arena::Arena;
 use crate::cache::DecodeCache;
 use crate::coder::{Coder, Engine};
 use crate::counters::{Fault, FaultCounters};
+use crate::disk::{Disk, record_max};
 use crate::held::{Coding, Held, HostPlace};
 use crate::links::Link;
 use crate::pool::{Queue, Urgency};
@@ -28,6 +30,8 @@ pub struct Scratch {
     pub raw: Vec<u8>,
     /// Bytes of one frame of the codec.
     pub frame: Vec<u8>,
+    /// Bytes of one record.
+    pub record: Aligned,
 }
 
 /// Reason for a block not to be copied.
@@ -52,10 +56,11 @@ impl From<Failure> for BlockFault {
 }
 
 /// Contents of a tier, by medium.
-#[derive(Debug)]
 pub enum Tier {
     /// Blocks in host memory, one for each slot.
-    Host(HostPlace),
+    Host(Box<HostPlace>),
+    /// Blocks on disk, and the queue of the threads that read them.
+    Disk(Box<Disk>, Arc<Queue<Scratch>>),
 }
 
 /// Places of a store, and all that copies between places need.
@@ -74,6 +79,10 @@ pub struct Places {
     pub faults: Vec<FaultCounters>,
     /// Jobs that copy and compress.
     pub queue: Arc<Queue<Scratch>>,
+    /// Id of the layout of all blocks.
+    pub layout: u64,
+    /// Bytes of the longest record.
+    pub record_max: usize,
     compression: Compression,
     links: Mutex<HashMap<(Place, Place), Arc<Link>>>,
 }
@@ -89,8 +98,34 @@ impl Places {
             faults: (0..=tiers.len()).map(|_| FaultCounters::default()).collect(),
             tiers,
             queue,
+            layout: settings.layout.id(),
+            record_max: record_max(settings.layout.block_bytes, settings.layout.block_size),
             compression: settings.compression,
             links: Mutex::default(),
+        }
+    }
+
+    fn save_table(&self, id: u64, bytes: &[u8]) {
+        for tier in &self.tiers {
+            if let Tier::Disk(disk, _) = tier {
+                disk.save_table(id, bytes);
+            }
+        }
+    }
+
+    /// Reads the side tables that were kept beside the tiers, and keeps them beside all. New frames use the newest of the nearest tier.
+    pub fn load_tables(&self) {
+        let mut tables = Vec::new();
+        for tier in self.tiers.iter().rev() {
+            if let Tier::Disk(disk, _) = tier {
+                tables.extend(disk.tables());
+            }
+        }
+        for table in tables {
+            match self.coder.add_table(&table) {
+                Ok(id) => self.save_table(id, &table),
+                Err(fault) => tracing::warn!("a side table is not used: {fault}"),
+            }
         }
     }
 
@@ -143,19 +178,54 @@ impl Places {
 
     /// Claims a slot for a write. Returns the generation of the claim; 0 for the device.
     pub fn claim(&self, place: Place, slot: u32) -> u64 {
-        self.host_place(place).map_or(0, |place| place.slots().claim(slot).0)
+        match (self.host_place(place), self.tier(place)) {
+            (Some(host), _) => host.slots().claim(slot).0,
+            (_, Some(Tier::Disk(disk, _))) => disk.claim(slot),
+            _ => 0,
+        }
     }
 
     /// Returns the generation of a slot; 0 for the device.
     pub fn generation(&self, place: Place, slot: u32) -> u64 {
-        self.host_place(place).map_or(0, |place| place.slots().generation(slot))
+        match (self.host_place(place), self.tier(place)) {
+            (Some(host), _) => host.slots().generation(slot),
+            (_, Some(Tier::Disk(disk, _))) => disk.generation(slot),
+            _ => 0,
+        }
     }
 
     /// Empties a slot, so that the memory is free.
     pub fn release(&self, place: Place, slot: u32) {
-        if let Some(place) = self.host_place(place) {
-            drop(place.slots().release(slot));
+        match (self.host_place(place), self.tier(place)) {
+            (Some(host), _) => drop(host.slots().release(slot)),
+            (_, Some(Tier::Disk(disk, _))) => disk.release(slot),
+            _ => {}
         }
+    }
+
+    /// Returns the queue of the threads for copies between two places: a slow medium keeps only its own threads busy.
+    pub fn queue_for(&self, from: Place, _to: Place) -> &Arc<Queue<Scratch>> {
+        match self.tier(from) {
+            Some(Tier::Disk(_, queue)) => queue,
+            _ => &self.queue,
+        }
+    }
+
+    /// Appends the frame of a block to `out`, if blocks are to be compressed. With compression `full` the frame is decoded and compared.
+    pub fn encode(&self, engine: &mut Engine, raw: &[u8], position: Option<u32>, out: &mut Vec<u8>) -> bool {
+        let begin = out.len();
+        if !self.compresses() || !self.coder.encode(engine, raw, position, out) {
+            return false;
+        }
+        if self.compression == Compression::Full {
+            let mut decoded = Vec::with_capacity(raw.len());
+            if self.coder.decode(engine, &out[begin..], &mut decoded).is_err() || decoded != raw {
+                self.coder.mismatched();
+                out.truncate(begin);
+                return false;
+            }
+        }
+        true
     }
 
     /// Copies bytes into host memory; decoded blocks make room if they must.
@@ -185,25 +255,20 @@ impl Places {
 
     /// Takes in a block for the statistics of the model, which make later frames smaller.
     pub fn learn(&self, raw: &[u8], position: Option<u32>) {
-        if let (Some(position), true) = (position, self.compression != Compression::Off)
-            && let Some((id, bytes)) = self.coder.observe(raw, position)
-        {
-            tracing::info!("statistics of the model are complete: side table {id:016x}, {} bytes", bytes.len());
+        if let (Some(position), true) = (position, self.compression != Compression::Off) {
+            self.coder.observe(raw, position, |id, table| {
+                tracing::info!("statistics of the model are complete: side table {id:016x}, {} bytes", table.len());
+                self.save_table(id, table);
+            });
         }
     }
 
     /// Copies an uncompressed block into host memory, compressed at once with compression `full`.
     pub fn hold_block(&self, scratch: &mut Scratch, position: Option<u32>) -> Option<Arc<Held>> {
-        let Scratch { engine, raw, frame } = scratch;
-        if self.compression == Compression::Full {
-            frame.clear();
-            if self.coder.encode(engine, raw, position, frame) {
-                let mut decoded = Vec::with_capacity(raw.len());
-                if self.coder.decode(engine, frame, &mut decoded).is_ok() && decoded == *raw {
-                    return self.hold(frame, Coding::Frame);
-                }
-                self.coder.mismatched();
-            }
+        let Scratch { engine, raw, frame, .. } = scratch;
+        frame.clear();
+        if self.compression == Compression::Full && self.encode(engine, raw, position, frame) {
+            return self.hold(frame, Coding::Frame);
         }
         self.hold(raw, Coding::Raw)
     }

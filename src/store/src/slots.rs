@@ -89,6 +89,30 @@ impl<T: Clone> Slots<T> {
         Ok(())
     }
 
+    /// Replaces the contents of a slot, unless a later claim owns the slot. The times of arrival and use stay.
+    ///
+    /// # Errors
+    /// If the slot is empty or a later claim owns the slot: returns the value.
+    pub fn replace(&self, slot: u32, generation: u64, value: T) -> Result<T, T> {
+        let mut inner = self.inner();
+        let entry = inner.slots.get_mut(&slot).filter(|entry| entry.claim == generation);
+        match entry.and_then(|entry| entry.contents.as_mut()) {
+            Some(contents) => Ok(std::mem::replace(&mut contents.value, value)),
+            None => Err(value),
+        }
+    }
+
+    /// Returns slot, generation and contents where `chooses` is `true`, in no order.
+    pub fn collect(&self, chooses: impl Fn(&T) -> bool) -> Vec<(u32, u64, T)> {
+        let inner = self.inner();
+        let filled =
+            inner.slots.iter().filter_map(|(slot, entry)| Some((*slot, entry.claim, entry.contents.as_ref()?)));
+        filled
+            .filter(|(.., contents)| chooses(&contents.value))
+            .map(|(slot, claim, contents)| (slot, claim, contents.value.clone()))
+            .collect()
+    }
+
     /// Returns the generation of a slot; 0 if the slot was never claimed.
     pub fn generation(&self, slot: u32) -> u64 {
         self.inner().slots.get(&slot).map_or(0, |entry| entry.claim)
@@ -143,7 +167,11 @@ mod tests {
         assert_eq!(slots.fill(3, second, "new"), Ok(()));
         assert_eq!(slots.fill(3, first, "old"), Err("old"));
         assert_eq!(slots.get(3), Some((second, "new")));
-        assert_eq!(slots.claim(3).1, Some("new"));
+        assert_eq!(slots.replace(3, first, "older"), Err("older"));
+        assert_eq!(slots.replace(3, second, "newer"), Ok("new"));
+        assert_eq!(slots.collect(|value| *value == "newer"), [(3, second, "newer")]);
+        assert_eq!(slots.collect(|value| *value == "new"), []);
+        assert_eq!(slots.claim(3).1, Some("newer"));
         assert_eq!((slots.get(3), slots.filled()), (None, 0));
     }
 

@@ -4,6 +4,7 @@ use crate::arena::ArenaStats;
 use crate::cache::CacheStats;
 use crate::coder::CodecStats;
 use crate::counters::FaultCounts;
+use crate::disk::{Disk, DiskStats};
 use crate::held::HostPlace;
 use crate::links::LinkStats;
 use crate::places::{Places, Tier};
@@ -41,6 +42,8 @@ pub struct PlaceStats {
     pub faults: FaultCounts,
     /// Times that blocks spent in the place.
     pub residency: Residency,
+    /// Work of a disk; `None` for other media.
+    pub disk: Option<DiskStats>,
 }
 
 impl PlaceStats {
@@ -56,7 +59,14 @@ impl PlaceStats {
             limit_bytes: places.arena.stats().limit_bytes,
             faults,
             residency: place.slots().residency(),
+            disk: None,
         }
+    }
+
+    fn of_disk(disk: &Disk, faults: FaultCounts) -> Self {
+        let (blocks, stored_bytes, limit_bytes) = disk.usage();
+        let residency = disk.residency();
+        Self { blocks, stored_bytes, limit_bytes, faults, residency, disk: Some(disk.stats()) }
     }
 }
 
@@ -65,6 +75,7 @@ impl StoreStats {
         let faults = |at: usize| places.faults.get(at).map(|counters| counters.counts()).unwrap_or_default();
         let tier = |(at, tier): (usize, &Tier)| match tier {
             Tier::Host(place) => PlaceStats::of_host(places, place, faults(at + 1)),
+            Tier::Disk(disk, _) => PlaceStats::of_disk(disk, faults(at + 1)),
         };
         Self {
             arena: places.arena.stats(),

@@ -1,12 +1,13 @@
 //! The store of one engine.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use trunkline_port::{DeviceBlocks, KnownBlock, Place, Transfer, TransferReport};
 
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
-use crate::held::HostPlace;
+use crate::disk::{Disk, DiskSettings, record_max};
 use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
@@ -15,20 +16,29 @@ use crate::stats::StoreStats;
 
 /// Pairs copied by one thread in one go.
 const BATCH: usize = 8;
+/// Threads that read a disk: reads under way at once.
+const DISK_THREADS: usize = 4;
 
 /// Storage of an engine's blocks behind the device. Outlives the worker: the device comes with each transfer.
 ///
 /// Dropped, the store ends the copies under way, answers those that wait as interrupted, and joins its threads.
 pub struct Store {
     settings: StoreSettings,
-    places: Arc<Places>,
     pool: Pool<Scratch>,
+    /// Threads of each slow medium. Dropped before the places, so that nothing is written to a closed one.
+    tier_pools: Vec<Pool<Scratch>>,
+    places: Arc<Places>,
 }
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("settings", &self.settings).finish_non_exhaustive()
     }
+}
+
+fn open_disk(layout: &BlockLayout, path: &Path, bytes: u64) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
+    let record_max = record_max(layout.block_bytes, layout.block_size);
+    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max })
 }
 
 impl Store {
@@ -39,19 +49,28 @@ impl Store {
     pub fn open(settings: StoreSettings) -> Result<(Self, Vec<Vec<KnownBlock>>), StoreError> {
         settings.check()?;
         let pool = Pool::start("store", settings.threads).map_err(StoreError::Thread)?;
-        let (mut tiers, mut known) = (Vec::new(), Vec::new());
+        let (mut tiers, mut known, mut tier_pools) = (Vec::new(), Vec::new(), Vec::new());
         for medium in &settings.tiers {
-            match medium {
-                TierMedium::Host => tiers.push(Tier::Host(HostPlace::default())),
-                TierMedium::Disk { .. } | TierMedium::Remote { .. } => {
-                    let reason = "this build has host tiers alone".to_owned();
+            let (tier, blocks) = match medium {
+                TierMedium::Host => (Tier::Host(Box::default()), Vec::new()),
+                TierMedium::Disk { path, bytes } => {
+                    let (disk, blocks) = open_disk(&settings.layout, path, *bytes)?;
+                    let pool = Pool::start("store-disk", DISK_THREADS).map_err(StoreError::Thread)?;
+                    let tier = Tier::Disk(Box::new(disk), Arc::clone(pool.queue()));
+                    tier_pools.push(pool);
+                    (tier, blocks)
+                }
+                TierMedium::Remote { .. } => {
+                    let reason = "this build has host and disk tiers alone".to_owned();
                     return Err(StoreError::Setting { setting: "tiers", reason });
                 }
-            }
-            known.push(Vec::new());
+            };
+            tiers.push(tier);
+            known.push(blocks);
         }
         let places = Arc::new(Places::new(&settings, tiers, Arc::clone(pool.queue())));
-        Ok((Self { settings, places, pool }, known))
+        places.load_tables();
+        Ok((Self { settings, pool, tier_pools, places }, known))
     }
 
     /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
@@ -71,7 +90,8 @@ impl Store {
         let pairs = Answer::pairs(n, &link, self.settings.layout.block_bytes as u64, done);
         let is_known = self.places.has(from) && self.places.has(to) && from != to;
         let is_tier = |place| matches!(place, Place::Tier(_));
-        let has_keys = transfer.keys.len() == transfer.pairs.len();
+        let has_keys = transfer.keys.len() == transfer.pairs.len()
+            && transfer.tokens.len().checked_rem(transfer.keys.len()).is_none_or(|rest| rest == 0);
         let is_whole = is_known && (has_keys || !is_tier(from) && !is_tier(to));
         // Requests wait for urgent copies, and swapped-out requests have their room; both are few.
         let limit = match (is_whole, is_urgent || to == Place::Host || from == Place::Host) {
@@ -83,12 +103,13 @@ impl Store {
         let transfer = Arc::new(transfer);
         let (items, refused) = self.claim(&transfer, pairs, credits);
         let urgency = if is_urgent { Urgency::Urgent } else { Urgency::Background };
+        let queue = self.places.queue_for(from, to);
         let mut items = items.into_iter().peekable();
         while items.peek().is_some() {
             let items = items.by_ref().take(BATCH).collect();
             let (places, device, transfer) = (Arc::clone(&self.places), Arc::clone(&device), Arc::clone(&transfer));
             let copying = Copying { places, device, transfer, items };
-            self.pool.queue().push(urgency, Box::new(move |scratch| copying.run(scratch)));
+            queue.push(urgency, Box::new(move |scratch| copying.run(scratch)));
         }
         self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(refused)));
     }
@@ -117,6 +138,11 @@ impl Store {
     /// Empties slots that hold nothing of use any more, so that the memory is free. Copies under way to the slots change nothing any more.
     pub fn release(&self, place: Place, slots: &[u32]) {
         slots.iter().for_each(|slot| self.places.release(place, *slot));
+    }
+
+    /// Returns the number of threads that copy.
+    pub fn threads(&self) -> usize {
+        self.settings.threads + DISK_THREADS * self.tier_pools.len()
     }
 
     /// Returns the state of all places and links.

@@ -153,6 +153,12 @@ impl Model {
         Self { kv_dtype, ..self }
     }
 
+    /// Returns the radians by which each pair of elements of a key, `i` and `i + head_dim / 2`, is rotated from one position to the next, in
+    /// all layers.
+    pub fn rotary_frequencies(&self) -> &[f32] {
+        self.rope.frequencies()
+    }
+
     /// Returns the element type of the KV caches of this model's workers.
     pub fn kv_dtype(&self) -> KvDtype {
         self.kv_dtype

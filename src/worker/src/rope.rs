@@ -40,6 +40,11 @@ impl Rope {
         Self { frequencies: (0..dim / 2).map(|i| scaled(i) as f32).collect(), attention_factor }
     }
 
+    /// Returns the radians per position of each pair of elements.
+    pub(crate) fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
     /// Appends the cosines and sines of the angles at `position`, `head_dim / 2` each.
     pub(crate) fn angles(&self, position: u32, cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
         for frequency in &self.frequencies {

@@ -1,25 +1,13 @@
 //! Tiers of the prefix cache behind the device: flags, and the tiers and links made from them.
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use clap::Args;
 use trunkline_core::{TierConfig, Write};
 use trunkline_sim_perf::link::TierLink;
 use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::model::Model;
 
-/// Largest tier, bytes: an exabyte.
-const BYTES_MAX: f64 = 1e18;
-/// Units of sizes, with their bytes.
-const UNITS: [(&str, f64); 8] = [
-    ("TiB", 1.099511627776e12),
-    ("GiB", 1.073741824e9),
-    ("MiB", 1.048576e6),
-    ("TB", 1e12),
-    ("GB", 1e9),
-    ("MB", 1e6),
-    ("T", 1e12),
-    ("G", 1e9),
-];
+use crate::sizes::{one_or_each, parse_size};
 
 /// Tiers of the prefix cache, and the links to them.
 #[derive(Clone, Debug, Args)]
@@ -85,7 +73,7 @@ impl TierArgs {
         for (at, (name, size)) in asked.into_iter().enumerate() {
             let ratio = if name == "host" { 1.0 } else { self.compression };
             ensure!(ratio > 0.0 && ratio.is_finite(), "compression is {ratio}; it must be above 0, such as 0.5");
-            let bytes = parse_size(name, size)? / ratio;
+            let bytes = parse_size(&format!("the size of the {name} tier"), size)? / ratio;
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
@@ -106,50 +94,5 @@ impl TierArgs {
             ratio: self.compression,
             codec_bytes_s: self.compression_gb_s.map(|gb_s| gb_s * 1e9),
         }
-    }
-}
-
-/// Splits a list of `n` words; one word stands for all.
-fn one_or_each<'a>(flag: &str, text: &'a str, n: usize) -> anyhow::Result<Vec<&'a str>> {
-    let words: Vec<&str> = text.split(',').collect();
-    match words.len() {
-        1 => Ok(vec![words[0]; n]),
-        len if len == n => Ok(words),
-        len => bail!("{flag} has {len} values for {n} tiers; give one for all, or one for each"),
-    }
-}
-
-fn parse_size(name: &str, text: &str) -> anyhow::Result<f64> {
-    let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
-    let bytes = unit.and_then(|(number, bytes)| Some(number.trim().parse::<f64>().ok()? * bytes));
-    match bytes {
-        Some(bytes) if bytes > 0.0 && bytes <= BYTES_MAX => Ok(bytes),
-        _ => bail!("the size of the {name} tier is '{text}'; write a number with a unit, such as 64GB or 2TiB"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(parse_size("host", "64GB").unwrap(), 64e9);
-        assert_eq!(parse_size("host", "1.5 TiB").unwrap(), 1.5 * 1.099511627776e12);
-        for bad in ["", "64", "GB", "-1GB", "0GB", "1e99TB", "nanGB"] {
-            let err = parse_size("host", bad).unwrap_err().to_string();
-            assert_eq!(
-                err,
-                format!("the size of the host tier is '{bad}'; write a number with a unit, such as 64GB or 2TiB")
-            );
-        }
-    }
-
-    #[test]
-    fn words_are_for_all_or_for_each() {
-        assert_eq!(one_or_each("tier-write", "back", 3).unwrap(), ["back"; 3]);
-        assert_eq!(one_or_each("tier-write", "back,through", 2).unwrap(), ["back", "through"]);
-        let err = one_or_each("tier-write", "back,through", 3).unwrap_err().to_string();
-        assert_eq!(err, "tier-write has 2 values for 3 tiers; give one for all, or one for each");
     }
 }

@@ -50,8 +50,10 @@ impl Core {
         true
     }
 
-    /// Requests the transfers begun since the last call.
+    /// Releases the blocks freed since the last call, and requests the transfers begun since.
     pub(super) fn send_transfers(&mut self, actions: &mut Vec<Action>) {
+        let released = self.state.kv.take_released();
+        actions.extend(released.map(|(place, blocks)| Action::Release { place, blocks }));
         let outbox = self.state.kv.transfers.take_outbox();
         actions.extend(outbox.map(|transfer| Action::Transfer(Box::new(transfer))));
     }

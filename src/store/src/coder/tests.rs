@@ -34,8 +34,12 @@ fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
     let (coder, mut engine) = (Coder::new(layout()), Engine::default());
     let mut plain = Vec::new();
     assert!(coder.encode(&mut engine, &block(0), Some(0), &mut plain));
-    let tables: Vec<_> =
-        (0..40).filter_map(|at| coder.observe(&block(at), at as u32 * 16).map(|table| (at, table))).collect();
+    let observe = |coder: &Coder, seed: u64| {
+        let mut kept = None;
+        coder.observe(&block(seed), seed as u32 * 16, |id, table| kept = Some((id, table.to_vec())));
+        kept
+    };
+    let tables: Vec<_> = (0..40).filter_map(|at| Some((at, observe(&coder, at)?))).collect();
     assert_eq!(tables.len(), 1, "statistics are frozen once");
     assert_eq!(tables[0].0, 31, "512 tokens are 32 blocks");
     let mut predicted = Vec::new();
@@ -46,7 +50,12 @@ fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
         assert_eq!(out, block(seed));
     }
     // A process without the table cannot read the frame, and says so.
-    assert_eq!(Coder::new(layout()).decode(&mut engine, &predicted, &mut out), Err(Fault::Stale));
+    let other = Coder::new(layout());
+    assert_eq!(other.decode(&mut engine, &predicted, &mut out), Err(Fault::Stale));
+    let (id, bytes) = &tables[0].1;
+    assert_eq!((other.add_table(bytes), other.add_table(&bytes[1..])), (Ok(*id), Err(Fault::Flipped)));
+    assert_eq!((other.decode(&mut engine, &predicted, &mut out), out == block(50)), (Ok(()), true));
+    assert_eq!((0..40).find_map(|at| observe(&other, at)), None, "statistics that were kept are not learned again");
 }
 
 #[test]
@@ -75,6 +84,7 @@ fn layouts_that_the_codec_does_not_know_are_not_encoded() {
     for layout in unknown {
         let (coder, bytes, mut out) = (Coder::new(layout.clone()), vec![0; layout.block_bytes], Vec::new());
         assert!(!coder.can_encode() && !coder.encode(&mut Engine::default(), &bytes, None, &mut out), "{layout:?}");
-        assert_eq!((out.len(), coder.observe(&bytes, 0)), (0, None));
+        coder.observe(&bytes, 0, |id, _| panic!("table {id}"));
+        assert_eq!(out.len(), 0);
     }
 }

@@ -1,4 +1,6 @@
-//! Tests of the store in host memory.
+//! Tests of the store.
+
+mod disk;
 
 use std::collections::HashMap;
 use std::sync::Mutex;

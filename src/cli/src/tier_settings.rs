@@ -1,0 +1,269 @@
+//! Tiers of a server: flags, and the limits and stores made from them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use serde::de::MapAccess;
+use trunkline_core::{Config, TierConfig, Write, registry};
+use trunkline_server::EngineStore;
+use trunkline_store::{BlockLayout, Compression, StoreSettings, TierMedium};
+
+use crate::sizes::{one_or_each, parse_size};
+
+/// Size of a disk tier by default.
+const DISK_SIZE_DEFAULT: &str = "20GiB";
+const WRITE_DEFAULT: &str = "through";
+const EVICTION_DEFAULT: &str = "lru";
+/// Blocks that fit in a tier at most, over blocks that fit uncompressed.
+const COMPRESSION_MAX: u64 = 2;
+/// Blocks of a tier at most.
+const BLOCKS_MAX: u64 = 1 << 28;
+/// Blocks known to be in remote storage, at most, and the deadline of each answer.
+const REMOTE_BLOCKS: u32 = 1 << 20;
+const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
+/// Least bytes that a block takes in a tier.
+const PAGE: u64 = 4096;
+/// Blocks on the way from one place to a tier without a request waiting, at most.
+const BACKGROUND_BLOCKS: u64 = 4096;
+const THREADS_MAX: usize = 4;
+
+/// Keys of the settings, which are also the names of the flags.
+pub const TIER_KEYS: [&str; 7] =
+    ["host-mem", "disk", "disk-size", "remote", "compression", "tier-write", "tier-eviction"];
+
+/// Ways to compress blocks, by name.
+const COMPRESSIONS: [(&str, Compression); 5] = [
+    ("auto", Compression::Auto),
+    ("off", Compression::Off),
+    ("probe", Compression::Probe),
+    ("full", Compression::Full),
+    ("store", Compression::Store),
+];
+
+/// Settings of host memory, disk and remote storage behind the device.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct TierSettings {
+    /// Host memory for swapped-out requests and cached blocks, such as 4GiB; divided among the workers [default: none].
+    #[arg(long, value_name = "SIZE")]
+    pub host_mem: Option<String>,
+
+    /// Folder on a local disk for cached blocks, which outlive the server; each further worker has a subfolder [default: none].
+    #[arg(long, value_name = "PATH")]
+    pub disk: Option<PathBuf>,
+
+    /// Size limit of the disk folder, divided among the workers [default: 20GiB].
+    #[arg(long, value_name = "SIZE")]
+    pub disk_size: Option<String>,
+
+    /// Remote storage for cached blocks, shared with other servers: file:///FOLDER or s3://BUCKET/PREFIX [default: none].
+    #[arg(long, value_name = "URL")]
+    pub remote: Option<String>,
+
+    /// Compression of blocks in tiers: auto (where it pays), off, probe (measure only), full (encode before the answer and compare, for
+    /// tests) or store (always) [default: auto].
+    #[arg(long, value_name = "NAME")]
+    pub compression: Option<String>,
+
+    /// Moment at which a tier takes a block: through (at the end of its request), second_use (after a prefix hit) or back
+    /// (before eviction). One for all tiers, or one for each, separated by commas [default: through].
+    #[arg(long, value_name = "WHEN")]
+    pub tier_write: Option<String>,
+
+    /// Eviction policy of the tiers. One for all tiers, or one for each, separated by commas [default: lru].
+    #[arg(long, value_name = "NAME")]
+    pub tier_eviction: Option<String>,
+}
+
+/// Tiers of every worker of a server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerTiers {
+    /// Bytes of host memory, disk and remote storage for one worker, where asked for.
+    host_bytes: u64,
+    disk: Option<(PathBuf, u64)>,
+    remote: Option<String>,
+    compression: Compression,
+    tiers: Vec<TierConfig>,
+    host_blocks: u32,
+    workers: usize,
+}
+
+impl TierSettings {
+    /// Returns these settings with gaps filled from `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            host_mem: self.host_mem.or(other.host_mem),
+            disk: self.disk.or(other.disk),
+            disk_size: self.disk_size.or(other.disk_size),
+            remote: self.remote.or(other.remote),
+            compression: self.compression.or(other.compression),
+            tier_write: self.tier_write.or(other.tier_write),
+            tier_eviction: self.tier_eviction.or(other.tier_eviction),
+        }
+    }
+
+    /// Reads the value of one of [`TIER_KEYS`] from a file.
+    ///
+    /// # Errors
+    /// If the value is of another type.
+    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
+        match key {
+            "host-mem" => self.host_mem = Some(file.next_value()?),
+            "disk" => self.disk = Some(file.next_value()?),
+            "disk-size" => self.disk_size = Some(file.next_value()?),
+            "remote" => self.remote = Some(file.next_value()?),
+            "compression" => self.compression = Some(file.next_value()?),
+            "tier-write" => self.tier_write = Some(file.next_value()?),
+            _ => self.tier_eviction = Some(file.next_value()?),
+        }
+        Ok(())
+    }
+
+    /// Returns the tiers of each of `workers` workers, whose blocks have `block_bytes` bytes. `None` if no tier is asked for.
+    ///
+    /// # Errors
+    /// If a size or a name is malformed, or a tier is smaller than one block.
+    pub fn tiers(&self, block_bytes: u64, workers: usize) -> anyhow::Result<Option<ServerTiers>> {
+        let compression = self.compression.as_deref().map(|name| registry::choose("compression", &COMPRESSIONS, name));
+        let compression = compression.transpose()?.unwrap_or_default();
+        ensure!(self.disk.is_some() || self.disk_size.is_none(), "disk-size is given without disk; name a folder");
+        let share = |flag: &str, text: &str| Ok::<_, anyhow::Error>(parse_size(flag, text)? as u64 / workers as u64);
+        let host_bytes = self.host_mem.as_deref().map(|text| share("host-mem", text)).transpose()?.unwrap_or(0);
+        let disk_size = self.disk_size.as_deref().unwrap_or(DISK_SIZE_DEFAULT);
+        let disk = self.disk.clone().map(|path| Ok::<_, anyhow::Error>((path, share("disk-size", disk_size)?)));
+        let mut tiers = ServerTiers {
+            host_bytes,
+            disk: disk.transpose()?,
+            remote: self.remote.clone(),
+            compression,
+            tiers: Vec::new(),
+            host_blocks: 0,
+            workers,
+        };
+        tiers.number(self, block_bytes)?;
+        Ok(Some(tiers).filter(|tiers| !tiers.tiers.is_empty()))
+    }
+}
+
+impl ServerTiers {
+    /// Fills in the blocks of each tier.
+    fn number(&mut self, settings: &TierSettings, block_bytes: u64) -> anyhow::Result<()> {
+        let fits = |name: &str, bytes: u64| {
+            let blocks = bytes / block_bytes.next_multiple_of(PAGE);
+            match blocks {
+                0 => bail!("{name} is too small for one block of {block_bytes} bytes in each worker"),
+                _ => Ok(blocks.min(BLOCKS_MAX)),
+            }
+        };
+        let mut named = Vec::new();
+        if self.host_bytes > 0 || settings.host_mem.is_some() {
+            // Swapped-out requests and the tier share the memory; compression makes room for more blocks.
+            let blocks = fits("host-mem", self.host_bytes)?;
+            self.host_blocks = blocks as u32;
+            named.push(("host", (blocks * (COMPRESSION_MAX - 1)).max(1) as u32));
+        }
+        if let Some((_, bytes)) = &self.disk {
+            named.push(("disk", (fits("disk-size", *bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
+        }
+        if self.remote.is_some() {
+            named.push(("remote", REMOTE_BLOCKS));
+        }
+        let writes = one_or_each("tier-write", settings.tier_write.as_deref().unwrap_or(WRITE_DEFAULT), named.len())?;
+        let evictions =
+            one_or_each("tier-eviction", settings.tier_eviction.as_deref().unwrap_or(EVICTION_DEFAULT), named.len())?;
+        for ((name, blocks), (write, eviction)) in named.into_iter().zip(writes.into_iter().zip(evictions)) {
+            let write: Write = write.parse()?;
+            self.tiers.push(TierConfig { name: name.into(), blocks, write, eviction: eviction.into() });
+        }
+        Ok(())
+    }
+
+    /// Puts the tiers into the limits of a core. Host blocks that were set stay.
+    pub fn apply(&self, core: &mut Config) {
+        core.tiers = self.tiers.clone();
+        if core.host_blocks == 0 {
+            core.host_blocks = self.host_blocks;
+        }
+    }
+
+    /// Opens the store of each worker.
+    ///
+    /// # Errors
+    /// If a folder or an address cannot be used.
+    pub fn open(&self, layout: &BlockLayout) -> anyhow::Result<Vec<EngineStore>> {
+        (0..self.workers).map(|worker| self.open_one(layout, worker)).collect()
+    }
+
+    fn open_one(&self, layout: &BlockLayout, worker: usize) -> anyhow::Result<EngineStore> {
+        let mut settings = StoreSettings::new(layout.clone(), self.host_bytes);
+        settings.compression = self.compression;
+        settings.background_blocks = BACKGROUND_BLOCKS;
+        settings.threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, THREADS_MAX);
+        for tier in &self.tiers {
+            settings.tiers.push(match (&*tier.name, &self.disk, &self.remote) {
+                ("disk", Some((path, bytes)), _) => TierMedium::Disk { path: folder(path, worker), bytes: *bytes },
+                ("remote", _, Some(url)) => TierMedium::Remote { url: url.clone(), deadline: REMOTE_DEADLINE },
+                _ => TierMedium::Host,
+            });
+        }
+        EngineStore::open(settings).context("cannot open the tiers")
+    }
+}
+
+/// Returns the disk folder of a worker.
+fn folder(path: &Path, worker: usize) -> PathBuf {
+    if worker == 0 { path.to_owned() } else { path.join(format!("worker-{worker}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(host_mem: Option<&str>, disk_size: Option<&str>) -> TierSettings {
+        let disk = disk_size.map(|_| PathBuf::from("/cache"));
+        TierSettings {
+            host_mem: host_mem.map(Into::into),
+            disk_size: disk_size.map(Into::into),
+            disk,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn no_tier_is_asked_for_by_default() {
+        assert_eq!(TierSettings::default().tiers(4096, 1).unwrap(), None);
+    }
+
+    #[test]
+    fn sizes_are_divided_among_workers_and_leave_room_for_compressed_blocks() {
+        let tiers = settings(Some("16MiB"), Some("32MiB")).tiers(100_000, 2).unwrap().unwrap();
+        let mut core = Config::default();
+        tiers.apply(&mut core);
+        // Blocks take 25 pages: 81 in 8 MiB.
+        let blocks: Vec<(&str, u32)> = core.tiers.iter().map(|tier| (tier.name.as_str(), tier.blocks)).collect();
+        assert_eq!(blocks, [("host", 81), ("disk", 2 * 163)]);
+        assert_eq!((core.host_blocks, core.host_capacity()), (81, 162));
+        assert_eq!(folder(Path::new("/cache"), 1), Path::new("/cache/worker-1"));
+    }
+
+    #[test]
+    fn wrong_settings_are_named_in_one_line() {
+        let error = |settings: TierSettings| format!("{:#}", settings.tiers(1 << 20, 1).unwrap_err());
+        assert_eq!(
+            error(settings(Some("4"), None)),
+            "host-mem is '4'; write a number with a unit, such as 64GB or 2TiB"
+        );
+        assert_eq!(
+            error(settings(Some("0.5MiB"), None)),
+            "host-mem is too small for one block of 1048576 bytes in each worker"
+        );
+        let no_disk = TierSettings { disk_size: Some("1GiB".into()), ..Default::default() };
+        assert_eq!(error(no_disk), "disk-size is given without disk; name a folder");
+        let compression = TierSettings { compression: Some("zip".into()), ..settings(Some("1GiB"), None) };
+        assert_eq!(error(compression), "unknown compression 'zip'; there are: auto, off, probe, full, store");
+        let write = TierSettings { tier_write: Some("later".into()), ..settings(Some("1GiB"), None) };
+        assert_eq!(error(write), "unknown write mode 'later'; there are: through, second_use, back");
+    }
+}

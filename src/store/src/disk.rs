@@ -1,0 +1,254 @@
+//! Disk tier: blocks in segment files of one folder, found again after a restart.
+//!
+//! `docs/disk-tier.md` specifies the bytes and the steps of a recovery.
+
+pub(crate) mod files;
+mod log;
+mod queue;
+mod recovery;
+mod scan;
+pub(crate) mod segment;
+pub(crate) mod tables;
+mod writer;
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+
+use trunkline_port::{BlockKey, KnownBlock, Token};
+
+use crate::aligned::{Aligned, PAGE};
+use crate::counters::{Fault, FaultCounts};
+use crate::record::{Header, header_len};
+use crate::residency::Residency;
+use crate::settings::StoreError;
+
+use files::Files;
+use log::{Limits, Log};
+use queue::WriteQueue;
+use writer::Writer;
+
+pub use queue::Write;
+pub use recovery::{Checked, CheckedSegment, check};
+
+/// Most bytes of a segment.
+const SEGMENT_MAX: u64 = 64 << 20;
+/// Least bytes of a segment.
+const SEGMENT_MIN: u64 = 256 << 10;
+/// Segments of a tier, at least.
+const SEGMENTS_MIN: u64 = 4;
+/// Bytes of records waiting for the writer, at most.
+const QUEUE_BYTES: u64 = 64 << 20;
+
+/// Work and state of a disk tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Bytes written for transfers, with padding.
+    pub written_bytes: u64,
+    /// Bytes written again to empty segments; write amplification is 1 + this / `written_bytes`.
+    pub rewritten_bytes: u64,
+    /// Writes that the system refused.
+    pub failed_writes: u64,
+    /// Segments there are.
+    pub segments: u64,
+    /// Segments deleted since the store was opened.
+    pub deleted_segments: u64,
+    /// Bytes of records waiting to be written.
+    pub queued_bytes: u64,
+    /// Records dropped at the last start, by reason.
+    pub dropped_at_start: FaultCounts,
+    /// `true` if the page cache is bypassed.
+    pub is_direct: bool,
+}
+
+/// Blocks on disk.
+#[derive(Debug)]
+pub struct Disk {
+    log: Arc<Log>,
+    queue: Arc<WriteQueue>,
+    writer: Option<JoinHandle<()>>,
+    dropped_at_start: FaultCounts,
+    is_direct: bool,
+    /// Held open, so that no other process uses the folder.
+    _lock: File,
+}
+
+/// Size of a disk tier and of its records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSettings {
+    /// Folder, for this tier alone.
+    pub path: PathBuf,
+    /// Size limit, bytes.
+    pub bytes: u64,
+    /// Layout of the blocks.
+    pub layout: u64,
+    /// Bytes of the longest record.
+    pub record_max: usize,
+}
+
+/// Returns the bytes of the longest record of blocks of `block_bytes` with `block_size` tokens.
+pub fn record_max(block_bytes: usize, block_size: u32) -> usize {
+    // A frame is never more than its header longer than the block.
+    (header_len(block_size as usize) + block_bytes + 1024).next_multiple_of(PAGE)
+}
+
+fn lock(folder: &Path) -> Result<File, StoreError> {
+    let path = folder.join("lock");
+    let failed = |task, source| StoreError::Disk { path: path.clone(), task, source };
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(|source| failed("open the lock file", source))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { path: folder.to_owned() }),
+        // Without locks of the filesystem the folder is the user's to keep apart.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
+        Err(TryLockError::Error(source)) => Err(failed("lock the folder", source)),
+    }
+}
+
+impl DiskSettings {
+    fn limits(&self) -> Result<Limits, StoreError> {
+        let least = (4 * self.record_max as u64 + 2 * PAGE as u64).next_multiple_of(PAGE as u64);
+        let segment_bytes = (self.bytes / 32).clamp(SEGMENT_MIN, SEGMENT_MAX).max(least) / PAGE as u64 * PAGE as u64;
+        let segments = self.bytes / segment_bytes;
+        if segments < SEGMENTS_MIN {
+            let least = SEGMENTS_MIN * segment_bytes;
+            let reason = format!("{} bytes are too few for blocks of this size; {least} at least", self.bytes);
+            return Err(StoreError::Setting { setting: "disk size", reason });
+        }
+        let segments_max = usize::try_from(segments).unwrap_or(usize::MAX);
+        Ok(Limits { folder: self.path.clone(), layout: self.layout, segment_bytes, segments_max })
+    }
+}
+
+impl Disk {
+    /// Opens a disk tier, and creates its folder if need be. Returns the blocks found, oldest first, in slots 0, 1, 2, ....
+    ///
+    /// # Errors
+    /// If the folder cannot be used, or another process uses it.
+    pub fn open(settings: &DiskSettings) -> Result<(Self, Vec<KnownBlock>), StoreError> {
+        let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "create the folder", source };
+        fs::create_dir_all(&settings.path).map_err(failed)?;
+        let lock = lock(&settings.path)?;
+        let files = files::SystemFiles::new(&settings.path);
+        let is_direct = files.is_direct();
+        Self::open_with(settings, Arc::new(files), is_direct, lock)
+    }
+
+    fn open_with(
+        settings: &DiskSettings,
+        files: Arc<dyn Files>,
+        is_direct: bool,
+        lock: File,
+    ) -> Result<(Self, Vec<KnownBlock>), StoreError> {
+        let log = Arc::new(Log::new(settings.limits()?, files));
+        let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
+        let recovered = recovery::recover(&log).map_err(failed)?;
+        let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
+        let writer = Writer::new(Arc::clone(&log), Arc::clone(&queue), recovered.next_segment);
+        let thread = std::thread::Builder::new().name("store-disk-writer".to_owned()).spawn(move || writer.run());
+        let writer = Some(thread.map_err(StoreError::Thread)?);
+        let disk = Self { log, queue, writer, dropped_at_start: recovered.faults, is_direct, _lock: lock };
+        Ok((disk, recovered.blocks))
+    }
+
+    /// Returns a buffer for [`Write::record`].
+    pub fn buffer(&self) -> Aligned {
+        self.queue.buffer()
+    }
+
+    /// Returns `true` if the writer's queue takes another record.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.queue.has_room(bytes as u64)
+    }
+
+    /// Queues a record for the writer, which answers. A full queue answers at once that the record is refused.
+    pub fn write(&self, write: Write) {
+        self.queue.push(write);
+    }
+
+    /// Reads the record of a slot into `record`, if the slot holds the block.
+    ///
+    /// # Errors
+    /// If the slot is empty, or holds another block, or its record fails verification.
+    pub fn read(&self, slot: u32, key: &BlockKey, tokens: &[Token], record: &mut Aligned) -> Result<Header, Fault> {
+        self.log.find(slot, key, tokens, record)
+    }
+
+    /// Claims a slot for a write. The record there is dead.
+    pub fn claim(&self, slot: u32) -> u64 {
+        self.log.slots.claim(slot).0
+    }
+
+    /// Empties a slot. The record there is dead, but may be found after a restart.
+    pub fn release(&self, slot: u32) {
+        drop(self.log.slots.release(slot));
+    }
+
+    /// Returns the generation of a slot.
+    pub fn generation(&self, slot: u32) -> u64 {
+        self.log.slots.generation(slot)
+    }
+
+    /// Returns the number of blocks, the bytes of the records, and the bytes of records for which there is room without emptying segments
+    /// all the time.
+    pub fn usage(&self) -> (u64, u64, u64) {
+        (self.log.slots.filled(), self.log.live_bytes(), self.log.capacity_bytes() / 8 * 7)
+    }
+
+    /// Returns the times that blocks spent in the tier.
+    pub fn residency(&self) -> Residency {
+        self.log.slots.residency()
+    }
+
+    /// Keeps a side table for the frames of the tier.
+    pub fn save_table(&self, id: u64, table: &[u8]) {
+        let Limits { folder, layout, .. } = &self.log.limits;
+        if let Err(error) = tables::save(folder, *layout, id, table) {
+            tracing::warn!("{}: cannot keep side table {id:016x}: {error}", folder.display());
+        }
+    }
+
+    /// Returns the side tables of the tier, the newest last.
+    pub fn tables(&self) -> Vec<Vec<u8>> {
+        let Limits { folder, layout, .. } = &self.log.limits;
+        tables::load(folder, *layout).unwrap_or_else(|error| {
+            tracing::warn!("{}: cannot read the side tables: {error}", folder.display());
+            Vec::new()
+        })
+    }
+
+    /// Returns the work done.
+    pub fn stats(&self) -> DiskStats {
+        let counters = &self.log.counters;
+        DiskStats {
+            written_bytes: counters.written.load(Relaxed),
+            rewritten_bytes: counters.rewritten.load(Relaxed),
+            failed_writes: counters.failed.load(Relaxed),
+            segments: self.log.segments().len() as u64,
+            deleted_segments: counters.deleted.load(Relaxed),
+            queued_bytes: self.queue.queued_bytes(),
+            dropped_at_start: self.dropped_at_start,
+            is_direct: self.is_direct,
+        }
+    }
+}
+
+impl Drop for Disk {
+    /// Writes all records in the queue, completes the segment, and waits for the writer.
+    fn drop(&mut self) {
+        self.queue.close();
+        if let Some(writer) = self.writer.take()
+            && writer.thread().id() != std::thread::current().id()
+            && writer.join().is_err()
+        {
+            tracing::error!("the writer of a disk tier panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! File operations of a disk tier, behind a trait, so that tests can make them fail.
+
+use std::fmt::Debug;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::io::Errno;
+
+use crate::aligned::{Aligned, PAGE};
+
+/// Operations on the files of a folder.
+pub trait Files: Debug + Send + Sync {
+    /// Creates a file with room for `bytes`, for reading and writing.
+    ///
+    /// # Errors
+    /// If the file is there already, or the system refuses.
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<Box<dyn BlockFile>>;
+
+    /// Opens a file for reading and writing.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn BlockFile>>;
+
+    /// Removes a file; an open one stays readable.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Returns the paths of all files in a folder, sorted.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut paths: Vec<PathBuf> =
+            fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
+        paths.sort_unstable();
+        Ok(paths)
+    }
+}
+
+/// File read and written in whole pages, at offsets that are multiples of a page, from memory that begins at a page.
+pub trait BlockFile: Debug + Send + Sync {
+    /// Writes the parts one behind another. Returns the bytes written, which may be fewer than asked for.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize>;
+
+    /// Reads bytes. Returns the bytes read, which may be fewer than asked for, and 0 at the end of the file.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Waits until all bytes written are on the medium.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Changes the length of the file.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn truncate(&self, bytes: u64) -> io::Result<()>;
+
+    /// Returns the length of the file, bytes.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn len(&self) -> io::Result<u64>;
+}
+
+/// Files of the operating system, past the page cache where the filesystem allows.
+#[derive(Debug)]
+pub struct SystemFiles {
+    is_direct: bool,
+    is_read_only: bool,
+}
+
+impl SystemFiles {
+    /// Finds out if files in `folder` can be read and written past the page cache.
+    pub fn new(folder: &Path) -> Self {
+        let probe = folder.join("probe");
+        let is_direct = probe_direct(&probe).is_ok();
+        drop(fs::remove_file(&probe));
+        if !is_direct {
+            tracing::warn!(
+                "{}: the filesystem allows no direct reads and writes (O_DIRECT); the page cache will hold blocks, too",
+                folder.display()
+            );
+        }
+        Self { is_direct, is_read_only: false }
+    }
+
+    /// Returns the operations for reading alone, through the page cache.
+    pub fn for_reading() -> Self {
+        Self { is_direct: false, is_read_only: true }
+    }
+
+    /// Returns `true` if the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    fn options(&self) -> OpenOptions {
+        let mut options = File::options();
+        options.read(true).write(!self.is_read_only);
+        if self.is_direct {
+            options.custom_flags(OFlags::DIRECT.bits().cast_signed());
+        }
+        options
+    }
+}
+
+fn probe_direct(path: &Path) -> io::Result<()> {
+    let files = SystemFiles { is_direct: true, is_read_only: false };
+    let file = files.options().create(true).truncate(true).open(path)?;
+    let mut page = Aligned::with_capacity(PAGE);
+    page.resize(PAGE);
+    file.write_all_at(page.as_slice(), 0)?;
+    file.read_exact_at(page.as_mut_slice(), 0)
+}
+
+impl Files for SystemFiles {
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<Box<dyn BlockFile>> {
+        let file = self.options().create_new(true).open(path)?;
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            // Without room in advance a write may find the disk full, and fail alone.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Box::new(file)),
+            Err(error) => {
+                drop(fs::remove_file(path));
+                Err(error.into())
+            }
+        }
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn BlockFile>> {
+        Ok(Box::new(self.options().open(path)?))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+}
+
+impl BlockFile for File {
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        Ok(rustix::io::pwritev(self, parts, offset)?)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn truncate(&self, bytes: u64) -> io::Result<()> {
+        self.set_len(bytes)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+}
+
+/// Writes all parts, in as many calls as the system needs.
+///
+/// # Errors
+/// If the system refuses, or writes nothing.
+pub fn write_all(file: &dyn BlockFile, parts: &[&[u8]], mut offset: u64) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let mut rest = &mut slices[..];
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        match file.write_at(rest, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            // A direct write that ended within a page begins the page anew.
+            Ok(n) if n < PAGE => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => {
+                let n = n - n % PAGE;
+                offset += n as u64;
+                IoSlice::advance_slices(&mut rest, n);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Reads until `bytes` is full or the file ends. Returns the bytes read.
+///
+/// # Errors
+/// If the system refuses.
+pub fn read_full(file: &dyn BlockFile, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match file.read_at(&mut bytes[at..], offset + at as u64) {
+            Ok(0) => break,
+            Ok(n) => at += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        // The end of a file within a page cannot be passed by direct reads.
+        if !at.is_multiple_of(PAGE) {
+            break;
+        }
+    }
+    Ok(at)
+}

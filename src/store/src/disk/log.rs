@@ -1,0 +1,126 @@
+//! Contents of a disk tier: which record is in which slot, and which segments there are.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use trunkline_port::{BlockKey, Token};
+
+use crate::aligned::Aligned;
+use crate::counters::Fault;
+use crate::record::Header;
+use crate::slots::Slots;
+
+use super::files::{Files, read_full};
+use super::segment::{Location, Segment};
+
+/// Size and limits of a disk tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Folder of the segments.
+    pub folder: PathBuf,
+    /// Layout of the records.
+    pub layout: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Segments, at most. One is kept for emptying others.
+    pub segments_max: usize,
+}
+
+/// Contents of a disk tier, shared by its writer and its readers.
+#[derive(Debug)]
+pub struct Log {
+    /// Size and limits.
+    pub limits: Limits,
+    /// Operations on files.
+    pub files: Arc<dyn Files>,
+    /// Records by slot.
+    pub slots: Slots<Arc<Location>>,
+    /// Work done.
+    pub counters: WriteCounters,
+    segments: Mutex<BTreeMap<u64, Arc<Segment>>>,
+}
+
+/// Work done by the writer of a disk tier.
+#[derive(Debug, Default)]
+pub struct WriteCounters {
+    /// Bytes of records written for transfers, with padding.
+    pub written: AtomicU64,
+    /// Bytes of records written again to empty their segments.
+    pub rewritten: AtomicU64,
+    /// Writes that the system refused.
+    pub failed: AtomicU64,
+    /// Segments deleted.
+    pub deleted: AtomicU64,
+    /// Number of the last write.
+    pub sequence: AtomicU64,
+}
+
+impl Log {
+    /// Creates the contents of an empty tier.
+    pub fn new(limits: Limits, files: Arc<dyn Files>) -> Self {
+        Self { limits, files, slots: Slots::default(), counters: WriteCounters::default(), segments: Mutex::default() }
+    }
+
+    /// Returns the segments by number.
+    pub fn segments(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Segment>>> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the bytes of records in use.
+    pub fn live_bytes(&self) -> u64 {
+        self.segments().values().map(|segment| segment.live_bytes()).sum()
+    }
+
+    /// Returns the bytes that records can take, at most.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.limits.segment_bytes * (self.limits.segments_max as u64).saturating_sub(1)
+    }
+
+    /// Deletes a segment. Records that a reader has in hand stay readable.
+    pub fn delete(&self, number: u64) {
+        let removed = self.segments().remove(&number);
+        if let Some(segment) = removed {
+            if let Err(error) = self.files.remove(&segment.path) {
+                tracing::warn!("{}: cannot delete the segment: {error}", segment.path.display());
+            }
+            self.counters.deleted.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Reads a record into `record`, whole, and proves that the record is the one of a slot.
+    ///
+    /// # Errors
+    /// If the record is not whole, or another one.
+    pub fn read(&self, location: &Location, record: &mut Aligned) -> Result<Header, Fault> {
+        record.resize(location.len as usize);
+        let n = read_full(location.segment.file.as_ref(), record.as_mut_slice(), location.address.offset);
+        if n.map_err(|_| Fault::Unreadable)? < record.as_slice().len() {
+            return Err(Fault::Short);
+        }
+        let header = Header::read(record.as_slice())?;
+        if header.address.segment != location.address.segment || header.address.offset != location.address.offset {
+            return Err(Fault::Swapped);
+        }
+        if header.address.sequence != location.address.sequence {
+            return Err(Fault::Stale);
+        }
+        header.payload(record.as_slice())?;
+        Ok(header)
+    }
+
+    /// Reads the record of a slot, if the slot holds the block.
+    ///
+    /// # Errors
+    /// If the slot is empty, or holds another block, or its record fails verification.
+    pub fn find(&self, slot: u32, key: &BlockKey, tokens: &[Token], record: &mut Aligned) -> Result<Header, Fault> {
+        let (_, location) = self.slots.get(slot).ok_or(Fault::Missing)?;
+        if location.key != *key {
+            return Err(Fault::Swapped);
+        }
+        let header = self.read(&location, record)?;
+        header.prove(self.limits.layout, key, tokens)?;
+        Ok(header)
+    }
+}

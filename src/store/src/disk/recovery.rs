@@ -1,0 +1,227 @@
+//! Recovery of a disk tier after a restart, and the check of one at rest.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use trunkline_port::{BlockKey, KnownBlock};
+
+use crate::counters::{Fault, FaultCounts};
+
+use super::files::{Files, SystemFiles};
+use super::log::Log;
+use super::scan::{Found, scan};
+use super::segment::{Location, Segment, number_of};
+
+/// Contents of a tier after a restart.
+pub struct Recovered {
+    /// Blocks by slot, oldest first.
+    pub blocks: Vec<KnownBlock>,
+    /// Records dropped, by reason.
+    pub faults: FaultCounts,
+    /// Number for the next segment.
+    pub next_segment: u64,
+}
+
+fn segment_paths(files: &dyn Files, folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let paths = files.list(folder)?;
+    let mut segments: Vec<_> = paths.into_iter().filter_map(|path| Some((number_of(&path)?, path))).collect();
+    segments.sort_unstable();
+    Ok(segments)
+}
+
+/// Finds the blocks of a tier.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn recover(log: &Log) -> io::Result<Recovered> {
+    let mut faults = FaultCounts::default();
+    let mut newest: HashMap<BlockKey, (Arc<Segment>, Found)> = HashMap::new();
+    let mut next_segment = 1;
+    for (number, path) in segment_paths(log.files.as_ref(), &log.limits.folder)? {
+        next_segment = next_segment.max(number + 1);
+        let found = recover_segment(log, &path, number, &mut faults);
+        let (segment, records) = match found {
+            Ok(Some(found)) => found,
+            Ok(None) => continue,
+            Err(error) => {
+                // The rest of the tier is good; the file stays, and counts as one record.
+                tracing::warn!("{}: cannot read the segment: {error}", path.display());
+                faults.add(Fault::Unreadable);
+                continue;
+            }
+        };
+        log.segments().insert(number, Arc::clone(&segment));
+        for found in records {
+            let rank = |found: &Found| (found.header.address.sequence, found.header.address.segment);
+            let is_newer = newest.get(&found.header.key).is_none_or(|(_, other)| rank(&found) > rank(other));
+            if is_newer {
+                newest.insert(found.header.key, (Arc::clone(&segment), found));
+            }
+        }
+    }
+    let mut records: Vec<_> = newest.into_values().collect();
+    records.sort_unstable_by_key(|(_, found)| (found.header.address.sequence, found.header.address.segment));
+    if let Some((_, found)) = records.last() {
+        log.counters.sequence.store(found.header.address.sequence, Relaxed);
+    }
+    let dropped = make_fit(log, &records);
+    let mut blocks = Vec::new();
+    for (segment, found) in records.into_iter().filter(|(segment, _)| !dropped.contains(&segment.number)) {
+        let slot = blocks.len() as u32;
+        let Found { header, len } = found;
+        let location = Location::new(&segment, header.address, len, header.key);
+        let (generation, _) = log.slots.claim(slot);
+        drop(log.slots.fill(slot, generation, location));
+        blocks.push(KnownBlock { block: slot, key: header.key, tokens: header.tokens });
+    }
+    Ok(Recovered { blocks, faults, next_segment })
+}
+
+/// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted.
+fn recover_segment(
+    log: &Log,
+    path: &Path,
+    number: u64,
+    faults: &mut FaultCounts,
+) -> io::Result<Option<(Arc<Segment>, Vec<Found>)>> {
+    let (segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
+    match layout {
+        Ok(layout) if layout == log.limits.layout => {}
+        // Records of another model or layout make way as soon as space is needed.
+        Ok(_) | Err(Fault::Stale) => {
+            tracing::warn!("{}: the segment is of another layout, and is not read", path.display());
+            faults.add(Fault::Stale);
+            return Ok(Some((segment, Vec::new())));
+        }
+        Err(fault) => {
+            // A writer that ended before the header was written leaves an empty file.
+            if fault == Fault::Flipped || fault == Fault::Swapped {
+                faults.add(fault);
+            }
+            log.files.remove(path)?;
+            return Ok(None);
+        }
+    }
+    let scan = scan(&segment, log.limits.layout, false)?;
+    scan.faults.each().for_each(|(fault, n)| (0..n).for_each(|_| faults.add(fault)));
+    if scan.records.is_empty() {
+        log.files.remove(path)?;
+        return Ok(None);
+    }
+    if !scan.is_complete {
+        segment.complete(scan.end, scan.records.len() as u64)?;
+    }
+    Ok(Some((segment, scan.records)))
+}
+
+/// Deletes the segments with the fewest live bytes, until a new one fits. Returns the numbers of those with records.
+fn make_fit(log: &Log, records: &[(Arc<Segment>, Found)]) -> Vec<u64> {
+    let mut live: HashMap<u64, u64> = log.segments().keys().map(|number| (*number, 0)).collect();
+    for (segment, found) in records {
+        *live.entry(segment.number).or_default() += found.len;
+    }
+    let mut by_use: Vec<(u64, u64)> = live.into_iter().map(|(number, bytes)| (bytes, number)).collect();
+    by_use.sort_unstable();
+    let surplus = (by_use.len() + 1).saturating_sub(log.limits.segments_max);
+    let dropped: Vec<u64> = by_use.into_iter().take(surplus).map(|(_, number)| number).collect();
+    dropped.iter().for_each(|number| log.delete(*number));
+    dropped
+}
+
+/// Segment of a tier at rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckedSegment {
+    /// File of the segment.
+    pub path: PathBuf,
+    /// Layout of the records; `None` if the header is not whole.
+    pub layout: Option<u64>,
+    /// `true` if the segment has an end page.
+    pub is_complete: bool,
+    /// Whole records.
+    pub records: u64,
+    /// Bytes of the whole records, with padding.
+    pub record_bytes: u64,
+    /// Bytes of the file.
+    pub file_bytes: u64,
+    /// Records that failed verification, by reason.
+    pub faults: FaultCounts,
+}
+
+/// Contents of a tier at rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Segments, oldest first.
+    pub segments: Vec<CheckedSegment>,
+    /// Different blocks found.
+    pub blocks: u64,
+    /// Tokens of the different blocks.
+    pub tokens: u64,
+    /// Blocks that begin a prefix.
+    pub first_blocks: u64,
+    /// Different namespaces: model, revision, adapter, tenant, and so on.
+    pub namespaces: u64,
+    /// Records with a compressed payload.
+    pub frames: u64,
+    /// Bytes of all payloads.
+    pub payload_bytes: u64,
+}
+
+impl Checked {
+    /// Returns the records that failed verification, by reason.
+    pub fn faults(&self) -> FaultCounts {
+        let mut sum = FaultCounts::default();
+        for segment in &self.segments {
+            segment.faults.each().for_each(|(fault, n)| (0..n).for_each(|_| sum.add(fault)));
+        }
+        sum
+    }
+}
+
+/// Reads a disk tier at rest, and changes nothing. All payloads are read and checked if `checks_payloads`.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn check(folder: &Path, checks_payloads: bool) -> io::Result<Checked> {
+    let files = SystemFiles::for_reading();
+    let mut checked = Checked::default();
+    let mut keys = HashMap::new();
+    let mut roots = std::collections::HashSet::new();
+    for (number, path) in segment_paths(&files, folder)? {
+        let (segment, layout) = Segment::open(&files, &path, number)?;
+        let mut result = CheckedSegment {
+            file_bytes: segment.file.len()?,
+            path,
+            layout: layout.ok(),
+            is_complete: false,
+            records: 0,
+            record_bytes: 0,
+            faults: FaultCounts::default(),
+        };
+        match layout {
+            Ok(layout) => {
+                let scan = scan(&segment, layout, checks_payloads)?;
+                result.is_complete = scan.is_complete;
+                result.records = scan.records.len() as u64;
+                result.record_bytes = scan.records.iter().map(|found| found.len).sum();
+                result.faults = scan.faults;
+                for Found { header, .. } in scan.records {
+                    checked.frames += u64::from(header.coding == crate::held::Coding::Frame);
+                    checked.payload_bytes += header.payload_len as u64;
+                    roots.insert(header.key.root);
+                    keys.insert(header.key, header.tokens.len() as u64);
+                }
+            }
+            Err(Fault::Torn | Fault::Short) => {}
+            Err(fault) => result.faults.add(fault),
+        }
+        checked.segments.push(result);
+    }
+    checked.blocks = keys.len() as u64;
+    checked.tokens = keys.values().sum();
+    checked.first_blocks = keys.keys().filter(|key| key.first_token == 0).count() as u64;
+    checked.namespaces = roots.len() as u64;
+    Ok(checked)
+}

@@ -1,0 +1,140 @@
+//! Search for the records of a segment, after a restart and for checks.
+
+use std::io;
+
+use crate::aligned::{Aligned, PAGE};
+use crate::counters::{Fault, FaultCounts};
+use crate::record::{Header, announced_len};
+
+use super::files::{BlockFile, read_full};
+use super::segment::Segment;
+
+/// Bytes read at once when no record is known to begin.
+const SEARCH: usize = 1 << 20;
+
+/// Record found in a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Header, checked against the place.
+    pub header: Header,
+    /// Bytes of the record with padding.
+    pub len: u64,
+}
+
+/// Records of a segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Records, in the order of the file.
+    pub records: Vec<Found>,
+    /// Records that are not whole, or do not belong where they are.
+    pub faults: FaultCounts,
+    /// Offset behind the last record.
+    pub end: u64,
+    /// `true` if the segment has an end page.
+    pub is_complete: bool,
+}
+
+/// Reader of a file's pages, with those read last.
+struct Pages<'a> {
+    file: &'a dyn BlockFile,
+    buffer: Aligned,
+    begin: u64,
+}
+
+impl<'a> Pages<'a> {
+    fn new(file: &'a dyn BlockFile) -> Self {
+        Self { file, buffer: Aligned::default(), begin: 0 }
+    }
+
+    /// Returns `len` bytes at `offset`, or fewer at the end of the file. Reads `ahead` bytes if a read is needed.
+    fn at(&mut self, offset: u64, len: usize, ahead: usize) -> io::Result<&[u8]> {
+        let held = self.buffer.as_slice().len() as u64;
+        if offset < self.begin || offset + len as u64 > self.begin + held {
+            self.buffer.resize(len.max(ahead).next_multiple_of(PAGE));
+            let n = read_full(self.file, self.buffer.as_mut_slice(), offset)?;
+            self.buffer.resize(n);
+            self.begin = offset;
+        }
+        let bytes = &self.buffer.as_slice()[(offset - self.begin) as usize..];
+        Ok(&bytes[..bytes.len().min(len)])
+    }
+}
+
+/// Reads the header at `offset`, and the payload if `checks_payload`.
+fn read(pages: &mut Pages<'_>, offset: u64, ahead: usize, checks_payload: bool) -> io::Result<Result<Header, Fault>> {
+    let page = pages.at(offset, PAGE, ahead)?;
+    let len = match announced_len(page) {
+        Some(len) => len,
+        None => return Ok(Header::read(page)),
+    };
+    let header = match Header::read(pages.at(offset, len, ahead)?) {
+        Ok(header) => header,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    if checks_payload {
+        let record = pages.at(offset, header.record_len(), ahead)?;
+        if let Err(fault) = header.payload(record) {
+            return Ok(Err(fault));
+        }
+    }
+    Ok(Ok(header))
+}
+
+/// Finds all records of a segment. Payloads are checked where the segment has no end page, and everywhere if `checks_all`.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan> {
+    let size = segment.file.len()?;
+    let mut pages = Pages::new(segment.file.as_ref());
+    let mut scan = Scan { end: PAGE as u64, ..Scan::default() };
+    let last = size.saturating_sub(PAGE as u64) / PAGE as u64 * PAGE as u64;
+    let end = segment.end_of(pages.at(last, PAGE, PAGE)?, last);
+    scan.is_complete = end.is_some();
+    let limit = if scan.is_complete { last } else { size };
+    let checks_payload = checks_all || !scan.is_complete;
+    // In a gap, a record may begin at any page; the gap counts as one fault.
+    let (mut at, mut is_gap) = (PAGE as u64, false);
+    while at < limit {
+        let ahead = if is_gap || checks_payload { SEARCH } else { PAGE };
+        let ahead = ahead.min((limit - at) as usize);
+        let page = pages.at(at, PAGE, ahead)?;
+        if segment.end_of(page, at).is_some() {
+            break;
+        }
+        let is_empty = page.iter().all(|byte| *byte == 0);
+        let fault = match read(&mut pages, at, ahead, checks_payload)? {
+            Ok(header) => {
+                let len = (header.record_len() as u64).next_multiple_of(PAGE as u64);
+                let is_here = header.address.segment == segment.number && header.address.offset == at;
+                if is_here && at + len <= limit {
+                    is_gap = false;
+                    if header.layout == layout {
+                        scan.records.push(Found { header, len });
+                    } else {
+                        scan.faults.add(Fault::Stale);
+                    }
+                    at += len;
+                    scan.end = at;
+                    continue;
+                }
+                if is_here { Fault::Short } else { Fault::Swapped }
+            }
+            // The header is whole or not there: the writer ended before the rest was written.
+            Err(Fault::Flipped | Fault::Short) if !scan.is_complete => Fault::Torn,
+            Err(fault) => fault,
+        };
+        // Space that was never written is not a record.
+        let is_fault = !is_empty || scan.is_complete;
+        if is_fault && !is_gap {
+            scan.faults.add(fault);
+        }
+        is_gap = true;
+        at += PAGE as u64;
+    }
+    if let Some(end) = end {
+        let found = scan.records.len() as u64 + scan.faults.total();
+        (found..end.records).for_each(|_| scan.faults.add(Fault::Missing));
+    }
+    Ok(scan)
+}

@@ -1,0 +1,101 @@
+//! Side tables beside the segments: without its table no predicted frame can be decoded.
+//!
+//! A file is `TKVT`, version:u32, layout:u64, XXH3 of the table:u64, and the table. It has its name when it is whole.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::SystemTime;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::counters::Fault;
+
+const MAGIC: [u8; 4] = *b"TKVT";
+const VERSION: u32 = 1;
+const HEADER: usize = 24;
+/// Longest table read, bytes.
+const TABLE_MAX: u64 = 64 << 20;
+
+/// Wraps a table with its checksum.
+pub fn wrap(layout: u64, table: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + table.len());
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(layout.to_le_bytes());
+    bytes.extend(xxh3_64(table).to_le_bytes());
+    bytes.extend(table);
+    bytes
+}
+
+/// Returns the table wrapped in `bytes`.
+///
+/// # Errors
+/// If the bytes are not whole, or the table is of another layout.
+pub fn unwrap(layout: u64, bytes: &[u8]) -> Result<&[u8], Fault> {
+    let header = bytes.first_chunk::<HEADER>().ok_or(Fault::Short)?;
+    let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+    if header[..4] != MAGIC || xxh3_64(&bytes[HEADER..]) != long(16) {
+        return Err(Fault::Flipped);
+    }
+    if header[4..8] != VERSION.to_le_bytes() || long(8) != layout {
+        return Err(Fault::Stale);
+    }
+    Ok(&bytes[HEADER..])
+}
+
+/// Writes a table into a folder.
+///
+/// # Errors
+/// If the system refuses; no part of a table is left under its name then.
+pub fn save(folder: &Path, layout: u64, id: u64, table: &[u8]) -> io::Result<()> {
+    let name = format!("table-{id:016x}.tkt");
+    let unfinished = folder.join(format!("{name}.new"));
+    let mut file = File::create(&unfinished)?;
+    file.write_all(&wrap(layout, table))?;
+    file.sync_all()?;
+    fs::rename(unfinished, folder.join(name))
+}
+
+/// Reads all tables of a layout in a folder, the newest last. Damaged files are left out, with a line in the log.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn load(folder: &Path, layout: u64) -> io::Result<Vec<Vec<u8>>> {
+    let mut tables: Vec<(SystemTime, Vec<u8>)> = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (path, metadata) = (entry.path(), entry.metadata()?);
+        if path.extension().is_none_or(|extension| extension != "tkt") || metadata.len() > TABLE_MAX {
+            continue;
+        }
+        let bytes = fs::read(&path)?;
+        match unwrap(layout, &bytes) {
+            Ok(table) => tables.push((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), table.to_vec())),
+            Err(fault) => tracing::warn!("{}: the side table is not used: {fault}", path.display()),
+        }
+    }
+    tables.sort_unstable();
+    Ok(tables.into_iter().map(|(_, table)| table).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_come_back_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), 7, 1, b"one").unwrap();
+        save(folder.path(), 8, 2, b"of another layout").unwrap();
+        save(folder.path(), 7, 3, b"changed").unwrap();
+        let path = folder.path().join("table-0000000000000003.tkt");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[HEADER] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        fs::write(folder.path().join("table-0000000000000004.tkt.new"), wrap(7, b"unfinished")).unwrap();
+        assert_eq!(load(folder.path(), 7).unwrap(), [b"one"]);
+        assert_eq!(unwrap(7, &wrap(7, b"")), Ok(&b""[..]));
+        assert_eq!((unwrap(7, &[0; 10]), unwrap(9, &wrap(7, b"x"))), (Err(Fault::Short), Err(Fault::Stale)));
+    }
+}

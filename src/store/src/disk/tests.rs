@@ -1,0 +1,422 @@
+//! Tests of the disk tier: recovery, space, and faults of files.
+
+use std::collections::{HashSet, VecDeque};
+use std::io::IoSlice;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, mpsc};
+
+use tempfile::TempDir;
+use trunkline_port::BlockFault;
+
+use super::files::{BlockFile, SystemFiles};
+use super::*;
+use crate::held::Coding;
+use crate::record::{Address, place, seal};
+
+const PAYLOAD: usize = 20_000;
+const LAYOUT: u64 = 77;
+/// Bytes of a record on disk.
+const RECORD: u64 = 20_480;
+
+fn settings(folder: &TempDir, bytes: u64) -> DiskSettings {
+    DiskSettings { path: folder.path().to_owned(), bytes, layout: LAYOUT, record_max: record_max(PAYLOAD, 4) }
+}
+
+fn key(seed: u32) -> BlockKey {
+    let hash = u128::from(seed) << 70 | 1;
+    BlockKey { root: 1, parent: 2, hash, fingerprint: u64::from(seed), first_token: 4 * seed }
+}
+
+fn tokens(seed: u32) -> Vec<Token> {
+    (0..4).map(|at| seed * 4 + at).collect()
+}
+
+fn payload(seed: u32) -> Vec<u8> {
+    (0..PAYLOAD as u32).map(|at| (at.wrapping_mul(seed + 1) >> 3) as u8).collect()
+}
+
+/// Queues the record of a block. The receiver gets the writer's answer.
+fn start(disk: &Disk, slot: u32, seed: u32) -> mpsc::Receiver<Result<u64, BlockFault>> {
+    let (send, receive) = mpsc::channel();
+    let mut record = disk.buffer();
+    record.resize(header_len(4));
+    record.append(|out| out.extend(payload(seed)));
+    seal(record.as_mut_slice(), LAYOUT, Coding::Raw, &key(seed), &tokens(seed));
+    record.pad();
+    let generation = disk.claim(slot);
+    let done = Box::new(move |result| send.send(result).unwrap());
+    let write = Write { record, n_tokens: 4, key: key(seed), slot, generation, done };
+    disk.write(write);
+    receive
+}
+
+fn write(disk: &Disk, slot: u32, seed: u32) -> Result<u64, BlockFault> {
+    start(disk, slot, seed).recv().unwrap()
+}
+
+fn read(disk: &Disk, slot: u32, seed: u32) -> Result<(), Fault> {
+    let mut record = Aligned::default();
+    let header = disk.read(slot, &key(seed), &tokens(seed), &mut record)?;
+    assert_eq!(record.as_slice()[header.payload_range()], payload(seed));
+    Ok(())
+}
+
+/// Returns the seeds of known blocks in the order of their slots, and checks keys and tokens.
+fn seeds(known: &[KnownBlock]) -> Vec<u32> {
+    let seed = |(at, block): (usize, &KnownBlock)| {
+        let seed = block.key.fingerprint as u32;
+        assert_eq!((block.block as usize, block.key, &block.tokens), (at, key(seed), &tokens(seed)));
+        seed
+    };
+    known.iter().enumerate().map(seed).collect()
+}
+
+fn folder_bytes(folder: &TempDir) -> u64 {
+    fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+}
+
+fn segments(folder: &TempDir) -> Vec<PathBuf> {
+    SystemFiles::for_reading()
+        .list(folder.path())
+        .unwrap()
+        .into_iter()
+        .filter(|p| segment::number_of(p).is_some())
+        .collect()
+}
+
+#[test]
+fn blocks_are_found_after_a_restart_oldest_first() {
+    let folder = TempDir::new().unwrap();
+    let (disk, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    assert_eq!(known, []);
+    for seed in 0..30 {
+        assert_eq!(write(&disk, 100 - seed, seed), Ok(RECORD));
+    }
+    assert_eq!((read(&disk, 100, 0), read(&disk, 71, 29)), (Ok(()), Ok(())));
+    assert_eq!((read(&disk, 99, 0), read(&disk, 5, 0)), (Err(Fault::Swapped), Err(Fault::Missing)));
+    // The block in this slot is another one from now on; the old one may be found again.
+    assert_eq!(write(&disk, 100, 40), Ok(RECORD));
+    assert_eq!(read(&disk, 100, 0), Err(Fault::Swapped));
+    drop(disk);
+    let (disk, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    let expected: Vec<u32> = (0..30).chain([40]).collect();
+    assert_eq!(seeds(&known), expected);
+    assert!(expected.iter().enumerate().all(|(slot, seed)| read(&disk, slot as u32, *seed) == Ok(())));
+    assert_eq!(disk.stats().dropped_at_start.total(), 0);
+}
+
+#[test]
+fn a_folder_belongs_to_one_process_and_must_be_large_enough() {
+    let folder = TempDir::new().unwrap();
+    let disk = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    let error = Disk::open(&settings(&folder, 4 << 20)).unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }), "{error}");
+    drop(disk);
+    assert!(Disk::open(&settings(&folder, 4 << 20)).is_ok());
+    let error = Disk::open(&settings(&folder, 100_000)).unwrap_err();
+    assert!(matches!(error, StoreError::Setting { setting: "disk size", .. }), "{error}");
+}
+
+#[test]
+fn the_size_is_limited_in_bytes_and_space_is_used_again() {
+    let folder = TempDir::new().unwrap();
+    let limit = 4 << 20;
+    let (disk, _) = Disk::open(&settings(&folder, limit)).unwrap();
+    let (.., capacity) = disk.usage();
+    // Slots for all the room, rewritten in an order without a pattern.
+    let slots = (capacity / RECORD) as u32;
+    let mut held: Vec<Option<u32>> = vec![None; slots as usize];
+    let mut random = 1u64;
+    for seed in 0..1_000u32 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let slot = (random >> 33) as u32 % slots;
+        assert!(write(&disk, slot, seed).is_ok(), "{seed}");
+        held[slot as usize] = Some(seed);
+        assert!(folder_bytes(&folder) <= limit, "{seed}");
+    }
+    for (slot, seed) in held.iter().enumerate() {
+        assert!(seed.is_none_or(|seed| read(&disk, slot as u32, seed) == Ok(())));
+    }
+    let stats = disk.stats();
+    let amplification = 1.0 + stats.rewritten_bytes as f64 / stats.written_bytes as f64;
+    println!("write amplification {amplification:.2}, {} segments deleted", stats.deleted_segments);
+    assert!(stats.rewritten_bytes > 0 && amplification < 5.0, "{amplification}");
+    drop(disk);
+    let (disk, known) = Disk::open(&settings(&folder, limit)).unwrap();
+    let found: HashSet<u32> = seeds(&known).into_iter().collect();
+    assert!(held.iter().flatten().all(|seed| found.contains(seed)), "what the slots held is found");
+    assert!(known.iter().all(|block| read(&disk, block.block, block.key.fingerprint as u32) == Ok(())));
+}
+
+#[test]
+fn a_disk_full_of_live_blocks_refuses_until_some_are_dead() {
+    let folder = TempDir::new().unwrap();
+    let (disk, _) = Disk::open(&settings(&folder, 2 << 20)).unwrap();
+    let answers: Vec<_> = (0..120).map(|seed| write(&disk, seed, seed)).collect();
+    let taken = answers.iter().take_while(|answer| answer.is_ok()).count() as u32;
+    assert!((60..90).contains(&taken), "{taken}");
+    assert!(answers[taken as usize..].iter().all(|answer| *answer == Err(BlockFault::Refused)));
+    (0..20).for_each(|slot| disk.release(slot));
+    assert!(write(&disk, 0, 500).is_ok());
+    assert!((20..taken).all(|seed| read(&disk, seed, seed) == Ok(())));
+    assert!(folder_bytes(&folder) <= 2 << 20);
+}
+
+#[test]
+fn the_newest_record_of_a_block_wins() {
+    let folder = TempDir::new().unwrap();
+    let (disk, _) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    for seed in [1, 2, 1, 3] {
+        write(&disk, seed, seed).unwrap();
+    }
+    drop(disk);
+    let (_, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    assert_eq!(seeds(&known), [2, 1, 3]);
+}
+
+/// Fault of one write.
+#[derive(Clone, Copy, Debug)]
+enum Broken {
+    /// Error number of the system, after some bytes.
+    After(usize, i32),
+    /// Fewer bytes than asked for.
+    Short(usize),
+}
+
+/// Files whose writes and reads fail on demand.
+#[derive(Debug)]
+struct FaultyFiles {
+    system: SystemFiles,
+    faults: Arc<Mutex<Faults>>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    writes: VecDeque<Broken>,
+    creates: VecDeque<i32>,
+    reads: u32,
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    file: Box<dyn BlockFile>,
+    faults: Arc<Mutex<Faults>>,
+}
+
+impl FaultyFiles {
+    fn wrap(&self, file: Box<dyn BlockFile>) -> Box<dyn BlockFile> {
+        Box::new(FaultyFile { file, faults: Arc::clone(&self.faults) })
+    }
+}
+
+impl Files for FaultyFiles {
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<Box<dyn BlockFile>> {
+        match self.faults.lock().unwrap().creates.pop_front() {
+            Some(number) => Err(io::Error::from_raw_os_error(number)),
+            None => Ok(self.wrap(self.system.create(path, bytes)?)),
+        }
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn BlockFile>> {
+        Ok(self.wrap(self.system.open(path)?))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.system.remove(path)
+    }
+}
+
+impl BlockFile for FaultyFile {
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        let all: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let mut some = Aligned::default();
+        let mut write = |len: usize| {
+            some.resize(len.min(all.len()));
+            let len = some.as_slice().len();
+            some.as_mut_slice().copy_from_slice(&all[..len]);
+            self.file.write_at(&[IoSlice::new(some.as_slice())], offset)
+        };
+        match self.faults.lock().unwrap().writes.pop_front() {
+            Some(Broken::After(len, number)) => {
+                if len > 0 {
+                    write(len)?;
+                }
+                Err(io::Error::from_raw_os_error(number))
+            }
+            Some(Broken::Short(len)) => write(len),
+            None => self.file.write_at(parts, offset),
+        }
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut faults = self.faults.lock().unwrap();
+        if faults.reads > 0 {
+            faults.reads -= 1;
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        drop(faults);
+        self.file.read_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    fn truncate(&self, bytes: u64) -> io::Result<()> {
+        self.file.truncate(bytes)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+}
+
+fn open_faulty(folder: &TempDir) -> (Disk, Arc<Mutex<Faults>>) {
+    let faults = Arc::<Mutex<Faults>>::default();
+    let files = FaultyFiles { system: SystemFiles::new(folder.path()), faults: Arc::clone(&faults) };
+    let lock = lock(folder.path()).unwrap();
+    let (disk, _) = Disk::open_with(&settings(folder, 4 << 20), Arc::new(files), true, lock).unwrap();
+    (disk, faults)
+}
+
+#[test]
+fn errors_of_the_system_cost_the_records_they_hit_and_no_others() {
+    const EIO: i32 = 5;
+    const ENOSPC: i32 = 28;
+    for (at, broken) in
+        [Broken::After(0, EIO), Broken::After(8192, EIO), Broken::After(16384, ENOSPC)].into_iter().enumerate()
+    {
+        let folder = TempDir::new().unwrap();
+        let (disk, faults) = open_faulty(&folder);
+        for seed in 0..5 {
+            write(&disk, seed, seed).unwrap();
+        }
+        faults.lock().unwrap().writes.push_back(broken);
+        let expected = if at == 2 { BlockFault::Refused } else { BlockFault::Interrupted };
+        assert_eq!(write(&disk, 5, 5), Err(expected));
+        assert_eq!(read(&disk, 5, 5), Err(Fault::Missing));
+        for seed in 6..9 {
+            write(&disk, seed, seed).unwrap();
+        }
+        assert!([0, 1, 2, 3, 4, 6, 7, 8].iter().all(|seed| read(&disk, *seed, *seed) == Ok(())));
+        assert_eq!(disk.stats().failed_writes, 1);
+        drop(disk);
+        let (_, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+        assert_eq!(seeds(&known), [0, 1, 2, 3, 4, 6, 7, 8]);
+    }
+}
+
+#[test]
+fn short_writes_are_continued_and_a_full_disk_refuses() {
+    let folder = TempDir::new().unwrap();
+    let (disk, faults) = open_faulty(&folder);
+    faults.lock().unwrap().creates.push_back(28);
+    assert_eq!(write(&disk, 0, 0), Err(BlockFault::Refused));
+    write(&disk, 1, 1).unwrap();
+    faults.lock().unwrap().writes.extend([Broken::Short(4096), Broken::Short(8192)]);
+    write(&disk, 2, 2).unwrap();
+    faults.lock().unwrap().writes.push_back(Broken::Short(100));
+    assert_eq!(write(&disk, 3, 3), Err(BlockFault::Interrupted), "part of a page is no progress");
+    assert_eq!((read(&disk, 1, 1), read(&disk, 2, 2)), (Ok(()), Ok(())));
+    faults.lock().unwrap().reads = 1;
+    assert_eq!(read(&disk, 2, 2), Err(Fault::Unreadable));
+    assert_eq!(read(&disk, 2, 2), Ok(()));
+}
+
+/// Writes ten blocks and returns the path of the one segment.
+fn ten_blocks(folder: &TempDir) -> PathBuf {
+    let (disk, _) = Disk::open(&settings(folder, 16 << 20)).unwrap();
+    assert!((0..10).all(|seed| write(&disk, seed, seed) == Ok(RECORD)));
+    drop(disk);
+    let paths = segments(folder);
+    assert_eq!(paths.len(), 1);
+    paths[0].clone()
+}
+
+fn reopen(folder: &TempDir) -> (Disk, Vec<u32>, FaultCounts) {
+    let (disk, known) = Disk::open(&settings(folder, 16 << 20)).unwrap();
+    let dropped = disk.stats().dropped_at_start;
+    (disk, seeds(&known), dropped)
+}
+
+#[test]
+fn flipped_bits_are_found_at_the_start_or_when_read() {
+    let folder = TempDir::new().unwrap();
+    let path = ten_blocks(&folder);
+    let flip = |at: u64| {
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 8], at).unwrap();
+    };
+    let record = |n: u64| 4096 + n * RECORD;
+    flip(record(3) + 5000);
+    flip(record(6) + 60);
+    let checked = check(folder.path(), true).unwrap();
+    assert_eq!((checked.faults().of(Fault::Flipped), checked.blocks), (2, 8));
+    assert_eq!(check(folder.path(), false).unwrap().blocks, 9, "payloads are left unread");
+    let (disk, found, dropped) = reopen(&folder);
+    assert_eq!(found, [0, 1, 2, 3, 4, 5, 7, 8, 9]);
+    assert_eq!((dropped.of(Fault::Flipped), dropped.total()), (1, 1));
+    assert_eq!((read(&disk, 2, 2), read(&disk, 3, 3), read(&disk, 4, 4)), (Ok(()), Err(Fault::Flipped), Ok(())));
+    // The place of a record can go bad later, too.
+    flip(record(4) + 16);
+    assert_eq!(read(&disk, 4, 4), Err(Fault::Flipped));
+}
+
+#[test]
+fn swapped_and_stale_records_are_found_at_the_start_and_when_read() {
+    let folder = TempDir::new().unwrap();
+    let path = ten_blocks(&folder);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let record = |n: u64| {
+        let mut bytes = vec![0; RECORD as usize];
+        file.read_exact_at(&mut bytes, 4096 + n * RECORD).unwrap();
+        bytes
+    };
+    let (two, five) = (record(2), record(5));
+    let (disk, ..) = reopen(&folder);
+    file.write_all_at(&five, 4096 + 2 * RECORD).unwrap();
+    file.write_all_at(&two, 4096 + 5 * RECORD).unwrap();
+    assert_eq!((read(&disk, 2, 2), read(&disk, 5, 5)), (Err(Fault::Swapped), Err(Fault::Swapped)));
+    drop(disk);
+    let (disk, found, dropped) = reopen(&folder);
+    assert_eq!(found, [0, 1, 3, 4, 6, 7, 8, 9]);
+    assert_eq!((dropped.of(Fault::Swapped), dropped.total()), (2, 2));
+    // An older record in the place of a newer one: whole, and of the same block.
+    let mut old = record(9);
+    place(&mut old, 4, Address { sequence: 1, segment: segment::number_of(&path).unwrap(), offset: 4096 + 9 * RECORD });
+    file.write_all_at(&old, 4096 + 9 * RECORD).unwrap();
+    assert_eq!(read(&disk, 7, 9), Err(Fault::Stale));
+    drop(disk);
+    // A program with another layout finds nothing, and does no harm to what it may write.
+    let other = DiskSettings { layout: 78, ..settings(&folder, 16 << 20) };
+    let (disk, known) = Disk::open(&other).unwrap();
+    assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), 1));
+}
+
+#[test]
+fn a_segment_cut_anywhere_gives_the_whole_records_before_the_cut() {
+    let source = TempDir::new().unwrap();
+    let bytes = fs::read(ten_blocks(&source)).unwrap();
+    for cut in (0..bytes.len()).step_by(6_144) {
+        for zeros in [0, 1 << 16] {
+            let folder = TempDir::new().unwrap();
+            let mut cut_bytes = bytes[..cut].to_vec();
+            cut_bytes.resize(cut + zeros, 0);
+            fs::write(folder.path().join(segment::file_name(1)), &cut_bytes).unwrap();
+            let whole = (cut as u64).saturating_sub(4096) / RECORD;
+            let (disk, found, dropped) = reopen(&folder);
+            assert_eq!(found, (0..whole.min(10) as u32).collect::<Vec<_>>(), "cut at {cut}, {zeros} zeros");
+            assert!(found.iter().all(|seed| read(&disk, *seed, *seed) == Ok(())));
+            assert!(
+                dropped.total() <= 1 && dropped.of(Fault::Torn) + dropped.of(Fault::Short) == dropped.total(),
+                "{dropped:?}"
+            );
+            drop(disk);
+            // The tail is gone: a second start finds the same, and nothing to drop.
+            let (_, again, dropped) = reopen(&folder);
+            assert_eq!((again, dropped.total()), (found, 0), "cut at {cut}");
+        }
+    }
+}

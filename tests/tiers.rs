@@ -1,0 +1,109 @@
+//! Tiers behind the device, through the server: blocks that went to host memory or disk give the same text.
+
+use std::path::Path;
+
+use trunkline_cluster::ClusterConfig;
+use trunkline_core::{Config, Preemption, TierConfig, Write};
+use trunkline_port::ModelInfo;
+use trunkline_server::{EngineStore, Options, Outcome, layout};
+use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_store::{Compression, StoreSettings, TierMedium};
+use trunkline_tests::server::{Client, TestServer, greedy};
+
+const BLOCK_SIZE: u32 = 16;
+const HOST_BLOCKS: u32 = 200;
+const TIER_BLOCKS: u32 = 1000;
+
+/// Limits with a small device: it holds three quarters of [`prompts`], and writing back keeps room for one of them.
+fn config(tiers: &[(&str, Write)]) -> Config {
+    let tier = |(name, write): &(&str, Write)| TierConfig {
+        name: (*name).into(),
+        blocks: TIER_BLOCKS,
+        write: *write,
+        eviction: "lru".into(),
+    };
+    Config {
+        block_size: BLOCK_SIZE,
+        device_blocks: 192,
+        host_blocks: HOST_BLOCKS,
+        preemption: Preemption::Swap,
+        launch_watermark: 0.0,
+        tiers: tiers.iter().map(tier).collect(),
+        ..Config::default()
+    }
+}
+
+/// Prompts of about 300 tokens with nothing in common.
+fn prompts() -> Vec<String> {
+    let words = |n: usize| (0..40).map(move |at| format!("word {n}{at} ")).collect::<String>();
+    (0..12).map(words).collect()
+}
+
+/// Media of tiers: host memory, and a disk folder of 64 MiB if there is one.
+fn media(disk: Option<&Path>) -> Vec<TierMedium> {
+    let disk = disk.map(|path| TierMedium::Disk { path: path.into(), bytes: 64 << 20 });
+    [TierMedium::Host].into_iter().chain(disk).collect()
+}
+
+/// Opens a store with these tiers.
+fn store(model: &ModelInfo, tiers: Vec<TierMedium>, compression: Compression) -> Vec<EngineStore> {
+    let mut settings = StoreSettings::new(layout(model, BLOCK_SIZE), 1 << 30);
+    (settings.tiers, settings.compression) = (tiers, compression);
+    vec![EngineStore::open(settings).unwrap()]
+}
+
+async fn serve(config: Config, tiers: Vec<TierMedium>, compression: Compression, record: Option<&Path>) -> TestServer {
+    let cluster = ClusterConfig::uniform(&config, 1);
+    let options = Options { cluster, record: record.map(Into::into), ..Options::default() };
+    let stores = |model: &ModelInfo| store(model, tiers, compression);
+    TestServer::launch_stored(options, stores, |_, worker| Box::new(worker)).await.unwrap()
+}
+
+/// Asks all prompts, one after another. Returns texts, and cached tokens of each.
+async fn ask_all(client: &mut Client) -> (Vec<String>, Vec<u32>) {
+    let (mut texts, mut cached) = (Vec::new(), Vec::new());
+    for prompt in prompts() {
+        let answer = client.ask(greedy(&prompt, 8)).await.unwrap();
+        texts.push(answer.text);
+        cached.push(answer.usage.cached_tokens);
+    }
+    (texts, cached)
+}
+
+/// Texts of a server without tiers.
+async fn plain_texts() -> Vec<String> {
+    let server = TestServer::start(Config { device_blocks: 512, ..config(&[]) }).await;
+    let texts = ask_all(&mut server.client().await).await.0;
+    server.drain().await;
+    texts
+}
+
+/// Replays a recording: it gives the decisions of the run.
+fn assert_replays(path: &Path, outcome: &Outcome) {
+    let replayed = replay_recorded(path, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_memory_gives_the_same_text_compressed_or_not_and_the_recording_the_same_decisions() {
+    let texts = plain_texts().await;
+    let dir = tempfile::tempdir().unwrap();
+    for compression in [Compression::Off, Compression::Full, Compression::Store, Compression::Probe] {
+        for write in [Write::Through, Write::Back, Write::SecondUse] {
+            let record = dir.path().join(format!("{compression:?}-{write:?}.jsonl"));
+            let server = serve(config(&[("host", write)]), media(None), compression, Some(&record)).await;
+            let mut client = server.client().await;
+            let (first, cold) = ask_all(&mut client).await;
+            let (second, warm) = ask_all(&mut client).await;
+            assert_eq!((&first, &second), (&texts, &texts), "{compression:?} {write:?}");
+            client.settled().await;
+            let outcome = server.drain().await;
+            let stats = outcome.stats.tiers[0];
+            assert!(cold.iter().all(|cached| *cached == 0), "{cold:?}");
+            if write != Write::SecondUse {
+                assert!(warm.iter().sum::<u32>() > 0 && stats.hit_blocks > 0, "{write:?}: {warm:?} {stats:?}");
+            }
+            assert_replays(&record, &outcome);
+        }
+    }
+}
