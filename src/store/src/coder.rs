@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use trunkline_codec::frame::{Block, Codec, FrameError};
+use trunkline_codec::frame::{Block, Codec, FrameError, inspect};
 use trunkline_codec::{Calibrator, Dtype, SideTable};
 
 use crate::counters::Fault;
@@ -135,7 +135,7 @@ impl Coder {
         Some(table)
     }
 
-    /// Adds a table that was kept. New frames use the last table added.
+    /// Adds a table that was kept. New frames use the first table added or learned.
     ///
     /// # Errors
     /// If the bytes are no table, or of another model's shape.
@@ -154,7 +154,18 @@ impl Coder {
         let table = Arc::new(table);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(table.id(), Arc::clone(&table));
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(table);
+        self.current.write().unwrap_or_else(PoisonError::into_inner).get_or_insert(table);
+    }
+
+    /// Returns the id of the table that a frame needs, if it needs one.
+    pub fn table_of(&self, frame: &[u8]) -> Option<u64> {
+        inspect(frame).ok()?.table
+    }
+
+    /// Returns the bytes of a table, if the table is known.
+    pub fn table(&self, id: u64) -> Option<Vec<u8>> {
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        tables.get(&id).map(|table| table.to_bytes())
     }
 
     /// Appends the frame of a block to `out`. Returns `false` if blocks of the layout have no frames; `out` is unchanged then.

@@ -13,6 +13,7 @@ use crate::disk::{Disk, Write};
 use crate::held::{Coding, Held};
 use crate::places::{Failure, Places, Scratch, Tier};
 use crate::record::{header_len, seal};
+use crate::remote::{NoBlock, Remote};
 
 /// Pair to copy, with the claims of its slots.
 pub struct Item {
@@ -70,6 +71,15 @@ impl Copying {
     }
 }
 
+impl From<NoBlock> for Failure {
+    fn from(reason: NoBlock) -> Self {
+        match reason {
+            NoBlock::Unproven(fault) => Self::Unproven(fault),
+            NoBlock::Unanswered => Self::Interrupted,
+        }
+    }
+}
+
 struct Copy<'a> {
     places: &'a Arc<Places>,
     device: &'a dyn DeviceBlocks,
@@ -92,10 +102,11 @@ impl Copy<'_> {
             self.places.learn(&scratch.raw, self.position());
         }
         let result = match self.places.tier(self.transfer.to) {
-            Some(Tier::Disk(disk, _)) => match self.record(scratch, disk, source) {
+            Some(Tier::Disk(disk, _)) => match self.disk_record(scratch, disk, source) {
                 Ok(record) => return self.write(disk, record, pair),
                 Err(failure) => Err(failure),
             },
+            Some(Tier::Remote(remote, _)) => self.deliver_to_remote(scratch, remote, source),
             _ if self.transfer.to == Place::Device => self.deliver_to_device(scratch, source),
             _ => self.deliver_to_host(scratch, source),
         };
@@ -131,6 +142,9 @@ impl Copy<'_> {
             let header = disk.read(self.from, &key, self.tokens, &mut scratch.record).map_err(Failure::Unproven)?;
             return Ok(Source::Record(header.coding, header.payload_range()));
         }
+        if let Some(Tier::Remote(remote, _)) = self.places.tier(self.transfer.from) {
+            return self.load_from_remote(scratch, remote);
+        }
         let place = self.places.host_place(self.transfer.from).ok_or(Failure::Unproven(Fault::Missing))?;
         let (generation, kept) = place.slots().get(self.from).ok_or(Failure::Unproven(Fault::Missing))?;
         let is_tier = self.transfer.from != Place::Host;
@@ -141,6 +155,18 @@ impl Copy<'_> {
             return Err(Failure::Unproven(Fault::Stale));
         }
         Ok(Source::Held(Arc::clone(kept.held())))
+    }
+
+    fn load_from_remote(&self, scratch: &mut Scratch, remote: &Remote) -> Result<Source, Failure> {
+        let key = self.key.ok_or(Failure::Unproven(Fault::Missing))?;
+        let (header, record) = remote.get(&key, self.tokens, self.places.record_max)?;
+        let range = header.payload_range();
+        if header.coding == Coding::Frame {
+            self.places.fetch_table(remote, &record[range.clone()])?;
+        }
+        scratch.record.resize(0);
+        scratch.record.append(|bytes| bytes.extend_from_slice(&record));
+        Ok(Source::Record(header.coding, range))
     }
 
     /// Fills a slot in host memory. Returns the memory taken.
@@ -163,13 +189,41 @@ impl Copy<'_> {
         Ok(stored_bytes)
     }
 
-    /// Makes the record of a block for a disk.
-    fn record(&self, scratch: &mut Scratch, disk: &Disk, source: Source) -> Result<(Aligned, BlockKey), Failure> {
-        let key = self.key.ok_or(Failure::Refused)?;
+    /// Makes the record of a block for a disk, in whole pages.
+    fn disk_record(&self, scratch: &mut Scratch, disk: &Disk, source: Source) -> Result<(Aligned, BlockKey), Failure> {
         if !disk.has_room(self.places.record_max) {
             return Err(Failure::Refused);
         }
         let mut buffer = disk.buffer();
+        let (_, key) = self.record(scratch, source, &mut buffer)?;
+        buffer.pad();
+        Ok((buffer, key))
+    }
+
+    /// Writes the record of a block to remote storage, and before that the side table that its frame needs.
+    fn deliver_to_remote(&self, scratch: &mut Scratch, remote: &Remote, source: Source) -> Result<u64, Failure> {
+        let mut buffer = Aligned::default();
+        let (coding, key) = self.record(scratch, source, &mut buffer)?;
+        let record = buffer.as_slice().to_vec();
+        let payload = &record[header_len(self.tokens.len())..];
+        let table =
+            Some(payload).filter(|_| coding == Coding::Frame).and_then(|frame| self.places.coder.table_of(frame));
+        if let Some((id, table)) = table.and_then(|id| Some((id, self.places.coder.table(id)?))) {
+            remote.put_table(id, &table)?;
+        }
+        let stored_bytes = remote.put(&key, record)?;
+        remote.fill(self.to, self.generation, stored_bytes);
+        Ok(stored_bytes)
+    }
+
+    /// Makes the record of a block.
+    fn record(
+        &self,
+        scratch: &mut Scratch,
+        source: Source,
+        buffer: &mut Aligned,
+    ) -> Result<(Coding, BlockKey), Failure> {
+        let key = self.key.ok_or(Failure::Refused)?;
         buffer.resize(header_len(self.tokens.len()));
         let Scratch { engine, raw, record, .. } = scratch;
         let mut encode = |block: &[u8], out: &mut Vec<u8>| {
@@ -179,25 +233,26 @@ impl Copy<'_> {
             out.extend_from_slice(block);
             Coding::Raw
         };
-        let coding = buffer.append(|out| match source {
-            Source::Raw => Ok(encode(raw, out)),
-            Source::Held(held) => {
-                let body = held.body();
-                body.verify().map_err(Failure::Unproven)?;
-                if body.coding() == Coding::Raw {
-                    return Ok(encode(body.bytes(), out));
+        let coding = buffer.append(|out| -> Result<Coding, Failure> {
+            match source {
+                Source::Raw => Ok(encode(raw, out)),
+                Source::Held(held) => {
+                    let body = held.body();
+                    body.verify().map_err(Failure::Unproven)?;
+                    if body.coding() == Coding::Raw {
+                        return Ok(encode(body.bytes(), out));
+                    }
+                    out.extend_from_slice(body.bytes());
+                    Ok(Coding::Frame)
                 }
-                out.extend_from_slice(body.bytes());
-                Ok(Coding::Frame)
-            }
-            Source::Record(coding, range) => {
-                out.extend_from_slice(&record.as_slice()[range]);
-                Ok(coding)
+                Source::Record(coding, range) => {
+                    out.extend_from_slice(&record.as_slice()[range]);
+                    Ok(coding)
+                }
             }
         })?;
         seal(buffer.as_mut_slice(), self.places.layout, coding, &key, self.tokens);
-        buffer.pad();
-        Ok((buffer, key))
+        Ok((coding, key))
     }
 
     /// Queues a record for a disk; the writer answers.

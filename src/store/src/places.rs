@@ -14,6 +14,7 @@ use crate::disk::{Disk, record_max};
 use crate::held::{Coding, Held, HostPlace};
 use crate::links::Link;
 use crate::pool::{Queue, Urgency};
+use crate::remote::{NoBlock, Remote};
 use crate::settings::{Compression, StoreSettings};
 
 /// Blocks measured before compression `auto` judges the ratio.
@@ -61,6 +62,8 @@ pub enum Tier {
     Host(Box<HostPlace>),
     /// Blocks on disk, and the queue of the threads that read them.
     Disk(Box<Disk>, Arc<Queue<Scratch>>),
+    /// Blocks in remote storage, and the queue of the threads that read and write them.
+    Remote(Box<Remote>, Arc<Queue<Scratch>>),
 }
 
 /// Places of a store, and all that copies between places need.
@@ -116,9 +119,9 @@ impl Places {
     /// Reads the side tables that were kept beside the tiers, and keeps them beside all. New frames use the newest of the nearest tier.
     pub fn load_tables(&self) {
         let mut tables = Vec::new();
-        for tier in self.tiers.iter().rev() {
+        for tier in &self.tiers {
             if let Tier::Disk(disk, _) = tier {
-                tables.extend(disk.tables());
+                tables.extend(disk.tables().into_iter().rev());
             }
         }
         for table in tables {
@@ -181,6 +184,7 @@ impl Places {
         match (self.host_place(place), self.tier(place)) {
             (Some(host), _) => host.slots().claim(slot).0,
             (_, Some(Tier::Disk(disk, _))) => disk.claim(slot),
+            (_, Some(Tier::Remote(remote, _))) => remote.claim(slot),
             _ => 0,
         }
     }
@@ -190,6 +194,7 @@ impl Places {
         match (self.host_place(place), self.tier(place)) {
             (Some(host), _) => host.slots().generation(slot),
             (_, Some(Tier::Disk(disk, _))) => disk.generation(slot),
+            (_, Some(Tier::Remote(remote, _))) => remote.slots().generation(slot),
             _ => 0,
         }
     }
@@ -199,16 +204,27 @@ impl Places {
         match (self.host_place(place), self.tier(place)) {
             (Some(host), _) => drop(host.slots().release(slot)),
             (_, Some(Tier::Disk(disk, _))) => disk.release(slot),
+            (_, Some(Tier::Remote(remote, _))) => remote.release(slot),
             _ => {}
         }
     }
 
     /// Returns the queue of the threads for copies between two places: a slow medium keeps only its own threads busy.
-    pub fn queue_for(&self, from: Place, _to: Place) -> &Arc<Queue<Scratch>> {
-        match self.tier(from) {
-            Some(Tier::Disk(_, queue)) => queue,
+    pub fn queue_for(&self, from: Place, to: Place) -> &Arc<Queue<Scratch>> {
+        match (self.tier(from), self.tier(to)) {
+            (Some(Tier::Remote(_, queue)), _) | (_, Some(Tier::Remote(_, queue))) => queue,
+            (Some(Tier::Disk(_, queue)), _) => queue,
             _ => &self.queue,
         }
+    }
+
+    /// Makes sure that a frame from remote storage can be decoded: reads its side table if need be, and keeps the table beside the disks.
+    pub fn fetch_table(&self, remote: &Remote, frame: &[u8]) -> Result<(), NoBlock> {
+        let Some(id) = self.coder.table_of(frame).filter(|id| self.coder.table(*id).is_none()) else { return Ok(()) };
+        let table = remote.table(id)?;
+        self.coder.add_table(&table).map_err(NoBlock::Unproven)?;
+        self.save_table(id, &table);
+        Ok(())
     }
 
     /// Appends the frame of a block to `out`, if blocks are to be compressed. With compression `full` the frame is decoded and compared.

@@ -8,6 +8,7 @@ use crate::disk::{Disk, DiskStats};
 use crate::held::HostPlace;
 use crate::links::LinkStats;
 use crate::places::{Places, Tier};
+use crate::remote::{Remote, RemoteStats};
 use crate::residency::Residency;
 
 /// State of a store, for metrics.
@@ -44,6 +45,8 @@ pub struct PlaceStats {
     pub residency: Residency,
     /// Work of a disk; `None` for other media.
     pub disk: Option<DiskStats>,
+    /// State of a remote store; `None` for other media.
+    pub remote: Option<RemoteStats>,
 }
 
 impl PlaceStats {
@@ -59,14 +62,25 @@ impl PlaceStats {
             limit_bytes: places.arena.stats().limit_bytes,
             faults,
             residency: place.slots().residency(),
-            disk: None,
+            ..Self::default()
         }
     }
 
     fn of_disk(disk: &Disk, faults: FaultCounts) -> Self {
         let (blocks, stored_bytes, limit_bytes) = disk.usage();
         let residency = disk.residency();
-        Self { blocks, stored_bytes, limit_bytes, faults, residency, disk: Some(disk.stats()) }
+        Self { blocks, stored_bytes, limit_bytes, faults, residency, disk: Some(disk.stats()), remote: None }
+    }
+
+    fn of_remote(remote: &Remote, faults: FaultCounts) -> Self {
+        Self {
+            blocks: remote.slots().filled(),
+            stored_bytes: remote.stored_bytes(),
+            faults,
+            residency: remote.slots().residency(),
+            remote: Some(remote.stats()),
+            ..Self::default()
+        }
     }
 }
 
@@ -76,6 +90,7 @@ impl StoreStats {
         let tier = |(at, tier): (usize, &Tier)| match tier {
             Tier::Host(place) => PlaceStats::of_host(places, place, faults(at + 1)),
             Tier::Disk(disk, _) => PlaceStats::of_disk(disk, faults(at + 1)),
+            Tier::Remote(remote, _) => PlaceStats::of_remote(remote, faults(at + 1)),
         };
         Self {
             arena: places.arena.stats(),

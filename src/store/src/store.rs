@@ -1,9 +1,9 @@
 //! The store of one engine.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use trunkline_port::{DeviceBlocks, KnownBlock, Place, Transfer, TransferReport};
+use trunkline_port::{BlockKey, DeviceBlocks, KnownBlock, Place, Token, Transfer, TransferReport};
 
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
@@ -11,6 +11,7 @@ use crate::disk::{Disk, DiskSettings, record_max};
 use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
+use crate::remote::Remote;
 use crate::settings::{StoreError, StoreSettings, TierMedium};
 use crate::stats::StoreStats;
 
@@ -18,6 +19,10 @@ use crate::stats::StoreStats;
 const BATCH: usize = 8;
 /// Threads that read a disk: reads under way at once.
 const DISK_THREADS: usize = 4;
+/// Threads that wait for a remote store: calls under way at once.
+const REMOTE_THREADS: usize = 8;
+/// Keys asked for in one go.
+const LOOKUP_BATCH: usize = 4;
 
 /// Storage of an engine's blocks behind the device. Outlives the worker: the device comes with each transfer.
 ///
@@ -26,7 +31,7 @@ pub struct Store {
     settings: StoreSettings,
     pool: Pool<Scratch>,
     /// Threads of each slow medium. Dropped before the places, so that nothing is written to a closed one.
-    tier_pools: Vec<Pool<Scratch>>,
+    _tier_pools: Vec<Pool<Scratch>>,
     places: Arc<Places>,
 }
 
@@ -60,9 +65,12 @@ impl Store {
                     tier_pools.push(pool);
                     (tier, blocks)
                 }
-                TierMedium::Remote { .. } => {
-                    let reason = "this build has host and disk tiers alone".to_owned();
-                    return Err(StoreError::Setting { setting: "tiers", reason });
+                TierMedium::Remote { url, deadline } => {
+                    let remote = Remote::open(url, *deadline, settings.layout.id())?;
+                    let pool = Pool::start("store-remote", REMOTE_THREADS).map_err(StoreError::Thread)?;
+                    let tier = Tier::Remote(Box::new(remote), Arc::clone(pool.queue()));
+                    tier_pools.push(pool);
+                    (tier, Vec::new())
                 }
             };
             tiers.push(tier);
@@ -70,7 +78,7 @@ impl Store {
         }
         let places = Arc::new(Places::new(&settings, tiers, Arc::clone(pool.queue())));
         places.load_tables();
-        Ok((Self { settings, pool, tier_pools, places }, known))
+        Ok((Self { settings, pool, _tier_pools: tier_pools, places }, known))
     }
 
     /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
@@ -140,14 +148,47 @@ impl Store {
         slots.iter().for_each(|slot| self.places.release(place, *slot));
     }
 
-    /// Returns the number of threads that copy.
-    pub fn threads(&self) -> usize {
-        self.settings.threads + DISK_THREADS * self.tier_pools.len()
+    /// Asks a remote tier for blocks, and returns at once. `done` is called once, from a thread of the store, with `true` for each
+    /// block found. Without an answer a block counts as not found; so does any block of another tier, whose blocks the core knows.
+    pub fn lookup(&self, tier: u8, keys: Vec<(BlockKey, Vec<Token>)>, done: Box<dyn FnOnce(Vec<bool>) + Send>) {
+        let queue = self.places.queue_for(Place::Tier(tier), Place::Device);
+        let answer = Arc::new(Answers { found: Mutex::new(vec![false; keys.len()]), done: Mutex::new(Some(done)) });
+        let keys: Vec<(usize, BlockKey)> = keys.into_iter().map(|(key, _)| key).enumerate().collect();
+        for batch in keys.chunks(LOOKUP_BATCH) {
+            let (places, answer, batch) = (Arc::clone(&self.places), Arc::clone(&answer), batch.to_vec());
+            let ask = move |_: &mut Scratch| {
+                let Some(Tier::Remote(remote, _)) = places.tier(Place::Tier(tier)) else { return };
+                for (at, key) in batch {
+                    let is_found = remote.has(&key);
+                    answer.found.lock().unwrap_or_else(PoisonError::into_inner)[at] = is_found;
+                }
+            };
+            queue.push(Urgency::Urgent, Box::new(ask));
+        }
+        queue.push(Urgency::Urgent, Box::new(move |_| drop(answer)));
     }
 
     /// Returns the state of all places and links.
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(&self.places)
+    }
+}
+
+/// Receiver of the answers to a look-up, in the order of the keys.
+type Found = Box<dyn FnOnce(Vec<bool>) + Send>;
+
+/// Answers of a look-up, sent when the last batch is gone.
+struct Answers {
+    found: Mutex<Vec<bool>>,
+    done: Mutex<Option<Found>>,
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        let found = std::mem::take(self.found.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if let Some(done) = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            done(found);
+        }
     }
 }
 

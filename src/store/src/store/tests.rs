@@ -1,6 +1,7 @@
 //! Tests of the store.
 
 mod disk;
+mod remote;
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -1,0 +1,200 @@
+//! Remote tier: records as objects in storage shared by many servers.
+//!
+//! An object's name is `v1/LAYOUT/ROOT/HASH`, all in hexadecimal digits: who knows the key of a block knows the name. Side tables are
+//! `v1/LAYOUT/tables/ID`. Objects are never deleted by a server; the store's own rules (as a bucket's lifecycle) let them expire.
+
+mod breaker;
+mod objects;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use trunkline_port::{BlockKey, Token};
+
+use crate::counters::Fault;
+use crate::disk::tables;
+use crate::record::{Address, Header};
+use crate::settings::StoreError;
+use crate::slots::Slots;
+
+use breaker::Breaker;
+use objects::{Objects, StoredObjects, Unanswered};
+
+/// Longest side table read, bytes.
+const TABLE_MAX: usize = 64 << 20;
+
+/// State of a remote tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteStats {
+    /// `true` if the store did not answer lately: all but single tries fail at once.
+    pub is_down: bool,
+    /// Tries while the store was down.
+    pub tries_while_down: u64,
+}
+
+/// Blocks in remote storage.
+#[derive(Debug)]
+pub struct Remote {
+    objects: Box<dyn Objects>,
+    layout: u64,
+    deadline: Duration,
+    breaker: Breaker,
+    /// Side tables known to be there.
+    tables: Mutex<HashSet<u64>>,
+    /// Bytes of the records written by this store, by slot. A record is read by its key, whatever the slot holds.
+    slots: Slots<u64>,
+    stored: AtomicU64,
+}
+
+/// Reason for no block from remote storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoBlock {
+    /// The object failed verification.
+    Unproven(Fault),
+    /// The store did not answer.
+    Unanswered,
+}
+
+impl Remote {
+    /// Opens the store at an address.
+    ///
+    /// # Errors
+    /// If the address has no meaning.
+    pub fn open(address: &str, deadline: Duration, layout: u64) -> Result<Self, StoreError> {
+        Ok(Self::new(Box::new(StoredObjects::open(address)?), deadline, layout))
+    }
+
+    /// Creates a tier of objects.
+    pub fn new(objects: Box<dyn Objects>, deadline: Duration, layout: u64) -> Self {
+        let (breaker, tables, slots) = (Breaker::default(), Mutex::default(), Slots::default());
+        Self { objects, layout, deadline, breaker, tables, slots, stored: AtomicU64::new(0) }
+    }
+
+    /// Returns the slots, for look-ups.
+    pub fn slots(&self) -> &Slots<u64> {
+        &self.slots
+    }
+
+    /// Claims a slot for a write.
+    pub fn claim(&self, slot: u32) -> u64 {
+        let (generation, old) = self.slots.claim(slot);
+        self.stored.fetch_sub(old.unwrap_or(0), Relaxed);
+        generation
+    }
+
+    /// Empties a slot. The object stays.
+    pub fn release(&self, slot: u32) {
+        self.stored.fetch_sub(self.slots.release(slot).unwrap_or(0), Relaxed);
+    }
+
+    /// Fills a slot, unless a later claim owns the slot: the object stays all the same, and is found by its key.
+    pub fn fill(&self, slot: u32, generation: u64, bytes: u64) {
+        self.stored.fetch_add(bytes, Relaxed);
+        if let Err(bytes) = self.slots.fill(slot, generation, bytes) {
+            self.stored.fetch_sub(bytes, Relaxed);
+        }
+    }
+
+    /// Returns the bytes of the objects in all slots.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored.load(Relaxed)
+    }
+
+    fn name(&self, key: &BlockKey) -> String {
+        format!("v1/{:016x}/{:032x}/{:032x}", self.layout, key.root, key.hash)
+    }
+
+    fn table_name(&self, id: u64) -> String {
+        format!("v1/{:016x}/tables/{id:016x}", self.layout)
+    }
+
+    fn call<T>(&self, call: impl FnOnce(Instant) -> Result<T, Unanswered>) -> Result<T, NoBlock> {
+        let now = Instant::now();
+        if !self.breaker.allows(now) {
+            return Err(NoBlock::Unanswered);
+        }
+        match call(now + self.deadline) {
+            Ok(value) => {
+                self.breaker.answered();
+                Ok(value)
+            }
+            Err(error) => {
+                if self.breaker.failed(Instant::now()) {
+                    tracing::warn!("the remote store does not answer, and is left alone for a while: {error}");
+                }
+                Err(NoBlock::Unanswered)
+            }
+        }
+    }
+
+    /// Writes a record. Returns its bytes.
+    ///
+    /// # Errors
+    /// If the store did not answer.
+    pub fn put(&self, key: &BlockKey, record: Vec<u8>) -> Result<u64, NoBlock> {
+        let len = record.len() as u64;
+        self.call(|deadline| self.objects.put(&self.name(key), record, deadline))?;
+        Ok(len)
+    }
+
+    /// Reads the record of a block.
+    ///
+    /// # Errors
+    /// If there is none, it fails verification, or the store did not answer.
+    pub fn get(&self, key: &BlockKey, tokens: &[Token], record_max: usize) -> Result<(Header, Vec<u8>), NoBlock> {
+        let record = self.call(|deadline| self.objects.get(&self.name(key), record_max, deadline))?;
+        let record = record.ok_or(NoBlock::Unproven(Fault::Missing))?;
+        let check = || {
+            let header = Header::read(&record)?;
+            if header.address != Address::default() {
+                return Err(Fault::Swapped);
+            }
+            header.payload(&record)?;
+            header.prove(self.layout, key, tokens)?;
+            Ok(header)
+        };
+        let header = check().map_err(NoBlock::Unproven)?;
+        Ok((header, record))
+    }
+
+    /// Returns `true` if there is an object for the block; `false` also without an answer.
+    pub fn has(&self, key: &BlockKey) -> bool {
+        self.call(|deadline| self.objects.has(&self.name(key), deadline)).unwrap_or(false)
+    }
+
+    /// Writes a side table, unless it is there.
+    ///
+    /// # Errors
+    /// If the store did not answer.
+    pub fn put_table(&self, id: u64, table: &[u8]) -> Result<(), NoBlock> {
+        if self.tables.lock().unwrap_or_else(PoisonError::into_inner).contains(&id) {
+            return Ok(());
+        }
+        self.call(|deadline| self.objects.put(&self.table_name(id), tables::wrap(self.layout, table), deadline))?;
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        Ok(())
+    }
+
+    /// Reads a side table.
+    ///
+    /// # Errors
+    /// If there is none, it is damaged, or the store did not answer.
+    pub fn table(&self, id: u64) -> Result<Vec<u8>, NoBlock> {
+        let bytes = self.call(|deadline| self.objects.get(&self.table_name(id), TABLE_MAX, deadline))?;
+        let bytes = bytes.ok_or(NoBlock::Unproven(Fault::Stale))?;
+        let table = tables::unwrap(self.layout, &bytes).map_err(NoBlock::Unproven)?;
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        Ok(table.to_vec())
+    }
+
+    /// Returns the state of the store.
+    pub fn stats(&self) -> RemoteStats {
+        let (is_down, tries_while_down) = self.breaker.stats();
+        RemoteStats { is_down, tries_while_down }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Objects in remote storage, behind a trait, so that tests can make a store hang or fail.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::future::Future;
+use std::time::Instant;
+
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::runtime::Runtime;
+use url::Url;
+
+use crate::settings::StoreError;
+
+/// Reason for no answer from remote storage. The object may be good.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// The deadline passed.
+    #[error("no answer before the deadline")]
+    Deadline,
+    /// The store refused, or the way to the store is broken.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Objects by name. Every call ends before its deadline, whatever the store does.
+pub trait Objects: Debug + Send + Sync {
+    /// Writes an object, whole or not at all; replaces one of the same name.
+    ///
+    /// # Errors
+    /// If the store has not answered before the deadline, or refused.
+    fn put(&self, name: &str, bytes: Vec<u8>, deadline: Instant) -> Result<(), Unanswered>;
+
+    /// Reads an object of at most `limit` bytes. Returns `None` if there is none; longer objects are cut behind `limit`.
+    ///
+    /// # Errors
+    /// If the store has not answered before the deadline, or refused.
+    fn get(&self, name: &str, limit: usize, deadline: Instant) -> Result<Option<Vec<u8>>, Unanswered>;
+
+    /// Returns `true` if there is an object of the name.
+    ///
+    /// # Errors
+    /// If the store has not answered before the deadline, or refused.
+    fn has(&self, name: &str, deadline: Instant) -> Result<bool, Unanswered>;
+}
+
+/// Objects in a folder or an S3-compatible store.
+#[derive(Debug)]
+pub struct StoredObjects {
+    store: Box<dyn ObjectStore>,
+    prefix: Path,
+    runtime: Option<Runtime>,
+}
+
+impl StoredObjects {
+    /// Opens the store at an address, `file:///folder` or `s3://bucket/prefix`. Access to S3 follows the usual variables: `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`.
+    ///
+    /// # Errors
+    /// If the address has no meaning. Whether the store answers shows later.
+    pub fn open(address: &str) -> Result<Self, StoreError> {
+        let refuse = |reason: String| StoreError::Remote { url: address.to_owned(), reason };
+        let url = Url::parse(address)
+            .map_err(|error| refuse(format!("{error}; use file:///folder or s3://bucket/prefix")))?;
+        if url.scheme() == "file" {
+            let folder = url.to_file_path().map_err(|()| refuse("the folder must be absolute".to_owned()))?;
+            std::fs::create_dir_all(folder).map_err(|error| refuse(format!("cannot create the folder: {error}")))?;
+        }
+        let variables: HashMap<String, String> = std::env::vars()
+            .filter(|(name, _)| name.starts_with("AWS_"))
+            .map(|(name, v)| (name.to_lowercase(), v))
+            .collect();
+        let (store, prefix) =
+            object_store::parse_url_opts(&url, variables).map_err(|error| refuse(error.to_string()))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("store-remote-io")
+            .enable_all()
+            .build()
+            .map_err(StoreError::Thread)?;
+        Ok(Self { store, prefix, runtime: Some(runtime) })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    fn wait<T>(
+        &self,
+        deadline: Instant,
+        answer: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<Option<T>, Unanswered> {
+        let Some(runtime) = &self.runtime else { return Err(Unanswered::Deadline) };
+        let left = deadline.saturating_duration_since(Instant::now());
+        match runtime.block_on(async { tokio::time::timeout(left, answer).await }) {
+            Ok(Ok(value)) => Ok(Some(value)),
+            Ok(Err(object_store::Error::NotFound { .. })) => Ok(None),
+            Ok(Err(error)) => Err(Unanswered::Failed(error.to_string())),
+            Err(_) => Err(Unanswered::Deadline),
+        }
+    }
+}
+
+impl Drop for StoredObjects {
+    /// Leaves calls of the system that hang to themselves.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Objects for StoredObjects {
+    fn put(&self, name: &str, bytes: Vec<u8>, deadline: Instant) -> Result<(), Unanswered> {
+        let path = self.path(name);
+        match self.wait(deadline, self.store.put(&path, bytes.into()))? {
+            Some(_) => Ok(()),
+            None => Err(Unanswered::Failed("the bucket is not there".to_owned())),
+        }
+    }
+
+    fn get(&self, name: &str, limit: usize, deadline: Instant) -> Result<Option<Vec<u8>>, Unanswered> {
+        let path = self.path(name);
+        let answer = async {
+            let object = self.store.get(&path).await?;
+            if object.meta.size > limit as u64 {
+                return Ok(self.store.get_range(&path, 0..limit as u64).await?.to_vec());
+            }
+            Ok(object.bytes().await?.to_vec())
+        };
+        self.wait(deadline, answer)
+    }
+
+    fn has(&self, name: &str, deadline: Instant) -> Result<bool, Unanswered> {
+        let path = self.path(name);
+        Ok(self.wait(deadline, self.store.head(&path))?.is_some())
+    }
+}

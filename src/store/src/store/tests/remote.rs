@@ -1,0 +1,86 @@
+//! Tests of the store with a remote tier in a folder.
+
+use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tempfile::TempDir;
+use trunkline_codec::rotary_frequencies;
+
+use super::*;
+
+fn with_remote(folder: &TempDir, compression: Compression, deadline_ms: u64) -> Store {
+    let mut settings = settings(64, compression);
+    settings.layout.frequencies = Some(vec![rotary_frequencies(64, 10_000.0); 4]);
+    let url = format!("file://{}", folder.path().display());
+    settings.tiers.push(TierMedium::Remote { url, deadline: Duration::from_millis(deadline_ms) });
+    Store::open(settings).unwrap().0
+}
+
+const REMOTE: Place = Place::Tier(1);
+
+fn lookup(store: &Store, tier: u8, seeds: impl Iterator<Item = u32>) -> Vec<bool> {
+    let (send, found) = mpsc::channel();
+    let keys = seeds.map(|seed| (key(seed), Vec::new())).collect();
+    store.lookup(tier, keys, Box::new(move |answer| send.send(answer).unwrap()));
+    found.recv().unwrap()
+}
+
+#[test]
+fn two_servers_share_blocks_compressed_with_the_statistics_of_one() {
+    let folder = TempDir::new().unwrap();
+    let first = with_remote(&folder, Compression::Store, 60_000);
+    let device = Device::with((0..40).map(|at| (at, at)));
+    let blocks: Vec<_> = (0..40).map(|at| (at, at, at)).collect();
+    assert_eq!(copy(&first, &device, Place::Device, REMOTE, &blocks).faults, []);
+    drop(first);
+
+    let second = with_remote(&folder, Compression::Store, 60_000);
+    let found = lookup(&second, 1, 35..45);
+    assert_eq!(found, [true, true, true, true, true, false, false, false, false, false]);
+    assert_eq!((lookup(&second, 0, 0..2), lookup(&second, 9, 0..1)), (vec![false; 2], vec![false]));
+    assert_eq!(lookup(&second, 1, 0..0), Vec::<bool>::new());
+    // Slots are the core's: a block is read by its key, whatever its slot.
+    let back: Vec<_> = (0..40).map(|at| (500 + at, 100 + at, at)).collect();
+    assert_eq!(copy(&second, &device, REMOTE, Place::Device, &back).faults, []);
+    assert!((0..40).all(|at| device.block(100 + at) == Some(contents(at))));
+    let report = copy(&second, &device, REMOTE, TIER, &[(1, 0, 7), (2, 1, 77)]);
+    assert_eq!(report.faults, [(1, BlockFault::Bad)]);
+    assert_eq!(copy(&second, &device, TIER, Place::Device, &[(0, 200, 7)]).faults, []);
+    assert_eq!(device.block(200), Some(contents(7)));
+    assert_eq!(second.stats().tiers[1].faults.of(Fault::Missing), 1);
+}
+
+#[test]
+fn a_remote_that_hangs_costs_its_own_copies_and_no_others() {
+    let folder = TempDir::new().unwrap();
+    let store = with_remote(&folder, Compression::Off, 50);
+    let device = Device::with((0..40).map(|at| (at, at)));
+    copy(&store, &device, Place::Device, REMOTE, &[(0, 0, 0)]);
+    // A reader of a pipe without a writer waits for ever.
+    let mut names = vec![folder.path().to_owned()];
+    while names[0].is_dir() {
+        names = std::fs::read_dir(&names[0]).unwrap().map(|entry| entry.unwrap().path()).collect();
+    }
+    std::fs::remove_file(&names[0]).unwrap();
+    mknodat(CWD, &names[0], FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let hanging: Vec<_> =
+        (0..20).map(|at| start(&store, &device, REMOTE, Place::Device, &[(0, 50 + at, 0)], true)).collect();
+    let blocks: Vec<_> = (0..20).map(|at| (at, at, at)).collect();
+    assert_eq!(copy(&store, &device, Place::Device, TIER, &blocks).faults, []);
+    assert_eq!(copy(&store, &device, TIER, Place::Device, &blocks).faults, []);
+    for report in hanging {
+        assert_eq!(report.recv().unwrap().faults, [(0, BlockFault::Interrupted)]);
+    }
+    assert!(store.stats().tiers[1].remote.unwrap().is_down);
+    assert_eq!(copy(&store, &device, Place::Device, REMOTE, &[(3, 1, 3)]).faults, [(0, BlockFault::Interrupted)]);
+}
+
+#[test]
+fn addresses_without_a_meaning_are_refused_with_one_line() {
+    for url in ["nonsense", "gopher://x/y", "file://host/x", "s3://"] {
+        let mut settings = settings(8, Compression::Off);
+        settings.tiers.push(TierMedium::Remote { url: url.to_owned(), deadline: Duration::from_secs(1) });
+        let error = Store::open(settings).unwrap_err().to_string();
+        assert!(error.starts_with(url) && !error.contains('\n'), "{error}");
+    }
+}
