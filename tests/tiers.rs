@@ -96,9 +96,16 @@ async fn host_memory_gives_the_same_text_compressed_or_not_and_the_recording_the
             let (first, cold) = ask_all(&mut client).await;
             let (second, warm) = ask_all(&mut client).await;
             assert_eq!((&first, &second), (&texts, &texts), "{compression:?} {write:?}");
-            client.settled().await;
+            let store = client.settled().await.engines.remove(0).store.unwrap();
             let outcome = server.drain().await;
             let stats = outcome.stats.tiers[0];
+            let host = &store.places[1];
+            assert_eq!((host.name.as_str(), host.hit_blocks), ("host", stats.hit_blocks));
+            assert!(host.blocks > 0 && host.stored_bytes > 0 && host.faults.is_empty(), "{host:?}");
+            let out = store.links.iter().find(|link| link.from == "device" && link.to == "host").unwrap();
+            assert_eq!((out.blocks, out.failed), (stats.stored_blocks, 0), "{out:?}");
+            assert_eq!(store.encoded_blocks > 0, compression != Compression::Off, "{compression:?}");
+            assert_eq!(store.mismatches, 0);
             assert!(cold.iter().all(|cached| *cached == 0), "{cold:?}");
             if write != Write::SecondUse {
                 assert!(warm.iter().sum::<u32>() > 0 && stats.hit_blocks > 0, "{write:?}: {warm:?} {stats:?}");
@@ -165,5 +172,7 @@ async fn blocks_on_disk_that_were_damaged_are_computed_again() {
     let mut client = server.client().await;
     let (second, cached) = ask_all(&mut client).await;
     assert_eq!((second, cached), (texts, vec![0; 12]));
+    let store = client.info().await.engines.remove(0).store.unwrap();
+    assert!(store.places[1].faults.values().sum::<u64>() > 0, "{:?}", store.places[1]);
     server.drain().await;
 }

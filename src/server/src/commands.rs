@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 use trunkline_cluster::{EngineId, EngineStatus};
 use trunkline_core::{Refusal, Request, RequestId, Stats};
 use trunkline_port::StepRunner;
+use trunkline_store::StoreStats;
 
 use crate::outbox::OutboxSender;
 use crate::worker_thread::WorkerReport;
@@ -50,9 +51,12 @@ impl AddAssign for Drafts {
 }
 
 /// One engine between two events.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct EngineSnapshot {
     pub(crate) status: EngineStatus,
+    /// Names of the tiers, nearest first.
+    pub(crate) tiers: Vec<String>,
+    pub(crate) store: StoreStats,
     pub(crate) drafts: Drafts,
     /// Workers left behind in a step that never ended.
     pub(crate) abandoned: u32,

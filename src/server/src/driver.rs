@@ -289,13 +289,15 @@ impl Driver {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let engine = |(at, drafts): (usize, &Drafts)| EngineSnapshot {
-            status: self.cluster.status(EngineId(at as u32)),
-            abandoned: self.workers.abandoned(EngineId(at as u32)),
+        let engine = |(engine, drafts): (EngineId, &Drafts)| EngineSnapshot {
+            status: self.cluster.status(engine),
+            tiers: self.cluster.core(engine).config().tiers.iter().map(|tier| tier.name.clone()).collect(),
+            store: self.workers.store(engine).stats(),
+            abandoned: self.workers.abandoned(engine),
             drafts: *drafts,
         };
         Snapshot {
-            engines: self.drafts.iter().enumerate().map(engine).collect(),
+            engines: (0..).map(EngineId).zip(&self.drafts).map(engine).collect(),
             digest: self.cluster.digest(),
             draining: self.draining,
         }

@@ -70,6 +70,7 @@ mod sessions;
 mod shares;
 mod shutdown;
 mod socket;
+mod store_info;
 mod stores;
 mod stream;
 mod submission;

@@ -13,6 +13,7 @@ use crate::commands::{Command, Drafts, EngineSnapshot};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::inference_server::Inference;
+use crate::store_info::store_info;
 use crate::stream::Generation;
 use crate::submission::{Rejection, Submitter};
 use crate::validate;
@@ -242,6 +243,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
         EngineState::Closed => proto::EngineState::Closed,
         EngineState::Gone => proto::EngineState::Gone,
     };
+    let tiers: Vec<_> = engine.tiers.iter().cloned().zip(status.stats.tiers).collect();
     proto::EngineInfo {
         number,
         role: role.into(),
@@ -252,6 +254,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
         blocks: Some(blocks(&status.stats)),
         counters: Some(counters(&status.stats, engine.drafts)),
         abandoned_workers: engine.abandoned,
+        store: Some(store_info(&engine.store, &tiers)),
     }
 }
 
