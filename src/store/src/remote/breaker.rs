@@ -1,4 +1,4 @@
-//! Judgement of a remote store that does not answer: after some calls in vain nobody waits for the store any more, and single calls try again.
+//! Judgement of a remote store that does not answer: after some calls without an answer nobody waits for the store any more, and single calls try again.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
