@@ -107,3 +107,63 @@ async fn host_memory_gives_the_same_text_compressed_or_not_and_the_recording_the
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_restarted_finds_its_blocks_on_disk_and_says_the_same() {
+    let texts = plain_texts().await;
+    for (compression, with_host) in [(Compression::Off, false), (Compression::Store, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tiers = vec![("host", Write::Through), ("disk", Write::Through)];
+        let mut media = media(Some(dir.path()));
+        if !with_host {
+            (tiers.remove(0), media.remove(0));
+        }
+        let server = serve(config(&tiers), media.clone(), compression, None).await;
+        let mut client = server.client().await;
+        assert_eq!(ask_all(&mut client).await.0, texts);
+        client.settled().await;
+        server.drain().await;
+
+        let record = dir.path().join("second.jsonl");
+        let server = serve(config(&tiers), media, compression, Some(&record)).await;
+        let (second, cached) = ask_all(&mut server.client().await).await;
+        assert_eq!(second, texts, "{compression:?}");
+        // The first prompts: later ones may take less time to compute than to load.
+        assert!(cached.iter().sum::<u32>() > 0, "{compression:?}: {cached:?}");
+        let outcome = server.drain().await;
+        assert!(outcome.stats.tiers[tiers.len() - 1].hit_blocks > 0, "{:?}", outcome.stats.tiers);
+        assert_replays(&record, &outcome);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_on_disk_that_were_damaged_are_computed_again() {
+    let texts = plain_texts().await;
+    let dir = tempfile::tempdir().unwrap();
+    let media = || vec![TierMedium::Disk { path: dir.path().into(), bytes: 64 << 20 }];
+    let tiers = [("disk", Write::Through)];
+    let server = serve(config(&tiers), media(), Compression::Off, None).await;
+    let mut client = server.client().await;
+    ask_all(&mut client).await;
+    client.settled().await;
+    server.drain().await;
+
+    let server = serve(config(&tiers), media(), Compression::Off, None).await;
+    // The server has seen the records; now their bytes change under it.
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(mut bytes) = std::fs::read(&path) else { continue };
+        if bytes.len() < 1 << 16 {
+            continue;
+        }
+        bytes.iter_mut().skip(1).step_by(1000).for_each(|byte| *byte ^= 1);
+        std::fs::write(&path, bytes).unwrap();
+        damaged += 1;
+    }
+    assert!(damaged > 0, "no segment was found");
+    let mut client = server.client().await;
+    let (second, cached) = ask_all(&mut client).await;
+    assert_eq!((second, cached), (texts, vec![0; 12]));
+    server.drain().await;
+}

@@ -131,6 +131,20 @@ pub const FIGURES: &[Figure<Report>] = &[
     real("prefix_hit_ratio", "Prefix hits", Share, Higher, "Share of prompt tokens found in the prefix cache.", |r| {
         Some(r.tokens.prefix_hit_ratio)
     }),
+    count("prefix_blocks", "Prefix blocks", Neither, "Blocks of cached prefixes taken on the device.", |r| {
+        Some(r.tokens.prefix_blocks)
+    }),
+    count("prefix_runs", "Prefix runs", Lower, "Runs of neighbouring blocks in those prefixes.", |r| {
+        Some(r.tokens.prefix_runs)
+    }),
+    real(
+        "mean_prefix_run",
+        "Prefix run",
+        Count,
+        Higher,
+        "Mean number of neighbouring blocks in cached prefixes.",
+        |r| Some(r.tokens.mean_prefix_run),
+    ),
     count("preemptions", "Preemptions", Lower, "Returns of a running request to the queue.", |r| Some(r.preemptions)),
     count("swap_outs", "Swap-outs", Neither, "Requests swapped out to the host.", |r| Some(r.swaps.swap_outs)),
     count("swap_ins", "Swap-ins", Neither, "Requests swapped in from the host.", |r| Some(r.swaps.swap_ins)),

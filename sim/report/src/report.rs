@@ -68,6 +68,12 @@ pub struct TokenTotals {
     pub prefix_hit_tokens: u64,
     /// Prefix hit ratio, from 0 to 1: `prefix_hit_tokens / prompt_tokens`.
     pub prefix_hit_ratio: f64,
+    /// Blocks of cached prefixes taken on the device, over all replicas.
+    pub prefix_blocks: u64,
+    /// Runs of neighbouring blocks in those prefixes.
+    pub prefix_runs: u64,
+    /// Mean length of these runs, blocks: `prefix_blocks / prefix_runs`. Long runs are found fast; 0 if no prefix was found.
+    pub mean_prefix_run: f64,
 }
 
 /// Swaps between device and host.

@@ -2,6 +2,8 @@
 //!
 //! Keys are taken before the rotation. Both elements of a pair have one deviation, because the rotation mixes them.
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::huffman::LENGTH_MAX;
 use crate::lanes;
 use crate::shape::{Dtype, Shape};
@@ -17,6 +19,9 @@ struct Channel {
     /// `true` if the deviation is at least `2^(exponent + 1/2)`.
     upper: bool,
 }
+
+/// Magic and version of a table in bytes.
+const HEAD: [u8; 8] = *b"TKVS\x01\0\0\0";
 
 /// Part of a context's number for deviations in the upper half of an octave.
 const UPPER: u16 = 16 << LENGTH_MAX;
@@ -64,13 +69,47 @@ impl SideTable {
         let first = |own: &Vec<u64>| frequencies.iter().position(|other| other == own).unwrap_or(0);
         let like = frequencies.iter().map(first).collect();
         let mut table = Self { channels_each, head_dim, planes, frequencies, like, id: 0 };
-        table.id = xxhash_rust::xxh3::xxh3_64(&table.to_bytes());
+        table.id = xxh3_64(&table.contents());
         table
     }
 
-    /// Reads what [`Self::to_bytes`] wrote. Returns `None` if the bytes are no table.
+    /// Makes a table from the mean and the deviation of each channel: `[layer][keys, values][head][dim]`, keys before the rotation.
+    /// `frequencies` belong to each layer's rotary embeddings. Values that are not finite count as zero.
+    ///
+    /// # Panics
+    /// If `statistics` has another length than the shape has channels, `frequencies` another length than the shape has layers, or one of them is
+    /// neither empty nor half a head long.
+    pub fn from_statistics(shape: &Shape, frequencies: Vec<Vec<u64>>, statistics: &[(f64, f64)]) -> Self {
+        let (channels, half) = (shape.channels(), usize::from(shape.head_dim / 2));
+        assert_frequencies(shape, &frequencies);
+        assert_eq!(statistics.len(), 2 * usize::from(shape.layers) * channels, "statistics for each channel");
+        let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
+        let mut table = Vec::with_capacity(statistics.len());
+        for (plane, own) in statistics.chunks_exact(channels.max(1)).enumerate() {
+            let rotates = plane % 2 == 0 && !frequencies[plane / 2].is_empty();
+            for (at, (mean, deviation)) in own.iter().enumerate() {
+                let (mean, deviation) = (finite(*mean), finite(*deviation));
+                if !rotates {
+                    table.push(channel(mean, deviation, mean.abs()));
+                    continue;
+                }
+                let dim = at % usize::from(shape.head_dim);
+                let (other_mean, other_deviation) = own[if dim < half { at + half } else { at - half }];
+                let variance = f64::midpoint(deviation.powi(2), finite(other_deviation).powi(2));
+                table.push(channel(mean, variance.sqrt(), mean.hypot(finite(other_mean))));
+            }
+        }
+        Self::new(channels, shape.head_dim.into(), &table, frequencies)
+    }
+
+    /// Reads what [`Self::to_bytes`] wrote. Returns `None` if the bytes are no table, a table of another version, or damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut numbers = Numbers(bytes);
+        let (head, contents) = bytes.split_first_chunk::<8>()?;
+        let (id, contents) = contents.split_first_chunk::<8>()?;
+        if *head != HEAD || u64::from_le_bytes(*id) != xxh3_64(contents) {
+            return None;
+        }
+        let mut numbers = Numbers(contents);
         let [channels_each, head_dim, layers] = [numbers.word()?, numbers.word()?, numbers.word()?];
         let mut frequencies = Vec::new();
         for _ in 0..layers {
@@ -83,7 +122,8 @@ impl SideTable {
         let is_whole = head_dim > 0
             && channels_each > 0
             && channels_each.is_multiple_of(head_dim)
-            && numbers.0.len() == n.checked_mul(4)?;
+            && numbers.0.len() == n.checked_mul(4)?
+            && numbers.0.iter().skip(3).step_by(4).all(|upper| *upper <= 1);
         let channel = |bytes: &[u8; 4]| Channel {
             mean: i16::from_le_bytes([bytes[0], bytes[1]]),
             exponent: bytes[2] as i8,
@@ -129,10 +169,18 @@ impl SideTable {
     /// Writes the table, to be kept beside frames. [`Self::from_bytes`] reads the bytes.
     ///
     /// ```text
+    /// "TKVS" | version (1):u8 | 0:u8 three times | id:u64, the XXH3 of what follows |
     /// channels:u32 | elements of a head:u32 | layers:u32 | for each layer: frequencies:u32, each u64 |
     /// for each layer, keys then values, each channel: mean:i16, exponent:i8, upper:u8
     /// ```
     pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = HEAD.to_vec();
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.contents());
+        out
+    }
+
+    fn contents(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend((self.channels_each as u32).to_le_bytes());
         out.extend((self.head_dim as u32).to_le_bytes());
@@ -188,9 +236,7 @@ impl Calibrator {
     /// # Panics
     /// If `frequencies` has another length than the shape has layers, or one of them is neither empty nor half a head long.
     pub fn new(shape: Shape, frequencies: Vec<Vec<u64>>) -> Self {
-        assert_eq!(frequencies.len(), usize::from(shape.layers), "frequencies for each layer");
-        let half = usize::from(shape.head_dim / 2);
-        assert!(frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half), "a frequency for each pair");
+        assert_frequencies(&shape, &frequencies);
         let sums = vec![Sums::default(); 2 * usize::from(shape.layers) * shape.channels()];
         Self { shape, frequencies, tokens: 0, sums }
     }
@@ -238,26 +284,20 @@ impl Calibrator {
 
     /// Returns the statistics so far. Two machines may differ in the last bit; a table is therefore made once, and kept.
     pub fn finish(&self) -> SideTable {
-        let (channels, half) = (self.shape.channels(), usize::from(self.shape.head_dim / 2));
         let n = (self.tokens.max(1)) as f64;
-        let mean_of = |sums: &Sums| sums.sum / n;
-        let variance = |sums: &Sums| (sums.squares / n - mean_of(sums).powi(2)).max(0.0);
-        let mut table = Vec::with_capacity(self.sums.len());
-        for (plane, sums) in self.sums.chunks_exact(channels).enumerate() {
-            let rotates = plane % 2 == 0 && !self.frequencies[plane / 2].is_empty();
-            for (at, own) in sums.iter().enumerate() {
-                let dim = at % usize::from(self.shape.head_dim);
-                let partner = &sums[if dim < half { at + half } else { at - half }];
-                let (variance, reach) = if rotates {
-                    (f64::midpoint(variance(own), variance(partner)), mean_of(own).hypot(mean_of(partner)))
-                } else {
-                    (variance(own), mean_of(own).abs())
-                };
-                table.push(channel(mean_of(own), variance.sqrt(), reach));
-            }
-        }
-        SideTable::new(channels, self.shape.head_dim.into(), &table, self.frequencies.clone())
+        let statistics = |sums: &Sums| {
+            let mean = sums.sum / n;
+            (mean, (sums.squares / n - mean.powi(2)).max(0.0).sqrt())
+        };
+        let statistics: Vec<(f64, f64)> = self.sums.iter().map(statistics).collect();
+        SideTable::from_statistics(&self.shape, self.frequencies.clone(), &statistics)
     }
+}
+
+fn assert_frequencies(shape: &Shape, frequencies: &[Vec<u64>]) {
+    assert_eq!(frequencies.len(), usize::from(shape.layers), "frequencies for each layer");
+    let half = usize::from(shape.head_dim / 2);
+    assert!(frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half), "a frequency for each pair");
 }
 
 /// Returns the statistics in integers. `reach` is the greatest magnitude that the mean may have after a rotation.

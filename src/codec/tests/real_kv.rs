@@ -1,4 +1,4 @@
-//! Keys and values of a real model: frames with statistics of the first tokens of a text, for the tokens after them.
+//! Keys and values of a real model: frames with statistics of the first tokens of a text, for the tokens after them, and of other texts.
 
 use trunkline_codec::frame::{Block, Codec, Transform};
 use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, rotary_frequencies};
@@ -59,5 +59,62 @@ fn statistics_of_few_tokens_beat_any_code_for_exponents_alone() {
             (ratio(dtype, &blocks, known, Some(&calibrator.finish())), ratio(dtype, &blocks, known, None));
         eprintln!("{dtype:?}: {predicted:.4} with statistics of {} tokens, {plain:.4} without", calibrator.tokens());
         assert!(predicted > least && predicted > 1.02 * plain);
+    }
+}
+
+/// Returns a table of the means and deviations of other texts, stored as `[keys, values][layer 1, 20][mean, deviation][channel]`.
+fn statistics_of_other_texts() -> SideTable {
+    let folder = std::env::var_os("TRUNKLINE_DATA").expect("the test is ignored without data");
+    let path = std::path::Path::new(&folder).join("kv/smollm2_calib_mean_sigma.npy");
+    let bytes = std::fs::read(path).expect("the file is there");
+    let values: Vec<f64> =
+        bytes[128..].as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four).into()).collect();
+    let plane = |side: usize, layer: usize| {
+        let own = &values[(side * 2 + layer) * 2 * CHANNELS..][..2 * CHANNELS];
+        own[..CHANNELS].iter().copied().zip(own[CHANNELS..].iter().copied()).collect::<Vec<_>>()
+    };
+    let statistics: Vec<(f64, f64)> = (0..4).flat_map(|at| plane(at % 2, at / 2)).collect();
+    SideTable::from_statistics(&SHAPE, vec![rotary_frequencies(64, 1e5); 2], &statistics)
+}
+
+/// Returns a block of FP16 as another type: F32 with noise in the lower half, or FP8, rounded towards zero.
+fn converted(dtype: Dtype, block: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (at, half) in block.as_chunks::<2>().0.iter().map(|two| half::f16::from_le_bytes(*two)).enumerate() {
+        let exponent = i32::from(half.to_bits() >> 10 & 31) - 8;
+        match dtype {
+            Dtype::F32 => {
+                bytes.extend((half.to_f32().to_bits() | (at as u32).wrapping_mul(40_503) & 0x1fff).to_le_bytes())
+            }
+            Dtype::E5m2 => bytes.push((half.to_bits() >> 8) as u8),
+            Dtype::E4m3 if exponent < 1 => bytes.push((half.to_bits() >> 8) as u8 & 0x80),
+            Dtype::E4m3 => bytes.push(
+                (half.to_bits() >> 8) as u8 & 0x80 | (exponent.min(15) << 3) as u8 | (half.to_bits() >> 7 & 7) as u8,
+            ),
+            Dtype::Bf16 | Dtype::F16 => bytes.extend(half.to_le_bytes()),
+        }
+    }
+    bytes
+}
+
+#[test]
+#[cfg_attr(not(trunkline_kv), ignore = "TRUNKLINE_DATA names no folder with kv/")]
+fn statistics_of_other_texts_suit_every_type() {
+    let table = statistics_of_other_texts();
+    let [bf16, f16] = ["bf16", "f16"].map(|dtype| blocks(&format!("smollm2_mpl2_{dtype}_l1_l20_kv.npy")));
+    for (dtype, least, least_plain) in [
+        (Dtype::Bf16, 1.54, 1.463),
+        (Dtype::F16, 1.195, 1.146),
+        (Dtype::F32, 1.2, 1.17),
+        (Dtype::E4m3, 1.25, 1.1),
+        (Dtype::E5m2, 1.45, 1.3),
+    ] {
+        let blocks: Vec<Vec<u8>> = match dtype {
+            Dtype::Bf16 => bf16.clone(),
+            _ => f16.iter().map(|block| converted(dtype, block)).collect(),
+        };
+        let (predicted, plain) = (ratio(dtype, &blocks, 0, Some(&table)), ratio(dtype, &blocks, 0, None));
+        eprintln!("{dtype:?}: {predicted:.4} with statistics of other texts, {plain:.4} without");
+        assert!(predicted >= least && plain >= least_plain, "{dtype:?}");
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::huge_pages;
 use crate::ids::BlockHandle;
+use crate::nodes::for_falling_runs;
 use crate::prefetch::prefetch;
 pub(crate) use crate::slots::ROOM_MAX;
 use crate::slots::{SlotState, Slots};
@@ -173,9 +174,10 @@ impl BlockPool {
     /// Frees idle blocks, in order.
     pub fn evict(&mut self, blocks: &[u32]) {
         self.slots.free_all(blocks, BlockState::Idle, BlockEvent::Evicted);
-        for index in blocks {
-            self.end_generation(*index);
-        }
+        for_falling_runs(blocks, |first, len| {
+            let generations = &mut self.generations[first as usize..first as usize + len];
+            generations.iter_mut().for_each(|generation| *generation = generation.wrapping_add(1));
+        });
     }
 
     /// Applies an event to a block. A freed block enters the next generation: all handles to the block become stale.

@@ -309,7 +309,7 @@ impl Core {
         }
     }
 
-    /// Hands a request back: at once, or at the end of the steps in flight that run the request, whose tokens come along.
+    /// Hands a request back: at once, or at the end of the steps in flight that run the request, whose tokens are dropped.
     fn withdraw(&mut self, id: RequestId, actions: &mut Vec<Action>) {
         let Some(slot) = self.by_id.get(&id).copied() else { return };
         let seq = &mut self.state.sequences[slot];

@@ -96,11 +96,27 @@ impl Nodes {
     /// is now an idle leaf.
     pub(crate) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {
         let mut parent = None;
-        for block in chain {
-            assert!(parent.is_none_or(|parent| parent == *block), "block {block} is not the parent of the one before");
-            assert!(self.is_leaf(*block) && self.readers[*block as usize] == 0, "block {block} is no idle leaf");
-            parent = self.remove(*block);
-        }
+        for_falling_runs(chain, |first, len| {
+            let (at, last) = (first as usize, first as usize + len - 1);
+            assert!(
+                parent.is_none_or(|parent| parent as usize == last),
+                "block {last} is not the parent of the one before"
+            );
+            // Each block of the run but the last has one child, the next one, which leaves before it.
+            let is_alone =
+                self.children[last] == 0 && self.children[at..last].iter().fold(true, |one, n| one & (*n == 1));
+            let is_idle = self.readers[at..=last].iter().fold(true, |idle, n| idle & (*n == 0));
+            assert!(is_alone && is_idle, "of {len} blocks from {first} on some are no idle leaves, last to first");
+            let links = &self.parents[at + 1..=last];
+            assert_eq!(
+                ascending(links.len(), first, |i| links[i]),
+                links.len(),
+                "a block is not the parent of the next"
+            );
+            self.children[at..last].fill(0);
+            self.parents[at + 1..=last].fill(UNPUBLISHED);
+            parent = self.remove(first);
+        });
         parent
     }
 
@@ -110,6 +126,23 @@ impl Nodes {
         let first = first as usize;
         prefetch(&self.parents[first..self.len().min(first + len)]);
         prefetch(&self.fingerprints[first..=first]);
+    }
+
+    /// Requests the counts of a block, for publishing a child, from memory.
+    #[inline]
+    pub(crate) fn prefetch_counts(&self, index: u32) {
+        let at = index as usize..=index as usize;
+        prefetch(&self.children[at.clone()]);
+        prefetch(&self.readers[at.clone()]);
+        prefetch(&self.depths[at]);
+    }
+
+    /// Requests all links and counts of a block from memory.
+    #[inline]
+    pub(crate) fn prefetch_all(&self, index: u32) {
+        self.prefetch_links(index, 1);
+        self.prefetch_counts(index);
+        prefetch(&self.hits[index as usize..=index as usize]);
     }
 
     /// Adds a reader to `len` blocks from `first` on.
@@ -140,6 +173,15 @@ impl Nodes {
             let parent = *parent as usize;
             self.children[parent] == 1 && self.readers[parent] == 0
         })
+    }
+
+    /// Returns the number of leading blocks of a walk from `last` towards the beginning of the prefix, `n` at most, that lie in
+    /// neighbouring slots: `last`, `last - 1` and so on.
+    pub(crate) fn falling(&self, last: u32, n: usize) -> usize {
+        let n = n.min(last as usize + 1);
+        let at = last as usize + 1 - n;
+        let links = &self.parents[at + 1..=last as usize];
+        1 + ascending(links.len(), !(last.wrapping_sub(1)), |i| !links[links.len() - 1 - i])
     }
 
     /// Returns `true` if no published block continues this one.
@@ -173,6 +215,17 @@ impl Nodes {
     }
 }
 
+/// Calls `each` for every run of slots that count down by one, with the lowest slot and the length of the run.
+#[inline]
+pub(crate) fn for_falling_runs(slots: &[u32], mut each: impl FnMut(u32, usize)) {
+    let mut rest = slots;
+    while let Some(highest) = rest.first() {
+        let len = ascending(rest.len(), !*highest, |i| !rest[i]);
+        each(highest + 1 - len as u32, len);
+        rest = &rest[len..];
+    }
+}
+
 /// Returns the number of leading values, `n` at most, that count up from `from`.
 #[inline]
 pub(crate) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> usize {
@@ -193,6 +246,47 @@ pub(crate) fn ascending(n: usize, from: u32, value: impl Fn(usize) -> u32) -> us
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_that_count_down_form_runs() {
+        let slots: Vec<u32> = (100..150).rev().chain([7, 6, 6, 7]).chain((0..3).rev()).collect();
+        let mut runs = Vec::new();
+        for_falling_runs(&slots, |first, len| runs.push((first, len)));
+        assert_eq!(runs, [(100, 50), (6, 2), (6, 1), (7, 1), (0, 3)]);
+    }
+
+    #[test]
+    fn a_chain_leaves_in_runs_as_it_would_block_by_block() {
+        // 0 to 39, then 60 to 64, and two children of 62, of which 63 is one.
+        let mut nodes = Nodes::default();
+        nodes.open(100);
+        let hashes: Vec<BlockHash> = (0..40).map(BlockHash).collect();
+        nodes.publish(0, ROOT, &hashes);
+        nodes.publish(60, 39, &hashes[..5]);
+        nodes.publish(80, 62, &hashes[..1]);
+        nodes.readers.fill(0);
+        assert_eq!(
+            [(64, 100), (64, 3), (39, 100), (5, 100), (60, 1)].map(|(last, n)| nodes.falling(last, n)),
+            [5, 3, 40, 6, 1]
+        );
+        assert_eq!(nodes.remove_chain(&[64, 63]), None, "62 has another child");
+        assert_eq!(nodes.remove_chain(&[80]), Some(62));
+        let rest: Vec<u32> = (60..63).rev().chain((1..40).rev()).collect();
+        assert_eq!(nodes.remove_chain(&rest), Some(0));
+        assert_eq!(nodes.remove_chain(&[0]), None);
+        assert!(nodes.parents.iter().all(|parent| *parent == UNPUBLISHED) && nodes.children.iter().all(|n| *n == 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "some are no idle leaves")]
+    fn a_block_with_another_child_does_not_leave() {
+        let mut nodes = Nodes::default();
+        nodes.open(10);
+        nodes.publish(0, ROOT, &[BlockHash(1), BlockHash(2)]);
+        nodes.publish(5, 0, &[BlockHash(3)]);
+        nodes.readers.fill(0);
+        nodes.remove_chain(&[1, 0]);
+    }
 
     #[test]
     fn a_run_ends_where_it_is_broken() {

@@ -15,6 +15,15 @@ pub(crate) fn prefetch<T>(values: &[T]) {
     }
 }
 
+/// Requests all the cache lines of a value. There need not be a value at the address.
+#[inline]
+pub(crate) fn prefetch_at<T>(at: *const T) {
+    let begin = at.cast::<i8>();
+    for line in lines(begin.addr(), size_of::<T>()) {
+        request(begin.with_addr(line));
+    }
+}
+
 /// Returns the addresses of the cache lines that `bytes` bytes from `begin` on lie in.
 #[inline]
 fn lines(begin: usize, bytes: usize) -> impl Iterator<Item = usize> {

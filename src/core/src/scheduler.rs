@@ -19,7 +19,7 @@ use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
-use crate::state::{AHEAD, State};
+use crate::state::State;
 use crate::step::{Step, StepSeq};
 use crate::steps::Part;
 use crate::{loading, swap};
@@ -122,10 +122,8 @@ impl Scheduler {
     fn run_plain_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
         let block_size = state.config.block_size;
         for at in 0..state.batch.running.len() {
-            if at % AHEAD == 0 {
-                state.load_ahead(state.batch.running[at..].iter().skip(AHEAD).copied());
-            }
             let slot = state.batch.running[at];
+            state.request_to_decode(at);
             let seq = &mut state.sequences[slot];
             if !seq.decodes_next() || !seq.may_run(step.id, 1) {
                 continue;

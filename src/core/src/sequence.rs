@@ -21,13 +21,14 @@
 //! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
 //!
 //! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
-//! come along.
+//! are dropped, and computed again by whoever gets the request.
 
 mod phase;
 
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{BlockHandle, RequestId, Token};
 use crate::policy::RequestView;
+use crate::prefetch::{prefetch, prefetch_at};
 use crate::request::{FinishReason, Request, Sampling, Usage};
 use crate::transitions::lists;
 
@@ -167,8 +168,12 @@ pub(crate) struct Cold {
     pub history: History,
 }
 
+/// Bytes of the first two cache lines of a [`Sequence`], all without the recent tokens: what the plan of a step reads and changes.
+pub(crate) type SequenceHead = [u8; 128];
+
 // A step reads three cache lines of each sequence.
-const _: () = assert!(size_of::<Sequence>() == 192);
+const _: () =
+    assert!(size_of::<Sequence>() == 192 && std::mem::offset_of!(Sequence, recent) == size_of::<SequenceHead>());
 
 impl Sequence {
     /// Creates a waiting sequence.
@@ -299,7 +304,6 @@ impl Sequence {
     }
 
     /// Reads a number of each line of the sequence itself, to load them into the processor's caches.
-    #[inline]
     pub fn load(&self) -> u32 {
         self.computed ^ self.max_tokens ^ self.recent[0]
     }
@@ -310,10 +314,19 @@ impl Sequence {
         last ^ self.cold.tokens.len() as u32 ^ self.cold.hashes.len() as u32 ^ self.cold.root.0 as u32
     }
 
-    /// Reads the ends of the sequence's vectors.
-    pub fn load_tails(&self) -> u32 {
-        let hash = self.cold.hashes.last().map_or(0, |hash| hash.0 as u32);
-        hash ^ self.cold.tokens.last().copied().unwrap_or_default()
+    /// Requests from memory what leads to the ends of the sequence's vectors.
+    #[inline]
+    pub fn request_cold(&self) {
+        let published = self.published as usize;
+        prefetch(self.table.get(published..=published).unwrap_or_default());
+        prefetch_at(&raw const *self.cold);
+    }
+
+    /// Requests the ends of the sequence's vectors from memory: the last hash, and the tokens of a block.
+    #[inline]
+    pub fn request_tails(&self) {
+        prefetch(&self.cold.hashes[self.cold.hashes.len().saturating_sub(1)..]);
+        prefetch(&self.cold.tokens[self.cold.tokens.len().saturating_sub(RECENT_MAX)..]);
     }
 
     /// Returns the number of steps since the last token that workers failed to finish with this sequence.

@@ -8,6 +8,7 @@
 //! to take, so that a sequence has neighbours.
 
 use crate::extents::FreeSlots;
+use crate::nodes::for_falling_runs;
 use crate::prefetch::prefetch;
 use crate::transitions::{Transition, next};
 
@@ -169,11 +170,16 @@ impl<S: SlotState> Slots<S> {
     pub fn free_all(&mut self, slots: &[u32], from: S, event: S::Event) {
         let Some(first) = slots.first() else { return };
         assert_eq!(self.entered(event, from, *first), S::FREE, "{event:?} frees");
-        for slot in slots {
-            let state = &mut self.states[*slot as usize];
-            assert_eq!(*state, from, "{} {slot} is freed by {event:?}", S::NAME);
-            *state = S::FREE;
-        }
+        for_falling_runs(slots, |first, len| {
+            let states = &mut self.states[first as usize..first as usize + len];
+            let alike = states.iter().fold(true, |alike, state| alike & (*state == from));
+            assert!(
+                alike,
+                "some of {len} {}s from {first} on are not {from:?}, and cannot be freed by {event:?}",
+                S::NAME
+            );
+            states.fill(S::FREE);
+        });
         self.free.put(slots);
         self.moved(slots.len() as u32, from, S::FREE);
     }

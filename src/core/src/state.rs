@@ -7,16 +7,21 @@ use crate::config::{Config, ConfigError};
 use crate::digest::Decision;
 use crate::journal::Journal;
 use crate::kv::Kv;
+use crate::prefetch::{prefetch, prefetch_at};
 use crate::rehit::RehitRate;
-use crate::sequence::{Phase, Sequence, SequenceEvent};
+use crate::sequence::{Phase, Sequence, SequenceEvent, SequenceHead};
 use crate::shared_work::SharedWork;
 use crate::suspects::Suspects;
 use crate::swap_queue::SwapQueue;
 use crate::victims::Victims;
 use crate::waiting::Waiting;
 
-/// Sequences loaded into the processor's caches at once, ahead of their turn.
+/// Sequences from one that has its turn to the one requested from memory.
 pub(crate) const AHEAD: usize = 16;
+/// Sequences from one stage of a request for memory to the next: the lines of the stage before have arrived by then.
+const STAGE: usize = 4;
+/// Sequences of a batch from which on they are requested from memory: fewer stay in the caches of a processor core from step to step.
+pub(crate) const REQUESTED_FROM: usize = 2048;
 
 /// The sequences, the queues of the sequences, and the KV cache. Every sequence is in one slot and, by state, in one queue.
 pub(crate) struct State {
@@ -125,11 +130,36 @@ impl State {
         }
     }
 
-    /// Loads the next [`AHEAD`] of some sequences into the processor's caches, all at once: each lies in lines of its own.
+    /// Requests the sequence in a slot `next` of a batch from memory, [`AHEAD`] sequences ahead of its turn, while the one in `slot` has its
+    /// turn.
     #[inline]
-    pub fn load_ahead(&self, slots: impl Iterator<Item = usize>) {
-        let sum = slots.take(AHEAD).fold(0, |sum, slot| sum ^ self.sequences[slot].load());
-        std::hint::black_box(sum);
+    pub fn request(&self, slot: usize, next: usize) {
+        // Even the question of what is in a slot reads the slot. Addresses can be computed: the slots are neighbours.
+        prefetch_at(self.address(slot, next));
+    }
+
+    /// Returns the address at which the sequence in slot `other` lies, if there is one, from the one of the sequence in `slot`.
+    #[inline]
+    fn address(&self, slot: usize, other: usize) -> *const Sequence {
+        let here: *const Sequence = &self.sequences[slot];
+        here.wrapping_offset(other as isize - slot as isize)
+    }
+
+    /// Requests the data of a decode from memory for running sequences behind the `at`-th. MUST be called for each in turn.
+    #[inline]
+    pub fn request_to_decode(&self, at: usize) {
+        let running = &self.batch.running;
+        if running.len() < REQUESTED_FROM {
+            return;
+        }
+        if let Some(next) = running.get(at + AHEAD) {
+            prefetch_at(self.address(running[at], *next).cast::<SequenceHead>());
+        }
+        let Some(slot) = running.get(at + STAGE) else { return };
+        let seq = &self.sequences[*slot];
+        if seq.planned() == seq.capacity(self.config.block_size) {
+            prefetch(&seq.table[seq.table.len().saturating_sub(1)..]);
+        }
     }
 
     /// Loads the next [`AHEAD`] of some sequences, with the facts that most steps do not read, into the processor's caches.
@@ -141,28 +171,28 @@ impl State {
         std::hint::black_box(sum);
     }
 
-    /// Loads what [`Self::publish`] reads and writes for some sequences, the next few, into the processor's caches.
-    pub fn load_ahead_to_publish(&mut self, slots: &[usize]) {
-        // Each line loaded shows the way to others, so the sequences take the way together, stage by stage.
-        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_cold());
-        std::hint::black_box(sum);
-        let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_tails());
-        std::hint::black_box(sum);
+    /// Requests the data of [`Self::publish`] from memory for the sequences behind the `at`-th of `slots`. MUST be called for
+    /// each in turn, from the first on.
+    #[inline]
+    pub fn request_to_publish(&mut self, slots: &[usize], at: usize) {
+        // Each line shows the way to others, so the way is taken in stages, each for a later sequence.
+        let [third, second, first] = [1, 2, 3].map(|stage| slots.get(at + stage * STAGE).copied());
+        if let Some(slot) = first {
+            self.sequences[slot].request_cold();
+        }
+        if let Some(slot) = second {
+            self.sequences[slot].request_tails();
+        }
         let size = self.config.block_size;
-        for slot in slots {
-            let seq = &mut self.sequences[*slot];
-            let full = seq.computed / size;
-            if full > seq.published && !seq.unpublishable {
-                seq.hash_of_block(full as usize - 1, size);
+        if let Some(slot) = third {
+            let seq = &mut self.sequences[slot];
+            let (from, full) = (seq.published as usize, (seq.computed / size) as usize);
+            if full > from && !seq.unpublishable {
+                seq.hash_of_block(full - 1, size);
+                let parent = seq.table[..from].last().copied();
+                self.kv.tree.request_to_publish(parent, seq.table[from], seq.cold.hashes[from]);
             }
         }
-        let sequences = &self.sequences;
-        let next = slots.iter().filter_map(|slot| {
-            let seq = &sequences[*slot];
-            let at = seq.published as usize;
-            Some((seq.table[..at].last().copied(), *seq.table.get(at)?, *seq.cold.hashes.get(at)?))
-        });
-        self.kv.tree.load_ahead_to_publish(next);
     }
 
     /// Publishes the full, computed blocks of a sequence.

@@ -68,7 +68,7 @@ pub(crate) fn spawn(
     for ((at, runner), store) in (0..).zip(runners).zip(stores) {
         found.push(store.found);
         let store = Arc::new(store.store);
-        let worker = spawn_threads(EngineId(at), 0, runner, Arc::clone(&store), &handle)?;
+        let worker = spawn_threads(EngineId(at), 0, runner, &store, &handle)?;
         workers.push((worker, store));
     }
     let workers = Workers::new(workers, watchdogs, make, handle.clone());

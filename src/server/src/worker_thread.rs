@@ -132,13 +132,14 @@ pub(crate) fn spawn(
     worker: u32,
     life: u64,
     mut runner: Box<dyn StepRunner>,
-    store: Arc<Store>,
+    store: &Arc<Store>,
     report: impl Fn(WorkerReport) -> bool + Clone + Send + 'static,
 ) -> std::io::Result<WorkerHandle> {
     let (handle, queues) = WorkerHandle::new(worker, life);
     let report = move |life, event| report(WorkerReport { worker, life, event });
     let fence = Arc::new(Fence::default());
-    let blocks = runner.blocks();
+    // The store ends with the driver, not with this thread: a folder on disk is free for the next server then.
+    let (blocks, store) = (runner.blocks(), Arc::downgrade(store));
     let (copies_fence, copies_report) = (fence.clone(), report.clone());
     thread::Builder::new()
         .name(format!("copies-{worker}"))

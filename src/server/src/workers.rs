@@ -239,7 +239,7 @@ impl Workers {
     pub(crate) fn replace(&mut self, engine: EngineId, runner: Box<dyn StepRunner>) -> std::io::Result<()> {
         let first_life = self.slots[engine.index()].handle.life() + 1;
         let store = Arc::clone(&self.slots[engine.index()].store);
-        let handle = spawn_threads(engine, first_life, runner, store, &self.driver)?;
+        let handle = spawn_threads(engine, first_life, runner, &store, &self.driver)?;
         let slot = self.slot(engine);
         (slot.handle, slot.first_life) = (handle, first_life);
         info!(%engine, "the worker was started again");
@@ -255,7 +255,7 @@ pub(crate) fn spawn_threads(
     engine: EngineId,
     first_life: u64,
     runner: Box<dyn StepRunner>,
-    store: Arc<Store>,
+    store: &Arc<Store>,
     driver: &DriverHandle,
 ) -> std::io::Result<WorkerHandle> {
     let driver = driver.clone();

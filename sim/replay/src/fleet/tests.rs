@@ -138,6 +138,15 @@ fn hits_are_those_of_a_naive_cache() {
             );
             assert_eq!(report.tokens.prefix_hit_ratio, expected as f64 / report.tokens.prompt_tokens as f64);
             assert_eq!(report.evicted_blocks, 0);
+            let (blocks, runs) = (report.tokens.prefix_blocks, report.tokens.prefix_runs);
+            // A prompt that is cached whole takes its last block too, and computes the last token again.
+            let more = blocks * u64::from(block_size) - expected;
+            assert!(
+                more <= trace.requests.len() as u64,
+                "{blocks} blocks of {block_size} taken, {expected} tokens found"
+            );
+            assert!((1..=blocks).contains(&runs));
+            assert_eq!(report.tokens.mean_prefix_run, blocks as f64 / runs as f64);
         }
     }
 }

@@ -215,8 +215,12 @@ fn preemptions(report: &mut Report, running: u32, steps: u32) {
 
 /// The loss of a worker with decodes of prompts of 512 tokens.
 fn worker_lost(report: &mut Report, running: u32, runs: u32) {
+    // All prompts fit one step: none ends while others are still prefilled.
+    let max_batch_tokens = running * (PROMPT_TOKENS as u32 + BLOCK_SIZE);
     let lose = |_| {
-        let mut decoding = Decoding::with(config(running, running * 40), running, 64);
+        let config = Config { max_batch_tokens, ..config(running, running * 40) };
+        let mut decoding = Decoding::with(config, running, 64);
+        assert_eq!(decoding.core.stats().running, running, "the worker is lost with all of them");
         decoding.step = None;
         time_ns(|| decoding.handle(Event::WorkerLost)) / 1e6
     };

@@ -131,9 +131,10 @@ fn results(facts: &mut Table, report: &Report) {
         [
             "prefix hits",
             &format!(
-                "{} tokens, {}",
+                "{} tokens, {}, in runs of {:.1} blocks",
                 grouped(report.tokens.prefix_hit_tokens),
-                per_cent(report.tokens.prefix_hit_ratio)
+                per_cent(report.tokens.prefix_hit_ratio),
+                report.tokens.mean_prefix_run
             ),
         ],
         ["output tokens", &grouped(report.tokens.output_tokens)],

@@ -155,6 +155,13 @@ impl Rig {
         }
     }
 
+    /// Runs all engines to the end but one, whose step hangs.
+    fn run_others(&mut self, hanging: u32) {
+        while let Some(engine) = self.steps.keys().map(|engine| engine.0).find(|engine| *engine != hanging) {
+            self.answer(engine);
+        }
+    }
+
     fn at(&self, request: u64) -> Option<u32> {
         self.cluster.engine_of(RequestId(request)).map(|engine| engine.0)
     }
@@ -249,6 +256,36 @@ fn requests_of_a_retired_engine_continue_elsewhere_with_their_tokens() {
     rig.submit(8, 8, 2);
     rig.run_all();
     rig.assert_whole(8, 2);
+}
+
+#[test]
+fn a_request_taken_back_while_its_step_hangs_moves_when_the_step_ends_or_the_worker_is_lost() {
+    // The step ends late, or never: the engine loses its worker, for a while or for good.
+    for ending in ["late", "lost", "retired"] {
+        let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+        (0..3).for_each(|id| rig.submit(id, 8, 4));
+        (0..2).for_each(|_| rig.answer(0));
+        rig.client_event(Event::Withdraw(RequestId(0)));
+        rig.run_others(0);
+        assert_eq!((rig.at(0), rig.moves.len()), (Some(0), 0), "the step that hangs may still write its blocks");
+        assert_eq!((rig.tokens[&0].len(), rig.ends.len()), (2, 1), "the request of the other engine has ended");
+        rig.client_event(Event::Withdraw(RequestId(2)));
+        rig.client_event(Event::Abort(RequestId(2)));
+        assert_eq!(rig.ends.last(), Some(&(2, FinishReason::Abort, 1)), "at once, and it moves nowhere");
+        match ending {
+            "late" => rig.answer(0),
+            "lost" => rig.engine(0, Event::WorkerLost),
+            _ => rig.retire(0),
+        }
+        assert_eq!(rig.moves, [(0, 0, 1, Move::Lost)], "{ending}");
+        assert_eq!(rig.tokens[&0].len(), 2, "{ending}: a token of the step that hung is dropped, and computed again");
+        rig.run_all();
+        rig.assert_whole(0, 4);
+        assert_eq!((rig.stats(0).requests.withdrawn, rig.ends.len(), rig.cluster.requests()), (1, 3, 0));
+        rig.engine(0, Event::WorkerJoined);
+        let stats = rig.stats(0);
+        assert_eq!((stats.private_blocks, stats.held_blocks, stats.moving_blocks), (0, 0, 0), "{ending}");
+    }
 }
 
 #[test]

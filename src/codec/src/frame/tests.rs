@@ -233,6 +233,16 @@ fn a_table_is_read_as_it_was_written() {
     let bytes = table.to_bytes();
     assert_eq!(SideTable::from_bytes(&bytes), Some(table));
     assert!((0..bytes.len()).all(|len| SideTable::from_bytes(&bytes[..len]).is_none()));
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1 << (at % 8);
+        assert_eq!(SideTable::from_bytes(&damaged), None, "byte {at}");
+    }
+    let mut other = bytes.clone();
+    *other.last_mut().unwrap() = 2;
+    let id = xxh3_64(&other[16..]).to_le_bytes();
+    other[8..16].copy_from_slice(&id);
+    assert_eq!(SideTable::from_bytes(&other), None, "a table has one form, and so one id");
 }
 
 /// A frame with right checksums around any header and payload.

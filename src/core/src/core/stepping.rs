@@ -8,7 +8,7 @@ use crate::ids::Token;
 use crate::preemption::preempt;
 use crate::request::FinishReason;
 use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
-use crate::state::{AHEAD, State};
+use crate::state::{AHEAD, REQUESTED_FROM, State};
 use crate::step::StepResult;
 use crate::steps::Part;
 use crate::{swap, transfer_end};
@@ -78,8 +78,10 @@ impl Core {
         let mut changed = std::mem::take(&mut self.changed);
         let mut begin = 0;
         for (at, (part, end)) in step.parts.iter().zip(&result.ends).enumerate() {
-            if at % AHEAD == 0 {
-                self.state.load_ahead(step.parts[at..].iter().skip(AHEAD).map(|part| part.slot()));
+            if step.parts.len() >= REQUESTED_FROM
+                && let Some(next) = step.parts.get(at + AHEAD)
+            {
+                self.state.request(part.slot(), next.slot());
             }
             let sampled = &result.tokens[std::mem::replace(&mut begin, *end as usize)..*end as usize];
             self.apply(*part, sampled, &mut changed, actions);
@@ -156,21 +158,18 @@ impl Core {
     /// Publishes the full blocks of `changed` sequences, in order, and empties the list. Returns `true` if one of them leaves the core.
     fn publish(&mut self, changed: &mut Vec<usize>) -> bool {
         let mut any_ended = false;
-        for slots in changed.chunks(AHEAD) {
-            self.state.load_ahead_to_publish(slots);
-            for slot in slots {
-                let seq = &self.state.sequences[*slot];
-                let leaves = seq.ending.is_some();
-                // KV that the worker failed to compute is not published, nor what is computed past the last token.
-                let is_complete =
-                    matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
-                if !seq.has_failed() && !is_complete && seq.computed / self.state.config.block_size > seq.published {
-                    self.state.publish(*slot);
-                }
-                if leaves {
-                    self.state.end_shared_work(*slot);
-                    any_ended = true;
-                }
+        for (at, slot) in changed.iter().enumerate() {
+            self.state.request_to_publish(changed, at);
+            let seq = &self.state.sequences[*slot];
+            let leaves = seq.ending.is_some();
+            // KV that the worker failed to compute is not published, nor what is computed past the last token.
+            let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
+            if !seq.has_failed() && !is_complete && seq.computed / self.state.config.block_size > seq.published {
+                self.state.publish(*slot);
+            }
+            if leaves {
+                self.state.end_shared_work(*slot);
+                any_ended = true;
             }
         }
         changed.clear();

@@ -96,3 +96,15 @@ fn a_lost_worker_says_nothing_of_blocks_found_again() {
     bench.answer();
     assert_eq!(bench.core.state.rehit.expect(1024), 512, "as in the beginning");
 }
+
+#[test]
+fn sequences_in_neighbouring_slots_are_neighbours_in_memory() {
+    // Sequences are requested from memory by address.
+    let mut bench = Bench::new(Config { device_blocks: 64, ..Config::default() });
+    for id in 0..3 {
+        bench.submit(id, vec![1; 3], 4, None);
+    }
+    let sequences = &bench.core.state.sequences;
+    let at = |slot: usize| (&raw const sequences[slot]).addr();
+    assert_eq!([at(1) - at(0), at(2) - at(0)], [1, 2].map(|n| n * size_of::<Sequence>()));
+}

@@ -90,9 +90,13 @@ impl Eviction for Lru {
         let Some(segment) = self.queue.front(0) else { return };
         let oldest = &mut self.segments[segment];
         let n = (oldest.len as usize).min(n);
-        for _ in 0..n {
-            out.push(oldest.tail);
-            oldest.tail = blocks.parent(oldest.tail).unwrap_or(oldest.tail);
+        let mut left = n;
+        while left > 0 {
+            let run = blocks.falling(oldest.tail, left);
+            let first = oldest.tail + 1 - run as u32;
+            out.extend((first..=oldest.tail).rev());
+            oldest.tail = blocks.parent(first).unwrap_or(first);
+            left -= run;
         }
         self.shrink(segment, n as u32);
     }

@@ -1,25 +1,21 @@
-//! Loads of memory ahead of its use. An operation on many sequences reads lines scattered over memory, a few for each; loaded
-//! together before, they take the time of one.
+//! Requests for memory ahead of its use. An operation on many sequences reads lines scattered over memory, a few for each; requested
+//! before, they arrive while others are worked on.
 
 use super::PrefixTree;
 use crate::hash::BlockHash;
 use crate::ids::BlockHandle;
+use crate::prefetch::prefetch;
 
 impl PrefixTree {
-    /// Loads what [`Self::publish`] reads and writes for some blocks into the processor's caches: (parent, block, hash) of each.
-    pub fn load_ahead_to_publish(
-        &self,
-        blocks: impl Iterator<Item = (Option<BlockHandle>, BlockHandle, BlockHash)> + Clone,
-    ) {
-        self.index.touch(blocks.clone().map(|(.., hash)| hash.fingerprint()));
-        let nodes = &self.nodes;
-        let sum = blocks.fold(0, |sum, (parent, block, _)| {
-            let at = block.index as usize;
-            let parent = parent.map_or(at, |parent| parent.index as usize);
-            let links = nodes.parents[at] ^ nodes.children[parent] ^ nodes.readers[at] ^ nodes.depths[parent];
-            let rest = nodes.fingerprints[at] as u32 ^ u32::from(nodes.hits[at]) ^ self.tokens[at * self.block_size];
-            sum ^ links ^ rest ^ self.pool.state(block.index) as u32
-        });
-        std::hint::black_box(sum);
+    /// Requests the data read and written by [`Self::publish`] of a block after `parent` from memory.
+    #[inline]
+    pub fn request_to_publish(&self, parent: Option<BlockHandle>, block: BlockHandle, hash: BlockHash) {
+        self.index.prefetch(hash.fingerprint());
+        if let Some(parent) = parent {
+            self.nodes.prefetch_counts(parent.index);
+        }
+        self.nodes.prefetch_all(block.index);
+        prefetch(self.tokens_of(block.index));
+        self.pool.prefetch(block.index, 1);
     }
 }

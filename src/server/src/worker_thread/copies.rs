@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, Weak};
 
 use crossbeam_channel::Receiver;
 use tracing::{error, warn};
@@ -76,15 +76,17 @@ impl DeviceBlocks for LifeBlocks {
     }
 }
 
-/// Begins incoming transfers in the store until nobody sends any more. The answers arrive through `report`, in any order.
+/// Begins incoming transfers in the store until nobody sends any more, or the store is gone. The answers arrive through `report`, in any
+/// order.
 pub(super) fn serve(
-    store: &Store,
+    store: &Weak<Store>,
     blocks: &Arc<dyn DeviceBlocks>,
     jobs: &Receiver<CopyJob>,
     fence: &Arc<Fence>,
     report: &(impl Fn(u64, WorkerEvent) -> bool + Clone + Send + 'static),
 ) {
     for CopyJob { life, transfer } in jobs {
+        let Some(store) = store.upgrade() else { return };
         let device = Arc::new(LifeBlocks { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) });
         let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
         let done = move |answer: trunkline_port::TransferReport| {

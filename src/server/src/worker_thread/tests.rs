@@ -95,7 +95,7 @@ fn start(panic_in_reset: bool) -> Setup {
     let layout = BlockLayout { block_bytes: 16, block_size: 16, ..BlockLayout::default() };
     let settings = StoreSettings { threads: 1, ..StoreSettings::new(layout, 1 << 20) };
     let store = Arc::new(Store::open(settings).unwrap().0);
-    let worker = spawn(3, 0, runner, store.clone(), move |sent| report.send(sent).is_ok()).unwrap();
+    let worker = spawn(3, 0, runner, &store, move |sent| report.send(sent).is_ok()).unwrap();
     let setup = Setup { worker, store, reports, waiting, gate, log };
     assert_eq!(setup.next(), "0: ready");
     setup
