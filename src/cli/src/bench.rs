@@ -1,10 +1,11 @@
-//! `trunkline bench`: speed and memory of the core, and speed of the server, the embedded worker and the KV codec, on this machine.
+//! `trunkline bench`: speed and memory of the core, and speed of the server, the embedded worker, the KV codec and the store, on this machine.
 //!
-//! No benchmark needs a model's files, and all but `serve` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
+//! No benchmark needs a model's files, and all but `serve`, `disk` and `swap` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
 //! and maximum beside.
 
 pub mod allocations;
 mod codec;
+mod disk;
 mod evict;
 mod measure;
 mod publish;
@@ -37,7 +38,7 @@ Examples:
   A short test run:
     trunkline bench evict --quick";
 
-/// Benchmark the core, the embedded worker, the server and the KV codec on this machine.
+/// Benchmark the core, the embedded worker, the server, the KV codec and the store on this machine.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -59,6 +60,21 @@ enum What {
     Serve(ServeOptions),
     /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, beside zstd.
     Codec(CodecOptions),
+    /// Benchmark the disk tier: blocks of 1 MiB to a disk and back, beside plain reads and writes.
+    Disk(DiskOptions),
+    /// Benchmark swapping: blocks of 1 MiB to host memory and back, beside copies in memory.
+    Swap(Options),
+}
+
+/// Options of `bench disk`.
+#[derive(Clone, Debug, Args)]
+struct DiskOptions {
+    /// Folder on the disk, which needs 2 GiB [default: the folder for temporary files].
+    #[arg(long, value_name = "PATH")]
+    path: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: Options,
 }
 
 /// Options of `bench codec`.
@@ -176,6 +192,11 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             let report = codec::run(codec.kv.as_deref(), codec.rope_theta, codec.options.quick)?;
             (codec.options, report)
         }
+        What::Disk(disk) => {
+            let folder = disk.path.unwrap_or_else(std::env::temp_dir);
+            (disk.options.clone(), disk::run(&folder, disk.options.quick)?)
+        }
+        What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")
@@ -203,6 +224,8 @@ mod tests {
             evict::run(true),
             worker::run(None, 1, true).unwrap(),
             codec::run(None, 1e4, true).unwrap(),
+            disk::run(tempfile::tempdir().unwrap().path(), true).unwrap(),
+            disk::run_swap(true).unwrap(),
             serving,
         ] {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();

@@ -10,6 +10,7 @@
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
 //! | `bench` | measure the core and the server on this machine |
+//! | `cache` | look into a disk tier at rest |
 //!
 //! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
 //! Settings of the core are flags of several commands, all made from one table ([`core_settings`]). Example: a replay of the
@@ -21,6 +22,7 @@
 //! ```
 
 mod bench;
+mod cache;
 mod calibrate;
 mod config_file;
 mod core_settings;
@@ -86,6 +88,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
+    Cache(cache::CacheArgs),
 }
 
 fn main() -> ExitCode {
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Cache(args) => cache::run(&args),
     };
     result.unwrap_or_else(|err| {
         let cut_off = err.downcast_ref::<io::Error>().is_some_and(|err| err.kind() == io::ErrorKind::BrokenPipe);

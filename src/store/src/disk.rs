@@ -4,6 +4,7 @@
 
 pub(crate) mod files;
 mod log;
+mod plain;
 mod queue;
 mod recovery;
 mod scan;
@@ -31,6 +32,7 @@ use log::{Limits, Log};
 use queue::WriteQueue;
 use writer::Writer;
 
+pub use plain::plain_disk;
 pub use queue::Write;
 pub use recovery::{Checked, CheckedSegment, check};
 

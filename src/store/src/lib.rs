@@ -33,7 +33,7 @@ pub use crate::arena::ArenaStats;
 pub use crate::cache::CacheStats;
 pub use crate::coder::CodecStats;
 pub use crate::counters::{Fault, FaultCounts};
-pub use crate::disk::{Checked, CheckedSegment, DiskStats, check as check_disk};
+pub use crate::disk::{Checked, CheckedSegment, DiskStats, check as check_disk, plain_disk};
 pub use crate::layout::BlockLayout;
 pub use crate::links::LinkStats;
 pub use crate::remote::RemoteStats;
