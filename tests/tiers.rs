@@ -123,7 +123,8 @@ async fn a_server_that_was_restarted_finds_its_blocks_on_disk_and_says_the_same(
         let mut tiers = vec![("host", Write::Through), ("disk", Write::Through)];
         let mut media = media(Some(dir.path()));
         if !with_host {
-            (tiers.remove(0), media.remove(0));
+            tiers.remove(0);
+            media.remove(0);
         }
         let server = serve(config(&tiers), media.clone(), compression, None).await;
         let mut client = server.client().await;
