@@ -165,7 +165,7 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
     let rotation = rotation(&model);
     let mut backend = engines.backend(model, tokenizer, &config);
-    backend.stores = stores(&settings, &mut config, &backend.model, engines.workers(), Some(rotation))?;
+    backend.stores = stores(settings, &mut config, &backend.model, engines.workers(), Some(rotation))?;
     if let Some(dir) = &settings.model {
         backend.model.revision =
             revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
