@@ -57,7 +57,8 @@ pub struct TierSettings {
     #[arg(long, value_name = "SIZE")]
     pub disk_size: Option<String>,
 
-    /// Remote storage for cached blocks, shared with other servers: file:///FOLDER or s3://BUCKET/PREFIX [default: none].
+    /// Remote storage for cached blocks: file:///FOLDER or s3://BUCKET/PREFIX; blocks that other servers wrote there are not looked up
+    /// yet [default: none].
     #[arg(long, value_name = "URL")]
     pub remote: Option<String>,
 
