@@ -99,7 +99,7 @@ pub enum StoreError {
     #[error("cannot start a thread for copies: {0}")]
     Thread(io::Error),
     /// A folder of a disk tier cannot be used.
-    #[error("{}: cannot {task}: {source}", path.display())]
+    #[error("{}: cannot {task}", path.display())]
     Disk {
         /// Folder or file at fault.
         path: PathBuf,
