@@ -80,7 +80,7 @@ struct DiskOptions {
 /// Options of `bench codec`.
 #[derive(Clone, Debug, Args)]
 struct CodecOptions {
-    /// Folder of KV: NumPy files of 16-bit integers [keys, values][layer][token][head][dim], keys rotated, named *_bf16_*.npy or
+    /// Folder of KV: NumPy files of 16-bit integers, by keys and values, layer, token, head and element, keys rotated, named *_bf16_*.npy or
     /// *_f16_*.npy [default: synthetic KV].
     #[arg(long, value_name = "FOLDER")]
     kv: Option<PathBuf>,
