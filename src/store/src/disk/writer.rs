@@ -9,13 +9,16 @@ use trunkline_port::BlockFault;
 use crate::aligned::{Aligned, PAGE};
 use crate::record::{Address, place};
 
-use super::files::write_all;
+use super::files::{write_all, write_side_by_side};
 use super::log::Log;
 use super::queue::{Write, WriteQueue};
 use super::segment::{Location, Segment};
 
 /// Bytes written in one go.
 const BATCH: usize = 8 << 20;
+/// Requests in flight for a batch, at most, and bytes of each, at least.
+const WRITES: usize = 4;
+const WRITE_MIN: usize = 1 << 20;
 /// A segment is emptied if at most this many sixteenths are live; fuller disks take nothing new.
 const LIVE_MAX_16THS: u64 = 15;
 
@@ -110,7 +113,7 @@ impl Writer {
             addresses.push(address);
         }
         let parts: Vec<&[u8]> = writes.iter().map(|write| write.record.as_slice()).collect();
-        let result = write_all(open.segment.file.as_ref(), &parts, begin);
+        let result = write_side_by_side(open.segment.file.as_ref(), &parts, begin, WRITES, WRITE_MIN);
         let segment = Arc::clone(&open.segment);
         if result.is_ok() {
             open.records += writes.len() as u64;
