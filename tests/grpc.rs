@@ -140,6 +140,8 @@ async fn a_dropped_stream_gives_its_blocks_back() {
     drop(waiting);
     client.until(|info| info.load.unwrap().waiting == 0).await;
     drop(running);
+    // Nor does one end while the drop of the other is on its way.
+    client.until(|info| info.counters.as_ref().is_some_and(|counters| counters.finished == 2)).await;
     drop(gate);
     let counters = client.settled().await.counters.unwrap();
     assert_eq!((counters.accepted, counters.finished), (2, 2));
