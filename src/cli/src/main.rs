@@ -125,7 +125,8 @@ fn start_logging() -> Result<(), String> {
         Ok(directives) if !directives.is_empty() => {
             EnvFilter::try_new(directives).map_err(|err| format!("RUST_LOG is not a log filter: {err}"))?
         }
-        _ => EnvFilter::new("info"),
+        // A remote store that is down would fill the log with each retry; the store reports the outcome.
+        _ => EnvFilter::new("info,object_store=warn"),
     };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     Ok(())
