@@ -204,6 +204,11 @@ impl Tier {
         (continues && self.slots.state(slot) != TierState::Filling).then_some(slot)
     }
 
+    /// Returns `true` if a block with this fingerprint is present or being filled.
+    pub fn has_fingerprint(&self, fingerprint: u64) -> bool {
+        self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot)).is_some()
+    }
+
     /// Returns the contents of a block.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
         Contents { key: self.keys[slot as usize], tokens: self.tokens_of(slot) }
@@ -213,7 +218,7 @@ impl Tier {
     /// block, or another block of equal hash, is present or being filled, or if no block can be evicted.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
         let fingerprint = contents.key.fingerprint;
-        if self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot)).is_some() {
+        if self.has_fingerprint(fingerprint) {
             return None;
         }
         if !self.make_room() {

@@ -224,6 +224,11 @@ impl Tiers {
         self.tiers[0].reserve(&contents)
     }
 
+    /// Returns `true` if the nearest tier neither has a published device block nor is about to get it.
+    pub fn lacks(&self, tree: &PrefixTree, block: BlockHandle) -> bool {
+        !self.tiers[0].has_fingerprint(tree.contents(block).0)
+    }
+
     /// Begins to demote a block of a tier to the next one. Returns the block and the slot reserved for it, which is `None` if the next
     /// tier does not take the block; the block is then dropped. Returns `None` if no block is idle.
     pub fn begin_demotion(&mut self, tier: usize) -> Option<(u32, Option<u32>)> {

@@ -82,6 +82,9 @@ fn a_tier_that_refuses_gets_nothing_until_it_is_idle_and_later_what_it_missed() 
     driver.answer();
     assert_eq!(driver.copies.len(), 1, "it is busy with the second copy");
     assert_eq!(driver.stats().tiers[0].skipped_blocks, 1 + 2);
+    driver.submit(6, prompt(2, 9), 1);
+    driver.answer();
+    assert_eq!(driver.stats().tiers[0].skipped_blocks, 1 + 2, "the tier is about to have these");
     driver.finish_copy(0);
     driver.submit(4, prompt(4, 9), 1);
     driver.answer();

@@ -103,22 +103,24 @@ impl Kv {
     pub fn write_through(&mut self, seq: &mut Sequence, journal: &mut Journal) {
         let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;
-        if !self.is_open(0) {
-            self.tiers.skip(0, published);
-            return;
-        }
         if seq.table[..published].first().is_some_and(|first| !self.tree.is_findable(*first)) {
             return;
         }
-        let mut pairs = Vec::new();
+        let is_open = self.is_open(0);
+        let (mut pairs, mut skipped) = (Vec::new(), 0);
         for block in &seq.table[..published] {
             if write == Write::SecondUse && self.tree.hits(*block) == 0 {
                 // Blocks after this one were found at most as often.
                 break;
             }
-            let to = self.tiers.reserve(&self.tree, *block);
-            pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
+            if is_open {
+                let to = self.tiers.reserve(&self.tree, *block);
+                pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
+            } else {
+                skipped += usize::from(self.tiers.lacks(&self.tree, *block));
+            }
         }
+        self.tiers.skip(0, skipped);
         if pairs.is_empty() {
             return;
         }
