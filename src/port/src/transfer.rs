@@ -17,8 +17,9 @@ pub enum Place {
     Tier(u8),
 }
 
-/// Blocks to copy, asynchronously. The driver answers once, with the event `TransferFinished`, `TransferFailed` (the
-/// sources may be bad) or `TransferInterrupted` (the sources are good) of the core; several copies may run at once, between any places, and end in any order.
+/// Blocks to copy, asynchronously. The driver answers once, with the event `TransferFinished`, `TransferPartial` (some blocks did not
+/// arrive), `TransferFailed` (none did, the sources may be bad) or `TransferInterrupted` (none did, the sources are good) of the core;
+/// several copies may run at once, between any places, and end in any order.
 ///
 /// From the action to the answer nobody writes the sources, and nobody but the copy reads or writes the destinations.
 /// Steps and other copies may read published sources meanwhile.

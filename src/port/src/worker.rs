@@ -72,28 +72,15 @@ impl StepError {
     }
 }
 
-/// Blocks could not be copied.
+/// A block could not be read from the device, or written to it.
 #[derive(Debug, thiserror::Error)]
-#[error("{source}")]
-pub struct CopyError {
-    source: Box<dyn Error + Send + Sync>,
-    is_interruption: bool,
-}
+#[error(transparent)]
+pub struct CopyError(Box<dyn Error + Send + Sync>);
 
 impl CopyError {
-    /// Wraps the reason of a failed copy. The sources may be bad: those of a load from a tier leave the tier.
+    /// Wraps the reason.
     pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { source: source.into(), is_interruption: false }
-    }
-
-    /// Wraps the reason of a copy that failed on the way, as when a connection broke: the sources are good, and stay.
-    pub fn interrupted(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { source: source.into(), is_interruption: true }
-    }
-
-    /// Returns `true` if the copy failed on the way, with good sources.
-    pub fn is_interruption(&self) -> bool {
-        self.is_interruption
+        Self(source.into())
     }
 }
 
@@ -106,8 +93,6 @@ mod tests {
         let error = StepError::new("no device");
         assert_eq!((error.to_string().as_str(), error.guilty()), ("no device", None));
         assert_eq!(error.caused_by(RequestId(5)).guilty(), Some(RequestId(5)));
-        let (failed, interrupted) = (CopyError::new("no block"), CopyError::interrupted("no link"));
-        assert_eq!((failed.to_string().as_str(), failed.is_interruption()), ("no block", false));
-        assert_eq!((interrupted.to_string().as_str(), interrupted.is_interruption()), ("no link", true));
+        assert_eq!(CopyError::new("no block").to_string(), "no block");
     }
 }

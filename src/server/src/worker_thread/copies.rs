@@ -46,7 +46,7 @@ impl Fence {
     fn pass(&self, life: u64, touch: impl FnOnce() -> Result<(), CopyError>) -> Result<(), CopyError> {
         let _in_use = self.in_use.read().unwrap_or_else(PoisonError::into_inner);
         if !self.is_open(life) {
-            return Err(CopyError::interrupted("the worker was reset"));
+            return Err(CopyError::new("the worker was reset"));
         }
         catch_unwind(AssertUnwindSafe(touch)).unwrap_or_else(|_| {
             error!("the worker panicked while it copied a block");
