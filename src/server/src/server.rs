@@ -56,7 +56,7 @@ pub struct Backend {
     pub tokenizer: Tokenizer,
     /// Makes the worker of each engine.
     pub workers: MakeWorker,
-    /// Store of each engine's blocks; none for stores in host memory, uncompressed.
+    /// Store of each engine's blocks, in order; none for stores in host memory, uncompressed.
     pub stores: Vec<EngineStore>,
 }
 
@@ -143,6 +143,14 @@ pub enum ServerError {
     /// The store of an engine's blocks cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The backend has neither no store nor one for each engine.
+    #[error("the backend has {stores} stores for {engines} engines; give none, or one for each")]
+    Stores {
+        /// Stores of the backend.
+        stores: usize,
+        /// Engines of the server.
+        engines: usize,
+    },
     /// The file for the recording cannot be written.
     #[error("cannot record to {}", path.display())]
     Record {
@@ -251,6 +259,9 @@ impl Server {
         if stores.is_empty() {
             let open = |engine: &EngineConfig| EngineStore::in_host_memory(&model, &engine.core);
             stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
+        }
+        if stores.len() != config.engines.len() {
+            return Err(ServerError::Stores { stores: stores.len(), engines: config.engines.len() });
         }
         let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))

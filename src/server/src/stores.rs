@@ -38,16 +38,12 @@ impl EngineStore {
         let mut settings = StoreSettings::new(layout(model, core.block_size), u64::MAX);
         let further = core.tiers.iter().enumerate().map(|(at, _)| u64::from(core.tier_capacity(at)));
         let blocks = u64::from(core.host_capacity()) + further.sum::<u64>();
-        let block_bytes = settings.layout.block_bytes.next_multiple_of(PAGE) as u64;
-        settings.host_bytes = blocks.saturating_mul(block_bytes);
+        settings.host_bytes = blocks.saturating_mul(settings.layout.memory_bytes());
         settings.tiers = vec![TierMedium::Host; core.tiers.len()];
         settings.compression = Compression::Off;
         Self::open(settings)
     }
 }
-
-/// Bytes of a page of host memory.
-const PAGE: usize = 4096;
 
 /// Returns the layout of a model's blocks, without the rotation of keys, which a model's facts do not have.
 pub fn layout(model: &ModelInfo, block_size: u32) -> BlockLayout {

@@ -3,6 +3,8 @@
 use trunkline_codec::Shape;
 use xxhash_rust::xxh3::Xxh3Default;
 
+use crate::arena;
+
 /// Layout of the bytes of all blocks of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockLayout {
@@ -20,6 +22,11 @@ pub struct BlockLayout {
 }
 
 impl BlockLayout {
+    /// Returns the bytes of host memory that an uncompressed block takes.
+    pub fn memory_bytes(&self) -> u64 {
+        arena::rounded(self.block_bytes).max(1) as u64
+    }
+
     /// Returns the hash of the layout. Records of another layout are not read.
     pub fn id(&self) -> u64 {
         let mut hasher = Xxh3Default::new();

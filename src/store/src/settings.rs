@@ -4,7 +4,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::arena;
 use crate::layout::BlockLayout;
 
 /// Medium of a tier.
@@ -79,8 +78,7 @@ impl StoreSettings {
 
     /// Returns the number of uncompressed blocks for which host memory suffices.
     pub fn host_blocks(&self) -> u32 {
-        let block = arena::rounded(self.layout.block_bytes).max(1) as u64;
-        u32::try_from(self.host_bytes / block).unwrap_or(u32::MAX)
+        u32::try_from(self.host_bytes / self.layout.memory_bytes()).unwrap_or(u32::MAX)
     }
 }
 
