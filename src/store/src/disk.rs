@@ -36,6 +36,9 @@ pub use plain::plain_disk;
 pub use queue::Write;
 pub use recovery::{Checked, CheckedSegment, check};
 
+/// Maker of the operations on the files of a folder, which is there: [`system_files`], or files that fail on purpose.
+pub type OpenFiles<'a> = &'a dyn Fn(&Path) -> Arc<dyn Files>;
+
 /// Most bytes of a segment.
 const SEGMENT_MAX: u64 = 64 << 20;
 /// Least bytes of a segment.
@@ -97,6 +100,11 @@ pub fn record_max(block_bytes: usize, block_size: u32) -> usize {
     (header_len(block_size as usize) + block_bytes + 1024).next_multiple_of(PAGE)
 }
 
+/// Returns the files of the operating system, past the page cache where the filesystem of `folder` allows.
+pub fn system_files(folder: &Path) -> Arc<dyn Files> {
+    Arc::new(files::SystemFiles::new(folder))
+}
+
 fn lock(folder: &Path) -> Result<File, StoreError> {
     let path = folder.join("lock");
     let failed = |task, source| StoreError::Disk { path: path.clone(), task, source };
@@ -127,25 +135,16 @@ impl DiskSettings {
 }
 
 impl Disk {
-    /// Opens a disk tier, and creates its folder if need be. Returns the blocks found, oldest first, in slots 0, 1, 2, ....
+    /// Opens a disk tier on the files of `files`, and creates its folder if need be. Returns the blocks found, oldest first, in slots 0, 1, 2, ....
     ///
     /// # Errors
     /// If the folder cannot be used, or another process uses it.
-    pub fn open(settings: &DiskSettings) -> Result<(Self, Vec<KnownBlock>), StoreError> {
+    pub fn open(settings: &DiskSettings, files: OpenFiles<'_>) -> Result<(Self, Vec<KnownBlock>), StoreError> {
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "create the folder", source };
         fs::create_dir_all(&settings.path).map_err(failed)?;
         let lock = lock(&settings.path)?;
-        let files = files::SystemFiles::new(&settings.path);
+        let files = files(&settings.path);
         let is_direct = files.is_direct();
-        Self::open_with(settings, Arc::new(files), is_direct, lock)
-    }
-
-    fn open_with(
-        settings: &DiskSettings,
-        files: Arc<dyn Files>,
-        is_direct: bool,
-        lock: File,
-    ) -> Result<(Self, Vec<KnownBlock>), StoreError> {
         let log = Arc::new(Log::new(settings.limits()?, files));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;

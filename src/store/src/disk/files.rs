@@ -31,6 +31,9 @@ pub trait Files: Debug + Send + Sync {
     /// If the system refuses.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
+    /// Returns `true` if reads and writes bypass the page cache.
+    fn is_direct(&self) -> bool;
+
     /// Returns the paths of all files in a folder, sorted.
     ///
     /// # Errors
@@ -73,7 +76,7 @@ pub trait BlockFile: Debug + Send + Sync {
     ///
     /// # Errors
     /// If the system refuses.
-    fn len(&self) -> io::Result<u64>;
+    fn size(&self) -> io::Result<u64>;
 }
 
 /// Files of the operating system, past the page cache where the filesystem allows.
@@ -101,11 +104,6 @@ impl SystemFiles {
     /// Returns the operations for reading alone, through the page cache.
     pub fn for_reading() -> Self {
         Self { is_direct: false, is_read_only: true }
-    }
-
-    /// Returns `true` if the page cache is bypassed.
-    pub fn is_direct(&self) -> bool {
-        self.is_direct
     }
 
     fn options(&self) -> OpenOptions {
@@ -147,6 +145,10 @@ impl Files for SystemFiles {
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
+
+    fn is_direct(&self) -> bool {
+        self.is_direct
+    }
 }
 
 impl BlockFile for File {
@@ -166,7 +168,7 @@ impl BlockFile for File {
         self.set_len(bytes)
     }
 
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }
 }

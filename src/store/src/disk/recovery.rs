@@ -192,7 +192,7 @@ pub fn check(folder: &Path, checks_payloads: bool) -> io::Result<Checked> {
     for (number, path) in segment_paths(&files, folder)? {
         let (segment, layout) = Segment::open(&files, &path, number)?;
         let mut result = CheckedSegment {
-            file_bytes: segment.file.len()?,
+            file_bytes: segment.file.size()?,
             path,
             layout: layout.ok(),
             is_complete: false,

@@ -85,7 +85,7 @@ fn read(pages: &mut Pages<'_>, offset: u64, ahead: usize, checks_payload: bool) 
 /// # Errors
 /// If the file cannot be read.
 pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan> {
-    let size = segment.file.len()?;
+    let size = segment.file.size()?;
     let mut pages = Pages::new(segment.file.as_ref());
     let mut scan = Scan { end: PAGE as u64, ..Scan::default() };
     let last = size.saturating_sub(PAGE as u64) / PAGE as u64 * PAGE as u64;
