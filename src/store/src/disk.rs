@@ -45,7 +45,9 @@ const SEGMENT_MAX: u64 = 64 << 20;
 const SEGMENT_MIN: u64 = 256 << 10;
 /// Segments of a tier, at least.
 const SEGMENTS_MIN: u64 = 4;
-/// Bytes of records waiting for the writer, at most.
+/// Threads that write: writes in flight at once.
+const WRITERS: usize = 4;
+/// Bytes of records waiting for the writers, at most.
 const QUEUE_BYTES: u64 = 64 << 20;
 
 /// Work and state of a disk tier.
@@ -74,7 +76,8 @@ pub struct DiskStats {
 pub struct Disk {
     log: Arc<Log>,
     queue: Arc<WriteQueue>,
-    writer: Option<JoinHandle<()>>,
+    /// Writers, and the finisher of their segments.
+    threads: Vec<JoinHandle<()>>,
     dropped_at_start: FaultCounts,
     is_direct: bool,
     /// Held open, so that no other process uses the folder.
@@ -149,10 +152,17 @@ impl Disk {
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;
         let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
-        let writer = Writer::new(Arc::clone(&log), Arc::clone(&queue), recovered.next_segment);
-        let thread = std::thread::Builder::new().name("store-disk-writer".to_owned()).spawn(move || writer.run());
-        let writer = Some(thread.map_err(StoreError::Thread)?);
-        let disk = Self { log, queue, writer, dropped_at_start: recovered.faults, is_direct, _lock: lock };
+        let (writer, finisher) = Writer::new(&log, &queue, recovered.next_segment);
+        let mut disk =
+            Self { log, queue, threads: Vec::new(), dropped_at_start: recovered.faults, is_direct, _lock: lock };
+        let start = |name: String, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(run).map_err(StoreError::Thread)
+        };
+        for at in 0..WRITERS {
+            let writer = Arc::clone(&writer);
+            disk.threads.push(start(format!("store-write-{at}"), Box::new(move || writer.run()))?);
+        }
+        disk.threads.push(start("store-finish".to_owned(), Box::new(move || finisher.run()))?);
         Ok((disk, recovered.blocks))
     }
 
@@ -239,14 +249,14 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// Writes all records in the queue, completes the segment, and waits for the writer.
+    /// Writes all records in the queue, completes the segment, and waits for the writers.
     fn drop(&mut self) {
         self.queue.close();
-        if let Some(writer) = self.writer.take()
-            && writer.thread().id() != std::thread::current().id()
-            && writer.join().is_err()
-        {
-            tracing::error!("the writer of a disk tier panicked");
+        let own = std::thread::current().id();
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
+            if thread.join().is_err() {
+                tracing::error!("a writer of a disk tier panicked");
+            }
         }
     }
 }

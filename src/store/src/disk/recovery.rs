@@ -112,6 +112,10 @@ fn recover_segment(
         return Ok(None);
     }
     if !scan.is_complete {
+        // Several records are written at once: some behind a broken one may be whole.
+        for offset in scan.broken.iter().filter(|offset| **offset < scan.end) {
+            segment.erase(*offset)?;
+        }
         segment.complete(scan.end, scan.records.len() as u64)?;
     }
     Ok(Some((segment, scan.records)))

@@ -405,6 +405,51 @@ fn swapped_and_stale_records_are_found_at_the_start_and_when_read() {
 }
 
 #[test]
+fn records_behind_a_hole_are_found_and_the_hole_is_dropped_once() {
+    let folder = TempDir::new().unwrap();
+    let path = ten_blocks(&folder);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    // Without its end page the segment is one whose writer was killed, with several writes under way.
+    file.set_len(4096 + 10 * RECORD).unwrap();
+    let zeros = vec![0; RECORD as usize];
+    file.write_all_at(&zeros, 4096 + 3 * RECORD).unwrap();
+    file.write_all_at(&zeros[..8192], 4096 + 7 * RECORD - 8192).unwrap();
+    let expected = [0, 1, 2, 4, 5, 7, 8, 9];
+    let (disk, found, dropped) = reopen(&folder);
+    assert_eq!((found.as_slice(), dropped.of(Fault::Torn), dropped.total()), (&expected[..], 1, 1));
+    assert!((0..).zip(expected).all(|(slot, seed)| read(&disk, slot, seed) == Ok(())));
+    drop(disk);
+    let (_, again, dropped) = reopen(&folder);
+    assert_eq!((again.as_slice(), dropped.total()), (&expected[..], 0));
+    assert_eq!(check(folder.path(), true).unwrap().faults().total(), 0);
+    // A record that was whole when the segment was completed is missed.
+    file.write_all_at(&zeros, 4096 + RECORD).unwrap();
+    assert_eq!(check(folder.path(), true).unwrap().faults().of(Fault::Torn), 1);
+}
+
+#[test]
+fn an_error_among_many_writes_costs_few_records_and_the_others_are_found_again() {
+    for round in 0..20 {
+        let folder = TempDir::new().unwrap();
+        let (disk, faults) = open_faulty(&folder);
+        write(&disk, 0, 0).unwrap();
+        faults.lock().unwrap().writes.push_back(Broken::After(0, 5));
+        let answers: Vec<_> = (1..40).map(|seed| (seed, start(&disk, seed, seed))).collect();
+        let arrived = |(seed, answer): &(u32, mpsc::Receiver<Result<u64, BlockFault>>)| {
+            answer.recv().unwrap().is_ok().then_some(*seed)
+        };
+        let written: Vec<u32> = [0].into_iter().chain(answers.iter().filter_map(arrived)).collect();
+        assert!((1..40).contains(&written.len()), "round {round}: {written:?}");
+        assert!(written.iter().all(|seed| read(&disk, *seed, *seed) == Ok(())));
+        drop(disk);
+        let (_, known) = open(&settings(&folder, 4 << 20)).unwrap();
+        let mut found = seeds(&known);
+        found.sort_unstable();
+        assert_eq!(found, written, "round {round}");
+    }
+}
+
+#[test]
 fn a_segment_cut_anywhere_gives_the_whole_records_before_the_cut() {
     let source = TempDir::new().unwrap();
     let bytes = fs::read(ten_blocks(&source)).unwrap();
