@@ -139,11 +139,17 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan
         at += PAGE as u64;
     }
     if let Some(end) = end {
-        let found = scan.records.len() as u64 + scan.faults.total();
-        let lost = end.records.saturating_sub(found);
-        let zeroed = lost.min(empty_gaps);
-        (0..zeroed).for_each(|_| scan.faults.add(Fault::Torn));
-        (zeroed..lost).for_each(|_| scan.faults.add(Fault::Missing));
+        scan.count_lost(end.records, empty_gaps);
     }
     Ok(scan)
+}
+
+impl Scan {
+    /// Counts the records that the end page tells of and the search did not meet. A gap of zeros explains one.
+    fn count_lost(&mut self, records: u64, empty_gaps: u64) {
+        let lost = records.saturating_sub(self.records.len() as u64 + self.faults.total());
+        let zeroed = lost.min(empty_gaps);
+        (0..zeroed).for_each(|_| self.faults.add(Fault::Torn));
+        (zeroed..lost).for_each(|_| self.faults.add(Fault::Missing));
+    }
 }
