@@ -5,7 +5,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | `TKVF` |
-//! | 4 | 1 | version, 1 |
+//! | 4 | 1 | version, 2 |
 //! | 5 | 1 | element type: 0 BF16, 1 FP16, 2 F32, 3 E4M3, 4 E5M2 |
 //! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted, 3 fixed |
 //! | 7 | 1 | 0 |
@@ -32,7 +32,7 @@ use crate::side_table::SideTable;
 /// Bytes before the payload.
 pub const HEADER: usize = 48;
 const MAGIC: [u8; 4] = *b"TKVF";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Way in which a frame holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub enum FrameError {
     #[error("the bytes are no KV frame")]
     NotAFrame,
     /// The frame is of another version.
-    #[error("the frame has version {version}; this program reads version 1")]
+    #[error("the frame has version {version}; this program reads version 2")]
     OtherVersion {
         /// Version of the frame.
         version: u8,
@@ -198,19 +198,19 @@ impl Codec {
         out: &mut Vec<u8>,
     ) -> Result<Transform, BlockError> {
         let (begin, n) = begin(block, out)?;
-        self.lanes.resize(n, 0);
-        pulp::Arch::new().dispatch(|| lanes::split(block.dtype, block.bytes, &mut self.lanes));
         let usable = table.filter(|table| table.fits(&block.shape) && (block.position.is_some() || !table.rotates()));
         let place = Place { dtype: block.dtype, shape: block.shape, position: block.position.unwrap_or(0) };
         let (mut transform, mut named) = (Transform::Plain, (0, 0));
         if let Some(table) = usable {
-            self.predicted.encode(&place, table, (block.bytes, &self.lanes), out);
+            self.predicted.encode(&place, table, block.bytes, out);
             (transform, named) = (Transform::Predicted, (place.position, table.id()));
         }
         // Statistics of another model may make a block longer.
         if usable.is_none() || out.len() - begin - HEADER >= block.bytes.len() {
             (transform, named) = (Transform::Plain, (0, 0));
             out.truncate(begin + HEADER);
+            self.lanes.resize(n, 0);
+            pulp::Arch::new().dispatch(|| lanes::split(block.dtype, block.bytes, &mut self.lanes));
             self.plain.encode(block.dtype, &block.shape, (block.bytes, &mut self.lanes), out);
         }
         Ok(end(block, begin, transform, named, out))
@@ -283,18 +283,16 @@ impl Codec {
     ) -> Result<(), FrameError> {
         let FrameInfo { dtype, shape, transform, table: id, .. } = header.info;
         let place = Place { dtype, shape, position: header.position };
-        self.lanes.resize(out.len() / dtype.bytes(), 0);
-        let lanes = &mut self.lanes[..];
         match transform {
             Transform::Stored => {
                 out.copy_from_slice(payload);
                 Some(())
             }
-            Transform::Plain => self.plain.decode(dtype, &shape, payload, (lanes, out)),
+            Transform::Plain => self.plain.decode(dtype, &shape, payload, out),
             Transform::Predicted => {
                 let id = id.unwrap_or(0);
                 let table = table(id).filter(|table| table.id() == id && table.fits(&shape));
-                self.predicted.decode(&place, table.ok_or(FrameError::NoTable { id })?, payload, (lanes, out))
+                self.predicted.decode(&place, table.ok_or(FrameError::NoTable { id })?, payload, out)
             }
             Transform::Fixed => fixed::decode(dtype, &shape, payload, out),
         }

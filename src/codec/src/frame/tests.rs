@@ -160,7 +160,7 @@ fn damage_is_seen_whatever_byte_it_hits() {
             let error = codec.decode(&damaged, |_| table, usize::MAX, &mut out).expect_err("damage");
             let expected = match at {
                 0..4 => FrameError::NotAFrame,
-                4 => FrameError::OtherVersion { version: 1 ^ 1 << 4 },
+                4 => FrameError::OtherVersion { version: 2 ^ 1 << 4 },
                 20..24 => FrameError::WrongLength { len: frame.len(), expected: error_len(&error) },
                 _ => FrameError::Damaged,
             };
