@@ -34,13 +34,11 @@ fn batch_rows(n: usize) -> usize {
     whole * (BATCH / (n * whole).max(1)).max(1)
 }
 
-/// Calls `each` with the rows of each batch.
+/// Returns the rows of each batch.
 #[inline(always)]
-fn batches(rows: usize, n: usize, mut each: impl FnMut(Range<usize>)) {
+fn batches(rows: usize, n: usize) -> impl Iterator<Item = Range<usize>> {
     let step = batch_rows(n);
-    for first in (0..rows).step_by(step) {
-        each(first..rows.min(first + step));
-    }
+    (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
 }
 
 /// Rows to be encoded.
@@ -73,12 +71,12 @@ impl<S: Source> WithSimd for WriteRows<'_, S> {
     fn with_simd<V: Simd>(self, _: V) {
         let Self { size: (rows, n), codes, mut source, buffers } = self;
         let WriteBuffers { writer, indices, escapes } = buffers;
-        batches(rows, n, |batch| {
+        for batch in batches(rows, n) {
             let indices = &mut indices[..batch.len() * n];
             let first = batch.start * n;
             source.fill(batch, indices);
             writer.write(codes, indices, first, escapes);
-        });
+        }
     }
 }
 
@@ -140,12 +138,12 @@ impl<S: Sink> WithSimd for ReadRows<'_, S> {
     #[inline(always)]
     fn with_simd<V: Simd>(self, _: V) -> bool {
         let Self { size: (rows, n), entries, mut reader, found, mut sink } = self;
-        batches(rows, n, |batch| {
+        for batch in batches(rows, n) {
             let found = &mut found[..batch.len() * n];
             sink.prepare(batch.clone(), found);
             reader.read(entries, found);
             sink.take(batch, found);
-        });
+        }
         reader.is_at_end()
     }
 }
@@ -199,11 +197,11 @@ mod tests {
     fn batches_are_whole_groups_and_all_rows() {
         for (rows, n) in [(1, 1), (7, 3), (960, 192), (100, 96), (365, 33), (3, 5000), (9, 1024)] {
             let mut next = 0;
-            batches(rows, n, |batch| {
+            for batch in batches(rows, n) {
                 assert_eq!(batch.start, next);
                 assert!(batch.end == rows || (batch.len() * n).is_multiple_of(WHOLE));
                 next = batch.end;
-            });
+            }
             assert_eq!(next, rows);
         }
     }

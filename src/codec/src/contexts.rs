@@ -14,15 +14,12 @@ pub(crate) const CONTEXTS: usize = 32;
 #[cfg(test)]
 pub(crate) const BUCKETS: usize = 16;
 
-/// Least magnitudes, in units of 1/64, of the ranges from the ninth on: half octaves split at 3/2.
-const OCTAVES: [i16; 7] = [384, 512, 768, 1024, 1536, 2048, 3072];
-
-/// Returns the range of a mean, given in units of 1/64: eight ranges of 1/2, then half octaves.
+/// Returns the range of a mean from -32,767 to 32,767, given in units of 1/64: eight ranges of 1/2, then half octaves split at 3/2. Each octave has half as
+/// many ranges as the one before would have, so the least of some straight lines is the range.
 #[inline(always)]
 pub(crate) fn bucket(mean: i16) -> u16 {
-    let magnitude = mean.saturating_abs();
-    let near = (magnitude >> 5).min(8) as u16;
-    OCTAVES.iter().fold(near, |bucket, least| bucket + u16::from(magnitude >= *least))
+    let m = mean.wrapping_abs() as u16;
+    (m >> 5).min(6 + (m >> 7)).min(8 + (m >> 8)).min(10 + (m >> 9)).min(12 + (m >> 10)).min(15)
 }
 
 /// Bounds of a range of means, in units of two to the reference exponent; the last range is one octave, for the probabilities of codes.
@@ -106,6 +103,6 @@ mod tests {
             assert_eq!(usize::from(bucket((low * 64.0) as i16)), at);
             assert_eq!(usize::from(bucket(-(high * 64.0) as i16 + 1)), at);
         }
-        assert_eq!([i16::MIN, i16::MAX].map(bucket), [15, 15]);
+        assert_eq!([-i16::MAX, i16::MAX].map(bucket), [15, 15]);
     }
 }

@@ -20,8 +20,8 @@
 //! Where a transform saves nothing the block is stored, so a frame is never more than 48 bytes longer than its block.
 
 use thiserror::Error;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::checksum::{self, checksum};
 use crate::fixed;
 use crate::lanes;
 use crate::plain::Plain;
@@ -297,7 +297,7 @@ impl Codec {
             Transform::Fixed => fixed::decode(dtype, &shape, payload, out),
         }
         .ok_or(FrameError::BadPayload)?;
-        if xxh3_64(out) == header.block_checksum { Ok(()) } else { Err(FrameError::WrongBlock) }
+        if checksum(out) == header.block_checksum { Ok(()) } else { Err(FrameError::WrongBlock) }
     }
 }
 
@@ -335,15 +335,15 @@ fn end(
     header[16..20].copy_from_slice(&named.0.to_le_bytes());
     header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     header[24..32].copy_from_slice(&named.1.to_le_bytes());
-    header[32..40].copy_from_slice(&xxh3_64(block.bytes).to_le_bytes());
-    let checksum = checksum(&header[..40], payload);
+    header[32..40].copy_from_slice(&checksum(block.bytes).to_le_bytes());
+    let checksum = stored_checksum(&header[..40], payload);
     header[40..].copy_from_slice(&checksum.to_le_bytes());
     transform
 }
 
 /// Hashes the fields of a header, and with the hash as seed the payload.
-fn checksum(fields: &[u8], payload: &[u8]) -> u64 {
-    xxh3_64_with_seed(payload, xxh3_64(fields))
+fn stored_checksum(fields: &[u8], payload: &[u8]) -> u64 {
+    checksum::seeded(payload, checksum(fields))
 }
 
 /// Reads and checks the header and the stored bytes of a frame, without decoding.
@@ -376,7 +376,7 @@ impl Header {
         if frame.len() != expected {
             return Err(FrameError::WrongLength { len: frame.len(), expected });
         }
-        if checksum(&header[..40], &frame[HEADER..]) != long(40) {
+        if stored_checksum(&header[..40], &frame[HEADER..]) != long(40) {
             return Err(FrameError::Damaged);
         }
         let dtype = *Dtype::ALL.get(usize::from(header[5])).ok_or(FrameError::BadHeader { field: "element type" })?;

@@ -53,10 +53,10 @@ fn room(n: usize) -> usize {
 struct End {
     /// Position of the next byte. In 32 bits, so that a sum with the length of a word never wraps.
     at: u32,
-    /// Bits of the next byte.
-    bits: u64,
-    /// Number of these bits, seven at most.
+    /// Number of the bits of the next byte, seven at most.
     n: u32,
+    /// These bits, as the highest ones; bits written before are below.
+    bits: u64,
 }
 
 /// Writer of all streams of a block, with a buffer that is used again.
@@ -107,7 +107,7 @@ impl Writer {
     pub(crate) fn end(&mut self) {
         for (end, out) in self.ends.iter_mut().zip(self.buffer.chunks_exact_mut(self.room)).filter(|(end, _)| end.n > 0)
         {
-            out[end.at as usize] = end.bits as u8;
+            out[end.at as usize] = (end.bits >> (64 - end.n)) as u8;
             *end = End { at: end.at + 1, ..End::default() };
         }
     }
@@ -123,19 +123,17 @@ impl End {
     #[inline(always)]
     fn push(&mut self, out: &mut [u8], found: [u64; RUN]) -> bool {
         let [first, rest @ ..] = found;
-        // The codes in the highest bits, the last one on top. Shifts are modulo 64: by the lengths in the lowest bits.
+        // The codes in the highest bits, the last one on top. Shifts are modulo 64: by the lengths in the lowest bits. The lengths stay below all codes.
         let (mut five, mut sum) = (first, first);
         for entry in rest {
             five = five.wrapping_shr(entry as u32) | entry;
             sum = sum.wrapping_add(entry);
         }
-        let length = sum as u32 % (1 << LENGTH_BITS);
-        self.bits |= five.wrapping_shr(length.wrapping_neg()) << self.n;
-        self.n += length;
+        self.bits = self.bits.wrapping_shr(sum as u32) | five;
+        self.n += sum as u32 % (1 << LENGTH_BITS);
         let at = self.at as usize;
-        out[at..at + 8].copy_from_slice(&self.bits.to_le_bytes());
+        out[at..at + WORD].copy_from_slice(&self.bits.wrapping_shr(self.n.wrapping_neg()).to_le_bytes());
         self.at += self.n / 8;
-        self.bits = self.bits.wrapping_shr(self.n & !7);
         self.n %= 8;
         sum & SOME_ESCAPED != 0
     }
