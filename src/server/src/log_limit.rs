@@ -1,4 +1,4 @@
-//! Log lines that a client can cause as often as it likes, written at most once in ten seconds.
+//! Log lines that a client or a broken store can cause at any rate, written at most once in ten seconds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

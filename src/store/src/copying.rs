@@ -96,6 +96,9 @@ struct Copy<'a> {
 
 impl Copy<'_> {
     fn run(&self, scratch: &mut Scratch, pair: Pair) {
+        if self.places.is_left_alone(self.transfer.to) {
+            return self.fail(pair, Failure::Refused);
+        }
         let source = match self.load(scratch) {
             Ok(source) => source,
             Err(failure) => return self.fail(pair, failure),

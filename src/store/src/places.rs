@@ -209,6 +209,11 @@ impl Places {
         }
     }
 
+    /// Returns `true` if a place takes nothing for now: a remote store that does not answer. Blocks are not read and compressed for it then.
+    pub fn is_left_alone(&self, place: Place) -> bool {
+        matches!(self.tier(place), Some(Tier::Remote(remote, _)) if remote.is_left_alone())
+    }
+
     /// Returns the queue of the threads for copies between two places: a slow medium keeps only its own threads busy.
     pub fn queue_for(&self, from: Place, to: Place) -> &Arc<Queue<Scratch>> {
         match (self.tier(from), self.tier(to)) {

@@ -102,6 +102,11 @@ impl Remote {
         self.stored.load(Relaxed)
     }
 
+    /// Returns `true` if the store is left alone for now: a call would fail at once.
+    pub fn is_left_alone(&self) -> bool {
+        self.breaker.is_open(Instant::now())
+    }
+
     fn name(&self, key: &BlockKey) -> String {
         format!("v1/{:016x}/{:032x}/{:032x}", self.layout, key.root, key.hash)
     }

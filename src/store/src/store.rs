@@ -113,7 +113,7 @@ impl Store {
         let is_tier = |place| matches!(place, Place::Tier(_));
         let has_keys = transfer.keys.len() == transfer.pairs.len()
             && transfer.tokens.len().checked_rem(transfer.keys.len()).is_none_or(|rest| rest == 0);
-        let is_whole = is_known && (has_keys || !is_tier(from) && !is_tier(to));
+        let is_whole = is_known && (has_keys || !is_tier(from) && !is_tier(to)) && !self.places.is_left_alone(to);
         // Requests wait for urgent copies, and swapped-out requests have their room; both are few.
         let limit = match (is_whole, is_urgent || to == Place::Host || from == Place::Host) {
             (false, _) => 0,

@@ -10,6 +10,8 @@ use trunkline_port::{CopyError, DeviceBlocks, Transfer};
 use trunkline_store::Store;
 
 use super::WorkerEvent;
+use crate::clock::Clock;
+use crate::log_limit::LogLimit;
 
 /// A transfer to make, with the life of the worker meant by the transfer.
 pub(crate) struct CopyJob {
@@ -85,13 +87,19 @@ pub(super) fn serve(
     fence: &Arc<Fence>,
     report: &(impl Fn(u64, WorkerEvent) -> bool + Clone + Send + 'static),
 ) {
+    // A remote store that is down fails every transfer.
+    let (clock, limit) = (Clock::start(), Arc::<LogLimit>::default());
     for CopyJob { life, transfer } in jobs {
         let Some(store) = store.upgrade() else { return };
         let device = Arc::new(LifeBlocks { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) });
         let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
+        let limit = Arc::clone(&limit);
         let done = move |answer: trunkline_port::TransferReport| {
             if let Some((_, fault)) = answer.faults.first() {
-                warn!(transfer = id, ?from, ?to, blocks = answer.faults.len(), ?fault, "blocks were not copied");
+                limit.log(clock, |transfers| {
+                    let blocks = answer.faults.len();
+                    warn!(transfer = id, ?from, ?to, blocks, ?fault, transfers, "blocks were not copied");
+                });
             }
             // A driver that has stopped needs no answer.
             report(life, WorkerEvent::Transferred { transfer: id, report: answer });

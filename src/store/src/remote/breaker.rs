@@ -44,6 +44,11 @@ impl Breaker {
         }
     }
 
+    /// Returns `true` if a call at `now` would not be allowed.
+    pub fn is_open(&self, now: Instant) -> bool {
+        self.state().retry_at.is_some_and(|at| now < at)
+    }
+
     /// Notes an answer, of whatever contents.
     pub fn answered(&self) {
         let mut state = self.state();
@@ -82,6 +87,7 @@ mod tests {
         let at = |ms: u64| start + Duration::from_millis(ms);
         assert!(!breaker.failed(at(0)) && !breaker.failed(at(0)) && breaker.allows(at(0)));
         assert!(breaker.failed(at(0)), "down at the third");
+        assert!(breaker.is_open(at(999)) && !breaker.is_open(at(1000)));
         assert!(!breaker.allows(at(999)) && breaker.allows(at(1000)) && !breaker.allows(at(1001)));
         assert!(!breaker.failed(at(1100)), "still down");
         assert!(!breaker.allows(at(3099)) && breaker.allows(at(3100)));

@@ -68,6 +68,23 @@ fn options(url: &Url) -> Result<HashMap<String, String>, String> {
     Ok(options)
 }
 
+/// Tries of a request after the first. With their pauses of 0.1 s, 0.2 s and 0.4 s a store that refuses connections shows within a second.
+#[cfg(feature = "s3")]
+const RETRIES: usize = 3;
+
+/// Returns the store at an address, and the path of the address in it.
+fn connect(url: &Url, options: HashMap<String, String>) -> object_store::Result<(Box<dyn ObjectStore>, Path)> {
+    #[cfg(feature = "s3")]
+    if let Ok((object_store::ObjectStoreScheme::AmazonS3, prefix)) = object_store::ObjectStoreScheme::parse(url) {
+        let retry = object_store::RetryConfig { max_retries: RETRIES, ..object_store::RetryConfig::default() };
+        let builder = object_store::aws::AmazonS3Builder::new().with_url(url.as_str()).with_retry(retry);
+        let known = options.into_iter().filter_map(|(key, value)| Some((key.parse().ok()?, value)));
+        let builder = known.fold(builder, |builder, (key, value)| builder.with_config(key, value));
+        return Ok((Box::new(builder.build()?), prefix));
+    }
+    object_store::parse_url_opts(url, options)
+}
+
 /// Objects in a folder or an S3-compatible store.
 #[derive(Debug)]
 pub struct StoredObjects {
@@ -93,7 +110,7 @@ impl StoredObjects {
         }
         let options = options(&url).map_err(refuse)?;
         url.set_query(None);
-        let (store, prefix) = object_store::parse_url_opts(&url, options).map_err(|error| refuse(error.to_string()))?;
+        let (store, prefix) = connect(&url, options).map_err(|error| refuse(error.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("store-remote-io")
