@@ -1,6 +1,6 @@
 //! `trunkline bench`: speed and memory of the core, and speed of the server, the embedded worker, the KV codec and the store, on this machine.
 //!
-//! No benchmark needs a model's files, and all but `serve`, `disk` and `swap` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
+//! No benchmark needs a model's files, and all but `serve`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
 //! and maximum beside.
 
 pub mod allocations;
@@ -11,6 +11,7 @@ mod measure;
 mod publish;
 mod sched;
 mod serve;
+mod tiers;
 mod tree;
 mod used_pool;
 mod worker;
@@ -64,6 +65,8 @@ enum What {
     Disk(DiskOptions),
     /// Benchmark swapping: blocks of 1 MiB to host memory and back, beside copies in memory.
     Swap(Options),
+    /// Benchmark serving while blocks move: steps and first tokens beside swaps by slow copies, and beside a remote store that is dead or silent.
+    Tiers(Options),
 }
 
 /// Options of `bench disk`.
@@ -197,6 +200,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             (disk.options.clone(), disk::run(&folder, disk.options.quick)?)
         }
         What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
+        What::Tiers(options) => (options.clone(), tiers::run(options.quick)?),
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")
@@ -226,6 +230,7 @@ mod tests {
             codec::run(None, 1e4, true).unwrap(),
             disk::run(tempfile::tempdir().unwrap().path(), true).unwrap(),
             disk::run_swap(true).unwrap(),
+            tiers::run(true).unwrap(),
             serving,
         ] {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
