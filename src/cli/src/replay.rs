@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod input;
+mod measured;
 mod outputs;
 pub(crate) mod render;
 mod run;

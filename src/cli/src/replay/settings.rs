@@ -250,7 +250,12 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
         );
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
     }
-    (settings.core.tiers, settings.far_links) = args.tiers.tiers(&settings.model, block_size)?;
+    let measured = args.tiers.measured()?;
+    if let Some(gb_s) = measured.host_gb_s {
+        settings.hardware.host_link_bytes_s = gb_s * 1e9;
+        settings.others.iter_mut().for_each(|group| group.hardware.host_link_bytes_s = gb_s * 1e9);
+    }
+    (settings.core.tiers, settings.far_links) = args.tiers.tiers(&settings.model, block_size, &measured)?;
     let cost = settings.cost_model()?;
     settings.estimate_costs(&*cost);
     // Estimates that are given replace those of the hardware, for all kinds of replicas.

@@ -1,5 +1,7 @@
 //! Tiers of the prefix cache behind the device: flags, and the tiers and links made from them.
 
+use std::path::PathBuf;
+
 use anyhow::ensure;
 use clap::Args;
 use trunkline_core::{TierConfig, Write};
@@ -7,7 +9,11 @@ use trunkline_sim_perf::link::TierLink;
 use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::model::Model;
 
+use super::measured::Measured;
 use crate::sizes::{one_or_each, parse_size};
+
+/// Bandwidth of a disk that was not measured, GB/s.
+const DISK_GB_S: f64 = 6.0;
 
 /// Tiers of the prefix cache, and the links to them.
 #[derive(Clone, Debug, Args)]
@@ -24,9 +30,14 @@ pub(crate) struct TierArgs {
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
     remote: Option<String>,
 
-    /// Bandwidth of the disk, GB/s in each direction.
-    #[arg(long, value_name = "GB/S", default_value_t = 6.0)]
-    disk_gb_s: f64,
+    /// Links and compression as measured: a report of `trunkline bench disk`, `swap` or `codec` with --json, for the disk, the host link and the
+    /// first element type of the codec's report. May be given more than once; flags have precedence [default: none].
+    #[arg(long, value_name = "FILE")]
+    links: Vec<PathBuf>,
+
+    /// Bandwidth of the disk, GB/s in each direction [default: 6].
+    #[arg(long, value_name = "GB/S")]
+    disk_gb_s: Option<f64>,
 
     /// Bandwidth of the network to remote storage, GB/s in each direction.
     #[arg(long, value_name = "GB/S", default_value_t = 10.0)]
@@ -40,9 +51,9 @@ pub(crate) struct TierArgs {
     #[arg(long, value_name = "US", default_value_t = 500.0)]
     remote_latency_us: f64,
 
-    /// Size of a block on disk and in remote storage over its size on the device; below 1 if compressed.
-    #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
-    compression: f64,
+    /// Size of a block on disk and in remote storage over its size on the device; below 1 if compressed [default: 1].
+    #[arg(long, value_name = "RATIO")]
+    compression: Option<f64>,
 
     /// Speed of compression and of decompression in each replica, GB/s of uncompressed blocks, for the disk and for remote
     /// storage separately [default: no limit].
@@ -64,14 +75,19 @@ impl TierArgs {
     ///
     /// # Errors
     /// If a size, a ratio or a name is malformed, or a tier is smaller than one block.
-    pub(super) fn tiers(&self, model: &Model, block_size: u32) -> anyhow::Result<(Vec<TierConfig>, Vec<TierLink>)> {
+    pub(super) fn tiers(
+        &self,
+        model: &Model,
+        block_size: u32,
+        measured: &Measured,
+    ) -> anyhow::Result<(Vec<TierConfig>, Vec<TierLink>)> {
         let asked = [("host", &self.host_mem), ("disk", &self.disk_size), ("remote", &self.remote)];
         let asked: Vec<_> = asked.iter().filter_map(|(name, size)| Some((*name, size.as_ref()?))).collect();
         let writes = one_or_each("tier-write", &self.tier_write, asked.len())?;
         let evictions = one_or_each("tier-eviction", &self.tier_eviction, asked.len())?;
         let (mut tiers, mut links) = (Vec::new(), Vec::new());
         for (at, (name, size)) in asked.into_iter().enumerate() {
-            let ratio = if name == "host" { 1.0 } else { self.compression };
+            let ratio = if name == "host" { 1.0 } else { self.ratio(measured) };
             ensure!(ratio > 0.0 && ratio.is_finite(), "compression is {ratio}; it must be above 0, such as 0.5");
             let bytes = parse_size(&format!("the size of the {name} tier"), size)? / ratio;
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
@@ -79,20 +95,37 @@ impl TierArgs {
             let write: Write = writes[at].parse()?;
             tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into() });
             match name {
-                "disk" => links.push(self.link(self.disk_gb_s, self.disk_latency_us)),
-                "remote" => links.push(self.link(self.remote_gb_s, self.remote_latency_us)),
+                "disk" => {
+                    let gb_s = self.disk_gb_s.or(measured.disk_gb_s).unwrap_or(DISK_GB_S);
+                    links.push(self.link(gb_s, self.disk_latency_us, measured));
+                }
+                "remote" => links.push(self.link(self.remote_gb_s, self.remote_latency_us, measured)),
                 _ => {}
             }
         }
         Ok((tiers, links))
     }
 
-    fn link(&self, gb_s: f64, latency_us: f64) -> TierLink {
+    /// Returns the figures of the reports that are given.
+    ///
+    /// # Errors
+    /// If a file is no report of a whole run.
+    pub(super) fn measured(&self) -> anyhow::Result<Measured> {
+        Measured::read(&self.links)
+    }
+
+    fn ratio(&self, measured: &Measured) -> f64 {
+        self.compression.or(measured.compression).unwrap_or(1.0)
+    }
+
+    fn link(&self, gb_s: f64, latency_us: f64, measured: &Measured) -> TierLink {
+        // A ratio that is given comes without the speed of a codec with another one.
+        let measured_gb_s = measured.compression_gb_s.filter(|_| self.compression.is_none());
         TierLink {
             bytes_s: gb_s * 1e9,
             latency_s: latency_us / 1e6,
-            ratio: self.compression,
-            codec_bytes_s: self.compression_gb_s.map(|gb_s| gb_s * 1e9),
+            ratio: self.ratio(measured),
+            codec_bytes_s: self.compression_gb_s.or(measured_gb_s).map(|gb_s| gb_s * 1e9),
         }
     }
 }
