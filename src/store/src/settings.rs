@@ -56,7 +56,8 @@ pub struct StoreSettings {
     pub compression: Compression,
     /// Threads for copies between device and host, and for compression; at least 1. Disks and remotes have threads of their own.
     pub threads: usize,
-    /// Most bytes of decoded blocks kept for the next use, within `host_bytes`.
+    /// Most bytes of decoded blocks kept for the next use, within `host_bytes`; 0 by default, because a block that was decoded is on the device,
+    /// and has left a small cache long before the device evicts the block.
     pub decode_cache_bytes: u64,
     /// Most blocks on the way from one place to a tier without a request waiting; further blocks are refused.
     pub background_blocks: u64,
@@ -71,7 +72,7 @@ impl StoreSettings {
             tiers: Vec::new(),
             compression: Compression::Auto,
             threads: 2,
-            decode_cache_bytes: (host_bytes / 32).min(64 << 20),
+            decode_cache_bytes: 0,
             background_blocks: 256,
         }
     }
