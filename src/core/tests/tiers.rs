@@ -8,7 +8,7 @@ const BLOCK: u32 = 4;
 const DEVICE_BLOCKS: u32 = 48;
 
 fn tier(blocks: u32, write: Write, eviction: &str) -> TierConfig {
-    TierConfig { name: "tier".into(), blocks, write, eviction: eviction.into() }
+    TierConfig { name: "tier".into(), blocks, write, eviction: eviction.into(), shared: false }
 }
 
 /// Forty-eight blocks on the device, and these tiers.

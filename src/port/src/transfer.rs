@@ -83,6 +83,18 @@ pub struct KnownBlock {
     pub tokens: Vec<Token>,
 }
 
+/// A question to a tier whose storage other cores fill too: the number of leading blocks that are there. The driver answers with the
+/// event `LookupEnded` of the core, in any order, and with 0 if the storage does not answer. No transfer need wait for a look-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Number of the look-up; counts up from 1 for the lifetime of the core.
+    pub id: u64,
+    /// Number of the tier, 0 for the nearest.
+    pub tier: u8,
+    /// Identities of a chain of blocks, each the parent of the next; at least one.
+    pub keys: Vec<BlockKey>,
+}
+
 /// Reason for a block of a transfer not to arrive. The block's destination holds nothing of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
