@@ -248,6 +248,14 @@ impl Tiers {
         }
     }
 
+    /// Returns the identities of published device blocks; none without tiers.
+    pub fn keys_on_device(&self, blocks: &[BlockHandle]) -> Vec<BlockKey> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        blocks.iter().map(|block| self.keys[block.index as usize]).collect()
+    }
+
     /// Returns the contents of a published device block, or of one whose demotion began.
     pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, block: BlockHandle) -> Contents<'a> {
         Contents { key: self.keys[block.index as usize], tokens: tree.contents(block).1 }

@@ -1,6 +1,6 @@
 //! The tiers of the prefix cache behind the device, with a worker whose cells carry their contents.
 
-use trunkline_core::{Config, Event, FinishReason, Preemption, RequestId, TierConfig, Token, Write, eviction};
+use trunkline_core::{Config, Event, FinishReason, Place, Preemption, RequestId, TierConfig, Token, Write, eviction};
 use trunkline_driver::Driver;
 
 /// Tokens in a block.
@@ -198,6 +198,12 @@ fn swapped_requests_and_a_host_tier_share_one_memory() {
     rig.submit(10, prompt(10, 24 * BLOCK - 4), 60);
     rig.submit(11, prompt(11, 24 * BLOCK - 4), 60);
     rig.answer_until(|rig| rig.stats().swaps.swap_outs > 0);
+    let out = rig.copies.iter().find(|copy| copy.to == Place::Host).expect("a swap-out is in flight");
+    assert_eq!(
+        out.keys.len(),
+        out.pairs.len() - 1,
+        "full blocks are named, so that none is copied that host memory has"
+    );
     let taken = 32 - rig.host_free();
     assert!(taken > 20, "{taken} blocks: more than the twenty that are not the tier's");
     assert!(blocks(&rig) + taken <= 32, "{} of the tier beside {taken} of the swapped request", blocks(&rig));

@@ -33,16 +33,17 @@ pub struct Transfer {
     pub to: Place,
     /// Pairs (block in `from`, block in `to`).
     pub pairs: Vec<(u32, u32)>,
-    /// Identity of each pair's contents, if `from` or `to` is a tier; else empty.
+    /// Identity of each pair's contents, if `from` or `to` is a tier. Of a copy to the host, identities of the first pairs, as far as
+    /// known. Else empty.
     pub keys: Vec<BlockKey>,
-    /// Tokens of the blocks in `keys`, equally many for each.
+    /// Tokens of the blocks in `keys`, equally many for each, if `from` or `to` is a tier; else empty.
     pub tokens: Vec<Token>,
     /// `true` if a request waits for the end.
     pub is_urgent: bool,
 }
 
 impl Transfer {
-    /// Returns the tokens of the contents of pair number `pair`.
+    /// Returns the tokens of the contents of pair number `pair`; none for a copy to the host.
     ///
     /// # Panics
     /// If the transfer has no keys, or no such pair.

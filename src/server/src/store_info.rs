@@ -31,6 +31,7 @@ pub(crate) fn store_info(stats: &StoreStats, tiers: &[(String, TierStats)]) -> p
         mismatches: stats.codec.mismatches,
         decode_cache_hits: stats.cache.hits,
         decode_cache_misses: stats.cache.misses,
+        shared_blocks: stats.shared_blocks,
     }
 }
 
