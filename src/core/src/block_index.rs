@@ -123,13 +123,18 @@ impl BlockIndex {
         }
     }
 
+    /// Removes all blocks.
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+        self.len = 0;
+    }
+
     /// Removes all blocks if `n` blocks, which leave, are all there are, and so many that this is faster than one by one. Returns `true`
     /// if so.
     pub fn clear_if_all_leave(&mut self, n: usize) -> bool {
         let clears = n == self.len && n >= self.buckets;
         if clears {
-            self.words.fill(0);
-            self.len = 0;
+            self.clear();
         }
         clears
     }

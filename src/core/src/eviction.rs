@@ -54,6 +54,9 @@ pub trait Eviction: Send + std::fmt::Debug {
         out.extend(self.pop(blocks));
     }
 
+    /// Forgets all blocks: the cache lost its contents. What was learned from the traffic stays.
+    fn clear(&mut self);
+
     /// Returns `true` if the policy reads [`Nodes::hits`]. If it does not, the tree need not count them.
     fn reads_hits(&self) -> bool {
         true

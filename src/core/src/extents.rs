@@ -91,6 +91,13 @@ impl FreeSlots {
         }
     }
 
+    /// Frees all slots, as if none had been taken ever.
+    pub fn clear(&mut self) {
+        let mut extents = std::mem::take(&mut self.extents);
+        extents.clear();
+        *self = Self { extents, heads: [NIL; CLASSES + 1], free: self.capacity, reserved: 0, reservations: 0, ..*self };
+    }
+
     /// Takes `n` slots for a sequence whose last slot is `after`, and passes each run of neighbours to `each`: first slot and
     /// length. Reserves the slots behind for the sequence, which has `have` slots then. At least `n` slots MUST be free.
     pub fn take(&mut self, n: u32, after: Option<u32>, have: u32, mut each: impl FnMut(u32, u32)) {

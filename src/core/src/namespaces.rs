@@ -69,6 +69,11 @@ impl Namespaces {
         }
     }
 
+    /// Forgets all namespaces: no block is published any more.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// Panics unless the namespaces have exactly the first blocks with these parents.
     pub fn check(&self, parents: impl Iterator<Item = u32>) {
         let mut blocks = vec![0; self.entries.len()];

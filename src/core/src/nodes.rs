@@ -58,6 +58,16 @@ impl Nodes {
         self.hits.resize(len, 0);
     }
 
+    /// Removes all slots.
+    pub(crate) fn clear(&mut self) {
+        self.fingerprints.clear();
+        self.parents.clear();
+        self.children.clear();
+        self.readers.clear();
+        self.depths.clear();
+        self.hits.clear();
+    }
+
     /// Records newly published blocks from slot `first` on, each the parent of the next, with one reader.
     pub(crate) fn publish(&mut self, first: u32, parent: u32, hashes: &[BlockHash]) {
         let range = first as usize..first as usize + hashes.len();

@@ -72,7 +72,7 @@ pub(crate) fn preempt_one(state: &mut State) {
         }
     };
     if !(swaps && swap::begin_out(state, slot)) {
-        preempt(state, slot, SequenceEvent::Preempted);
+        preempt(state, slot);
     }
     // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted.
     let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
@@ -163,8 +163,24 @@ fn loss(state: &State, slot: usize) -> Loss {
     Loss::new(seq, shared, &state.config, state.rehit, kv.free_hosts())
 }
 
+/// Takes a running sequence, whose KV was lost with the worker, back to its beginning. The caller takes it out of the batch, frees all
+/// blocks at once and lets the sequence wait.
+pub(crate) fn lose(state: &mut State, slot: usize) {
+    state.end_shared_work(slot);
+    state.free_worker_slot(slot);
+    let seq = &mut state.sequences[slot];
+    state.journal.decide(Decision::Preempt, seq.id.0, u64::from(seq.computed));
+    state.journal.stats.preemptions += 1;
+    let history = &mut seq.cold.history;
+    // Blocks lost with the worker are not found again; that says nothing of preemptions.
+    (history.shared_at_preemption, history.cached_at_preemption) = (0, 0);
+    history.preemptions += 1;
+    seq.table.clear();
+    seq.rewind(SequenceEvent::WorkerLost);
+}
+
 /// Takes a sequence out of the batch, releases the sequence's blocks, and returns the sequence to the waiting queue.
-pub(crate) fn preempt(state: &mut State, slot: usize, event: SequenceEvent) {
+fn preempt(state: &mut State, slot: usize) {
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
@@ -181,6 +197,6 @@ pub(crate) fn preempt(state: &mut State, slot: usize, event: SequenceEvent) {
     seq.cold.history.preemptions += 1;
     journal.stats.preemptions += 1;
     kv.release(seq);
-    seq.rewind(event);
+    seq.rewind(SequenceEvent::Preempted);
     state.wait(slot);
 }

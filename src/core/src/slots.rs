@@ -139,6 +139,15 @@ impl<S: SlotState> Slots<S> {
         to
     }
 
+    /// Frees all slots, in whatever state, as if none had been taken ever.
+    pub fn clear(&mut self) {
+        self.states.clear();
+        self.free.clear();
+        self.counts = [0; STATES_MAX];
+        self.counts[S::FREE.number()] = self.capacity;
+        self.last = None;
+    }
+
     /// Empties a list of freed slots. Returns the slots still free, each once.
     pub fn take_released(&self, released: &mut Vec<u32>) -> Vec<u32> {
         let mut released = std::mem::take(released);

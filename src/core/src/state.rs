@@ -7,6 +7,7 @@ use crate::config::{Config, ConfigError};
 use crate::digest::Decision;
 use crate::journal::Journal;
 use crate::kv::Kv;
+use crate::policy::RequestView;
 use crate::prefetch::{prefetch, prefetch_at};
 use crate::rehit::RehitRate;
 use crate::sequence::{Phase, Sequence, SequenceEvent, SequenceHead};
@@ -102,6 +103,15 @@ impl State {
         self.waiting.watch(slot, prefix.next, self.kv.tree.evicted());
     }
 
+    /// Inserts sequences, with their views, into the waiting queue, as [`Self::wait`] does for each. Faster for many.
+    pub fn wait_all(&mut self, slots: Vec<(usize, RequestView)>) {
+        if self.waiting.ranks_by_cache() {
+            slots.into_iter().for_each(|(slot, _)| self.wait(slot));
+        } else {
+            self.waiting.push_all(slots.into_iter());
+        }
+    }
+
     /// Inserts a sequence that has its blocks into the batch.
     pub fn enter_batch(&mut self, slot: usize) {
         let worker_slot = self.batch.enter(slot);
@@ -169,6 +179,11 @@ impl State {
         std::hint::black_box(sum);
         let sum = slots.iter().fold(0, |sum, slot| sum ^ self.sequences[*slot].load_cold());
         std::hint::black_box(sum);
+    }
+
+    /// Requests the ends of the vectors of the next [`AHEAD`] of some sequences from memory.
+    pub fn request_tails(&self, slots: &[usize]) {
+        slots.iter().take(AHEAD).for_each(|slot| self.sequences[*slot].request_tails());
     }
 
     /// Requests the data of [`Self::publish`] from memory for the sequences behind the `at`-th of `slots`. MUST be called for
@@ -255,10 +270,15 @@ impl State {
 
     /// Lets a sequence out of the batch, without any block, wait to be recomputed.
     pub fn start_over(&mut self, slot: usize, event: SequenceEvent) {
+        self.rewind(slot, event);
+        self.wait(slot);
+    }
+
+    /// Takes a sequence out of the batch, without any block, back to its beginning. The caller lets the sequence wait.
+    pub fn rewind(&mut self, slot: usize, event: SequenceEvent) {
         let seq = &mut self.sequences[slot];
         self.journal.decide(Decision::StartOver, seq.id.0, u64::from(seq.computed));
         seq.rewind(event);
-        self.wait(slot);
     }
 
     /// Counts the cached prompt tokens of a sequence that enters the batch for the first time.

@@ -447,6 +447,20 @@ impl PrefixTree {
         n
     }
 
+    /// Frees all blocks and forgets what they held, whoever reads or owns them: the contents are lost. The caller MUST empty all tables,
+    /// without [`Self::release`]. Returns the number of blocks that could be found.
+    pub fn clear(&mut self) -> u32 {
+        let lost = self.pool.count(BlockState::Held) + self.pool.count(BlockState::Idle);
+        self.evicted += u64::from(lost);
+        self.sharing_changes += 1;
+        self.pool.clear();
+        self.nodes.clear();
+        self.index.clear();
+        self.namespaces.clear();
+        self.eviction.clear();
+        lost
+    }
+
     /// Evicts `n` blocks. At least `n` MUST be idle.
     fn evict(&mut self, n: u32) {
         let mut left = n;
@@ -553,7 +567,9 @@ impl PrefixTree {
         let len = slots as usize;
         if self.nodes.len() < len {
             self.nodes.open(len);
-            self.tokens.resize(len * self.block_size, 0);
+            // Longer after a loss of all blocks.
+            let tokens = self.tokens.len().max(len * self.block_size);
+            self.tokens.resize(tokens, 0);
         }
     }
 

@@ -5,13 +5,12 @@ use crate::digest::Decision;
 use crate::event::Action;
 use crate::fast_forward::{FastForwardDriver, FastForwardResult};
 use crate::ids::Token;
-use crate::preemption::preempt;
 use crate::request::FinishReason;
 use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
 use crate::state::{AHEAD, REQUESTED_FROM, State};
 use crate::step::StepResult;
 use crate::steps::Part;
-use crate::{swap, transfer_end};
+use crate::{preemption, swap, transfer_end};
 
 impl Core {
     /// Begins steps while a sequence can run and the worker takes more.
@@ -200,9 +199,11 @@ impl Core {
         self.lose_steps();
         // Taken as a whole: each would look for its place otherwise.
         let running = std::mem::take(&mut self.state.batch.running);
+        let mut lost = Vec::with_capacity(running.len());
         for (at, slot) in running.iter().copied().enumerate() {
             if at % AHEAD == 0 {
                 self.state.load_cold_ahead(&running[at..]);
+                self.state.request_tails(&running[at..]);
             }
             match self.state.sequences[slot].ending {
                 Some(ending) => {
@@ -211,17 +212,17 @@ impl Core {
                     swap::resume_arrived(&mut self.state);
                 }
                 None => {
-                    preempt(&mut self.state, slot, SequenceEvent::WorkerLost);
-                    // Blocks lost with the worker are not found again; that says nothing of preemptions.
-                    let history = &mut self.state.sequences[slot].cold.history;
-                    (history.shared_at_preemption, history.cached_at_preemption) = (0, 0);
+                    preemption::lose(&mut self.state, slot);
+                    lost.push((slot, self.state.sequences[slot].view(0)));
                 }
             }
         }
         for slot in transfer_end::lose_all(&mut self.state) {
-            self.state.start_over(slot, SequenceEvent::WorkerLost);
+            self.state.rewind(slot, SequenceEvent::WorkerLost);
+            lost.push((slot, self.state.sequences[slot].view(0)));
         }
-        self.state.kv.tree.flush();
+        self.state.kv.tree.clear();
+        self.state.wait_all(lost);
     }
 
     /// Gives up the steps in flight, and counts a failure for their sequences.

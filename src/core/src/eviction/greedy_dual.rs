@@ -62,6 +62,11 @@ impl Eviction for GreedyDual {
         }
     }
 
+    fn clear(&mut self) {
+        self.levels.clear();
+        (self.popped, self.run, self.next) = (0, 0, None);
+    }
+
     fn leaf(&mut self, block: u32, blocks: &Nodes) {
         if self.continues(block, blocks) {
             self.next = Some(block);

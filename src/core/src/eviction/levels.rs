@@ -54,6 +54,12 @@ impl Levels {
         Some(block)
     }
 
+    /// Takes out all blocks.
+    pub fn clear(&mut self) {
+        self.queues.clear();
+        self.occupied = [0; LEVELS / 64];
+    }
+
     fn clear_if_empty(&mut self, level: usize) {
         if self.queues.is_empty(level) {
             self.occupied[level / 64] &= !(1 << (level % 64));

@@ -64,6 +64,11 @@ impl Eviction for Lru {
         }
     }
 
+    fn clear(&mut self) {
+        self.queue.clear();
+        self.segments.clear();
+    }
+
     fn leaf(&mut self, _: u32, _: &Nodes) {}
 
     fn read(&mut self, chain: &[BlockHandle], _: &Nodes) {

@@ -12,6 +12,9 @@ struct Ends {
     len: u32,
 }
 
+/// Ends of a queue without blocks.
+const EMPTY: Ends = Ends { front: NIL, back: NIL, len: 0 };
+
 #[derive(Clone, Copy, Debug)]
 struct Link {
     next: u32,
@@ -35,7 +38,13 @@ impl Queues {
     /// Creates `n` empty queues, with memory reserved for `blocks`.
     pub fn with_capacity(n: usize, blocks: usize) -> Self {
         assert!(n < usize::from(NO_QUEUE));
-        Self { ends: vec![Ends { front: NIL, back: NIL, len: 0 }; n], links: huge_pages::with_capacity(blocks) }
+        Self { ends: vec![EMPTY; n], links: huge_pages::with_capacity(blocks) }
+    }
+
+    /// Empties all queues.
+    pub fn clear(&mut self) {
+        self.ends.fill(EMPTY);
+        self.links.clear();
     }
 
     /// Returns the number of blocks in a queue.

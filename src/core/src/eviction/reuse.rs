@@ -358,6 +358,12 @@ impl Eviction for Reuse {
         }
     }
 
+    fn clear(&mut self) {
+        self.queues.clear();
+        self.segments.clear();
+        (self.last_idle, self.follow_parent, self.victim, self.left) = (None, false, NONE, NONE);
+    }
+
     fn leaf(&mut self, block: u32, _: &Nodes) {
         let segment = self.known[block as usize].segment;
         self.segments[segment].tail = block;

@@ -102,6 +102,11 @@ impl Eviction for S3Fifo {
         }
     }
 
+    fn clear(&mut self) {
+        self.queues.clear();
+        (self.unproven_idle, self.popped) = (0, None);
+    }
+
     fn leaf(&mut self, block: u32, _: &Nodes) {
         let queue = self.queue_of(block);
         match self.popped {

@@ -15,6 +15,12 @@ impl<S> Segments<S> {
         Self { slots: Vec::new(), released: Vec::new() }
     }
 
+    /// Removes all segments.
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.released.clear();
+    }
+
     /// Stores a segment and returns its number.
     pub fn insert(&mut self, segment: S) -> u32 {
         match self.released.pop() {

@@ -28,6 +28,10 @@ impl Eviction for OneByOne {
         self.0.pop(blocks)
     }
 
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+
     fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         self.0.published(chain, blocks);
     }
@@ -70,5 +74,38 @@ proptest! {
             }
             chains.check();
         }
+    }
+}
+
+#[test]
+fn a_cleared_tree_has_no_block_whoever_held_it_and_evicts_like_a_new_one() {
+    const CAPACITY: u32 = 40;
+    let prompt = |family: u32| (0..20).map(|at| 100 * family + at).collect::<Vec<Token>>();
+    for name in ["lru", "lfu", "cost", "s3fifo", "reuse"] {
+        let make = || PrefixTree::new(SIZE as u32, CAPACITY, REGISTRY.make(name, CAPACITY).unwrap());
+        let (mut tree, mut new) = (make(), make());
+        // Ten idle blocks, ten held ones before two private ones, and a moving one.
+        serve(&mut tree, &prompt(1));
+        serve(&mut tree, &prompt(2));
+        let (root, mut hashes, mut found, mut table) =
+            (Namespace::default().root(), Vec::new(), Prefix::default(), Vec::new());
+        extend_hashes(&mut hashes, root, SIZE as u32, &prompt(2));
+        tree.find(root, &hashes, &prompt(2), &mut found);
+        tree.hold(&found, &mut table);
+        assert!(tree.allocate(3, &mut table));
+        tree.begin_move(table[12]);
+        assert_eq!((tree.clear(), tree.usable(), tree.evicted()), (20, CAPACITY, 20), "{name}");
+        tree.check();
+        assert!(table.iter().all(|block| !tree.pool().is_current(*block)) && !tree.contains(hashes[0]));
+        // Prompts of which only three fit at a time. The policy may have learned from the first two prompts.
+        let mut hits = 0;
+        for family in [2, 3, 4, 3, 5, 6, 2, 7, 4] {
+            let cached = serve(&mut tree, &prompt(family));
+            hits += cached;
+            let there = serve(&mut new, &prompt(family));
+            assert!(cached == there || ["s3fifo", "reuse"].contains(&name), "{name}: {cached} blocks of {family}");
+            tree.check();
+        }
+        assert!(hits > 0 && tree.evicted() > 20, "{name}");
     }
 }

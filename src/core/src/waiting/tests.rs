@@ -360,3 +360,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn requests_added_at_once_stand_where_they_would_one_by_one() {
+    for entry in policy::REGISTRY.entries() {
+        // Few among many are inserted, many are merged.
+        for (there, added) in [(0, 5), (3, 40), (200, 4)] {
+            let view = |slot: usize| RequestView {
+                tenant: slot as u64 * 7 % 3,
+                priority: slot as i32 * 5 % 4,
+                deadline_ns: Some(1000 - slot as u64 * 13 % 11),
+                tokens: 10 + slot as u32 * 3 % 5,
+                // Those added arrived among the others.
+                ..at(slot as u64 * 97 % 251)
+            };
+            let slots = there..there + added;
+            let [mut at_once, mut one_by_one] = [0; 2].map(|_| {
+                let mut waiting = Waiting::new(make(entry.name));
+                (0..there + added).for_each(|slot| waiting.joined(view(slot).tenant));
+                (0..there).for_each(|slot| waiting.push(slot, &view(slot)));
+                waiting
+            });
+            at_once.push_all(slots.clone().map(|slot| (slot, view(slot))));
+            slots.for_each(|slot| one_by_one.push(slot, &view(slot)));
+            assert_eq!((at_once.len(), at_once.tokens()), (one_by_one.len(), one_by_one.tokens()));
+            assert_eq!(drain(&mut at_once), drain(&mut one_by_one), "{}: {added} beside {there}", entry.name);
+        }
+    }
+}
