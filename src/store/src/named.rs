@@ -8,7 +8,7 @@ use trunkline_port::BlockKey;
 
 use crate::held::Held;
 
-/// Entries below which those of gone blocks are not looked for.
+/// Number of entries below which gone blocks keep their entries.
 const ENTRIES_MIN: usize = 1024;
 
 /// Blocks in host memory with a key, as long as some slot holds them.
@@ -21,7 +21,7 @@ pub struct NamedBlocks {
 #[derive(Debug, Default)]
 struct Inner {
     blocks: HashMap<u128, Weak<Held>>,
-    /// Number of entries at which those of gone blocks are removed.
+    /// Number of entries at which gone blocks lose their entries.
     purge_at: usize,
 }
 

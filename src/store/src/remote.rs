@@ -168,8 +168,8 @@ impl Remote {
         Ok((header, record))
     }
 
-    /// Returns the number of leading blocks of a chain that have objects; 0 without an answer. Asks for a few blocks at a time, so some
-    /// blocks before the last one found may be missing all the same: whoever wrote a block wrote the blocks before, but objects expire.
+    /// Returns the number of leading blocks of a chain with objects; 0 without an answer. Asks for a few blocks at a time, so some blocks
+    /// before the last one found may be missing all the same: writers write whole chains, but objects expire.
     pub fn leading(&self, keys: &[BlockKey]) -> usize {
         // Objects are there below `low`, and not from `high` on.
         let (mut low, mut high) = (0, keys.len());
@@ -188,7 +188,7 @@ impl Remote {
         high
     }
 
-    /// Asks for a block, so that a store that was down is noticed once it answers again.
+    /// Asks for a block, so that a store is noticed that answers again.
     pub fn try_again(&self, key: &BlockKey) {
         let _ = self.call(|deadline| self.objects.has(&[self.name(key)], deadline));
     }
