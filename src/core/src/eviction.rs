@@ -54,6 +54,12 @@ pub trait Eviction: Send + std::fmt::Debug {
         out.extend(self.pop(blocks));
     }
 
+    /// Returns a block that is likely to be evicted next, if finding one is cheap. The tree loads the block ahead; decisions do not
+    /// depend on the answer.
+    fn likely_next(&self) -> Option<u32> {
+        None
+    }
+
     /// Forgets all blocks: the cache lost its contents. What was learned from the traffic stays.
     fn clear(&mut self);
 

@@ -150,9 +150,19 @@ impl Nodes {
     /// Requests all links and counts of a block from memory.
     #[inline]
     pub(crate) fn prefetch_all(&self, index: u32) {
-        self.prefetch_links(index, 1);
-        self.prefetch_counts(index);
-        prefetch(&self.hits[index as usize..=index as usize]);
+        self.prefetch_run(index, 1);
+    }
+
+    /// Requests all links and counts of `len` blocks from `first` on from memory.
+    #[inline]
+    pub(crate) fn prefetch_run(&self, first: u32, len: usize) {
+        let range = first as usize..first as usize + len;
+        prefetch(&self.fingerprints[range.clone()]);
+        prefetch(&self.parents[range.clone()]);
+        prefetch(&self.children[range.clone()]);
+        prefetch(&self.readers[range.clone()]);
+        prefetch(&self.depths[range.clone()]);
+        prefetch(&self.hits[range]);
     }
 
     /// Adds a reader to `len` blocks from `first` on.

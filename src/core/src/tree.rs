@@ -59,6 +59,8 @@ use crate::prefix::Prefix;
 const ROOM_TOKENS_MAX: usize = 1 << 26;
 /// Runs of a prefix requested from memory ahead of the one that is held.
 const RUNS_AHEAD: usize = 4;
+/// Blocks of a chain whose data are requested from memory all at once, at most. Those of a longer chain are read ahead in order.
+const SHORT: usize = 32;
 
 /// The place in the tree after which a block is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,10 +319,14 @@ impl PrefixTree {
         if self.usable() < n {
             return false;
         }
+        let evicted = self.evicted;
         self.evict(n.saturating_sub(self.pool.count(BlockState::Free)));
         self.evict_ahead(n, table);
         let allocated = self.pool.allocate(n, table);
         assert!(allocated, "the blocks counted as usable are free");
+        if evicted < self.evicted {
+            self.request_victims();
+        }
         self.open(self.pool.opened());
         true
     }
@@ -333,6 +339,9 @@ impl PrefixTree {
         debug_assert_eq!(tokens.len(), self.block_size);
         // A duplicate would have the same parent. If the parent has no child, at most another prefix has this hash, and verifying
         // tells the two apart when one of them is found.
+        if parent.block().is_none() {
+            self.request_to_publish(None, block, hash);
+        }
         let duplicate = if self.is_continued(parent) { self.lookup(hash) } else { None };
         if let Some(duplicate) = duplicate {
             let there = match parent {
@@ -392,6 +401,9 @@ impl PrefixTree {
 
     fn add_chain(&mut self, chain: &[BlockHandle], mut parent: u32, hashes: &[BlockHash], tokens: &[Token]) {
         let mut at = 0;
+        if (2..=SHORT).contains(&chain.len()) {
+            self.request_to_add(chain, hashes);
+        }
         for_runs(chain, |first, len| {
             self.nodes.publish(first, parent, &hashes[at..at + len]);
             let from = &tokens[at * self.block_size..(at + len) * self.block_size];
@@ -500,6 +512,9 @@ impl PrefixTree {
         let at = leaving.len();
         self.eviction.pop_chain(n as usize, &self.nodes, &mut leaving);
         assert!((1..=n as usize).contains(&(leaving.len() - at)), "if a block is idle, so is a leaf");
+        if leaving.len() <= SHORT {
+            leaving[at..].iter().for_each(|block| self.index.prefetch(self.nodes.fingerprint(*block)));
+        }
         self.remove_chain(&leaving[at..]);
         let popped = (leaving.len() - at) as u32;
         self.leaving = leaving;

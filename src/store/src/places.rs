@@ -273,6 +273,15 @@ impl Places {
         }
     }
 
+    /// Returns `true` if blocks go to records as they are, and are not looked at on the way.
+    pub fn stores_unchanged(&self) -> bool {
+        match self.compression {
+            Compression::Off => true,
+            Compression::Auto => !self.compresses(),
+            Compression::Probe | Compression::Full | Compression::Store => false,
+        }
+    }
+
     /// Takes in a block for the statistics of the model, which make later frames smaller.
     pub fn learn(&self, raw: &[u8], position: Option<u32>) {
         if let (Some(position), true) = (position, self.compression != Compression::Off) {

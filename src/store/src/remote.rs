@@ -151,7 +151,7 @@ impl Remote {
     /// Reads the record of a block.
     ///
     /// # Errors
-    /// If there is none, it fails verification, or the store did not answer.
+    /// If there is none, the record fails verification, or the store did not answer.
     pub fn get(&self, key: &BlockKey, tokens: &[Token], record_max: usize) -> Result<(Header, Vec<u8>), NoBlock> {
         let record = self.call(|deadline| self.objects.get(&self.name(key), record_max, deadline))?;
         let record = record.ok_or(NoBlock::Unproven(Fault::Missing))?;
@@ -209,7 +209,7 @@ impl Remote {
     /// Reads a side table.
     ///
     /// # Errors
-    /// If there is none, it is damaged, or the store did not answer.
+    /// If there is none, the table is damaged, or the store did not answer.
     pub fn table(&self, id: u64) -> Result<Vec<u8>, NoBlock> {
         let bytes = self.call(|deadline| self.objects.get(&self.table_name(id), TABLE_MAX, deadline))?;
         let bytes = bytes.ok_or(NoBlock::Unproven(Fault::Stale))?;

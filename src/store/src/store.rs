@@ -7,7 +7,7 @@ use trunkline_port::{DeviceBlocks, KnownBlock, Lookup, Place, Transfer, Transfer
 
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
-use crate::disk::{Disk, DiskSettings, record_max};
+use crate::disk::{Disk, DiskSettings, OpenFiles, record_max, system_files};
 use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
@@ -39,9 +39,14 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn open_disk(layout: &BlockLayout, path: &Path, bytes: u64) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
+fn open_disk(
+    layout: &BlockLayout,
+    path: &Path,
+    bytes: u64,
+    files: OpenFiles<'_>,
+) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
     let record_max = record_max(layout.block_bytes, layout.block_size);
-    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max })
+    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max }, files)
 }
 
 impl Store {
@@ -50,6 +55,14 @@ impl Store {
     /// # Errors
     /// If a setting has no meaning, or a tier cannot be used.
     pub fn open(settings: StoreSettings) -> Result<(Self, Vec<Vec<KnownBlock>>), StoreError> {
+        Self::open_on(settings, &system_files)
+    }
+
+    /// Opens a store as [`Self::open`] does, with disk tiers on the files of `files`.
+    ///
+    /// # Errors
+    /// If a setting has no meaning, or a tier cannot be used.
+    pub fn open_on(settings: StoreSettings, files: OpenFiles<'_>) -> Result<(Self, Vec<Vec<KnownBlock>>), StoreError> {
         settings.check()?;
         let pool = Pool::start("store", settings.threads).map_err(StoreError::Thread)?;
         let (mut tiers, mut known, mut tier_pools) = (Vec::new(), Vec::new(), Vec::new());
@@ -57,7 +70,7 @@ impl Store {
             let (tier, blocks) = match medium {
                 TierMedium::Host => (Tier::Host(Box::default()), Vec::new()),
                 TierMedium::Disk { path, bytes } => {
-                    let (disk, blocks) = open_disk(&settings.layout, path, *bytes)?;
+                    let (disk, blocks) = open_disk(&settings.layout, path, *bytes, files)?;
                     let pool = Pool::start("store-disk", DISK_THREADS).map_err(StoreError::Thread)?;
                     let tier = Tier::Disk(Box::new(disk), Arc::clone(pool.queue()));
                     tier_pools.push(pool);

@@ -81,6 +81,10 @@ impl Eviction for GreedyDual {
         self.levels.remove(last(chain));
     }
 
+    fn likely_next(&self) -> Option<u32> {
+        self.levels.first()
+    }
+
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
         let block = self.levels.pop()?;
         self.evicted(block, blocks);

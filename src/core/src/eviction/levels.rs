@@ -45,6 +45,11 @@ impl Levels {
         }
     }
 
+    /// Returns the block of the lowest priority.
+    pub fn first(&self) -> Option<u32> {
+        self.queues.front(self.lowest()?)
+    }
+
     /// Takes out the block of the lowest priority, and raises the floor to that priority.
     pub fn pop(&mut self) -> Option<u32> {
         let level = self.lowest()?;
@@ -108,6 +113,7 @@ mod tests {
                     }
                     _ => {
                         let least = model.iter().min().copied();
+                        prop_assert_eq!(levels.first(), least.map(|(_, _, block)| block));
                         model.retain(|entry| Some(*entry) != least);
                         floor = least.map_or(floor, |(priority, ..)| priority);
                         prop_assert_eq!(levels.pop(), least.map(|(_, _, block)| block));

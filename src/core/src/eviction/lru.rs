@@ -82,6 +82,10 @@ impl Eviction for Lru {
         }
     }
 
+    fn likely_next(&self) -> Option<u32> {
+        self.queue.front(0).map(|segment| self.segments[segment].tail)
+    }
+
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
         let segment = self.queue.front(0)?;
         let oldest = &mut self.segments[segment];

@@ -124,6 +124,10 @@ impl Eviction for S3Fifo {
         }
     }
 
+    fn likely_next(&self) -> Option<u32> {
+        self.queues.front(self.queue_to_evict(false))
+    }
+
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
         let queue = self.queue_to_evict(false);
         let block = self.queues.pop_front(queue)?;

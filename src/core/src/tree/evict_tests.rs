@@ -28,6 +28,10 @@ impl Eviction for OneByOne {
         self.0.pop(blocks)
     }
 
+    fn likely_next(&self) -> Option<u32> {
+        self.0.likely_next()
+    }
+
     fn clear(&mut self) {
         self.0.clear();
     }
