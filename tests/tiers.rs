@@ -1,6 +1,7 @@
 //! Tiers behind the device, through the server: blocks that went to host memory or disk give the same text.
 
 use std::path::Path;
+use std::time::Duration;
 
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Write};
@@ -129,4 +130,32 @@ async fn blocks_on_disk_that_were_damaged_are_computed_again() {
     let store = client.info().await.engines.remove(0).store.unwrap();
     assert!(store.places[1].faults.values().sum::<u64>() > 0, "{:?}", store.places[1]);
     server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_with_one_remote_storage_find_each_others_prefixes_and_say_the_same() {
+    let texts = plain_texts().await;
+    for compression in [Compression::Off, Compression::Store] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", dir.path().join("objects").display());
+        let media = [TierMedium::Remote { url, deadline: Duration::from_secs(60) }];
+        let mut config = config(&[("remote", Write::Through)]);
+        config.tiers[0].shared = true;
+        let record = dir.path().join("second.jsonl");
+        let first = serve(config.clone(), media.to_vec(), compression, None).await;
+        let second = serve(config, media.to_vec(), compression, Some(&record)).await;
+        let mut client = first.client().await;
+        assert_eq!(ask_all(&mut client).await.0, texts);
+        client.settled().await;
+
+        let (said, cached) = ask_all(&mut second.client().await).await;
+        assert_eq!(said, texts, "{compression:?}");
+        // The first prompts: later ones may take less time to compute than to load.
+        assert!(cached.iter().sum::<u32>() > 0, "{compression:?}: {cached:?}");
+        first.drain().await;
+        let outcome = second.drain().await;
+        let remote = outcome.stats.tiers[0];
+        assert!(remote.found_blocks > 0 && remote.hit_blocks > 0, "{remote:?}");
+        assert_replays(&record, &outcome);
+    }
 }

@@ -16,6 +16,7 @@ pub fn config(tiers: &[(&str, Write)]) -> Config {
         blocks: TIER_BLOCKS,
         write: *write,
         eviction: "lru".into(),
+        shared: false,
     };
     Config {
         block_size: BLOCK_SIZE,

@@ -185,7 +185,7 @@ fn stores(
     let Some(tiers) = settings.tiers.tiers(layout.block_bytes as u64, workers)? else { return Ok(Vec::new()) };
     tiers.apply(config);
     config.validate()?;
-    tiers.open(&layout)
+    tiers.open(&layout, config.device_blocks)
 }
 
 /// Returns the rotation of a model's keys in each layer, in units of 2^-64 turns for each position.

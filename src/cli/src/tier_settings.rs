@@ -20,6 +20,8 @@ const EVICTION_DEFAULT: &str = "lru";
 const COMPRESSION_MAX: u64 = 2;
 /// Blocks of a tier at most.
 const BLOCKS_MAX: u64 = 1 << 28;
+/// Name of the tier in remote storage, which other servers fill too.
+const REMOTE: &str = "remote";
 /// Blocks known to be in remote storage, at most, and the deadline of each answer.
 const REMOTE_BLOCKS: u32 = 1 << 20;
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
@@ -27,6 +29,9 @@ const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
 const PAGE: u64 = 4096;
 /// Blocks on the way from one place to a tier without a request waiting, at most.
 const BACKGROUND_BLOCKS: u64 = 4096;
+/// Part of the device's blocks that may be on the way to remote storage: one in so many, and some in any case.
+const REMOTE_PART: u64 = 8;
+const REMOTE_BLOCKS_MIN: u64 = 8;
 const THREADS_MAX: usize = 4;
 
 /// Keys of the settings, which are also the names of the flags.
@@ -57,8 +62,8 @@ pub struct TierSettings {
     #[arg(long, value_name = "SIZE")]
     pub disk_size: Option<String>,
 
-    /// Remote storage for cached blocks: file:///FOLDER or s3://BUCKET/PREFIX; blocks that other servers wrote there are not looked up
-    /// yet [default: none].
+    /// Remote storage for cached blocks, shared by all servers with the same address, model and block size: file:///FOLDER or
+    /// s3://BUCKET/PREFIX [default: none].
     #[arg(long, value_name = "URL")]
     pub remote: Option<String>,
 
@@ -169,14 +174,15 @@ impl ServerTiers {
             named.push(("disk", (fits("disk-size", *bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
         }
         if self.remote.is_some() {
-            named.push(("remote", REMOTE_BLOCKS));
+            named.push((REMOTE, REMOTE_BLOCKS));
         }
         let writes = one_or_each("tier-write", settings.tier_write.as_deref().unwrap_or(WRITE_DEFAULT), named.len())?;
         let evictions =
             one_or_each("tier-eviction", settings.tier_eviction.as_deref().unwrap_or(EVICTION_DEFAULT), named.len())?;
         for ((name, blocks), (write, eviction)) in named.into_iter().zip(writes.into_iter().zip(evictions)) {
             let write: Write = write.parse()?;
-            self.tiers.push(TierConfig { name: name.into(), blocks, write, eviction: eviction.into() });
+            let shared = name == REMOTE;
+            self.tiers.push(TierConfig { name: name.into(), blocks, write, eviction: eviction.into(), shared });
         }
         Ok(())
     }
@@ -189,18 +195,19 @@ impl ServerTiers {
         }
     }
 
-    /// Opens the store of each worker.
+    /// Opens the store of each worker, whose device has `device_blocks` blocks.
     ///
     /// # Errors
     /// If a folder or an address cannot be used.
-    pub fn open(&self, layout: &BlockLayout) -> anyhow::Result<Vec<EngineStore>> {
-        (0..self.workers).map(|worker| self.open_one(layout, worker)).collect()
+    pub fn open(&self, layout: &BlockLayout, device_blocks: u32) -> anyhow::Result<Vec<EngineStore>> {
+        (0..self.workers).map(|worker| self.open_one(layout, device_blocks, worker)).collect()
     }
 
-    fn open_one(&self, layout: &BlockLayout, worker: usize) -> anyhow::Result<EngineStore> {
+    fn open_one(&self, layout: &BlockLayout, device_blocks: u32, worker: usize) -> anyhow::Result<EngineStore> {
         let mut settings = StoreSettings::new(layout.clone(), self.host_bytes);
         settings.compression = self.compression;
         settings.background_blocks = BACKGROUND_BLOCKS;
+        settings.remote_blocks = (u64::from(device_blocks) / REMOTE_PART).clamp(REMOTE_BLOCKS_MIN, BACKGROUND_BLOCKS);
         settings.threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, THREADS_MAX);
         for tier in &self.tiers {
             settings.tiers.push(match (&*tier.name, &self.disk, &self.remote) {

@@ -141,6 +141,9 @@ impl Copy<'_> {
     /// Reads the source and proves its identity.
     fn load(&self, scratch: &mut Scratch) -> Result<Source, Failure> {
         if self.transfer.from == Place::Device {
+            if let Some(held) = self.in_host_memory() {
+                return Ok(Source::Held(held));
+            }
             if self.places.stores_unchanged() && self.is_to_records() {
                 return Ok(Source::Device);
             }
@@ -168,6 +171,12 @@ impl Copy<'_> {
             return Err(Failure::Unproven(Fault::Stale));
         }
         Ok(Source::Held(Arc::clone(kept.held())))
+    }
+
+    /// Returns a block of the device that is in host memory already, if it goes there.
+    fn in_host_memory(&self) -> Option<Arc<Held>> {
+        self.places.host_place(self.transfer.to)?;
+        self.places.named.share(&self.key?)
     }
 
     fn load_from_remote(&self, scratch: &mut Scratch, remote: &Remote) -> Result<Source, Failure> {
@@ -198,6 +207,9 @@ impl Copy<'_> {
         if !place.fill(self.to, self.generation, key, &held) {
             // A later write owns the slot: nobody waits for this one.
             return Err(Failure::Interrupted);
+        }
+        if let Some(key) = &self.key {
+            self.places.named.insert(key, &held);
         }
         self.places.compress_later(&held, position);
         Ok(stored_bytes)

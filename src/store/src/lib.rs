@@ -17,6 +17,7 @@ mod disk;
 mod held;
 mod layout;
 mod links;
+mod named;
 mod places;
 mod pool;
 mod record;

@@ -13,6 +13,7 @@ use crate::counters::{Fault, FaultCounters};
 use crate::disk::{Disk, record_max};
 use crate::held::{Coding, Held, HostPlace};
 use crate::links::Link;
+use crate::named::NamedBlocks;
 use crate::pool::{Queue, Urgency};
 use crate::remote::{NoBlock, Remote};
 use crate::settings::{Compression, StoreSettings};
@@ -78,6 +79,8 @@ pub struct Places {
     pub coder: Coder,
     /// Decoded blocks, kept for the next use.
     pub cache: DecodeCache,
+    /// Blocks in host memory, by content.
+    pub named: NamedBlocks,
     /// Blocks that failed verification, by place: host first, then the tiers.
     pub faults: Vec<FaultCounters>,
     /// Jobs that copy and compress.
@@ -98,6 +101,7 @@ impl Places {
             host: HostPlace::default(),
             coder: Coder::new(settings.layout.clone()),
             cache: DecodeCache::new(settings.decode_cache_bytes),
+            named: NamedBlocks::default(),
             faults: (0..=tiers.len()).map(|_| FaultCounters::default()).collect(),
             tiers,
             queue,
@@ -207,6 +211,11 @@ impl Places {
             (_, Some(Tier::Remote(remote, _))) => remote.release(slot),
             _ => {}
         }
+    }
+
+    /// Returns `true` if a place is remote storage.
+    pub fn is_remote(&self, place: Place) -> bool {
+        matches!(self.tier(place), Some(Tier::Remote(..)))
     }
 
     /// Returns `true` if a place takes nothing for now: a remote store that does not answer. Blocks are not read and compressed for it then.

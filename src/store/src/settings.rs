@@ -61,6 +61,9 @@ pub struct StoreSettings {
     pub decode_cache_bytes: u64,
     /// Most blocks on the way from one place to a tier without a request waiting; further blocks are refused.
     pub background_blocks: u64,
+    /// Most blocks on the way to a remote tier, likewise. The device keeps a block until its copy has ended, and a remote store that is silent holds
+    /// copies up until their deadline, so these must be few of the device's blocks.
+    pub remote_blocks: u64,
 }
 
 impl StoreSettings {
@@ -74,6 +77,7 @@ impl StoreSettings {
             threads: 2,
             decode_cache_bytes: 0,
             background_blocks: 256,
+            remote_blocks: 64,
         }
     }
 

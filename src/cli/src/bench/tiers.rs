@@ -192,6 +192,7 @@ fn store(behind: Behind, model: &ModelInfo, core: &Config, remote: &str) -> anyh
     let mut settings = StoreSettings::new(layout(model, BLOCK_SIZE), 0);
     settings.host_bytes = u64::from(core.host_blocks) * settings.layout.memory_bytes();
     settings.background_blocks = 4096;
+    settings.remote_blocks = u64::from(core.device_blocks) / 8;
     if matches!(behind, Behind::Dead | Behind::Silent) {
         let url = format!("s3://bench/kv?endpoint=http://{remote}&region=none&skip_signature=true");
         settings.tiers = vec![TierMedium::Remote { url, deadline: DEADLINE }];

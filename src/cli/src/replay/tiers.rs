@@ -93,7 +93,7 @@ impl TierArgs {
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
-            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into() });
+            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared: false });
             match name {
                 "disk" => {
                     let gb_s = self.disk_gb_s.or(measured.disk_gb_s).unwrap_or(DISK_GB_S);

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Calls without an answer, one after another, before the store counts as down.
 const FAILURES_MAX: u32 = 3;
+/// Longest time for a try to end, until another one may begin.
+const TRY_MAX: Duration = Duration::from_secs(30);
 /// Time until the first new try.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest time between tries.
@@ -30,13 +32,14 @@ impl Breaker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `true` if the store is worth a call at `now`. If the store is down, one call for each pause is.
+    /// Returns `true` if the store is worth a call at `now`. If the store is down, one call is after each pause, and no other until it has ended.
     pub fn allows(&self, now: Instant) -> bool {
         let mut state = self.state();
         match state.retry_at {
             None => true,
             Some(at) if now >= at => {
-                state.retry_at = Some(now + state.pause);
+                // The end of the try sets the time of the next.
+                state.retry_at = Some(now + TRY_MAX);
                 state.retried += 1;
                 true
             }

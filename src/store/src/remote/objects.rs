@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Instant;
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 use url::Url;
 
 use crate::settings::StoreError;
@@ -37,11 +39,11 @@ pub trait Objects: Debug + Send + Sync {
     /// If the store has not answered before the deadline, or refused.
     fn get(&self, name: &str, limit: usize, deadline: Instant) -> Result<Option<Vec<u8>>, Unanswered>;
 
-    /// Returns `true` if there is an object of the name.
+    /// Returns `true` for each name of an object. The questions are under way at once.
     ///
     /// # Errors
     /// If the store has not answered before the deadline, or refused.
-    fn has(&self, name: &str, deadline: Instant) -> Result<bool, Unanswered>;
+    fn has(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>, Unanswered>;
 }
 
 /// Settings of S3 that an address may have behind its `?`.
@@ -88,7 +90,7 @@ fn connect(url: &Url, options: HashMap<String, String>) -> object_store::Result<
 /// Objects in a folder or an S3-compatible store.
 #[derive(Debug)]
 pub struct StoredObjects {
-    store: Box<dyn ObjectStore>,
+    store: Arc<dyn ObjectStore>,
     prefix: Path,
     runtime: Option<Runtime>,
 }
@@ -117,7 +119,7 @@ impl StoredObjects {
             .enable_all()
             .build()
             .map_err(StoreError::Thread)?;
-        Ok(Self { store, prefix, runtime: Some(runtime) })
+        Ok(Self { store: store.into(), prefix, runtime: Some(runtime) })
     }
 
     fn path(&self, name: &str) -> Path {
@@ -170,9 +172,25 @@ impl Objects for StoredObjects {
         self.wait(deadline, answer)
     }
 
-    fn has(&self, name: &str, deadline: Instant) -> Result<bool, Unanswered> {
-        let path = self.path(name);
-        Ok(self.wait(deadline, self.store.head(&path))?.is_some())
+    fn has(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>, Unanswered> {
+        let heads = names.iter().map(|name| (Arc::clone(&self.store), self.path(name)));
+        let answers = async {
+            let mut questions = JoinSet::new();
+            for (at, (store, path)) in heads.enumerate() {
+                questions.spawn(async move { (at, store.head(&path).await) });
+            }
+            let mut found = vec![false; names.len()];
+            while let Some(answer) = questions.join_next().await {
+                match answer {
+                    Ok((at, Ok(_))) => found[at] = true,
+                    Ok((_, Err(object_store::Error::NotFound { .. }))) => {}
+                    Ok((_, Err(error))) => return Err(error),
+                    Err(error) => return Err(object_store::Error::JoinError { source: error }),
+                }
+            }
+            Ok(found)
+        };
+        Ok(self.wait(deadline, answers)?.unwrap_or_default())
     }
 }
 
