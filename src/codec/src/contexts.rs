@@ -7,7 +7,6 @@
 use crate::huffman::LENGTH_MAX;
 use crate::rotary::Angles;
 use crate::side_table::Plane;
-use crate::values::Format;
 
 /// Number of contexts, each with a code.
 pub(crate) const CONTEXTS: usize = 32;
@@ -15,15 +14,12 @@ pub(crate) const CONTEXTS: usize = 32;
 #[cfg(test)]
 pub(crate) const BUCKETS: usize = 16;
 
-/// Least magnitudes, in units of 1/128, of the ranges from the ninth on: half octaves split at 3/2.
-const OCTAVES: [i16; 7] = [768, 1024, 1536, 2048, 3072, 4096, 6144];
-
-/// Returns the range of a mean, given in units of 1/128: eight ranges of 1/2, then half octaves.
+/// Returns the range of a mean from -32,767 to 32,767, given in units of 1/64: eight ranges of 1/2, then half octaves split at 3/2. Each octave has half as
+/// many ranges as the one before would have, so the least of some straight lines is the range.
 #[inline(always)]
 pub(crate) fn bucket(mean: i16) -> u16 {
-    let magnitude = mean.saturating_abs();
-    let near = (magnitude >> 6).min(8) as u16;
-    OCTAVES.iter().fold(near, |bucket, least| bucket + u16::from(magnitude >= *least))
+    let m = mean.wrapping_abs() as u16;
+    (m >> 5).min(6 + (m >> 7)).min(8 + (m >> 8)).min(10 + (m >> 9)).min(12 + (m >> 10)).min(15)
 }
 
 /// Bounds of a range of means, in units of two to the reference exponent; the last range is one octave, for the probabilities of codes.
@@ -36,68 +32,27 @@ pub(crate) fn bucket_bounds(bucket: usize) -> (f64, f64) {
     (bound(bucket), bound(bucket + 1))
 }
 
-/// Predictions for the elements of a row.
-#[derive(Debug, Default)]
-pub(crate) struct Row {
-    /// Sign bit of elements whose mean is negative.
-    pub flips: Vec<u16>,
-    /// Exponent that each element's symbol counts from, in the place of a lane's exponent.
-    pub origins: Vec<u16>,
-    /// Numbers of the codes of values, equal for all rows of a plane.
-    codes: Vec<u16>,
-    /// Means at the position of the row.
-    means: Vec<i16>,
-    /// Plane to which the origins and the codes of values belong.
-    plane: Option<usize>,
-}
-
-impl Row {
-    /// Forgets the row: the next one is of another block.
-    pub(crate) fn reset(&mut self) {
-        self.plane = None;
-    }
-
-    /// Computes the contexts of a row of plane number `at`, and sets `codes` to the numbers of the codes, above the bits of the longest code. The
-    /// means of each head, of `head_dim` elements, are rotated by the angles of its pairs; without angles means stay.
-    #[inline(always)]
-    pub(crate) fn fill(
-        &mut self,
-        format: Format,
-        (at, plane): (usize, &Plane),
-        head_dim: usize,
-        angles: Angles<'_>,
-        codes: &mut [u16],
-    ) {
-        let is_new = self.plane != Some(at);
-        if is_new {
-            self.plane = Some(at);
-            let n = plane.means.len();
-            self.flips.resize(n, 0);
-            self.origins.resize(n, 0);
-            let pairs = self.origins.iter_mut().zip(&plane.exponents);
-            pairs.for_each(|(origin, exponent)| *origin = format.origin(*exponent));
-        }
-        if angles.cos.is_empty() {
-            if is_new {
-                self.codes.resize(plane.means.len(), 0);
-                contexts(&plane.means, &plane.uppers, &mut self.codes, &mut self.flips);
-            }
-            codes.copy_from_slice(&self.codes);
-            return;
-        }
-        self.means.resize(plane.means.len(), 0);
-        for (head, means) in plane.means.chunks_exact(head_dim).zip(self.means.chunks_exact_mut(head_dim)) {
+/// Sets the contexts of a row from the means of its plane: `codes` to the numbers of the codes, above the bits of the longest code, and `flips` to the
+/// sign bit where the mean is negative. The means of each head, of `head_dim` elements, are rotated by the angles of its pairs; without angles means
+/// stay. `means` is a buffer.
+#[inline(always)]
+pub(crate) fn fill(
+    plane: &Plane,
+    head_dim: usize,
+    angles: Angles<'_>,
+    means: &mut [i16],
+    (codes, flips): (&mut [u16], &mut [u16]),
+) {
+    let n = plane.means.len();
+    let means = &mut means[..n];
+    if angles.cos.is_empty() {
+        means.iter_mut().zip(&plane.means).for_each(|(halved, mean)| *halved = mean >> 1);
+    } else {
+        for (head, means) in plane.means.chunks_exact(head_dim).zip(means.chunks_exact_mut(head_dim)) {
             rotate(head, angles, means);
         }
-        contexts(&self.means, &plane.uppers, codes, &mut self.flips);
     }
-}
-
-/// Sets codes and flips from means and from the codes' upper parts.
-#[inline(always)]
-fn contexts(means: &[i16], uppers: &[u16], codes: &mut [u16], flips: &mut [u16]) {
-    let n = means.len();
-    let (uppers, codes, flips) = (&uppers[..n], &mut codes[..n], &mut flips[..n]);
+    let (uppers, codes, flips) = (&plane.uppers[..n], &mut codes[..n], &mut flips[..n]);
     for at in 0..n {
         codes[at] = bucket(means[at]) << LENGTH_MAX | uppers[at];
         flips[at] = means[at] as u16 & 0x8000;
@@ -107,7 +62,7 @@ fn contexts(means: &[i16], uppers: &[u16], codes: &mut [u16], flips: &mut [u16])
 /// Pairs rotated at a time.
 const PAIRS: usize = 16;
 
-/// Rotates the means of a head. Means beyond 16 bits count as the greatest.
+/// Rotates the means of a head, and halves them.
 #[inline(always)]
 fn rotate(head: &[i16], angles: Angles<'_>, means: &mut [i16]) {
     let half = angles.cos.len();
@@ -128,12 +83,12 @@ fn rotate(head: &[i16], angles: Angles<'_>, means: &mut [i16]) {
     }
 }
 
-/// Returns a pair rotated by an angle, given cosine and sine.
+/// Returns half a pair rotated by an angle, given cosine and sine. All in 16 bits, so that processors do many at once: a product of numbers from -32,767
+/// to 32,767 has 16 upper bits from -16,384 to 16,383, and two of them have a sum in range.
 #[inline(always)]
 fn rotated(a: i16, b: i16, cos: i16, sin: i16) -> (i16, i16) {
-    let (a, b, cos, sin) = (i32::from(a), i32::from(b), i32::from(cos), i32::from(sin));
-    let narrow = |sum: i32| (sum >> 15).clamp(i16::MIN.into(), i16::MAX.into()) as i16;
-    (narrow(a * cos - b * sin), narrow(b * cos + a * sin))
+    let upper = |x: i16, y: i16| ((i32::from(x) * i32::from(y)) >> 16) as i16;
+    (upper(a, cos).wrapping_sub(upper(b, sin)), upper(b, cos).wrapping_add(upper(a, sin)))
 }
 
 #[cfg(test)]
@@ -145,9 +100,9 @@ mod tests {
         for at in 0..BUCKETS - 1 {
             let ((low, high), (next, _)) = (bucket_bounds(at), bucket_bounds(at + 1));
             assert_eq!(high, next);
-            assert_eq!(usize::from(bucket((low * 128.0) as i16)), at);
-            assert_eq!(usize::from(bucket(-(high * 128.0) as i16 + 1)), at);
+            assert_eq!(usize::from(bucket((low * 64.0) as i16)), at);
+            assert_eq!(usize::from(bucket(-(high * 64.0) as i16 + 1)), at);
         }
-        assert_eq!([i16::MIN, i16::MAX].map(bucket), [15, 15]);
+        assert_eq!([-i16::MAX, i16::MAX].map(bucket), [15, 15]);
     }
 }

@@ -5,7 +5,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | `TKVF` |
-//! | 4 | 1 | version, 1 |
+//! | 4 | 1 | version, 2 |
 //! | 5 | 1 | element type: 0 BF16, 1 FP16, 2 F32, 3 E4M3, 4 E5M2 |
 //! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted, 3 fixed |
 //! | 7 | 1 | 0 |
@@ -20,8 +20,8 @@
 //! Where a transform saves nothing the block is stored, so a frame is never more than 48 bytes longer than its block.
 
 use thiserror::Error;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::checksum::{self, checksum};
 use crate::fixed;
 use crate::lanes;
 use crate::plain::Plain;
@@ -32,7 +32,7 @@ use crate::side_table::SideTable;
 /// Bytes before the payload.
 pub const HEADER: usize = 48;
 const MAGIC: [u8; 4] = *b"TKVF";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Way in which a frame holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub enum FrameError {
     #[error("the bytes are no KV frame")]
     NotAFrame,
     /// The frame is of another version.
-    #[error("the frame has version {version}; this program reads version 1")]
+    #[error("the frame has version {version}; this program reads version 2")]
     OtherVersion {
         /// Version of the frame.
         version: u8,
@@ -198,19 +198,19 @@ impl Codec {
         out: &mut Vec<u8>,
     ) -> Result<Transform, BlockError> {
         let (begin, n) = begin(block, out)?;
-        self.lanes.resize(n, 0);
-        pulp::Arch::new().dispatch(|| lanes::split(block.dtype, block.bytes, &mut self.lanes));
         let usable = table.filter(|table| table.fits(&block.shape) && (block.position.is_some() || !table.rotates()));
         let place = Place { dtype: block.dtype, shape: block.shape, position: block.position.unwrap_or(0) };
         let (mut transform, mut named) = (Transform::Plain, (0, 0));
         if let Some(table) = usable {
-            self.predicted.encode(&place, table, (block.bytes, &self.lanes), out);
+            self.predicted.encode(&place, table, block.bytes, out);
             (transform, named) = (Transform::Predicted, (place.position, table.id()));
         }
         // Statistics of another model may make a block longer.
         if usable.is_none() || out.len() - begin - HEADER >= block.bytes.len() {
             (transform, named) = (Transform::Plain, (0, 0));
             out.truncate(begin + HEADER);
+            self.lanes.resize(n, 0);
+            pulp::Arch::new().dispatch(|| lanes::split(block.dtype, block.bytes, &mut self.lanes));
             self.plain.encode(block.dtype, &block.shape, (block.bytes, &mut self.lanes), out);
         }
         Ok(end(block, begin, transform, named, out))
@@ -283,23 +283,21 @@ impl Codec {
     ) -> Result<(), FrameError> {
         let FrameInfo { dtype, shape, transform, table: id, .. } = header.info;
         let place = Place { dtype, shape, position: header.position };
-        self.lanes.resize(out.len() / dtype.bytes(), 0);
-        let lanes = &mut self.lanes[..];
         match transform {
             Transform::Stored => {
                 out.copy_from_slice(payload);
                 Some(())
             }
-            Transform::Plain => self.plain.decode(dtype, &shape, payload, (lanes, out)),
+            Transform::Plain => self.plain.decode(dtype, &shape, payload, out),
             Transform::Predicted => {
                 let id = id.unwrap_or(0);
                 let table = table(id).filter(|table| table.id() == id && table.fits(&shape));
-                self.predicted.decode(&place, table.ok_or(FrameError::NoTable { id })?, payload, (lanes, out))
+                self.predicted.decode(&place, table.ok_or(FrameError::NoTable { id })?, payload, out)
             }
             Transform::Fixed => fixed::decode(dtype, &shape, payload, out),
         }
         .ok_or(FrameError::BadPayload)?;
-        if xxh3_64(out) == header.block_checksum { Ok(()) } else { Err(FrameError::WrongBlock) }
+        if checksum(out) == header.block_checksum { Ok(()) } else { Err(FrameError::WrongBlock) }
     }
 }
 
@@ -337,15 +335,15 @@ fn end(
     header[16..20].copy_from_slice(&named.0.to_le_bytes());
     header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     header[24..32].copy_from_slice(&named.1.to_le_bytes());
-    header[32..40].copy_from_slice(&xxh3_64(block.bytes).to_le_bytes());
-    let checksum = checksum(&header[..40], payload);
+    header[32..40].copy_from_slice(&checksum(block.bytes).to_le_bytes());
+    let checksum = stored_checksum(&header[..40], payload);
     header[40..].copy_from_slice(&checksum.to_le_bytes());
     transform
 }
 
 /// Hashes the fields of a header, and with the hash as seed the payload.
-fn checksum(fields: &[u8], payload: &[u8]) -> u64 {
-    xxh3_64_with_seed(payload, xxh3_64(fields))
+fn stored_checksum(fields: &[u8], payload: &[u8]) -> u64 {
+    checksum::seeded(payload, checksum(fields))
 }
 
 /// Reads and checks the header and the stored bytes of a frame, without decoding.
@@ -378,7 +376,7 @@ impl Header {
         if frame.len() != expected {
             return Err(FrameError::WrongLength { len: frame.len(), expected });
         }
-        if checksum(&header[..40], &frame[HEADER..]) != long(40) {
+        if stored_checksum(&header[..40], &frame[HEADER..]) != long(40) {
             return Err(FrameError::Damaged);
         }
         let dtype = *Dtype::ALL.get(usize::from(header[5])).ok_or(FrameError::BadHeader { field: "element type" })?;

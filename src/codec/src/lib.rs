@@ -40,6 +40,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checksum;
 mod coded;
 mod contexts;
 mod fixed;

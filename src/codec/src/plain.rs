@@ -2,20 +2,22 @@
 //! unchanged.
 //!
 //! ```text
-//! payload = exponent of each plane:u8 | lengths of two codes | coded rows | other bytes
+//! payload = exponent of each plane:u8 | lengths of two codes | other bytes | low halves of F32 | coded
 //! lengths = groups of (symbols without a code before:u8, symbols:u8, a length for each in four bits), ended by a group without symbols
 //! ```
 //!
 //! BF16 is rotated left by a bit, which brings all of the exponent into the upper byte. Planes, the keys or the values of a layer, differ
 //! in scale more than in form: exponents count from the most frequent one.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 
-use crate::coded::{self, Found, Sink, Source, WriteBuffers};
+use crate::coded::{self, Sink, Source, WriteBuffers};
 use crate::huffman::{self, LENGTH_MAX, Merger, SYMBOLS_MAX};
 use crate::lanes;
 use crate::shape::{Dtype, Shape};
-use crate::stored_bits::{GROUP, StoredBits};
+use crate::stored_bits::StoredBits;
 use crate::streams::{Codes, Entries, encoder_entry, no_entries};
 
 /// Arrangement of a type's lanes for coding bytes: the byte coded is the upper one of a word.
@@ -105,36 +107,65 @@ struct Symbols<'a> {
 
 impl Source for Symbols<'_> {
     #[inline(always)]
-    fn fill(&mut self, row: usize, indices: &mut [u16]) {
-        let plane = row / self.tokens;
-        let (side, exponent) = ((plane % 2 * SYMBOLS_MAX) as u16, self.exponents[plane]);
-        let own = &self.block[row * indices.len()..][..indices.len()];
-        for (index, word) in indices.iter_mut().zip(own) {
-            *index = side | self.words.relative(*word, exponent) >> 8;
+    fn fill(&mut self, rows: Range<usize>, indices: &mut [u16]) {
+        let n = indices.len() / rows.len();
+        let own = &self.block[rows.start * n..];
+        for (row, (indices, own)) in rows.zip(indices.chunks_exact_mut(n).zip(own.chunks_exact(n))) {
+            let plane = row / self.tokens;
+            let (side, exponent) = ((plane % 2 * SYMBOLS_MAX) as u16, self.exponents[plane]);
+            for (index, word) in indices.iter_mut().zip(own) {
+                *index = side | self.words.relative(*word, exponent) >> 8;
+            }
         }
     }
 }
 
-/// Words being decoded, but for their stored bits.
-struct Block<'a> {
+/// Bytes of a block being decoded.
+struct Elements<'a> {
     words: Words,
     tokens: usize,
     exponents: &'a [u8],
-    block: &'a mut [u16],
+    stored: &'a [u8],
+    low: &'a [u8],
+    out: &'a mut [u8],
 }
 
-impl Sink for Block<'_> {
+impl Sink for Elements<'_> {
     #[inline(always)]
-    fn prepare(&mut self, _: usize, row: usize, contexts: &mut [u16]) {
-        contexts.fill(((row / self.tokens % 2) << LENGTH_MAX) as u16);
+    fn prepare(&mut self, rows: Range<usize>, contexts: &mut [u16]) {
+        let n = contexts.len() / rows.len();
+        for (row, contexts) in rows.zip(contexts.chunks_exact_mut(n)) {
+            contexts.fill(((row / self.tokens % 2) << LENGTH_MAX) as u16);
+        }
     }
 
     #[inline(always)]
-    fn take(&mut self, _: usize, row: usize, entries: &[u16]) {
-        let exponent = self.exponents[row / self.tokens];
-        for (word, entry) in self.block[row * entries.len()..][..entries.len()].iter_mut().zip(entries) {
-            *word = self.words.absolute(entry & 0xff00, exponent);
+    fn take(&mut self, rows: Range<usize>, entries: &mut [u16]) {
+        let n = entries.len() / rows.len();
+        let first = rows.start * n;
+        for (row, entries) in rows.zip(entries.chunks_exact_mut(n)) {
+            let exponent = self.exponents[row / self.tokens];
+            entries.iter_mut().for_each(|entry| *entry = self.words.absolute(*entry & 0xff00, exponent));
         }
+        // Compilers make each type a loop of its own.
+        match self.words.dtype {
+            Dtype::Bf16 => self.join(Dtype::Bf16, first, entries),
+            Dtype::F16 => self.join(Dtype::F16, first, entries),
+            other => self.join(other, first, entries),
+        }
+    }
+}
+
+impl Elements<'_> {
+    /// Adds the stored bits to words, from element `first` on, and sets the bytes.
+    #[inline(always)]
+    fn join(&mut self, dtype: Dtype, first: usize, entries: &mut [u16]) {
+        let (words, width, low_bytes) = (Words::of(dtype), dtype.bytes(), lanes::low_bytes(dtype));
+        let (stored, low) = (&self.stored[words.stored.packed_len(first)..], &self.low[first * low_bytes..]);
+        let out = &mut self.out[first * width..][..entries.len() * width];
+        words.stored.unpack(stored, entries);
+        entries.iter_mut().for_each(|word| *word = words.lane(*word));
+        lanes::join(dtype, entries, low, out);
     }
 }
 
@@ -162,30 +193,6 @@ impl WithSimd for Pack<'_> {
     }
 }
 
-/// Bytes being joined from words, stored bits and low halves.
-struct Join<'a> {
-    words: Words,
-    block: &'a [u16],
-    stored: &'a [u8],
-    low: &'a [u8],
-    out: &'a mut [u8],
-}
-
-impl WithSimd for Join<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<V: Simd>(self, _: V) {
-        let Self { words, block, stored, low, out } = self;
-        let (dtype, low_bytes) = (words.dtype, lanes::low_bytes(words.dtype));
-        for (at, (own, out)) in block.chunks(GROUP).zip(out.chunks_mut(GROUP * dtype.bytes())).enumerate() {
-            let mut group = words.stored.unpack_group(stored, at);
-            group.iter_mut().zip(own).for_each(|(word, coded)| *word = words.lane(*word | coded));
-            lanes::join(dtype, &group[..own.len()], &low[at * GROUP * low_bytes..], out);
-        }
-    }
-}
-
 /// Buffers for encoding and decoding.
 pub(crate) struct Plain {
     merger: Merger,
@@ -193,7 +200,7 @@ pub(crate) struct Plain {
     codes: Box<Codes>,
     entries: Box<Entries>,
     buffers: WriteBuffers,
-    found: Found,
+    found: Vec<u16>,
 }
 
 impl Plain {
@@ -204,7 +211,7 @@ impl Plain {
             codes: no_entries(),
             entries: no_entries(),
             buffers: WriteBuffers::default(),
-            found: Found::default(),
+            found: Vec::new(),
         }
     }
 
@@ -221,12 +228,13 @@ impl Plain {
         let block = &*lanes;
         self.make_codes(words, shape, block, out);
         let symbols = Symbols { words, tokens, exponents: &self.exponents, block };
-        coded::write((shape.rows(), shape.channels()), &self.codes, symbols, &mut self.buffers, out);
-        debug_assert!(self.buffers.escapes.is_empty(), "every byte of the block has a code");
+        coded::write((shape.rows(), shape.channels()), &self.codes, symbols, &mut self.buffers);
+        debug_assert!(self.buffers.escapes().is_empty(), "every byte of the block has a code");
         let begin = out.len();
         out.resize(begin + words.stored.packed_len(block.len()), 0);
         pulp::Arch::new().dispatch(Pack(words.stored, block, &mut out[begin..]));
         lanes::push_low(dtype, bytes, out);
+        self.buffers.append(out);
     }
 
     /// Appends the exponent of each plane and the lengths of the codes, and sets the encoder's entries.
@@ -257,27 +265,21 @@ impl Plain {
         }
     }
 
-    /// Sets the bytes of a block from a payload, with lanes for use meanwhile. Returns `None` if the payload is malformed.
-    pub(crate) fn decode(
-        &mut self,
-        dtype: Dtype,
-        shape: &Shape,
-        payload: &[u8],
-        (lanes, out): (&mut [u16], &mut [u8]),
-    ) -> Option<()> {
-        let (words, channels, n) = (Words::of(dtype), shape.channels(), lanes.len());
+    /// Sets the bytes of a block from a payload. Returns `None` if the payload is malformed.
+    pub(crate) fn decode(&mut self, dtype: Dtype, shape: &Shape, payload: &[u8], out: &mut [u8]) -> Option<()> {
+        let (words, channels) = (Words::of(dtype), shape.channels());
+        let n = shape.rows() * channels;
         let (exponents, mut rest) = payload.split_at_checked(2 * usize::from(shape.layers))?;
         for entries in self.entries.as_chunks_mut::<{ 1 << LENGTH_MAX }>().0.iter_mut().take(2) {
             let lengths = read_lengths(&mut rest)?;
             huffman::fill_decoder(&lengths, |symbol| symbol << 8, entries).then_some(())?;
         }
-        let (reader, n_escapes) = coded::open(rest, 0)?;
-        let (stored, low) = rest[reader.end()..].split_at_checked(words.stored.packed_len(n))?;
-        (n_escapes == 0 && low.len() == n * lanes::low_bytes(dtype)).then_some(())?;
-        let sink = Block { words, tokens: shape.tokens.into(), exponents, block: lanes };
-        coded::read((shape.rows(), channels), &self.entries, reader, &mut self.found, sink).then_some(())?;
-        pulp::Arch::new().dispatch(Join { words, block: lanes, stored, low, out });
-        Some(())
+        let (stored, rest) = rest.split_at_checked(words.stored.packed_len(n))?;
+        let (low, rest) = rest.split_at_checked(n * lanes::low_bytes(dtype))?;
+        let (reader, n_escapes) = coded::open(rest)?;
+        (n_escapes == 0 && reader.end() == rest.len()).then_some(())?;
+        let sink = Elements { words, tokens: shape.tokens.into(), exponents, stored, low, out };
+        coded::read((shape.rows(), channels), &self.entries, reader, &mut self.found, sink).then_some(())
     }
 }
 

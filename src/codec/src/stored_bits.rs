@@ -33,15 +33,15 @@ impl StoredBits {
         if self.bits == 0 {
             return;
         }
-        for (lanes, packed) in lanes.chunks(GROUP).zip(packed.chunks_exact_mut(self.group_len())) {
-            match lanes.as_array() {
-                Some(group) => self.pack_group(group, packed),
-                None => {
-                    let mut group = [0; GROUP];
-                    group[..lanes.len()].copy_from_slice(lanes);
-                    self.pack_group(&group, packed);
-                }
-            }
+        let (groups, rest) = lanes.as_chunks::<GROUP>();
+        let mut packed = packed.chunks_exact_mut(self.group_len());
+        for (group, packed) in groups.iter().zip(&mut packed) {
+            self.pack_group(group, packed);
+        }
+        if let (false, Some(packed)) = (rest.is_empty(), packed.next()) {
+            let mut group = [0; GROUP];
+            group[..rest.len()].copy_from_slice(rest);
+            self.pack_group(&group, packed);
         }
     }
 
@@ -68,34 +68,46 @@ impl StoredBits {
         }
     }
 
-    /// Returns the stored bits of the lanes of group `at`, in their places.
+    /// Adds the stored bits to lanes, which have zeros in their places.
     #[inline(always)]
-    pub(crate) fn unpack_group(self, packed: &[u8], at: usize) -> [u16; GROUP] {
-        let mut group = [0; GROUP];
+    pub(crate) fn unpack(self, packed: &[u8], lanes: &mut [u16]) {
         if self.bits == 0 {
-            return group;
+            return;
         }
-        let bytes = &packed[at * self.group_len()..][..self.group_len()];
+        let (groups, rest) = lanes.as_chunks_mut::<GROUP>();
+        let mut packed = packed.chunks_exact(self.group_len());
+        for (group, packed) in groups.iter_mut().zip(&mut packed) {
+            self.unpack_group(packed, group);
+        }
+        if let (false, Some(packed)) = (rest.is_empty(), packed.next()) {
+            let mut group = [0; GROUP];
+            self.unpack_group(packed, &mut group);
+            rest.iter_mut().zip(group).for_each(|(lane, stored)| *lane |= stored);
+        }
+    }
+
+    #[inline(always)]
+    fn unpack_group(self, bytes: &[u8], group: &mut [u16; GROUP]) {
         match self.bits {
-            8 => group.iter_mut().zip(bytes).for_each(|(lane, byte)| *lane = u16::from(*byte)),
+            8 => group.iter_mut().zip(bytes).for_each(|(lane, byte)| *lane |= u16::from(*byte)),
             6 => {
                 let bytes: &[u8; 48] = bytes.try_into().expect("48 bytes of 64 lanes");
-                let upper = &bytes[32..];
-                for (quarter, lanes) in group.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                    let lower = &bytes[quarter % 2 * 16..][..16];
-                    for j in 0..16 {
-                        let (low, high) = (u16::from(lower[j]), u16::from(upper[j]));
-                        lanes[j] = low >> (quarter / 2 * 4) & 15 | (high >> (2 * quarter) & 3) << 4;
-                    }
+                for j in 0..16 {
+                    let [low, high, upper] = [bytes[j], bytes[16 + j], bytes[32 + j]].map(u16::from);
+                    group[j] |= low & 15 | (upper & 3) << 4;
+                    group[16 + j] |= high & 15 | (upper & 12) << 2;
+                    group[32 + j] |= low >> 4 | upper & 48;
+                    group[48 + j] |= high >> 4 | upper >> 6 << 4;
                 }
             }
             _ => {
-                for (j, lane) in group.iter_mut().enumerate() {
-                    *lane = u16::from(bytes[j % 8] >> (j / 8) & 1) << self.shift;
+                for (bit, lanes) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    for j in 0..8 {
+                        lanes[j] |= u16::from(bytes[j] >> bit & 1) << self.shift;
+                    }
                 }
             }
         }
-        group
     }
 }
 
@@ -111,10 +123,10 @@ mod tests {
                 let lanes: Vec<u16> = (0..n).map(|i| (i as u16).wrapping_mul(40_503)).collect();
                 let mut packed = vec![9; stored.packed_len(n)];
                 stored.pack(&lanes, &mut packed);
-                for (at, lanes) in lanes.chunks(GROUP).enumerate() {
-                    let group = stored.unpack_group(&packed, at);
-                    assert!(lanes.iter().zip(group).all(|(lane, back)| lane & (((1 << bits) - 1) << shift) == back));
-                }
+                let mask = ((1 << bits) - 1) << shift;
+                let mut back: Vec<u16> = lanes.iter().map(|lane| lane & !mask).collect();
+                stored.unpack(&packed, &mut back);
+                assert_eq!(back, lanes);
             }
         }
     }

@@ -58,6 +58,12 @@ pub enum Decision {
     TierFound = 21,
     /// The number of blocks that fit in a tier changed; subject: the tier; amount: blocks that fit.
     TierResized = 22,
+    /// A shared tier was asked for blocks; subject: id of the look-up, and 1 in the highest bit if requests wait; amount: blocks.
+    Lookup = 23,
+    /// A look-up ended; subject: its id; amount: blocks found.
+    LookupEnded = 24,
+    /// Requests wait no longer for a look-up; subject: its id.
+    LookupOverdue = 25,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

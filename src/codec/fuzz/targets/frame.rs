@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     let shape =
         if fields[0] & 0x80 == 0 { [2, 4, 2, 8] } else { [small(2, 4), small(3, 20), small(4, 4), small(5, 70)] };
     let transform = fields[1] % 5;
-    let mut header = b"TKVF\x01".to_vec();
+    let mut header = b"TKVF\x02".to_vec();
     header.extend([fields[0] % 6, transform, 0]);
     header.extend(shape.iter().flat_map(|field| field.to_le_bytes()));
     header.extend(&fields[6..10]);
