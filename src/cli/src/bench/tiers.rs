@@ -175,7 +175,8 @@ fn model(vocab_size: u32) -> ModelInfo {
 /// Limits of the server: blocks for half of the clients if requests are to be preempted, else for all and for a cache.
 fn core(behind: Behind, load: Load) -> Config {
     let all = load.blocks() * load.clients;
-    let remote = TierConfig { name: "remote".into(), blocks: 1 << 20, write: Write::Through, eviction: "lru".into() };
+    let (name, eviction) = ("remote".into(), "lru".into());
+    let remote = TierConfig { name, blocks: 1 << 20, write: Write::Through, eviction, shared: true };
     Config {
         block_size: BLOCK_SIZE,
         device_blocks: if behind.is_preempted() { all / 2 } else { 4 * all },
