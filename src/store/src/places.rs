@@ -218,7 +218,7 @@ impl Places {
         matches!(self.tier(place), Some(Tier::Remote(..)))
     }
 
-    /// Returns `true` if a place takes nothing for now: a remote store that does not answer. Blocks are not read and compressed for it then.
+    /// Returns `true` if a place takes nothing for now: a remote store without an answer. No block is read or compressed for such a place.
     pub fn is_left_alone(&self, place: Place) -> bool {
         matches!(self.tier(place), Some(Tier::Remote(remote, _)) if remote.is_left_alone())
     }

@@ -56,13 +56,13 @@ pub struct StoreSettings {
     pub compression: Compression,
     /// Threads for copies between device and host, and for compression; at least 1. Disks and remotes have threads of their own.
     pub threads: usize,
-    /// Most bytes of decoded blocks kept for the next use, within `host_bytes`; 0 by default, because a block that was decoded is on the device,
+    /// Most bytes of decoded blocks kept for the next use, within `host_bytes`; 0 by default, because a decoded block is on the device,
     /// and has left a small cache long before the device evicts the block.
     pub decode_cache_bytes: u64,
     /// Most blocks on the way from one place to a tier without a request waiting; further blocks are refused.
     pub background_blocks: u64,
-    /// Most blocks on the way to a remote tier, likewise. The device keeps a block until its copy has ended, and a remote store that is silent holds
-    /// copies up until their deadline, so these must be few of the device's blocks.
+    /// Most blocks on the way to a remote tier without a request waiting: few of the device's blocks, because the device keeps a block until the
+    /// copy has ended, and a silent remote store holds copies up until the deadline.
     pub remote_blocks: u64,
 }
 

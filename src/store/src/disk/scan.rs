@@ -30,7 +30,7 @@ pub struct Scan {
     pub faults: FaultCounts,
     /// Offset behind the last record.
     pub end: u64,
-    /// Pages where a record begins that is not whole.
+    /// Offsets of broken records.
     pub broken: Vec<u64>,
     /// `true` if the segment has an end page.
     pub is_complete: bool,
@@ -145,7 +145,7 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan
 }
 
 impl Scan {
-    /// Counts the records that the end page tells of and the search did not meet. A gap of zeros explains one.
+    /// Counts the records of the end page beyond the records found. A gap of zeros stands for one.
     fn count_lost(&mut self, records: u64, empty_gaps: u64) {
         let lost = records.saturating_sub(self.records.len() as u64 + self.faults.total());
         let zeroed = lost.min(empty_gaps);

@@ -1,4 +1,4 @@
-//! Segments: the files of a disk tier, each written once from its start to its end.
+//! Segments: the files of a disk tier, each written once from start to end.
 //!
 //! A segment is a header page, records padded to whole pages, and an end page. The end page is written when all records are on the medium; a
 //! segment without an end page was being written when its writer stopped.
@@ -157,7 +157,7 @@ impl Segment {
         self.is_being_written.store(false, Relaxed);
     }
 
-    /// Overwrites the page at `offset`, where a record begins that is not whole, with zeros.
+    /// Overwrites the page at `offset`, the first page of a broken record, with zeros.
     ///
     /// # Errors
     /// If the system refuses.

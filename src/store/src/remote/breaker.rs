@@ -32,7 +32,7 @@ impl Breaker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `true` if the store is worth a call at `now`. If the store is down, one call is after each pause, and no other until it has ended.
+    /// Returns `true` if the store is worth a call at `now`. If the store is down, one call is after each pause, and no other until the end of that call.
     pub fn allows(&self, now: Instant) -> bool {
         let mut state = self.state();
         match state.retry_at {

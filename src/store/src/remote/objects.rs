@@ -70,7 +70,7 @@ fn options(url: &Url) -> Result<HashMap<String, String>, String> {
     Ok(options)
 }
 
-/// Tries of a request after the first. With their pauses of 0.1 s, 0.2 s and 0.4 s a store that refuses connections shows within a second.
+/// Tries of a request after the first. After pauses of 0.1 s, 0.2 s and 0.4 s, refused connections count as no answer within a second.
 #[cfg(feature = "s3")]
 const RETRIES: usize = 3;
 
