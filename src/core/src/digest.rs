@@ -94,7 +94,7 @@ impl Digest {
 
     /// Folds a sequence of a step in, and the new blocks of its table. A plain decode (one token, nothing new in the block table, KV
     /// written from that token on) takes two numbers.
-    #[inline]
+    #[inline(always)]
     pub fn run(&mut self, seq: &StepSeq, blocks: impl Iterator<Item = u32>) {
         let is_plain = !seq.start
             && (seq.n_tokens, seq.n_drafts, seq.n_blocks) == (1, 0, 0)
