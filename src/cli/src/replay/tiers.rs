@@ -30,6 +30,10 @@ pub(crate) struct TierArgs {
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
     remote: Option<String>,
 
+    /// Let all replicas share one remote storage: each finds the prefixes that the others stored, after a look-up.
+    #[arg(long, requires = "remote")]
+    remote_shared: bool,
+
     /// Links and compression as measured: a report of `trunkline bench disk`, `swap` or `codec` with --json, for the disk, the host link and the
     /// first element type of the codec's report. May be given more than once; flags have precedence [default: none].
     #[arg(long, value_name = "FILE")]
@@ -93,7 +97,8 @@ impl TierArgs {
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
-            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared: false });
+            let shared = self.remote_shared && name == "remote";
+            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared });
             match name {
                 "disk" => {
                     let gb_s = self.disk_gb_s.or(measured.disk_gb_s).unwrap_or(DISK_GB_S);
