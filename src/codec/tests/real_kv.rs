@@ -91,7 +91,7 @@ fn converted(dtype: Dtype, block: &[u8]) -> Vec<u8> {
             Dtype::E4m3 => bytes.push(
                 (half.to_bits() >> 8) as u8 & 0x80 | (exponent.min(15) << 3) as u8 | (half.to_bits() >> 7 & 7) as u8,
             ),
-            Dtype::Bf16 | Dtype::F16 => bytes.extend(half.to_le_bytes()),
+            _ => bytes.extend(half.to_le_bytes()),
         }
     }
     bytes
