@@ -288,6 +288,55 @@ fn quantised_blocks_come_back_shorter_with_statistics_and_stored_without() {
     }
 }
 
+/// Sums of the frames of one block of each type: predicted, plain or stored, and fast. Another sum is another format: change [`VERSION`], and the specification.
+const PINNED: [[u64; 3]; 7] = [
+    [0x898a_adf5_5da7_73bf, 0xd454_d133_113c_c103, 0x59a7_fb4a_a0e1_706c],
+    [0x08ed_af5a_d85a_8c85, 0x7c5e_f522_02f7_a0c3, 0x8e17_f301_6cc4_0eb0],
+    [0xa964_fdc5_06a0_dc78, 0x7255_cf86_b71d_d22a, 0xbf7d_ac63_3e61_4d10],
+    [0x053a_7b24_bc4f_7218, 0x87be_430f_e3b9_37bb, 0x4a78_a08e_9cc2_5340],
+    [0x9d74_67bb_3479_7f5c, 0x93de_7827_32ea_697f, 0x6331_9608_4b5f_315e],
+    [0xab1f_d46e_f1db_4ffe, 0x2fb2_26c7_da4e_7fc6, 0x2fb2_26c7_da4e_7fc6],
+    [0xd13d_6839_6b17_9c25, 0x237b_fe7a_7bfc_789a, 0x237b_fe7a_7bfc_789a],
+];
+
+#[test]
+fn frames_are_pinned() {
+    // Numbers that only additions and multiplications make, equal everywhere.
+    let statistics: Vec<(f64, f64)> =
+        (0..256).map(|at| (f64::from(at % 23) / 16.0 - 0.5, 2f64.powi(at % 5 - 2) * 1.25)).collect();
+    let table = SideTable::from_statistics(&SHAPE, vec![rotary_frequencies(32, 1e4), Vec::new()], &statistics);
+    let mut draw = Draw(11);
+    let channel = |at: usize| &statistics[at / (16 * 64) * 64 + at % 64];
+    let value = |at: usize| (channel(at).0 + channel(at).1 * draw.normal()) as f32;
+    let values: Vec<f32> = (0..SHAPE.elements().unwrap()).map(value).collect();
+    let sums = Dtype::ALL.map(|dtype| {
+        let mut bytes = Vec::new();
+        for value in &values {
+            let half = f16::from_f32(*value);
+            match dtype {
+                Dtype::Bf16 => bytes.extend(bf16::from_f32(*value).to_le_bytes()),
+                Dtype::F16 => bytes.extend(half.to_le_bytes()),
+                Dtype::F32 => bytes.extend(value.to_le_bytes()),
+                Dtype::E4m3 => bytes.push(e4m3(half)),
+                Dtype::E5m2 => bytes.push(half.to_le_bytes()[1]),
+                Dtype::Q8_0 | Dtype::Q4_0 => {}
+            }
+        }
+        match dtype {
+            Dtype::Q8_0 => crate::quant::to_q8_0(&values, &mut bytes).unwrap(),
+            Dtype::Q4_0 => crate::quant::to_q4_0(&values, &mut bytes).unwrap(),
+            _ => {}
+        }
+        let predicted = framed(&block(dtype, Some(1000), &bytes), Some(&table));
+        assert_eq!(predicted.0, Transform::Predicted, "{dtype:?}");
+        let plain = framed(&block(dtype, None, &bytes), None).1;
+        let mut fast = Vec::new();
+        Codec::new().encode_fast(&block(dtype, None, &bytes), &mut fast).unwrap();
+        [predicted.1, plain, fast].map(|frame| checksum(&frame))
+    });
+    assert_eq!(sums, PINNED, "{sums:#x?}");
+}
+
 /// A frame with right checksums around any header and payload.
 fn forged(mut header: [u8; 40], payload: &[u8]) -> Vec<u8> {
     header[20..24].copy_from_slice(&(payload.len() as u32).to_le_bytes());
