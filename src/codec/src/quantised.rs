@@ -146,7 +146,7 @@ impl Contexts<'_> {
             for ((((mean, exponent), upper), code), flip) in statistics.zip(codes).zip(flips) {
                 let exponent = i32::from(*exponent);
                 let shift = (mean_shift - exponent + scale.exponent).clamp(0, 31);
-                let bucket = (u32::from(mean.unsigned_abs()) * scale.reciprocal >> shift).min(BUCKETS as u32 - 1);
+                let bucket = ((u32::from(mean.unsigned_abs()) * scale.reciprocal) >> shift).min(BUCKETS as u32 - 1);
                 let half_octaves = 2 * exponent + i32::from(*upper != 0) - scale.half_octaves;
                 let class = ((half_octaves - class_origin) >> 1).clamp(0, CLASSES as i32 - 1);
                 *code = ((class as usize * BUCKETS) as u16 | bucket as u16) << LENGTH_MAX;
