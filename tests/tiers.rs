@@ -1,43 +1,16 @@
 //! Tiers behind the device, through the server: blocks that went to host memory or disk give the same text.
 
 use std::path::Path;
+use std::time::Duration;
 
 use trunkline_cluster::ClusterConfig;
-use trunkline_core::{Config, Preemption, TierConfig, Write};
+use trunkline_core::{Config, Write};
 use trunkline_port::ModelInfo;
 use trunkline_server::{EngineStore, Options, Outcome, layout};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_store::{Compression, StoreSettings, TierMedium};
-use trunkline_tests::server::{Client, TestServer, greedy};
-
-const BLOCK_SIZE: u32 = 16;
-const HOST_BLOCKS: u32 = 200;
-const TIER_BLOCKS: u32 = 1000;
-
-/// Limits with a small device: it holds three quarters of [`prompts`], and writing back keeps room for one of them.
-fn config(tiers: &[(&str, Write)]) -> Config {
-    let tier = |(name, write): &(&str, Write)| TierConfig {
-        name: (*name).into(),
-        blocks: TIER_BLOCKS,
-        write: *write,
-        eviction: "lru".into(),
-    };
-    Config {
-        block_size: BLOCK_SIZE,
-        device_blocks: 192,
-        host_blocks: HOST_BLOCKS,
-        preemption: Preemption::Swap,
-        launch_watermark: 0.0,
-        tiers: tiers.iter().map(tier).collect(),
-        ..Config::default()
-    }
-}
-
-/// Prompts of about 300 tokens with nothing in common.
-fn prompts() -> Vec<String> {
-    let words = |n: usize| (0..40).map(move |at| format!("word {n}{at} ")).collect::<String>();
-    (0..12).map(words).collect()
-}
+use trunkline_tests::server::TestServer;
+use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, config, plain_texts};
 
 /// Media of tiers: host memory, and a disk folder of 64 MiB if there is one.
 fn media(disk: Option<&Path>) -> Vec<TierMedium> {
@@ -57,25 +30,6 @@ async fn serve(config: Config, tiers: Vec<TierMedium>, compression: Compression,
     let options = Options { cluster, record: record.map(Into::into), ..Options::default() };
     let stores = |model: &ModelInfo| store(model, tiers, compression);
     TestServer::launch_stored(options, stores, |_, worker| Box::new(worker)).await.unwrap()
-}
-
-/// Asks all prompts, one after another. Returns texts, and cached tokens of each.
-async fn ask_all(client: &mut Client) -> (Vec<String>, Vec<u32>) {
-    let (mut texts, mut cached) = (Vec::new(), Vec::new());
-    for prompt in prompts() {
-        let answer = client.ask(greedy(&prompt, 8)).await.unwrap();
-        texts.push(answer.text);
-        cached.push(answer.usage.cached_tokens);
-    }
-    (texts, cached)
-}
-
-/// Texts of a server without tiers.
-async fn plain_texts() -> Vec<String> {
-    let server = TestServer::start(Config { device_blocks: 512, ..config(&[]) }).await;
-    let texts = ask_all(&mut server.client().await).await.0;
-    server.drain().await;
-    texts
 }
 
 /// Replays a recording: it gives the decisions of the run.
@@ -176,4 +130,32 @@ async fn blocks_on_disk_that_were_damaged_are_computed_again() {
     let store = client.info().await.engines.remove(0).store.unwrap();
     assert!(store.places[1].faults.values().sum::<u64>() > 0, "{:?}", store.places[1]);
     server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_with_one_remote_storage_find_each_others_prefixes_and_say_the_same() {
+    let texts = plain_texts().await;
+    for compression in [Compression::Off, Compression::Store] {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", dir.path().join("objects").display());
+        let media = [TierMedium::Remote { url, deadline: Duration::from_secs(60) }];
+        let mut config = config(&[("remote", Write::Through)]);
+        config.tiers[0].shared = true;
+        let record = dir.path().join("second.jsonl");
+        let first = serve(config.clone(), media.to_vec(), compression, None).await;
+        let second = serve(config, media.to_vec(), compression, Some(&record)).await;
+        let mut client = first.client().await;
+        assert_eq!(ask_all(&mut client).await.0, texts);
+        client.settled().await;
+
+        let (said, cached) = ask_all(&mut second.client().await).await;
+        assert_eq!(said, texts, "{compression:?}");
+        // The first prompts: later ones may take less time to compute than to load.
+        assert!(cached.iter().sum::<u32>() > 0, "{compression:?}: {cached:?}");
+        first.drain().await;
+        let outcome = second.drain().await;
+        let remote = outcome.stats.tiers[0];
+        assert!(remote.found_blocks > 0 && remote.hit_blocks > 0, "{remote:?}");
+        assert_replays(&record, &outcome);
+    }
 }

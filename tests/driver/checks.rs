@@ -17,7 +17,7 @@ impl Driver {
 
     /// Asserts that the core waits only for what is under way, and that no request outlives its deadline.
     fn check_progress(&self) {
-        let is_idle = self.joined && self.steps.is_empty() && self.copies.is_empty();
+        let is_idle = self.joined && self.steps.is_empty() && self.copies.is_empty() && self.lookups.is_empty();
         assert!(!is_idle || self.live.is_empty(), "{:?} wait for nothing: {:?}", self.live, self.stats());
         for id in &self.live {
             let known = &self.requests[id];

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use trunkline_core::{
-    Action, BlockFault, Config, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Stats, Step,
-    StepResult, StepSeq, Token, Transfer, Usage,
+    Action, BlockFault, Config, Core, Event, FinishReason, Lookup, Namespace, Place, Refusal, Request, RequestId,
+    Stats, Step, StepResult, StepSeq, Token, Transfer, Usage,
 };
 
 use crate::blame::Blame;
@@ -66,6 +66,8 @@ pub struct Driver {
     pub steps: VecDeque<Box<Step>>,
     /// Copies in flight, in the order in which they began.
     pub copies: Vec<Transfer>,
+    /// Look-ups in flight, in the order in which they began.
+    pub lookups: Vec<Lookup>,
     /// Emitted tokens with their requests, in order.
     pub tokens: Vec<(u64, Token)>,
     /// Ended requests, in order.
@@ -135,6 +137,7 @@ impl Driver {
             joined: false,
             steps: VecDeque::new(),
             copies: Vec::new(),
+            lookups: Vec::new(),
             tokens: Vec::new(),
             ends: Vec::new(),
             usages: BTreeMap::new(),
@@ -159,11 +162,21 @@ impl Driver {
     /// If a request has no answer yet.
     #[must_use]
     pub fn restarted(self) -> Self {
+        let mut driver = self.replaced();
+        driver.join();
+        driver
+    }
+
+    /// Begins again with an empty core, beside tiers as they were, and without a worker.
+    ///
+    /// # Panics
+    /// If a request has no answer yet.
+    #[must_use]
+    pub fn replaced(self) -> Self {
         assert!(self.live.is_empty(), "requests are live: {:?}", self.live);
         let mut driver = Self::with_answers(self.core.config().clone(), 1, self.answers);
         driver.worker = self.worker;
         driver.worker.restart();
-        driver.join();
         driver
     }
 
@@ -325,6 +338,7 @@ impl Driver {
                 self.worker.begin_transfer(&transfer);
                 self.copies.push(*transfer);
             }
+            Action::Lookup(lookup) => self.lookups.push(*lookup),
             Action::Release { place, blocks } => self.worker.release(place, &blocks),
             Action::Token { request, token } => {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
@@ -518,11 +532,21 @@ impl Driver {
         self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
     }
 
-    /// Ends steps and copies, a step and then the oldest copy, until none is in flight. Checks the text of every request.
+    /// Ends the look-up at this position of [`Self::lookups`] with what the storage has.
+    pub fn end_lookup(&mut self, at: usize) {
+        let Lookup { id, tier, keys } = self.lookups.remove(at);
+        let found = keys.iter().take_while(|key| self.worker.stores(tier, key)).count();
+        self.event(Event::LookupEnded { lookup: id, found: found as u32 });
+    }
+
+    /// Ends steps, look-ups and copies, a step and then the oldest copy, until none is in flight. Checks the text of every request.
     pub fn run_to_end(&mut self) {
         for _ in 0..ANSWERS_MAX {
-            if self.steps.is_empty() && self.copies.is_empty() {
+            if self.steps.is_empty() && self.copies.is_empty() && self.lookups.is_empty() {
                 return self.assert_texts();
+            }
+            if !self.lookups.is_empty() {
+                self.end_lookup(0);
             }
             if !self.steps.is_empty() {
                 self.answer();

@@ -12,6 +12,7 @@ mod checks;
 mod driver;
 mod found;
 mod keys;
+mod memory;
 pub mod oracle;
 pub mod pressure;
 mod records;

@@ -4,34 +4,17 @@ use std::collections::BTreeMap;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use trunkline_core::{BlockHash, Config, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer};
+use trunkline_core::{
+    BlockHash, BlockKey, Config, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer,
+};
 
 use crate::keys::Keys;
+use crate::memory::{Cell, EMPTY, Memory, POISON, SharedStorage};
 
 /// Tokens it generates are below this.
 pub const VOCAB: u32 = 1000;
 /// Generated often enough to end some requests early.
 pub const EOS: Token = 7;
-
-/// Contents of a KV cell. Cells of one prefix are equal, whenever they were computed.
-#[derive(Clone, Copy, Debug)]
-struct Cell {
-    /// Stands for the whole prefix up to and including the cell's token. Odd if it stands for anything.
-    prefix: u64,
-    /// Flushes of the cache before the prefix was begun.
-    flushes: u32,
-}
-
-impl PartialEq for Cell {
-    fn eq(&self, other: &Self) -> bool {
-        self.prefix == other.prefix
-    }
-}
-
-/// The contents of no cell.
-const EMPTY: Cell = Cell { prefix: 0, flushes: 0 };
-/// The contents of a cell that a copy is to write, or failed to write.
-const POISON: Cell = Cell { prefix: 2, flushes: 0 };
 
 /// The cell before the first: prefixes of two namespaces are different prefixes.
 fn cell_before(root: BlockHash, flushes: u32) -> Cell {
@@ -106,112 +89,6 @@ impl Truth {
     }
 }
 
-/// What goes on in a block.
-#[derive(Clone, Default, Debug)]
-struct Traffic {
-    copies_from: u32,
-    copy_into: Option<u64>,
-    read_by: Option<RequestId>,
-    written_by: Option<RequestId>,
-    /// The first table of the step that has it: whose, where, and whether it may only read it.
-    in_table: Option<(RequestId, usize, bool)>,
-}
-
-/// The KV blocks of one side.
-#[derive(Debug)]
-struct Memory {
-    name: &'static str,
-    block_size: usize,
-    cells: Vec<Cell>,
-    traffic: Vec<Traffic>,
-}
-
-impl Memory {
-    fn new(name: &'static str, block_size: u32, blocks: u32) -> Self {
-        let (block_size, blocks) = (block_size as usize, blocks as usize);
-        Self { name, block_size, cells: vec![EMPTY; block_size * blocks], traffic: vec![Traffic::default(); blocks] }
-    }
-
-    fn reset(&mut self) {
-        self.cells.fill(EMPTY);
-        self.traffic.fill(Traffic::default());
-    }
-
-    fn traffic(&mut self, block: u32) -> &mut Traffic {
-        let (name, blocks) = (self.name, self.traffic.len());
-        self.traffic.get_mut(block as usize).unwrap_or_else(|| panic!("the {name} has {blocks} blocks, not {block}"))
-    }
-
-    fn block(&mut self, block: u32) -> &mut [Cell] {
-        let at = block as usize * self.block_size;
-        &mut self.cells[at..at + self.block_size]
-    }
-
-    fn begin_copy_from(&mut self, block: u32, id: u64) -> &[Cell] {
-        let name = self.name;
-        let traffic = self.traffic(block);
-        let into = traffic.copy_into;
-        assert!(into.is_none(), "transfer {id} reads {name} block {block}, which transfer {} writes", into.unwrap());
-        let step = traffic.written_by;
-        assert!(step.is_none(), "transfer {id} reads {name} block {block}, which request {} is writing", step.unwrap());
-        traffic.copies_from += 1;
-        self.block(block)
-    }
-
-    fn begin_copy_into(&mut self, block: u32, id: u64) {
-        let name = self.name;
-        let traffic = self.traffic(block);
-        assert!(traffic.copies_from == 0, "transfer {id} writes {name} block {block}, which another transfer reads");
-        let into = traffic.copy_into.replace(id);
-        assert!(into.is_none(), "transfer {id} writes {name} block {block}, which transfer {} writes", into.unwrap());
-        let step = traffic.read_by.or(traffic.written_by);
-        assert!(
-            step.is_none(),
-            "transfer {id} writes {name} block {block}, which request {} has in a step",
-            step.unwrap()
-        );
-        self.block(block).fill(POISON);
-    }
-
-    fn end_copy_from(&mut self, block: u32, before: &[Cell], id: u64) {
-        self.traffic(block).copies_from -= 1;
-        let name = self.name;
-        assert!(self.block(block) == before, "{name} block {block} was written while transfer {id} read it");
-    }
-
-    fn end_copy_into(&mut self, block: u32, id: u64, contents: Option<&[Cell]>) {
-        assert_eq!(self.traffic(block).copy_into.take(), Some(id));
-        let name = self.name;
-        let cells = self.block(block);
-        let untouched = cells.iter().all(|cell| *cell == POISON);
-        assert!(untouched, "{name} block {block} was written while transfer {id} wrote it");
-        if let Some(contents) = contents {
-            cells.copy_from_slice(contents);
-        }
-    }
-
-    fn begin_step_read(&mut self, block: u32, request: RequestId) {
-        let traffic = self.traffic(block);
-        let into = traffic.copy_into;
-        assert!(into.is_none(), "request {request} reads block {block}, which transfer {} writes", into.unwrap());
-        traffic.read_by = Some(request);
-    }
-
-    fn begin_step_write(&mut self, block: u32, request: RequestId) {
-        let traffic = self.traffic(block);
-        let into = traffic.copy_into;
-        assert!(into.is_none(), "request {request} writes block {block}, which transfer {} writes", into.unwrap());
-        assert!(traffic.copies_from == 0, "request {request} writes block {block}, which a transfer reads");
-        traffic.written_by = Some(request);
-    }
-
-    fn end_step(&mut self) {
-        for traffic in &mut self.traffic {
-            *traffic = Traffic { copies_from: traffic.copies_from, copy_into: traffic.copy_into, ..Traffic::default() };
-        }
-    }
-}
-
 /// The worker's copy of a block table.
 #[derive(Clone, Debug)]
 struct Mirror {
@@ -236,6 +113,8 @@ pub struct OracleWorker {
     device: Memory,
     host: Memory,
     tiers: Vec<Memory>,
+    /// Storage of each shared tier; slots of the tier hold nothing by themselves.
+    shared: Vec<Option<SharedStorage>>,
     mirrors: Vec<Option<Mirror>>,
     /// Transfers in flight, with what their sources held at the begin.
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
@@ -272,6 +151,7 @@ impl OracleWorker {
             tiers: (0..config.tiers.len())
                 .map(|tier| Memory::new("tier", config.block_size, config.tier_capacity(tier)))
                 .collect(),
+            shared: config.tiers.iter().map(|tier| tier.shared.then(SharedStorage::default)).collect(),
             mirrors: Vec::new(),
             transfers: BTreeMap::new(),
             last_transfer: 0,
@@ -336,10 +216,12 @@ impl OracleWorker {
         self.sent.clear();
     }
 
-    /// Forgets all KV but that of the tiers, for a new core.
+    /// Forgets all KV but that of the tiers, for a new core, to which earlier flushes are unknown.
     pub fn restart(&mut self) {
         self.reset();
         self.last_transfer = 0;
+        self.flushes = 0;
+        self.shared.iter_mut().flatten().for_each(SharedStorage::forget_flushes);
     }
 
     /// The id of the latest transfer that was begun; 0 if none was.
@@ -358,6 +240,7 @@ impl OracleWorker {
         assert!(!transfer.pairs.is_empty(), "transfer {id} copies nothing");
         assert_ne!(transfer.from, transfer.to, "transfer {id} goes nowhere");
         let mut before = Vec::new();
+        self.fetch(transfer);
         for (source, destination) in &transfer.pairs {
             before.extend_from_slice(self.memory(transfer.from).begin_copy_from(*source, id));
             self.memory(transfer.to).begin_copy_into(*destination, id);
@@ -366,6 +249,33 @@ impl OracleWorker {
         let next = |prefix, token| next_cell(Cell { prefix, ..EMPTY }, token).prefix;
         self.keys.check(transfer, &prefixes, next);
         self.transfers.insert(id, (transfer.clone(), before));
+    }
+
+    /// Fills the sources of a transfer from a shared tier with what is stored under their keys; with nothing where nothing is.
+    fn fetch(&mut self, transfer: &Transfer) {
+        let Place::Tier(tier) = transfer.from else { return };
+        let Some(storage) = &self.shared[tier as usize] else { return };
+        for ((source, _), key) in transfer.pairs.iter().zip(&transfer.keys) {
+            match storage.get(key) {
+                Some(cells) => self.tiers[tier as usize].block(*source).copy_from_slice(cells),
+                None => self.tiers[tier as usize].block(*source).fill(EMPTY),
+            }
+        }
+    }
+
+    /// Returns `true` if the storage of a shared tier holds a block with this key.
+    pub fn stores(&self, tier: u8, key: &BlockKey) -> bool {
+        self.shared[tier as usize].as_ref().is_some_and(|storage| storage.get(key).is_some())
+    }
+
+    /// Returns the pairs of a copy in flight whose sources a shared tier did not have when the copy began.
+    ///
+    /// # Panics
+    /// If there is no such copy.
+    pub fn missing(&self, id: u64) -> impl Iterator<Item = u32> {
+        let (_, before) = self.transfers.get(&id).expect("the transfer is in flight");
+        let blocks = (0..).zip(before.chunks(self.block_size));
+        blocks.filter(|(_, cells)| cells.contains(&EMPTY)).map(|(pair, _)| pair)
     }
 
     /// Ends a copy: the destinations hold what the sources held, or poison if it failed.
@@ -386,6 +296,11 @@ impl OracleWorker {
         for (at, ((source, destination), cells)) in pairs.enumerate() {
             self.memory(transfer.from).end_copy_from(*source, cells, id);
             self.memory(transfer.to).end_copy_into(*destination, id, arrived(at).then_some(cells));
+            if let (Place::Tier(tier), true) = (transfer.to, arrived(at))
+                && let Some(storage) = &mut self.shared[tier as usize]
+            {
+                storage.put(&transfer.keys[at], cells);
+            }
         }
     }
 

@@ -72,6 +72,8 @@ pub struct Outcome {
     pub drafts_accepted: u64,
     /// Requests with the id of one that had just ended.
     pub reused_ids: u64,
+    /// Blocks found by look-ups in a shared tier.
+    pub looked_up: u64,
 }
 
 impl Outcome {
@@ -106,6 +108,7 @@ impl Outcome {
             drafts_allowed: self.drafts_allowed + other.drafts_allowed,
             drafts_accepted: self.drafts_accepted + other.drafts_accepted,
             reused_ids: self.reused_ids + other.reused_ids,
+            looked_up: self.looked_up + other.looked_up,
             poisoned: self.poisoned + other.poisoned,
         }
     }
@@ -126,38 +129,33 @@ struct Run {
     poison_every: u64,
     /// `true` to leave three bits of each hash, so that most prefixes collide.
     weak_hashes: bool,
+    /// `true` if the cache is flushed now and then.
+    flushes: bool,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
 }
 
 /// Runs `requests` requests through a core whose limits are drawn from `seed`, checks every text against the oracle,
-/// and replays the events through a second core, which must decide the same.
+/// and replays the events through a second core, which must decide the same. If the core shares a tier, another core runs half as many
+/// before, and leaves what it wrote there.
 ///
 /// # Panics
 /// If anything is wrong.
 pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let config = limits(&mut rng);
-    let mut run = Run {
-        driver: Driver::with_content(config.clone(), rng.next_u64()),
-        arrivals: pick(&mut rng, &[6, 15, 30]),
-        transfer_pace: pick(&mut rng, &[2, 20, 60]),
-        transfer_failures: pick(&mut rng, &[0, 20]),
-        closes_after: if rng.random_range(0..8) == 0 { rng.random_range(0..=requests) } else { u64::MAX },
-        poison_every: pick(&mut rng, &[0, 0, 0, 4, 30]),
-        weak_hashes: rng.random_range(0..8) == 0,
-        rng,
-        outcome: Outcome::default(),
-        events: Vec::new(),
-    };
-    if run.weak_hashes {
-        run.driver.expect_collisions();
+    let mut config = limits(&mut rng);
+    share_a_tier(&mut rng, &mut config);
+    let is_shared = config.tiers.iter().any(|tier| tier.shared);
+    let mut driver = Driver::with_content(config, rng.next_u64());
+    if is_shared {
+        let mut before = Run::new(&mut rng, driver, requests / 2);
+        before.finish(requests / 2);
+        driver = before.driver.replaced();
     }
-    run.everything(requests);
-    run.check_end();
-    let outcome = run.outcome();
-    let mut second = Core::new(config).expect("the same limits");
+    let mut run = Run::new(&mut rng, driver, requests);
+    let outcome = run.finish(requests);
+    let mut second = Core::new(run.driver.core.config().clone()).expect("the same limits");
     let mut ignored = Vec::new();
     for (at_ns, event) in run.events {
         second.handle(at_ns, event, &mut ignored);
@@ -222,6 +220,20 @@ fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
         blocks: rng.random_range(1..3 * device_blocks + 2),
         write: pick(rng, &Write::ALL).1,
         eviction: any_eviction(rng),
+        shared: false,
+    }
+}
+
+/// Makes a tier a shared one, at times, and mostly a small one, whose storage has more than the core knows of. Never one whose memory
+/// swapped requests use.
+fn share_a_tier(rng: &mut Pcg64Mcg, config: &mut Config) {
+    let first = usize::from(config.host_blocks > 0);
+    let tiers = config.tiers.len();
+    if tiers > first && rng.random_range(0..2) == 0 {
+        let tier = &mut config.tiers[rng.random_range(first..tiers)];
+        tier.shared = true;
+        tier.blocks = pick(rng, &[1, 4, 16, tier.blocks]);
+        tier.write = pick(rng, &[Write::Through, Write::Through, tier.write]);
     }
 }
 
@@ -255,6 +267,36 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
 }
 
 impl Run {
+    /// Draws what happens beside the requests.
+    fn new(rng: &mut Pcg64Mcg, driver: Driver, requests: u64) -> Self {
+        let is_shared = driver.core.config().tiers.iter().any(|tier| tier.shared);
+        let mut run = Self {
+            driver,
+            arrivals: pick(rng, &[6, 15, 30]),
+            transfer_pace: pick(rng, &[2, 20, 60]),
+            transfer_failures: pick(rng, &[0, 20]),
+            closes_after: if rng.random_range(0..8) == 0 { rng.random_range(0..=requests) } else { u64::MAX },
+            poison_every: pick(rng, &[0, 0, 0, 4, 30]),
+            weak_hashes: rng.random_range(0..8) == 0,
+            // Nothing is looked up after a flush.
+            flushes: !is_shared || rng.random_range(0..4) == 0,
+            rng: Pcg64Mcg::seed_from_u64(rng.next_u64()),
+            outcome: Outcome::default(),
+            events: Vec::new(),
+        };
+        if run.weak_hashes {
+            run.driver.expect_collisions();
+        }
+        run
+    }
+
+    /// Runs the requests to their end.
+    fn finish(&mut self, requests: u64) -> Outcome {
+        self.everything(requests);
+        self.check_end();
+        self.outcome()
+    }
+
     fn outcome(&self) -> Outcome {
         let Self { driver, .. } = self;
         let stats = driver.stats();
@@ -299,10 +341,11 @@ impl Run {
                 34..36 if gives_up => self.some_request(Event::Stop),
                 36 => self.event(Event::Tick),
                 37 if self.rng.random_range(0..8) == 0 => self.lose_worker(),
-                38 if self.rng.random_range(0..4) == 0 => self.event(Event::FlushCache),
+                38 if self.rng.random_range(0..4) == 0 && self.flushes => self.event(Event::FlushCache),
                 39 => self.answer_nothing(),
                 40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
-                41..46 => self.end_transfer(),
+                41..45 => self.end_transfer(),
+                45 => self.end_lookup(),
                 46 => self.some_request(Event::Withdraw),
                 47 if self.rng.random_range(0..12) == 0 => self.fail(),
                 48 if self.rng.random_range(0..3) == 0 => self.submit_twice(),
@@ -313,7 +356,9 @@ impl Run {
         }
         self.close();
         for _ in 0..1_000_000 {
-            if self.driver.drained > 0 && self.driver.steps.is_empty() && self.driver.copies.is_empty() {
+            let driver = &self.driver;
+            let is_over = driver.steps.is_empty() && driver.copies.is_empty() && driver.lookups.is_empty();
+            if driver.drained > 0 && is_over {
                 return;
             }
             self.pass_time();
@@ -363,6 +408,7 @@ impl Run {
             self.event(Event::WorkerJoined);
         } else if self.driver.steps.is_empty() || self.rng.random_range(0..100) < self.transfer_pace {
             self.end_transfer();
+            self.end_lookup();
         } else if self.is_poisoned() {
             self.outcome.poisoned += 1;
             self.lose_worker();
@@ -397,6 +443,18 @@ impl Run {
         }
     }
 
+    /// Answers any one of the look-ups in flight: with what is there, with less, or with more.
+    fn end_lookup(&mut self) {
+        if self.driver.lookups.is_empty() {
+            return;
+        }
+        let lookup = self.driver.lookups.swap_remove(self.rng.random_range(0..self.driver.lookups.len()));
+        let there = lookup.keys.iter().take_while(|key| self.driver.worker.stores(lookup.tier, key)).count() as u32;
+        let found = pick(&mut self.rng, &[there, there, there / 2, there + 2]);
+        self.outcome.looked_up += u64::from(found.min(there));
+        self.event(Event::LookupEnded { lookup: lookup.id, found });
+    }
+
     /// Ends any one of the copies in flight, well or not.
     fn end_transfer(&mut self) {
         if self.driver.copies.is_empty() {
@@ -406,13 +464,15 @@ impl Run {
         let (id, blocks) = (transfer.id, transfer.pairs.len() as u64);
         let ok = self.rng.random_range(0..100) >= self.transfer_failures;
         // A copy may fail in part; then it says which blocks, and why.
-        let mut faults = Vec::new();
-        if !ok && self.rng.random_range(0..2) == 0 {
+        let missing = self.driver.worker.missing(id);
+        let mut faults: Vec<(u32, BlockFault)> = missing.map(|pair| (pair, BlockFault::Bad)).collect();
+        if faults.is_empty() && !ok && self.rng.random_range(0..2) == 0 {
             let kinds = [BlockFault::Bad, BlockFault::Interrupted, BlockFault::Refused];
             let failed = (0..blocks as u32).filter(|_| self.rng.random_range(0..3) == 0).collect::<Vec<_>>();
             faults = failed.into_iter().map(|pair| (pair, pick(&mut self.rng, &kinds))).collect();
         }
         let is_partial = !faults.is_empty();
+        let ok = ok && !is_partial;
         let failed = |pair: usize| faults.iter().any(|(failed, _)| *failed as usize == pair);
         self.driver.worker.end_transfer_partly(id, |pair| if is_partial { !failed(pair) } else { ok });
         let outcome = &mut self.outcome;

@@ -1,7 +1,10 @@
 //! What the end-to-end tests share: seeded runs of a cluster under pressure, and a server.
 
 pub mod cluster_pressure;
+pub mod faulty_disk;
+pub mod object_server;
 pub mod raw;
 pub mod server;
+pub mod tiered;
 
 pub use trunkline_driver::{oracle, pressure};

@@ -425,7 +425,7 @@ impl<'a> Fleet<'a> {
             }
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
-            Action::Release { .. } => {}
+            Action::Release { .. } | Action::Lookup(_) => {}
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
                 assert_eq!(reason, FinishReason::Length, "traced requests end by length alone");

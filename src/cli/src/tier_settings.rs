@@ -20,6 +20,8 @@ const EVICTION_DEFAULT: &str = "lru";
 const COMPRESSION_MAX: u64 = 2;
 /// Blocks of a tier at most.
 const BLOCKS_MAX: u64 = 1 << 28;
+/// Name of the tier in remote storage, which other servers fill too.
+const REMOTE: &str = "remote";
 /// Blocks known to be in remote storage, at most, and the deadline of each answer.
 const REMOTE_BLOCKS: u32 = 1 << 20;
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
@@ -57,8 +59,8 @@ pub struct TierSettings {
     #[arg(long, value_name = "SIZE")]
     pub disk_size: Option<String>,
 
-    /// Remote storage for cached blocks: file:///FOLDER or s3://BUCKET/PREFIX; blocks that other servers wrote there are not looked up
-    /// yet [default: none].
+    /// Remote storage for cached blocks, shared by all servers with the same address, model and block size: file:///FOLDER or
+    /// s3://BUCKET/PREFIX [default: none].
     #[arg(long, value_name = "URL")]
     pub remote: Option<String>,
 
@@ -169,14 +171,15 @@ impl ServerTiers {
             named.push(("disk", (fits("disk-size", *bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
         }
         if self.remote.is_some() {
-            named.push(("remote", REMOTE_BLOCKS));
+            named.push((REMOTE, REMOTE_BLOCKS));
         }
         let writes = one_or_each("tier-write", settings.tier_write.as_deref().unwrap_or(WRITE_DEFAULT), named.len())?;
         let evictions =
             one_or_each("tier-eviction", settings.tier_eviction.as_deref().unwrap_or(EVICTION_DEFAULT), named.len())?;
         for ((name, blocks), (write, eviction)) in named.into_iter().zip(writes.into_iter().zip(evictions)) {
             let write: Write = write.parse()?;
-            self.tiers.push(TierConfig { name: name.into(), blocks, write, eviction: eviction.into() });
+            let shared = name == REMOTE;
+            self.tiers.push(TierConfig { name: name.into(), blocks, write, eviction: eviction.into(), shared });
         }
         Ok(())
     }

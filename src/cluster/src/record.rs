@@ -182,6 +182,7 @@ fn is_from_worker(event: &Event) -> bool {
             | Event::TransferPartial { .. }
             | Event::TierFound { .. }
             | Event::TierResized { .. }
+            | Event::LookupEnded { .. }
     )
 }
 
@@ -273,8 +274,13 @@ mod tests {
 
     #[test]
     fn the_header_of_a_recording_keeps_its_bytes() {
-        let tiers =
-            vec![TierConfig { name: "host".into(), blocks: 7, write: Write::SecondUse, eviction: "lfu".into() }];
+        let tiers = vec![TierConfig {
+            name: "host".into(),
+            blocks: 7,
+            write: Write::SecondUse,
+            eviction: "lfu".into(),
+            shared: false,
+        }];
         let config = Config { tiers, launch_watermark: 0.5, align_chunks: false, ..Config::default() };
         let header = Line::Header { trunkline_recording: VERSION, config };
         let line = concat!(

@@ -13,7 +13,8 @@ pub(crate) enum Admission {
     Admitted,
     /// The request has its blocks, and transfers from tiers are to fill some first.
     Loads,
-    /// Another request is about to publish blocks of the prompt, this one as the last of them; requests behind this one may pass.
+    /// Blocks of the prompt are about to be known: another request publishes blocks, this one as the last of them, or a shared tier is
+    /// asked for blocks, for this one as the first of them. Requests behind this one may pass.
     Deferred(BlockHash),
     /// There is no room.
     Full,
@@ -28,9 +29,13 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
-    let State { sequences, kv, .. } = state;
+    let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
+    if let Some(first) = kv.look_up(seq, journal) {
+        kv.remember(seq);
+        return Admission::Deferred(first);
+    }
     let total = seq.n_tokens();
     let hit = kv.hit() as u32;
     let needed = total.div_ceil(size) - hit;

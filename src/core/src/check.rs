@@ -88,7 +88,7 @@ fn check_blocks(state: &State) {
 }
 
 /// Panics unless prefills and loading sequences own the blocks that they are about to publish, and every parked request waits for
-/// such a block.
+/// such a block, or for a look-up in flight.
 fn check_shared_work(state: &State) {
     let mut owned = 0;
     for (slot, seq) in &state.sequences {
@@ -102,7 +102,8 @@ fn check_shared_work(state: &State) {
     assert_eq!(owned, state.shared_work.len(), "a sequence owns blocks that it will not publish");
     for (hash, slot) in state.waiting.parked() {
         let id = state.sequences[slot].id;
-        assert!(state.shared_work.owner(hash).is_some(), "{id} is parked for a block that no sequence computes");
+        let is_coming = state.shared_work.owner(hash).is_some() || state.kv.lookups.is_awaited(hash);
+        assert!(is_coming, "{id} is parked for a block that no sequence computes and no look-up asks for");
     }
 }
 

@@ -225,6 +225,10 @@ pub struct TierConfig {
     pub write: Write,
     /// Order in which the tier evicts blocks: a name in [`eviction::REGISTRY`], with parameters if needed.
     pub eviction: String,
+    /// `true` if other cores fill the tier's storage too: blocks of a prompt are looked up there. Of several such tiers, the nearest
+    /// is asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 impl TierConfig {

@@ -111,6 +111,10 @@ impl Core {
             }
             Event::TierFound { tier, blocks } => self.state.kv.adopt_tier(tier, &blocks, &mut self.state.journal),
             Event::TierResized { tier, blocks } => self.state.kv.resize_tier(tier, blocks, &mut self.state.journal),
+            Event::LookupEnded { lookup, found } => {
+                let State { kv, journal, waiting, .. } = &mut self.state;
+                kv.end_lookup(lookup, found, journal).into_iter().for_each(|first| waiting.wake(first));
+            }
             Event::Tick => {}
             Event::FlushCache => self.flush(actions),
             Event::Drain => self.draining = true,
@@ -148,11 +152,12 @@ impl Core {
         self.steps.recycle(step);
     }
 
-    /// Returns the earliest deadline of a request or a transfer. The driver sends an [`Event::Tick`] at that time, unless another event
+    /// Returns the earliest deadline of a request, a transfer or a look-up. The driver sends an [`Event::Tick`] at that time, unless another event
     /// comes first.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         let request_ns = self.deadlines.peek().map(|Reverse((deadline_ns, ..))| *deadline_ns);
-        [request_ns, self.state.kv.transfers.next_due_ns()].into_iter().flatten().min()
+        let kv = &self.state.kv;
+        [request_ns, kv.transfers.next_due_ns(), kv.lookups.next_due_ns()].into_iter().flatten().min()
     }
 
     /// Returns `true` if blocks are being copied to a tier, in time so far. A driver that stops now loses what a later request could
@@ -417,7 +422,7 @@ impl Core {
         }
     }
 
-    /// Ends requests whose deadline has passed, and gives up waiting for overdue transfers.
+    /// Ends requests whose deadline has passed, and gives up waiting for overdue transfers and look-ups.
     fn expire(&mut self, actions: &mut Vec<Action>) {
         while let Some(Reverse((deadline_ns, arrival, id))) = self.deadlines.peek().copied() {
             if deadline_ns > self.now_ns {
@@ -430,6 +435,10 @@ impl Core {
             }
         }
         transfer_end::give_up_overdue(&mut self.state);
+        let State { kv, journal, waiting, .. } = &mut self.state;
+        while let Some(first) = kv.take_overdue_lookup(journal) {
+            waiting.wake(first);
+        }
     }
 
     fn shutdown(&mut self, actions: &mut Vec<Action>) {

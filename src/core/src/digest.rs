@@ -58,6 +58,12 @@ pub enum Decision {
     TierFound = 21,
     /// The number of blocks that fit in a tier changed; subject: the tier; amount: blocks that fit.
     TierResized = 22,
+    /// A shared tier was asked for blocks; subject: id of the look-up, and 1 in the highest bit if requests wait; amount: blocks.
+    Lookup = 23,
+    /// A look-up ended; subject: its id; amount: blocks found.
+    LookupEnded = 24,
+    /// Requests wait no longer for a look-up; subject: its id.
+    LookupOverdue = 25,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.
@@ -88,7 +94,7 @@ impl Digest {
 
     /// Folds a sequence of a step in, and the new blocks of its table. A plain decode (one token, nothing new in the block table, KV
     /// written from that token on) takes two numbers.
-    #[inline]
+    #[inline(always)]
     pub fn run(&mut self, seq: &StepSeq, blocks: impl Iterator<Item = u32>) {
         let is_plain = !seq.start
             && (seq.n_tokens, seq.n_drafts, seq.n_blocks) == (1, 0, 0)

@@ -6,7 +6,7 @@ use trunkline_port::{BlockFault, KnownBlock};
 use crate::ids::{RequestId, Token};
 use crate::request::{FinishReason, Refusal, Request, Usage};
 use crate::step::{Step, StepResult};
-use crate::transfer::{Place, Transfer};
+use crate::transfer::{Lookup, Place, Transfer};
 
 /// Input for the core, delivered with the time of the event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,7 +61,15 @@ pub enum Event {
         /// Blocks that fit.
         blocks: u32,
     },
-    /// Time passed; deadlines of requests or transfers may be due.
+    /// The look-up with this id ended: a shared tier holds the first `found` of the blocks asked for. Ids not in flight are ignored. A
+    /// block that turns out to be missing later costs a recomputation.
+    LookupEnded {
+        /// Number of the look-up.
+        lookup: u64,
+        /// Leading blocks found; 0 without an answer.
+        found: u32,
+    },
+    /// Time passed; deadlines of requests, transfers or look-ups may be due.
     Tick,
     /// Drops every cached block, on the device and in the tiers, as after a change of the weights: requests that run keep their blocks
     /// to the end, and no other request finds these, or what transfers in flight bring to a tier.
@@ -83,6 +91,8 @@ pub enum Action {
     ResetWorker,
     /// Copy these blocks and answer with [`Event::TransferFinished`] or [`Event::TransferFailed`].
     Transfer(Box<Transfer>),
+    /// Ask the storage of a shared tier for these blocks and answer with [`Event::LookupEnded`].
+    Lookup(Box<Lookup>),
     /// Blocks behind the device hold nothing of use any more: their memory can be freed. Needs no answer. Comes before the transfers of
     /// the same event.
     Release {

@@ -102,6 +102,9 @@ impl FreeSlots {
     /// length. Reserves the slots behind for the sequence, which has `have` slots then. At least `n` slots MUST be free.
     pub fn take(&mut self, n: u32, after: Option<u32>, have: u32, mut each: impl FnMut(u32, u32)) {
         assert!(n <= self.free, "{n} of {} free slots cannot be taken", self.free);
+        if let Some(next) = after.filter(|_| n == 1).and_then(|after| self.take_reserved(after)) {
+            return each(next, 1);
+        }
         let wish = self.wish(have);
         let (mut left, mut last) = (n, after);
         while left > 0 {
@@ -117,14 +120,32 @@ impl FreeSlots {
         }
     }
 
+    /// Takes the slot after `last`, if that slot and the next one are reserved for the sequence: the usual case of a sequence that grows.
+    /// Nothing else changes then. Returns the slot.
+    fn take_reserved(&mut self, last: u32) -> Option<u32> {
+        let next = last + 1;
+        let (extent, bit) = (self.extents.get_mut((next / EXTENT) as usize)?, next % EXTENT);
+        if extent.reserved >> bit & 3 != 3 {
+            return None;
+        }
+        extent.free &= !(1 << bit);
+        extent.reserved &= !(1 << bit);
+        self.free -= 1;
+        self.reserved -= 1;
+        Some(next)
+    }
+
     /// Returns the number of slots to free before [`Self::take`] with the same arguments, so that the new slots form a run: 0 if
     /// they do already, or if enough slots are kept free as it is. Of `idle` slots that could be freed one in [`IDLE_SHARE`] is, at
     /// most: when few are idle, their contents are what preempted sequences come back to.
     pub fn lacking(&self, n: u32, after: Option<u32>, have: u32, idle: u32) -> u32 {
+        let next = after.and_then(|after| self.peek_after(after)).map_or(0, |(_, len)| len);
+        if next >= n {
+            return 0;
+        }
         let wish = self.wish(have);
         let ahead = self.ahead.min(idle / IDLE_SHARE);
-        let next = after.and_then(|after| self.peek_after(after)).map_or(0, |(_, len)| len);
-        if wish == 0 || ahead < AHEAD_MIN || next >= n || self.has_run(n - next + wish) {
+        if wish == 0 || ahead < AHEAD_MIN || self.has_run(n - next + wish) {
             return 0;
         }
         ahead.saturating_sub(self.free.saturating_sub(n)).min(2 * EXTENT)
@@ -269,7 +290,9 @@ impl FreeSlots {
             let rest = extent.reserved & reserved << 1;
             self.reservations -= u32::from(rest == 0);
         }
-        self.relist(first / EXTENT);
+        if reserved != taken || extent.free == 0 {
+            self.relist(first / EXTENT);
+        }
     }
 
     /// Reserves up to `wish` available slots directly after `last`, in the same extent, unless some are reserved already.
@@ -279,8 +302,11 @@ impl FreeSlots {
             return;
         }
         let extent = &mut self.extents[(last / EXTENT) as usize];
+        if extent.reserved >> bit & 1 == 1 {
+            return;
+        }
         let len = (extent.available() >> bit).trailing_ones().min(wish);
-        if len > 0 && extent.reserved >> bit & 1 == 0 {
+        if len > 0 {
             extent.reserved |= bits(bit, len);
             self.reserved += len;
             self.reservations += 1;

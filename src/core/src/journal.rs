@@ -21,7 +21,7 @@ impl Journal {
     }
 
     /// Folds a sequence of a step into the digest, and the new blocks of its table.
-    #[inline]
+    #[inline(always)]
     pub fn run(&mut self, seq: &StepSeq, blocks: impl Iterator<Item = u32>) {
         self.digest.run(seq, blocks);
     }

@@ -8,10 +8,12 @@
 //!
 //! **Up.** A request whose prompt continues in a tier is admitted with every block its tokens need, and waits in state
 //! [`crate::sequence::SequenceState::Loading`] until the transfers end. A request without room yet has its blocks in far tiers brought to the
-//! nearest one while it waits. A failed transfer costs a recomputation.
+//! nearest one while it waits. A failed transfer costs a recomputation. What other cores wrote to a shared tier is looked up first
+//! ([`crate::lookups`]).
 
 mod demotions;
 mod remembered;
+mod shared_tier;
 mod tier_copies;
 
 use std::collections::VecDeque;
@@ -23,6 +25,7 @@ use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::journal::Journal;
 use crate::links::Links;
+use crate::lookups::Lookups;
 use crate::prefix::Prefix;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
@@ -45,6 +48,8 @@ pub(crate) struct Kv {
     pub tiers: Tiers,
     /// Transfers in flight.
     pub transfers: TransferTable,
+    /// Look-ups in a shared tier in flight.
+    pub lookups: Lookups,
     /// Private duplicates that steps in flight may still read, with the last step that may; oldest first.
     retired: VecDeque<(u64, BlockHandle)>,
     /// Device blocks of the last prefix looked up.
@@ -78,6 +83,7 @@ impl Kv {
             shares_host: config.shared_host().is_some(),
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(Links::new(config)),
+            lookups: Lookups::default(),
             retired: VecDeque::new(),
             found: Prefix::default(),
             reviving: Vec::new(),
@@ -118,6 +124,7 @@ impl Kv {
     pub fn flush(&mut self) -> u32 {
         self.remembered = Remembered::default();
         self.demoting.clear();
+        self.lookups.close();
         self.tiers.flush();
         self.tree.strike_out_held();
         self.tree.flush()

@@ -84,6 +84,19 @@ impl Links {
         best
     }
 
+    /// Returns the time to compute the tokens of so many blocks, nanoseconds.
+    pub fn compute_ns(&self, blocks: usize) -> f64 {
+        let (_, token_ns) = self.prefill.line();
+        token_ns * f64::from(self.block_size) * blocks as f64
+    }
+
+    /// Returns the time saved by loading so many blocks from a tier in place of computing them, nanoseconds; negative if computing is
+    /// faster.
+    pub fn saved_ns(&self, tier: usize, blocks: usize) -> f64 {
+        let (fixed_ns, copy_ns) = self.copies[3 + tier].line();
+        self.compute_ns(blocks) - fixed_ns - copy_ns * blocks as f64
+    }
+
     /// Takes note of a request admitted without loading blocks of a tier: the estimate of the tier fades, so that
     /// the tier is tried again now and then.
     pub fn passed_over(&mut self, tier: usize) {

@@ -133,7 +133,7 @@ impl Scheduler {
                 assert!(allocated, "a block is usable for each sequence");
             }
             *budget -= 1;
-            self.run(state, slot, 1, 0, step);
+            self.add(state, slot, 1, 0, step);
         }
     }
 
@@ -248,8 +248,13 @@ impl Scheduler {
         }
     }
 
-    /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.
     fn run(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
+        self.add(state, slot, n_tokens, n_drafts, step);
+    }
+
+    /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step. Inlined where the numbers are known.
+    #[inline(always)]
+    fn add(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
         let State { sequences, kv, journal, waiting, config, .. } = state;
         let seq = &mut sequences[slot];
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());

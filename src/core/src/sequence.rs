@@ -93,6 +93,8 @@ pub(crate) struct History {
     pub cached_at_preemption: u32,
     /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
+    /// `true` once blocks of the sequence were looked up in a shared tier, or found not to be worth a look-up.
+    pub looked_up: bool,
 }
 
 /// Tokens generated that [`Sequence`] holds itself, at most: each step adds one, and the vector of all tokens is far away.

@@ -17,6 +17,10 @@ pub struct TierStats {
     pub evicted_blocks: u64,
     /// Blocks that the tier refused, or was too busy to be offered.
     pub skipped_blocks: u64,
+    /// Blocks that the storage of a shared tier was asked for.
+    pub looked_up_blocks: u64,
+    /// Blocks of those that were there.
+    pub found_blocks: u64,
 }
 
 /// Counts of requests, from acceptance to end.
@@ -123,12 +127,15 @@ pub struct Stats {
 
 impl AddAssign for TierStats {
     fn add_assign(&mut self, other: Self) {
-        let Self { blocks, hit_blocks, stored_blocks, evicted_blocks, skipped_blocks } = other;
+        let Self { blocks, hit_blocks, stored_blocks, evicted_blocks, skipped_blocks, looked_up_blocks, found_blocks } =
+            other;
         self.blocks += blocks;
         self.hit_blocks += hit_blocks;
         self.stored_blocks += stored_blocks;
         self.evicted_blocks += evicted_blocks;
         self.skipped_blocks += skipped_blocks;
+        self.looked_up_blocks += looked_up_blocks;
+        self.found_blocks += found_blocks;
     }
 }
 
@@ -207,7 +214,15 @@ mod tests {
     #[test]
     fn every_field_of_a_sum_is_added() {
         // All fields are numbers, so 1 in each of them doubles to 2 in each of them.
-        let tier = TierStats { blocks: 1, hit_blocks: 1, stored_blocks: 1, evicted_blocks: 1, skipped_blocks: 1 };
+        let tier = TierStats {
+            blocks: 1,
+            hit_blocks: 1,
+            stored_blocks: 1,
+            evicted_blocks: 1,
+            skipped_blocks: 1,
+            looked_up_blocks: 1,
+            found_blocks: 1,
+        };
         let ones = Stats {
             tiers: [tier; TIERS_MAX],
             waiting: 1,
@@ -246,7 +261,10 @@ mod tests {
     #[test]
     fn nested_counters_are_serialised_flat_and_in_order() {
         let json = serde_json::to_string(&Stats::default()).unwrap();
-        let tier = r#"{"blocks":0,"hit_blocks":0,"stored_blocks":0,"evicted_blocks":0,"skipped_blocks":0}"#;
+        let tier = concat!(
+            r#"{"blocks":0,"hit_blocks":0,"stored_blocks":0,"evicted_blocks":0,"skipped_blocks":0,"#,
+            r#""looked_up_blocks":0,"found_blocks":0}"#
+        );
         let keys = json.replace(tier, "").replace(":0", "");
         let expected = [
             r#"{"waiting","running","free_blocks","idle_blocks","held_blocks","private_blocks","steps","#,

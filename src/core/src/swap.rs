@@ -52,7 +52,9 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     journal.stats.swaps.swap_outs += 1;
     journal.stats.swaps.swapped_out_blocks += copied;
     seq.cold.history.preemptions += 1;
-    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, Default::default());
+    let published = &seq.table[pinned..(seq.published as usize).max(pinned)];
+    let contents = (kv.tiers.keys_on_device(published), Vec::new());
+    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, contents);
     seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
     true
 }

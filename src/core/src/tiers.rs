@@ -32,6 +32,8 @@ pub(crate) struct PlannedBlock {
 pub(crate) struct Tiers {
     tiers: Vec<Tier>,
     writes: Vec<Write>,
+    /// Nearest tier with storage that other cores fill too.
+    shared: Option<usize>,
     /// Identity of each published device block.
     keys: Vec<BlockKey>,
     /// Device blocks that writing back keeps free.
@@ -57,6 +59,7 @@ impl Tiers {
         Ok(Self {
             tiers,
             writes: config.tiers.iter().map(|tier| tier.write).collect(),
+            shared: config.tiers.iter().position(|tier| tier.shared),
             keys: Vec::new(),
             device_spare: config.device_blocks / SPARE_SHARE,
             saturated: [false; TIERS_MAX],
@@ -73,6 +76,11 @@ impl Tiers {
     /// Returns `true` if there is no tier.
     pub fn is_empty(&self) -> bool {
         self.tiers.is_empty()
+    }
+
+    /// Returns the nearest tier with storage that other cores fill too.
+    pub fn shared(&self) -> Option<usize> {
+        self.shared
     }
 
     /// Returns the time at which a tier takes blocks. `None` if there is no such tier.
@@ -155,6 +163,39 @@ impl Tiers {
         blocks.iter().take_while(|known| tier.adopt(known)).count()
     }
 
+    /// Takes in a chain of blocks found in a tier's storage, beside those already there; the tail first, so that the tail is evicted first.
+    pub fn take_in(&mut self, tier: usize, keys: &[BlockKey], tokens: &[Token]) {
+        let block_size = tokens.len().checked_div(keys.len()).unwrap_or(0).max(1);
+        self.counters[tier].found_blocks += keys.len() as u64;
+        let tier = &mut self.tiers[tier];
+        for (key, tokens) in keys.iter().zip(tokens.chunks_exact(block_size)).rev() {
+            if let Some(slot) = tier.reserve(&Contents { key: *key, tokens }) {
+                tier.end_fill(slot, true);
+            }
+        }
+    }
+
+    /// Returns the identities of a chain of blocks behind planned ones, or behind the `last` block on the device if `planned` is `None`.
+    pub fn keys_behind<'a>(
+        &self,
+        root: BlockHash,
+        last: Option<u32>,
+        planned: Option<PlannedBlock>,
+        blocks: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
+    ) -> Vec<BlockKey> {
+        let on_device = last.map(|block| self.keys[block as usize]);
+        let mut parent = planned.map(|planned| self.contents(planned.tier, planned.block).key).or(on_device);
+        let next = |(hash, tokens): (&BlockHash, &[Token])| {
+            *parent.insert(content_key::after(root, parent.as_ref(), *hash, tokens))
+        };
+        blocks.map(next).collect()
+    }
+
+    /// Counts blocks that a tier's storage was asked for.
+    pub fn count_looked_up(&mut self, tier: usize, blocks: usize) {
+        self.counters[tier].looked_up_blocks += blocks as u64;
+    }
+
     /// Returns the blocks of a tier freed since the last call and still free.
     pub fn take_released(&mut self, tier: usize) -> Vec<u32> {
         self.tiers[tier].take_released()
@@ -205,6 +246,14 @@ impl Tiers {
             before = self.contents(planned.tier, planned.block).key.hash;
             plan.push(planned);
         }
+    }
+
+    /// Returns the identities of published device blocks; none without tiers.
+    pub fn keys_on_device(&self, blocks: &[BlockHandle]) -> Vec<BlockKey> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        blocks.iter().map(|block| self.keys[block.index as usize]).collect()
     }
 
     /// Returns the contents of a published device block, or of one whose demotion began.
@@ -316,7 +365,8 @@ mod tests {
     /// Forged: both roots have the same upper half, and both first blocks the same hash.
     #[test]
     fn a_tier_tells_namespaces_apart_by_their_whole_root() {
-        let tier = TierConfig { name: "t".into(), blocks: 4, write: Write::Through, eviction: "lru".into() };
+        let tier =
+            TierConfig { name: "t".into(), blocks: 4, write: Write::Through, eviction: "lru".into(), shared: false };
         let mut tiers = Tiers::new(&Config { block_size: 2, tiers: vec![tier], ..Config::default() }).unwrap();
         let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
         tiers.identify(roots[0], 0, None, hash, &tokens);

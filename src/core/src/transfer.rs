@@ -1,3 +1,3 @@
 //! Copies of KV blocks, re-exported from `trunkline-port`.
 
-pub use trunkline_port::transfer::{BlockFault, BlockKey, KnownBlock, Place, Transfer, TransferReport};
+pub use trunkline_port::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

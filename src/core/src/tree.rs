@@ -57,8 +57,10 @@ use crate::prefix::Prefix;
 
 /// Tokens for which memory is reserved from the beginning, at most. Untouched memory costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
-/// Runs of a prefix requested from memory ahead of the one that is held.
-const RUNS_AHEAD: usize = 4;
+/// Pieces of a prefix requested from memory ahead of the one that is held.
+const PIECES_AHEAD: usize = 4;
+/// Blocks of such a piece, at most: what is requested ahead stays in the nearest caches.
+const PIECE: usize = 512;
 /// Blocks of a chain whose data are requested from memory all at once, at most. Those of a longer chain are read ahead in order.
 const SHORT: usize = 32;
 
@@ -214,9 +216,10 @@ impl PrefixTree {
             self.sharing_changes += 1;
         }
         table.reserve(found.len().saturating_sub(skipped));
-        let mut ahead = found.runs(skipped);
-        ahead.by_ref().take(RUNS_AHEAD).for_each(|(first, len)| self.prefetch_run(first, len));
-        for (first, len) in found.runs(skipped) {
+        let pieces = || found.runs(skipped).flat_map(|(first, len)| pieces(first, len));
+        let mut ahead = pieces();
+        ahead.by_ref().take(PIECES_AHEAD).for_each(|(first, len)| self.prefetch_run(first, len));
+        for (first, len) in pieces() {
             if let Some((first, len)) = ahead.next() {
                 self.prefetch_run(first, len);
             }
@@ -629,6 +632,11 @@ impl PrefixTree {
         self.namespaces.check(first);
         assert!(nodes.children.iter().eq(&children), "child counts drifted");
     }
+}
+
+/// Returns a run of neighbouring slots in pieces: first slot and length of each.
+fn pieces(first: u32, len: usize) -> impl Iterator<Item = (u32, usize)> {
+    (0..len).step_by(PIECE).map(move |at| (first + at as u32, PIECE.min(len - at)))
 }
 
 /// Calls `each` for every run of blocks in adjacent slots, with the first slot and the length of the run.

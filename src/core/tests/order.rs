@@ -79,7 +79,8 @@ fn swapped_requests_come_back_by_preemption_rank_not_by_arrival() {
 
 #[test]
 fn a_prefill_that_gets_no_block_holds_back_the_smaller_ones_behind_it() {
-    let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into(), shared: false };
     let mut driver = Driver::new(Config { device_blocks: 24, max_batch_tokens: 16, tiers: vec![tier], ..config() });
     for id in 1..=3 {
         driver.submit_request(request(id, 5, 1));

@@ -5,7 +5,8 @@ use trunkline_driver::Driver;
 
 /// Limits with a tier that takes all blocks, and a device of `blocks` blocks of 4 tokens.
 fn config(blocks: u32) -> Config {
-    let tier = TierConfig { name: "tier".into(), blocks: 100, write: Write::Through, eviction: "lru".into() };
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 100, write: Write::Through, eviction: "lru".into(), shared: false };
     Config {
         block_size: 4,
         device_blocks: blocks,

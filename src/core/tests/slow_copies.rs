@@ -9,7 +9,7 @@ use trunkline_driver::Driver;
 const TIMEOUT_NS: u64 = 1_000_000;
 
 fn tier(blocks: u32, write: Write) -> TierConfig {
-    TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into() }
+    TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into(), shared: false }
 }
 
 /// Twelve blocks of four tokens on the device, and one tier.

@@ -6,7 +6,7 @@ use trunkline_driver::Driver;
 const BLOCK: u32 = 4;
 
 fn tier(blocks: u32, write: Write) -> TierConfig {
-    TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into() }
+    TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into(), shared: false }
 }
 
 fn driver(write: Write) -> Driver {

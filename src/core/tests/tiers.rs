@@ -1,6 +1,6 @@
 //! The tiers of the prefix cache behind the device, with a worker whose cells carry their contents.
 
-use trunkline_core::{Config, Event, FinishReason, Preemption, RequestId, TierConfig, Token, Write, eviction};
+use trunkline_core::{Config, Event, FinishReason, Place, Preemption, RequestId, TierConfig, Token, Write, eviction};
 use trunkline_driver::Driver;
 
 /// Tokens in a block.
@@ -8,7 +8,7 @@ const BLOCK: u32 = 4;
 const DEVICE_BLOCKS: u32 = 48;
 
 fn tier(blocks: u32, write: Write, eviction: &str) -> TierConfig {
-    TierConfig { name: "tier".into(), blocks, write, eviction: eviction.into() }
+    TierConfig { name: "tier".into(), blocks, write, eviction: eviction.into(), shared: false }
 }
 
 /// Forty-eight blocks on the device, and these tiers.
@@ -198,6 +198,12 @@ fn swapped_requests_and_a_host_tier_share_one_memory() {
     rig.submit(10, prompt(10, 24 * BLOCK - 4), 60);
     rig.submit(11, prompt(11, 24 * BLOCK - 4), 60);
     rig.answer_until(|rig| rig.stats().swaps.swap_outs > 0);
+    let out = rig.copies.iter().find(|copy| copy.to == Place::Host).expect("a swap-out is in flight");
+    assert_eq!(
+        out.keys.len(),
+        out.pairs.len() - 1,
+        "full blocks are named, so that none is copied that host memory has"
+    );
     let taken = 32 - rig.host_free();
     assert!(taken > 20, "{taken} blocks: more than the twenty that are not the tier's");
     assert!(blocks(&rig) + taken <= 32, "{} of the tier beside {taken} of the swapped request", blocks(&rig));

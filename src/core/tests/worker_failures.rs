@@ -135,7 +135,8 @@ fn failures_travel_with_a_request_and_a_token_clears_them() {
 
 #[test]
 fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
-    let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into(), shared: false };
     for aborts in [false, true] {
         let mut driver = Driver::new(Config { tiers: vec![tier.clone()], ..config() });
         driver.submit_request(request(1, 9, 5));
@@ -158,7 +159,8 @@ fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
 
 #[test]
 fn nothing_of_a_guilty_request_outside_the_step_is_copied_to_a_tier() {
-    let tier = TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into() };
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into(), shared: false };
     let mut driver = Driver::new(Config { tiers: vec![tier], pipeline_stages: 2, ..config() });
     for id in [1, 2] {
         driver.submit_request(request(id, 9, 40));

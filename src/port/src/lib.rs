@@ -44,5 +44,5 @@ pub use crate::model_info::ModelInfo;
 pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
 pub use crate::step::{Step, StepResult, StepSeq};
-pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Place, Transfer, TransferReport};
+pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
 pub use crate::worker::{CopyError, DeviceBlocks, StepError, StepRunner};

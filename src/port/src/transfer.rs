@@ -33,16 +33,17 @@ pub struct Transfer {
     pub to: Place,
     /// Pairs (block in `from`, block in `to`).
     pub pairs: Vec<(u32, u32)>,
-    /// Identity of each pair's contents, if `from` or `to` is a tier; else empty.
+    /// Identity of each pair's contents, if `from` or `to` is a tier. Of a copy to the host, identities of the first pairs, as far as
+    /// known. Else empty.
     pub keys: Vec<BlockKey>,
-    /// Tokens of the blocks in `keys`, equally many for each.
+    /// Tokens of the blocks in `keys`, equally many for each, if `from` or `to` is a tier; else empty.
     pub tokens: Vec<Token>,
     /// `true` if a request waits for the end.
     pub is_urgent: bool,
 }
 
 impl Transfer {
-    /// Returns the tokens of the contents of pair number `pair`.
+    /// Returns the tokens of the contents of pair number `pair`; none for a copy to the host.
     ///
     /// # Panics
     /// If the transfer has no keys, or no such pair.
@@ -81,6 +82,18 @@ pub struct KnownBlock {
     pub key: BlockKey,
     /// Tokens of the block, all of them.
     pub tokens: Vec<Token>,
+}
+
+/// A question to a tier whose storage other cores fill too: the number of leading blocks that are there. The driver answers with the
+/// event `LookupEnded` of the core, in any order, and with 0 if the storage does not answer. No transfer need wait for a look-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Number of the look-up; counts up from 1 for the lifetime of the core.
+    pub id: u64,
+    /// Number of the tier, 0 for the nearest.
+    pub tier: u8,
+    /// Identities of a chain of blocks, each the parent of the next; at least one.
+    pub keys: Vec<BlockKey>,
 }
 
 /// Reason for a block of a transfer not to arrive. The block's destination holds nothing of use.

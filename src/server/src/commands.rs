@@ -27,6 +27,12 @@ pub(crate) enum Command {
     Drain,
     Shutdown,
     Worker(WorkerReport),
+    /// The store of an engine answers a look-up.
+    LookedUp {
+        engine: EngineId,
+        lookup: u64,
+        found: u32,
+    },
     /// A worker was made again, or could not be.
     WorkerMade {
         engine: EngineId,

@@ -284,6 +284,9 @@ impl Driver {
             }
             Command::Shutdown => self.shutdown(),
             Command::Worker(report) => self.take_report(report),
+            Command::LookedUp { engine, lookup, found } => {
+                self.apply(Input::Engine(engine, Event::LookupEnded { lookup, found }));
+            }
             Command::WorkerMade { engine, made } => self.replace_worker(engine, made),
         }
     }
@@ -478,6 +481,7 @@ impl Driver {
         match output {
             ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step, self.last_input_ns),
             ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
+            ClusterOutput::Engine(engine, Action::Lookup(lookup)) => self.workers.look_up(engine, *lookup),
             ClusterOutput::Engine(engine, Action::Release { place, blocks }) => {
                 self.workers.store(engine).release(place, &blocks);
             }
@@ -512,9 +516,11 @@ impl Driver {
                 }
             }
             Action::Drained => self.drained = true,
-            Action::RunStep(_) | Action::Transfer(_) | Action::Release { .. } | Action::ResetWorker => {
-                unreachable!("jobs are of an engine")
-            }
+            Action::RunStep(_)
+            | Action::Transfer(_)
+            | Action::Lookup(_)
+            | Action::Release { .. }
+            | Action::ResetWorker => unreachable!("jobs are of an engine"),
             Action::Withdrawn(_) => unreachable!("requests that move stay in the cluster"),
         }
     }

@@ -31,6 +31,7 @@ pub(crate) fn store_info(stats: &StoreStats, tiers: &[(String, TierStats)]) -> p
         mismatches: stats.codec.mismatches,
         decode_cache_hits: stats.cache.hits,
         decode_cache_misses: stats.cache.misses,
+        shared_blocks: stats.shared_blocks,
     }
 }
 
@@ -45,6 +46,8 @@ fn place(name: String, stats: &PlaceStats, counters: &TierStats) -> proto::Store
         stored_blocks: counters.stored_blocks,
         evicted_blocks: counters.evicted_blocks,
         skipped_blocks: counters.skipped_blocks,
+        looked_up_blocks: counters.looked_up_blocks,
+        found_blocks: counters.found_blocks,
         lifetime: Some(durations(&stats.residency.lifetime)),
         idle_before_end: Some(durations(&stats.residency.idle_before_end)),
         gap: Some(durations(&stats.residency.gap)),

@@ -120,7 +120,13 @@ mod tests {
 
     #[test]
     fn the_number_of_blocks_follows_the_mean_size_and_small_changes_are_kept_from_the_core() {
-        let tier = |blocks| TierConfig { name: "disk".into(), blocks, write: Write::Through, eviction: "lru".into() };
+        let tier = |blocks| TierConfig {
+            name: "disk".into(),
+            blocks,
+            write: Write::Through,
+            eviction: "lru".into(),
+            shared: false,
+        };
         let core = Config { tiers: vec![tier(200), tier(50)], ..Config::default() };
         let mut sizes = TierSizes::new(&core, 1000);
         let stats = |blocks, stored_bytes| {

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use tracing::info;
 use trunkline_cluster::EngineId;
-use trunkline_port::{Step, StepRunner, Transfer};
+use trunkline_port::{Lookup, Step, StepRunner, Transfer};
 use trunkline_store::Store;
 
 use crate::commands::Command;
@@ -110,6 +110,14 @@ impl Workers {
     /// Queues a transfer. Never waits.
     pub(crate) fn transfer(&self, engine: EngineId, transfer: Box<Transfer>) {
         self.slots[engine.index()].handle.transfer(transfer);
+    }
+
+    /// Begins a look-up in the store of an engine, answered with [`Command::LookedUp`]. Never waits.
+    pub(crate) fn look_up(&self, engine: EngineId, lookup: Lookup) {
+        let (driver, id) = (self.driver.clone(), lookup.id);
+        // A driver that has stopped needs no answer.
+        let done = move |found| _ = driver.send_blocking(Command::LookedUp { engine, lookup: id, found });
+        self.store(engine).lookup(lookup, Box::new(done));
     }
 
     /// Returns the store of an engine.

@@ -39,6 +39,8 @@ pub struct Copying {
 
 /// Contents of a source, and where the bytes are.
 enum Source {
+    /// On the device, to be read straight into a record.
+    Device,
     /// Uncompressed, in [`Scratch::raw`].
     Raw,
     /// In host memory, compressed or not.
@@ -124,6 +126,11 @@ impl Copy<'_> {
         pair.failed(failure.into());
     }
 
+    /// Returns `true` if the destination holds records.
+    fn is_to_records(&self) -> bool {
+        matches!(self.places.tier(self.transfer.to), Some(Tier::Disk(..) | Tier::Remote(..)))
+    }
+
     fn position(&self) -> Option<u32> {
         self.key.map(|key| key.first_token)
     }
@@ -131,6 +138,12 @@ impl Copy<'_> {
     /// Reads the source and proves its identity.
     fn load(&self, scratch: &mut Scratch) -> Result<Source, Failure> {
         if self.transfer.from == Place::Device {
+            if let Some(held) = self.in_host_memory() {
+                return Ok(Source::Held(held));
+            }
+            if self.places.stores_unchanged() && self.is_to_records() {
+                return Ok(Source::Device);
+            }
             scratch.raw.resize(self.device.block_bytes(), 0);
             return match self.device.read(self.from, &mut scratch.raw) {
                 Ok(()) => Ok(Source::Raw),
@@ -157,6 +170,12 @@ impl Copy<'_> {
         Ok(Source::Held(Arc::clone(kept.held())))
     }
 
+    /// Returns a block of the device that is in host memory already, if it goes there.
+    fn in_host_memory(&self) -> Option<Arc<Held>> {
+        self.places.host_place(self.transfer.to)?;
+        self.places.named.share(&self.key?)
+    }
+
     fn load_from_remote(&self, scratch: &mut Scratch, remote: &Remote) -> Result<Source, Failure> {
         let key = self.key.ok_or(Failure::Unproven(Fault::Missing))?;
         let (header, record) = remote.get(&key, self.tokens, self.places.record_max)?;
@@ -175,6 +194,7 @@ impl Copy<'_> {
         let position = self.position();
         let held = match source {
             Source::Held(held) => Some(held),
+            Source::Device => return Err(Failure::Interrupted),
             Source::Raw => self.places.hold_block(scratch, position),
             Source::Record(coding, range) => self.places.hold(&scratch.record.as_slice()[range], coding),
         };
@@ -184,6 +204,9 @@ impl Copy<'_> {
         if !place.fill(self.to, self.generation, key, &held) {
             // A later write owns the slot: nobody waits for this one.
             return Err(Failure::Interrupted);
+        }
+        if let Some(key) = &self.key {
+            self.places.named.insert(key, &held);
         }
         self.places.compress_later(&held, position);
         Ok(stored_bytes)
@@ -224,7 +247,15 @@ impl Copy<'_> {
         buffer: &mut Aligned,
     ) -> Result<(Coding, BlockKey), Failure> {
         let key = self.key.ok_or(Failure::Refused)?;
-        buffer.resize(header_len(self.tokens.len()));
+        let begin = header_len(self.tokens.len());
+        if let Source::Device = source {
+            buffer.resize(begin + self.device.block_bytes());
+            let block = &mut buffer.as_mut_slice()[begin..];
+            self.device.read(self.from, block).map_err(|_| Failure::Interrupted)?;
+            seal(buffer.as_mut_slice(), self.places.layout, Coding::Raw, &key, self.tokens);
+            return Ok((Coding::Raw, key));
+        }
+        buffer.resize(begin);
         let Scratch { engine, raw, record, .. } = scratch;
         let mut encode = |block: &[u8], out: &mut Vec<u8>| {
             if self.places.encode(engine, block, self.position(), out) {
@@ -235,6 +266,7 @@ impl Copy<'_> {
         };
         let coding = buffer.append(|out| -> Result<Coding, Failure> {
             match source {
+                Source::Device => Err(Failure::Interrupted),
                 Source::Raw => Ok(encode(raw, out)),
                 Source::Held(held) => {
                     let body = held.body();
@@ -275,6 +307,7 @@ impl Copy<'_> {
             Ok(bytes.len() as u64)
         };
         let held = match source {
+            Source::Device => return Err(Failure::Interrupted),
             Source::Raw => return write(raw),
             Source::Record(Coding::Raw, range) => return write(&record.as_slice()[range]),
             Source::Record(Coding::Frame, range) => {

@@ -36,13 +36,18 @@ pub use plain::plain_disk;
 pub use queue::Write;
 pub use recovery::{Checked, CheckedSegment, check};
 
+/// Maker of the operations on the files of a folder, which is there: [`system_files`], or files that fail on purpose.
+pub type OpenFiles<'a> = &'a dyn Fn(&Path) -> Arc<dyn Files>;
+
 /// Most bytes of a segment.
 const SEGMENT_MAX: u64 = 64 << 20;
 /// Least bytes of a segment.
 const SEGMENT_MIN: u64 = 256 << 10;
 /// Segments of a tier, at least.
 const SEGMENTS_MIN: u64 = 4;
-/// Bytes of records waiting for the writer, at most.
+/// Threads that write: writes in flight at once.
+const WRITERS: usize = 4;
+/// Bytes of records waiting for the writers, at most.
 const QUEUE_BYTES: u64 = 64 << 20;
 
 /// Work and state of a disk tier.
@@ -71,7 +76,8 @@ pub struct DiskStats {
 pub struct Disk {
     log: Arc<Log>,
     queue: Arc<WriteQueue>,
-    writer: Option<JoinHandle<()>>,
+    /// Writers, and the finisher of their segments.
+    threads: Vec<JoinHandle<()>>,
     dropped_at_start: FaultCounts,
     is_direct: bool,
     /// Held open, so that no other process uses the folder.
@@ -95,6 +101,11 @@ pub struct DiskSettings {
 pub fn record_max(block_bytes: usize, block_size: u32) -> usize {
     // A frame is never more than its header longer than the block.
     (header_len(block_size as usize) + block_bytes + 1024).next_multiple_of(PAGE)
+}
+
+/// Returns the files of the operating system, past the page cache where the filesystem of `folder` allows.
+pub fn system_files(folder: &Path) -> Arc<dyn Files> {
+    Arc::new(files::SystemFiles::new(folder))
 }
 
 fn lock(folder: &Path) -> Result<File, StoreError> {
@@ -127,33 +138,31 @@ impl DiskSettings {
 }
 
 impl Disk {
-    /// Opens a disk tier, and creates its folder if need be. Returns the blocks found, oldest first, in slots 0, 1, 2, ....
+    /// Opens a disk tier on the files of `files`, and creates its folder if need be. Returns the blocks found, oldest first, in slots 0, 1, 2, ....
     ///
     /// # Errors
     /// If the folder cannot be used, or another process uses it.
-    pub fn open(settings: &DiskSettings) -> Result<(Self, Vec<KnownBlock>), StoreError> {
+    pub fn open(settings: &DiskSettings, files: OpenFiles<'_>) -> Result<(Self, Vec<KnownBlock>), StoreError> {
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "create the folder", source };
         fs::create_dir_all(&settings.path).map_err(failed)?;
         let lock = lock(&settings.path)?;
-        let files = files::SystemFiles::new(&settings.path);
+        let files = files(&settings.path);
         let is_direct = files.is_direct();
-        Self::open_with(settings, Arc::new(files), is_direct, lock)
-    }
-
-    fn open_with(
-        settings: &DiskSettings,
-        files: Arc<dyn Files>,
-        is_direct: bool,
-        lock: File,
-    ) -> Result<(Self, Vec<KnownBlock>), StoreError> {
         let log = Arc::new(Log::new(settings.limits()?, files));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;
         let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
-        let writer = Writer::new(Arc::clone(&log), Arc::clone(&queue), recovered.next_segment);
-        let thread = std::thread::Builder::new().name("store-disk-writer".to_owned()).spawn(move || writer.run());
-        let writer = Some(thread.map_err(StoreError::Thread)?);
-        let disk = Self { log, queue, writer, dropped_at_start: recovered.faults, is_direct, _lock: lock };
+        let (writer, finisher) = Writer::new(&log, &queue, recovered.next_segment);
+        let mut disk =
+            Self { log, queue, threads: Vec::new(), dropped_at_start: recovered.faults, is_direct, _lock: lock };
+        let start = |name: String, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(run).map_err(StoreError::Thread)
+        };
+        for at in 0..WRITERS {
+            let writer = Arc::clone(&writer);
+            disk.threads.push(start(format!("store-write-{at}"), Box::new(move || writer.run()))?);
+        }
+        disk.threads.push(start("store-finish".to_owned(), Box::new(move || finisher.run()))?);
         Ok((disk, recovered.blocks))
     }
 
@@ -240,14 +249,14 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// Writes all records in the queue, completes the segment, and waits for the writer.
+    /// Writes all records in the queue, completes the segment, and waits for the writers.
     fn drop(&mut self) {
         self.queue.close();
-        if let Some(writer) = self.writer.take()
-            && writer.thread().id() != std::thread::current().id()
-            && writer.join().is_err()
-        {
-            tracing::error!("the writer of a disk tier panicked");
+        let own = std::thread::current().id();
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
+            if thread.join().is_err() {
+                tracing::error!("a writer of a disk tier panicked");
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::counters::{Fault, FaultCounters};
 use crate::disk::{Disk, record_max};
 use crate::held::{Coding, Held, HostPlace};
 use crate::links::Link;
+use crate::named::NamedBlocks;
 use crate::pool::{Queue, Urgency};
 use crate::remote::{NoBlock, Remote};
 use crate::settings::{Compression, StoreSettings};
@@ -78,6 +79,8 @@ pub struct Places {
     pub coder: Coder,
     /// Decoded blocks, kept for the next use.
     pub cache: DecodeCache,
+    /// Blocks in host memory, by content.
+    pub named: NamedBlocks,
     /// Blocks that failed verification, by place: host first, then the tiers.
     pub faults: Vec<FaultCounters>,
     /// Jobs that copy and compress.
@@ -98,6 +101,7 @@ impl Places {
             host: HostPlace::default(),
             coder: Coder::new(settings.layout.clone()),
             cache: DecodeCache::new(settings.decode_cache_bytes),
+            named: NamedBlocks::default(),
             faults: (0..=tiers.len()).map(|_| FaultCounters::default()).collect(),
             tiers,
             queue,
@@ -266,6 +270,15 @@ impl Places {
                 // Later blocks may be better: a few are encoded all the same.
                 self.coder.can_encode() && (stats.encoded_blocks < AUTO_BLOCKS || stats.ratio() >= AUTO_RATIO)
             }
+        }
+    }
+
+    /// Returns `true` if blocks go to records as they are, and are not looked at on the way.
+    pub fn stores_unchanged(&self) -> bool {
+        match self.compression {
+            Compression::Off => true,
+            Compression::Auto => !self.compresses(),
+            Compression::Probe | Compression::Full | Compression::Store => false,
         }
     }
 

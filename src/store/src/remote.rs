@@ -25,6 +25,15 @@ use objects::{Objects, StoredObjects, Unanswered};
 /// Longest side table read, bytes.
 const TABLE_MAX: usize = 64 << 20;
 
+/// Blocks asked for at once by a look-up.
+const PROBES: usize = 8;
+
+/// Returns positions from `low` to below `high`, both ends among them, evenly spread.
+fn probes(low: usize, high: usize) -> Vec<usize> {
+    let n = (high - low).min(PROBES);
+    (0..n).map(|probe| low + probe * (high - low - 1) / (n - 1).max(1)).collect()
+}
+
 /// State of a remote tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
@@ -142,7 +151,7 @@ impl Remote {
     /// Reads the record of a block.
     ///
     /// # Errors
-    /// If there is none, it fails verification, or the store did not answer.
+    /// If there is none, the record fails verification, or the store did not answer.
     pub fn get(&self, key: &BlockKey, tokens: &[Token], record_max: usize) -> Result<(Header, Vec<u8>), NoBlock> {
         let record = self.call(|deadline| self.objects.get(&self.name(key), record_max, deadline))?;
         let record = record.ok_or(NoBlock::Unproven(Fault::Missing))?;
@@ -159,9 +168,29 @@ impl Remote {
         Ok((header, record))
     }
 
-    /// Returns `true` if there is an object for the block; `false` also without an answer.
-    pub fn has(&self, key: &BlockKey) -> bool {
-        self.call(|deadline| self.objects.has(&self.name(key), deadline)).unwrap_or(false)
+    /// Returns the number of leading blocks of a chain with objects; 0 without an answer. Asks for a few blocks at a time, so some blocks
+    /// before the last one found may be missing all the same: writers write whole chains, but objects expire.
+    pub fn leading(&self, keys: &[BlockKey]) -> usize {
+        // Objects are there below `low`, and not from `high` on.
+        let (mut low, mut high) = (0, keys.len());
+        while low < high {
+            let probes = probes(low, high);
+            let names: Vec<String> = probes.iter().map(|at| self.name(&keys[*at])).collect();
+            let Ok(found) = self.call(|deadline| self.objects.has(&names, deadline)) else { return 0 };
+            for (at, found) in probes.into_iter().zip(found) {
+                if found {
+                    low = low.max(at + 1);
+                } else {
+                    high = high.min(at);
+                }
+            }
+        }
+        high
+    }
+
+    /// Asks for a block, so that a store is noticed that answers again.
+    pub fn try_again(&self, key: &BlockKey) {
+        let _ = self.call(|deadline| self.objects.has(&[self.name(key)], deadline));
     }
 
     /// Writes a side table, unless it is there.
@@ -180,7 +209,7 @@ impl Remote {
     /// Reads a side table.
     ///
     /// # Errors
-    /// If there is none, it is damaged, or the store did not answer.
+    /// If there is none, the table is damaged, or the store did not answer.
     pub fn table(&self, id: u64) -> Result<Vec<u8>, NoBlock> {
         let bytes = self.call(|deadline| self.objects.get(&self.table_name(id), TABLE_MAX, deadline))?;
         let bytes = bytes.ok_or(NoBlock::Unproven(Fault::Stale))?;

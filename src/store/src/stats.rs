@@ -28,6 +28,8 @@ pub struct StoreStats {
     pub cache: CacheStats,
     /// Jobs that wait for a thread.
     pub queued_jobs: u64,
+    /// Blocks that host memory held already, for another place: nothing was copied.
+    pub shared_blocks: u64,
 }
 
 /// State of a place, for metrics.
@@ -100,6 +102,7 @@ impl StoreStats {
             codec: places.coder.stats(),
             cache: places.cache.stats(),
             queued_jobs: places.queue.len() as u64,
+            shared_blocks: places.named.shared(),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The store of one engine.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use trunkline_port::{BlockKey, DeviceBlocks, KnownBlock, Place, Token, Transfer, TransferReport};
+use trunkline_port::{DeviceBlocks, KnownBlock, Lookup, Place, Transfer, TransferReport};
 
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
-use crate::disk::{Disk, DiskSettings, record_max};
+use crate::disk::{Disk, DiskSettings, OpenFiles, record_max, system_files};
 use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
@@ -21,8 +21,6 @@ const BATCH: usize = 8;
 const DISK_THREADS: usize = 4;
 /// Threads that wait for a remote store: calls under way at once.
 const REMOTE_THREADS: usize = 8;
-/// Keys asked for in one go.
-const LOOKUP_BATCH: usize = 4;
 
 /// Storage of an engine's blocks behind the device. Outlives the worker: the device comes with each transfer.
 ///
@@ -41,9 +39,14 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn open_disk(layout: &BlockLayout, path: &Path, bytes: u64) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
+fn open_disk(
+    layout: &BlockLayout,
+    path: &Path,
+    bytes: u64,
+    files: OpenFiles<'_>,
+) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
     let record_max = record_max(layout.block_bytes, layout.block_size);
-    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max })
+    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max }, files)
 }
 
 impl Store {
@@ -52,6 +55,14 @@ impl Store {
     /// # Errors
     /// If a setting has no meaning, or a tier cannot be used.
     pub fn open(settings: StoreSettings) -> Result<(Self, Vec<Vec<KnownBlock>>), StoreError> {
+        Self::open_on(settings, &system_files)
+    }
+
+    /// Opens a store as [`Self::open`] does, with disk tiers on the files of `files`.
+    ///
+    /// # Errors
+    /// If a setting has no meaning, or a tier cannot be used.
+    pub fn open_on(settings: StoreSettings, files: OpenFiles<'_>) -> Result<(Self, Vec<Vec<KnownBlock>>), StoreError> {
         settings.check()?;
         let pool = Pool::start("store", settings.threads).map_err(StoreError::Thread)?;
         let (mut tiers, mut known, mut tier_pools) = (Vec::new(), Vec::new(), Vec::new());
@@ -59,7 +70,7 @@ impl Store {
             let (tier, blocks) = match medium {
                 TierMedium::Host => (Tier::Host(Box::default()), Vec::new()),
                 TierMedium::Disk { path, bytes } => {
-                    let (disk, blocks) = open_disk(&settings.layout, path, *bytes)?;
+                    let (disk, blocks) = open_disk(&settings.layout, path, *bytes, files)?;
                     let pool = Pool::start("store-disk", DISK_THREADS).map_err(StoreError::Thread)?;
                     let tier = Tier::Disk(Box::new(disk), Arc::clone(pool.queue()));
                     tier_pools.push(pool);
@@ -148,24 +159,34 @@ impl Store {
         slots.iter().for_each(|slot| self.places.release(place, *slot));
     }
 
-    /// Asks a remote tier for blocks, and returns at once. `done` is called once, from a thread of the store, with `true` for each
-    /// block found. Without an answer a block counts as not found; so does any block of another tier, whose blocks the core knows.
-    pub fn lookup(&self, tier: u8, keys: Vec<(BlockKey, Vec<Token>)>, done: Box<dyn FnOnce(Vec<bool>) + Send>) {
-        let queue = self.places.queue_for(Place::Tier(tier), Place::Device);
-        let answer = Arc::new(Answers { found: Mutex::new(vec![false; keys.len()]), done: Mutex::new(Some(done)) });
-        let keys: Vec<(usize, BlockKey)> = keys.into_iter().map(|(key, _)| key).enumerate().collect();
-        for batch in keys.chunks(LOOKUP_BATCH) {
-            let (places, answer, batch) = (Arc::clone(&self.places), Arc::clone(&answer), batch.to_vec());
+    /// Asks a remote tier for a chain of blocks, and returns at once. `done` is called once, from a thread of the store, with the number
+    /// of leading blocks found: 0 without an answer, at once if the storage is down, and for any other tier, whose blocks the core knows.
+    pub fn lookup(&self, lookup: Lookup, done: Box<dyn FnOnce(u32) + Send>) {
+        let place = Place::Tier(lookup.tier);
+        let answer = Found { found: 0, done: Some(done) };
+        let remote = match self.places.tier(place) {
+            Some(Tier::Remote(remote, queue)) => Some((remote.stats().is_down, queue)),
+            _ => None,
+        };
+        let Some((is_down, queue)) = remote else {
+            return self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(answer)));
+        };
+        let places = Arc::clone(&self.places);
+        if is_down {
+            self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(answer)));
             let ask = move |_: &mut Scratch| {
-                let Some(Tier::Remote(remote, _)) = places.tier(Place::Tier(tier)) else { return };
-                for (at, key) in batch {
-                    let is_found = remote.has(&key);
-                    answer.found.lock().unwrap_or_else(PoisonError::into_inner)[at] = is_found;
+                if let (Some(Tier::Remote(remote, _)), Some(key)) = (places.tier(place), lookup.keys.first()) {
+                    remote.try_again(key);
                 }
             };
-            queue.push(Urgency::Urgent, Box::new(ask));
+            return queue.push(Urgency::Background, Box::new(ask));
         }
-        queue.push(Urgency::Urgent, Box::new(move |_| drop(answer)));
+        let ask = move |_: &mut Scratch| {
+            if let Some(Tier::Remote(remote, _)) = places.tier(place) {
+                answer.send(remote.leading(&lookup.keys));
+            }
+        };
+        queue.push(Urgency::Urgent, Box::new(ask));
     }
 
     /// Returns the state of all places and links.
@@ -174,20 +195,22 @@ impl Store {
     }
 }
 
-/// Receiver of the answers to a look-up, in the order of the keys.
-type Found = Box<dyn FnOnce(Vec<bool>) + Send>;
-
-/// Answers of a look-up, sent when the last batch is gone.
-struct Answers {
-    found: Mutex<Vec<bool>>,
-    done: Mutex<Option<Found>>,
+/// Answer to a look-up, sent when dropped.
+struct Found {
+    found: u32,
+    done: Option<Box<dyn FnOnce(u32) + Send>>,
 }
 
-impl Drop for Answers {
+impl Found {
+    fn send(mut self, found: usize) {
+        self.found = u32::try_from(found).unwrap_or(u32::MAX);
+    }
+}
+
+impl Drop for Found {
     fn drop(&mut self) {
-        let found = std::mem::take(self.found.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if let Some(done) = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            done(found);
+        if let Some(done) = self.done.take() {
+            done(self.found);
         }
     }
 }

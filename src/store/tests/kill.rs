@@ -168,7 +168,8 @@ fn main() -> ExitCode {
         }
         drop(child);
         let checked = check_disk(folder.path(), true).unwrap();
-        assert!(checked.faults().total() <= 1, "kill {kill}: {:?}", checked.faults());
+        // Records whose writes were under way: as many as a tier has writing threads.
+        assert!(checked.faults().total() <= 4, "kill {kill}: {:?}", checked.faults());
     }
     let (store, known) = Store::open(settings(folder.path())).unwrap();
     assert!(verify(&store, &known[0]) >= newest);

@@ -20,7 +20,7 @@ fn report() -> Report {
     };
     settings.core.device_blocks = 64;
     let (write, eviction) = ("through".parse().unwrap(), "lru".into());
-    settings.core.tiers = vec![TierConfig { name: "host".into(), blocks: 64, write, eviction }];
+    settings.core.tiers = vec![TierConfig { name: "host".into(), blocks: 64, write, eviction, shared: false }];
     let request = |number: u32| TraceRequest {
         arrival_ns: u64::from(number),
         input_tokens: 100,

@@ -139,8 +139,13 @@ fn buckets_sum_up_to_the_report() {
     plain.core.device_blocks = 1000;
     let mut tight = settings(1);
     tight.core.device_blocks = 120;
-    tight.core.tiers =
-        vec![TierConfig { name: "host".into(), blocks: 2000, write: Write::Through, eviction: "lru".into() }];
+    tight.core.tiers = vec![TierConfig {
+        name: "host".into(),
+        blocks: 2000,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    }];
     let trace = trace(200);
     for settings in [plain, tight, mixed()] {
         let (report, told) = replayed(&settings, &trace);

@@ -37,8 +37,13 @@ fn events(name: &str, settings: &Settings, window: Window) -> (Report, Vec<Value
 fn eventful() -> Settings {
     let mut settings = settings(3);
     settings.core.device_blocks = 130;
-    settings.core.tiers =
-        vec![TierConfig { name: "ho\"st".into(), blocks: 400, write: Write::Through, eviction: "lru".into() }];
+    settings.core.tiers = vec![TierConfig {
+        name: "ho\"st".into(),
+        blocks: 400,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    }];
     settings.routing.failures = vec!["1@1.9105..5".parse().unwrap(), "2@2.0055".parse().unwrap()];
     settings
 }

@@ -77,7 +77,7 @@ impl TierArgs {
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
-            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into() });
+            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared: false });
             match name {
                 "disk" => links.push(self.link(self.disk_gb_s, self.disk_latency_us)),
                 "remote" => links.push(self.link(self.remote_gb_s, self.remote_latency_us)),

@@ -99,7 +99,7 @@ impl Rig {
             }
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Drained => self.drained += 1,
-            Action::Flushed { .. } | Action::Transfer(_) | Action::Release { .. } => {}
+            Action::Flushed { .. } | Action::Transfer(_) | Action::Lookup(_) | Action::Release { .. } => {}
             action => panic!("{action:?} is for no client"),
         }
     }
@@ -540,7 +540,8 @@ fn a_request_that_times_out_in_its_hand_over_reports_what_the_prefill_found_cach
 
 #[test]
 fn tiers_of_a_retired_engine_are_gone_with_their_worker() {
-    let tier = TierConfig { name: "host".into(), blocks: 8, write: Write::Through, eviction: "lru".into() };
+    let tier =
+        TierConfig { name: "host".into(), blocks: 8, write: Write::Through, eviction: "lru".into(), shared: false };
     let mut rig = Rig::new(&ClusterConfig::uniform(&Config { tiers: vec![tier], ..config() }, 1));
     rig.submit(0, 8, 2);
     rig.run_all();

@@ -32,8 +32,8 @@ impl Core {
         self.send_transfers(actions);
         let (config, kv, journal) = (&self.state.config, &self.state.kv, &mut self.state.journal);
         if step.seqs.is_empty() {
-            let waits = !alone || !kv.transfers.is_empty();
-            assert!(waits, "with no step and no transfer in flight, something can run");
+            let waits = !alone || !kv.transfers.is_empty() || kv.lookups.is_any_awaited();
+            assert!(waits, "with no step, transfer or look-up in flight, something can run");
             self.steps.recycle(step);
             return false;
         }
@@ -49,12 +49,14 @@ impl Core {
         true
     }
 
-    /// Releases the blocks freed since the last call, and requests the transfers begun since.
+    /// Releases the blocks freed since the last call, and requests the transfers and look-ups begun since.
     pub(super) fn send_transfers(&mut self, actions: &mut Vec<Action>) {
         let released = self.state.kv.take_released();
         actions.extend(released.map(|(place, blocks)| Action::Release { place, blocks }));
         let outbox = self.state.kv.transfers.take_outbox();
         actions.extend(outbox.map(|transfer| Action::Transfer(Box::new(transfer))));
+        let outbox = self.state.kv.lookups.take_outbox();
+        actions.extend(outbox.map(|lookup| Action::Lookup(Box::new(lookup))));
     }
 
     /// Applies the answer to the oldest step in flight.

@@ -26,7 +26,7 @@ fn place_number(place: Place) -> u64 {
 }
 
 /// Returns the place of the `tier`-th tier, from 0.
-fn tier_place(tier: usize) -> Place {
+pub(super) fn tier_place(tier: usize) -> Place {
     Place::Tier(tier as u8)
 }
 
@@ -200,19 +200,29 @@ impl Kv {
     /// Plans the load of a waiting sequence: the blocks in tiers that continue its blocks `found` on the device, as far as loading takes
     /// less time than computing. Tiers with overdue transfers are left out. Returns `true` if the plan has a block.
     pub fn plan_load(&mut self, seq: &Sequence) -> bool {
-        self.plan.clear();
         self.passed_over = None;
-        if self.tiers.is_empty() {
-            return false;
-        }
-        let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
-        let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
-        let last = self.reviving.last().map(|block| block.index).or(self.found.last());
-        self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(self.hit()), &mut self.plan);
+        self.plan_all(seq);
         let worthwhile = self.transfers.links.worthwhile(self.plan.iter().map(|planned| planned.tier));
         self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);
         self.plan.truncate(worthwhile);
         !self.plan.is_empty()
+    }
+
+    /// Plans all blocks in tiers that continue the blocks of a sequence found on the device. Tiers with overdue transfers are left out.
+    pub(super) fn plan_all(&mut self, seq: &Sequence) {
+        self.plan.clear();
+        if self.tiers.is_empty() {
+            return;
+        }
+        let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
+        let (hit, last) = (self.hit(), self.last_on_device());
+        let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
+        self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan);
+    }
+
+    /// Returns the last block of the prefix found on the device.
+    pub(super) fn last_on_device(&self) -> Option<u32> {
+        self.reviving.last().map(|block| block.index).or(self.found.last())
     }
 
     /// Takes note that the sequence of the last plan was admitted.

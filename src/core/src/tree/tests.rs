@@ -309,3 +309,11 @@ fn the_runs_of_prefixes_taken_are_counted() {
     tree.hold(&found, &mut table);
     assert_eq!(tree.taken(), (5, 2));
 }
+
+#[test]
+fn the_pieces_of_a_run_are_the_run() {
+    for len in [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7] {
+        let slots = pieces(9, len).flat_map(|(first, len)| first..first + len as u32);
+        assert!(slots.eq(9..9 + len as u32) && pieces(9, len).all(|(_, len)| len <= PIECE), "{len} slots");
+    }
+}

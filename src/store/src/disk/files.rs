@@ -31,6 +31,9 @@ pub trait Files: Debug + Send + Sync {
     /// If the system refuses.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
+    /// Returns `true` if reads and writes bypass the page cache.
+    fn is_direct(&self) -> bool;
+
     /// Returns the paths of all files in a folder, sorted.
     ///
     /// # Errors
@@ -73,7 +76,7 @@ pub trait BlockFile: Debug + Send + Sync {
     ///
     /// # Errors
     /// If the system refuses.
-    fn len(&self) -> io::Result<u64>;
+    fn size(&self) -> io::Result<u64>;
 }
 
 /// Files of the operating system, past the page cache where the filesystem allows.
@@ -101,11 +104,6 @@ impl SystemFiles {
     /// Returns the operations for reading alone, through the page cache.
     pub fn for_reading() -> Self {
         Self { is_direct: false, is_read_only: true }
-    }
-
-    /// Returns `true` if the page cache is bypassed.
-    pub fn is_direct(&self) -> bool {
-        self.is_direct
     }
 
     fn options(&self) -> OpenOptions {
@@ -147,6 +145,10 @@ impl Files for SystemFiles {
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
+
+    fn is_direct(&self) -> bool {
+        self.is_direct
+    }
 }
 
 impl BlockFile for File {
@@ -166,7 +168,7 @@ impl BlockFile for File {
         self.set_len(bytes)
     }
 
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }
 }
@@ -196,53 +198,6 @@ pub fn write_all(file: &dyn BlockFile, parts: &[&[u8]], mut offset: u64) -> io::
     Ok(())
 }
 
-/// Divides parts into up to `at_once` pieces of at least `piece` bytes. Returns the parts of each piece, and the bytes before it.
-fn pieces<'a>(parts: &'a [&'a [u8]], at_once: usize, piece: usize) -> Vec<(u64, &'a [&'a [u8]])> {
-    let bytes: usize = parts.iter().map(|part| part.len()).sum();
-    let share = bytes.div_ceil(at_once).max(piece);
-    let (mut pieces, mut begin, mut len, mut before) = (Vec::with_capacity(at_once), 0, 0, 0);
-    for (end, part) in (1..).zip(parts) {
-        len += part.len();
-        if len >= share || end == parts.len() {
-            pieces.push((before, &parts[begin..end]));
-            (begin, before, len) = (end, before + len as u64, 0);
-        }
-    }
-    pieces
-}
-
-/// Writes all parts as [`write_all`] does, in up to `at_once` pieces of at least `piece` bytes side by side: a disk is faster with several
-/// requests in flight.
-///
-/// # Errors
-/// If the system refuses a piece. Other pieces may be written then.
-pub fn write_side_by_side(
-    file: &dyn BlockFile,
-    parts: &[&[u8]],
-    offset: u64,
-    at_once: usize,
-    piece: usize,
-) -> io::Result<()> {
-    let pieces = pieces(parts, at_once, piece);
-    let Some(((_, first), others)) = pieces.split_first() else { return Ok(()) };
-    std::thread::scope(|scope| {
-        let mut threads = Vec::with_capacity(others.len());
-        let mut result = Ok(());
-        for (before, parts) in others {
-            let write = move || write_all(file, parts, offset + before);
-            match std::thread::Builder::new().spawn_scoped(scope, write) {
-                Ok(thread) => threads.push(thread),
-                // Without a thread to spare, the piece is written here.
-                Err(_) => result = result.and(write_all(file, parts, offset + before)),
-            }
-        }
-        result = result.and(write_all(file, first, offset));
-        threads.into_iter().fold(result, |result, thread| {
-            result.and(thread.join().unwrap_or_else(|_| Err(io::Error::other("a write panicked"))))
-        })
-    })
-}
-
 /// Reads until `bytes` is full or the file ends. Returns the bytes read.
 ///
 /// # Errors
@@ -262,35 +217,4 @@ pub fn read_full(file: &dyn BlockFile, bytes: &mut [u8], offset: u64) -> io::Res
         }
     }
     Ok(at)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_have_all_parts_in_order_and_are_few_and_large() {
-        let page = vec![0; PAGE];
-        let parts: Vec<&[u8]> = vec![&page; 10];
-        let sizes = |at_once, piece| {
-            let pieces = pieces(&parts, at_once, piece);
-            pieces.iter().map(|(before, parts)| (*before as usize / PAGE, parts.len())).collect::<Vec<_>>()
-        };
-        assert_eq!(sizes(4, 1), [(0, 3), (3, 3), (6, 3), (9, 1)]);
-        assert_eq!(sizes(4, 6 * PAGE), [(0, 6), (6, 4)], "no piece but the last is smaller");
-        assert_eq!(sizes(1, 1), [(0, 10)]);
-        assert!(pieces(&[], 4, 1).is_empty());
-    }
-
-    #[test]
-    fn pieces_side_by_side_make_the_same_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("f")).unwrap();
-        let pages: Vec<Vec<u8>> = (0..9).map(|n| vec![n; PAGE]).collect();
-        let parts: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
-        write_side_by_side(&file, &parts, PAGE as u64, 4, PAGE).unwrap();
-        let mut bytes = vec![0; 10 * PAGE];
-        assert_eq!(read_full(&file, &mut bytes, 0).unwrap(), bytes.len());
-        assert_eq!(bytes[PAGE..], pages.concat());
-    }
 }

@@ -7,6 +7,9 @@ use trunkline_port::{BlockFault, BlockKey};
 
 use crate::aligned::Aligned;
 
+/// Bytes of buffers without a record, at most: the records that are made while as many are written.
+const SPARE_BYTES: u64 = 16 << 20;
+
 /// Record to be written.
 pub struct Write {
     /// Record, sealed, in whole pages.
@@ -44,6 +47,7 @@ struct State {
     is_closed: bool,
     /// Buffers of written records, for the next ones.
     spare: Vec<Aligned>,
+    spare_bytes: u64,
 }
 
 impl WriteQueue {
@@ -64,7 +68,10 @@ impl WriteQueue {
 
     /// Returns a buffer for a record.
     pub fn buffer(&self) -> Aligned {
-        self.state().spare.pop().unwrap_or_default()
+        let mut state = self.state();
+        let buffer = state.spare.pop().unwrap_or_default();
+        state.spare_bytes -= buffer.as_slice().len() as u64;
+        buffer
     }
 
     /// Adds a record behind the others. A full or closed queue answers at once that the record is refused.
@@ -103,7 +110,8 @@ impl WriteQueue {
         let mut state = self.state();
         for buffer in buffers {
             state.bytes -= buffer.as_slice().len() as u64;
-            if state.spare.len() < 16 {
+            if state.spare_bytes + buffer.as_slice().len() as u64 <= SPARE_BYTES {
+                state.spare_bytes += buffer.as_slice().len() as u64;
                 state.spare.push(buffer);
             }
         }

@@ -112,6 +112,10 @@ fn recover_segment(
         return Ok(None);
     }
     if !scan.is_complete {
+        // Several records are written at once: some behind a broken one may be whole.
+        for offset in scan.broken.iter().filter(|offset| **offset < scan.end) {
+            segment.erase(*offset)?;
+        }
         segment.complete(scan.end, scan.records.len() as u64)?;
     }
     Ok(Some((segment, scan.records)))
@@ -192,7 +196,7 @@ pub fn check(folder: &Path, checks_payloads: bool) -> io::Result<Checked> {
     for (number, path) in segment_paths(&files, folder)? {
         let (segment, layout) = Segment::open(&files, &path, number)?;
         let mut result = CheckedSegment {
-            file_bytes: segment.file.len()?,
+            file_bytes: segment.file.size()?,
             path,
             layout: layout.ok(),
             is_complete: false,

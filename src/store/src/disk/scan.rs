@@ -30,6 +30,8 @@ pub struct Scan {
     pub faults: FaultCounts,
     /// Offset behind the last record.
     pub end: u64,
+    /// Pages where a record begins that is not whole.
+    pub broken: Vec<u64>,
     /// `true` if the segment has an end page.
     pub is_complete: bool,
 }
@@ -85,7 +87,7 @@ fn read(pages: &mut Pages<'_>, offset: u64, ahead: usize, checks_payload: bool) 
 /// # Errors
 /// If the file cannot be read.
 pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan> {
-    let size = segment.file.len()?;
+    let size = segment.file.size()?;
     let mut pages = Pages::new(segment.file.as_ref());
     let mut scan = Scan { end: PAGE as u64, ..Scan::default() };
     let last = size.saturating_sub(PAGE as u64) / PAGE as u64 * PAGE as u64;
@@ -94,7 +96,7 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan
     let limit = if scan.is_complete { last } else { size };
     let checks_payload = checks_all || !scan.is_complete;
     // In a gap, a record may begin at any page; the gap counts as one fault.
-    let (mut at, mut is_gap) = (PAGE as u64, false);
+    let (mut at, mut is_gap, mut empty_gaps) = (PAGE as u64, false, 0);
     while at < limit {
         let ahead = if is_gap || checks_payload { SEARCH } else { PAGE };
         let ahead = ahead.min((limit - at) as usize);
@@ -124,17 +126,30 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan
             Err(Fault::Flipped | Fault::Short) if !scan.is_complete => Fault::Torn,
             Err(fault) => fault,
         };
-        // Space that was never written is not a record.
-        let is_fault = !is_empty || scan.is_complete;
-        if is_fault && !is_gap {
-            scan.faults.add(fault);
+        // Space that was never written is not a record, unless records are missing.
+        match (is_gap, is_empty) {
+            (true, _) => {}
+            (false, true) => empty_gaps += 1,
+            (false, false) => {
+                scan.faults.add(fault);
+                scan.broken.push(at);
+            }
         }
         is_gap = true;
         at += PAGE as u64;
     }
     if let Some(end) = end {
-        let found = scan.records.len() as u64 + scan.faults.total();
-        (found..end.records).for_each(|_| scan.faults.add(Fault::Missing));
+        scan.count_lost(end.records, empty_gaps);
     }
     Ok(scan)
+}
+
+impl Scan {
+    /// Counts the records that the end page tells of and the search did not meet. A gap of zeros explains one.
+    fn count_lost(&mut self, records: u64, empty_gaps: u64) {
+        let lost = records.saturating_sub(self.records.len() as u64 + self.faults.total());
+        let zeroed = lost.min(empty_gaps);
+        (0..zeroed).for_each(|_| self.faults.add(Fault::Torn));
+        (zeroed..lost).for_each(|_| self.faults.add(Fault::Missing));
+    }
 }

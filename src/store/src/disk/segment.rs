@@ -6,7 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use trunkline_port::BlockKey;
 use xxhash_rust::xxh3::xxh3_64;
@@ -31,6 +31,8 @@ pub struct Segment {
     /// File, open.
     pub file: Box<dyn BlockFile>,
     live: AtomicU64,
+    /// `true` until the last write of the segment has ended.
+    is_being_written: AtomicBool,
 }
 
 /// Place of a record that a slot holds. While the location lives, its bytes count as live in the segment.
@@ -122,7 +124,7 @@ impl Segment {
             drop(files.remove(&path));
             return Err(error);
         }
-        Ok(Arc::new(Self { number, path, file, live: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { number, path, file, live: AtomicU64::new(0), is_being_written: AtomicBool::new(true) }))
     }
 
     /// Opens the file of a segment. Returns the layout of its records, if the header is whole.
@@ -136,12 +138,33 @@ impl Segment {
         let n = read_full(file.as_ref(), page.as_mut_slice(), 0)?;
         let layout = numbers(HEADER_MAGIC, &page.as_slice()[..n]);
         let layout = layout.and_then(|[own, layout, _]| if own == number { Ok(layout) } else { Err(Fault::Swapped) });
-        Ok((Arc::new(Self { number, path: path.to_owned(), file, live: AtomicU64::new(0) }), layout))
+        let (path, live, is_being_written) = (path.to_owned(), AtomicU64::new(0), AtomicBool::new(false));
+        Ok((Arc::new(Self { number, path, file, live, is_being_written }), layout))
     }
 
     /// Returns the bytes of records in use.
     pub fn live_bytes(&self) -> u64 {
         self.live.load(Relaxed)
+    }
+
+    /// Returns `true` until [`Self::finished`] is called, for segments created by this process.
+    pub fn is_being_written(&self) -> bool {
+        self.is_being_written.load(Relaxed)
+    }
+
+    /// Notes that no write of the segment is under way, and none will follow.
+    pub fn finished(&self) {
+        self.is_being_written.store(false, Relaxed);
+    }
+
+    /// Overwrites the page at `offset`, where a record begins that is not whole, with zeros.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn erase(&self, offset: u64) -> io::Result<()> {
+        let mut page = Aligned::with_capacity(PAGE);
+        page.resize(PAGE);
+        write_all(self.file.as_ref(), &[page.as_slice()], offset)
     }
 
     /// Completes the segment at `end`: all records are on the medium before the end page says so.

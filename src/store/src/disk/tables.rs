@@ -1,6 +1,6 @@
-//! Side tables beside the segments: without its table no predicted frame can be decoded.
+//! Side tables beside the segments: a predicted frame can be decoded only with the frame's table.
 //!
-//! A file is `TKVT`, version:u32, layout:u64, XXH3 of the table:u64, and the table. It has its name when it is whole.
+//! A file is `TKVT`, version:u32, layout:u64, XXH3 of the table:u64, and the table. A file gets the name when whole.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

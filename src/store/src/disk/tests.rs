@@ -22,6 +22,10 @@ fn settings(folder: &TempDir, bytes: u64) -> DiskSettings {
     DiskSettings { path: folder.path().to_owned(), bytes, layout: LAYOUT, record_max: record_max(PAYLOAD, 4) }
 }
 
+fn open(settings: &DiskSettings) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
+    Disk::open(settings, &system_files)
+}
+
 fn key(seed: u32) -> BlockKey {
     let hash = u128::from(seed) << 70 | 1;
     BlockKey { root: 1, parent: 2, hash, fingerprint: u64::from(seed), first_token: 4 * seed }
@@ -87,7 +91,7 @@ fn segments(folder: &TempDir) -> Vec<PathBuf> {
 #[test]
 fn blocks_are_found_after_a_restart_oldest_first() {
     let folder = TempDir::new().unwrap();
-    let (disk, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    let (disk, known) = open(&settings(&folder, 4 << 20)).unwrap();
     assert_eq!(known, []);
     for seed in 0..30 {
         assert_eq!(write(&disk, 100 - seed, seed), Ok(RECORD));
@@ -98,7 +102,7 @@ fn blocks_are_found_after_a_restart_oldest_first() {
     assert_eq!(write(&disk, 100, 40), Ok(RECORD));
     assert_eq!(read(&disk, 100, 0), Err(Fault::Swapped));
     drop(disk);
-    let (disk, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    let (disk, known) = open(&settings(&folder, 4 << 20)).unwrap();
     let expected: Vec<u32> = (0..30).chain([40]).collect();
     assert_eq!(seeds(&known), expected);
     assert!(expected.iter().enumerate().all(|(slot, seed)| read(&disk, slot as u32, *seed) == Ok(())));
@@ -108,12 +112,12 @@ fn blocks_are_found_after_a_restart_oldest_first() {
 #[test]
 fn a_folder_belongs_to_one_process_and_must_be_large_enough() {
     let folder = TempDir::new().unwrap();
-    let disk = Disk::open(&settings(&folder, 4 << 20)).unwrap();
-    let error = Disk::open(&settings(&folder, 4 << 20)).unwrap_err();
+    let disk = open(&settings(&folder, 4 << 20)).unwrap();
+    let error = open(&settings(&folder, 4 << 20)).unwrap_err();
     assert!(matches!(error, StoreError::Locked { .. }), "{error}");
     drop(disk);
-    assert!(Disk::open(&settings(&folder, 4 << 20)).is_ok());
-    let error = Disk::open(&settings(&folder, 100_000)).unwrap_err();
+    assert!(open(&settings(&folder, 4 << 20)).is_ok());
+    let error = open(&settings(&folder, 100_000)).unwrap_err();
     assert!(matches!(error, StoreError::Setting { setting: "disk size", .. }), "{error}");
 }
 
@@ -121,7 +125,7 @@ fn a_folder_belongs_to_one_process_and_must_be_large_enough() {
 fn the_size_is_limited_in_bytes_and_space_is_used_again() {
     let folder = TempDir::new().unwrap();
     let limit = 4 << 20;
-    let (disk, _) = Disk::open(&settings(&folder, limit)).unwrap();
+    let (disk, _) = open(&settings(&folder, limit)).unwrap();
     let (.., capacity) = disk.usage();
     // Slots for all the room, rewritten in an order without a pattern.
     let slots = (capacity / RECORD) as u32;
@@ -142,7 +146,7 @@ fn the_size_is_limited_in_bytes_and_space_is_used_again() {
     println!("write amplification {amplification:.2}, {} segments deleted", stats.deleted_segments);
     assert!(stats.rewritten_bytes > 0 && amplification < 5.0, "{amplification}");
     drop(disk);
-    let (disk, known) = Disk::open(&settings(&folder, limit)).unwrap();
+    let (disk, known) = open(&settings(&folder, limit)).unwrap();
     let found: HashSet<u32> = seeds(&known).into_iter().collect();
     assert!(held.iter().flatten().all(|seed| found.contains(seed)), "what the slots held is found");
     assert!(known.iter().all(|block| read(&disk, block.block, block.key.fingerprint as u32) == Ok(())));
@@ -151,7 +155,7 @@ fn the_size_is_limited_in_bytes_and_space_is_used_again() {
 #[test]
 fn a_disk_full_of_live_blocks_refuses_until_some_are_dead() {
     let folder = TempDir::new().unwrap();
-    let (disk, _) = Disk::open(&settings(&folder, 2 << 20)).unwrap();
+    let (disk, _) = open(&settings(&folder, 2 << 20)).unwrap();
     let answers: Vec<_> = (0..120).map(|seed| write(&disk, seed, seed)).collect();
     let taken = answers.iter().take_while(|answer| answer.is_ok()).count() as u32;
     assert!((60..90).contains(&taken), "{taken}");
@@ -165,12 +169,12 @@ fn a_disk_full_of_live_blocks_refuses_until_some_are_dead() {
 #[test]
 fn the_newest_record_of_a_block_wins() {
     let folder = TempDir::new().unwrap();
-    let (disk, _) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    let (disk, _) = open(&settings(&folder, 4 << 20)).unwrap();
     for seed in [1, 2, 1, 3] {
         write(&disk, seed, seed).unwrap();
     }
     drop(disk);
-    let (_, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+    let (_, known) = open(&settings(&folder, 4 << 20)).unwrap();
     assert_eq!(seeds(&known), [2, 1, 3]);
 }
 
@@ -224,6 +228,10 @@ impl Files for FaultyFiles {
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.system.remove(path)
     }
+
+    fn is_direct(&self) -> bool {
+        self.system.is_direct()
+    }
 }
 
 impl BlockFile for FaultyFile {
@@ -266,16 +274,17 @@ impl BlockFile for FaultyFile {
         self.file.truncate(bytes)
     }
 
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
+    fn size(&self) -> io::Result<u64> {
+        self.file.size()
     }
 }
 
 fn open_faulty(folder: &TempDir) -> (Disk, Arc<Mutex<Faults>>) {
     let faults = Arc::<Mutex<Faults>>::default();
-    let files = FaultyFiles { system: SystemFiles::new(folder.path()), faults: Arc::clone(&faults) };
-    let lock = lock(folder.path()).unwrap();
-    let (disk, _) = Disk::open_with(&settings(folder, 4 << 20), Arc::new(files), true, lock).unwrap();
+    let files = |folder: &Path| -> Arc<dyn Files> {
+        Arc::new(FaultyFiles { system: SystemFiles::new(folder), faults: Arc::clone(&faults) })
+    };
+    let (disk, _) = Disk::open(&settings(folder, 4 << 20), &files).unwrap();
     (disk, faults)
 }
 
@@ -301,7 +310,7 @@ fn errors_of_the_system_cost_the_records_they_hit_and_no_others() {
         assert!([0, 1, 2, 3, 4, 6, 7, 8].iter().all(|seed| read(&disk, *seed, *seed) == Ok(())));
         assert_eq!(disk.stats().failed_writes, 1);
         drop(disk);
-        let (_, known) = Disk::open(&settings(&folder, 4 << 20)).unwrap();
+        let (_, known) = open(&settings(&folder, 4 << 20)).unwrap();
         assert_eq!(seeds(&known), [0, 1, 2, 3, 4, 6, 7, 8]);
     }
 }
@@ -325,7 +334,7 @@ fn short_writes_are_continued_and_a_full_disk_refuses() {
 
 /// Writes ten blocks and returns the path of the one segment.
 fn ten_blocks(folder: &TempDir) -> PathBuf {
-    let (disk, _) = Disk::open(&settings(folder, 16 << 20)).unwrap();
+    let (disk, _) = open(&settings(folder, 16 << 20)).unwrap();
     assert!((0..10).all(|seed| write(&disk, seed, seed) == Ok(RECORD)));
     drop(disk);
     let paths = segments(folder);
@@ -334,7 +343,7 @@ fn ten_blocks(folder: &TempDir) -> PathBuf {
 }
 
 fn reopen(folder: &TempDir) -> (Disk, Vec<u32>, FaultCounts) {
-    let (disk, known) = Disk::open(&settings(folder, 16 << 20)).unwrap();
+    let (disk, known) = open(&settings(folder, 16 << 20)).unwrap();
     let dropped = disk.stats().dropped_at_start;
     (disk, seeds(&known), dropped)
 }
@@ -391,8 +400,53 @@ fn swapped_and_stale_records_are_found_at_the_start_and_when_read() {
     drop(disk);
     // A program with another layout finds nothing, and does no harm to what it may write.
     let other = DiskSettings { layout: 78, ..settings(&folder, 16 << 20) };
-    let (disk, known) = Disk::open(&other).unwrap();
+    let (disk, known) = open(&other).unwrap();
     assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), 1));
+}
+
+#[test]
+fn records_behind_a_hole_are_found_and_the_hole_is_dropped_once() {
+    let folder = TempDir::new().unwrap();
+    let path = ten_blocks(&folder);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    // Without its end page the segment is one whose writer was killed, with several writes under way.
+    file.set_len(4096 + 10 * RECORD).unwrap();
+    let zeros = vec![0; RECORD as usize];
+    file.write_all_at(&zeros, 4096 + 3 * RECORD).unwrap();
+    file.write_all_at(&zeros[..8192], 4096 + 7 * RECORD - 8192).unwrap();
+    let expected = [0, 1, 2, 4, 5, 7, 8, 9];
+    let (disk, found, dropped) = reopen(&folder);
+    assert_eq!((found.as_slice(), dropped.of(Fault::Torn), dropped.total()), (&expected[..], 1, 1));
+    assert!((0..).zip(expected).all(|(slot, seed)| read(&disk, slot, seed) == Ok(())));
+    drop(disk);
+    let (_, again, dropped) = reopen(&folder);
+    assert_eq!((again.as_slice(), dropped.total()), (&expected[..], 0));
+    assert_eq!(check(folder.path(), true).unwrap().faults().total(), 0);
+    // A record that was whole when the segment was completed is missed.
+    file.write_all_at(&zeros, 4096 + RECORD).unwrap();
+    assert_eq!(check(folder.path(), true).unwrap().faults().of(Fault::Torn), 1);
+}
+
+#[test]
+fn an_error_among_many_writes_costs_few_records_and_the_others_are_found_again() {
+    for round in 0..20 {
+        let folder = TempDir::new().unwrap();
+        let (disk, faults) = open_faulty(&folder);
+        write(&disk, 0, 0).unwrap();
+        faults.lock().unwrap().writes.push_back(Broken::After(0, 5));
+        let answers: Vec<_> = (1..40).map(|seed| (seed, start(&disk, seed, seed))).collect();
+        let arrived = |(seed, answer): &(u32, mpsc::Receiver<Result<u64, BlockFault>>)| {
+            answer.recv().unwrap().is_ok().then_some(*seed)
+        };
+        let written: Vec<u32> = [0].into_iter().chain(answers.iter().filter_map(arrived)).collect();
+        assert!((1..40).contains(&written.len()), "round {round}: {written:?}");
+        assert!(written.iter().all(|seed| read(&disk, *seed, *seed) == Ok(())));
+        drop(disk);
+        let (_, known) = open(&settings(&folder, 4 << 20)).unwrap();
+        let mut found = seeds(&known);
+        found.sort_unstable();
+        assert_eq!(found, written, "round {round}");
+    }
 }
 
 #[test]

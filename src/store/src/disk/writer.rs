@@ -1,88 +1,167 @@
-//! Writer of a disk tier: appends records to the last segment, and empties segments when space is short.
+//! Writers of a disk tier: append records to the last segment, several at once, and empty segments when space is short.
+//!
+//! A place in a segment is taken under a lock, and the record is written without. So several writes are in flight all the time. A segment that
+//! is full is completed by a thread of its own when the last write there has ended, while others write into the next one.
 
 use std::io;
-use std::sync::Arc;
+use std::iter::Peekable;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use trunkline_port::BlockFault;
 
 use crate::aligned::{Aligned, PAGE};
 use crate::record::{Address, place};
 
-use super::files::{write_all, write_side_by_side};
+use super::files::write_all;
 use super::log::Log;
 use super::queue::{Write, WriteQueue};
 use super::segment::{Location, Segment};
 
-/// Bytes written in one go.
-const BATCH: usize = 8 << 20;
-/// Requests in flight for a batch, at most, and bytes of each, at least.
-const WRITES: usize = 4;
-const WRITE_MIN: usize = 1 << 20;
+/// Bytes written in one go by one thread, unless a record is longer.
+const BATCH: usize = 1 << 20;
 /// A segment is emptied if at most this many sixteenths are live; fuller disks take nothing new.
 const LIVE_MAX_16THS: u64 = 15;
 
-/// Segment being written.
-struct Open {
+/// Segment with writes under way. Dropped by the last of these, the segment goes to the [`Finisher`].
+struct Writing {
+    log: Arc<Log>,
     segment: Arc<Segment>,
-    at: u64,
-    records: u64,
+    progress: Mutex<Progress>,
+    finisher: Sender<Ended>,
 }
 
-/// Writer of a disk tier.
+/// Segment without a write under way.
+pub struct Ended {
+    segment: Arc<Segment>,
+    progress: Progress,
+}
+
+/// Writes of a segment that have ended.
+#[derive(Clone, Copy)]
+struct Progress {
+    records: u64,
+    /// Offset behind the last record written.
+    end: u64,
+    /// Lowest offset of a write that failed.
+    failed_at: u64,
+}
+
+impl Writing {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `records` records up to `end` are written.
+    fn wrote(&self, end: u64, records: u64) {
+        let mut progress = self.progress();
+        progress.records += records;
+        progress.end = progress.end.max(end);
+    }
+
+    /// Counts a write at `begin` that failed. Returns the answer for its records.
+    fn failed(&self, error: &io::Error, begin: u64) -> BlockFault {
+        self.log.counters.failed.fetch_add(1, Relaxed);
+        tracing::warn!("{}: cannot write: {error}", self.segment.path.display());
+        let mut progress = self.progress();
+        progress.failed_at = progress.failed_at.min(begin);
+        fault_of(error)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let progress = *self.progress.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Without a finisher the segment has no end page, and the next start looks at every record.
+        drop(self.finisher.send(Ended { segment: Arc::clone(&self.segment), progress }));
+    }
+}
+
+/// Completes segments until the writers are gone: to wait for the medium takes as long as some writes.
+pub struct Finisher {
+    log: Arc<Log>,
+    ended: Receiver<Ended>,
+}
+
+impl Finisher {
+    /// Completes segments until there is no writer any more.
+    pub fn run(self) {
+        for Ended { segment, progress: Progress { records, end, failed_at } } in self.ended {
+            if records == 0 {
+                self.log.delete(segment.number);
+            } else if failed_at >= end
+                && let Err(error) = segment.complete(end, records)
+            {
+                tracing::warn!("{}: cannot complete the segment: {error}", segment.path.display());
+            }
+            // Otherwise records stand behind a hole: without an end page the next start looks at each of them.
+            segment.finished();
+        }
+    }
+}
+
+/// Segment with room for further records.
+struct Open {
+    writing: Arc<Writing>,
+    at: u64,
+}
+
+/// Place of the next records.
+struct Cursor {
+    open: Option<Open>,
+    next_segment: u64,
+    finisher: Sender<Ended>,
+}
+
+/// Records with their places.
+struct Batch {
+    writing: Arc<Writing>,
+    begin: u64,
+    end: u64,
+    writes: Vec<(Write, Address)>,
+}
+
+/// Segments that have no room any more, to be completed when no lock is held.
+type Full = Vec<Arc<Writing>>;
+
+/// Writer of a disk tier, for any number of threads.
 pub struct Writer {
     log: Arc<Log>,
     queue: Arc<WriteQueue>,
-    open: Option<Open>,
-    next_segment: u64,
+    cursor: Mutex<Cursor>,
 }
 
 impl Writer {
-    /// Creates a writer whose first segment will have number `next_segment`.
-    pub fn new(log: Arc<Log>, queue: Arc<WriteQueue>, next_segment: u64) -> Self {
-        Self { log, queue, open: None, next_segment }
+    /// Creates a writer whose first segment will have number `next_segment`, and the finisher of its segments.
+    pub fn new(log: &Arc<Log>, queue: &Arc<WriteQueue>, next_segment: u64) -> (Arc<Self>, Finisher) {
+        let (finisher, ended) = channel();
+        let cursor = Mutex::new(Cursor { open: None, next_segment, finisher });
+        let writer = Self { log: Arc::clone(log), queue: Arc::clone(queue), cursor };
+        (Arc::new(writer), Finisher { log: Arc::clone(log), ended })
     }
 
-    /// Writes until the queue is closed and empty; then completes the segment.
-    pub fn run(mut self) {
+    /// Writes until the queue is closed and empty. Dropped by its last thread, the writer has the segment completed.
+    pub fn run(&self) {
         loop {
             let writes = self.queue.take(BATCH);
             if writes.is_empty() {
                 break;
             }
-            self.write(writes);
-        }
-        self.complete();
-    }
-
-    /// Completes the open segment, if any.
-    fn complete(&mut self) {
-        let Some(open) = self.open.take() else { return };
-        if open.records == 0 {
-            self.log.delete(open.segment.number);
-        } else if let Err(error) = open.segment.complete(open.at, open.records) {
-            tracing::warn!("{}: cannot complete the segment: {error}", open.segment.path.display());
-        }
-    }
-
-    /// Writes records, in as many batches as segments are needed.
-    fn write(&mut self, writes: Vec<Write>) {
-        let mut batch: Vec<Write> = Vec::new();
-        let mut batch_bytes = 0;
-        for write in writes {
-            let len = write.record.as_slice().len() as u64;
-            if self.room() < batch_bytes + len {
-                self.write_batch(std::mem::take(&mut batch));
-                batch_bytes = 0;
-                if let Err(fault) = self.make_room(len) {
-                    self.answer(write, Err(fault));
-                    continue;
+            let mut writes = writes.into_iter().peekable();
+            while let Some(first) = writes.peek() {
+                let len = first.record.as_slice().len() as u64;
+                let mut full = Full::new();
+                match self.place(&mut writes, len, &mut full) {
+                    Ok(batch) => self.write(batch),
+                    Err(fault) => {
+                        let refused = writes.next();
+                        refused.into_iter().for_each(|write| self.answer(write, Err(fault)));
+                    }
                 }
+                drop(full);
             }
-            batch_bytes += len;
-            batch.push(write);
         }
-        self.write_batch(batch);
     }
 
     fn answer(&self, write: Write, result: Result<u64, BlockFault>) {
@@ -91,39 +170,51 @@ impl Writer {
         done(result);
     }
 
-    /// Returns the bytes that the open segment has left, without its end page.
-    fn room(&self) -> u64 {
-        let limit = self.log.limits.segment_bytes - PAGE as u64;
-        self.open.as_ref().map_or(0, |open| limit.saturating_sub(open.at))
+    /// Takes places for the next records, as many as the open segment has room for. The first has `len` bytes.
+    fn place(
+        &self,
+        writes: &mut Peekable<impl Iterator<Item = Write>>,
+        len: u64,
+        full: &mut Full,
+    ) -> Result<Batch, BlockFault> {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        cursor.make_room(&self.log, len, full)?;
+        let room = cursor.room(&self.log);
+        let Some(open) = &mut cursor.open else { return Err(BlockFault::Interrupted) };
+        let (begin, writing) = (open.at, Arc::clone(&open.writing));
+        let mut placed = Vec::new();
+        let fits = |write: &Write, at: u64| at - begin + write.record.as_slice().len() as u64 <= room;
+        while let Some(write) = writes.next_if(|write| fits(write, open.at)) {
+            let sequence = self.log.counters.sequence.fetch_add(1, Relaxed) + 1;
+            let address = Address { sequence, segment: writing.segment.number, offset: open.at };
+            open.at += write.record.as_slice().len() as u64;
+            placed.push((write, address));
+        }
+        Ok(Batch { writing, begin, end: open.at, writes: placed })
     }
 
-    /// Writes records into the open segment, which has room for them.
-    fn write_batch(&mut self, mut writes: Vec<Write>) {
-        let Some(open) = self.open.as_mut().filter(|_| !writes.is_empty()) else {
-            debug_assert!(writes.is_empty(), "records have a segment");
-            return;
+    /// Writes records to their places, and answers.
+    fn write(&self, batch: Batch) {
+        let Batch { writing, begin, end, mut writes } = batch;
+        for (write, address) in &mut writes {
+            place(write.record.as_mut_slice(), write.n_tokens, *address);
+        }
+        let parts: Vec<&[u8]> = writes.iter().map(|(write, _)| write.record.as_slice()).collect();
+        let fault = match write_all(writing.segment.file.as_ref(), &parts, begin) {
+            Ok(()) => {
+                writing.wrote(end, writes.len() as u64);
+                self.log.counters.written.fetch_add(end - begin, Relaxed);
+                None
+            }
+            Err(error) => {
+                self.give_up(&writing.segment);
+                Some(writing.failed(&error, begin))
+            }
         };
-        let begin = open.at;
-        let mut addresses = Vec::with_capacity(writes.len());
-        for write in &mut writes {
-            let sequence = self.log.counters.sequence.fetch_add(1, Relaxed) + 1;
-            let address = Address { sequence, segment: open.segment.number, offset: open.at };
-            place(write.record.as_mut_slice(), write.n_tokens, address);
-            open.at += write.record.as_slice().len() as u64;
-            addresses.push(address);
-        }
-        let parts: Vec<&[u8]> = writes.iter().map(|write| write.record.as_slice()).collect();
-        let result = write_side_by_side(open.segment.file.as_ref(), &parts, begin, WRITES, WRITE_MIN);
-        let segment = Arc::clone(&open.segment);
-        if result.is_ok() {
-            open.records += writes.len() as u64;
-            self.log.counters.written.fetch_add(open.at - begin, Relaxed);
-        }
-        let fault = result.err().map(|error| self.failed(&error, begin));
-        for (write, address) in writes.into_iter().zip(addresses) {
+        for (write, address) in writes {
             let len = write.record.as_slice().len() as u64;
             if fault.is_none() {
-                let location = Location::new(&segment, address, len, write.key);
+                let location = Location::new(&writing.segment, address, len, write.key);
                 // A later claim owns the slot: the record is dead.
                 drop(self.log.slots.fill(write.slot, write.generation, location));
             }
@@ -131,94 +222,109 @@ impl Writer {
         }
     }
 
-    /// Gives up the open segment after a failed write at `begin`: nothing is written behind a hole.
-    fn failed(&mut self, error: &io::Error, begin: u64) -> BlockFault {
-        self.log.counters.failed.fetch_add(1, Relaxed);
-        if let Some(open) = &mut self.open {
-            tracing::warn!("{}: cannot write: {error}", open.segment.path.display());
-            open.at = begin;
-        }
-        self.complete();
-        fault_of(error)
+    /// Closes a segment after a failed write: later records go to another one.
+    fn give_up(&self, segment: &Arc<Segment>) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = cursor.open.take_if(|open| open.writing.segment.number == segment.number);
+        drop(cursor);
+        drop(open);
+    }
+}
+
+impl Cursor {
+    /// Returns the bytes that the open segment has left, without its end page.
+    fn room(&self, log: &Log) -> u64 {
+        let limit = log.limits.segment_bytes - PAGE as u64;
+        self.open.as_ref().map_or(0, |open| limit.saturating_sub(open.at))
+    }
+
+    /// Closes the open segment, if any.
+    fn close(&mut self, full: &mut Full) {
+        full.extend(self.open.take().map(|open| open.writing));
     }
 
     /// Opens a segment with room for `len` bytes; empties others if there must be no more.
-    fn make_room(&mut self, len: u64) -> Result<(), BlockFault> {
-        let capacity = self.log.limits.segment_bytes - 2 * PAGE as u64;
+    fn make_room(&mut self, log: &Arc<Log>, len: u64, full: &mut Full) -> Result<(), BlockFault> {
+        let capacity = log.limits.segment_bytes - 2 * PAGE as u64;
         if len > capacity {
             return Err(BlockFault::Refused);
         }
-        self.complete();
-        while self.room() < len {
-            self.complete();
-            self.delete_dead();
-            let (count, max) = (self.log.segments().len(), self.log.limits.segments_max);
+        while self.room(log) < len {
+            self.close(full);
+            delete_dead(log);
+            let (count, max) = (log.segments().len(), log.limits.segments_max);
             if count + 1 < max {
-                self.create()?;
+                self.create(log)?;
             } else {
-                let victim = self.victim().ok_or(BlockFault::Refused)?;
+                let victim = victim(log).ok_or(BlockFault::Refused)?;
                 if victim.live_bytes() > capacity * LIVE_MAX_16THS / 16 {
                     return Err(BlockFault::Refused);
                 }
-                self.create()?;
-                self.empty(&victim)?;
+                self.create(log)?;
+                self.empty(log, &victim, full)?;
             }
         }
         Ok(())
     }
 
-    fn create(&mut self) -> Result<(), BlockFault> {
-        let limits = &self.log.limits;
+    fn create(&mut self, log: &Arc<Log>) -> Result<(), BlockFault> {
+        let limits = &log.limits;
         let number = self.next_segment;
         self.next_segment += 1;
-        let segment =
-            Segment::create(self.log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout);
+        let segment = Segment::create(log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout);
         let segment = segment.map_err(|error| {
-            self.log.counters.failed.fetch_add(1, Relaxed);
+            log.counters.failed.fetch_add(1, Relaxed);
             tracing::warn!("{}: cannot create a segment: {error}", limits.folder.display());
             fault_of(&error)
         })?;
-        self.log.segments().insert(number, Arc::clone(&segment));
-        self.open = Some(Open { segment, at: PAGE as u64, records: 0 });
+        log.segments().insert(number, Arc::clone(&segment));
+        let progress = Mutex::new(Progress { records: 0, end: PAGE as u64, failed_at: u64::MAX });
+        let writing = Arc::new(Writing { log: Arc::clone(log), segment, progress, finisher: self.finisher.clone() });
+        self.open = Some(Open { writing, at: PAGE as u64 });
         Ok(())
     }
 
-    fn delete_dead(&self) {
-        let dead: Vec<u64> =
-            self.log.segments().values().filter(|segment| segment.live_bytes() == 0).map(|s| s.number).collect();
-        dead.into_iter().for_each(|number| self.log.delete(number));
-    }
-
-    /// Returns the complete segment with the fewest live bytes.
-    fn victim(&self) -> Option<Arc<Segment>> {
-        let segments = self.log.segments();
-        segments.values().min_by_key(|segment| (segment.live_bytes(), segment.number)).cloned()
-    }
-
     /// Writes the live records of a segment again, into the open one, and deletes the segment.
-    fn empty(&mut self, victim: &Arc<Segment>) -> Result<(), BlockFault> {
-        let mut live = self.log.slots.collect(|location| location.segment.number == victim.number);
+    fn empty(&mut self, log: &Log, victim: &Arc<Segment>, full: &mut Full) -> Result<(), BlockFault> {
+        let mut live = log.slots.collect(|location| location.segment.number == victim.number);
         live.sort_unstable_by_key(|(.., location)| location.address.offset);
         let mut record = Aligned::default();
         for (slot, generation, location) in live {
             // A record that fails verification stays in its slot: whoever reads the slot next gets the fault.
-            let Ok(header) = self.log.read(&location, &mut record) else { continue };
-            let Some(open) = &mut self.open else { return Err(BlockFault::Interrupted) };
-            let address = Address { segment: open.segment.number, offset: open.at, ..location.address };
+            let Ok(header) = log.read(&location, &mut record) else { continue };
+            let Some(Open { writing, at }) = &mut self.open else { return Err(BlockFault::Interrupted) };
+            let segment = &writing.segment;
+            let address = Address { segment: segment.number, offset: *at, ..location.address };
             place(record.as_mut_slice(), header.tokens.len(), address);
-            if let Err(error) = write_all(open.segment.file.as_ref(), &[record.as_slice()], open.at) {
-                let begin = open.at;
-                return Err(self.failed(&error, begin));
+            if let Err(error) = write_all(segment.file.as_ref(), &[record.as_slice()], *at) {
+                let fault = writing.failed(&error, *at);
+                self.close(full);
+                return Err(fault);
             }
-            open.at += location.len;
-            open.records += 1;
-            let moved = Location::new(&open.segment, address, location.len, location.key);
-            drop(self.log.slots.replace(slot, generation, moved));
-            self.log.counters.rewritten.fetch_add(location.len, Relaxed);
+            *at += location.len;
+            writing.wrote(*at, 1);
+            let moved = Location::new(segment, address, location.len, location.key);
+            drop(log.slots.replace(slot, generation, moved));
+            log.counters.rewritten.fetch_add(location.len, Relaxed);
         }
-        self.log.delete(victim.number);
+        log.delete(victim.number);
         Ok(())
     }
+}
+
+fn delete_dead(log: &Log) {
+    let segments = log.segments();
+    let dead = segments.values().filter(|segment| segment.live_bytes() == 0 && !segment.is_being_written());
+    let dead: Vec<u64> = dead.map(|segment| segment.number).collect();
+    drop(segments);
+    dead.into_iter().for_each(|number| log.delete(number));
+}
+
+/// Returns the segment with the fewest live bytes of all that are not being written.
+fn victim(log: &Log) -> Option<Arc<Segment>> {
+    let segments = log.segments();
+    let written = segments.values().filter(|segment| !segment.is_being_written());
+    written.min_by_key(|segment| (segment.live_bytes(), segment.number)).cloned()
 }
 
 /// Returns the answer for a failed write: a full disk takes nothing now, any other fault is one of the way.

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Instant;
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 use url::Url;
 
 use crate::settings::StoreError;
@@ -37,48 +39,70 @@ pub trait Objects: Debug + Send + Sync {
     /// If the store has not answered before the deadline, or refused.
     fn get(&self, name: &str, limit: usize, deadline: Instant) -> Result<Option<Vec<u8>>, Unanswered>;
 
-    /// Returns `true` if there is an object of the name.
+    /// Returns `true` for each name of an object. The questions are under way at once.
     ///
     /// # Errors
     /// If the store has not answered before the deadline, or refused.
-    fn has(&self, name: &str, deadline: Instant) -> Result<bool, Unanswered>;
+    fn has(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>, Unanswered>;
+}
+
+/// Settings of S3 that an address may have behind its `?`.
+const QUERY_KEYS: [&str; 4] = ["endpoint", "region", "skip_signature", "virtual_hosted_style_request"];
+
+/// Returns the settings of S3 from the variables that begin with `AWS_`, and from the query of an address, which has precedence. Plain HTTP is
+/// allowed where the endpoint says so.
+fn options(url: &Url) -> Result<HashMap<String, String>, String> {
+    let variables = std::env::vars().filter(|(name, _)| name.starts_with("AWS_"));
+    let mut options: HashMap<String, String> = variables.map(|(name, value)| (name.to_lowercase(), value)).collect();
+    for (key, value) in url.query_pairs() {
+        if url.scheme() == "file" || !QUERY_KEYS.contains(&&*key) {
+            let keys = QUERY_KEYS.join(", ");
+            return Err(format!("unknown setting '{key}' in the address; addresses of s3:// take: {keys}"));
+        }
+        let shadowed: &[&str] = if key == "endpoint" { &["aws_endpoint_url", "aws_endpoint_url_s3"] } else { &[] };
+        shadowed.iter().for_each(|name| drop(options.remove(*name)));
+        options.insert(format!("aws_{key}"), value.into_owned());
+    }
+    let endpoints = ["aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"];
+    if endpoints.iter().any(|name| options.get(*name).is_some_and(|endpoint| endpoint.starts_with("http://"))) {
+        options.entry("aws_allow_http".to_owned()).or_insert_with(|| "true".to_owned());
+    }
+    Ok(options)
 }
 
 /// Objects in a folder or an S3-compatible store.
 #[derive(Debug)]
 pub struct StoredObjects {
-    store: Box<dyn ObjectStore>,
+    store: Arc<dyn ObjectStore>,
     prefix: Path,
     runtime: Option<Runtime>,
 }
 
 impl StoredObjects {
-    /// Opens the store at an address, `file:///folder` or `s3://bucket/prefix`. Access to S3 follows the usual variables: `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`.
+    /// Opens the store at an address, `file:///folder` or `s3://bucket/prefix?key=value&...` with keys of [`QUERY_KEYS`]. Credentials of S3,
+    /// and settings that the address leaves open, come from the usual variables: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    /// `AWS_REGION`, `AWS_ENDPOINT_URL`.
     ///
     /// # Errors
     /// If the address has no meaning. Whether the store answers shows later.
     pub fn open(address: &str) -> Result<Self, StoreError> {
         let refuse = |reason: String| StoreError::Remote { url: address.to_owned(), reason };
-        let url = Url::parse(address)
+        let mut url = Url::parse(address)
             .map_err(|error| refuse(format!("{error}; use file:///folder or s3://bucket/prefix")))?;
         if url.scheme() == "file" {
             let folder = url.to_file_path().map_err(|()| refuse("the folder must be absolute".to_owned()))?;
             std::fs::create_dir_all(folder).map_err(|error| refuse(format!("cannot create the folder: {error}")))?;
         }
-        let variables: HashMap<String, String> = std::env::vars()
-            .filter(|(name, _)| name.starts_with("AWS_"))
-            .map(|(name, v)| (name.to_lowercase(), v))
-            .collect();
-        let (store, prefix) =
-            object_store::parse_url_opts(&url, variables).map_err(|error| refuse(error.to_string()))?;
+        let options = options(&url).map_err(refuse)?;
+        url.set_query(None);
+        let (store, prefix) = object_store::parse_url_opts(&url, options).map_err(|error| refuse(error.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("store-remote-io")
             .enable_all()
             .build()
             .map_err(StoreError::Thread)?;
-        Ok(Self { store, prefix, runtime: Some(runtime) })
+        Ok(Self { store: store.into(), prefix, runtime: Some(runtime) })
     }
 
     fn path(&self, name: &str) -> Path {
@@ -131,8 +155,47 @@ impl Objects for StoredObjects {
         self.wait(deadline, answer)
     }
 
-    fn has(&self, name: &str, deadline: Instant) -> Result<bool, Unanswered> {
-        let path = self.path(name);
-        Ok(self.wait(deadline, self.store.head(&path))?.is_some())
+    fn has(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>, Unanswered> {
+        let heads = names.iter().map(|name| (Arc::clone(&self.store), self.path(name)));
+        let answers = async {
+            let mut questions = JoinSet::new();
+            for (at, (store, path)) in heads.enumerate() {
+                questions.spawn(async move { (at, store.head(&path).await) });
+            }
+            let mut found = vec![false; names.len()];
+            while let Some(answer) = questions.join_next().await {
+                match answer {
+                    Ok((at, Ok(_))) => found[at] = true,
+                    Ok((_, Err(object_store::Error::NotFound { .. }))) => {}
+                    Ok((_, Err(error))) => return Err(error),
+                    Err(error) => return Err(object_store::Error::JoinError { source: error }),
+                }
+            }
+            Ok(found)
+        };
+        Ok(self.wait(deadline, answers)?.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_in_an_address_are_known_ones_and_plain_http_follows_the_endpoint() {
+        let read = |address: &str| options(&Url::parse(address).unwrap());
+        let options = read("s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=eu-1").unwrap();
+        let get = |name: &str| options.get(name).map(String::as_str);
+        assert_eq!(get("aws_endpoint"), Some("http://127.0.0.1:9000"));
+        assert_eq!((get("aws_region"), get("aws_allow_http")), (Some("eu-1"), Some("true")));
+        let options = read("s3://bucket?endpoint=https://store.example").unwrap();
+        assert_eq!(options.get("aws_allow_http"), None);
+        for address in ["s3://bucket?secret_access_key=x", "file:///folder?endpoint=http://x"] {
+            let error = read(address).unwrap_err();
+            assert!(
+                error.starts_with("unknown setting '") && error.ends_with("virtual_hosted_style_request"),
+                "{error}"
+            );
+        }
     }
 }

@@ -37,8 +37,9 @@ impl Objects for Fake {
         self.answer(object.map(|bytes| bytes[..bytes.len().min(limit)].to_vec()))
     }
 
-    fn has(&self, name: &str, _: Instant) -> Result<bool, Unanswered> {
-        let has = self.objects.lock().unwrap().contains_key(name);
+    fn has(&self, names: &[String], _: Instant) -> Result<Vec<bool>, Unanswered> {
+        assert!((1..=PROBES).contains(&names.len()), "{} questions at once", names.len());
+        let has = names.iter().map(|name| self.objects.lock().unwrap().contains_key(name)).collect();
         self.answer(has)
     }
 }
@@ -57,13 +58,31 @@ fn record(key: &BlockKey) -> Vec<u8> {
 #[test]
 fn another_server_finds_a_block_by_its_key() {
     let (remote, fake) = remote();
-    assert!(!remote.has(&KEY));
+    assert_eq!(remote.leading(&[KEY]), 0);
     assert_eq!(remote.get(&KEY, &TOKENS, 4096), Err(NoBlock::Unproven(Fault::Missing)));
     assert_eq!(remote.put(&KEY, record(&KEY)), Ok(236));
     let other = Remote::new(Box::new(fake), Duration::from_secs(1), 99);
-    assert!(other.has(&KEY));
+    assert_eq!(other.leading(&[KEY]), 1);
     let (header, bytes) = other.get(&KEY, &TOKENS, 4096).unwrap();
     assert_eq!(bytes[header.payload_range()], [7; 100]);
+}
+
+#[test]
+fn the_leading_blocks_of_a_chain_are_found_in_few_questions() {
+    for (blocks, rounds_max) in [(0, 0), (1, 1), (8, 1), (9, 2), (100, 3), (2048, 5)] {
+        let keys: Vec<BlockKey> = (0..blocks).map(|at| BlockKey { hash: at, ..KEY }).collect();
+        for there in (0..=keys.len()).step_by(1 + keys.len() / 50) {
+            let (remote, fake) = remote();
+            keys[..there].iter().for_each(|key| _ = remote.put(key, Vec::new()).unwrap());
+            *fake.calls.lock().unwrap() = 0;
+            assert_eq!(remote.leading(&keys), there, "of {blocks}");
+            let rounds = *fake.calls.lock().unwrap();
+            assert!(
+                rounds <= if there == 0 { rounds_max.min(1) } else { rounds_max },
+                "{rounds} for {there} of {blocks}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -104,7 +123,7 @@ fn a_store_that_does_not_answer_is_not_asked_again_for_a_while() {
         *fake.calls.lock().unwrap() = 0;
         for _ in 0..50 {
             assert_eq!(remote.get(&KEY, &TOKENS, 4096), Err(NoBlock::Unanswered));
-            assert!(!remote.has(&KEY));
+            assert_eq!(remote.leading(&[KEY]), 0);
         }
         assert!(remote.stats().is_down);
         let calls = *fake.calls.lock().unwrap();

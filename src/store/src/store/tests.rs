@@ -206,6 +206,40 @@ fn a_block_in_two_host_places_takes_memory_once() {
     assert_eq!(device.block(1), Some(contents(9)));
 }
 
+/// Copies a block of the device to host memory for a swapped-out request, by its name.
+fn swap_out(store: &Store, device: &Arc<Device>, pair: (u32, u32), seed: u32) -> TransferReport {
+    let (send, report) = mpsc::channel();
+    let transfer = Transfer {
+        from: Place::Device,
+        to: Place::Host,
+        pairs: vec![pair],
+        keys: vec![key(seed)],
+        ..Transfer::default()
+    };
+    store.begin(Arc::<Device>::clone(device), transfer, Box::new(move |answer| send.send(answer).unwrap()));
+    report.recv().unwrap()
+}
+
+#[test]
+fn what_the_tier_has_is_not_copied_for_a_swap_nor_the_other_way_round() {
+    let (store, _) = Store::open(settings(2, Compression::Off)).unwrap();
+    let device = Device::with([(0, 9), (1, 8)]);
+    copy(&store, &device, Place::Device, TIER, &[(0, 0, 9)]);
+    assert_eq!(swap_out(&store, &device, (0, 4), 9).faults, []);
+    assert_eq!((store.stats().arena.used_bytes, store.stats().shared_blocks), (BLOCK as u64, 1));
+    assert_eq!(swap_out(&store, &device, (1, 5), 8).faults, []);
+    copy(&store, &device, Place::Device, TIER, &[(1, 1, 8)]);
+    assert_eq!((store.stats().arena.used_bytes, store.stats().shared_blocks), (2 * BLOCK as u64, 2));
+    // Each slot is as good as a copy.
+    store.release(TIER, &[0, 1]);
+    assert_eq!(copy(&store, &device, Place::Host, Place::Device, &[(4, 2, 9), (5, 3, 8)]).faults, []);
+    assert_eq!((device.block(2), device.block(3)), (Some(contents(9)), Some(contents(8))));
+    // A block that is gone everywhere is read from the device again.
+    store.release(Place::Host, &[4, 5]);
+    assert_eq!(swap_out(&store, &device, (0, 4), 9).faults, []);
+    assert_eq!((store.stats().arena.used_bytes, store.stats().shared_blocks), (BLOCK as u64, 2));
+}
+
 #[test]
 fn a_later_write_wins_over_one_that_ends_later() {
     let (store, _) = Store::open(settings(8, Compression::Off)).unwrap();

@@ -131,7 +131,8 @@ fn fast_forward_equals_single_steps_with_copies() {
         let mut settings = settings(16, 1200);
         settings.replicas = 2;
         (settings.core.host_blocks, settings.core.preemption) = (500, Preemption::Swap);
-        settings.core.tiers = vec![TierConfig { name: "host".into(), blocks: 3000, write, eviction: "lru".into() }];
+        settings.core.tiers =
+            vec![TierConfig { name: "host".into(), blocks: 3000, write, eviction: "lru".into(), shared: false }];
         // So slow that copies share the link.
         settings.hardware.host_link_bytes_s = 8e9;
         same(&trace, &settings, &Linear);
@@ -216,6 +217,7 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
             blocks: tier,
             write,
             eviction: ["lru", "s3fifo"][pick(2)].into(),
+            shared: false,
         });
         if at > 0 {
             settings.far_links.push(TierLink {

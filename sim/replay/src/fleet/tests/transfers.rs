@@ -76,8 +76,13 @@ fn every_copy_is_told_of_once_when_it_is_over() {
     let trace = conversations(200, 5);
     let mut settings = Settings { replicas: 2, ..settings(16, 900) };
     (settings.core.host_blocks, settings.core.preemption) = (500, Preemption::Swap);
-    let tier =
-        |name: &str, blocks| TierConfig { name: name.into(), blocks, write: Write::Through, eviction: "lru".into() };
+    let tier = |name: &str, blocks| TierConfig {
+        name: name.into(),
+        blocks,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    };
     settings.core.tiers = vec![tier("host", 600), tier("disk", 20_000)];
     settings.far_links = vec![TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 0.5, codec_bytes_s: Some(5e9) }];
     // A link so slow that copies overlap.

@@ -18,10 +18,10 @@ fn with_remote(folder: &TempDir, compression: Compression, deadline_ms: u64) -> 
 
 const REMOTE: Place = Place::Tier(1);
 
-fn lookup(store: &Store, tier: u8, seeds: impl Iterator<Item = u32>) -> Vec<bool> {
+fn lookup(store: &Store, tier: u8, seeds: impl Iterator<Item = u32>) -> u32 {
     let (send, found) = mpsc::channel();
-    let keys = seeds.map(|seed| (key(seed), Vec::new())).collect();
-    store.lookup(tier, keys, Box::new(move |answer| send.send(answer).unwrap()));
+    let lookup = Lookup { id: 1, tier, keys: seeds.map(key).collect() };
+    store.lookup(lookup, Box::new(move |answer| send.send(answer).unwrap()));
     found.recv().unwrap()
 }
 
@@ -35,10 +35,8 @@ fn two_servers_share_blocks_compressed_with_the_statistics_of_one() {
     drop(first);
 
     let second = with_remote(&folder, Compression::Store, 60_000);
-    let found = lookup(&second, 1, 35..45);
-    assert_eq!(found, [true, true, true, true, true, false, false, false, false, false]);
-    assert_eq!((lookup(&second, 0, 0..2), lookup(&second, 9, 0..1)), (vec![false; 2], vec![false]));
-    assert_eq!(lookup(&second, 1, 0..0), Vec::<bool>::new());
+    assert_eq!([35..45, 0..40, 40..60, 0..0].map(|seeds| lookup(&second, 1, seeds)), [5, 40, 0, 0]);
+    assert_eq!((lookup(&second, 0, 0..2), lookup(&second, 9, 0..1)), (0, 0), "no remote tiers");
     // Slots are the core's: a block is read by its key, whatever its slot.
     let back: Vec<_> = (0..40).map(|at| (500 + at, 100 + at, at)).collect();
     assert_eq!(copy(&second, &device, REMOTE, Place::Device, &back).faults, []);
@@ -72,6 +70,7 @@ fn a_remote_that_hangs_costs_its_own_copies_and_no_others() {
         assert_eq!(report.recv().unwrap().faults, [(0, BlockFault::Interrupted)]);
     }
     assert!(store.stats().tiers[1].remote.unwrap().is_down);
+    assert_eq!(lookup(&store, 1, 0..1), 0, "nobody waits for storage that is down");
     assert_eq!(copy(&store, &device, Place::Device, REMOTE, &[(3, 1, 3)]).faults, [(0, BlockFault::Interrupted)]);
 }
 
