@@ -33,8 +33,10 @@ mod fast_forward;
 mod faults;
 mod pipeline;
 mod reporting;
+mod shared_storage;
 
 use self::pipeline::Pipeline;
+use self::shared_storage::SharedStorage;
 
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
@@ -162,6 +164,10 @@ enum SimEvent {
         life: u32,
         id: u64,
     },
+    LookupEnd {
+        replica: usize,
+        lookup: u64,
+    },
     StepEnd {
         replica: usize,
         life: u32,
@@ -187,6 +193,7 @@ struct Fleet<'a> {
     root: BlockHash,
     cluster: Cluster,
     replicas: Vec<Replica>,
+    shared: SharedStorage,
     flights: InFlightRequests,
     rerouted: u64,
     /// Requests that a core gave up on, to be submitted again.
@@ -276,6 +283,7 @@ impl<'a> Fleet<'a> {
             rerouted: 0,
             again: Vec::new(),
             replicas,
+            shared: SharedStorage::default(),
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
             queue: BinaryHeap::new(),
@@ -328,8 +336,10 @@ impl<'a> Fleet<'a> {
         match next.what {
             SimEvent::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
             SimEvent::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
+                self.shared.end(replica, id);
                 self.tell(replica, Event::TransferFinished(id));
             }
+            SimEvent::LookupEnd { replica, lookup } => self.end_lookup(replica, lookup),
             SimEvent::StepEnd { .. } | SimEvent::TransferEnd { .. } => {}
             SimEvent::LinkWakeUp { replica, direction, version } => self.wake_up_link(replica, direction, version),
             SimEvent::Fail { failure } => self.fail(failure),
@@ -425,7 +435,8 @@ impl<'a> Fleet<'a> {
             }
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
-            Action::Release { .. } | Action::Lookup(_) => {}
+            Action::Lookup(lookup) => self.look_up(at_ns, replica, &lookup),
+            Action::Release { .. } => {}
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
                 assert_eq!(reason, FinishReason::Length, "traced requests end by length alone");

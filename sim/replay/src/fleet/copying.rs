@@ -12,6 +12,9 @@ use trunkline_sim_report::observer::TransferSeen;
 
 impl Fleet<'_> {
     pub(super) fn begin_copy(&mut self, at_ns: u64, replica: usize, transfer: &Transfer) {
+        if self.is_shared(transfer.to) {
+            self.shared.begin(replica, transfer);
+        }
         let direction = self.replicas[replica].links.ask(at_ns, transfer);
         self.schedule_wake_up(replica, direction);
     }
@@ -33,6 +36,7 @@ impl Fleet<'_> {
 
     /// Cancels the copies of a failed replica.
     pub(super) fn lose_copies(&mut self, replica: usize) {
+        self.shared.lose(replica);
         for copy in self.replicas[replica].links.lose(self.now_ns) {
             self.show_copy(replica, &copy, true);
         }

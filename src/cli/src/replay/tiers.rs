@@ -24,6 +24,10 @@ pub(crate) struct TierArgs {
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
     remote: Option<String>,
 
+    /// Let all replicas share one remote storage: each finds the prefixes that the others stored, after a look-up.
+    #[arg(long, requires = "remote")]
+    remote_shared: bool,
+
     /// Bandwidth of the disk, GB/s in each direction.
     #[arg(long, value_name = "GB/S", default_value_t = 6.0)]
     disk_gb_s: f64,
@@ -77,7 +81,8 @@ impl TierArgs {
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
-            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared: false });
+            let shared = self.remote_shared && name == "remote";
+            tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared });
             match name {
                 "disk" => links.push(self.link(self.disk_gb_s, self.disk_latency_us)),
                 "remote" => links.push(self.link(self.remote_gb_s, self.remote_latency_us)),

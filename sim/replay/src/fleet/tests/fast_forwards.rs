@@ -217,7 +217,7 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
             blocks: tier,
             write,
             eviction: ["lru", "s3fifo"][pick(2)].into(),
-            shared: false,
+            shared: at > 0 && pick(2) == 0,
         });
         if at > 0 {
             settings.far_links.push(TierLink {

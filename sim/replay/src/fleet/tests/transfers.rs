@@ -122,6 +122,31 @@ fn every_copy_is_told_of_once_when_it_is_over() {
 }
 
 #[test]
+fn a_replica_finds_in_shared_storage_what_another_stored_there() {
+    // Request by request to another replica.
+    let trace = trace((0..4).map(|i| request(i * 1000, 65, 1, &[1, 2, 3, 4, 5])).collect());
+    let mut settings = Settings { replicas: 2, ..settings(16, 100) };
+    let tier = |name: &str| TierConfig {
+        name: name.into(),
+        blocks: 100,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    };
+    settings.core.tiers = vec![tier("host"), tier("remote")];
+    settings.far_links = vec![TierLink { bytes_s: 6e9, latency_s: 100e-6, ratio: 1.0, codec_bytes_s: None }];
+    let hits = |settings: &Settings| {
+        let report = replay(&trace, settings, &SlowPrefill, &mut |_| {}).unwrap();
+        (report.tiers[1].hit_blocks, report.tokens.prefix_hit_tokens)
+    };
+    let (alone, cached) = hits(&settings);
+    settings.core.tiers[1].shared = true;
+    let (shared, cached_shared) = hits(&settings);
+    assert_eq!((alone, shared), (0, 4), "the second replica's first request loads what the first one stored");
+    assert_eq!(cached_shared, cached + 4 * 16);
+}
+
+#[test]
 fn requests_are_swapped_over_the_link_and_back() {
     let requests = (0..8).map(|i| request(0, 64, 200, &[i])).collect();
     let trace = trace(requests);
