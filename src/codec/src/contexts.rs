@@ -32,27 +32,25 @@ pub(crate) fn bucket_bounds(bucket: usize) -> (f64, f64) {
     (bound(bucket), bound(bucket + 1))
 }
 
-/// Sets the contexts of a row from the means of its plane: `codes` to the numbers of the codes, above the bits of the longest code, and `flips` to the
-/// sign bit where the mean is negative. The means of each head, of `head_dim` elements, are rotated by the angles of its pairs; without angles means
-/// stay. `means` is a buffer.
+/// Sets the means of a row at its position, in units of 1/64: the halved means of the plane, those of each head, of `head_dim` elements, rotated by the
+/// angles of its pairs. Without angles nothing is rotated.
 #[inline(always)]
-pub(crate) fn fill(
-    plane: &Plane,
-    head_dim: usize,
-    angles: Angles<'_>,
-    means: &mut [i16],
-    (codes, flips): (&mut [u16], &mut [u16]),
-) {
-    let n = plane.means.len();
-    let means = &mut means[..n];
+pub(crate) fn fill_means(plane: &Plane, head_dim: usize, angles: Angles<'_>, means: &mut [i16]) {
     if angles.cos.is_empty() {
         means.iter_mut().zip(&plane.means).for_each(|(halved, mean)| *halved = mean >> 1);
-    } else {
-        for (head, means) in plane.means.chunks_exact(head_dim).zip(means.chunks_exact_mut(head_dim)) {
-            rotate(head, angles, means);
-        }
+        return;
     }
-    let (uppers, codes, flips) = (&plane.uppers[..n], &mut codes[..n], &mut flips[..n]);
+    for (head, means) in plane.means.chunks_exact(head_dim).zip(means.chunks_exact_mut(head_dim)) {
+        rotate(head, angles, means);
+    }
+}
+
+/// Sets the contexts of a row from the means at its position: `codes` to the numbers of the codes, above the bits of the longest code, and `flips` to the
+/// sign bit where the mean is negative.
+#[inline(always)]
+pub(crate) fn fill(plane: &Plane, means: &[i16], (codes, flips): (&mut [u16], &mut [u16])) {
+    let n = plane.means.len();
+    let (means, uppers, codes, flips) = (&means[..n], &plane.uppers[..n], &mut codes[..n], &mut flips[..n]);
     for at in 0..n {
         codes[at] = bucket(means[at]) << LENGTH_MAX | uppers[at];
         flips[at] = means[at] as u16 & 0x8000;

@@ -35,7 +35,7 @@ fn parts(dtype: Dtype, shape: &Shape, n: usize) -> [usize; 4] {
 /// Returns the exponent below those that get codes in a plane: 15 neighbours that most of a sample have.
 fn base_of(dtype: Dtype, plane: &[u8]) -> u8 {
     let mut counts = [0u32; EXPONENTS];
-    for element in plane.chunks_exact(dtype.bytes()).step_by(SAMPLED) {
+    for element in plane.chunks_exact(dtype.width()).step_by(SAMPLED) {
         if let [.., low, high] = element {
             counts[usize::from(u16::from_le_bytes([*low, *high]) >> 7 & 0xff)] += 1;
         }
@@ -86,7 +86,7 @@ impl WithSimd for Encode<'_> {
     #[inline(always)]
     fn with_simd<V: Simd>(self, _: V) {
         let Self { dtype, plane_len, bytes, bases, codes, rest, escaped } = self;
-        let groups = bytes.chunks(GROUP * dtype.bytes()).zip(codes.as_chunks_mut::<CODES>().0);
+        let groups = bytes.chunks(GROUP * dtype.width()).zip(codes.as_chunks_mut::<CODES>().0);
         for (at, ((bytes, codes), rest)) in groups.zip(rest.chunks_mut(GROUP)).enumerate() {
             // A group on the edge of two planes has the base of the first.
             let base = bases[at * GROUP / plane_len];
@@ -130,7 +130,7 @@ impl WithSimd for Decode<'_> {
     #[inline(always)]
     fn with_simd<V: Simd>(self, _: V) -> bool {
         let Self { dtype, plane_len, bases, codes, rest, low, escaped, out } = self;
-        let (width, low_bytes) = (dtype.bytes(), lanes::low_bytes(dtype));
+        let (width, low_bytes) = (dtype.width(), lanes::low_bytes(dtype));
         let mut used = 0;
         let groups = codes.as_chunks::<CODES>().0.iter().zip(rest.chunks(GROUP));
         for (at, ((codes, rest), out)) in groups.zip(out.chunks_mut(GROUP * width)).enumerate() {
@@ -159,9 +159,9 @@ impl WithSimd for Decode<'_> {
 
 /// Appends the payload of a block with these bytes. `escaped` is a buffer.
 pub(crate) fn encode(dtype: Dtype, shape: &Shape, bytes: &[u8], escaped: &mut Vec<u8>, out: &mut Vec<u8>) {
-    let [n_bases, n_codes, n_rest, _] = parts(dtype, shape, bytes.len() / dtype.bytes());
+    let [n_bases, n_codes, n_rest, _] = parts(dtype, shape, bytes.len() / dtype.width());
     let plane_len = shape.channels() * usize::from(shape.tokens);
-    out.extend(bytes.chunks_exact(plane_len * dtype.bytes()).map(|plane| base_of(dtype, plane)));
+    out.extend(bytes.chunks_exact(plane_len * dtype.width()).map(|plane| base_of(dtype, plane)));
     let begin = out.len();
     out.resize(begin + n_codes + n_rest, 0);
     let (bases, codes) = out.split_at_mut(begin);
@@ -175,7 +175,7 @@ pub(crate) fn encode(dtype: Dtype, shape: &Shape, bytes: &[u8], escaped: &mut Ve
 
 /// Sets the bytes of a block from a payload. Returns `None` if the payload is malformed.
 pub(crate) fn decode(dtype: Dtype, shape: &Shape, payload: &[u8], out: &mut [u8]) -> Option<()> {
-    let [n_bases, n_codes, n_rest, n_low] = parts(dtype, shape, out.len() / dtype.bytes());
+    let [n_bases, n_codes, n_rest, n_low] = parts(dtype, shape, out.len() / dtype.width());
     let (bases, codes) = payload.split_at_checked(n_bases)?;
     let (codes, rest) = codes.split_at_checked(n_codes)?;
     let (rest, low) = rest.split_at_checked(n_rest)?;
@@ -211,7 +211,7 @@ mod tests {
             let n = shape.elements().unwrap();
             let lanes: Vec<u16> = (0..n).map(|at| (at as u16).wrapping_mul(40_503) >> (at % 5)).collect();
             for dtype in [Dtype::Bf16, Dtype::F32] {
-                let mut bytes = vec![0; n * dtype.bytes()];
+                let mut bytes = vec![0; n * dtype.width()];
                 lanes::join(dtype, &lanes, &vec![7; n * lanes::low_bytes(dtype)], &mut bytes);
                 let (mut payload, mut escaped, mut back) = (Vec::new(), Vec::new(), vec![0; bytes.len()]);
                 encode(dtype, &shape, &bytes, &mut escaped, &mut payload);

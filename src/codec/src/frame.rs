@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 0 | 4 | `TKVF` |
 //! | 4 | 1 | version, 2 |
-//! | 5 | 1 | element type: 0 BF16, 1 FP16, 2 F32, 3 E4M3, 4 E5M2 |
+//! | 5 | 1 | element type: 0 BF16, 1 FP16, 2 F32, 3 E4M3, 4 E5M2, 5 Q8_0, 6 Q4_0 |
 //! | 6 | 1 | transform: 0 stored, 1 plain, 2 predicted, 3 fixed |
 //! | 7 | 1 | 0 |
 //! | 8 | 8 | layers, tokens, heads, elements of a head: 16 bits each |
@@ -25,7 +25,9 @@ use crate::checksum::{self, checksum};
 use crate::fixed;
 use crate::lanes;
 use crate::plain::Plain;
-use crate::predicted::{Place, Predicted};
+use crate::predicted::Predicted;
+use crate::quantised::Quantised;
+use crate::rows::Place;
 use crate::shape::{Dtype, Shape};
 use crate::side_table::SideTable;
 
@@ -41,7 +43,7 @@ pub enum Transform {
     Stored = 0,
     /// Exponents by a code made for the block.
     Plain = 1,
-    /// Signs and exponents by codes that a side table and the position choose.
+    /// Signs and exponents, or quantised integers, by codes that a side table and the position choose.
     Predicted = 2,
     /// Exponents by codes of four bits.
     Fixed = 3,
@@ -88,8 +90,8 @@ pub enum BlockError {
         /// Bytes of the shape.
         expected: usize,
     },
-    /// The shape is empty, or has more than 4 GiB.
-    #[error("a block of this shape is empty or beyond 4 GiB")]
+    /// The shape is empty, has more than 4 GiB, or has rows that are no whole number of scales.
+    #[error("a block of this shape is empty, beyond 4 GiB, or has rows of no whole number of scales")]
     WrongShape,
 }
 
@@ -157,6 +159,7 @@ pub enum FrameError {
 /// Once the buffers fit the blocks, neither encoding nor decoding allocates, but for `out`.
 pub struct Codec {
     predicted: Predicted,
+    quantised: Quantised,
     plain: Plain,
     lanes: Vec<u16>,
     escaped: Vec<u8>,
@@ -164,7 +167,13 @@ pub struct Codec {
 
 impl Default for Codec {
     fn default() -> Self {
-        Self { predicted: Predicted::new(), plain: Plain::new(), lanes: Vec::new(), escaped: Vec::new() }
+        Self {
+            predicted: Predicted::new(),
+            quantised: Quantised::new(),
+            plain: Plain::new(),
+            lanes: Vec::new(),
+            escaped: Vec::new(),
+        }
     }
 }
 
@@ -177,7 +186,7 @@ impl std::fmt::Debug for Codec {
 /// Returns the elements and bytes of a shape.
 fn size(dtype: Dtype, shape: &Shape) -> Option<(usize, usize)> {
     let elements = shape.elements().filter(|n| *n > 0)?;
-    let bytes = elements.checked_mul(dtype.bytes()).filter(|n| u32::try_from(*n).is_ok())?;
+    let bytes = dtype.block_len(shape).filter(|n| u32::try_from(*n).is_ok())?;
     Some((elements, bytes))
 }
 
@@ -202,8 +211,17 @@ impl Codec {
         let place = Place { dtype: block.dtype, shape: block.shape, position: block.position.unwrap_or(0) };
         let (mut transform, mut named) = (Transform::Plain, (0, 0));
         if let Some(table) = usable {
-            self.predicted.encode(&place, table, block.bytes, out);
+            match block.dtype.is_quantised() {
+                true => self.quantised.encode(&place, table, block.bytes, out),
+                false => self.predicted.encode(&place, table, block.bytes, out),
+            }
             (transform, named) = (Transform::Predicted, (place.position, table.id()));
+        }
+        if block.dtype.is_quantised() {
+            if usable.is_none() {
+                transform = Transform::Stored;
+            }
+            return Ok(end(block, begin, transform, named, out));
         }
         // Statistics of another model may make a block longer.
         if usable.is_none() || out.len() - begin - HEADER >= block.bytes.len() {
@@ -288,11 +306,16 @@ impl Codec {
                 out.copy_from_slice(payload);
                 Some(())
             }
+            Transform::Plain if dtype.is_quantised() => None,
             Transform::Plain => self.plain.decode(dtype, &shape, payload, out),
             Transform::Predicted => {
                 let id = id.unwrap_or(0);
                 let table = table(id).filter(|table| table.id() == id && table.fits(&shape));
-                self.predicted.decode(&place, table.ok_or(FrameError::NoTable { id })?, payload, out)
+                let table = table.ok_or(FrameError::NoTable { id })?;
+                match dtype.is_quantised() {
+                    true => self.quantised.decode(&place, table, payload, out),
+                    false => self.predicted.decode(&place, table, payload, out),
+                }
             }
             Transform::Fixed => fixed::decode(dtype, &shape, payload, out),
         }

@@ -1,7 +1,7 @@
 //! Compression of KV blocks, lossless and quantised.
 //!
 //! * [`frame`] holds a block losslessly in two thirds of its bytes (BF16): exponents of keys are predicted from their position, with
-//!   statistics of the model ([`SideTable`]).
+//!   statistics of the model ([`SideTable`]). Keys of FP8, Q8_0 and Q4_0 become shorter in the same way.
 //! * [`gear`] reads and writes the frames of MNN's KV codec "Gear Predictive", byte for byte.
 //! * [`quant`] packs values into blocks of 8 or 4 bits, as ggml does.
 //!
@@ -52,7 +52,9 @@ mod plain;
 mod predicted;
 mod prior;
 pub mod quant;
+mod quantised;
 mod rotary;
+mod rows;
 mod shape;
 mod side_table;
 mod stored_bits;

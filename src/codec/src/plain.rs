@@ -39,6 +39,7 @@ impl Words {
             Dtype::F16 => (0x8000, 10, 8),
             Dtype::E5m2 => (0x8000, 10, 0),
             Dtype::E4m3 => (0x8000, 11, 0),
+            Dtype::Q8_0 | Dtype::Q4_0 => unreachable!("quantised elements have no lanes"),
         };
         Self { dtype, sign, exponent, stored: StoredBits { bits, shift: 0 } }
     }
@@ -49,7 +50,7 @@ impl Words {
         match self.dtype {
             Dtype::Bf16 | Dtype::F32 => lane.rotate_left(1),
             Dtype::E4m3 => lane & 0x8000 | lane << 1 & 0x7fff,
-            Dtype::F16 | Dtype::E5m2 => lane,
+            _ => lane,
         }
     }
 
@@ -59,7 +60,7 @@ impl Words {
         match self.dtype {
             Dtype::Bf16 | Dtype::F32 => word.rotate_right(1),
             Dtype::E4m3 => word & 0x8000 | (word & 0x7fff) >> 1,
-            Dtype::F16 | Dtype::E5m2 => word,
+            _ => word,
         }
     }
 
@@ -160,7 +161,7 @@ impl Elements<'_> {
     /// Adds the stored bits to words, from element `first` on, and sets the bytes.
     #[inline(always)]
     fn join(&mut self, dtype: Dtype, first: usize, entries: &mut [u16]) {
-        let (words, width, low_bytes) = (Words::of(dtype), dtype.bytes(), lanes::low_bytes(dtype));
+        let (words, width, low_bytes) = (Words::of(dtype), dtype.width(), lanes::low_bytes(dtype));
         let (stored, low) = (&self.stored[words.stored.packed_len(first)..], &self.low[first * low_bytes..]);
         let out = &mut self.out[first * width..][..entries.len() * width];
         words.stored.unpack(stored, entries);

@@ -10,61 +10,20 @@ use crate::coded::{self, Sink, Source, WriteBuffers};
 use crate::contexts;
 use crate::lanes;
 use crate::prior::Prior;
-use crate::rotary::{Angles, Turn};
-use crate::shape::{Dtype, Shape};
+use crate::rotary::Turn;
+use crate::rows::{BlockAngles, Place, Rows};
+use crate::shape::Dtype;
 use crate::side_table::SideTable;
 use crate::values::Format;
 
 /// Bytes of an escape.
 const ESCAPE_LEN: usize = 6;
 
-/// Element type, shape and position of a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub dtype: Dtype,
-    pub shape: Shape,
-    /// Position of the first token.
-    pub position: u32,
-}
-
-/// Cosines and sines of a block's tokens, for the first of the layers with equal frequencies.
-#[derive(Debug, Default)]
-struct BlockAngles {
-    cos: Vec<i16>,
-    sin: Vec<i16>,
-    /// Begin of each layer's angles.
-    begins: Vec<usize>,
-}
-
-impl BlockAngles {
-    fn fill(&mut self, turn: &Turn, place: &Place, table: &SideTable) {
-        self.cos.clear();
-        self.sin.clear();
-        self.begins.clear();
-        for layer in 0..usize::from(place.shape.layers) {
-            let like = table.like(layer);
-            self.begins.push(if like < layer { self.begins[like] } else { self.cos.len() });
-            if like < layer {
-                continue;
-            }
-            for token in 0..u32::from(place.shape.tokens) {
-                let position = place.position.wrapping_add(token);
-                for [cos, sin] in table.frequencies(layer).iter().map(|frequency| turn.angle(*frequency, position)) {
-                    self.cos.push(cos);
-                    self.sin.push(sin);
-                }
-            }
-        }
-    }
-}
-
 /// Contexts of the rows of one block.
 #[derive(Clone, Copy)]
 struct Contexts<'a> {
     format: Format,
-    shape: Shape,
-    table: &'a SideTable,
-    angles: &'a BlockAngles,
+    rows: Rows<'a>,
     /// Exponents that symbols count from, for each plane and channel.
     origins: &'a [u16],
 }
@@ -73,32 +32,28 @@ impl Contexts<'_> {
     /// Sets the numbers of the codes and the flips of the elements of some rows. `means` is a buffer.
     #[inline(always)]
     fn fill(&self, rows: Range<usize>, means: &mut [i16], codes: &mut [u16], flips: &mut [u16]) {
-        let n = self.shape.channels();
+        let n = self.rows.shape.channels();
         let begin = rows.start;
         for row in rows {
-            let (layer, side, token) = self.shape.place(row);
+            let (layer, side, token) = self.rows.shape.place(row);
             let at = (row - begin) * n;
-            let half = if side == 0 { self.table.frequencies(layer).len() } else { 0 };
-            if half == 0 && token > 0 && at > 0 {
+            if token > 0 && at > 0 && !self.rows.is_rotated(layer, side) {
                 // As the row before, of the same plane.
                 codes.copy_within(at - n..at, at);
                 flips.copy_within(at - n..at, at);
                 continue;
             }
-            let first = self.angles.begins[layer] + token * half;
-            let angles =
-                Angles { cos: &self.angles.cos[first..first + half], sin: &self.angles.sin[first..first + half] };
-            let plane = self.table.plane(layer, side);
+            self.rows.fill_means(row, means);
             let (codes, flips) = (&mut codes[at..at + n], &mut flips[at..at + n]);
-            contexts::fill(plane, self.shape.head_dim.into(), angles, means, (codes, flips));
+            contexts::fill(self.rows.table.plane(layer, side), means, (codes, flips));
         }
     }
 
     /// Returns the exponents that the symbols of a row count from.
     #[inline(always)]
     fn origins(&self, row: usize) -> &[u16] {
-        let n = self.shape.channels();
-        &self.origins[row / usize::from(self.shape.tokens) * n..][..n]
+        let n = self.rows.shape.channels();
+        &self.origins[row / usize::from(self.rows.shape.tokens) * n..][..n]
     }
 }
 
@@ -122,11 +77,11 @@ struct Symbols<'a> {
 impl Source for Symbols<'_> {
     #[inline(always)]
     fn fill(&mut self, rows: Range<usize>, indices: &mut [u16]) {
-        let (format, n) = (self.contexts.format, self.contexts.shape.channels());
+        let (format, n) = (self.contexts.format, self.contexts.rows.shape.channels());
         let Batch { means, flips, lanes } = &mut *self.batch;
         let (flips, lanes) = (&mut flips[..indices.len()], &mut lanes[..indices.len()]);
         let first = rows.start * n;
-        let bytes = &self.bytes[first * self.dtype.bytes()..];
+        let bytes = &self.bytes[first * self.dtype.width()..];
         let stored = &mut self.stored[format.stored.packed_len(first)..];
         // Compilers make each type a loop of its own.
         match self.dtype {
@@ -173,7 +128,7 @@ impl Sink for Elements<'_> {
 
     #[inline(always)]
     fn take(&mut self, rows: Range<usize>, entries: &mut [u16]) {
-        let (format, n) = (self.contexts.format, self.contexts.shape.channels());
+        let (format, n) = (self.contexts.format, self.contexts.rows.shape.channels());
         let first = rows.start * n;
         let each = entries.chunks_exact_mut(n).zip(self.batch.flips.chunks_exact(n));
         for (row, (entries, flips)) in rows.zip(each) {
@@ -195,7 +150,7 @@ impl Elements<'_> {
     /// Adds the stored bits to lanes, from element `first` on, and sets the bytes.
     #[inline(always)]
     fn join(&mut self, dtype: Dtype, first: usize, lanes: &mut [u16]) {
-        let (width, low_bytes, stored_bits) = (dtype.bytes(), lanes::low_bytes(dtype), Format::of(dtype).stored);
+        let (width, low_bytes, stored_bits) = (dtype.width(), lanes::low_bytes(dtype), Format::of(dtype).stored);
         let (stored, low) = (&self.stored[stored_bits.packed_len(first)..], &self.low[first * low_bytes..]);
         let out = &mut self.out[first * width..][..lanes.len() * width];
         stored_bits.unpack(stored, lanes);
@@ -247,7 +202,8 @@ impl Predicted {
         let size = (place.shape.rows(), place.shape.channels());
         let begin = out.len();
         out.resize(begin + format.stored.packed_len(size.0 * size.1), 0);
-        let contexts = Contexts { format, shape: place.shape, table, angles: &self.angles, origins: &self.origins };
+        let contexts =
+            Contexts { format, rows: Rows { shape: place.shape, table, angles: &self.angles }, origins: &self.origins };
         let stored = &mut out[begin..];
         let symbols = Symbols { contexts, batch: &mut self.batch, dtype, bytes, stored };
         coded::write(size, &Prior::of(dtype).encoder, symbols, &mut self.buffers);
@@ -255,7 +211,7 @@ impl Predicted {
         self.buffers.append(out);
         for at in self.buffers.escapes() {
             let mut lane = [0];
-            lanes::split(dtype, &bytes[*at as usize * dtype.bytes()..], &mut lane);
+            lanes::split(dtype, &bytes[*at as usize * dtype.width()..], &mut lane);
             out.extend(at.to_le_bytes());
             out.extend(lane[0].to_le_bytes());
         }
@@ -274,12 +230,13 @@ impl Predicted {
             return None;
         }
         self.begin(place, table);
-        let contexts = Contexts { format, shape: place.shape, table, angles: &self.angles, origins: &self.origins };
+        let contexts =
+            Contexts { format, rows: Rows { shape: place.shape, table, angles: &self.angles }, origins: &self.origins };
         let sink = Elements { contexts, batch: &mut self.batch, dtype, stored, low, out: &mut *out };
         coded::read(size, &Prior::of(dtype).decoder, reader, &mut self.found, sink).then_some(())?;
         for [a, b, c, d, first, second] in escapes.as_chunks::<ESCAPE_LEN>().0.iter().copied() {
             let at = u32::from_le_bytes([a, b, c, d]) as usize;
-            let place = out.get_mut(at * dtype.bytes()..(at + 1) * dtype.bytes())?;
+            let place = out.get_mut(at * dtype.width()..(at + 1) * dtype.width())?;
             lanes::join(dtype, &[u16::from_le_bytes([first, second])], &low[at * low_bytes..], place);
         }
         Some(())

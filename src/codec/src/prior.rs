@@ -24,38 +24,44 @@ pub(crate) struct Prior {
 }
 
 impl Prior {
-    /// Returns the codes of a type. FP8 has those of FP16, and F32 those of BF16.
+    /// Returns the codes of a type whose elements stand on their own. FP8 has those of FP16, and F32 those of BF16.
     pub(crate) fn of(dtype: Dtype) -> &'static Self {
         static PRIORS: [OnceLock<Prior>; 2] = [OnceLock::new(), OnceLock::new()];
         let format = Format::of(dtype);
         let at = format.coded as usize - 1;
-        PRIORS[at].get_or_init(|| Self::new(format, LENGTHS[at]))
+        let make =
+            || Self::new(LENGTHS[at], format.symbol_bits(), CONTEXTS, Some(ESCAPE), |symbol| format.lane(symbol));
+        PRIORS[at].get_or_init(make)
     }
 
-    fn new(format: Format, lines: &str) -> Self {
+    /// Reads a table of lengths: a line for each context, a digit for each symbol. Symbols without a code have that of the escape, if there is one. Entries of the
+    /// decoder have the `part` of a symbol, of which the lowest six bits MUST be 0.
+    ///
+    /// # Panics
+    /// If the table is malformed.
+    pub(crate) fn new(
+        lines: &str,
+        symbol_bits: u32,
+        contexts: usize,
+        escape: Option<u16>,
+        part: impl Fn(u16) -> u16,
+    ) -> Self {
         let mut prior = Self { encoder: no_entries(), decoder: no_entries() };
-        let mut contexts = 0;
+        assert_eq!(lines.lines().count(), contexts, "tables have a line for each context");
         for (context, line) in lines.lines().enumerate() {
             let digit = |digit: u8| (digit as char).to_digit(16).expect("tables are hexadecimal") as u8;
             let lengths: Vec<u8> = line.bytes().map(digit).collect();
-            assert_eq!(lengths.len(), 1 << format.symbol_bits(), "tables have a length for each symbol");
+            assert_eq!(lengths.len(), 1 << symbol_bits, "tables have a length for each symbol");
             let codes = huffman::codes(&lengths);
-            let escape = usize::from(ESCAPE);
-            for (symbol, entry) in
-                prior.encoder[context << format.symbol_bits()..][..lengths.len()].iter_mut().enumerate()
-            {
-                let is_escaped = symbol == escape || lengths[symbol] == 0;
-                let coded = if is_escaped { escape } else { symbol };
-                *entry = encoder_entry(codes[coded], lengths[coded], is_escaped);
+            let encoder = &mut prior.encoder[context << symbol_bits..][..lengths.len()];
+            for (symbol, entry) in encoder.iter_mut().enumerate() {
+                let escape = escape.map(usize::from).filter(|escape| symbol == *escape || lengths[symbol] == 0);
+                let coded = escape.unwrap_or(symbol);
+                *entry = encoder_entry(codes[coded], lengths[coded], escape.is_some());
             }
             let entries = &mut prior.decoder[context << LENGTH_MAX..][..1 << LENGTH_MAX];
-            assert!(
-                huffman::fill_decoder(&lengths, |symbol| format.lane(symbol), entries),
-                "tables are complete codes"
-            );
-            contexts += 1;
+            assert!(huffman::fill_decoder(&lengths, &part, entries), "tables are complete codes");
         }
-        assert_eq!(contexts, CONTEXTS, "tables have a line for each context");
         prior
     }
 }

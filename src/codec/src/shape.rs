@@ -1,5 +1,7 @@
 //! Element types and shapes of KV blocks.
 
+use crate::quant;
+
 /// Type of the elements of a KV block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -13,24 +15,51 @@ pub enum Dtype {
     E4m3,
     /// FP8 with 5 bits of exponent and 2 of mantissa.
     E5m2,
+    /// Q8_0 of ggml: 32 elements of a row as an FP16 scale and 32 integers of 8 bits ([`crate::quant`]).
+    Q8_0,
+    /// Q4_0 of ggml: 32 elements of a row as an FP16 scale and 32 integers of 4 bits.
+    Q4_0,
 }
 
 impl Dtype {
     /// All types, in the order of the numbers in frames.
-    pub const ALL: [Self; 5] = [Self::Bf16, Self::F16, Self::F32, Self::E4m3, Self::E5m2];
+    pub const ALL: [Self; 7] = [Self::Bf16, Self::F16, Self::F32, Self::E4m3, Self::E5m2, Self::Q8_0, Self::Q4_0];
+
+    /// Types whose elements stand on their own.
+    pub const FLOATS: [Self; 5] = [Self::Bf16, Self::F16, Self::F32, Self::E4m3, Self::E5m2];
 
     /// Returns the number of the type in frames.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// Returns the bytes of an element.
-    pub fn bytes(self) -> usize {
+    /// Returns `true` if elements share scales.
+    pub fn is_quantised(self) -> bool {
+        matches!(self, Self::Q8_0 | Self::Q4_0)
+    }
+
+    /// Returns elements and bytes of the smallest unit: one element, or the elements of a scale.
+    pub fn unit(self) -> (usize, usize) {
         match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-            Self::E4m3 | Self::E5m2 => 1,
+            Self::Bf16 | Self::F16 => (1, 2),
+            Self::F32 => (1, 4),
+            Self::E4m3 | Self::E5m2 => (1, 1),
+            Self::Q8_0 => (quant::BLOCK, quant::Q8_0_BYTES),
+            Self::Q4_0 => (quant::BLOCK, quant::Q4_0_BYTES),
         }
+    }
+
+    /// Returns the bytes of a block of this shape; `None` if rows are no whole units, or beyond the range of `usize`.
+    pub fn block_len(self, shape: &Shape) -> Option<usize> {
+        let (elements, bytes) = self.unit();
+        let row = shape.channels().is_multiple_of(elements).then(|| shape.channels() / elements * bytes)?;
+        shape.rows().checked_mul(row)
+    }
+
+    /// Returns the bytes of an element of a type whose elements stand on their own.
+    #[inline(always)]
+    pub(crate) fn width(self) -> usize {
+        self.unit().1
     }
 }
 

@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::huffman::LENGTH_MAX;
 use crate::lanes;
+use crate::quant;
 use crate::shape::{Dtype, Shape};
 use crate::values::Format;
 
@@ -249,17 +250,18 @@ impl Calibrator {
     /// Takes in a block whose first token has the position `position`. Elements that are not finite count as zero, and bytes beyond whole rows are
     /// ignored.
     pub fn add(&mut self, dtype: Dtype, position: u32, bytes: &[u8]) {
-        let (format, channels) = (Format::of(dtype), self.shape.channels());
-        let mut lanes = vec![0; channels];
-        for (row, bytes) in bytes.chunks_exact(channels * dtype.bytes()).take(self.shape.rows()).enumerate() {
+        let channels = self.shape.channels();
+        let (elements, unit_len) = dtype.unit();
+        let mut values = Vec::with_capacity(channels);
+        let rows = bytes.chunks_exact((channels / elements * unit_len).max(1)).take(self.shape.rows());
+        for (row, bytes) in rows.enumerate() {
             let (layer, side, token) = self.shape.place(row);
-            lanes::split(dtype, bytes, &mut lanes);
-            let mut values: Vec<f64> = lanes.iter().map(|lane| format.value(*lane)).collect();
+            values_of(dtype, bytes, &mut values);
             if side == 0 {
                 self.unrotate(layer, position.wrapping_add(token as u32), &mut values);
             }
             let at = (2 * layer + side) * channels;
-            for (sums, value) in self.sums[at..at + channels].iter_mut().zip(values) {
+            for (sums, value) in self.sums[at..at + channels].iter_mut().zip(&values) {
                 sums.sum += value;
                 sums.squares += value * value;
             }
@@ -292,6 +294,22 @@ impl Calibrator {
         let statistics: Vec<(f64, f64)> = self.sums.iter().map(statistics).collect();
         SideTable::from_statistics(&self.shape, self.frequencies.clone(), &statistics)
     }
+}
+
+/// Sets the values of elements; 0 for what is not finite.
+fn values_of(dtype: Dtype, bytes: &[u8], values: &mut Vec<f64>) {
+    values.clear();
+    if dtype.is_quantised() {
+        let mut floats = Vec::new();
+        let read = if dtype == Dtype::Q8_0 { quant::from_q8_0 } else { quant::from_q4_0 };
+        let is_whole = read(bytes, &mut floats).is_ok();
+        debug_assert!(is_whole, "rows are whole units");
+        values.extend(floats.iter().map(|value| if value.is_finite() { f64::from(*value) } else { 0.0 }));
+        return;
+    }
+    let (format, mut lanes) = (Format::of(dtype), vec![0; bytes.len() / dtype.width()]);
+    lanes::split(dtype, bytes, &mut lanes);
+    values.extend(lanes.iter().map(|lane| format.value(*lane)));
 }
 
 fn assert_frequencies(shape: &Shape, frequencies: &[Vec<u64>]) {

@@ -6,7 +6,7 @@ pub(crate) const GROUP: usize = 64;
 /// Bits of each lane that are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredBits {
-    /// Bits stored: 0, 1, 6 or 8.
+    /// Bits stored: 0, 1, 3, 6 or 8.
     pub bits: u32,
     /// Bits below those stored.
     pub shift: u32,
@@ -26,7 +26,7 @@ impl StoredBits {
 
     /// Sets the packed bits of lanes, in groups of 64, the last filled up with zeros. `packed` MUST have the length of [`Self::packed_len`].
     ///
-    /// One bit: byte `j` has elements `j`, `j + 8`, ... from the lowest bit up. Six bits: 32 bytes with the lowest four bits of elements `j` and
+    /// One bit: byte `j` has elements `j`, `j + 8`, ... from the lowest bit up. Three bits: eight such bytes for each, the lowest bit first. Six bits: 32 bytes with the lowest four bits of elements `j` and
     /// `j + 32`, then 16 bytes with the upper two of `j`, `j + 16`, `j + 32`, `j + 48`. Eight bits: a byte for each element.
     #[inline(always)]
     pub(crate) fn pack(self, lanes: &[u16], packed: &mut [u8]) {
@@ -61,8 +61,11 @@ impl StoredBits {
                 }
             }
             _ => {
-                for (j, byte) in packed.iter_mut().enumerate() {
-                    *byte = (0..8).map(|bit| ((group[j + 8 * bit] >> self.shift & 1) << bit) as u8).sum();
+                for (plane, packed) in packed.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    let shift = self.shift + plane as u32;
+                    for (j, byte) in packed.iter_mut().enumerate() {
+                        *byte = (0..8).map(|bit| ((group[j + 8 * bit] >> shift & 1) << bit) as u8).sum();
+                    }
                 }
             }
         }
@@ -101,9 +104,12 @@ impl StoredBits {
                 }
             }
             _ => {
-                for (bit, lanes) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                    for j in 0..8 {
-                        lanes[j] |= u16::from(bytes[j] >> bit & 1) << self.shift;
+                for (plane, bytes) in bytes.as_chunks::<8>().0.iter().enumerate() {
+                    let shift = self.shift + plane as u32;
+                    for (bit, lanes) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                        for j in 0..8 {
+                            lanes[j] |= u16::from(bytes[j] >> bit & 1) << shift;
+                        }
                     }
                 }
             }
@@ -117,7 +123,7 @@ mod tests {
 
     #[test]
     fn stored_bits_come_back() {
-        for (bits, shift) in [(0, 0), (1, 7), (6, 0), (8, 0)] {
+        for (bits, shift) in [(0, 0), (1, 7), (3, 0), (6, 0), (8, 0)] {
             let stored = StoredBits { bits, shift };
             for n in [0, 1, 63, 64, 65, 192] {
                 let lanes: Vec<u16> = (0..n).map(|i| (i as u16).wrapping_mul(40_503)).collect();

@@ -26,7 +26,7 @@ pub(crate) const EXPONENT_CENTRE: i32 = 16;
 pub(crate) const ESCAPE: u16 = 0;
 
 impl Format {
-    /// Returns the form of a type.
+    /// Returns the form of a type whose elements stand on their own.
     pub(crate) fn of(dtype: Dtype) -> Self {
         let stored = |bits, shift| StoredBits { bits, shift };
         let half = Self { mantissa: 10, coded: 2, bias: 15, exponent_max: 31, stored: stored(8, 0), no_number: 0x7c00 };
@@ -36,6 +36,7 @@ impl Format {
             }
             Dtype::F16 => half,
             Dtype::E5m2 => Self { stored: stored(0, 0), ..half },
+            Dtype::Q8_0 | Dtype::Q4_0 => unreachable!("quantised elements have no lanes"),
             Dtype::E4m3 => Self { bias: 7, exponent_max: 15, stored: stored(1, 7), no_number: 0x3f80, ..half },
         }
     }
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn every_lane_is_its_symbol_and_the_bits_below_or_an_escape() {
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::FLOATS {
             let format = Format::of(dtype);
             let StoredBits { bits, shift } = format.stored;
             let below = ((1u16 << bits) - 1) << shift;
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn symbols_have_the_bounds_of_their_values() {
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::FLOATS {
             let format = Format::of(dtype);
             for lane in lanes(dtype) {
                 let symbol = format.symbol(lane, format.origin(1));

@@ -1,7 +1,7 @@
 //! Keys and values of a real model: frames with statistics of the first tokens of a text, for the tokens after them, and of other texts.
 
 use trunkline_codec::frame::{Block, Codec, Transform};
-use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, rotary_frequencies};
+use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, quant, rotary_frequencies};
 
 /// Tokens in the file.
 const TOKENS: usize = 224;
@@ -91,10 +91,44 @@ fn converted(dtype: Dtype, block: &[u8]) -> Vec<u8> {
             Dtype::E4m3 => bytes.push(
                 (half.to_bits() >> 8) as u8 & 0x80 | (exponent.min(15) << 3) as u8 | (half.to_bits() >> 7 & 7) as u8,
             ),
-            Dtype::Bf16 | Dtype::F16 => bytes.extend(half.to_le_bytes()),
+            _ => bytes.extend(half.to_le_bytes()),
         }
     }
     bytes
+}
+
+/// Returns a block of FP16 quantised.
+fn quantised(dtype: Dtype, block: &[u8]) -> Vec<u8> {
+    let halves = block.as_chunks::<2>().0.iter().map(|two| half::f16::from_le_bytes(*two).to_f32());
+    let (values, mut bytes): (Vec<f32>, Vec<u8>) = (halves.collect(), Vec::new());
+    match dtype {
+        Dtype::Q8_0 => quant::to_q8_0(&values, &mut bytes).expect("values are finite"),
+        _ => quant::to_q4_0(&values, &mut bytes).expect("values are finite"),
+    }
+    bytes
+}
+
+#[test]
+#[cfg_attr(not(trunkline_kv), ignore = "TRUNKLINE_DATA names no folder with kv/")]
+fn quantised_keys_become_shorter_by_statistics_of_other_texts() {
+    let (table, blocks) = (statistics_of_other_texts(), blocks("smollm2_mpl2_f16_l1_l20_kv.npy"));
+    // Values on both sides, without rotation: what remains of a block's frame is the keys.
+    let values = |block: &Vec<u8>| {
+        let plane = block.len() / 4;
+        let at = |plane_at: usize| &block[plane_at * plane..(plane_at + 1) * plane];
+        [at(1), at(1), at(3), at(3)].concat()
+    };
+    for (dtype, least, least_keys) in [(Dtype::Q8_0, 1.1, 1.17), (Dtype::Q4_0, 1.22, 1.3)] {
+        let whole: Vec<Vec<u8>> = blocks.iter().map(|block| quantised(dtype, block)).collect();
+        let twice: Vec<Vec<u8>> = blocks.iter().map(|block| quantised(dtype, &values(block))).collect();
+        let mut calibrator = Calibrator::new(SHAPE, vec![Vec::new(); 2]);
+        twice.iter().enumerate().for_each(|(at, bytes)| calibrator.add(dtype, position(at), bytes));
+        let (both, of_values) =
+            (ratio(dtype, &whole, 0, Some(&table)), ratio(dtype, &twice, 0, Some(&calibrator.finish())));
+        let keys = 1.0 / (2.0 / both - 1.0 / of_values);
+        eprintln!("{dtype:?}: {both:.4}, keys {keys:.4}, values {of_values:.4}");
+        assert!(both > least && keys > least_keys, "{dtype:?}");
+    }
 }
 
 #[test]

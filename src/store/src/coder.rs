@@ -79,6 +79,8 @@ fn dtype_of(name: &str) -> Option<Dtype> {
         "f32" | "fp32" | "float32" | "float" => Some(Dtype::F32),
         "e4m3" | "fp8_e4m3" | "float8_e4m3fn" => Some(Dtype::E4m3),
         "e5m2" | "fp8_e5m2" | "float8_e5m2" => Some(Dtype::E5m2),
+        "q8_0" => Some(Dtype::Q8_0),
+        "q4_0" => Some(Dtype::Q4_0),
         _ => None,
     }
 }
@@ -87,8 +89,8 @@ impl Coder {
     /// Creates a coder for blocks of a layout.
     pub fn new(layout: BlockLayout) -> Self {
         let fits = |dtype: &Dtype| {
-            let elements = layout.shape.and_then(|shape| shape.elements());
-            elements.is_some_and(|n| n > 0 && n.checked_mul(dtype.bytes()) == Some(layout.block_bytes))
+            let len = layout.shape.and_then(|shape| dtype.block_len(&shape));
+            len.is_some_and(|len| len > 0 && len == layout.block_bytes)
         };
         let dtype = dtype_of(&layout.dtype).filter(fits);
         let calibrator = dtype.and(layout.shape).zip(layout.frequencies.clone()).and_then(|(shape, frequencies)| {

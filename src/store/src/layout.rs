@@ -8,7 +8,7 @@ use crate::arena;
 /// Layout of the bytes of all blocks of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Name of the element type, as `bf16` or `f16`; any name will do, but only known ones are compressed.
+    /// Name of the element type, as `bf16`, `f16` or `q8_0`; any name will do, but only known ones are compressed.
     pub dtype: String,
     /// Layers, tokens, heads and elements of a head, if the bytes are laid out so; blocks without a shape are not compressed.
     pub shape: Option<Shape>,

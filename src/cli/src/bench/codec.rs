@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use trunkline_codec::frame::{Block, Codec};
-use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, rotary_frequencies};
+use trunkline_codec::{Calibrator, Dtype, Shape, SideTable, gear, quant, rotary_frequencies};
 
 use super::allocations::counted;
 use super::measure::{Numbers, Report, time_ns};
 
-const NOTES: [&str; 3] = [
+const NOTES: [&str; 4] = [
     "Bytes of the block by bytes of the frame; GB/s of bytes of blocks, on one core, checksums included. Every block is decoded and compared.",
     "Predicted frames have statistics of the tokens before those measured; plain frames have none. A block is 16 tokens of all layers.",
+    "Gear frames hold up to 128 tokens of one layer's keys or values each, by all predictors.",
     "zstd is level 3 on the upper bytes of a block (BF16: rotated left by one bit) and on the lower bytes, apart.",
 ];
 /// Tokens of a block.
@@ -24,6 +25,8 @@ const MEASURED: usize = 8;
 /// Shape of a block of SmolLM2-135M.
 const SHAPE: Shape = Shape { layers: 30, tokens: TOKENS, heads: 3, head_dim: 64 };
 const ZSTD_LEVEL: i32 = 3;
+/// Tokens of a Gear frame, at most; those of the reference.
+const LONG: usize = 128;
 
 /// KV of one element type: blocks in the order of their positions.
 struct Kv {
@@ -49,12 +52,19 @@ pub fn run(folder: Option<&Path>, theta: f64, quick: bool) -> anyhow::Result<Rep
     for kv in &all {
         let table = kv.statistics(if folder.is_some() { theta } else { SYNTHETIC_THETA });
         measure(&mut report, kv, "predicted", &mut Frames::new(kv, Some(&table)), rounds)?;
+        if kv.dtype.is_quantised() {
+            continue;
+        }
         measure(&mut report, kv, "plain", &mut Frames::new(kv, None), rounds)?;
         if matches!(kv.dtype, Dtype::Bf16 | Dtype::F32) {
             measure(&mut report, kv, "fixed", &mut Frames { is_fast: true, ..Frames::new(kv, None) }, rounds)?;
         }
-        if kv.dtype.bytes() == 2 {
+        if matches!(kv.dtype, Dtype::Bf16 | Dtype::F16) {
             measure(&mut report, kv, "zstd", &mut SplitZstd::new(kv)?, rounds.min(5))?;
+        }
+        if kv.dtype == Dtype::F16 {
+            let long = kv.in_long_blocks();
+            measure(&mut report, &long, "gear", &mut Gear::new(&long), rounds.min(5))?;
         }
     }
     Ok(report)
@@ -68,6 +78,41 @@ impl Kv {
             calibrator.add(self.dtype, position(at), bytes);
         }
         calibrator.finish()
+    }
+
+    /// Returns KV of FP16 as quantised KV; `None` if a value is not finite.
+    fn quantised(&self, dtype: Dtype) -> Option<Self> {
+        let quantise = |block: &Vec<u8>| {
+            let halves = block.as_chunks::<2>().0.iter().map(|two| half::f16::from_le_bytes(*two).to_f32());
+            let values: Vec<f32> = halves.collect();
+            values.iter().all(|value| value.is_finite()).then(|| rounded(dtype, &values))
+        };
+        let blocks = self.blocks.iter().map(quantise).collect::<Option<_>>()?;
+        Some(Self {
+            name: format!("{} as {}", self.name, name(dtype)),
+            dtype,
+            shape: self.shape,
+            blocks,
+            known: self.known,
+        })
+    }
+
+    /// Returns the measured tokens, up to 128, as one block in Gear's order: `[layer][keys, values][head][token][dim]`.
+    fn in_long_blocks(&self) -> Self {
+        let blocks: Vec<&[u8]> = self.measured().map(|(_, bytes)| bytes).take(LONG / usize::from(TOKENS)).collect();
+        let (dim, heads) = (2 * usize::from(self.shape.head_dim), usize::from(self.shape.heads));
+        let plane = dim * heads * usize::from(TOKENS);
+        let mut long = Vec::new();
+        for at in 0..2 * usize::from(self.shape.layers) {
+            for head in 0..heads {
+                for block in &blocks {
+                    let tokens = block[at * plane..(at + 1) * plane].chunks_exact(dim * heads);
+                    tokens.for_each(|token| long.extend_from_slice(&token[head * dim..(head + 1) * dim]));
+                }
+            }
+        }
+        let shape = Shape { tokens: TOKENS * blocks.len() as u16, ..self.shape };
+        Self { name: self.name.clone(), dtype: self.dtype, shape, blocks: vec![long], known: 0 }
     }
 
     /// Returns the blocks to measure, with their positions.
@@ -232,6 +277,47 @@ impl Coding for SplitZstd {
     }
 }
 
+/// Gear frames, one for each layer's keys or values.
+struct Gear {
+    encoder: gear::Encoder,
+    plane: usize,
+    predictors: Vec<gear::Predictors>,
+    decoded: Vec<u8>,
+}
+
+impl Gear {
+    fn new(kv: &Kv) -> Self {
+        let plane = 2 * kv.shape.channels() * usize::from(kv.shape.tokens);
+        let predictors = vec![gear::Predictors::ALL; gear::Word::F16.bytes()];
+        Self { encoder: gear::Encoder::new(), plane, predictors, decoded: Vec::new() }
+    }
+}
+
+impl Coding for Gear {
+    fn encode(&mut self, _: u32, bytes: &[u8], out: &mut Vec<u8>) -> anyhow::Result<()> {
+        for plane in bytes.chunks_exact(self.plane) {
+            let begin = out.len();
+            out.extend([0; 4]);
+            self.encoder.encode(gear::Word::F16, &self.predictors, plane, out)?;
+            let len = (out.len() - begin - 4) as u32;
+            out[begin..begin + 4].copy_from_slice(&len.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, mut encoded: &[u8], out: &mut [u8]) -> anyhow::Result<()> {
+        for place in out.chunks_exact_mut(self.plane) {
+            let (len, rest) = encoded.split_first_chunk::<4>().context("a length before each frame")?;
+            let (frame, rest) = rest.split_at(u32::from_le_bytes(*len) as usize);
+            self.decoded.clear();
+            gear::decode(gear::Word::F16, frame, place.len(), &mut self.decoded)?;
+            place.copy_from_slice(&self.decoded);
+            encoded = rest;
+        }
+        Ok(())
+    }
+}
+
 const SYNTHETIC_THETA: f64 = 100_000.0;
 
 /// Makes KV with the statistics of a small model: keys with means of their channels, rotated to their positions, values with small means.
@@ -269,6 +355,8 @@ fn name(dtype: Dtype) -> &'static str {
         Dtype::F32 => "F32",
         Dtype::E4m3 => "E4M3",
         Dtype::E5m2 => "E5M2",
+        Dtype::Q8_0 => "Q8_0",
+        Dtype::Q4_0 => "Q4_0",
     }
 }
 
@@ -300,15 +388,16 @@ fn rotate(head: &mut [f32], position: u32) {
 
 /// Returns the values as bytes of a type, rounded to the nearest; ties to even, but away from zero for FP8.
 fn rounded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(values.len() * dtype.bytes());
-    for value in values {
-        match dtype {
-            Dtype::Bf16 => bytes.extend(half::bf16::from_f32(*value).to_le_bytes()),
-            Dtype::F16 => bytes.extend(half::f16::from_f32(*value).to_le_bytes()),
-            Dtype::F32 => bytes.extend(value.to_le_bytes()),
-            Dtype::E4m3 => bytes.push(fp8(*value, 3, 448.0)),
-            Dtype::E5m2 => bytes.push(fp8(*value, 2, 57_344.0)),
-        }
+    let (elements, len) = dtype.unit();
+    let mut bytes = Vec::with_capacity(values.len() / elements * len);
+    match dtype {
+        Dtype::Bf16 => bytes.extend(values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes())),
+        Dtype::F16 => bytes.extend(values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes())),
+        Dtype::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        Dtype::E4m3 => bytes.extend(values.iter().map(|value| fp8(*value, 3, 448.0))),
+        Dtype::E5m2 => bytes.extend(values.iter().map(|value| fp8(*value, 2, 57_344.0))),
+        Dtype::Q8_0 => quant::to_q8_0(values, &mut bytes).expect("values are finite, in whole units"),
+        Dtype::Q4_0 => quant::to_q4_0(values, &mut bytes).expect("values are finite, in whole units"),
     }
     bytes
 }
@@ -335,7 +424,7 @@ impl Normal {
 }
 
 /// Reads every KV file of a folder: NumPy arrays of 16-bit integers `[keys, values][layer][token][head][dim]`, named `*_bf16_*` or `*_f16_*`. Keys
-/// are rotated. Half of the tokens give the statistics.
+/// are rotated. Half of the tokens give the statistics. Files of FP16 are measured as Q8_0 and Q4_0, too.
 fn files(folder: &Path) -> anyhow::Result<Vec<Kv>> {
     let read = fs::read_dir(folder).with_context(|| format!("cannot read the folder {}", folder.display()))?;
     let mut paths = read.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<PathBuf>>>()?;
@@ -346,7 +435,11 @@ fn files(folder: &Path) -> anyhow::Result<Vec<Kv>> {
         let types = [("_bf16_", Dtype::Bf16), ("_f16_", Dtype::F16)];
         let Some((_, dtype)) = types.into_iter().find(|(part, _)| file.contains(part)) else { continue };
         let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        all.push(blocks_of(&file, dtype, &bytes).with_context(|| format!("cannot use {}", path.display()))?);
+        let kv = blocks_of(&file, dtype, &bytes).with_context(|| format!("cannot use {}", path.display()))?;
+        if dtype == Dtype::F16 && kv.shape.channels().is_multiple_of(quant::BLOCK) {
+            all.extend([Dtype::Q8_0, Dtype::Q4_0].into_iter().filter_map(|dtype| kv.quantised(dtype)));
+        }
+        all.push(kv);
     }
     if all.is_empty() {
         bail!("{} has no KV file: name NumPy files *_bf16_*.npy or *_f16_*.npy", folder.display());
@@ -388,8 +481,8 @@ mod tests {
     fn frames_are_made_and_read_without_allocations() {
         let report = serde_json::to_value(run(None, 1e4, true).unwrap()).unwrap();
         let allocations = report["rows"].as_array().unwrap().iter().filter(|row| row["what"] == "allocations");
-        let (zstd, frames): (Vec<_>, Vec<_>) =
-            allocations.partition(|row| row["case"].as_str().unwrap().ends_with("zstd"));
+        let (zstd, frames): (Vec<_>, Vec<_>) = allocations
+            .partition(|row| ["zstd", "gear"].iter().any(|end| row["case"].as_str().unwrap().ends_with(end)));
         assert!(zstd.iter().all(|row| row["max"].as_f64() > Some(0.0)), "allocations are counted");
         assert!(frames.len() >= 10 && frames.iter().all(|row| row["max"] == 0.0), "{frames:?}");
     }

@@ -13,9 +13,9 @@ fuzz_target!(|data: &[u8]| {
         layers: u16::from(fields[1] % 3) + 1,
         tokens: u16::from(fields[2] % 18) + 1,
         heads: u16::from(fields[3] % 3) + 1,
-        head_dim: u16::from(fields[4] % 40 + 1) * 2,
+        head_dim: if dtype.is_quantised() { 32 << (fields[4] % 3) } else { u16::from(fields[4] % 40 + 1) * 2 },
     };
-    let n = shape.elements().unwrap_or(0) * dtype.bytes();
+    let n = dtype.block_len(&shape).unwrap_or(0);
     let bytes: Vec<u8> = rest.iter().copied().cycle().take(if rest.is_empty() { 0 } else { n }).collect();
     if bytes.len() != n {
         return;

@@ -14,9 +14,9 @@ const BLOCK_MAX: usize = 1 << 16;
 fn table() -> &'static SideTable {
     static TABLE: OnceLock<SideTable> = OnceLock::new();
     TABLE.get_or_init(|| {
-        let shape = Shape { layers: 2, tokens: 4, heads: 2, head_dim: 8 };
+        let shape = Shape { layers: 2, tokens: 4, heads: 4, head_dim: 8 };
         let statistics: Vec<(f64, f64)> =
-            (0..64).map(|at| (f64::from(at) / 16.0 - 2.0, 0.5 + f64::from(at % 7))).collect();
+            (0..128).map(|at| (f64::from(at) / 16.0 - 2.0, 0.5 + f64::from(at % 7))).collect();
         SideTable::from_statistics(&shape, vec![rotary_frequencies(8, 10_000.0), Vec::new()], &statistics)
     })
 }
@@ -26,10 +26,10 @@ fuzz_target!(|data: &[u8]| {
     // Small numbers, so that most shapes are possible: type, transform, layers, tokens, heads, elements of a head, position.
     let small = |at: usize, modulus: u8| u16::from(fields[at] % modulus);
     let shape =
-        if fields[0] & 0x80 == 0 { [2, 4, 2, 8] } else { [small(2, 4), small(3, 20), small(4, 4), small(5, 70)] };
+        if fields[0] & 0x80 == 0 { [2, 4, 4, 8] } else { [small(2, 4), small(3, 20), small(4, 4), small(5, 70)] };
     let transform = fields[1] % 5;
     let mut header = b"TKVF\x02".to_vec();
-    header.extend([fields[0] % 6, transform, 0]);
+    header.extend([fields[0] % 8, transform, 0]);
     header.extend(shape.iter().flat_map(|field| field.to_le_bytes()));
     header.extend(&fields[6..10]);
     header.extend((payload.len() as u32).to_le_bytes());

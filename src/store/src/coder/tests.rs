@@ -1,6 +1,6 @@
 //! Tests of compression with statistics learned from the blocks themselves.
 
-use trunkline_codec::{Shape, rotary_frequencies};
+use trunkline_codec::{Shape, quant, rotary_frequencies};
 
 use super::*;
 
@@ -56,6 +56,29 @@ fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
     assert_eq!((other.add_table(bytes), other.add_table(&bytes[1..])), (Ok(*id), Err(Fault::Flipped)));
     assert_eq!((other.decode(&mut engine, &predicted, &mut out), out == block(50)), (Ok(()), true));
     assert_eq!((0..40).find_map(|at| observe(&other, at)), None, "statistics that were kept are not learned again");
+}
+
+#[test]
+fn quantised_blocks_are_encoded_once_there_are_statistics() {
+    for (name, quantise) in [("q8_0", quant::to_q8_0 as fn(&[f32], &mut Vec<u8>) -> _), ("q4_0", quant::to_q4_0)] {
+        let quantised = |seed: u64| {
+            let lanes = block(seed);
+            let value = |two: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*two)) << 16);
+            let (values, mut bytes): (Vec<f32>, Vec<u8>) =
+                (lanes.as_chunks::<2>().0.iter().map(value).collect(), Vec::new());
+            quantise(&values, &mut bytes).expect("values are finite");
+            bytes
+        };
+        let block_bytes = quantised(0).len();
+        let coder = Coder::new(BlockLayout { dtype: name.to_owned(), block_bytes, ..layout() });
+        let mut engine = Engine::default();
+        assert!(coder.can_encode());
+        (0..32).for_each(|at| coder.observe(&quantised(at), at as u32 * 16, |_, _| ()));
+        let (mut frame, mut out) = (Vec::new(), Vec::new());
+        assert!(coder.encode(&mut engine, &quantised(50), Some(800), &mut frame));
+        assert_eq!((coder.decode(&mut engine, &frame, &mut out), out == quantised(50)), (Ok(()), true));
+        assert!(coder.stats().ratio() > 1.05, "{name}: {}", coder.stats().ratio());
+    }
 }
 
 #[test]
