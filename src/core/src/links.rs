@@ -9,6 +9,8 @@ use crate::transfer::Place;
 const OVERDUE_FACTOR: u64 = 16;
 /// A transfer is not overdue earlier, however fast its kind is: nanoseconds. A worker may pause for so long.
 const OVERDUE_MIN_NS: u64 = 1_000_000_000;
+/// Least estimate of a prefill before the first was measured, nanoseconds: the setting may be far off.
+const UNMEASURED_NS: f64 = 1e9;
 /// Kinds of measured transfers: out to the host, back, and to the device from each tier, and to the first tier.
 const LINKS: usize = 3 + TIERS_MAX;
 
@@ -84,10 +86,12 @@ impl Links {
         best
     }
 
-    /// Returns the time to compute the tokens of so many blocks, nanoseconds.
+    /// Returns the time to compute the tokens of so many blocks, nanoseconds. Before the first prefill nobody knows, and a second is
+    /// the least.
     pub fn compute_ns(&self, blocks: usize) -> f64 {
         let (_, token_ns) = self.prefill.line();
-        token_ns * f64::from(self.block_size) * blocks as f64
+        let compute_ns = token_ns * f64::from(self.block_size) * blocks as f64;
+        if self.prefill.is_measured() { compute_ns } else { compute_ns.max(UNMEASURED_NS) }
     }
 
     /// Returns the time saved by loading so many blocks from a tier in place of computing them, nanoseconds; negative if computing is

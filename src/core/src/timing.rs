@@ -72,6 +72,11 @@ impl Timing {
         self.add_start(START_WEIGHT * (1.0 - DECAY));
     }
 
+    /// Returns `true` once something was measured: the start value is no more than a setting.
+    pub fn is_measured(&self) -> bool {
+        self.measured > 0
+    }
+
     /// Returns `true` once the estimate rests on measurements rather than on the start value.
     pub fn is_learned(&self) -> bool {
         self.measured >= ENOUGH
