@@ -3,6 +3,7 @@
 //! `docs/disk-tier.md` specifies the bytes and the steps of a recovery.
 
 pub(crate) mod files;
+mod finishing;
 mod log;
 mod plain;
 mod queue;

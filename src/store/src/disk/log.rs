@@ -13,6 +13,7 @@ use crate::record::Header;
 use crate::slots::Slots;
 
 use super::files::{Files, read_full};
+use super::finishing::Finishing;
 use super::segment::{Location, Segment};
 
 /// Size and limits of a disk tier.
@@ -39,6 +40,8 @@ pub struct Log {
     pub slots: Slots<Arc<Location>>,
     /// Work done.
     pub counters: WriteCounters,
+    /// Segments on their way to completion.
+    pub finishing: Arc<Finishing>,
     segments: Mutex<BTreeMap<u64, Arc<Segment>>>,
 }
 
@@ -60,7 +63,14 @@ pub struct WriteCounters {
 impl Log {
     /// Creates the contents of an empty tier.
     pub fn new(limits: Limits, files: Arc<dyn Files>) -> Self {
-        Self { limits, files, slots: Slots::default(), counters: WriteCounters::default(), segments: Mutex::default() }
+        Self {
+            limits,
+            files,
+            slots: Slots::default(),
+            counters: WriteCounters::default(),
+            finishing: Arc::default(),
+            segments: Mutex::default(),
+        }
     }
 
     /// Returns the segments by number.

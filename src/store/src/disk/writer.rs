@@ -15,6 +15,7 @@ use crate::aligned::{Aligned, PAGE};
 use crate::record::{Address, place};
 
 use super::files::write_all;
+use super::finishing::Unfinished;
 use super::log::Log;
 use super::queue::{Write, WriteQueue};
 use super::segment::{Location, Segment};
@@ -24,11 +25,15 @@ const BATCH: usize = 1 << 20;
 /// A segment is emptied if at most this many sixteenths are live; fuller disks take nothing new.
 const LIVE_MAX_16THS: u64 = 15;
 
+/// Segments that one batch of records waits for, at most.
+const WAITS_MAX: u32 = 8;
+
 /// Segment with writes under way. Dropped by the last of these, the segment goes to the [`Finisher`].
 struct Writing {
     log: Arc<Log>,
     segment: Arc<Segment>,
     progress: Mutex<Progress>,
+    unfinished: Option<Unfinished>,
     finisher: Sender<Ended>,
 }
 
@@ -36,6 +41,7 @@ struct Writing {
 pub struct Ended {
     segment: Arc<Segment>,
     progress: Progress,
+    unfinished: Option<Unfinished>,
 }
 
 /// Writes of a segment that have ended.
@@ -74,7 +80,8 @@ impl Drop for Writing {
     fn drop(&mut self) {
         let progress = *self.progress.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Without a finisher the segment has no end page, and the next start looks at every record.
-        drop(self.finisher.send(Ended { segment: Arc::clone(&self.segment), progress }));
+        let unfinished = self.unfinished.take();
+        drop(self.finisher.send(Ended { segment: Arc::clone(&self.segment), progress, unfinished }));
     }
 }
 
@@ -87,7 +94,7 @@ pub struct Finisher {
 impl Finisher {
     /// Completes segments until there is no writer any more.
     pub fn run(self) {
-        for Ended { segment, progress: Progress { records, end, failed_at } } in self.ended {
+        for Ended { segment, progress: Progress { records, end, failed_at }, unfinished } in self.ended {
             if records == 0 {
                 self.log.delete(segment.number);
             } else if failed_at >= end
@@ -97,6 +104,7 @@ impl Finisher {
             }
             // Otherwise records stand behind a hole: without an end page the next start looks at each of them.
             segment.finished();
+            drop(unfinished);
         }
     }
 }
@@ -149,17 +157,26 @@ impl Writer {
                 break;
             }
             let mut writes = writes.into_iter().peekable();
+            let mut waits = 0;
             while let Some(first) = writes.peek() {
                 let len = first.record.as_slice().len() as u64;
+                let finished = self.log.finishing.finished();
                 let mut full = Full::new();
-                match self.place(&mut writes, len, &mut full) {
+                let placed = self.place(&mut writes, len, &mut full);
+                drop(full);
+                match placed {
                     Ok(batch) => self.write(batch),
+                    // A segment that is being completed may have room once it can be emptied.
+                    Err(BlockFault::Refused)
+                        if waits < WAITS_MAX && self.log.finishing.wait(finished, self.n_open()) =>
+                    {
+                        waits += 1;
+                    }
                     Err(fault) => {
                         let refused = writes.next();
                         refused.into_iter().for_each(|write| self.answer(write, Err(fault)));
                     }
                 }
-                drop(full);
             }
         }
     }
@@ -222,6 +239,12 @@ impl Writer {
         }
     }
 
+    /// Returns the number of segments with room, 0 or 1.
+    fn n_open(&self) -> u64 {
+        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        u64::from(cursor.open.is_some())
+    }
+
     /// Closes a segment after a failed write: later records go to another one.
     fn give_up(&self, segment: &Arc<Segment>) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,7 +302,8 @@ impl Cursor {
         })?;
         log.segments().insert(number, Arc::clone(&segment));
         let progress = Mutex::new(Progress { records: 0, end: PAGE as u64, failed_at: u64::MAX });
-        let writing = Arc::new(Writing { log: Arc::clone(log), segment, progress, finisher: self.finisher.clone() });
+        let (log, unfinished, finisher) = (Arc::clone(log), Some(log.finishing.begin()), self.finisher.clone());
+        let writing = Arc::new(Writing { log, segment, progress, unfinished, finisher });
         self.open = Some(Open { writing, at: PAGE as u64 });
         Ok(())
     }
