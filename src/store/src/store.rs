@@ -136,19 +136,22 @@ impl Store {
         self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(refused)));
     }
 
-    /// Claims the destinations of all pairs. Returns the pairs with a credit, and those without.
+    /// Claims the destinations of all pairs. Returns the pairs with a credit, and those without. A chain comes tail first and is copied
+    /// head first: blocks without the blocks before are of no use, so the tail is refused.
     fn claim(&self, transfer: &Transfer, pairs: Vec<Pair>, credits: u64) -> (Vec<Item>, Vec<Pair>) {
         let (mut items, mut refused) = (Vec::new(), Vec::new());
+        let first = pairs.len() as u64 - credits.min(pairs.len() as u64);
         for (mut pair, (from, to)) in pairs.into_iter().zip(&transfer.pairs) {
             let source_generation = self.places.generation(transfer.from, *from);
             let generation = self.places.claim(transfer.to, *to);
-            if (pair.index() as u64) < credits {
+            if pair.index() as u64 >= first {
                 items.push(Item { pair, source_generation, generation });
             } else {
                 pair.refuse_without_credit();
                 refused.push(pair);
             }
         }
+        items.reverse();
         (items, refused)
     }
 

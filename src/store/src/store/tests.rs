@@ -182,8 +182,8 @@ fn a_slot_with_another_block_or_none_is_bad_and_the_counters_say_so() {
 fn full_memory_refuses_and_released_or_rewritten_slots_make_room() {
     let (store, _) = Store::open(settings(2, Compression::Off)).unwrap();
     let device = Device::with((0..4).map(|at| (at, at)));
-    let report = copy(&store, &device, Place::Device, TIER, &[(0, 0, 0), (1, 1, 1), (2, 2, 2)]);
-    assert_eq!((report.faults, report.stored_bytes), (vec![(2, BlockFault::Refused)], 2 * BLOCK as u64));
+    let report = copy(&store, &device, Place::Device, TIER, &[(2, 2, 2), (1, 1, 1), (0, 0, 0)]);
+    assert_eq!((report.faults, report.stored_bytes), (vec![(0, BlockFault::Refused)], 2 * BLOCK as u64));
     assert_eq!(copy(&store, &device, Place::Device, Place::Host, &[(3, 0, 0)]).faults, [(0, BlockFault::Refused)]);
     assert_eq!(copy(&store, &device, Place::Device, TIER, &[(3, 1, 3)]).faults, []);
     store.release(TIER, &[0]);
@@ -268,7 +268,8 @@ fn background_copies_beyond_the_limit_are_refused_at_once_and_urgent_ones_are_no
     assert_eq!(copy(&store, &device, Place::Device, TIER, &[(15, 15, 15)]).faults, []);
     release.send(()).unwrap();
     assert_eq!(first.recv().unwrap().faults, []);
-    let refused = [4, 5, 6, 7].map(|at| (at, BlockFault::Refused));
+    // The first pairs, which are the tail of a chain.
+    let refused = [0, 1, 2, 3].map(|at| (at, BlockFault::Refused));
     assert_eq!(second.recv().unwrap().faults, refused);
     let link = &store.stats().links[0];
     assert_eq!((link.queued_blocks, link.blocks, link.refused, link.waits.count), (0, 11, 4, 11));

@@ -94,8 +94,10 @@ fn copies_to_a_remote_hold_few_blocks_of_the_device() {
     settings.remote_blocks = 4;
     let (store, _) = Store::open(settings).unwrap();
     let device = Device::with((0..10).map(|at| (at, at)));
-    let blocks: Vec<_> = (0..10).map(|at| (at, at, at)).collect();
+    // A chain, tail first: what is taken is of use without the rest.
+    let blocks: Vec<_> = (0..10).rev().map(|at| (at, at, at)).collect();
     let report = start(&store, &device, Place::Device, REMOTE, &blocks, false).recv().unwrap();
-    assert_eq!(report.faults, (4..10).map(|at| (at, BlockFault::Refused)).collect::<Vec<_>>());
+    assert_eq!(report.faults, (0..6).map(|at| (at, BlockFault::Refused)).collect::<Vec<_>>());
+    assert_eq!(lookup(&store, 1, 0..10), 4);
     assert_eq!(start(&store, &device, Place::Device, TIER, &blocks, false).recv().unwrap().faults, []);
 }
