@@ -259,11 +259,11 @@ fn background_copies_beyond_the_limit_are_refused_at_once_and_urgent_ones_are_no
     settings.background_blocks = 10;
     let (store, _) = Store::open(settings).unwrap();
     let device = Device::with((0..20).map(|at| (at, at)));
-    let release = device.hold_reads_of(0);
+    let release = device.hold_reads_of(5);
     let blocks: Vec<_> = (0..6).map(|at| (at, at, at)).collect();
     let first = start(&store, &device, Place::Device, TIER, &blocks, false);
     let blocks: Vec<_> = (6..14).map(|at| (at, at, at)).collect();
-    // The first copy waits for the device, and its six credits with it.
+    // The first block to be copied waits for the device, and six credits with it.
     let second = start(&store, &device, Place::Device, TIER, &blocks, false);
     assert_eq!(copy(&store, &device, Place::Device, TIER, &[(15, 15, 15)]).faults, []);
     release.send(()).unwrap();
