@@ -97,8 +97,12 @@ impl Lookups {
         }
     }
 
-    /// Returns `true` if loading that saves `saved_ns` is expected to pay a wait for the answer.
+    /// Returns `true` if loading that saves `saved_ns` is expected to pay a wait for the answer. Before the first answer one request
+    /// waits at a time: the storage may be dead.
     pub fn pays(&self, saved_ns: f64) -> bool {
+        if self.took_ns.weight == 0.0 && self.is_any_awaited() {
+            return false;
+        }
         self.found_share.value() * saved_ns > self.took_ns.value()
     }
 

@@ -165,6 +165,23 @@ fn the_first_request_waits_for_a_second_because_nobody_knows_how_long_computing_
 }
 
 #[test]
+fn one_request_waits_until_the_first_answer_shows_that_the_storage_lives() {
+    let mut driver = Driver::new(config());
+    driver.submit(1, prompt(1, 4), 1);
+    assert!(driver.steps.is_empty());
+    driver.submit(2, prompt(2, 4), 1);
+    assert_eq!((driver.lookups.len(), driver.ids()), (2, vec![2]), "the second asks too, and does not wait");
+    driver.end_lookup(0);
+    answer(&mut driver);
+    for id in [3, 4] {
+        driver.submit(id, prompt(id as u32, 4), 1);
+    }
+    answer(&mut driver);
+    assert!(driver.steps.is_empty() && driver.lookups.len() == 3, "answers come at once: both wait");
+    run_to_end(&mut driver);
+}
+
+#[test]
 fn requests_stop_waiting_for_a_tier_that_finds_nothing_and_wait_again_once_it_does() {
     let written: Vec<_> = (100..140).map(|family| prompt(family, 4)).collect();
     let mut driver = beside(config(), &written);
