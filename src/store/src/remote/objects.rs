@@ -190,7 +190,7 @@ impl Objects for StoredObjects {
             }
             Ok(found)
         };
-        Ok(self.wait(deadline, answers)?.unwrap_or_default())
+        Ok(self.wait(deadline, answers)?.unwrap_or_else(|| vec![false; names.len()]))
     }
 }
 
