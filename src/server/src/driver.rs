@@ -270,6 +270,7 @@ impl Driver {
                 }
             }
             Command::FlushCache(reply) => {
+                self.workers.flush();
                 self.flushes.push_back(reply);
                 self.apply(Input::Client(Event::FlushCache));
             }

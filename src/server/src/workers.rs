@@ -120,6 +120,11 @@ impl Workers {
         self.store(engine).lookup(lookup, Box::new(done));
     }
 
+    /// Prepares the stores of all engines for a flush of the cache.
+    pub(crate) fn flush(&self) {
+        self.slots.iter().for_each(|slot| slot.store.stop_sharing());
+    }
+
     /// Returns the store of an engine.
     pub(crate) fn store(&self, engine: EngineId) -> &Store {
         &self.slots[engine.index()].store

@@ -1,7 +1,7 @@
 //! Blocks in host memory by content: a block that is there already, for whichever place, is not copied again.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use trunkline_port::BlockKey;
@@ -16,6 +16,7 @@ const ENTRIES_MIN: usize = 1024;
 pub struct NamedBlocks {
     inner: Mutex<Inner>,
     shared: AtomicU64,
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -28,6 +29,9 @@ struct Inner {
 impl NamedBlocks {
     /// Returns the block with a key, if it is in host memory, and counts it as shared.
     pub fn share(&self, key: &BlockKey) -> Option<Arc<Held>> {
+        if self.is_closed.load(Relaxed) {
+            return None;
+        }
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let held = inner.blocks.get(&key.hash)?.upgrade()?;
         self.shared.fetch_add(1, Relaxed);
@@ -43,6 +47,11 @@ impl NamedBlocks {
             inner.blocks.retain(|_, held| held.strong_count() > 0);
             inner.purge_at = 2 * inner.blocks.len();
         }
+    }
+
+    /// Shares no block any more: one key may stand for two contents from now on.
+    pub fn close(&self) {
+        self.is_closed.store(true, Relaxed);
     }
 
     /// Returns the number of copies saved so far.

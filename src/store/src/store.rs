@@ -195,6 +195,12 @@ impl Store {
         queue.push(Urgency::Urgent, Box::new(ask));
     }
 
+    /// Copies every block from now on, also one that host memory has by the same key. To be called before the cache is flushed: blocks of
+    /// requests from before may have been computed with other weights.
+    pub fn stop_sharing(&self) {
+        self.places.named.close();
+    }
+
     /// Returns the state of all places and links.
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(&self.places)
