@@ -69,6 +69,7 @@ mod tests {
             sample,
             n_generated,
             n_drafts,
+            ..StepSeq::default()
         }
     }
 

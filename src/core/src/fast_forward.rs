@@ -110,6 +110,7 @@ impl Decode {
             sample: true,
             n_generated: 0,
             n_drafts: 0,
+            ..StepSeq::default()
         }
     }
 }

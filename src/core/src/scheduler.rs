@@ -304,6 +304,7 @@ impl Scheduler {
             n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
             input_from_last: awaits_token,
+            ..StepSeq::default()
         };
         journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
         step.seqs.push(part);

@@ -17,8 +17,10 @@
 //!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: 3, n_history: 0, tokens_at: 0,
 //!     input_from_last: false, kv_write_from: 0, table_keep: 0, blocks_at: 0, n_blocks: 1, sample: true,
 //!     n_generated: 0, n_drafts: 0,
+//!     ..StepSeq::default()
 //! };
-//! let step = Step { id: 1, seqs: vec![seq], tokens: vec![7, 8, 9], blocks: vec![5], sampling: vec![Sampling::default()] };
+//! let step = Step { id: 1, seqs: vec![seq], tokens: vec![7, 8, 9], blocks: vec![5], sampling: vec![Sampling::default()],
+//!     ..Step::default() };
 //!
 //! // A worker reads it ...
 //! assert_eq!(step.run_tokens(&step.seqs[0]), [7, 8, 9]);
@@ -40,9 +42,9 @@ pub mod transfer;
 pub mod worker;
 
 pub use crate::ids::{RequestId, Token};
-pub use crate::model_info::ModelInfo;
+pub use crate::model_info::{Keeps, LayerGroup, ModelInfo};
 pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
-pub use crate::step::{Step, StepResult, StepSeq};
+pub use crate::step::{Dropped, NO_BLOCK, ScoreKind, Step, StepResult, StepSeq};
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
 pub use crate::worker::{CopyError, DeviceBlocks, StepError, StepRunner};

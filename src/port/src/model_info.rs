@@ -29,4 +29,29 @@ pub struct ModelInfo {
     pub kv_dtype: String,
     /// Size of one token's keys and values in all layers, in bytes.
     pub kv_bytes_per_token: u64,
+    /// Layer groups. Empty for a model whose layers all keep every token: one group then.
+    pub groups: Vec<LayerGroup>,
+}
+
+/// Layers that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and [`crate::Step::blocks`] number the
+/// blocks of all groups together, and each block fits any group. So a group smaller than the largest one leaves a part of its
+/// blocks unused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerGroup {
+    /// Numbers of the layers, ascending. Each layer of the model is in exactly one group.
+    pub layers: Vec<u32>,
+    /// Positions that the layers keep.
+    pub keeps: Keeps,
+}
+
+/// Positions whose KV the layers of a group keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keeps {
+    /// All positions.
+    #[default]
+    All,
+    /// The last so many positions: attention over a sliding window. A query reads its own position and `window - 1` before it.
+    Window(u32),
+    /// All positions, until the core drops blocks that attention hardly reads.
+    Scored,
 }

@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{RequestId, Token};
 use crate::sampling::Sampling;
 
+/// Entry of a block table without a block: the sequence dropped the KV of these positions in this layer group. Attention MUST skip the
+/// positions; all other entries stand for the positions that their place in the table says.
+pub const NO_BLOCK: u32 = u32::MAX;
+
 /// A batch of prefill chunks and decodes to run in one forward pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
@@ -17,8 +21,11 @@ pub struct Step {
     pub seqs: Vec<StepSeq>,
     /// The tokens of all sequences, one range after another.
     pub tokens: Vec<Token>,
-    /// New tails of block tables, one range after another.
+    /// New tails of block tables, one range after another. With several layer groups, each range holds `n_blocks` entries for each
+    /// group, in the order of [`crate::ModelInfo::groups`].
     pub blocks: Vec<u32>,
+    /// Entries that sequences dropped from their block tables, one range after another; empty without eviction.
+    pub drops: Vec<Dropped>,
     /// Sampling parameters of the sequences with `start`, in order.
     pub sampling: Vec<Sampling>,
 }
@@ -51,8 +58,16 @@ pub struct StepSeq {
     pub table_keep: u32,
     /// Start of this sequence's new blocks in [`Step::blocks`].
     pub blocks_at: u32,
-    /// Number of new blocks.
+    /// Number of new blocks in each layer group.
     pub n_blocks: u32,
+    /// Start of this sequence's entries in [`Step::drops`]. The worker drops them before it appends the new blocks.
+    pub drops_at: u32,
+    /// Number of entries in [`Step::drops`].
+    pub n_drops: u32,
+    /// Last rows of this sequence whose attention counts for [`StepResult::scores`], `n_tokens` at most; 0 for no scores.
+    pub scored_rows: u32,
+    /// Kind of the scores.
+    pub score_kind: ScoreKind,
     /// `true` to sample after the last token; `false` for a prefill chunk other than the last.
     pub sample: bool,
     /// Tokens sampled so far, including one not seen by the core yet: the index of the token to be sampled.
@@ -61,6 +76,31 @@ pub struct StepSeq {
     /// sampled token up to and including the first unequal to the draft: one to `n_drafts + 1` tokens, equal to the tokens of as
     /// many single steps. The block table has room for the drafts' KV.
     pub n_drafts: u32,
+}
+
+/// Measures of the attention that a block gets. All count the layers of groups that evict ([`crate::Keeps::Scored`]), or all
+/// layers if no group does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScoreKind {
+    /// Softmax probability given to the positions of the block, averaged over scored rows, heads and layers: the scores of a sequence
+    /// add up to 1.
+    #[default]
+    Mean,
+    /// The largest softmax probability given to one position of the block by any scored row, head and layer, from a distance of at
+    /// least 32 positions; 0 if all are nearer.
+    Max,
+}
+
+/// A range of entries that leave a block table: their places hold [`NO_BLOCK`] from now on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Number of the layer group.
+    pub group: u32,
+    /// First entry of the range.
+    pub first: u32,
+    /// Number of entries, at least one.
+    pub n: u32,
 }
 
 impl Step {
@@ -76,10 +116,21 @@ impl Step {
         &self.tokens[at..at + seq.n_history as usize]
     }
 
-    /// Returns the new tail of the block table of sequence `seq`.
+    /// Returns the new tail of the block table of sequence `seq`, for a model with one layer group.
     pub fn new_blocks(&self, seq: &StepSeq) -> &[u32] {
         let at = seq.blocks_at as usize;
         &self.blocks[at..at + seq.n_blocks as usize]
+    }
+
+    /// Returns the new tail of the block table of sequence `seq` in layer group `group`.
+    pub fn new_blocks_of(&self, seq: &StepSeq, group: usize) -> &[u32] {
+        let n = seq.n_blocks as usize;
+        &self.blocks[seq.blocks_at as usize + group * n..][..n]
+    }
+
+    /// Returns the entries that sequence `seq` dropped from its block tables.
+    pub fn drops_of(&self, seq: &StepSeq) -> &[Dropped] {
+        &self.drops[seq.drops_at as usize..][..seq.n_drops as usize]
     }
 
     /// Returns the number of tokens run by the whole step.
@@ -92,6 +143,7 @@ impl Step {
         self.seqs.clear();
         self.tokens.clear();
         self.blocks.clear();
+        self.drops.clear();
         self.sampling.clear();
     }
 }
@@ -106,6 +158,10 @@ pub struct StepResult {
     /// End of each sequence's tokens in `tokens`. A sequence without `sample` has no tokens; a sampling sequence has at least one,
     /// and at most one more than the sequence's drafts.
     pub ends: Vec<u32>,
+    /// Attention scores of the sequences with [`StepSeq::scored_rows`], in the order of [`Step::seqs`]: for each, the score of every
+    /// entry of the block table that holds a position below `computed + n_tokens`, without drafts. Dropped entries have 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scores: Vec<f32>,
 }
 
 impl StepResult {

@@ -25,7 +25,7 @@ pub trait StepRunner: Send {
 /// The KV blocks of a device, as bytes, for use on any thread while steps run.
 ///
 /// A block's bytes are its elements, little-endian, as `[layer][keys, values][token][head][dim]`, whatever the layout in the
-/// device's memory. A caller MUST NOT write a block in use by a step, nor read a block written by a step; the core's transfers
+/// device's memory. Layers are those of the block's layer group, in order; a smaller group than the largest leaves the rest zero. A caller MUST NOT write a block in use by a step, nor read a block written by a step; the core's transfers
 /// do neither.
 pub trait DeviceBlocks: Send + Sync {
     /// Returns the bytes of a block; equal for all blocks.

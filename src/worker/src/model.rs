@@ -194,6 +194,7 @@ impl Model {
             head_dim: self.config.head_dim,
             kv_dtype: self.kv_dtype.name().to_owned(),
             kv_bytes_per_token: self.kv_bytes_per_token(),
+            groups: Vec::new(),
         }
     }
 
