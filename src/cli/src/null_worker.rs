@@ -217,6 +217,7 @@ mod tests {
             sample,
             n_generated,
             n_drafts: 0,
+            ..StepSeq::default()
         };
         let asks = Sampling { logprobs: Some(2), ..Sampling::default() };
         let step = Step {
@@ -225,6 +226,7 @@ mod tests {
             tokens: vec![1; 3],
             blocks: Vec::new(),
             sampling: vec![Sampling::default(), Sampling::default(), asks],
+            ..Step::default()
         };
         let mut worker = NullWorker::new(Duration::ZERO, 258);
         let output = worker.run(&step).unwrap();
