@@ -72,6 +72,7 @@ pub mod event;
 pub mod eviction;
 mod extents;
 mod fast_forward;
+pub mod h2o;
 pub mod hash;
 pub mod host;
 mod huge_pages;
