@@ -234,7 +234,7 @@ fn scores_agree_with_the_definition_in_double_precision() {
             let scored = Some(ScoredRows { rows: 40..48, kind, entries });
             let seq = Sequence { scored, ..sequence(table, from, n - from) };
             let place = Place { window, ..PLACE };
-            let (out, scores) = run_scored(&config, &mut kv, &[seq.clone()], rows, 1, place);
+            let (out, scores) = run_scored(&config, &mut kv, std::slice::from_ref(&seq), rows, 1, place);
             let got: Vec<f32> = scores.of(0).collect();
             let mut expected = vec![0.0f64; entries];
             for (row, head) in (from + 40..from + 48).flat_map(|row| (0..config.n_heads).map(move |head| (row, head))) {
