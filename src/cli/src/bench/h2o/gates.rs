@@ -178,7 +178,8 @@ mod tests {
         let good = [figures("h2o", false, 95.0), figures("streaming", true, 30.0), figures("random", true, 94.0)];
         assert_eq!(check(80.0, &good), [""; 0]);
         assert_eq!(check(79.9, &good), ["unevicted, recall %"]);
-        let slips: [(fn(&mut Figures), &str); 6] = [
+        type Slip = fn(&mut Figures);
+        let slips: [(Slip, &str); 6] = [
             (|f| f.total_ratio = 1.99, "h2o at 3, total ratio"),
             (|f| f.perplexity_percent = 2.1, "h2o at 3, perplexity %, either way"),
             (|f| f.perplexity_percent = -2.1, "h2o at 3, perplexity %, either way"),
