@@ -266,6 +266,7 @@ mod tests {
             sample,
             n_generated: 0,
             n_drafts,
+            ..StepSeq::default()
         };
         let step = Step {
             seqs: vec![

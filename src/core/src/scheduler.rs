@@ -129,7 +129,7 @@ impl Scheduler {
                 continue;
             }
             if seq.planned() == seq.capacity(block_size) {
-                let allocated = state.kv.tree.allocate(1, &mut seq.table);
+                let allocated = state.kv.grow(seq, 1);
                 assert!(allocated, "a block is usable for each sequence");
             }
             *budget -= 1;
@@ -282,6 +282,10 @@ impl Scheduler {
             debug_assert!(kv.tree.pool().is_current(*handle));
             step.blocks.push(handle.index);
         }
+        let drops_at = step.drops.len() as u32;
+        if kv.groups.n() > 0 {
+            add_groups(seq, start, step);
+        }
         // A tenant pays for its prompt once, preempted or not, and not for cached tokens.
         let end = (planned + n_tokens).min(seq.prompt_tokens);
         if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
@@ -304,6 +308,8 @@ impl Scheduler {
             n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
             input_from_last: awaits_token,
+            drops_at,
+            n_drops: step.drops.len() as u32 - drops_at,
             ..StepSeq::default()
         };
         journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
@@ -312,6 +318,18 @@ impl Scheduler {
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
         self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, sample });
     }
+}
+
+/// Adds the new entries of a sequence's block tables in the layer groups after the first, and the entries dropped since the last step.
+fn add_groups(seq: &mut Sequence, start: bool, step: &mut Step) {
+    for table in &seq.cold.tables {
+        step.blocks.extend(table[seq.mirror.table_sent as usize..].iter().map(|handle| handle.index));
+    }
+    if start {
+        // The worker gets whole tables, without these entries.
+        seq.cold.drops.clear();
+    }
+    step.drops.append(&mut seq.cold.drops);
 }
 
 /// Returns `true` if every decode can take a block and run, whatever the others do: nothing drafts or waits to come back, and blocks
@@ -324,7 +342,7 @@ fn is_plain(state: &mut State) -> bool {
         && config.pipeline_stages == 1
         && state.kv.tiers.is_empty()
         && state.swaps.swapped.is_empty()
-        && state.kv.tree.usable() >= state.batch.len()
+        && state.kv.usable() >= state.batch.len() * state.kv.entry_blocks()
 }
 
 /// Ensures that every decode has a block for the next token, or will have one when transfers end. Returns `false` if a sequence has
@@ -361,7 +379,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
             at += 1;
             continue;
         }
-        if kv.tree.allocate(1, &mut seq.table) {
+        if kv.grow(seq, 1) {
             grew(state, slot);
             at += 1;
             continue;
@@ -422,8 +440,8 @@ fn reserve_drafts(state: &mut State, slot: usize, limit: u32) -> u32 {
     let n = limit.min((seq.max_tokens - seq.generated()).saturating_sub(1));
     let blocks = (seq.planned() + 1 + n).div_ceil(config.block_size);
     let more = blocks.saturating_sub(seq.table.len() as u32);
-    if more > 0 && kv.tree.usable() >= more + running {
-        let allocated = kv.tree.allocate(more, &mut seq.table);
+    if more > 0 && kv.usable() >= (more + running) * kv.entry_blocks() {
+        let allocated = kv.grow(seq, more);
         debug_assert!(allocated);
     }
     n.min(seq.capacity(config.block_size) - seq.planned() - 1)

@@ -222,7 +222,7 @@ fn the_answer_to_a_step_that_is_not_in_flight_changes_nothing() {
     let first = driver.step().unwrap().id;
     driver.answer();
     for step in [first, 0, 77, u64::MAX] {
-        driver.event(Event::StepFinished(StepResult { step, tokens: vec![9], ends: vec![1] }));
+        driver.event(Event::StepFinished(StepResult { step, tokens: vec![9], ends: vec![1], ..StepResult::default() }));
     }
     assert_eq!((driver.resets, driver.tokens.len(), driver.steps.len()), (0, 1, 1));
 }

@@ -61,4 +61,21 @@ pub enum ConfigError {
         /// Tiers allowed, at most.
         max: usize,
     },
+    /// More layer groups than a core can have, or than the pool of blocks has room for.
+    #[error("there are {n} layer groups; there can be at most {max} with this number of device blocks")]
+    TooManyGroups {
+        /// Groups that were given.
+        n: usize,
+        /// Groups allowed, at most.
+        max: usize,
+    },
+    /// A layer group with a sliding window of no token.
+    #[error("a layer group has a window of 0 tokens; give at least 1")]
+    EmptyWindow,
+    /// Layer groups together with host blocks or tiers.
+    #[error("a model with {n} layer groups cannot use host_blocks or tiers yet; set host_blocks to 0 and give no tier")]
+    GroupsBehindDevice {
+        /// Groups that were given.
+        n: usize,
+    },
 }

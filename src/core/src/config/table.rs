@@ -130,6 +130,20 @@ impl Notation<Vec<super::TierConfig>> for Plain {
     }
 }
 
+impl Notation<Vec<trunkline_port::Keeps>> for Plain {
+    const KIND: Kind = Kind::Text;
+    const EXPECTED: &'static str = "layer groups, as the worker reports them, not as text";
+
+    fn show(groups: &Vec<trunkline_port::Keeps>) -> String {
+        let group = |keeps: &trunkline_port::Keeps| format!("{keeps:?}").to_lowercase();
+        groups.iter().map(group).collect::<Vec<_>>().join(", ")
+    }
+
+    fn parse(_: &str) -> Result<Option<Vec<trunkline_port::Keeps>>, ConfigError> {
+        Ok(None)
+    }
+}
+
 impl Notation<u64> for Milliseconds {
     const KIND: Kind = Kind::F64;
     const EXPECTED: &'static str = "a number of milliseconds, at least 0";

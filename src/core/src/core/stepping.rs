@@ -171,6 +171,8 @@ impl Core {
             if leaves {
                 self.state.end_shared_work(*slot);
                 any_ended = true;
+            } else {
+                self.state.kv.drop_behind_windows(&mut self.state.sequences[*slot]);
             }
         }
         changed.clear();
@@ -221,7 +223,7 @@ impl Core {
             self.state.rewind(slot, SequenceEvent::WorkerLost);
             lost.push((slot, self.state.sequences[slot].view(0)));
         }
-        self.state.kv.tree.clear();
+        self.state.kv.clear_device();
         self.state.wait_all(lost);
     }
 
