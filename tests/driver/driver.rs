@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use trunkline_core::{
     Action, BlockFault, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Place, Refusal, Request,
-    RequestId, Stats, Step, StepResult, StepSeq, Token, Transfer, Usage,
+    RequestId, Stats, Step, StepResult, StepSeq, Token, Transfer, Usage, h2o,
 };
 
 use crate::blame::Blame;
@@ -129,8 +129,10 @@ impl Driver {
 
     fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
         let mut found = Found::new(config.block_size);
-        // A request with a long prefix takes the last blocks of a window alone: those before it may be gone for a shorter prefix.
-        found.counts = !config.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
+        // A request with a long prefix takes the last blocks of a window alone: those before it may be gone for a shorter prefix. A
+        // request that dropped blocks publishes no more.
+        found.counts =
+            config.h2o == h2o::Mode::Off && !config.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
         Self {
             worker: OracleWorker::new(&config, seed),
             core: Core::new(config).expect("the limits are within their ranges"),

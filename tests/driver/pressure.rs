@@ -7,7 +7,7 @@ use rand_pcg::Pcg64Mcg;
 use trunkline_core::spec::Param;
 use trunkline_core::{
     BlockFault, BlockHash, Config, Core, Event, FinishReason, Keeps, Namespace, Place, Preemption, Refusal, Request,
-    RequestId, StepResult, TierConfig, Token, Write, eviction, policy,
+    RequestId, StepResult, TierConfig, Token, Write, eviction, h2o, policy,
 };
 
 use crate::Driver;
@@ -74,6 +74,8 @@ pub struct Outcome {
     pub reused_ids: u64,
     /// Blocks found by look-ups in a shared tier.
     pub looked_up: u64,
+    /// Blocks that sequences dropped from their tables.
+    pub dropped_blocks: u64,
 }
 
 impl Outcome {
@@ -109,6 +111,7 @@ impl Outcome {
             drafts_accepted: self.drafts_accepted + other.drafts_accepted,
             reused_ids: self.reused_ids + other.reused_ids,
             looked_up: self.looked_up + other.looked_up,
+            dropped_blocks: self.dropped_blocks + other.dropped_blocks,
             poisoned: self.poisoned + other.poisoned,
         }
     }
@@ -250,6 +253,15 @@ fn divide_layers(seed: u64, config: &mut Config) {
     config.groups = (0..rng.random_range(2..5)).map(|_| pick(&mut rng, &kinds)).collect();
     config.tiers.clear();
     config.host_blocks = 0;
+    let size = config.block_size;
+    config.h2o = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
+    config.h2o_scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
+    config.h2o_ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
+    config.h2o_sink = pick(&mut rng, &[0, 1, size]);
+    config.h2o_recent = pick(&mut rng, &[0, 1, 2 * size]);
+    config.h2o_block = pick(&mut rng, &[0, size, 3 * size]);
+    config.h2o_trigger = pick(&mut rng, &[0, 1, 30]);
+    config.h2o_interval = pick(&mut rng, &[1, 3, 16]);
 }
 
 fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
@@ -329,6 +341,7 @@ impl Run {
             cached_tokens: stats.tokens.cached_tokens,
             merged_blocks: stats.merged_blocks,
             evicted_blocks: stats.evicted_blocks,
+            dropped_blocks: stats.h2o.h2o_dropped_blocks,
             lost_transfers: driver.lost_copies,
             drafts_allowed: driver.worker.drafts_allowed,
             drafts_accepted: driver.worker.drafts_accepted,
@@ -588,6 +601,10 @@ impl Run {
         {
             self.outcome.reused_ids += 1;
             request.id = RequestId(*id);
+        }
+        if self.driver.core.config().h2o != h2o::Mode::Off {
+            let modes = [None, None, Some(h2o::Mode::Off), Some(h2o::Mode::Probe), Some(h2o::Mode::On)];
+            request.h2o = modes[n as usize % modes.len()];
         }
         if self.weak_hashes {
             request.hashes.clear();

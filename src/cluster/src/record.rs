@@ -205,7 +205,12 @@ mod tests {
             Event::Fail(RequestId(3)),
             Event::WorkerJoined,
             Event::WorkerLost,
-            Event::StepFinished(StepResult { step: 9, tokens: vec![1, 2], ends: vec![1, 1, 2] }),
+            Event::StepFinished(StepResult {
+                step: 9,
+                tokens: vec![1, 2],
+                ends: vec![1, 1, 2],
+                ..StepResult::default()
+            }),
             Event::TransferFinished(3),
             Event::TransferFailed(u64::MAX),
             Event::TransferInterrupted(4),
@@ -233,7 +238,10 @@ mod tests {
             Input::Client(Event::Tick),
             Input::Engine(EngineId(1), Event::WorkerJoined),
             Input::Engine(EngineId(0), Event::WorkerLost),
-            Input::Engine(EngineId(1), Event::StepFinished(StepResult { step: 9, tokens: vec![1], ends: vec![1] })),
+            Input::Engine(
+                EngineId(1),
+                Event::StepFinished(StepResult { step: 9, tokens: vec![1], ends: vec![1], ..StepResult::default() }),
+            ),
             Input::Retire(EngineId(1)),
             Input::DrainEngine(EngineId(0)),
             Input::OpenEngine(EngineId(1)),

@@ -64,6 +64,8 @@ pub enum Decision {
     LookupEnded = 24,
     /// Requests wait no longer for a look-up; subject: its id.
     LookupOverdue = 25,
+    /// Entries of a sequence's block tables were dropped; amount: tokens held before and after. Followed by the ranges of positions.
+    Drop = 26,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.
@@ -174,6 +176,7 @@ mod tests {
             sample: true,
             n_generated: 5,
             n_drafts: 0,
+            ..StepSeq::default()
         };
         let prefill = StepSeq { n_tokens: 32, n_blocks: 2, kv_write_from: 70, ..decode };
         let digest = |seq: StepSeq, blocks: [u32; 2]| {

@@ -136,7 +136,7 @@ impl FastForward {
 
     /// Begins a fast-forward if the step in flight runs a steady batch. Returns `false`, and changes nothing, if it does not.
     pub fn begin(&mut self, state: &State, in_flight: &[Part]) -> bool {
-        if state.kv.groups.n() > 0 {
+        if state.kv.groups.n() > 0 || state.planners.is_used {
             return false;
         }
         self.steps_left = steady_batch(state, in_flight, &mut self.batch);

@@ -15,6 +15,7 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
+use crate::planners::n_scores;
 use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
@@ -255,8 +256,10 @@ impl Scheduler {
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step. Inlined where the numbers are known.
     #[inline(always)]
     fn add(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
-        let State { sequences, kv, journal, waiting, config, .. } = state;
+        let State { sequences, kv, journal, waiting, config, planners, .. } = state;
         let seq = &mut sequences[slot];
+        let decodes = seq.decodes_next();
+        let (scored_rows, score_kind) = planners.rows(seq, n_tokens);
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
         debug_assert!(n_tokens > 0 && n_tokens <= seq.unplanned());
         let start = !seq.on_worker;
@@ -310,13 +313,15 @@ impl Scheduler {
             input_from_last: awaits_token,
             drops_at,
             n_drops: step.drops.len() as u32 - drops_at,
-            ..StepSeq::default()
+            scored_rows,
+            score_kind,
         };
+        let n_scores = n_scores(&part, config.block_size);
         journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, sample });
+        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, n_scores, scored_rows, sample, decodes });
     }
 }
 

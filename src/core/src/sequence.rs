@@ -27,6 +27,7 @@ mod phase;
 
 use trunkline_port::Dropped;
 
+use crate::h2o;
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{BlockHandle, RequestId, Token};
 use crate::policy::RequestView;
@@ -175,6 +176,21 @@ pub(crate) struct Cold {
     pub tables: Vec<Vec<BlockHandle>>,
     /// Entries dropped that the worker has still in its tables.
     pub drops: Vec<Dropped>,
+    /// Eviction within the sequence, as the request asks; `None` for the core's mode.
+    pub h2o: Option<h2o::Mode>,
+    /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
+    pub planner: Option<Box<Planner>>,
+}
+
+/// Eviction within one sequence.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    /// Mode of the sequence: `probe` or `on`.
+    pub mode: h2o::Mode,
+    /// Scores and dropped positions.
+    pub state: h2o::State,
+    /// Tokens dropped so far, or in mode `probe` counted as dropped.
+    pub dropped_tokens: u32,
 }
 
 /// Bytes of the first two cache lines of a [`Sequence`], all without the recent tokens: what the plan of a step reads and changes.
@@ -224,6 +240,8 @@ impl Sequence {
                 history: History::default(),
                 tables: Vec::new(),
                 drops: Vec::new(),
+                h2o: request.h2o,
+                planner: None,
             }),
         }
     }
@@ -438,6 +456,7 @@ impl Sequence {
         debug_assert!(self.table.is_empty() && left.hosts().is_empty(), "the blocks are released first");
         debug_assert!(self.cold.tables.iter().all(Vec::is_empty), "so are those of all groups");
         self.cold.drops.clear();
+        self.cold.planner = None;
         self.on_worker = false;
         self.unpublishable = false;
         self.computed = 0;
@@ -470,6 +489,7 @@ impl Sequence {
             priority: cold.view.priority,
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
+            h2o: cold.h2o,
             worker_failures,
         }
     }

@@ -416,9 +416,19 @@ fn the_late_answer_of_a_lost_worker_is_ignored_and_nonsense_is_not_believed() {
     bench.event(Event::WorkerLost);
     bench.event(Event::WorkerJoined);
     let current = bench.step().unwrap().id;
-    bench.event(Event::StepFinished(StepResult { step: late, tokens: vec![9], ends: vec![1] }));
+    bench.event(Event::StepFinished(StepResult {
+        step: late,
+        tokens: vec![9],
+        ends: vec![1],
+        ..StepResult::default()
+    }));
     assert!(bench.tokens.is_empty());
-    bench.event(Event::StepFinished(StepResult { step: current, tokens: vec![9, 9], ends: vec![2, 2] }));
+    bench.event(Event::StepFinished(StepResult {
+        step: current,
+        tokens: vec![9, 9],
+        ends: vec![2, 2],
+        ..StepResult::default()
+    }));
     assert!(bench.tokens.is_empty() && bench.steps.is_empty() && bench.resets == 1);
     bench.event(Event::WorkerJoined);
     assert!(!bench.steps.is_empty(), "the step is run again");

@@ -180,7 +180,7 @@ fn an_answer_out_of_order_is_not_believed_and_a_lost_worker_takes_all_steps_alon
     let mut bench = joined(config());
     submit(&mut bench, 1, prompt(100, 6), 4);
     let id = bench.steps[1].id;
-    bench.event(Event::StepFinished(StepResult { step: id, tokens: vec![50], ends: vec![1] }));
+    bench.event(Event::StepFinished(StepResult { step: id, tokens: vec![50], ends: vec![1], ..StepResult::default() }));
     assert_eq!((bench.resets, bench.tokens.len()), (1, 0));
     bench.event(Event::WorkerJoined);
     assert_eq!(parts(&bench).len(), 2, "everything starts over");

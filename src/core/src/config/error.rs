@@ -1,5 +1,6 @@
 //! Settings under which no core can work.
 
+use crate::h2o::SettingsError;
 use crate::registry::{RegistryError, UnknownName};
 
 /// A setting under which no core can work.
@@ -53,6 +54,9 @@ pub enum ConfigError {
     /// A choice without parameters, such as a way to preempt, has no such name.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
+    /// A setting of eviction within a sequence is outside its range, or its block is no multiple of the KV block.
+    #[error(transparent)]
+    H2o(#[from] SettingsError),
     /// More tiers than a core can have.
     #[error("there are {n} tiers; there can be at most {max}")]
     TooManyTiers {

@@ -116,6 +116,19 @@ impl Notation<super::Preemption> for Plain {
     }
 }
 
+impl Notation<crate::h2o::Mode> for Plain {
+    const KIND: Kind = Kind::Text;
+    const EXPECTED: &'static str = "a name";
+
+    fn show(value: &crate::h2o::Mode) -> String {
+        value.name().into()
+    }
+
+    fn parse(text: &str) -> Result<Option<crate::h2o::Mode>, ConfigError> {
+        Ok(Some(text.parse()?))
+    }
+}
+
 impl Notation<Vec<super::TierConfig>> for Plain {
     const KIND: Kind = Kind::Text;
     const EXPECTED: &'static str = "tiers part by part, not as text";

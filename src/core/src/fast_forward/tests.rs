@@ -80,7 +80,7 @@ fn run(config: Config, requests: &[(u64, Request)], fast_forwards: bool) -> (Vec
                         *end += u32::from(seq.sample);
                         Some(*end)
                     });
-                    let answer = StepResult { step: step.id, ends: ends.collect(), tokens };
+                    let answer = StepResult { step: step.id, ends: ends.collect(), tokens, ..StepResult::default() };
                     core.handle(now_ns, Event::StepFinished(answer), &mut actions);
                 }
             }

@@ -124,7 +124,7 @@ fn scenario_009_impossible_claims_are_rejected() {
     let mut rig = Driver::new(config());
     rig.submit(1, text(1, 20), 1);
     let step = rig.step().unwrap().id;
-    rig.event(Event::StepFinished(StepResult { step, tokens: vec![1, 2], ends: vec![2] }));
+    rig.event(Event::StepFinished(StepResult { step, tokens: vec![1, 2], ends: vec![2], ..StepResult::default() }));
     assert_eq!((rig.resets, rig.stats().held_blocks, rig.usable()), (1, 0, 100));
     rig.join();
     rig.run_to_end();

@@ -1,0 +1,74 @@
+//! State of one sequence under eviction: scores, holes, and the token steps since the last plan.
+
+use trunkline_port::{RequestId, ScoreKind};
+
+use super::plan::{Holes, Plan, plan};
+use super::scores::{Scores, sound};
+use super::settings::Settings;
+use super::{Needs, Rows, Scorer};
+
+/// Scores, holes and age of the last plan of one sequence. A sequence whose KV is computed again starts with a new state; a sequence
+/// swapped out and in keeps its state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    scores: Scores,
+    holes: Holes,
+    steps: u32,
+    /// Scores of the last step by planner block; kept for its memory.
+    step: Vec<f32>,
+}
+
+impl State {
+    /// Creates the state of a sequence without KV. The first plan is due an interval after the first decode step, or with the first
+    /// one if the scorer needs no decode steps ([`Needs::waits_for_decodes`]).
+    pub fn new(needs: &Needs) -> Self {
+        Self { steps: if needs.waits_for_decodes() { 0 } else { u32::MAX }, ..Self::default() }
+    }
+
+    /// Takes in the scores of a step: `reported` has one number for each KV block of `kv_block` tokens with a position of the
+    /// sequence, from `rows` scored rows. Scores of a planner block are the sum, or with [`ScoreKind::Max`] the maximum, of the scores
+    /// of its KV blocks.
+    pub fn report(&mut self, scorer: &dyn Scorer, settings: &Settings, reported: &[f32], kv_block: u32, rows: Rows) {
+        let per_block = (settings.block_tokens / kv_block.max(1)).max(1) as usize;
+        let kind = scorer.needs().kind;
+        let fold = |scores: &[f32]| match kind {
+            ScoreKind::Mean => scores.iter().copied().map(sound).sum(),
+            ScoreKind::Max => scores.iter().copied().map(sound).fold(0.0, f32::max),
+        };
+        self.step.clear();
+        self.step.extend(reported.chunks(per_block).map(fold));
+        scorer.observe(&mut self.scores, &self.step, rows);
+    }
+
+    /// Counts token steps: one for each decoded token, also if the step reported no scores.
+    pub fn count_steps(&mut self, steps: u32) {
+        self.steps = self.steps.saturating_add(steps);
+    }
+
+    /// Makes a plan if one is due for a sequence of `tokens` tokens, and begins a new interval. The plan changes nothing before
+    /// [`Self::apply`].
+    pub fn plan(&mut self, scorer: &dyn Scorer, settings: &Settings, request: RequestId, tokens: u32) -> Option<Plan> {
+        if !settings.is_due(tokens, self.steps) {
+            return None;
+        }
+        self.steps = 0;
+        Some(plan(settings, tokens, &self.holes, |block| scorer.rank(&self.scores, request, block)))
+    }
+
+    /// Makes holes of the positions dropped by an applied plan. `settings` MUST be those of the plan.
+    pub fn apply(&mut self, settings: &Settings, plan: &Plan) {
+        for positions in &plan.drops {
+            self.holes.drop_positions(positions, settings.block_tokens);
+        }
+    }
+
+    /// Returns the scores by planner block.
+    pub fn scores(&self) -> &Scores {
+        &self.scores
+    }
+
+    /// Returns the blocks dropped so far.
+    pub fn holes(&self) -> &Holes {
+        &self.holes
+    }
+}

@@ -1,0 +1,164 @@
+//! Tests of the scorers, and of the state of a sequence from the first report to the holes.
+
+use super::*;
+
+const REQUEST: RequestId = RequestId(7);
+
+/// 16 tokens in a block, a KV block of 4, floors of one block each, one of two kept.
+fn small() -> Settings {
+    let target = Target::Adaptive { lossy_ratio: 2.0 };
+    Settings { block_tokens: 16, sink_tokens: 16, recent_tokens: 16, trigger_tokens: 64, target, ..Settings::default() }
+}
+
+fn scorer(spec: &str) -> Box<dyn Scorer> {
+    REGISTRY.make(spec, small()).unwrap()
+}
+
+/// Makes the plan of a sequence of 96 tokens (6 blocks, 3 to keep) after one report.
+fn planned(spec: &str, reported: &[f32], rows: Rows) -> Plan {
+    let (scorer, settings) = (scorer(spec), small());
+    let mut state = State::new(&scorer.needs());
+    state.report(&*scorer, &settings, reported, 4, rows);
+    state.count_steps(settings.interval_steps);
+    state.plan(&*scorer, &settings, REQUEST, 96).unwrap()
+}
+
+/// Returns the only block kept beside the floors, 0 and 5.
+fn middle(plan: &Plan) -> u32 {
+    let blocks: Vec<u32> = plan.reserve.iter().flat_map(|range| range.start / 16..range.end / 16).collect();
+    let middle: Vec<u32> = blocks.into_iter().filter(|block| ![0, 5].contains(block)).collect();
+    assert_eq!(middle.len(), 1, "{plan:?}");
+    middle[0]
+}
+
+/// Scores of 24 KV blocks: 0 but for a few.
+fn reported(scores: &[(usize, f32)]) -> Vec<f32> {
+    let mut out = vec![0.0; 24];
+    scores.iter().for_each(|(at, score)| out[*at] = *score);
+    out
+}
+
+#[test]
+fn scores_of_kv_blocks_are_summed_and_maxima_are_not() {
+    // Block 1 has four KV blocks of 0.1, block 3 one of 0.3.
+    let scores = reported(&[(4, 0.1), (5, 0.1), (6, 0.1), (7, 0.1), (12, 0.3)]);
+    let decode = Rows { n: 1, prefill: false };
+    assert_eq!(middle(&planned("h2o", &scores, decode)), 1);
+    assert_eq!(middle(&planned("tova", &scores, decode)), 1);
+    assert_eq!(middle(&planned("hmax", &scores, decode)), 3);
+    assert_eq!(middle(&planned("snapkv", &scores, Rows { n: 32, prefill: true })), 1);
+    assert_eq!(middle(&planned("streaming", &scores, decode)), 4);
+}
+
+#[test]
+fn a_score_of_a_kv_block_that_is_no_number_does_not_spoil_its_neighbours() {
+    let scores = reported(&[(4, f32::NAN), (5, 0.4), (9, -5.0), (10, 0.3), (11, 0.3)]);
+    assert_eq!(middle(&planned("h2o", &scores, Rows { n: 1, prefill: false })), 2);
+    let scores = reported(&[(4, f32::NAN), (5, 0.8), (10, 0.3), (11, 0.3)]);
+    assert_eq!(middle(&planned("h2o", &scores, Rows { n: 1, prefill: false })), 1);
+}
+
+#[test]
+fn scorers_differ_in_the_steps_they_remember() {
+    let middle_after = |spec: &str, steps: &[(f32, f32)]| {
+        let (scorer, settings) = (scorer(spec), small());
+        let mut state = State::new(&scorer.needs());
+        for (first, third) in steps {
+            state.report(
+                &*scorer,
+                &settings,
+                &reported(&[(4, *first), (12, *third)]),
+                4,
+                Rows { n: 1, prefill: false },
+            );
+        }
+        state.count_steps(16);
+        middle(&state.plan(&*scorer, &settings, REQUEST, 96).unwrap())
+    };
+    let faded = [(0.9, 0.0), (0.1, 0.2), (0.1, 0.2)];
+    assert_eq!(middle_after("h2o", &faded), 1, "0.9 * 0.81 + 0.19 * 0.1 is above 0.19 * 0.2");
+    assert_eq!(middle_after("hmax", &faded), 1);
+    assert_eq!(middle_after("tova", &faded), 3);
+    let long_ago: Vec<(f32, f32)> = std::iter::once((0.9, 0.0)).chain([(0.0, 0.1); 40]).collect();
+    assert_eq!(middle_after("h2o", &long_ago), 3);
+    assert_eq!(middle_after("hmax", &long_ago), 1);
+}
+
+#[test]
+fn a_window_of_the_prompt_over_two_chunks_counts_every_row_alike() {
+    let (scorer, settings) = (scorer("snapkv:rows=32"), small());
+    let needs = scorer.needs();
+    // A prompt of 96 tokens in chunks of 80 and 16: 16 rows of each are in the window.
+    assert_eq!(
+        [needs.rows_of_chunk(0, 64, 96), needs.rows_of_chunk(0, 80, 96), needs.rows_of_chunk(80, 16, 96)],
+        [0, 16, 16]
+    );
+    assert_eq!([needs.rows_of_chunk(0, 20, 20), needs.rows_of_chunk(64, 32, 96)], [20, 32]);
+    let mut state = State::new(&needs);
+    state.report(&*scorer, &settings, &reported(&[(4, 0.5)]), 4, Rows { n: 24, prefill: true });
+    state.report(&*scorer, &settings, &reported(&[(12, 0.9)]), 4, Rows { n: 8, prefill: true });
+    assert_eq!(state.scores().as_slice(), [0.0, 12.0, 0.0, 7.2, 0.0, 0.0]);
+    // A decoded block that no prompt row read ranks above every block of the prompt.
+    let plan = plan(&settings, 128, &Holes::default(), |block| scorer.rank(state.scores(), REQUEST, block));
+    assert_eq!(plan.reserve, [0..32, 96..128]);
+}
+
+#[test]
+fn all_rows_of_a_prompt_are_scored_for_hmax_and_none_for_h2o() {
+    assert_eq!(scorer("hmax").needs().rows_of_chunk(512, 256, 4096), 256);
+    assert_eq!(scorer("h2o").needs().rows_of_chunk(512, 256, 768), 0);
+    assert_eq!(scorer("tova").needs().rows_of_chunk(512, 256, 768), 1);
+    assert_eq!(scorer("tova").needs().rows_of_chunk(512, 256, 769), 0, "the last row is in the next chunk");
+}
+
+#[test]
+fn random_depends_on_seed_request_and_block_alone() {
+    let ranks = |spec: &str, request: u64| -> Vec<f32> {
+        let scores = Scores::default();
+        (0..64).map(|block| scorer(spec).rank(&scores, RequestId(request), block)).collect()
+    };
+    assert_eq!(ranks("random", 1), ranks("random:seed=0", 1));
+    assert_ne!(ranks("random", 1), ranks("random", 2));
+    assert_ne!(ranks("random", 1), ranks("random:seed=1", 1));
+    let mean = ranks("random", 1).iter().sum::<f32>() / 64.0;
+    assert!((0.35..0.65).contains(&mean), "{mean}");
+}
+
+#[test]
+fn the_first_plan_waits_for_an_interval_only_if_the_scorer_needs_decode_steps() {
+    for (spec, at_once) in
+        [("h2o", false), ("streaming", true), ("snapkv", true), ("tova", true), ("hmax", true), ("random", true)]
+    {
+        let (scorer, settings) = (scorer(spec), small());
+        let mut state = State::new(&scorer.needs());
+        assert_eq!(state.plan(&*scorer, &settings, REQUEST, 96).is_some(), at_once, "{spec}");
+        state.count_steps(15);
+        assert!(state.plan(&*scorer, &settings, REQUEST, 111).is_none(), "{spec}");
+        state.count_steps(1);
+        assert!(state.plan(&*scorer, &settings, REQUEST, 112).is_some(), "{spec}");
+    }
+    assert_eq!(REGISTRY.names().count(), 6, "every scorer is in the list above");
+}
+
+#[test]
+fn a_sequence_under_repeated_plans_stays_within_a_block_of_the_target() {
+    let settings = Settings { target: Target::Adaptive { lossy_ratio: 4.0 }, ..small() };
+    for entry in REGISTRY.entries() {
+        let scorer = REGISTRY.make(entry.name, settings).unwrap();
+        let mut state = State::new(&scorer.needs());
+        let mut gone: Vec<u32> = Vec::new();
+        for tokens in 256..768u32 {
+            let scores: Vec<f32> = (0..tokens.div_ceil(4)).map(|n| (n * 7 % 13) as f32).collect();
+            state.report(&*scorer, &settings, &scores, 4, Rows { n: 1, prefill: false });
+            state.count_steps(1);
+            if let Some(plan) = state.plan(&*scorer, &settings, REQUEST, tokens) {
+                state.apply(&settings, &plan);
+                let (held, target) = (state.holes().held_tokens(tokens, 16), tokens.div_ceil(4));
+                assert!(held >= target && held < target + 16, "{}: {held} of {tokens}", entry.name);
+            }
+            assert!(gone.iter().all(|block| state.holes().contains(*block)), "{}: a block came back", entry.name);
+            gone = (0..tokens / 16).filter(|block| state.holes().contains(*block)).collect();
+        }
+        assert!(gone.len() >= 28, "{}: {gone:?}", entry.name);
+    }
+}
