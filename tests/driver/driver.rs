@@ -132,7 +132,7 @@ impl Driver {
         // A request with a long prefix takes the last blocks of a window alone: those before it may be gone for a shorter prefix. A
         // request that dropped blocks publishes no more.
         found.counts =
-            config.h2o == h2o::Mode::Off && !config.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
+            config.h2o.mode == h2o::Mode::Off && !config.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
         Self {
             worker: OracleWorker::new(&config, seed),
             core: Core::new(config).expect("the limits are within their ranges"),

@@ -254,14 +254,14 @@ fn divide_layers(seed: u64, config: &mut Config) {
     config.tiers.clear();
     config.host_blocks = 0;
     let size = config.block_size;
-    config.h2o = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
-    config.h2o_scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
-    config.h2o_ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
-    config.h2o_sink = pick(&mut rng, &[0, 1, size]);
-    config.h2o_recent = pick(&mut rng, &[0, 1, 2 * size]);
-    config.h2o_block = pick(&mut rng, &[0, size, 3 * size]);
-    config.h2o_trigger = pick(&mut rng, &[0, 1, 30]);
-    config.h2o_interval = pick(&mut rng, &[1, 3, 16]);
+    config.h2o.mode = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
+    config.h2o.scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
+    config.h2o.ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
+    config.h2o.sink = pick(&mut rng, &[0, 1, size]);
+    config.h2o.recent = pick(&mut rng, &[0, 1, 2 * size]);
+    config.h2o.block = pick(&mut rng, &[0, size, 3 * size]);
+    config.h2o.trigger = pick(&mut rng, &[0, 1, 30]);
+    config.h2o.interval = pick(&mut rng, &[1, 3, 16]);
 }
 
 fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
@@ -602,7 +602,7 @@ impl Run {
             self.outcome.reused_ids += 1;
             request.id = RequestId(*id);
         }
-        if self.driver.core.config().h2o != h2o::Mode::Off {
+        if self.driver.core.config().h2o.mode != h2o::Mode::Off {
             let modes = [None, None, Some(h2o::Mode::Off), Some(h2o::Mode::Probe), Some(h2o::Mode::On)];
             request.h2o = modes[n as usize % modes.len()];
         }

@@ -1,16 +1,17 @@
 //! Limits a core works under, checked once, and the table of settings from which commands make flags and keys.
 
 mod error;
+mod h2o;
 mod table;
 
 use serde::{Deserialize, Serialize};
 use trunkline_port::Keeps;
 
 pub use self::error::ConfigError;
+pub use self::h2o::H2oConfig;
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 use crate::eviction::{self, Eviction};
-use crate::h2o;
 use crate::policy::{self, Policy};
 use crate::registry::{UnknownName, choose};
 use crate::tier::TIERS_MAX;
@@ -137,37 +138,11 @@ settings! {
         /// in one pool.
         groups: Vec<Keeps> { default: Vec::new(), recorded: unless_default }
 
-        /// Eviction within a sequence (H2O): `off`, `probe` to plan and count alone, or `on` to drop blocks hardly read by attention, in
-        /// the layer groups that evict.
+        /// Eviction within a sequence (H2O): `off`, `probe` to plan and count alone, or `on` to drop blocks hardly read by attention in
+        /// the layer groups that evict, with settings as in `on:ratio=4,recent=128`.
         ///
         /// A request may ask for another mode: [`crate::Request::h2o`].
-        h2o: h2o::Mode { default: h2o::Mode::Off, value: "MODE", recorded: unless_default }
-
-        /// Way to rank the blocks of a sequence, for `--h2o`; an unknown name lists all.
-        ///
-        /// A name in [`h2o::REGISTRY`]; for parameters see [`crate::spec`].
-        h2o_scorer: String { default: "h2o".into(), value: "NAME", recorded: unless_default }
-
-        /// Tokens of a sequence for each token kept in the layer groups that evict: 6 keeps a sixth.
-        h2o_ratio: f64 { default: 6.0, range: 1.0..=64.0, value: "RATIO", recorded: unless_default }
-
-        /// First tokens of a sequence that are never dropped, in whole blocks.
-        h2o_sink: u32 { default: 32, range: 0..=1 << 24, value: "TOKENS", recorded: unless_default }
-
-        /// Last tokens of a sequence that are never dropped, in whole blocks.
-        h2o_recent: u32 { default: 256, range: 0..=1 << 24, value: "TOKENS", recorded: unless_default }
-
-        /// Tokens kept or dropped together, a multiple of `--block-size`; 0 is one block.
-        h2o_block: u32 { default: 0, range: 0..=4096, value: "TOKENS", recorded: unless_default }
-
-        /// Length of a sequence from which on tokens are dropped.
-        h2o_trigger: u32 { default: 512, range: 0..=1 << 24, value: "TOKENS", recorded: unless_default }
-
-        /// Tokens generated between two plans of a sequence, at least.
-        h2o_interval: u32 { default: 16, range: 1..=65_536, value: "TOKENS", recorded: unless_default }
-
-        /// Weight of the past in the moving average of scores.
-        h2o_alpha: f64 { default: 0.9, range: 0.0..=1.0, value: "WEIGHT", recorded: unless_default }
+        h2o: H2oConfig { default: H2oConfig::default(), value: "MODE", recorded: unless_default }
 
         /// Prompt and generated tokens of one request, at most.
         max_context: u32 { default: 1 << 20, range: 2..=TOKENS_MAX }
@@ -307,32 +282,9 @@ impl Config {
             let (logits, size) = (self.max_step_logits, self.max_batch_size);
             return Err(ConfigError::StepLogitsBelowSize { logits, size });
         }
-        self.h2o_settings().validate(self.block_size)?;
-        self.make_scorer()?;
+        self.h2o.validate(self.block_size)?;
         self.make_policy()?;
         self.make_eviction().map(|_| ())
-    }
-
-    /// Returns the settings of the planner of eviction within a sequence.
-    pub fn h2o_settings(&self) -> h2o::Settings {
-        h2o::Settings {
-            sink_tokens: self.h2o_sink,
-            recent_tokens: self.h2o_recent,
-            block_tokens: if self.h2o_block == 0 { self.block_size } else { self.h2o_block },
-            trigger_tokens: self.h2o_trigger,
-            interval_steps: self.h2o_interval,
-            alpha: self.h2o_alpha as f32,
-            target: h2o::Target::Adaptive { lossy_ratio: self.h2o_ratio as f32 },
-        }
-    }
-
-    /// Makes the scorer named by `h2o_scorer`, with its parameters.
-    ///
-    /// # Errors
-    ///
-    /// If no scorer has the name, or a parameter is unknown or outside its range.
-    pub fn make_scorer(&self) -> Result<Box<dyn h2o::Scorer>, ConfigError> {
-        Ok(h2o::REGISTRY.make(&self.h2o_scorer, self.h2o_settings())?)
     }
 
     fn check_groups(&self) -> Result<(), ConfigError> {

@@ -1,11 +1,11 @@
 //! Blocks of the layer groups after the first.
 //!
 //! The tree holds the blocks of the first group, which keeps every position. For each block published there, this table holds the
-//! blocks with the KV of the same tokens in the other groups. They have readers of their own: a sequence that dropped the positions in
-//! a group reads the block no more, and still reads the block of the first group. A block without readers stays for later prefix
-//! hits until memory is needed; the one that lost its last reader first goes first.
+//! blocks with the KV of the same tokens in the other groups. These blocks have readers of their own: a sequence that dropped the
+//! positions in a group reads the group's block no more, and still reads the block of the first group. A block without readers stays
+//! for later prefix hits until memory is needed; of several, the first to lose its readers goes first.
 //!
-//! The table knows neither hashes nor tokens: the tree verified them for the block of the first group.
+//! The table knows neither hashes nor tokens: the tree verified both for the block of the first group.
 
 use std::collections::VecDeque;
 

@@ -120,7 +120,7 @@ pub mod tree;
 mod victims;
 pub mod waiting;
 
-pub use crate::config::{Config, ConfigError, Preemption, TierConfig, Write};
+pub use crate::config::{Config, ConfigError, H2oConfig, Preemption, TierConfig, Write};
 pub use crate::core::{Core, WORKER_FAILURES_MAX};
 pub use crate::event::{Action, Event};
 pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadyStep};

@@ -32,9 +32,9 @@ impl Planners {
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
         Ok(Self {
-            default: config.h2o,
-            settings: config.h2o_settings(),
-            scorer: config.make_scorer()?,
+            default: config.h2o.mode,
+            settings: config.h2o.settings(config.block_size),
+            scorer: config.h2o.make_scorer(config.block_size)?,
             groups: config.groups.iter().skip(1).enumerate().filter_map(evicts).collect(),
             block_size: config.block_size,
             is_used: false,

@@ -23,6 +23,7 @@ use crate::sequence::{Phase, Sequence};
 use crate::state::State;
 use crate::step::{Step, StepSeq};
 use crate::steps::Part;
+use crate::waiting::Waiting;
 use crate::{loading, swap};
 
 /// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
@@ -281,20 +282,13 @@ impl Scheduler {
             step.tokens.extend_from_slice(&seq.tokens()[range]);
         }
         let (blocks_at, table_sent) = (step.blocks.len() as u32, seq.mirror.table_sent);
-        for handle in &seq.table[table_sent as usize..] {
-            debug_assert!(kv.tree.pool().is_current(*handle));
-            step.blocks.push(handle.index);
-        }
+        debug_assert!(seq.table.iter().all(|block| kv.tree.pool().is_current(*block)));
+        step.blocks.extend(seq.table[table_sent as usize..].iter().map(|block| block.index));
         let drops_at = step.drops.len() as u32;
         if kv.groups.n() > 0 {
             add_groups(seq, start, step);
         }
-        // A tenant pays for its prompt once, preempted or not, and not for cached tokens.
-        let end = (planned + n_tokens).min(seq.prompt_tokens);
-        if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
-            waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
-            seq.cold.history.charged_tokens = end;
-        }
+        charge(waiting, seq, n_tokens);
         let part = StepSeq {
             request: seq.id,
             slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
@@ -322,6 +316,17 @@ impl Scheduler {
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
         self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, n_scores, scored_rows, sample, decodes });
+    }
+}
+
+/// Charges the tenant of a sequence for the part of the prompt that a step runs: once, preempted or not, and not for cached tokens.
+#[inline(always)]
+fn charge(waiting: &mut Waiting, seq: &mut Sequence, n_tokens: u32) {
+    let planned = seq.planned();
+    let end = (planned + n_tokens).min(seq.prompt_tokens);
+    if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
+        waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
+        seq.cold.history.charged_tokens = end;
     }
 }
 

@@ -1,7 +1,7 @@
 //! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
 //! have them.
 
-use trunkline_core::{Config, Keeps, Namespace, Request, RequestId, h2o};
+use trunkline_core::{Config, H2oConfig, Keeps, Namespace, Request, RequestId, h2o};
 use trunkline_driver::Driver;
 
 /// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
@@ -24,12 +24,15 @@ fn prompt(n: u32) -> Vec<u32> {
 /// Keeps a third of each sequence of 24 tokens and more in the groups that evict, without the first and the last 4 tokens.
 fn third(groups: &[Keeps], device_blocks: u32) -> Config {
     Config {
-        h2o: h2o::Mode::On,
-        h2o_ratio: 3.0,
-        h2o_sink: 4,
-        h2o_recent: 4,
-        h2o_trigger: 24,
-        h2o_interval: 2,
+        h2o: H2oConfig {
+            mode: h2o::Mode::On,
+            ratio: 3.0,
+            sink: 4,
+            recent: 4,
+            trigger: 24,
+            interval: 2,
+            ..H2oConfig::default()
+        },
         ..config(groups, device_blocks)
     }
 }
@@ -128,7 +131,7 @@ fn a_shared_block_loses_a_reader_and_no_contents() {
 #[test]
 fn a_probe_counts_and_drops_nothing() {
     let mut probe = third(&[Keeps::All, Keeps::Scored], 20);
-    probe.h2o = h2o::Mode::Probe;
+    probe.h2o.mode = h2o::Mode::Probe;
     let mut driver = Driver::with_content(probe, 1);
     driver.join();
     driver.submit(1, prompt(40), 8);

@@ -57,6 +57,22 @@ pub enum ConfigError {
     /// A setting of eviction within a sequence is outside its range, or its block is no multiple of the KV block.
     #[error(transparent)]
     H2o(#[from] SettingsError),
+    /// A value of `h2o` that is no number.
+    #[error("h2o {key} is '{value}'; give a number")]
+    MalformedH2o {
+        /// Key of the value.
+        key: String,
+        /// Text that was given.
+        value: String,
+    },
+    /// A key of `h2o` that does not exist.
+    #[error("unknown h2o setting '{key}'; there are: {keys}")]
+    UnknownH2o {
+        /// Key that was given.
+        key: String,
+        /// All keys.
+        keys: String,
+    },
     /// More tiers than a core can have.
     #[error("there are {n} tiers; there can be at most {max}")]
     TooManyTiers {

@@ -116,15 +116,15 @@ impl Notation<super::Preemption> for Plain {
     }
 }
 
-impl Notation<crate::h2o::Mode> for Plain {
+impl Notation<super::H2oConfig> for Plain {
     const KIND: Kind = Kind::Text;
-    const EXPECTED: &'static str = "a name";
+    const EXPECTED: &'static str = "a mode";
 
-    fn show(value: &crate::h2o::Mode) -> String {
-        value.name().into()
+    fn show(value: &super::H2oConfig) -> String {
+        value.to_string()
     }
 
-    fn parse(text: &str) -> Result<Option<crate::h2o::Mode>, ConfigError> {
+    fn parse(text: &str) -> Result<Option<super::H2oConfig>, ConfigError> {
         Ok(Some(text.parse()?))
     }
 }
