@@ -119,7 +119,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         WorkerKind::Null { step } => null(&settings, engines.workers(), step)?,
     };
     let name = backend.model.name.clone();
-    let kv_bytes = u64::from(config.device_blocks) * u64::from(config.block_size) * backend.model.kv_bytes_per_token;
+    let kv_bytes = u64::from(config.device_blocks) * backend.model.block_bytes(config.block_size);
     let network = settings.network.clone();
     let mut options = Options {
         cluster: engines.cluster(&config),
@@ -160,7 +160,7 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let model = model.with_kv_dtype(kv_dtype(settings)?);
-    let config = limits(settings, model.kv_bytes_per_token(), model.config().max_context)?;
+    let config = limits(settings, model.info().block_bytes(1), model.config().max_context)?;
     let mut config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
     let rotation = rotation(&model);
@@ -192,7 +192,7 @@ fn stores(
 fn rotation(model: &Model) -> Vec<Vec<u64>> {
     let turns = |radians: &f32| (f64::from(*radians) / TAU * 2f64.powi(64)) as u64;
     let layer: Vec<u64> = model.rotary_frequencies().iter().map(turns).collect();
-    vec![layer; model.config().n_layers as usize]
+    vec![layer; model.info().block_layers() as usize]
 }
 
 /// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.
@@ -202,7 +202,7 @@ fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(
         None => Tokenizer::bytes(),
     };
     let model = NullWorker::info(tokenizer.vocab_size());
-    let mut config = limits(settings, model.kv_bytes_per_token, model.max_context)?;
+    let mut config = limits(settings, model.block_bytes(1), model.max_context)?;
     let stores = stores(settings, &mut config, &model, workers, None)?;
     Ok((config, Backend { stores, ..null_backend(model, tokenizer, step) }))
 }
@@ -317,11 +317,11 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the core's limits, checked.
+/// Returns the core's limits, checked. A token takes `token_bytes` in a block.
 ///
 /// # Errors
 /// If a setting is malformed or outside its range.
-fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> anyhow::Result<Config> {
+fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Result<Config> {
     if let Some(text) = settings.core.text(TARGET_STEP) {
         let ms: f64 = text.parse().with_context(|| format!("target_step_ms is '{text}'; give a number"))?;
         ensure!(
@@ -338,7 +338,7 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
     // A number of blocks follows only from a block size within its range.
     config.validate()?;
     if !settings.core.has("device_blocks") {
-        config.device_blocks = device_blocks(config.block_size, kv_bytes_per_token);
+        config.device_blocks = device_blocks(config.block_size, token_bytes);
         config.validate()?;
     }
     Ok(config)
@@ -346,7 +346,7 @@ fn limits(settings: &Settings, kv_bytes_per_token: u64, max_context: u32) -> any
 
 /// Fills in the estimated costs of swapping and recomputing on the embedded worker; the scheduler only compares the two.
 fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
-    let block_bytes = u64::from(config.block_size) * model.kv_bytes_per_token();
+    let block_bytes = model.info().block_bytes(config.block_size);
     let shape = model.config();
     let (hidden, head_dim) = (u64::from(shape.hidden_size), u64::from(shape.head_dim));
     let heads = 2 * u64::from(shape.n_heads) + 2 * u64::from(shape.n_kv_heads);
@@ -358,10 +358,10 @@ fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
     Config { swap_block_ns: ns(block_bytes, COPY_BYTES_PER_S), recompute_token_ns: ns(multiply_adds, per_s), ..config }
 }
 
-/// Returns the default number of KV blocks.
-fn device_blocks(block_size: u32, kv_bytes_per_token: u64) -> u32 {
+/// Returns the default number of KV blocks, in which a token takes `token_bytes`.
+fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
     let block_size = u64::from(block_size);
-    let blocks = KV_BYTES_DEFAULT / (block_size * kv_bytes_per_token).max(1);
+    let blocks = KV_BYTES_DEFAULT / (block_size * token_bytes).max(1);
     blocks.min(DEVICE_BLOCKS_DEFAULT_MAX).max(KV_TOKENS_DEFAULT_MIN.div_ceil(block_size)) as u32
 }
 

@@ -29,10 +29,28 @@ pub struct ModelInfo {
     pub head_dim: u32,
     /// Element type of the KV cache, for example `f32`. KV of different types is never shared.
     pub kv_dtype: String,
-    /// Size of one token's keys and values in all layers, in bytes.
+    /// Memory of one token in the blocks of all layer groups, in bytes: keys and values of all layers, and what groups smaller than the
+    /// largest leave unused.
     pub kv_bytes_per_token: u64,
     /// Layer groups. Empty for a model whose layers all keep every token: one group then.
     pub groups: Vec<LayerGroup>,
+}
+
+impl ModelInfo {
+    /// Returns the number of layer groups, at least 1.
+    pub fn n_groups(&self) -> u32 {
+        self.groups.len().max(1) as u32
+    }
+
+    /// Returns the number of layers in the largest group: every block has room for as many.
+    pub fn block_layers(&self) -> u32 {
+        self.groups.iter().map(|group| group.layers.len() as u32).max().unwrap_or(self.n_layers)
+    }
+
+    /// Returns the size of a block of `block_size` tokens, in bytes.
+    pub fn block_bytes(&self, block_size: u32) -> u64 {
+        self.kv_bytes_per_token / u64::from(self.n_groups()) * u64::from(block_size)
+    }
 }
 
 /// Layers that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and [`crate::Step::blocks`] number the
@@ -57,4 +75,20 @@ pub enum Keeps {
     Window(u32),
     /// All positions, until the core drops blocks that attention hardly reads.
     Scored,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_layers_of_the_largest_group() {
+        let whole = ModelInfo { n_layers: 5, kv_bytes_per_token: 500, ..ModelInfo::default() };
+        assert_eq!((whole.n_groups(), whole.block_layers(), whole.block_bytes(16)), (1, 5, 8000));
+        let group = |layers: &[u32]| LayerGroup { layers: layers.to_vec(), keeps: Keeps::All };
+        // Two blocks of three layers each: 600 bytes for a token.
+        let groups = vec![group(&[0, 2, 4]), group(&[1, 3])];
+        let split = ModelInfo { groups, kv_bytes_per_token: 600, ..whole };
+        assert_eq!((split.n_groups(), split.block_layers(), split.block_bytes(16)), (2, 3, 4800));
+    }
 }

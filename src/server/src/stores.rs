@@ -50,7 +50,7 @@ pub fn layout(model: &ModelInfo, block_size: u32) -> BlockLayout {
     let narrow = |n: u32| u16::try_from(n).ok();
     let shape = || {
         Some(trunkline_store::Shape {
-            layers: narrow(model.n_layers)?,
+            layers: narrow(model.block_layers())?,
             tokens: narrow(block_size)?,
             heads: narrow(model.n_kv_heads)?,
             head_dim: narrow(model.head_dim)?,
@@ -59,7 +59,7 @@ pub fn layout(model: &ModelInfo, block_size: u32) -> BlockLayout {
     BlockLayout {
         dtype: model.kv_dtype.clone(),
         shape: shape().filter(|shape| shape.elements().is_some_and(|elements| elements > 0)),
-        block_bytes: (model.kv_bytes_per_token * u64::from(block_size)).max(1) as usize,
+        block_bytes: model.block_bytes(block_size).max(1) as usize,
         block_size,
         frequencies: None,
     }

@@ -1,30 +1,30 @@
 //! Causal grouped-query attention over the paged cache.
 //!
-//! A query reads all positions up to the query's own in spans of [`SPAN`], aligned to position 0, and keeps a running maximum and a
-//! running sum of the softmax (Milakov and Gimelshein 2018), so memory does not grow with the context. The terms of each sum and
-//! the order of the terms depend on the query's position alone: not on the chunks of the prompt, not on the queries computed beside
-//! the query, not on the block size.
+//! A query reads all visible positions up to the query's own, or the last ones of a window, in spans of [`SPAN`], aligned to index 0 (see
+//! [`crate::table`]), and keeps a running maximum and a running sum of the softmax (Milakov and Gimelshein 2018), so memory does not grow
+//! with the context. The terms of each sum and the order of the terms depend on the query's position and on the visible positions alone:
+//! not on the chunks of the prompt, not on the queries computed beside the query, not on the block size.
 //!
 //! Queries of neighbouring positions and of the heads sharing a KV head form a tile; a tile reads keys and values once.
 
 use std::ops::Range;
 
 use crate::config::ModelConfig;
+use crate::groups::Place;
 use crate::kernel::{LANES, ROWS, accumulate, exp, max_lanes, sum_lanes, vectorised};
 use crate::kv::BlockView;
+use crate::scores::{Collector, Pieces, SPAN, ScoredRows, Scores};
+use crate::table::Table;
 use crate::threads::Threads;
-
-/// Positions between two updates of the running maximum. A multiple of [`LANES`].
-const SPAN: usize = 64;
 
 /// Queries in a tile, if no KV head has a wider group of heads: the scores and sums of a tile stay in the first-level cache.
 const TILE_QUERIES: usize = 24;
 
-/// Rows of a sequence in a batch, and the block table of the sequence.
-#[derive(Clone, Copy, Debug)]
+/// Rows of a sequence in a batch, and the block tables of the sequence.
+#[derive(Clone, Debug)]
 pub(crate) struct Sequence<'a> {
-    /// Block table of the sequence.
-    pub(crate) table: &'a [u32],
+    /// Block table of the sequence in each layer group.
+    pub(crate) tables: Vec<Table<'a>>,
     /// First row of the sequence in the batch.
     pub(crate) row: usize,
     /// Number of rows in the batch.
@@ -33,18 +33,25 @@ pub(crate) struct Sequence<'a> {
     pub(crate) position: u32,
     /// Rows at positions below this value find keys and values in the cache.
     pub(crate) write_from: u32,
+    /// Rows whose attention counts for scores.
+    pub(crate) scored: Option<ScoredRows>,
 }
 
 impl Sequence<'_> {
-    /// Returns the blocks of the table read by the rows' attention.
-    pub(crate) fn blocks_read(&self, block_size: usize) -> &[u32] {
-        &self.table[..(self.position as usize + self.n_rows).div_ceil(block_size)]
+    /// Returns the position after the last row's.
+    fn end(&self) -> usize {
+        self.position as usize + self.n_rows
     }
 
-    /// Returns the blocks of the table written with the rows' keys and values.
-    pub(crate) fn blocks_written(&self, block_size: usize) -> &[u32] {
-        let (first, end) = (self.position.max(self.write_from) as usize, self.position as usize + self.n_rows);
-        if first < end { &self.blocks_read(block_size)[first / block_size..] } else { &[] }
+    /// Returns the blocks of all tables read by the rows' attention.
+    pub(crate) fn blocks_read(&self) -> impl Iterator<Item = u32> {
+        self.tables.iter().flat_map(|table| table.read(self.end()))
+    }
+
+    /// Returns the blocks of all tables written with the rows' keys and values.
+    pub(crate) fn blocks_written(&self) -> impl Iterator<Item = u32> {
+        let first = self.position.max(self.write_from) as usize;
+        self.tables.iter().flat_map(move |table| table.written(first, self.end()))
     }
 }
 
@@ -55,6 +62,8 @@ struct Tile {
     from: usize,
     rows: usize,
     heads: Range<usize>,
+    /// Place of the tile's scores among all tiles' scores; empty if no row is scored.
+    scores: Range<usize>,
 }
 
 /// The pieces of work of a batch. Equal in every layer.
@@ -72,15 +81,19 @@ impl<'a> Plan<'a> {
         let n_kv_heads = config.n_kv_heads as usize;
         let tile_rows = (TILE_QUERIES / config.group()).max(1);
         let mut plan = Self { sequences, config, tiles: Vec::new(), cost: 0 };
+        let mut scores = 0;
         for (sequence, seq) in sequences.iter().enumerate() {
             for from in (0..seq.n_rows).step_by(tile_rows) {
                 let rows = tile_rows.min(seq.n_rows - from);
-                if rows == 1 {
-                    // The outputs of one KV head lie together only within a row.
-                    let heads = (0..n_kv_heads).map(|head| head..head + 1);
-                    plan.tiles.extend(heads.map(|heads| Tile { sequence, from, rows, heads }));
-                } else {
-                    plan.tiles.push(Tile { sequence, from, rows, heads: 0..n_kv_heads });
+                let scored =
+                    seq.scored.as_ref().filter(|scored| from < scored.rows.end && scored.rows.start < from + rows);
+                let entries = scored.map_or(0, |scored| scored.entries);
+                // The outputs of one KV head lie together only within a row.
+                let step = if rows == 1 { 1 } else { n_kv_heads };
+                for head in (0..n_kv_heads).step_by(step) {
+                    let (heads, end) = (head..head + step, scores + entries);
+                    plan.tiles.push(Tile { sequence, from, rows, heads, scores: scores..end });
+                    scores = end;
                 }
                 plan.cost += 2 * rows * config.q_width() * (seq.position as usize + from + rows);
             }
@@ -89,58 +102,116 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Work of one thread: a tile with the memory for its outputs and scores.
+type Task<'a> = (&'a Tile, &'a mut [f32], &'a mut [f32]);
+
 /// Attention of one layer for every row of the batch.
 ///
 /// `qkv` has rows of all query heads, then all key heads, then all value heads, already rotated; keys and values are
-/// read from `kv` only. `out` has rows of all query heads.
+/// read from `kv` only. `out` has rows of all query heads. Scored rows add to `scores`, if the layer counts for scores.
 pub(crate) fn attend(
     plan: &Plan<'_>,
     kv: &BlockView<'_>,
-    layer: usize,
+    layer: Place,
     qkv: &[f32],
     out: &mut [f32],
+    scores: &mut Scores,
     threads: &Threads,
 ) {
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
-    let width = config.q_width() + 2 * config.kv_width();
-    let mut rest = out;
-    let mut tasks: Vec<(&Tile, &mut [f32])> = Vec::with_capacity(plan.tiles.len());
+    let scored = layer.scored && scores.wanted();
+    scores.tiles.clear();
+    scores.tiles.resize(plan.tiles.last().map_or(0, |tile| tile.scores.end), 0.0);
+    let (mut rest, mut rest_scores) = (out, scores.tiles.as_mut_slice());
+    let mut tasks: Vec<Task<'_>> = Vec::with_capacity(plan.tiles.len());
     for tile in &plan.tiles {
         let (mine, others) = rest.split_at_mut(tile.rows * tile.heads.len() * group * dim);
-        tasks.push((tile, mine));
-        rest = others;
+        let (my_scores, other_scores) = rest_scores.split_at_mut(tile.scores.len());
+        tasks.push((tile, mine, my_scores));
+        (rest, rest_scores) = (others, other_scores);
     }
     let per_task = tasks.len().div_ceil(16 * threads.count()).max(1);
+    let inputs = Inputs { plan, kv, layer, qkv };
     threads.chunks(&mut tasks, per_task, plan.cost, |_, tasks| {
         let mut state = State::default();
-        for (tile, out) in tasks {
-            let seq = &plan.sequences[tile.sequence];
-            for (i, head) in tile.heads.clone().enumerate() {
-                let queries = Queries {
-                    seq,
-                    kv,
-                    layer,
-                    head,
-                    qkv: &qkv[(seq.row + tile.from) * width..(seq.row + tile.from + tile.rows) * width],
-                    width,
-                    dim,
-                    group,
-                    n: tile.rows * group,
-                    position: seq.position as usize + tile.from,
-                };
-                vectorised(
-                    #[inline(always)]
-                    || queries.run(&mut state),
-                );
-                // Row r of the tile has the outputs of all its heads side by side.
-                let out_width = tile.heads.len() * group * dim;
-                for (row, sums) in out.chunks_exact_mut(out_width).zip(state.sums.chunks_exact(group * dim)) {
-                    row[i * group * dim..(i + 1) * group * dim].copy_from_slice(sums);
-                }
-            }
+        for (tile, out, scores) in tasks {
+            inputs.run_tile(tile, out, if scored { scores } else { &mut [] }, &mut state);
         }
     });
+    if scored {
+        scores.add_layer(plan.tiles.iter().map(|tile| (tile.sequence, tile.scores.clone())));
+    }
+}
+
+/// Inputs of the attention of a layer.
+struct Inputs<'a> {
+    plan: &'a Plan<'a>,
+    kv: &'a BlockView<'a>,
+    layer: Place,
+    qkv: &'a [f32],
+}
+
+impl Inputs<'_> {
+    /// Runs one tile, head by head. `scores` is empty if no row is scored.
+    fn run_tile(&self, tile: &Tile, out: &mut [f32], scores: &mut [f32], state: &mut State) {
+        let (dim, group) = (self.plan.config.head_dim as usize, self.plan.config.group());
+        for (i, head) in tile.heads.clone().enumerate() {
+            let queries = self.queries(tile, head);
+            let collector = self.collector(tile, &queries).filter(|_| !scores.is_empty());
+            vectorised(
+                #[inline(always)]
+                || {
+                    queries.run(collector.as_ref(), state);
+                    if let Some(collector) = &collector {
+                        collector.finish(&state.maxima, &state.totals, &mut state.pieces, scores);
+                    }
+                },
+            );
+            // Row r of the tile has the outputs of all its heads side by side.
+            let out_width = tile.heads.len() * group * dim;
+            for (row, sums) in out.chunks_exact_mut(out_width).zip(state.sums.chunks_exact(group * dim)) {
+                row[i * group * dim..(i + 1) * group * dim].copy_from_slice(sums);
+            }
+        }
+    }
+
+    /// Returns the queries of a tile for one KV head.
+    fn queries(&self, tile: &Tile, head: usize) -> Queries<'_> {
+        let config = self.plan.config;
+        let width = config.q_width() + 2 * config.kv_width();
+        let seq = &self.plan.sequences[tile.sequence];
+        let table = &seq.tables[self.layer.group];
+        Queries {
+            table,
+            kv: self.kv,
+            layer: self.layer.index,
+            head,
+            qkv: &self.qkv[(seq.row + tile.from) * width..(seq.row + tile.from + tile.rows) * width],
+            width,
+            dim: config.head_dim as usize,
+            group: config.group(),
+            n: tile.rows * config.group(),
+            index: table.index(seq.position as usize + tile.from),
+            window: self.layer.window.map_or(usize::MAX, |window| window as usize),
+        }
+    }
+
+    /// Returns the collector of a tile's scores, if a row of the tile is scored.
+    fn collector(&self, tile: &Tile, queries: &Queries<'_>) -> Option<Collector<'_>> {
+        let seq = &self.plan.sequences[tile.sequence];
+        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty())?;
+        let rows = scored.rows.start.saturating_sub(tile.from)..(scored.rows.end - tile.from).min(tile.rows);
+        Some(Collector {
+            table: &seq.tables[self.layer.group],
+            kind: scored.kind,
+            queries: rows.start * queries.group..rows.end * queries.group,
+            group: queries.group,
+            position: seq.position as usize + tile.from,
+            indices: queries.first() / SPAN * SPAN..queries.index + tile.rows,
+            block_size: self.kv.block_size(),
+        })
+    }
 }
 
 /// Running state of a tile from span to span, with one entry for each query.
@@ -156,11 +227,13 @@ struct State {
     totals: Vec<f32>,
     /// Keys or values of a block as F32, where the cache has another type.
     cells: Vec<f32>,
+    /// Weights to be scored.
+    pieces: Pieces,
 }
 
 /// The queries of a tile for one KV head. Query `i` is query head `i % group` of the group, at row `i / group`.
 struct Queries<'a> {
-    seq: &'a Sequence<'a>,
+    table: &'a Table<'a>,
     kv: &'a BlockView<'a>,
     layer: usize,
     head: usize,
@@ -169,13 +242,15 @@ struct Queries<'a> {
     dim: usize,
     group: usize,
     n: usize,
-    /// Position of the first row.
-    position: usize,
+    /// Index of the first row's position.
+    index: usize,
+    /// Indices read by a query, its own the last.
+    window: usize,
 }
 
 impl Queries<'_> {
     #[inline(always)]
-    fn run(&self, state: &mut State) {
+    fn run(&self, collector: Option<&Collector<'_>>, state: &mut State) {
         state.weights.resize(self.n * SPAN, 0.0);
         state.sums.clear();
         state.sums.resize(self.n * self.dim, 0.0);
@@ -183,12 +258,15 @@ impl Queries<'_> {
         state.maxima.resize(self.n, f32::NEG_INFINITY);
         state.totals.clear();
         state.totals.resize(self.n, 0.0);
-        let end = self.position + self.n / self.group;
-        for start in (0..end).step_by(SPAN) {
-            let len = SPAN.min(end - start);
-            self.score(start, len, &mut state.weights, &mut state.cells);
-            self.weigh(start, state);
-            self.add_values(start, len, state);
+        if let Some(collector) = collector {
+            collector.begin(&mut state.pieces);
+        }
+        let (first, end) = (self.first(), self.index + self.n / self.group);
+        for start in (first / SPAN * SPAN..end).step_by(SPAN) {
+            let span = first.saturating_sub(start)..SPAN.min(end - start);
+            self.score(start, span.clone(), &mut state.weights, &mut state.cells);
+            self.weigh(start, collector, state);
+            self.add_values(start, span, state);
         }
         for (sums, total) in state.sums.chunks_exact_mut(self.dim).zip(&state.totals) {
             for sum in sums {
@@ -197,27 +275,37 @@ impl Queries<'_> {
         }
     }
 
+    /// Returns the first index read by a query of the tile, rounded down to a place where the cache is read.
+    #[inline(always)]
+    fn first(&self) -> usize {
+        let first = (self.index + 1).saturating_sub(self.window);
+        // Sixteen lanes from a multiple of sixteen never leave a block whose size is one.
+        if self.kv.block_size().is_multiple_of(LANES) { first / LANES * LANES } else { first }
+    }
+
     #[inline(always)]
     fn query(&self, i: usize) -> &[f32] {
         let at = i / self.group * self.width + (self.head * self.group + i % self.group) * self.dim;
         &self.qkv[at..at + self.dim]
     }
 
-    /// Returns the number of positions seen by query `i` in the span from `start`.
+    /// Returns the positions seen by query `i` in the span from `start`, counted from there.
     #[inline(always)]
-    fn visible(&self, i: usize, start: usize) -> usize {
-        (self.position + i / self.group + 1).saturating_sub(start).min(SPAN)
+    fn visible(&self, i: usize, start: usize) -> Range<usize> {
+        let end = self.index + i / self.group + 1;
+        end.saturating_sub(self.window).saturating_sub(start)..end.saturating_sub(start).min(SPAN)
     }
 
-    /// The runs of `start .. start + len` within one block: block, offset in the block, offset in the span, length.
+    /// The runs of the indices `start + span.start .. start + span.end` within one block: block, offset in the block, offset in the span,
+    /// length.
     #[inline(always)]
-    fn runs(&self, start: usize, len: usize) -> impl Iterator<Item = (u32, usize, usize, usize)> {
+    fn runs(&self, start: usize, span: Range<usize>) -> impl Iterator<Item = (u32, usize, usize, usize)> {
         let size = self.kv.block_size();
-        let mut at = 0;
+        let mut at = span.start;
         std::iter::from_fn(move || {
-            (at < len).then(|| {
-                let (block, offset) = ((start + at) / size, (start + at) % size);
-                let run = (self.seq.table[block], offset, at, (size - offset).min(len - at));
+            (at < span.end).then(|| {
+                let offset = (start + at) % size;
+                let run = (self.table.block_at(start + at), offset, at, (size - offset).min(span.end - at));
                 at += run.3;
                 run
             })
@@ -226,9 +314,9 @@ impl Queries<'_> {
 
     /// Dot products of every query with the keys of a span. Products beyond the positions seen by a query are not used.
     #[inline(always)]
-    fn score(&self, start: usize, len: usize, scores: &mut [f32], cells: &mut Vec<f32>) {
+    fn score(&self, start: usize, span: Range<usize>, scores: &mut [f32], cells: &mut Vec<f32>) {
         let size = self.kv.block_size();
-        for (block, offset, at, run) in self.runs(start, len) {
+        for (block, offset, at, run) in self.runs(start, span) {
             let keys = self.kv.keys(self.layer, block, self.head, cells);
             if size.is_multiple_of(LANES) {
                 // Runs begin at multiples of sixteen, so sixteen lanes never leave the block.
@@ -272,21 +360,23 @@ impl Queries<'_> {
 
     /// Turns the scores of a span into weights, and brings the sums so far to the new maximum.
     #[inline(always)]
-    fn weigh(&self, start: usize, state: &mut State) {
+    fn weigh(&self, start: usize, collector: Option<&Collector<'_>>, state: &mut State) {
         let scale = 1.0 / (self.dim as f32).sqrt();
         for i in 0..self.n {
             let visible = self.visible(i, start);
-            if visible == 0 {
+            if visible.is_empty() {
                 continue;
             }
             // Always the whole span, so that the loops have a constant length.
             let weights: &mut [f32; SPAN] = (&mut state.weights[i * SPAN..][..SPAN]).try_into().expect("one span");
             weights.iter_mut().for_each(|score| *score *= scale);
-            weights[visible..].fill(f32::NEG_INFINITY);
+            weights[..visible.start].fill(f32::NEG_INFINITY);
+            weights[visible.end..].fill(f32::NEG_INFINITY);
             let span_maximum = max_lanes(weights);
             let maximum = if span_maximum > state.maxima[i] { span_maximum } else { state.maxima[i] };
             weights.iter_mut().for_each(|weight| *weight = exp(*weight - maximum));
-            weights[visible..].fill(0.0);
+            weights[..visible.start].fill(0.0);
+            weights[visible.end..].fill(0.0);
             // In the first span nothing has been summed yet, and its factor does not matter.
             let factor = exp(state.maxima[i] - maximum);
             state.maxima[i] = maximum;
@@ -294,29 +384,41 @@ impl Queries<'_> {
             for sum in &mut state.sums[i * self.dim..][..self.dim] {
                 *sum *= factor;
             }
+            if let Some(collector) = collector {
+                collector.note(i, start, weights, maximum, &mut state.pieces);
+            }
         }
     }
 
     /// Adds the weighted values of a span. Each query adds exactly the positions seen by the query, one after another.
     #[inline(always)]
-    fn add_values(&self, start: usize, len: usize, state: &mut State) {
+    fn add_values(&self, start: usize, span: Range<usize>, state: &mut State) {
         let State { weights, sums, cells, .. } = state;
-        for (block, offset, at, run) in self.runs(start, len) {
+        for (block, offset, at, run) in self.runs(start, span) {
             let values = self.kv.values(self.layer, block, self.head, offset..offset + run, cells);
             // Positions of the run seen by query `i`.
-            let seen = |i: usize| self.visible(i, start).saturating_sub(at).min(run);
+            let seen = |i: usize| {
+                let visible = self.visible(i, start);
+                visible.start.saturating_sub(at).min(run)..visible.end.saturating_sub(at).min(run)
+            };
             let mut i = 0;
             while i + ROWS <= self.n {
-                // Positions grow with i, so what the first query sees all of them see.
-                let common = seen(i);
-                self.add_tile::<ROWS>(i, values, at, 0..common, weights, sums);
-                for i in i..i + ROWS {
-                    self.add_tile::<1>(i, values, at, common..seen(i), weights, sums);
+                // Both ends grow with i, so all queries see the positions from the last one's first to the first one's last.
+                let (common, queries) = (seen(i + ROWS - 1).start..seen(i).end, i..i + ROWS);
+                if common.start > 0 {
+                    let before = |range: Range<usize>| range.start..range.end.min(common.start);
+                    queries.clone().for_each(|i| self.add_tile::<1>(i, values, at, before(seen(i)), weights, sums));
+                }
+                self.add_tile::<ROWS>(i, values, at, common.clone(), weights, sums);
+                for i in queries {
+                    let range = seen(i);
+                    let rest = range.start.max(common.start).max(common.end)..range.end;
+                    self.add_tile::<1>(i, values, at, rest, weights, sums);
                 }
                 i += ROWS;
             }
             for i in i..self.n {
-                self.add_tile::<1>(i, values, at, 0..seen(i), weights, sums);
+                self.add_tile::<1>(i, values, at, seen(i), weights, sums);
             }
         }
     }
@@ -362,137 +464,5 @@ impl Queries<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::iter::empty;
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::kv::{KvCache, KvDtype, KvMemory};
-    use crate::noise::Noise;
-    use crate::seeded::tiny_config;
-
-    /// A configuration, a filled cache and the table of one sequence of `n` positions whose blocks lie backwards.
-    fn filled(config: &ModelConfig, dtype: KvDtype, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {
-        let n_blocks = (n as u32).div_ceil(block_size);
-        let mut kv = KvCache::new(Arc::new(KvMemory::new(config, dtype, block_size, n_blocks).unwrap()));
-        let table: Vec<u32> = (0..n_blocks).rev().collect();
-        let width = config.kv_width();
-        let mut locked = kv.lock(table.iter().copied(), empty());
-        for (position, row) in kv_rows.chunks(2 * width).enumerate().take(n) {
-            let (block, offset) = (position / block_size as usize, position % block_size as usize);
-            locked.write(0, table[block], offset, &row[..width], &row[width..]);
-        }
-        drop(locked);
-        (kv, table)
-    }
-
-    fn run(
-        config: &ModelConfig,
-        kv: &mut KvCache,
-        sequences: &[Sequence<'_>],
-        qkv: &[f32],
-        threads: usize,
-    ) -> Vec<f32> {
-        let size = kv.block_size();
-        let locked = kv.lock(empty(), sequences.iter().flat_map(|seq| seq.blocks_read(size)).copied());
-        let rows = sequences.iter().map(|seq| seq.n_rows).sum::<usize>();
-        let mut out = vec![f32::NAN; rows * config.q_width()];
-        let plan = Plan::new(sequences, config);
-        attend(&plan, &locked.view(), 0, qkv, &mut out, &Threads::new(threads).unwrap());
-        out
-    }
-
-    fn configs() -> Vec<ModelConfig> {
-        let base = tiny_config();
-        let heads = |n_heads, n_kv_heads, head_dim| ModelConfig { n_heads, n_kv_heads, head_dim, ..base.clone() };
-        // Grouped, plain, one KV head for many queries, and heads that are no multiple of sixteen lanes.
-        vec![heads(4, 2, 16), heads(3, 3, 32), heads(32, 1, 16), heads(2, 1, 24), heads(4, 4, 8)]
-    }
-
-    #[test]
-    fn a_sequence_reads_up_to_its_last_row_and_writes_only_where_nobody_else_reads() {
-        let seq =
-            |position, n_rows, write_from| Sequence { table: &[9, 8, 7, 6], row: 0, n_rows, position, write_from };
-        let blocks = |seq: Sequence<'_>| (seq.blocks_read(4).to_vec(), seq.blocks_written(4).to_vec());
-        assert_eq!(blocks(seq(0, 5, 0)), (vec![9, 8], vec![9, 8]));
-        assert_eq!(blocks(seq(4, 4, 0)), (vec![9, 8], vec![8]));
-        assert_eq!(blocks(seq(0, 9, 8)), (vec![9, 8, 7], vec![7]));
-        assert_eq!(blocks(seq(0, 9, 6)), (vec![9, 8, 7], vec![8, 7]));
-        // The last token of a full prefix hit runs for its logits alone.
-        assert_eq!(blocks(seq(6, 1, 7)), (vec![9, 8], vec![]));
-        assert_eq!(blocks(seq(7, 1, 8)), (vec![9, 8], vec![]));
-        assert_eq!(blocks(seq(8, 0, 8)), (vec![9, 8], vec![]));
-    }
-
-    #[test]
-    fn attention_agrees_with_the_definition_in_double_precision() {
-        for config in configs() {
-            let (n, dim) = (150, config.head_dim as usize);
-            let mut noise = Noise::new(11);
-            let width = config.q_width() + 2 * config.kv_width();
-            let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
-            let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[config.q_width()..].to_vec()).collect();
-            let (mut kv, table) = filled(&config, KvDtype::F32, 16, n, &kv_rows);
-            let seq = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
-            let out = run(&config, &mut kv, &[seq], &qkv, 1);
-            for position in [0, 1, 63, 64, 65, 149] {
-                for head in 0..config.n_heads as usize {
-                    let kv_at = |t: usize, value: usize| {
-                        let at = t * width + config.q_width() + value * config.kv_width() + head / config.group() * dim;
-                        &qkv[at..at + dim]
-                    };
-                    let q = &qkv[position * width + head * dim..][..dim];
-                    let weights: Vec<f64> = (0..=position)
-                        .map(|t| {
-                            let dot: f64 = q.iter().zip(kv_at(t, 0)).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                            (dot / (dim as f64).sqrt()).exp()
-                        })
-                        .collect();
-                    let total: f64 = weights.iter().sum();
-                    for d in 0..dim {
-                        let exact: f64 =
-                            weights.iter().enumerate().map(|(t, w)| w * f64::from(kv_at(t, 1)[d])).sum::<f64>() / total;
-                        let got = out[position * config.q_width() + head * dim + d];
-                        assert!((f64::from(got) - exact).abs() < 1e-5, "{got} is not {exact}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn bits_do_not_depend_on_chunks_neighbours_block_size_or_threads() {
-        for (config, dtype) in
-            configs().into_iter().flat_map(|config| KvDtype::ALL.map(|dtype| (config.clone(), dtype)))
-        {
-            let n = 150;
-            let mut noise = Noise::new(12);
-            let (q, width) = (config.q_width(), config.q_width() + 2 * config.kv_width());
-            let qkv: Vec<f32> = (0..n * width).map(|_| noise.uniform(2.0)).collect();
-            let kv_rows: Vec<f32> = qkv.chunks(width).flat_map(|row| row[q..].to_vec()).collect();
-            let (mut kv, table) = filled(&config, dtype, 16, n, &kv_rows);
-            let whole = Sequence { table: &table, row: 0, n_rows: n, position: 0, write_from: 0 };
-            let expected: Vec<u32> =
-                run(&config, &mut kv, &[whole], &qkv, 1).iter().map(|value| value.to_bits()).collect();
-            for block_size in [1, 3, 16, 32, 100, 256] {
-                let (mut kv, table) = filled(&config, dtype, block_size, n, &kv_rows);
-                for chunk in [1, 5, 64, 149] {
-                    // The chunks as so many sequences of one batch.
-                    let sequences: Vec<Sequence<'_>> = (0..n)
-                        .step_by(chunk)
-                        .map(|row| Sequence {
-                            table: &table,
-                            row,
-                            n_rows: chunk.min(n - row),
-                            position: row as u32,
-                            write_from: 0,
-                        })
-                        .collect();
-                    let out = run(&config, &mut kv, &sequences, &qkv, 3);
-                    let out: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
-                    assert_eq!(out, expected, "block size {block_size}, chunk {chunk}");
-                }
-            }
-        }
-    }
-}
+#[path = "attention_tests.rs"]
+mod tests;

@@ -35,6 +35,8 @@ pub struct ModelConfig {
     pub rope_scaling: Option<RopeScaling>,
     /// `true` if the output head is the embedding.
     pub tied_head: bool,
+    /// Sliding window of each layer: positions read by a query, its own the last. Empty if no layer has a window.
+    pub windows: Vec<Option<u32>>,
     /// Parts of the layers that some families have and others lack.
     pub parts: LayerParts,
     /// Tokens ending the model's output, ascending. May be empty.
@@ -136,21 +138,30 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Refuses a window of attention shorter than the context. A window of `n` tokens covers a token and the `n - 1` tokens before.
+    /// Gives the layers for which `slides` returns `true` a window of attention. A window of `n` tokens covers a token and the `n - 1` tokens
+    /// before; a window as long as the context is none.
     ///
     /// # Errors
     ///
-    /// A window that the context exceeds.
-    pub(crate) fn refuse_window(&self, window: Option<u32>, path: &Path) -> Result<(), ModelError> {
-        match window {
-            Some(window) if window < self.max_context => {
-                let found = format!("a sliding window of {window} tokens in a context of {} tokens", self.max_context);
-                let supported = "attention reaches over the whole context: lower the model's context \
-                                 (max_position_embeddings) to the window, or take a model without a window";
-                Err(unsupported(path, found, supported))
-            }
-            _ => Ok(()),
+    /// A window of 0 tokens.
+    pub(crate) fn set_windows(
+        &mut self,
+        window: Option<u32>,
+        slides: impl Fn(u32) -> bool,
+        path: &Path,
+    ) -> Result<(), ModelError> {
+        if window == Some(0) {
+            return Err(invalid(path, "sliding_window", 0, "must be at least 1, or null"));
         }
+        let window = window.filter(|window| *window < self.max_context);
+        let windows: Vec<Option<u32>> = (0..self.n_layers).map(|layer| window.filter(|_| slides(layer))).collect();
+        self.windows = if windows.iter().all(Option::is_none) { Vec::new() } else { windows };
+        Ok(())
+    }
+
+    /// Returns the window of every layer.
+    pub(crate) fn layer_windows(&self) -> Vec<Option<u32>> {
+        if self.windows.is_empty() { vec![None; self.n_layers as usize] } else { self.windows.clone() }
     }
 
     /// Adds tokens that end the model's output, read from `field` of the file at `path`.

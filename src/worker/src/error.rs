@@ -219,6 +219,59 @@ impl From<WorkerError> for StepError {
     }
 }
 
+/// Layer groups that contradict the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupsError {
+    /// A layer is in no group.
+    #[error("layer {layer} is in no layer group; each layer must be in exactly one")]
+    Missing {
+        /// Number of the layer.
+        layer: u32,
+    },
+    /// A layer is in two groups.
+    #[error("layer {layer} is in two layer groups; each layer must be in exactly one")]
+    Twice {
+        /// Number of the layer.
+        layer: u32,
+    },
+    /// A group names a layer beyond the model's last.
+    #[error("a layer group names layer {layer}, but the layers are 0 to {}", n_layers - 1)]
+    NoLayer {
+        /// Number of the layer.
+        layer: u32,
+        /// Number of layers of the model.
+        n_layers: u32,
+    },
+    /// A group has no layers.
+    #[error("layer group {group} has no layers; leave it out")]
+    Empty {
+        /// Number of the group.
+        group: u32,
+    },
+    /// The layers of a group do not ascend.
+    #[error("the layers of layer group {group} do not ascend; sort them")]
+    Order {
+        /// Number of the group.
+        group: u32,
+    },
+    /// A group keeps a window of 0 positions.
+    #[error("layer group {group} keeps a window of 0 positions; a query reads its own position at least")]
+    NoWindow {
+        /// Number of the group.
+        group: u32,
+    },
+    /// A layer with a sliding window is in a group that drops blocks by score.
+    #[error(
+        "layer {layer} has a sliding window, but its layer group drops blocks by score; put it into a group that keeps \
+         the window or all positions"
+    )]
+    ScoredWindow {
+        /// Number of the layer.
+        layer: u32,
+    },
+}
+
 /// Fault of one sequence of a step.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -235,10 +288,10 @@ pub enum SequenceFault {
     /// The sequence does not start, but the slot is empty or holds another request.
     #[error("it does not start, but the slot does not hold this request")]
     NotHeld,
-    /// The range of tokens or blocks reaches beyond the step's arrays.
+    /// The range of tokens, blocks or drops reaches beyond the step's arrays.
     #[error("its range of {what} ends at {end}, the step has {len}")]
     Range {
-        /// Kind of the range: "tokens" or "blocks".
+        /// Kind of the range: "tokens", "blocks" or "drops".
         what: &'static str,
         /// End of the range, exclusive.
         end: u64,
@@ -260,6 +313,43 @@ pub enum SequenceFault {
         block: u32,
         /// Number of existing blocks.
         limit: u32,
+    },
+    /// The sequence drops blocks of a layer group unknown to the model.
+    #[error("it drops blocks of layer group {group}, which is not below {n_groups}")]
+    NoGroup {
+        /// Number of the layer group.
+        group: u32,
+        /// Number of layer groups of the model.
+        n_groups: u32,
+    },
+    /// The sequence drops an empty range, or entries beyond the part of the block table to be kept.
+    #[error("it drops {n} entries from {first} on in layer group {group}, of {keep} entries of its block table")]
+    Drop {
+        /// Number of the layer group.
+        group: u32,
+        /// First entry of the range.
+        first: u32,
+        /// Number of entries.
+        n: u32,
+        /// Entries of the table to keep.
+        keep: u32,
+    },
+    /// An entry of the block table has no block, although the rows of the step write or read it: attention without a window or scores
+    /// reads all positions, a window its last ones, and every row its own.
+    #[error("entry {entry} of its block table in layer group {group} has no block, but the tokens to run need it")]
+    Hole {
+        /// Number of the layer group.
+        group: u32,
+        /// Index of the entry.
+        entry: u32,
+    },
+    /// More rows count for scores than tokens are to run.
+    #[error("{scored} rows are to be scored, but it runs {n_tokens} tokens")]
+    ScoredRows {
+        /// Rows to be scored.
+        scored: u32,
+        /// Tokens to run.
+        n_tokens: u32,
     },
     /// The block table does not reach the last token to run.
     #[error("its tokens end at position {end}, its block table holds {capacity}")]

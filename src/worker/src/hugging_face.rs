@@ -15,7 +15,7 @@ use crate::families::{Family, SUPPORTED, Window, family};
 /// Names of the activation `x * sigmoid(x)`.
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
 
-/// Kinds of layers that are refused only with a window shorter than the context.
+/// Kinds of layers: attention to all positions, and to a window.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// The keys of `config.json` of interest to the worker.
@@ -157,16 +157,17 @@ fn model_config(raw: RawConfig, path: &Path) -> Result<ModelConfig, ModelError> 
         rope_theta: 10_000.0,
         rope_scaling: None,
         tied_head: raw.tie_word_embeddings.unwrap_or(false),
+        windows: Vec::new(),
         parts,
         eos_token_ids: Vec::new(),
     };
-    refuse_window(&raw.window, family, &config, path)?;
     let theta_below = raw.rope_parameters.as_ref().and_then(|rope| rope.rope_theta);
     config.rope_theta = theta_below.or(raw.rope_theta).unwrap_or(config.rope_theta);
     if let Some(rope) = raw.rope_parameters.or(raw.rope_scaling) {
         config.rope_scaling = rope.scaling(raw.original_max_position_embeddings, max_context, path)?;
     }
     config.check(path)?;
+    set_windows(&raw.window, family, &mut config, path)?;
     Ok(config)
 }
 
@@ -206,26 +207,27 @@ fn refuse_partial_rotary(factor: Option<f64>, path: &Path) -> Result<(), ModelEr
     }
 }
 
-/// Refuses a window shorter than the context. A window of `n` covers a token and the `n - 1` tokens before.
-fn refuse_window(raw: &RawWindow, family: &Family, config: &ModelConfig, path: &Path) -> Result<(), ModelError> {
-    let last_layers = |from: u32| match &raw.layer_types {
-        Some(types) => types.iter().any(|layer| layer == "sliding_attention"),
-        None => config.n_layers > from,
-    };
-    let window = match family.window {
-        Window::Never => None,
-        Window::EveryLayer(default) => raw.sliding_window.unwrap_or(Some(default)),
-        Window::LastLayers(from) if raw.use_sliding_window == Some(true) => {
-            let window = raw.sliding_window.unwrap_or(Some(4096));
-            window.filter(|_| last_layers(raw.max_window_layers.unwrap_or(from)))
+/// Gives each layer the window that the family's class in transformers gives it.
+fn set_windows(raw: &RawWindow, family: &Family, config: &mut ModelConfig, path: &Path) -> Result<(), ModelError> {
+    let (window, first) = match family.window {
+        Window::Never => return Ok(()),
+        Window::EveryLayer(default) => (raw.sliding_window.unwrap_or(Some(default)), 0),
+        Window::LastLayers(default) => {
+            let window = raw.sliding_window.unwrap_or(Some(4096)).filter(|_| raw.use_sliding_window == Some(true));
+            (window, raw.max_window_layers.unwrap_or(default))
         }
-        Window::LastLayers(_) => None,
     };
-    let types = raw.layer_types.iter().flatten().filter(|_| matches!(family.window, Window::LastLayers(_)));
-    if let Some(other) = types.into_iter().find(|layer| !LAYER_TYPES.contains(&layer.as_str())) {
-        return Err(unsupported(path, format!("layer type {other:?}"), "the layer type is \"full_attention\""));
+    // Mistral's class knows no types of layers.
+    let types = raw.layer_types.as_ref().filter(|_| matches!(family.window, Window::LastLayers(_)));
+    let Some(types) = types else { return config.set_windows(window, |layer| layer >= first, path) };
+    if let Some(other) = types.iter().find(|layer| !LAYER_TYPES.contains(&layer.as_str())) {
+        let supported = "the layer types are \"full_attention\" and \"sliding_attention\"";
+        return Err(unsupported(path, format!("layer type {other:?}"), supported));
     }
-    config.refuse_window(window, path)
+    if types.len() != config.n_layers as usize {
+        return Err(invalid(path, "layer_types", types.len(), "must have a type for each layer"));
+    }
+    config.set_windows(window, |layer| types[layer as usize] == LAYER_TYPES[1], path)
 }
 
 impl RawRope {

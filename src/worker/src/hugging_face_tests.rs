@@ -115,33 +115,36 @@ fn biases_follow_the_keys_that_the_family_knows() {
 }
 
 #[test]
-fn a_window_is_refused_unless_the_context_fits_into_it() {
+fn layers_have_the_windows_that_transformers_gives_them() {
     let windowed = |model_type, changes: Value| {
         of_family(model_type, |config| {
             config["max_position_embeddings"] = json!(100);
             config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         })
     };
-    let fits = |model_type, changes| drop(windowed(model_type, changes).unwrap());
-    let refused = |model_type, changes| {
-        let message = windowed(model_type, changes).unwrap_err().to_string();
-        assert!(message.contains("a sliding window of") && !message.contains('\n'), "{message}");
-    };
-    fits("mistral", json!({"sliding_window": 100}));
-    fits("mistral", json!({"sliding_window": null}));
-    fits("mistral", json!({}));
-    refused("mistral", json!({"sliding_window": 99}));
-    refused("mistral", json!({"max_position_embeddings": 8192}));
-    fits("llama", json!({"sliding_window": 99}));
-    fits("qwen2", json!({"sliding_window": 99}));
-    fits("qwen2", json!({"sliding_window": 99, "use_sliding_window": true, "max_window_layers": 2}));
-    refused("qwen2", json!({"sliding_window": 99, "use_sliding_window": true, "max_window_layers": 1}));
-    let types =
-        |last: &str| json!({"sliding_window": 99, "use_sliding_window": true, "layer_types": ["full_attention", last]});
-    fits("qwen3", types("full_attention"));
-    refused("qwen3", types("sliding_attention"));
-    let message = windowed("qwen3", types("linear_attention")).unwrap_err().to_string();
+    let windows = |model_type, changes| windowed(model_type, changes).unwrap().windows;
+    let refused = |model_type, changes| windowed(model_type, changes).unwrap_err().to_string();
+    // A window as long as the context is none.
+    assert_eq!(windows("mistral", json!({"sliding_window": 100})), []);
+    assert_eq!(windows("mistral", json!({"sliding_window": null})), []);
+    assert_eq!(windows("mistral", json!({})), []);
+    assert_eq!(windows("mistral", json!({"sliding_window": 99})), [Some(99); 2]);
+    assert_eq!(windows("mistral", json!({"max_position_embeddings": 8192})), [Some(4096); 2]);
+    assert_eq!(windows("llama", json!({"sliding_window": 99})), []);
+    assert_eq!(windows("qwen2", json!({"sliding_window": 99})), []);
+    let last = |n: u32| json!({"sliding_window": 99, "use_sliding_window": true, "max_window_layers": n});
+    assert_eq!(windows("qwen2", last(2)), []);
+    assert_eq!(windows("qwen2", last(1)), [None, Some(99)]);
+    assert_eq!(windows("qwen2", last(0)), [Some(99); 2]);
+    let types = |kinds: &[&str]| json!({"sliding_window": 99, "use_sliding_window": true, "layer_types": kinds});
+    assert_eq!(windows("qwen3", types(&["full_attention", "full_attention"])), []);
+    assert_eq!(windows("qwen3", types(&["sliding_attention", "full_attention"])), [Some(99), None]);
+    let message = refused("qwen3", types(&["full_attention", "linear_attention"]));
     assert!(message.contains("layer type \"linear_attention\""), "{message}");
+    let message = refused("qwen3", types(&["full_attention"]));
+    assert!(message.contains("layer_types is 1; it must have a type for each layer"), "{message}");
+    let message = refused("mistral", json!({"sliding_window": 0}));
+    assert!(message.contains("sliding_window is 0; it must be at least 1"), "{message}");
 }
 
 #[test]

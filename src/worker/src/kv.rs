@@ -1,6 +1,6 @@
 //! The paged KV cache: blocks of keys and values, allocated once, shared by steps and copies.
 //!
-//! A block holds, for each layer and KV head, first the keys as `[dim][token]` and then the values as `[token][dim]`.
+//! A block holds, for each layer of one layer group and for each KV head, first the keys as `[dim][token]` and then the values as `[token][dim]`.
 //! So the score of sixteen tokens against one query, and sixteen elements of a weighted sum of values, are each a run of
 //! neighbouring elements for [`crate::kernel::accumulate`]. All layers of a block lie together, so a copy is one `memcpy`.
 //!
@@ -94,6 +94,14 @@ impl Cells {
                 put(cells, at, step, values, |value| f16::from_f32(value.clamp(-largest, largest)).to_bits());
             }
             Self::Bf16(cells) => put(cells, at, step, values, |value| bf16::from_f32(value).to_bits()),
+        }
+    }
+
+    /// Zeroes the cells from `at` on.
+    fn clear_from(&mut self, at: usize) {
+        match self {
+            Self::F32(cells) => cells[at..].fill(0.0),
+            Self::F16(cells) | Self::Bf16(cells) => cells[at..].fill(0),
         }
     }
 
@@ -202,7 +210,7 @@ impl Layout {
     }
 }
 
-/// Keys and values of every layer and block. Shared by the step thread and the copying threads.
+/// Keys and values of all blocks. Shared by the step thread and the copying threads.
 pub(crate) struct KvMemory {
     layout: Layout,
     dtype: KvDtype,
@@ -210,14 +218,15 @@ pub(crate) struct KvMemory {
 }
 
 impl KvMemory {
-    /// Allocates `n_blocks` blocks of `block_size` tokens.
+    /// Allocates `n_blocks` blocks of `block_size` tokens with the KV of `n_layers` layers: the layers of the largest layer group.
     pub(crate) fn new(
         config: &ModelConfig,
+        n_layers: u32,
         dtype: KvDtype,
         block_size: u32,
         n_blocks: u32,
     ) -> Result<Self, WorkerError> {
-        let block_floats = 2 * config.kv_width() as u128 * u128::from(config.n_layers) * u128::from(block_size);
+        let block_floats = 2 * config.kv_width() as u128 * u128::from(n_layers) * u128::from(block_size);
         let bytes = u128::from(dtype.bytes()) * block_floats * u128::from(n_blocks);
         let available = available_bytes();
         let refused = || WorkerError::KvMemory {
@@ -231,7 +240,7 @@ impl KvMemory {
         }
         let block_floats = usize::try_from(block_floats).map_err(|_| refused())?;
         let layout = Layout {
-            n_layers: config.n_layers as usize,
+            n_layers: n_layers as usize,
             block_size: block_size as usize,
             n_kv_heads: config.n_kv_heads as usize,
             head_dim: config.head_dim as usize,
@@ -362,19 +371,34 @@ impl LockedBlocks<'_> {
         BlockView { layout: self.layout, index: self.index, cells: cells.collect() }
     }
 
-    /// Stores the keys and values (`[head][dim]` each) of the `offset`-th token of a block.
+    /// Stores the keys and values (`[head][dim]` each) of the `offset`-th token of a block, for the `layer`-th layer of the block's group.
     ///
     /// # Panics
     /// If the block is not locked for writing.
     pub(crate) fn write(&mut self, layer: usize, block: u32, offset: usize, keys: &[f32], values: &[f32]) {
         let (half, dim) = (self.layout.half(), self.layout.head_dim);
-        let Guard::Write(cells) = &mut self.locked[self.index[block as usize] as usize].cells else {
-            panic!("block {block} is locked for reading only")
-        };
+        let layout = self.layout;
+        let cells = self.cells_mut(block);
         for (head, (keys, values)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
-            let at = self.layout.keys_at(layer, head);
-            cells.store(at + offset, self.layout.block_size, keys);
+            let at = layout.keys_at(layer, head);
+            cells.store(at + offset, layout.block_size, keys);
             cells.store(at + half + offset * dim, 1, values);
+        }
+    }
+
+    /// Zeroes a block behind its `layer`-th layer, the last of its group: bytes that another group left there.
+    ///
+    /// # Panics
+    /// If the block is not locked for writing.
+    pub(crate) fn clear_behind(&mut self, layer: usize, block: u32) {
+        let at = self.layout.keys_at(layer + 1, 0);
+        self.cells_mut(block).clear_from(at);
+    }
+
+    fn cells_mut(&mut self, block: u32) -> &mut Cells {
+        match &mut self.locked[self.index[block as usize] as usize].cells {
+            Guard::Write(cells) => cells,
+            Guard::Read(_) => panic!("block {block} is locked for reading only"),
         }
     }
 }
@@ -439,7 +463,7 @@ mod tests {
     }
 
     fn memory_of(dtype: KvDtype, n_blocks: u32) -> Arc<KvMemory> {
-        Arc::new(KvMemory::new(&tiny_config(), dtype, 4, n_blocks).unwrap())
+        Arc::new(KvMemory::new(&tiny_config(), tiny_config().n_layers, dtype, 4, n_blocks).unwrap())
     }
 
     fn all(memory: &KvMemory, block: u32) -> Vec<f32> {
@@ -565,7 +589,9 @@ mod tests {
     #[test]
     fn a_cache_that_cannot_be_had_is_refused_with_numbers() {
         let config = tiny_config();
-        let Err(error) = KvMemory::new(&config, KvDtype::F32, u32::MAX, u32::MAX) else { panic!("allocated") };
+        let Err(error) = KvMemory::new(&config, config.n_layers, KvDtype::F32, u32::MAX, u32::MAX) else {
+            panic!("allocated")
+        };
         let token_bytes = 2 * 4 * u128::from(config.n_layers) * config.kv_width() as u128;
         let bytes = u128::from(u32::MAX).pow(2) * token_bytes;
         assert!(matches!(error, WorkerError::KvMemory { bytes: b, .. } if b == bytes), "{error}");

@@ -5,11 +5,12 @@
 //!
 //! A step in order:
 //!
-//! 1. `mirror`: the step is checked whole against the worker's record of each slot, then applied.
+//! 1. `mirror`: the step is checked whole against the worker's record of each slot and its block tables, then applied.
 //! 2. `worker`: the tokens of all sequences become the rows of one batch; where the step allows drafts, `drafter` adds rows with a
 //!    draft of the next tokens.
 //! 3. `model`: each layer runs its matrices once for all rows (`linear`), turns queries and keys (`rope`), stores keys and
-//!    values in the blocks of the table (`kv`) and runs attention over the blocks (`attention`).
+//!    values in the blocks of the table (`kv`) and runs attention over the blocks (`attention`), which collects the attention that each
+//!    block gets (`scores`). Layers share tables by groups (`groups`); attention skips the holes of a table (`table`).
 //! 4. `model`: only sampling rows go through the output head.
 //! 5. `sampler`: one token for each sampling row, and after a right draft the next token from the draft's row.
 //!
@@ -32,18 +33,22 @@
 //! let seq = StepSeq {
 //!     request: RequestId(1), start: true, n_tokens: tokens.len() as u32, n_blocks: 1, sample: true, ..StepSeq::default()
 //! };
-//! let step = Step { id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()] };
+//! let step = Step {
+//!     id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()], ..Step::default()
+//! };
 //! assert_eq!(worker.run(&step)?.result.of(0).len(), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod attention;
+mod block_tables;
 mod blocks;
 pub mod config;
 mod drafter;
 pub mod error;
 mod families;
 mod gguf;
+pub mod groups;
 mod hugging_face;
 mod kernel;
 mod kv;
@@ -56,8 +61,10 @@ mod prefetch;
 mod rope;
 mod rounded;
 mod sampler;
+mod scores;
 mod seeded;
 mod shards;
+mod table;
 mod threads;
 mod tile;
 mod weights;
@@ -65,7 +72,8 @@ pub mod worker;
 
 pub use crate::blocks::Blocks;
 pub use crate::config::ModelConfig;
-pub use crate::error::{ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::error::{GroupsError, ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::groups::equal_groups;
 pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::model::Model;

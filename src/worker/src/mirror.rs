@@ -5,8 +5,9 @@
 
 use std::collections::HashSet;
 
-use trunkline_port::{RequestId, Sampling, Step, StepSeq, Token};
+use trunkline_port::{Keeps, RequestId, Sampling, Step, StepSeq, Token};
 
+use crate::block_tables::{BlockTables, Changes};
 use crate::drafter::draft;
 use crate::error::{SequenceFault, WorkerError};
 use crate::sampler::{TokenSet, check_sampling};
@@ -33,8 +34,8 @@ pub(crate) struct Limits {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slot {
     pub(crate) request: RequestId,
-    /// Blocks of positions `0 .. block_size`, and so on.
-    pub(crate) table: Vec<u32>,
+    /// Blocks of positions `0 .. block_size`, and so on, in each layer group.
+    pub(crate) tables: BlockTables,
     pub(crate) sampling: Sampling,
     /// Tokens of the sequence so far; kept only if sampling needs the tokens.
     pub(crate) seen: TokenSet,
@@ -47,10 +48,10 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn new(request: RequestId, sampling: Sampling) -> Self {
+    fn new(request: RequestId, sampling: Sampling, n_groups: usize) -> Self {
         Self {
             request,
-            table: Vec::new(),
+            tables: BlockTables::new(n_groups),
             sampling,
             seen: TokenSet::default(),
             tokens: Vec::new(),
@@ -70,12 +71,14 @@ impl Slot {
 /// Mirrors of all sequences, by slot.
 pub(crate) struct Mirror {
     limits: Limits,
+    /// Positions kept by each layer group; one entry at least.
+    keeps: Vec<Keeps>,
     slots: Vec<Option<Slot>>,
 }
 
 impl Mirror {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, slots: Vec::new() }
+    pub(crate) fn new(limits: Limits, keeps: Vec<Keeps>) -> Self {
+        Self { limits, keeps, slots: Vec::new() }
     }
 
     /// Forgets every sequence, in all slots.
@@ -105,13 +108,12 @@ impl Mirror {
             if seq.start {
                 let sampling = *sampling.next().expect("counted by the check");
                 self.slots.resize(self.slots.len().max(at + 1), None);
-                self.slots[at] = Some(Slot::new(seq.request, sampling));
+                self.slots[at] = Some(Slot::new(seq.request, sampling, self.keeps.len()));
             }
             let slot = self.slots[at].as_mut().expect("checked to be held");
             let last = slot.last.filter(|_| seq.input_from_last).map(|(_, token)| [token]);
             let run = last.as_ref().map_or(step.run_tokens(seq), <[Token; 1]>::as_slice);
-            slot.table.truncate(seq.table_keep as usize);
-            slot.table.extend_from_slice(step.new_blocks(seq));
+            slot.tables.apply(step, seq);
             if self.limits.max_drafts > 0 {
                 // What a step that failed has left is sent again.
                 slot.tokens.truncate(seq.computed as usize);
@@ -151,7 +153,7 @@ impl Mirror {
         if !seq.sample || end < seq.kv_write_from {
             return Vec::new();
         }
-        let capacity = slot.table.len() as u64 * u64::from(self.limits.block_size);
+        let capacity = slot.tables.len() as u64 * u64::from(self.limits.block_size);
         let room = capacity.min(self.limits.context.into()).saturating_sub(end.into());
         let n = u64::from(seq.n_drafts.min(self.limits.max_drafts).min(slot.draft_limit)).min(room);
         draft(&slot.tokens, n as usize)
@@ -184,27 +186,23 @@ impl Mirror {
         if seq.slot >= SLOTS_MAX {
             return Err(SequenceFault::SlotTooLarge { limit: SLOTS_MAX });
         }
-        let table_len = if let Some(sampling) = new {
+        let held = if let Some(sampling) = new {
             check_sampling(sampling)?;
-            0
+            None
         } else {
             let held = self.slots.get(seq.slot as usize).and_then(Option::as_ref);
-            held.filter(|slot| slot.request == seq.request).ok_or(SequenceFault::NotHeld)?.table.len()
+            Some(&held.filter(|slot| slot.request == seq.request).ok_or(SequenceFault::NotHeld)?.tables)
         };
-        let tokens_end = u64::from(seq.tokens_at) + u64::from(seq.n_history) + u64::from(seq.n_tokens);
-        let blocks_end = u64::from(seq.blocks_at) + u64::from(seq.n_blocks);
-        for (what, end, len) in [("tokens", tokens_end, step.tokens.len()), ("blocks", blocks_end, step.blocks.len())] {
-            if end > len as u64 {
-                return Err(SequenceFault::Range { what, end, len });
-            }
+        let (end, len) =
+            (u64::from(seq.tokens_at) + u64::from(seq.n_history) + u64::from(seq.n_tokens), step.tokens.len());
+        if end > len as u64 {
+            return Err(SequenceFault::Range { what: "tokens", end, len });
         }
-        if seq.table_keep as usize > table_len {
-            return Err(SequenceFault::TableKeep { keep: seq.table_keep, len: table_len });
+        if seq.scored_rows > seq.n_tokens {
+            return Err(SequenceFault::ScoredRows { scored: seq.scored_rows, n_tokens: seq.n_tokens });
         }
-        let limit = self.limits.n_blocks;
-        if let Some(block) = step.new_blocks(seq).iter().copied().find(|block| *block >= limit) {
-            return Err(SequenceFault::Block { block, limit });
-        }
+        let changes = Changes { step, seq, held, keeps: &self.keeps };
+        changes.check(self.limits.n_blocks, self.limits.block_size)?;
         let end = u64::from(seq.computed) + u64::from(seq.n_tokens);
         if end > u64::from(self.limits.context) {
             return Err(SequenceFault::Context { end, context: self.limits.context });
@@ -262,7 +260,8 @@ mod tests {
     use super::*;
 
     fn mirror() -> Mirror {
-        Mirror::new(Limits { block_size: 4, n_blocks: 10, vocab: 100, context: 24, max_drafts: 0 })
+        let limits = Limits { block_size: 4, n_blocks: 10, vocab: 100, context: 24, max_drafts: 0 };
+        Mirror::new(limits, vec![Keeps::All])
     }
 
     /// A step that starts one request in slot 3 with `tokens` in `blocks`.
@@ -282,6 +281,7 @@ mod tests {
             tokens: tokens.to_vec(),
             blocks: blocks.to_vec(),
             sampling: vec![Sampling::default()],
+            ..Step::default()
         }
     }
 
@@ -299,16 +299,16 @@ mod tests {
         mirror.apply(&start(&[1, 2, 3, 4, 5], &[9, 2])).unwrap();
         let step = go_on(5, 2, &[4, 6]);
         mirror.apply(&step).unwrap();
-        assert_eq!(mirror.slot(&step.seqs[0]).table, [9, 2, 4, 6]);
+        assert_eq!(mirror.slot(&step.seqs[0]).tables.of(0), [9, 2, 4, 6]);
         // The same step once more, after a failure, leads to the same table.
         mirror.apply(&step).unwrap();
-        assert_eq!(mirror.slot(&step.seqs[0]).table, [9, 2, 4, 6]);
+        assert_eq!(mirror.slot(&step.seqs[0]).tables.of(0), [9, 2, 4, 6]);
         mirror.apply(&go_on(6, 1, &[7])).unwrap();
-        assert_eq!(mirror.slot(&step.seqs[0]).table, [9, 7]);
+        assert_eq!(mirror.slot(&step.seqs[0]).tables.of(0), [9, 7]);
         let mut other = start(&[1], &[0]);
         other.seqs[0].request = RequestId(8);
         mirror.apply(&other).unwrap();
-        assert_eq!(mirror.slot(&other.seqs[0]).table, [0]);
+        assert_eq!(mirror.slot(&other.seqs[0]).tables.of(0), [0]);
         assert!(mirror.apply(&go_on(1, 1, &[])).is_err());
         mirror.clear();
         assert!(mirror.apply(&go_on(6, 0, &[7])).is_err());
@@ -439,7 +439,7 @@ mod tests {
             (Limits { context: 7, ..mirror.limits }, 2),
             (Limits { block_size: 100, ..mirror.limits }, 8),
         ] {
-            let mirror = Mirror { limits, slots: mirror.slots.clone() };
+            let mirror = Mirror { limits, keeps: mirror.keeps.clone(), slots: mirror.slots.clone() };
             assert_eq!(mirror.draft(&StepSeq { n_drafts: 64, ..seq }).len(), drafts);
         }
     }
@@ -447,13 +447,15 @@ mod tests {
     #[test]
     fn every_fault_of_a_step_is_named_and_leaves_no_trace() {
         type Change = fn(&mut Step);
-        let faults: [(Change, SequenceFault); 14] = [
+        let faults: [(Change, SequenceFault); 16] = [
             (|step| step.seqs[0].slot = 1 << 16, SequenceFault::SlotTooLarge { limit: 1 << 16 }),
             (|step| step.seqs[0].request = RequestId(99), SequenceFault::NotHeld),
             (|step| step.seqs[0].slot = 2, SequenceFault::NotHeld),
             (|step| step.seqs[0].tokens_at = 1, SequenceFault::Range { what: "tokens", end: 2, len: 1 }),
             (|step| step.seqs[0].n_history = u32::MAX, SequenceFault::Range { what: "tokens", end: 1 << 32, len: 1 }),
             (|step| step.seqs[0].blocks_at = u32::MAX, SequenceFault::Range { what: "blocks", end: 1 << 32, len: 1 }),
+            (|step| step.seqs[0].n_drops = 1, SequenceFault::Range { what: "drops", end: 1, len: 0 }),
+            (|step| step.seqs[0].scored_rows = 2, SequenceFault::ScoredRows { scored: 2, n_tokens: 1 }),
             (|step| step.seqs[0].table_keep = 3, SequenceFault::TableKeep { keep: 3, len: 2 }),
             (|step| step.blocks[0] = 10, SequenceFault::Block { block: 10, limit: 10 }),
             (|step| step.seqs[0].computed = 24, SequenceFault::Context { end: 25, context: 24 }),

@@ -2,16 +2,18 @@
 
 use std::path::Path;
 
-use trunkline_port::ModelInfo;
+use trunkline_port::{LayerGroup, ModelInfo};
 
 use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
-use crate::error::ModelError;
+use crate::error::{GroupsError, ModelError};
+use crate::groups::{Groups, Place};
 use crate::kernel::{rms_norm, rms_norm_in_place, swiglu};
 use crate::kv::{KvCache, KvDtype, LockedBlocks};
 use crate::linear::{Linear, LinearScratch, Output};
 use crate::matrix::Matrix;
 use crate::rope::{Rope, rotate};
+use crate::scores::Scores;
 use crate::threads::Threads;
 use crate::weights::{HeadNorms, Weights};
 use crate::{gguf, hugging_face, shards};
@@ -37,6 +39,7 @@ pub struct Model {
     name: String,
     config: ModelConfig,
     kv_dtype: KvDtype,
+    groups: Groups,
     rope: Rope,
     /// One row for each token; `None` if the rows of the head are the embeddings.
     embedding: Option<Matrix>,
@@ -66,6 +69,8 @@ pub(crate) struct Scratch {
     cos: Vec<f32>,
     sin: Vec<f32>,
     linear: LinearScratch,
+    /// Attention of the rows that count for scores.
+    pub(crate) scores: Scores,
     /// The result: `[logit row][vocabulary]`.
     pub(crate) logits: Vec<f32>,
 }
@@ -122,10 +127,13 @@ impl Model {
             None => (weights.embedding, None),
         };
         let rope = Rope::new(&config);
+        let windows = config.layer_windows();
+        let groups = Groups::new(Groups::of_windows(&windows), &windows).expect("groups made for these layers");
         Self {
             name,
             config,
             kv_dtype: KvDtype::default(),
+            groups,
             rope,
             embedding,
             layers,
@@ -153,6 +161,24 @@ impl Model {
         Self { kv_dtype, ..self }
     }
 
+    /// Sets the layer groups of this model's workers; none stand for one group that keeps all positions. Unless set, layers with and without
+    /// sliding windows have groups of their own.
+    ///
+    /// A group may keep fewer positions than its layers were trained with: attention reads only the window of the group then.
+    ///
+    /// # Errors
+    ///
+    /// Groups that do not have each layer once, in ascending order, or that contradict the windows of the layers: see [`GroupsError`].
+    pub fn with_groups(self, groups: Vec<LayerGroup>) -> Result<Model, GroupsError> {
+        let groups = Groups::new(groups, &self.config.layer_windows())?;
+        Ok(Self { groups, ..self })
+    }
+
+    /// Returns the layer groups of this model's workers.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
     /// Returns the radians by which each pair of elements of a key, `i` and `i + head_dim / 2`, is rotated from one position to the next, in
     /// all layers.
     pub fn rotary_frequencies(&self) -> &[f32] {
@@ -174,9 +200,11 @@ impl Model {
         &self.name
     }
 
-    /// Returns the size of one token in the KV cache, in bytes: keys and values of all layers.
+    /// Returns the memory of one token in the blocks of all layer groups, in bytes: keys and values of all layers, and what groups smaller than
+    /// the largest leave unused.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        2 * self.kv_dtype.bytes() * u64::from(self.config.n_layers) * self.config.kv_width() as u64
+        let layers = u64::from(self.groups.block_layers()) * self.groups.keeps().len() as u64;
+        2 * self.kv_dtype.bytes() * layers * self.config.kv_width() as u64
     }
 
     /// Returns the facts about the model for a front end.
@@ -194,7 +222,7 @@ impl Model {
             head_dim: self.config.head_dim,
             kv_dtype: self.kv_dtype.name().to_owned(),
             kv_bytes_per_token: self.kv_bytes_per_token(),
-            groups: Vec::new(),
+            groups: self.groups.listed().to_vec(),
         }
     }
 
@@ -206,10 +234,10 @@ impl Model {
         let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
         let eps = self.config.rms_norm_eps;
         let plan = Plan::new(batch.sequences, &self.config);
-        let size = kv.block_size();
-        let written = batch.sequences.iter().flat_map(|seq| seq.blocks_written(size)).copied();
-        let read = batch.sequences.iter().flat_map(|seq| seq.blocks_read(size)).copied();
+        let written = batch.sequences.iter().flat_map(Sequence::blocks_written);
+        let read = batch.sequences.iter().flat_map(Sequence::blocks_read);
         let mut kv = kv.lock(written, read);
+        scratch.scores.begin(batch.sequences.iter().map(|seq| seq.scored.as_ref()), self.config.n_heads as usize);
         self.embed(batch.tokens, &mut scratch.x);
         self.turn(batch.sequences, scratch);
         scratch.normed.resize(rows * hidden, 0.0);
@@ -217,13 +245,15 @@ impl Model {
         scratch.attention.resize(rows * q_width, 0.0);
         scratch.gate_up.resize(rows * 2 * inner, 0.0);
         scratch.inner.resize(rows * inner, 0.0);
-        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, linear, logits } = scratch;
+        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, linear, scores, logits } =
+            scratch;
         for (i, layer) in self.layers.iter().enumerate() {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
             layer.qkv.apply(normed, qkv, Output::Replace, linear, threads);
             self.place_heads(layer, qkv, cos, sin, threads);
-            store(batch.sequences, &mut kv, i, qkv, q_width, kv_width);
-            attend(&plan, &kv.view(), i, qkv, attention, threads);
+            let place = self.groups.place(i);
+            store(batch.sequences, &mut kv, place, qkv, q_width, kv_width);
+            attend(&plan, &kv.view(), place, qkv, attention, scores, threads);
             layer.o.apply(attention, x, Output::Add, linear, threads);
             add_bias(layer.o_bias.as_deref(), x, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
@@ -312,7 +342,7 @@ fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: &Thr
 fn store(
     sequences: &[Sequence<'_>],
     kv: &mut LockedBlocks<'_>,
-    layer: usize,
+    layer: Place,
     qkv: &[f32],
     q_width: usize,
     kv_width: usize,
@@ -320,11 +350,16 @@ fn store(
     let size = kv.block_size();
     let width = q_width + 2 * kv_width;
     for seq in sequences {
+        let table = &seq.tables[layer.group];
         for (i, row) in qkv[seq.row * width..].chunks_exact(width).take(seq.n_rows).enumerate() {
             let position = seq.position as usize + i;
             if position >= seq.write_from as usize {
                 let (keys, values) = row[q_width..].split_at(kv_width);
-                kv.write(layer, seq.table[position / size], position % size, keys, values);
+                let index = table.index(position);
+                kv.write(layer.index, table.block_at(index), index % size, keys, values);
+                if layer.unused_behind && index.is_multiple_of(size) {
+                    kv.clear_behind(layer.index, table.block_at(index));
+                }
             }
         }
     }

@@ -44,6 +44,7 @@ pub(crate) fn tiny_config() -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: None,
         tied_head: false,
+        windows: Vec::new(),
         parts: LayerParts::default(),
         eos_token_ids: Vec::new(),
     }

@@ -3,15 +3,18 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
+use trunkline_port::{DeviceBlocks, Keeps, Step, StepError, StepOutput, StepRunner, StepSeq, Token, TokenLogprobs};
 
 use crate::attention::Sequence;
+use crate::block_tables::BlockTables;
 use crate::blocks::Blocks;
 use crate::error::WorkerError;
 use crate::kv::{KvCache, KvMemory};
 use crate::mirror::{Limits, Mirror};
 use crate::model::{Batch, Model, Scratch};
 use crate::sampler::{log_probabilities, sample};
+use crate::scores::ScoredRows;
+use crate::table::Table;
 use crate::threads::Threads;
 
 /// About how many operations picking a token takes for each token of the vocabulary.
@@ -25,7 +28,8 @@ const THREADS_MAX: usize = 1024;
 pub struct WorkerConfig {
     /// Tokens in a KV block. Multiples of 16 are fastest.
     pub block_size: u32,
-    /// Number of KV blocks of the device, allocated at once: [`Model::kv_bytes_per_token`] times `block_size` bytes each.
+    /// Number of KV blocks of the device, for all layer groups together, allocated at once. A block has room for `block_size` tokens in the
+    /// layers of the largest group.
     pub device_blocks: u32,
     /// Tokens to draft for a sequence in one step at most; 0 is off, and no tokens are kept. MUST be above 0 only if the
     /// scheduler's `max_drafts` is above 0: every sequence has to start with the tokens of the sequence's history.
@@ -81,7 +85,13 @@ impl Worker {
             return Err(WorkerError::Config { field: "threads", value, expected: "at most 1024" });
         }
         let threads = Threads::new(config.threads)?;
-        let memory = KvMemory::new(model.config(), model.kv_dtype(), config.block_size, config.device_blocks)?;
+        let memory = KvMemory::new(
+            model.config(),
+            model.groups().block_layers(),
+            model.kv_dtype(),
+            config.block_size,
+            config.device_blocks,
+        )?;
         let kv = KvCache::new(Arc::new(memory));
         let limits = Limits {
             block_size: config.block_size,
@@ -90,7 +100,8 @@ impl Worker {
             context: model.config().max_context,
             max_drafts: config.max_drafts,
         };
-        Ok(Self { model, threads, kv, mirror: Mirror::new(limits), scratch: Scratch::default() })
+        let mirror = Mirror::new(limits, model.groups().keeps().to_vec());
+        Ok(Self { model, threads, kv, mirror, scratch: Scratch::default() })
     }
 
     /// Runs a step: all tokens in one pass, then samples for the sequences with `sample`.
@@ -152,11 +163,12 @@ impl Worker {
                 sampled.push(Sampled { index, logit_row, drafts });
             }
             sequences.push(Sequence {
-                table: &mirror.slot(seq).table,
+                tables: tables(&mirror.slot(seq).tables, model.groups().keeps(), kv.block_size()),
                 row,
                 n_rows: tokens.len() - row,
                 position: seq.computed,
                 write_from: seq.kv_write_from,
+                scored: scored_rows(seq, kv.block_size()),
             });
         }
         let batch = Batch { tokens: &tokens, sequences: &sequences, logit_rows: &logit_rows };
@@ -212,6 +224,7 @@ impl Worker {
         output.result.step = step.id;
         let mut picked = sampled.iter().zip(picked).peekable();
         for (index, seq) in step.seqs.iter().enumerate() {
+            output.result.scores.extend(self.scratch.scores.of(index));
             let Some((sampled, picked)) = picked.next_if(|(sampled, _)| sampled.index == index) else {
                 output.result.push(&[]);
                 continue;
@@ -224,6 +237,24 @@ impl Worker {
         }
         output
     }
+}
+
+/// Returns the block tables of a sequence as attention reads them.
+fn tables<'a>(tables: &'a BlockTables, keeps: &[Keeps], block_size: usize) -> Vec<Table<'a>> {
+    let table = |(group, keeps): (usize, &Keeps)| match keeps {
+        Keeps::Scored => Table::without_holes(tables.of(group), block_size),
+        Keeps::All | Keeps::Window(_) => Table::whole(tables.of(group), block_size),
+    };
+    keeps.iter().enumerate().map(table).collect()
+}
+
+/// Returns the rows of a sequence that count for scores: the last rows without drafts.
+fn scored_rows(seq: &StepSeq, block_size: usize) -> Option<ScoredRows> {
+    (seq.scored_rows > 0).then(|| ScoredRows {
+        rows: (seq.n_tokens - seq.scored_rows) as usize..seq.n_tokens as usize,
+        kind: seq.score_kind,
+        entries: (seq.computed as usize + seq.n_tokens as usize).div_ceil(block_size),
+    })
 }
 
 impl StepRunner for Worker {

@@ -153,14 +153,29 @@ fn rotations_are_read_from_keys_and_from_divisors() {
 }
 
 #[test]
+fn windows_of_attention_and_their_pattern_are_read() {
+    let mut parts = Parts::sound("llama");
+    assert_eq!(config(parts.clone()).windows, []);
+    parts.set("llama.attention.sliding_window", MetadataValue::U32(32));
+    assert_eq!(config(parts.clone()).windows, [Some(32)]);
+    // The last of each two layers sees everything, then each.
+    parts.set("llama.attention.sliding_window_pattern", MetadataValue::U32(2));
+    assert_eq!(config(parts.clone()).windows, [Some(32)]);
+    parts.set("llama.attention.sliding_window_pattern", MetadataValue::U32(1));
+    assert_eq!(config(parts.clone()).windows, []);
+    parts.set("llama.attention.sliding_window_pattern", MetadataValue::U32(0));
+    parts.set("llama.attention.sliding_window", MetadataValue::U32(0));
+    assert_eq!(config(parts).windows, []);
+}
+
+#[test]
 fn what_the_worker_does_not_compute_is_refused_by_name() {
-    let cases: [(&str, MetadataValue, &str); 9] = [
+    let cases: [(&str, MetadataValue, &str); 8] = [
         ("general.architecture", MetadataValue::String("gemma2".to_owned()), "architecture \"gemma2\""),
         ("llama.rope.scaling.type", MetadataValue::String("longrope".to_owned()), "rope type \"longrope\""),
         ("llama.rope.dimension_count", MetadataValue::U32(2), "rotation of 2 of 4"),
         ("llama.attention.value_length", MetadataValue::U32(2), "value heads of width 2"),
         ("llama.expert_count", MetadataValue::U32(8), "mixture of experts"),
-        ("llama.attention.sliding_window", MetadataValue::U32(32), "sliding window of 32"),
         ("llama.attention.head_count", MetadataValue::F32(2.0), "is not a whole number"),
         ("llama.block_count", MetadataValue::I32(-1), "llama.block_count is -1"),
         ("tokenizer.ggml.eos_token_id", MetadataValue::U32(20), "tokenizer.ggml.eos_token_id is 20"),

@@ -66,15 +66,17 @@ pub(super) fn config<R: Read + Seek>(
             mlp_bias: has("blk.0.ffn_gate.bias"),
             head_norm: family.head_norm,
         },
+        windows: Vec::new(),
         eos_token_ids: Vec::new(),
     };
     refuse_other_arithmetic(&facts, &config)?;
+    config.check(path)?;
+    set_windows(&facts, &mut config)?;
     for key in END_KEYS {
         if let Some(id) = facts.integer(key)? {
             config.add_eos(&[id], key, path)?;
         }
     }
-    config.check(path)?;
     Ok((config, family))
 }
 
@@ -93,7 +95,15 @@ fn refuse_other_arithmetic(facts: &Facts<'_>, config: &ModelConfig) -> Result<()
     if let Some(width) = facts.count(".attention.value_length")?.filter(|width| *width != config.head_dim) {
         return refuse(format!("value heads of width {width}"), "value heads are as wide as key heads");
     }
-    config.refuse_window(facts.count(".attention.sliding_window")?.filter(|window| *window > 0), facts.path)
+    Ok(())
+}
+
+/// Reads the windows of attention. With a pattern of `n` the last of each `n` layers reaches over the whole context, as in llama.cpp; without
+/// one, every layer has the window.
+fn set_windows(facts: &Facts<'_>, config: &mut ModelConfig) -> Result<(), ModelError> {
+    let window = facts.count(".attention.sliding_window")?.filter(|window| *window > 0);
+    let pattern = facts.count(".attention.sliding_window_pattern")?.unwrap_or(0);
+    config.set_windows(window, |layer| pattern == 0 || layer % pattern < pattern - 1, facts.path)
 }
 
 /// Returns a number that is neither NaN nor infinite, or the default.

@@ -1,0 +1,213 @@
+//! Attention that blocks get, for eviction: taken from the softmax weights that attention computes anyway.
+//!
+//! Attention adds up weights relative to a running maximum. For each query and span the sums of the span's pieces are kept together with
+//! the maximum at that time; at the end each piece is scaled to the final maximum and divided by the total. Pieces of several queries add
+//! up in the order of queries, then tiles, then layers: scores depend neither on threads nor on other sequences.
+
+use std::ops::Range;
+
+use trunkline_port::ScoreKind;
+
+use crate::kernel::{LANES, exp, max_lanes, sum_lanes};
+use crate::table::Table;
+
+/// Positions between two updates of the running maximum. A multiple of [`LANES`].
+pub(crate) const SPAN: usize = 64;
+
+/// Least distance of a position that counts for [`ScoreKind::Max`], in positions.
+const DISTANCE_MIN: usize = 32;
+
+/// Rows of a sequence whose attention counts.
+#[derive(Clone, Debug)]
+pub(crate) struct ScoredRows {
+    /// Offsets of the rows among the rows of the sequence; not empty.
+    pub(crate) rows: Range<usize>,
+    /// Kind of the scores.
+    pub(crate) kind: ScoreKind,
+    /// Entries of the block table that get a score.
+    pub(crate) entries: usize,
+}
+
+/// Adds or takes the larger, by kind.
+#[inline(always)]
+fn join(kind: ScoreKind, a: f32, b: f32) -> f32 {
+    match kind {
+        ScoreKind::Mean => a + b,
+        ScoreKind::Max if b > a => b,
+        ScoreKind::Max => a,
+    }
+}
+
+/// Weights of the queries of a tile for one KV head, by pieces of spans.
+#[derive(Default)]
+pub(crate) struct Pieces {
+    /// `[query][span][piece]`: sum or largest of the piece's weights.
+    weights: Vec<f32>,
+    /// `[query][span]`: running maximum that the weights are relative to.
+    maxima: Vec<f32>,
+    /// `[span][piece]`: scores of all queries together.
+    joined: Vec<f32>,
+}
+
+/// Collects the scores of the queries of a tile for one KV head.
+pub(crate) struct Collector<'a> {
+    pub(crate) table: &'a Table<'a>,
+    pub(crate) kind: ScoreKind,
+    /// Scored queries of the tile.
+    pub(crate) queries: Range<usize>,
+    /// Queries in a row.
+    pub(crate) group: usize,
+    /// Position of the tile's first row.
+    pub(crate) position: usize,
+    /// Indices covered by spans; begins with a span.
+    pub(crate) indices: Range<usize>,
+    pub(crate) block_size: usize,
+}
+
+impl Collector<'_> {
+    /// Returns the number of positions in a piece: pieces never cross blocks.
+    #[inline(always)]
+    fn piece(&self) -> usize {
+        if self.block_size.is_multiple_of(LANES) { LANES } else { 1 }
+    }
+
+    #[inline(always)]
+    fn spans(&self) -> usize {
+        self.indices.len().div_ceil(SPAN)
+    }
+
+    /// Forgets the tile before.
+    #[inline(always)]
+    pub(crate) fn begin(&self, pieces: &mut Pieces) {
+        let spans = self.queries.len() * self.spans();
+        pieces.weights.clear();
+        pieces.weights.resize(spans * (SPAN / self.piece()), 0.0);
+        pieces.maxima.clear();
+        pieces.maxima.resize(spans, f32::NEG_INFINITY);
+    }
+
+    /// Takes the weights of query `i` for the span at index `start`, relative to `maximum`. Weights of hidden positions are 0.
+    #[inline(always)]
+    pub(crate) fn note(&self, i: usize, start: usize, weights: &[f32; SPAN], maximum: f32, pieces: &mut Pieces) {
+        if !self.queries.contains(&i) {
+            return;
+        }
+        let at = (i - self.queries.start) * self.spans() + (start - self.indices.start) / SPAN;
+        pieces.maxima[at] = maximum;
+        let piece = self.piece();
+        let out = &mut pieces.weights[at * (SPAN / piece)..][..SPAN / piece];
+        match self.kind {
+            ScoreKind::Mean if piece == 1 => out.copy_from_slice(weights),
+            ScoreKind::Mean => {
+                for (out, weights) in out.iter_mut().zip(weights.chunks_exact(LANES)) {
+                    *out = sum_lanes(weights, |weight| weight);
+                }
+            }
+            ScoreKind::Max => {
+                let row = self.position + i / self.group;
+                let far = self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN));
+                let far = far.saturating_sub(start).min(SPAN);
+                for (out, weights) in out.iter_mut().zip(weights[..far].chunks(piece)) {
+                    *out = max_lanes(weights);
+                }
+            }
+        }
+    }
+
+    /// Joins the scores of all queries, with their final maxima and totals, into the scores of the table's entries.
+    #[inline(always)]
+    pub(crate) fn finish(&self, maxima: &[f32], totals: &[f32], pieces: &mut Pieces, scores: &mut [f32]) {
+        let (spans, piece) = (self.spans(), self.piece());
+        let per = SPAN / piece;
+        let Pieces { weights, maxima: running, joined } = pieces;
+        joined.clear();
+        joined.resize(spans * per, 0.0);
+        for (n, i) in self.queries.clone().enumerate() {
+            let running = &running[n * spans..][..spans];
+            let weights = weights[n * spans * per..][..spans * per].chunks_exact(per);
+            for ((joined, weights), running) in joined.chunks_exact_mut(per).zip(weights).zip(running) {
+                let factor = exp(running - maxima[i]) / totals[i];
+                for (joined, weight) in joined.iter_mut().zip(weights) {
+                    *joined = join(self.kind, *joined, weight * factor);
+                }
+            }
+        }
+        for (index, score) in self.indices.clone().step_by(piece).zip(joined.iter()) {
+            let entry = &mut scores[self.table.entry(index / self.block_size)];
+            *entry = join(self.kind, *entry, *score);
+        }
+    }
+}
+
+/// Scores of the sequences of a batch, summed over layers.
+#[derive(Default)]
+pub(crate) struct Scores {
+    /// `true` keeps the layers apart.
+    pub(crate) by_layer: bool,
+    sequences: Vec<SequenceScores>,
+    /// Scores of one layer: the entries of each scored tile.
+    pub(crate) tiles: Vec<f32>,
+}
+
+struct SequenceScores {
+    kind: ScoreKind,
+    entries: usize,
+    /// Queries that count in each layer.
+    queries: usize,
+    /// Layers counted so far.
+    layers: usize,
+    /// `[entry]`, or `[layer][entry]` with the layers apart.
+    joined: Vec<f64>,
+}
+
+impl Scores {
+    /// Forgets the last batch.
+    pub(crate) fn begin<'a>(&mut self, sequences: impl Iterator<Item = Option<&'a ScoredRows>>, n_heads: usize) {
+        let of = |scored: Option<&ScoredRows>| SequenceScores {
+            kind: scored.map(|scored| scored.kind).unwrap_or_default(),
+            entries: scored.map_or(0, |scored| scored.entries),
+            queries: scored.map_or(0, |scored| scored.rows.len() * n_heads),
+            layers: 0,
+            joined: Vec::new(),
+        };
+        self.sequences.clear();
+        self.sequences.extend(sequences.map(of));
+    }
+
+    /// Returns `true` if a sequence of the batch has scored rows.
+    pub(crate) fn wanted(&self) -> bool {
+        self.sequences.iter().any(|seq| seq.entries > 0)
+    }
+
+    /// Adds a layer: the scores of each tile in [`Self::tiles`], with the tile's sequence and range.
+    pub(crate) fn add_layer(&mut self, tiles: impl Iterator<Item = (usize, Range<usize>)>) {
+        for seq in self.sequences.iter_mut().filter(|seq| seq.entries > 0) {
+            seq.layers += 1;
+            let n = if self.by_layer { seq.layers * seq.entries } else { seq.entries };
+            seq.joined.resize(n, 0.0);
+        }
+        for (sequence, range) in tiles {
+            let seq = &mut self.sequences[sequence];
+            let at = seq.joined.len() - seq.entries;
+            for (joined, score) in seq.joined[at..].iter_mut().zip(&self.tiles[range]) {
+                let score = f64::from(*score);
+                *joined = match seq.kind {
+                    ScoreKind::Mean => *joined + score,
+                    ScoreKind::Max => joined.max(score),
+                };
+            }
+        }
+    }
+
+    /// Returns the scores of a sequence: averages over all queries and layers, or the largest. With the layers apart, the entries of each layer
+    /// one after another.
+    pub(crate) fn of(&self, sequence: usize) -> impl Iterator<Item = f32> {
+        let seq = &self.sequences[sequence];
+        let layers = if self.by_layer { 1 } else { seq.layers };
+        let divisor = match seq.kind {
+            ScoreKind::Mean => (seq.queries * layers).max(1) as f64,
+            ScoreKind::Max => 1.0,
+        };
+        seq.joined.iter().map(move |joined| (joined / divisor) as f32)
+    }
+}
