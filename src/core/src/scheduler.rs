@@ -310,12 +310,19 @@ impl Scheduler {
             scored_rows,
             score_kind,
         };
-        let n_scores = n_scores(&part, config.block_size);
         journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, n_scores, scored_rows, sample, decodes });
+        self.picked.push(Part {
+            slot: slot as u32,
+            n_tokens,
+            n_drafts,
+            n_scores: n_scores(&part, config.block_size),
+            scored_rows,
+            sample,
+            decodes,
+        });
     }
 }
 
