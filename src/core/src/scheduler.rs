@@ -314,15 +314,15 @@ impl Scheduler {
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.push(Part {
-            slot: slot as u32,
-            n_tokens,
-            n_drafts,
-            n_scores: n_scores(&part, config.block_size),
-            scored_rows,
-            sample,
-            decodes,
-        });
+        self.pick(slot, &part, decodes, config.block_size);
+    }
+
+    /// Keeps what the answer to the step needs of a sequence.
+    #[inline(always)]
+    fn pick(&mut self, slot: usize, part: &StepSeq, decodes: bool, block_size: u32) {
+        let StepSeq { n_tokens, n_drafts, scored_rows, sample, .. } = *part;
+        let n_scores = n_scores(part, block_size);
+        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, n_scores, scored_rows, sample, decodes });
     }
 }
 
