@@ -82,6 +82,7 @@ impl Table {
         let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;
         let mut notes = Vec::new();
+        profile.name_others(&mut notes);
         let mut linear = sum(&path.join("dense.csv"), ["layer", "tokens", "time_us"], &mut notes, |operation| {
             times_of(operation).map(|times| match times {
                 Times::Layer(n) => n * layers,

@@ -12,6 +12,10 @@ const META: &str = "meta.yaml";
 /// Files that identify a folder of tables.
 const TABLES: [&str; 3] = ["dense.csv", "dense.csv.gz", "dense.parquet"];
 
+/// Files of a folder of tables that a table reads or need not read: `skew` is what `skew_fit` was fitted to, and `step` holds steps
+/// measured as a whole.
+const KNOWN: [&str; 6] = ["dense", "per_sequence", "attention", "skew_fit", "skew", "step"];
+
 /// Tables for a number of devices, and the description of the profile.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Profile {
@@ -48,6 +52,18 @@ impl Profile {
     /// Returns the name of the measured model, or nothing.
     pub fn model(&self) -> &str {
         self.meta.get("model").map_or("", String::as_str)
+    }
+
+    /// Adds a note on files of measurements that the table does not use, such as `moe.csv`.
+    pub fn name_others(&self, notes: &mut Vec<String>) {
+        let Ok(entries) = fs::read_dir(&self.tables) else { return };
+        let others: BTreeSet<String> = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| name.ends_with(".csv") || name.ends_with(".csv.gz") || name.ends_with(".parquet"))
+            .filter(|name| !KNOWN.contains(&name.split('.').next().unwrap_or_default()))
+            .collect();
+        notes.extend(others.into_iter().map(|name| format!("{name} not used")));
     }
 
     /// Returns the share of the skew between long and short decodes that `meta.yaml` states for `tensor` devices: 0 without a fit.
@@ -142,6 +158,17 @@ mod tests {
         let inner = Profile::find(&path.join("tp2"), 2);
         assert_eq!((inner.tables.clone(), inner.degrees.clone()), (path.join("tp2"), BTreeSet::from([2])));
         assert_eq!(inner.model(), "org/Model-8B");
+    }
+
+    #[test]
+    fn files_that_are_not_used_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["dense.csv", "skew.csv", "step.csv", "moe.csv", "linear_attention.parquet", "notes.txt"] {
+            write(&folder.path().join("tp1").join(file), "x");
+        }
+        let mut notes = Vec::new();
+        Profile::find(folder.path(), 1).name_others(&mut notes);
+        assert_eq!(notes, ["linear_attention.parquet not used", "moe.csv not used"]);
     }
 
     #[test]
