@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use trunkline_port::ScoreKind;
 
-use crate::kernel::{LANES, exp, max_lanes, sum_lanes};
+use crate::kernel::{LANES, exp, max_lanes};
 use crate::table::Table;
 
 /// Positions between two updates of the running maximum. A multiple of [`LANES`].
@@ -28,14 +28,27 @@ pub(crate) struct ScoredRows {
     pub(crate) entries: usize,
 }
 
-/// Adds or takes the larger, by kind.
+/// Pieces of a span where pieces are [`LANES`] positions.
+const PIECES: usize = SPAN / LANES;
+
+/// Returns the sum of each piece of a span. Fixed lengths, so that four sums take the place of one another in vectors.
 #[inline(always)]
-fn join(kind: ScoreKind, a: f32, b: f32) -> f32 {
-    match kind {
-        ScoreKind::Mean => a + b,
-        ScoreKind::Max if b > a => b,
-        ScoreKind::Max => a,
+fn sum_pieces(weights: &[f32; SPAN]) -> [f32; PIECES] {
+    let mut eights = [[0.0; LANES / 2]; PIECES];
+    for (piece, eight) in eights.iter_mut().enumerate() {
+        for (lane, sum) in eight.iter_mut().enumerate() {
+            *sum = weights[piece * LANES + lane] + weights[piece * LANES + LANES / 2 + lane];
+        }
     }
+    eights.map(|eight| {
+        let fours: [f32; 4] = std::array::from_fn(|lane| eight[lane] + eight[lane + 4]);
+        (fours[0] + fours[2]) + (fours[1] + fours[3])
+    })
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// Weights of the queries of a tile for one KV head, by pieces of spans.
@@ -98,11 +111,7 @@ impl Collector<'_> {
         let out = &mut pieces.weights[at * (SPAN / piece)..][..SPAN / piece];
         match self.kind {
             ScoreKind::Mean if piece == 1 => out.copy_from_slice(weights),
-            ScoreKind::Mean => {
-                for (out, weights) in out.iter_mut().zip(weights.chunks_exact(LANES)) {
-                    *out = sum_lanes(weights, |weight| weight);
-                }
-            }
+            ScoreKind::Mean => out.copy_from_slice(&sum_pieces(weights)),
             ScoreKind::Max => {
                 let row = self.position + i / self.group;
                 let far = self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN));
@@ -117,24 +126,56 @@ impl Collector<'_> {
     /// Joins the scores of all queries, with their final maxima and totals, into the scores of the table's entries.
     #[inline(always)]
     pub(crate) fn finish(&self, maxima: &[f32], totals: &[f32], pieces: &mut Pieces, scores: &mut [f32]) {
+        match self.kind {
+            ScoreKind::Mean => self.finish_with(maxima, totals, pieces, scores, |a, b| a + b),
+            ScoreKind::Max => self.finish_with(maxima, totals, pieces, scores, larger),
+        }
+    }
+
+    #[inline(always)]
+    fn finish_with(
+        &self,
+        maxima: &[f32],
+        totals: &[f32],
+        pieces: &mut Pieces,
+        scores: &mut [f32],
+        join: impl Fn(f32, f32) -> f32 + Copy,
+    ) {
         let (spans, piece) = (self.spans(), self.piece());
         let per = SPAN / piece;
         let Pieces { weights, maxima: running, joined } = pieces;
         joined.clear();
         joined.resize(spans * per, 0.0);
         for (n, i) in self.queries.clone().enumerate() {
-            let running = &running[n * spans..][..spans];
-            let weights = weights[n * spans * per..][..spans * per].chunks_exact(per);
-            for ((joined, weights), running) in joined.chunks_exact_mut(per).zip(weights).zip(running) {
-                let factor = exp(running - maxima[i]) / totals[i];
-                for (joined, weight) in joined.iter_mut().zip(weights) {
-                    *joined = join(self.kind, *joined, weight * factor);
+            let running = &mut running[n * spans..][..spans];
+            let (maximum, share) = (maxima[i], 1.0 / totals[i]);
+            running.iter_mut().for_each(|running| *running = exp(*running - maximum) * share);
+            let weights = &weights[n * spans * per..][..spans * per];
+            if per == PIECES {
+                let spans = joined.as_chunks_mut::<PIECES>().0.iter_mut().zip(weights.as_chunks::<PIECES>().0);
+                for ((joined, weights), factor) in spans.zip(running.iter()) {
+                    for (joined, weight) in joined.iter_mut().zip(weights) {
+                        *joined = join(*joined, weight * factor);
+                    }
+                }
+            } else {
+                let spans = joined.chunks_exact_mut(per).zip(weights.chunks_exact(per));
+                for ((joined, weights), factor) in spans.zip(running.iter()) {
+                    for (joined, weight) in joined.iter_mut().zip(weights) {
+                        *joined = join(*joined, weight * factor);
+                    }
                 }
             }
         }
-        for (index, score) in self.indices.clone().step_by(piece).zip(joined.iter()) {
-            let entry = &mut scores[self.table.entry(index / self.block_size)];
-            *entry = join(self.kind, *entry, *score);
+        // Pieces behind the last index are empty.
+        let joined = &joined[..self.indices.len().div_ceil(piece)];
+        let (first, offset) = (self.indices.start / self.block_size, self.indices.start % self.block_size);
+        // The first block may begin before the first span.
+        let (head, tail) = joined.split_at(((self.block_size - offset) / piece).min(joined.len()));
+        let blocks = std::iter::once(head).chain(tail.chunks(self.block_size / piece));
+        for (block, pieces) in blocks.enumerate() {
+            let entry = &mut scores[self.table.entry(first + block)];
+            *entry = pieces.iter().fold(*entry, |a, b| join(a, *b));
         }
     }
 }
