@@ -121,8 +121,8 @@ pub(crate) fn attend(
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
     let scored = layer.scored && scores.wanted();
-    scores.tiles.clear();
     scores.tiles.resize(plan.tiles.last().map_or(0, |tile| tile.scores.end), 0.0);
+    scores.tiles.fill(0.0);
     let (mut rest, mut rest_scores) = (out, scores.tiles.as_mut_slice());
     let mut tasks: Vec<Task<'_>> = Vec::with_capacity(plan.tiles.len());
     for tile in &plan.tiles {
@@ -365,6 +365,9 @@ impl Queries<'_> {
         for i in 0..self.n {
             let visible = self.visible(i, start);
             if visible.is_empty() {
+                if let Some(collector) = collector {
+                    collector.note(i, start, None, f32::NEG_INFINITY, &mut state.pieces);
+                }
                 continue;
             }
             // Always the whole span, so that the loops have a constant length.
@@ -385,7 +388,7 @@ impl Queries<'_> {
                 *sum *= factor;
             }
             if let Some(collector) = collector {
-                collector.note(i, start, weights, maximum, &mut state.pieces);
+                collector.note(i, start, Some(weights), maximum, &mut state.pieces);
             }
         }
     }

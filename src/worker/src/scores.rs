@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use trunkline_port::ScoreKind;
 
-use crate::kernel::{LANES, exp, max_lanes};
+use crate::kernel::{LANES, exp};
 use crate::table::Table;
 
 /// Positions between two updates of the running maximum. A multiple of [`LANES`].
@@ -28,22 +28,21 @@ pub(crate) struct ScoredRows {
     pub(crate) entries: usize,
 }
 
-/// Pieces of a span where pieces are [`LANES`] positions.
-const PIECES: usize = SPAN / LANES;
+/// Values kept for a piece of [`LANES`] positions: lanes that are joined only after the queries are, a vector at a time.
+const PARTS: usize = 4;
 
-/// Returns the sum of each piece of a span. Fixed lengths, so that four sums take the place of one another in vectors.
+/// Values kept for a span of such pieces.
+const SPAN_PARTS: usize = SPAN / LANES * PARTS;
+
+/// Joins the lanes of each piece of a span to [`PARTS`] values. All lengths are fixed, for vectors.
 #[inline(always)]
-fn sum_pieces(weights: &[f32; SPAN]) -> [f32; PIECES] {
-    let mut eights = [[0.0; LANES / 2]; PIECES];
-    for (piece, eight) in eights.iter_mut().enumerate() {
-        for (lane, sum) in eight.iter_mut().enumerate() {
-            *sum = weights[piece * LANES + lane] + weights[piece * LANES + LANES / 2 + lane];
-        }
+fn join_lanes(weights: &[f32; SPAN], join: impl Fn(f32, f32) -> f32) -> [f32; SPAN_PARTS] {
+    let mut parts = [0.0; SPAN_PARTS];
+    for (parts, lanes) in parts.as_chunks_mut::<PARTS>().0.iter_mut().zip(weights.as_chunks::<LANES>().0) {
+        let eight: [f32; LANES / 2] = std::array::from_fn(|lane| join(lanes[lane], lanes[lane + LANES / 2]));
+        *parts = std::array::from_fn(|lane| join(eight[lane], eight[lane + PARTS]));
     }
-    eights.map(|eight| {
-        let fours: [f32; 4] = std::array::from_fn(|lane| eight[lane] + eight[lane + 4]);
-        (fours[0] + fours[2]) + (fours[1] + fours[3])
-    })
+    parts
 }
 
 #[inline(always)]
@@ -54,11 +53,11 @@ fn larger(a: f32, b: f32) -> f32 {
 /// Weights of the queries of a tile for one KV head, by pieces of spans.
 #[derive(Default)]
 pub(crate) struct Pieces {
-    /// `[query][span][piece]`: sum or largest of the piece's weights.
+    /// `[query][span][part]`: sums or largest of the weights of each piece, in parts.
     weights: Vec<f32>,
     /// `[query][span]`: running maximum that the weights are relative to.
     maxima: Vec<f32>,
-    /// `[span][piece]`: scores of all queries together.
+    /// `[span][part]`: scores of all queries together.
     joined: Vec<f32>,
 }
 
@@ -78,10 +77,10 @@ pub(crate) struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// Returns the number of positions in a piece: pieces never cross blocks.
+    /// Returns the number of values kept for a span: pieces never cross blocks, so pieces of odd blocks are single positions.
     #[inline(always)]
-    fn piece(&self) -> usize {
-        if self.block_size.is_multiple_of(LANES) { LANES } else { 1 }
+    fn parts(&self) -> usize {
+        if self.block_size.is_multiple_of(LANES) { SPAN_PARTS } else { SPAN }
     }
 
     #[inline(always)]
@@ -89,35 +88,45 @@ impl Collector<'_> {
         self.indices.len().div_ceil(SPAN)
     }
 
-    /// Forgets the tile before.
+    /// Makes room for the tile.
     #[inline(always)]
     pub(crate) fn begin(&self, pieces: &mut Pieces) {
         let spans = self.queries.len() * self.spans();
-        pieces.weights.clear();
-        pieces.weights.resize(spans * (SPAN / self.piece()), 0.0);
-        pieces.maxima.clear();
+        pieces.weights.resize(spans * self.parts(), 0.0);
         pieces.maxima.resize(spans, f32::NEG_INFINITY);
     }
 
-    /// Takes the weights of query `i` for the span at index `start`, relative to `maximum`. Weights of hidden positions are 0.
+    /// Takes the weights of query `i` for the span at index `start`, relative to `maximum`; `None` if the query sees nothing of the span.
+    /// Weights of hidden positions are 0.
     #[inline(always)]
-    pub(crate) fn note(&self, i: usize, start: usize, weights: &[f32; SPAN], maximum: f32, pieces: &mut Pieces) {
+    pub(crate) fn note(
+        &self,
+        i: usize,
+        start: usize,
+        weights: Option<&[f32; SPAN]>,
+        maximum: f32,
+        pieces: &mut Pieces,
+    ) {
         if !self.queries.contains(&i) {
             return;
         }
         let at = (i - self.queries.start) * self.spans() + (start - self.indices.start) / SPAN;
         pieces.maxima[at] = maximum;
-        let piece = self.piece();
-        let out = &mut pieces.weights[at * (SPAN / piece)..][..SPAN / piece];
-        match self.kind {
-            ScoreKind::Mean if piece == 1 => out.copy_from_slice(weights),
-            ScoreKind::Mean => out.copy_from_slice(&sum_pieces(weights)),
-            ScoreKind::Max => {
+        let out = &mut pieces.weights[at * self.parts()..][..self.parts()];
+        match (self.kind, weights) {
+            (_, None) => out.fill(0.0),
+            (ScoreKind::Mean, Some(weights)) if out.len() == SPAN => out.copy_from_slice(weights),
+            (ScoreKind::Mean, Some(weights)) => out.copy_from_slice(&join_lanes(weights, |a, b| a + b)),
+            (ScoreKind::Max, Some(weights)) => {
                 let row = self.position + i / self.group;
-                let far = self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN));
-                let far = far.saturating_sub(start).min(SPAN);
-                for (out, weights) in out.iter_mut().zip(weights[..far].chunks(piece)) {
-                    *out = max_lanes(weights);
+                let far =
+                    self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN)).saturating_sub(start).min(SPAN);
+                let mut kept = *weights;
+                kept[far..].fill(0.0);
+                if out.len() == SPAN {
+                    out.copy_from_slice(&kept);
+                } else {
+                    out.copy_from_slice(&join_lanes(&kept, larger));
                 }
             }
         }
@@ -141,8 +150,7 @@ impl Collector<'_> {
         scores: &mut [f32],
         join: impl Fn(f32, f32) -> f32 + Copy,
     ) {
-        let (spans, piece) = (self.spans(), self.piece());
-        let per = SPAN / piece;
+        let (spans, per) = (self.spans(), self.parts());
         let Pieces { weights, maxima: running, joined } = pieces;
         joined.clear();
         joined.resize(spans * per, 0.0);
@@ -150,32 +158,29 @@ impl Collector<'_> {
             let running = &mut running[n * spans..][..spans];
             let (maximum, share) = (maxima[i], 1.0 / totals[i]);
             running.iter_mut().for_each(|running| *running = exp(*running - maximum) * share);
-            let weights = &weights[n * spans * per..][..spans * per];
-            if per == PIECES {
-                let spans = joined.as_chunks_mut::<PIECES>().0.iter_mut().zip(weights.as_chunks::<PIECES>().0);
-                for ((joined, weights), factor) in spans.zip(running.iter()) {
-                    for (joined, weight) in joined.iter_mut().zip(weights) {
-                        *joined = join(*joined, weight * factor);
-                    }
-                }
-            } else {
-                let spans = joined.chunks_exact_mut(per).zip(weights.chunks_exact(per));
-                for ((joined, weights), factor) in spans.zip(running.iter()) {
+            let weights = weights[n * spans * per..][..spans * per].chunks_exact(per);
+            for ((joined, weights), factor) in joined.chunks_exact_mut(per).zip(weights).zip(running.iter()) {
+                let parts = joined.as_chunks_mut::<SPAN_PARTS>().0.iter_mut().zip(weights.as_chunks::<SPAN_PARTS>().0);
+                for (joined, weights) in parts {
                     for (joined, weight) in joined.iter_mut().zip(weights) {
                         *joined = join(*joined, weight * factor);
                     }
                 }
             }
         }
-        // Pieces behind the last index are empty.
-        let joined = &joined[..self.indices.len().div_ceil(piece)];
+        // Parts behind the last index are empty.
+        let parts_of = |positions: usize| if per == SPAN { positions } else { positions / LANES * PARTS };
+        let joined = &joined[..parts_of(self.indices.len().next_multiple_of(LANES)).min(joined.len())];
         let (first, offset) = (self.indices.start / self.block_size, self.indices.start % self.block_size);
         // The first block may begin before the first span.
-        let (head, tail) = joined.split_at(((self.block_size - offset) / piece).min(joined.len()));
-        let blocks = std::iter::once(head).chain(tail.chunks(self.block_size / piece));
-        for (block, pieces) in blocks.enumerate() {
-            let entry = &mut scores[self.table.entry(first + block)];
-            *entry = pieces.iter().fold(*entry, |a, b| join(a, *b));
+        let (head, tail) = joined.split_at(parts_of(self.block_size - offset).min(joined.len()));
+        let blocks = std::iter::once(head).chain(tail.chunks(parts_of(self.block_size)));
+        let entries = scores.len();
+        for (block, parts) in blocks.enumerate() {
+            let entry = self.table.entry(first + block);
+            if entry < entries {
+                scores[entry] = parts.iter().fold(scores[entry], |a, b| join(a, *b));
+            }
         }
     }
 }
