@@ -9,7 +9,7 @@ impl Driver {
     pub(crate) fn check(&self) {
         self.core.check();
         let (stats, config) = (self.stats(), self.core.config());
-        assert_eq!(self.usable() + self.in_use(), config.device_blocks, "every block is in one place: {stats:?}");
+        assert_eq!(self.usable() + self.in_use(), config.pool_blocks(), "every block is in one place: {stats:?}");
         assert!(stats.free_host_blocks <= config.host_capacity());
         self.check_progress();
         self.check_runs();

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use trunkline_core::{
-    Action, BlockFault, Config, Core, Event, FinishReason, Lookup, Namespace, Place, Refusal, Request, RequestId,
-    Stats, Step, StepResult, StepSeq, Token, Transfer, Usage,
+    Action, BlockFault, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Place, Refusal, Request,
+    RequestId, Stats, Step, StepResult, StepSeq, Token, Transfer, Usage, h2o,
 };
 
 use crate::blame::Blame;
@@ -128,7 +128,11 @@ impl Driver {
     }
 
     fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
-        let block_size = config.block_size;
+        let mut found = Found::new(config.block_size);
+        // A request with a long prefix takes the last blocks of a window alone: those before it may be gone for a shorter prefix. A
+        // request that dropped blocks publishes no more.
+        found.counts =
+            config.h2o.mode == h2o::Mode::Off && !config.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
         Self {
             worker: OracleWorker::new(&config, seed),
             core: Core::new(config).expect("the limits are within their ranges"),
@@ -151,7 +155,7 @@ impl Driver {
             requests: BTreeMap::new(),
             live: BTreeSet::new(),
             blame: Blame::default(),
-            found: Found::new(block_size),
+            found,
             sent: Sent::default(),
         }
     }
@@ -599,7 +603,7 @@ impl Driver {
 
     /// Returns `true` if every block of the device is free or evictable.
     pub fn all_blocks_usable(&self) -> bool {
-        self.usable() == self.core.config().device_blocks
+        self.usable() == self.core.config().pool_blocks()
     }
 
     /// Returns the number of free blocks on the host.
@@ -665,7 +669,7 @@ impl Driver {
     pub fn assert_empty(&self) {
         let (stats, config) = (self.stats(), self.core.config());
         assert_eq!((stats.waiting, stats.running, stats.swapped), (0, 0, 0));
-        assert_eq!((self.usable(), self.host_free()), (config.device_blocks, config.host_capacity()));
+        assert_eq!((self.usable(), self.host_free()), (config.pool_blocks(), config.host_capacity()));
         assert!(self.steps.is_empty() && self.copies.is_empty());
     }
 }

@@ -11,6 +11,7 @@ mod blame;
 mod checks;
 mod driver;
 mod found;
+mod groups;
 mod keys;
 mod memory;
 pub mod oracle;

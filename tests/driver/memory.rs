@@ -11,18 +11,21 @@ pub(crate) struct Cell {
     pub(crate) prefix: u64,
     /// Flushes of the cache before the prefix was begun.
     pub(crate) flushes: u32,
+    /// Stands for the layer group, and for the entries that the sequence had dropped when the cell was computed; 0 in the first group,
+    /// with all entries.
+    pub(crate) lineage: u64,
 }
 
 impl PartialEq for Cell {
     fn eq(&self, other: &Self) -> bool {
-        self.prefix == other.prefix
+        (self.prefix, self.lineage) == (other.prefix, other.lineage)
     }
 }
 
 /// The contents of no cell.
-pub(crate) const EMPTY: Cell = Cell { prefix: 0, flushes: 0 };
+pub(crate) const EMPTY: Cell = Cell { prefix: 0, flushes: 0, lineage: 0 };
 /// The contents of a cell that a copy is to write, or failed to write.
-pub(crate) const POISON: Cell = Cell { prefix: 2, flushes: 0 };
+pub(crate) const POISON: Cell = Cell { prefix: 2, flushes: 0, lineage: 0 };
 
 /// What goes on in a block.
 #[derive(Clone, Default, Debug)]
@@ -31,8 +34,8 @@ pub(crate) struct Traffic {
     pub(crate) copy_into: Option<u64>,
     pub(crate) read_by: Option<RequestId>,
     pub(crate) written_by: Option<RequestId>,
-    /// The first table of the step that has it: whose, where, and whether it may only read it.
-    pub(crate) in_table: Option<(RequestId, usize, bool)>,
+    /// The first table of the step that has it: whose, which layer group and entry, and whether it may only read it.
+    pub(crate) in_table: Option<(RequestId, (usize, usize), bool)>,
 }
 
 /// The KV blocks of one side.

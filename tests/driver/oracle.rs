@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    BlockHash, BlockKey, Config, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer,
+    BlockHash, BlockKey, Config, Keeps, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer,
 };
 
+use crate::groups::{GroupTables, lineage_of};
 use crate::keys::Keys;
 use crate::memory::{Cell, EMPTY, Memory, POISON, SharedStorage};
 
@@ -18,16 +19,22 @@ pub const EOS: Token = 7;
 
 /// The cell before the first: prefixes of two namespaces are different prefixes.
 fn cell_before(root: BlockHash, flushes: u32) -> Cell {
-    Cell { prefix: (root.0 as u64 ^ (root.0 >> 64) as u64) | 1, flushes }
+    Cell { prefix: (root.0 as u64 ^ (root.0 >> 64) as u64) | 1, flushes, lineage: 0 }
 }
 
 fn next_cell(before: Cell, token: Token) -> Cell {
     let mixed = (before.prefix ^ u64::from(token) ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Cell { prefix: (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1, flushes: before.flushes }
+    Cell { prefix: (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1, ..before }
 }
 
 fn sample(cell: Cell) -> Token {
     (cell.prefix >> 20) as u32 % VOCAB
+}
+
+/// Returns some score of a block: the same for a request and an entry at each time.
+fn score(seq: &StepSeq, entry: u32) -> f32 {
+    let cell = next_cell(Cell { prefix: seq.request.0 | 1, ..EMPTY }, entry);
+    (cell.prefix >> 40) as f32 / (1 << 24) as f32
 }
 
 /// The tokens a prompt is continued with, when nothing goes wrong.
@@ -98,6 +105,8 @@ struct Mirror {
     /// Cell before the first of the request.
     before: Cell,
     table: Vec<u32>,
+    /// Block tables of the layer groups after the first, and what the sequence dropped from them.
+    groups: GroupTables,
     /// Token that the last step of the sequence sampled.
     sampled: Option<Token>,
 }
@@ -110,6 +119,8 @@ type Dictation<'a> = dyn FnMut(&StepSeq) -> Vec<Token> + 'a;
 pub struct OracleWorker {
     block_size: usize,
     max_drafts: u32,
+    /// Positions that each layer group keeps.
+    keeps: Vec<Keeps>,
     device: Memory,
     host: Memory,
     tiers: Vec<Memory>,
@@ -146,7 +157,8 @@ impl OracleWorker {
         Self {
             block_size: config.block_size as usize,
             max_drafts: config.max_drafts,
-            device: Memory::new("device", config.block_size, config.device_blocks),
+            keeps: config.groups.clone(),
+            device: Memory::new("device", config.block_size, config.pool_blocks()),
             host: Memory::new("host", config.block_size, config.host_capacity()),
             tiers: (0..config.tiers.len())
                 .map(|tier| Memory::new("tier", config.block_size, config.tier_capacity(tier)))
@@ -385,6 +397,10 @@ impl OracleWorker {
             let dictated = if seq.sample { says.as_mut().map(|says| says(seq)) } else { None };
             let sampled = self.run(step, seq, dictated);
             result.push(&sampled);
+            if seq.scored_rows > 0 {
+                let entries = (seq.computed + seq.n_tokens).div_ceil(self.block_size as u32);
+                result.scores.extend((0..entries).map(|entry| score(seq, entry)));
+            }
         }
         self.device.end_step();
         result
@@ -407,8 +423,14 @@ impl OracleWorker {
         if seq.start {
             let sent = self.sent.remove(&(step.id, seq.request));
             let (number, before) = sent.unwrap_or_else(|| self.start_of(seq.request));
-            self.mirrors[slot] =
-                Some(Mirror { request: seq.request, number, before, table: Vec::new(), sampled: None });
+            self.mirrors[slot] = Some(Mirror {
+                request: seq.request,
+                number,
+                before,
+                table: Vec::new(),
+                groups: GroupTables::default(),
+                sampled: None,
+            });
         }
         let mirror =
             self.mirrors[slot].as_mut().unwrap_or_else(|| panic!("request {} goes on without a start", seq.request));
@@ -420,7 +442,9 @@ impl OracleWorker {
         let kept = mirror.table.len() >= seq.table_keep as usize;
         assert!(kept, "the mirror of request {} is shorter than the core thinks", seq.request);
         mirror.table.truncate(seq.table_keep as usize);
-        mirror.table.extend_from_slice(step.new_blocks(seq));
+        mirror.table.extend_from_slice(step.new_blocks_of(seq, 0));
+        mirror.groups.update(step, seq, &self.keeps);
+        assert!(mirror.groups.tables.iter().all(|table| table.len() == mirror.table.len()));
     }
 
     /// Returns the block table of a sequence of the step that was begun.
@@ -449,15 +473,16 @@ impl OracleWorker {
 
     /// Two sequences may have the same block only at the same place, and then neither may write it.
     fn claim_table(&mut self, seq: &StepSeq) {
-        let table = &self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").table;
-        for (index, block) in table.iter().enumerate() {
+        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
+        for (group, index, block) in mirror.groups.entries(&mirror.table) {
             let read_only = (index + 1) * self.block_size <= seq.kv_write_from as usize;
-            let first = self.device.traffic(*block).in_table.get_or_insert((seq.request, index, read_only));
-            if *first == (seq.request, index, read_only) {
+            let place = (group, index);
+            let first = self.device.traffic(block).in_table.get_or_insert((seq.request, place, read_only));
+            if *first == (seq.request, place, read_only) {
                 continue;
             }
             assert_ne!(first.0, seq.request, "request {} has block {block} twice", seq.request);
-            assert_eq!(first.1, index, "requests {} and {} have block {block} in two places", first.0, seq.request);
+            assert_eq!(first.1, place, "requests {} and {} have block {block} in two places", first.0, seq.request);
             assert!(
                 first.2 && read_only,
                 "requests {} and {} have block {block}, and one may write it",
@@ -470,16 +495,18 @@ impl OracleWorker {
     /// Marks what the step reads and writes, room for drafts included: nobody may write there, or copy to or from it.
     fn claim_blocks(&mut self, seq: &StepSeq) {
         let size = self.block_size;
-        let table = &self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").table;
+        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
         let write_from = seq.kv_write_from.max(seq.computed) as usize;
         let run_end = (seq.computed + seq.n_tokens) as usize;
         let write_end = run_end + seq.n_drafts as usize;
-        for block in &table[..write_from.min(run_end).div_ceil(size)] {
-            self.device.begin_step_read(*block, seq.request);
-        }
-        if write_from < write_end {
-            for block in &table[write_from / size..write_end.div_ceil(size)] {
-                self.device.begin_step_write(*block, seq.request);
+        let read = ..write_from.min(run_end).div_ceil(size);
+        let written = if write_from < write_end { write_from / size..write_end.div_ceil(size) } else { 0..0 };
+        for (_, index, block) in mirror.groups.entries(&mirror.table) {
+            if read.contains(&index) {
+                self.device.begin_step_read(block, seq.request);
+            }
+            if written.contains(&index) {
+                self.device.begin_step_write(block, seq.request);
             }
         }
     }
@@ -511,16 +538,41 @@ impl OracleWorker {
             assert_eq!(seq.n_generated as usize + truth.prompt_tokens, end, "request {request} samples another token");
         }
         for position in 0..computed.max(end.min(seq.kv_write_from as usize)) {
-            let cell = self.read(seq, position);
-            assert!(
-                cell == truth.cells[position],
-                "request {request} reads wrong KV at {position}, {computed} are computed"
-            );
-            assert!(
-                cell.flushes >= truth.before.flushes,
-                "request {request} reads KV from before a flush at {position}"
-            );
+            for group in 0..self.keeps.len().max(1) {
+                let Some(cell) = self.read_in(seq, group, position) else { continue };
+                assert!(
+                    cell == self.lineage(seq, group, truth.cells[position], position),
+                    "request {request} reads wrong KV at {position}, {computed} are computed (group {group})"
+                );
+                assert!(
+                    cell.flushes >= truth.before.flushes,
+                    "request {request} reads KV from before a flush at {position}"
+                );
+            }
         }
+    }
+
+    /// Returns the cell of a position in a layer group, given the cell in the first group of a sequence that dropped nothing.
+    fn lineage(&self, seq: &StepSeq, group: usize, cell: Cell, position: usize) -> Cell {
+        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
+        Cell { lineage: lineage_of(group, mirror.groups.dropped_before(position)), ..cell }
+    }
+
+    /// Reads the cell of a position in a layer group; `None` if the group may lack it, and does.
+    fn read_in(&self, seq: &StepSeq, group: usize, position: usize) -> Option<Cell> {
+        if group == 0 {
+            return Some(self.read(seq, position));
+        }
+        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
+        let block = mirror.groups.block(group, position / self.block_size);
+        let Some(block) = block else {
+            let may_lack = mirror.groups.may_lack(self.keeps[group], group, position, seq.computed, self.block_size);
+            assert!(may_lack, "request {} lacks position {position} in group {group}", seq.request);
+            return None;
+        };
+        let cell = self.device.cells[block as usize * self.block_size + position % self.block_size];
+        assert!(cell.prefix & 1 == 1, "request {} reads nothing at {position} in group {group}", seq.request);
+        Some(cell)
     }
 
     fn at(&self, seq: &StepSeq, position: usize) -> usize {
@@ -534,9 +586,17 @@ impl OracleWorker {
         cell
     }
 
+    /// Writes the cell of a position in all layer groups, given the cell in the first group of a sequence that dropped nothing.
     fn write(&mut self, seq: &StepSeq, position: usize, cell: Cell) {
         let at = self.at(seq, position);
-        self.device.cells[at] = cell;
+        self.device.cells[at] = self.lineage(seq, 0, cell, position);
+        for group in 1..self.keeps.len() {
+            let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
+            let block = mirror.groups.block(group, position / self.block_size);
+            let block = block.unwrap_or_else(|| panic!("request {} writes into a hole at {position}", seq.request));
+            self.device.cells[block as usize * self.block_size + position % self.block_size] =
+                self.lineage(seq, group, cell, position);
+        }
     }
 
     /// Runs one sequence and its drafts. Returns its sampled tokens: `dictated`, or what the cells say.

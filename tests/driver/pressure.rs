@@ -6,8 +6,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::spec::Param;
 use trunkline_core::{
-    BlockFault, BlockHash, Config, Core, Event, FinishReason, Namespace, Place, Preemption, Refusal, Request,
-    RequestId, StepResult, TierConfig, Token, Write, eviction, policy,
+    BlockFault, BlockHash, Config, Core, Event, FinishReason, Keeps, Namespace, Place, Preemption, Refusal, Request,
+    RequestId, StepResult, TierConfig, Token, Write, eviction, h2o, policy,
 };
 
 use crate::Driver;
@@ -74,6 +74,8 @@ pub struct Outcome {
     pub reused_ids: u64,
     /// Blocks found by look-ups in a shared tier.
     pub looked_up: u64,
+    /// Blocks that sequences dropped from their tables.
+    pub dropped_blocks: u64,
 }
 
 impl Outcome {
@@ -109,6 +111,7 @@ impl Outcome {
             drafts_accepted: self.drafts_accepted + other.drafts_accepted,
             reused_ids: self.reused_ids + other.reused_ids,
             looked_up: self.looked_up + other.looked_up,
+            dropped_blocks: self.dropped_blocks + other.dropped_blocks,
             poisoned: self.poisoned + other.poisoned,
         }
     }
@@ -145,6 +148,7 @@ struct Run {
 pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut config = limits(&mut rng);
+    divide_layers(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
     let mut driver = Driver::with_content(config, rng.next_u64());
@@ -237,6 +241,29 @@ fn share_a_tier(rng: &mut Pcg64Mcg, config: &mut Config) {
     }
 }
 
+/// Divides the layers of the model into groups, for some seeds. Such a core has the device alone. Draws nothing from the run's own
+/// generator, so that other seeds run as they did.
+fn divide_layers(seed: u64, config: &mut Config) {
+    let mut rng = Pcg64Mcg::seed_from_u64(!seed);
+    if rng.random_range(0..8) > 0 {
+        return;
+    }
+    let windows = [1, config.block_size, 3 * config.block_size + 1, 50].map(Keeps::Window);
+    let kinds = [Keeps::Scored, Keeps::All, windows[0], windows[1], windows[2], windows[3]];
+    config.groups = (0..rng.random_range(2..5)).map(|_| pick(&mut rng, &kinds)).collect();
+    config.tiers.clear();
+    config.host_blocks = 0;
+    let size = config.block_size;
+    config.h2o.mode = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
+    config.h2o.scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
+    config.h2o.ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
+    config.h2o.sink = pick(&mut rng, &[0, 1, size]);
+    config.h2o.recent = pick(&mut rng, &[0, 1, 2 * size]);
+    config.h2o.block = pick(&mut rng, &[0, size, 3 * size]);
+    config.h2o.trigger = pick(&mut rng, &[0, 1, 30]);
+    config.h2o.interval = pick(&mut rng, &[1, 3, 16]);
+}
+
 fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
     let few_blocks = rng.random_range(1..=60 / config.block_size + 1);
     let few_logits = config.max_batch_size + rng.random_range(0..8);
@@ -314,6 +341,7 @@ impl Run {
             cached_tokens: stats.tokens.cached_tokens,
             merged_blocks: stats.merged_blocks,
             evicted_blocks: stats.evicted_blocks,
+            dropped_blocks: stats.h2o.h2o_dropped_blocks,
             lost_transfers: driver.lost_copies,
             drafts_allowed: driver.worker.drafts_allowed,
             drafts_accepted: driver.worker.drafts_accepted,
@@ -574,6 +602,10 @@ impl Run {
             self.outcome.reused_ids += 1;
             request.id = RequestId(*id);
         }
+        if self.driver.core.config().h2o.mode != h2o::Mode::Off {
+            let modes = [None, None, Some(h2o::Mode::Off), Some(h2o::Mode::Probe), Some(h2o::Mode::On)];
+            request.h2o = modes[n as usize % modes.len()];
+        }
         if self.weak_hashes {
             request.hashes.clear();
             request.hash_prompt(block_size);
@@ -601,7 +633,7 @@ impl Run {
         self.driver.assert_texts();
         self.event(Event::FlushCache);
         let (stats, config) = (self.driver.stats(), self.driver.core.config());
-        assert_eq!(stats.free_blocks, config.device_blocks, "a block leaked: {stats:?}");
+        assert_eq!(stats.free_blocks, config.pool_blocks(), "a block leaked: {stats:?}");
         assert_eq!(stats.free_host_blocks, config.host_capacity(), "a host block leaked: {stats:?}");
     }
 }

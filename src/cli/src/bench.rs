@@ -7,6 +7,7 @@ pub mod allocations;
 mod codec;
 mod disk;
 mod evict;
+mod h2o;
 mod measure;
 mod publish;
 mod sched;
@@ -65,6 +66,8 @@ enum What {
     Disk(DiskOptions),
     /// Benchmark swapping: blocks of 1 MiB to host memory and back, beside copies in memory.
     Swap(Options),
+    /// Benchmark eviction within sequences: ratio, quality, recall and speed of every scorer, with gates; fails if a gate fails.
+    H2o(h2o::H2oOptions),
     /// Benchmark serving while blocks move: steps and first tokens beside swaps by slow copies, and beside a remote store that is dead or silent.
     Tiers(Options),
 }
@@ -201,6 +204,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         }
         What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
         What::Tiers(options) => (options.clone(), tiers::run(options.quick)?),
+        What::H2o(options) => return h2o::run(&options),
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")

@@ -39,10 +39,10 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
     let total = seq.n_tokens();
     let hit = kv.hit() as u32;
     let needed = total.div_ceil(size) - hit;
-    let usable = kv.tree.usable() - kv.tree.count_idle(&kv.found);
+    let usable = kv.usable() - kv.count_idle_found();
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
-    let has_room = usable >= needed.saturating_add(watermark);
+    let has_room = usable >= needed.saturating_add(watermark).saturating_mul(kv.entry_blocks());
     // A load is planned only if it can begin, or be prepared once.
     let loads = (has_room || !seq.cold.history.prefetched) && kv.plan_load(seq);
     // The last token is run again even if its KV is there, because its logits are not.
@@ -77,7 +77,7 @@ fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
     let State { sequences, kv, rehit, .. } = state;
     let seq = &mut sequences[slot];
     kv.hold_found(seq);
-    let allocated = kv.tree.allocate(needed, &mut seq.table);
+    let allocated = kv.grow(seq, needed);
     assert!(allocated, "usable blocks were counted a moment ago");
     seq.computed = computed;
     let found = seq.published.saturating_sub(seq.cold.history.shared_at_preemption);

@@ -222,9 +222,10 @@ impl BlockPool {
     }
 }
 
-/// Returns the last block of a table, and the number of blocks after `n` more.
+/// Returns the last block of a table, unless the last entry was dropped, and the number of entries after `n` more.
 fn growth(n: u32, table: &[BlockHandle]) -> (Option<u32>, u32) {
-    (table.last().map(|last| last.index), (table.len() as u32).saturating_add(n))
+    let last = table.last().filter(|last| **last != BlockHandle::NONE);
+    (last.map(|last| last.index), (table.len() as u32).saturating_add(n))
 }
 
 /// Returns the handles of the blocks from `first` on with these generations.

@@ -82,9 +82,35 @@ fn check_blocks(state: &State) {
         assert!(pool.is_current(*block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
         moving += 1;
     }
+    private += check_groups(state);
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
+}
+
+/// Panics unless the tables of the layer groups after the first agree with the table of the first, and with the cached blocks beside it.
+/// Returns the number of blocks there.
+fn check_groups(state: &State) -> u32 {
+    let (groups, pool) = (&state.kv.groups, state.kv.tree.pool());
+    let (mut private, mut readers) = (0, state.kv.n_retired_readers());
+    for (_, seq) in &state.sequences {
+        for (group, table) in seq.cold.tables.iter().enumerate() {
+            assert_eq!(table.len(), seq.table.len(), "{} has tables of different lengths", seq.id);
+            for (at, block) in table.iter().enumerate().filter(|(_, block)| **block != BlockHandle::NONE) {
+                assert!(pool.is_current(*block) && pool.state(block.index) == BlockState::Private, "{}", seq.id);
+                if at < seq.published as usize {
+                    let cached = groups.get(seq.table[at].index, group);
+                    assert_eq!(cached, Some(*block), "{} reads a block that is not beside the first group's", seq.id);
+                    readers += 1;
+                } else {
+                    private += 1;
+                }
+            }
+        }
+    }
+    let is_published = |node| matches!(pool.state(node), BlockState::Held | BlockState::Idle | BlockState::Stale);
+    groups.check(readers, |node, block| is_published(node) && pool.state(block.index) == BlockState::Private);
+    private + groups.n_blocks()
 }
 
 /// Panics unless prefills and loading sequences own the blocks that they are about to publish, and every parked request waits for

@@ -1,11 +1,14 @@
 //! Limits a core works under, checked once, and the table of settings from which commands make flags and keys.
 
 mod error;
+mod h2o;
 mod table;
 
 use serde::{Deserialize, Serialize};
+use trunkline_port::Keeps;
 
 pub use self::error::ConfigError;
+pub use self::h2o::H2oConfig;
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 use crate::eviction::{self, Eviction};
@@ -22,6 +25,8 @@ const TOKENS_MAX: u32 = 1 << 30;
 const DRAFTS_MAX: u32 = 64;
 const STEPS_IN_FLIGHT_MAX: u32 = 64;
 const WATERMARK_MAX: f64 = 1024.0;
+/// Layer groups of a model, at most.
+const GROUPS_MAX: usize = 64;
 
 settings! {
     /// Limits a core works under. A recording carries its own, so that a replay runs under equal ones.
@@ -126,6 +131,18 @@ settings! {
         /// Estimated time to compute the KV of a token in a prefill, nanoseconds, for `--preemption cost`.
         // 10,000 tokens/s of prefill.
         recompute_token_ns: u64 { default: 100_000, value: "NS" }
+
+        /// Layer groups of the model, and the positions that each keeps; empty for a model without groups.
+        ///
+        /// The first group keeps every position, whatever is said of it here. A device then has `device_blocks` blocks for each group,
+        /// in one pool.
+        groups: Vec<Keeps> { default: Vec::new(), recorded: unless_default }
+
+        /// Eviction within a sequence (H2O): `off`, `probe` to plan and count alone, or `on` to drop blocks hardly read by attention in
+        /// the layer groups that evict, with settings as in `on:ratio=4,recent=128`.
+        ///
+        /// A request may ask for another mode: [`crate::Request::h2o`].
+        h2o: H2oConfig { default: H2oConfig::default(), value: "MODE", recorded: unless_default }
 
         /// Prompt and generated tokens of one request, at most.
         max_context: u32 { default: 1 << 20, range: 2..=TOKENS_MAX }
@@ -260,12 +277,43 @@ impl Config {
             check("blocks of a tier", &tier.blocks, &(1..=TOKENS_MAX))?;
             tier.make_eviction()?;
         }
+        self.check_groups()?;
         if self.max_step_logits < self.max_batch_size {
             let (logits, size) = (self.max_step_logits, self.max_batch_size);
             return Err(ConfigError::StepLogitsBelowSize { logits, size });
         }
+        self.h2o.validate(self.block_size)?;
         self.make_policy()?;
         self.make_eviction().map(|_| ())
+    }
+
+    fn check_groups(&self) -> Result<(), ConfigError> {
+        if self.groups.len() > GROUPS_MAX {
+            return Err(ConfigError::TooManyGroups { n: self.groups.len(), max: GROUPS_MAX });
+        }
+        if self.groups.contains(&Keeps::Window(0)) {
+            return Err(ConfigError::EmptyWindow);
+        }
+        if self.n_groups() > 1 && (!self.tiers.is_empty() || self.host_blocks > 0) {
+            return Err(ConfigError::GroupsBehindDevice { n: self.groups.len() });
+        }
+        if u64::from(self.device_blocks) * u64::from(self.n_groups()) > u64::from(TOKENS_MAX) {
+            return Err(ConfigError::TooManyGroups {
+                n: self.groups.len(),
+                max: (TOKENS_MAX / self.device_blocks) as usize,
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns the number of layer groups, at least 1.
+    pub fn n_groups(&self) -> u32 {
+        self.groups.len().max(1) as u32
+    }
+
+    /// Returns the number of blocks of the device, of all layer groups together.
+    pub fn pool_blocks(&self) -> u32 {
+        self.device_blocks * self.n_groups()
     }
 
     /// Returns the number of host blocks that swapped-out requests may take, at most.

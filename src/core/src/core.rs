@@ -186,15 +186,17 @@ impl Core {
         let state = &self.state;
         let pool = state.kv.tree.pool();
         let (prefix_blocks, prefix_runs) = state.kv.tree.taken();
+        let groups = &state.kv.groups;
         let placed = state.waiting.len() + state.batch.running.len() + state.loading.len();
         Stats {
             waiting: state.waiting.len() as u32,
             running: state.batch.len(),
             free_blocks: pool.count(BlockState::Free),
-            idle_blocks: pool.count(BlockState::Idle),
-            held_blocks: pool.count(BlockState::Held) + pool.count(BlockState::Stale),
-            private_blocks: pool.count(BlockState::Private),
-            evicted_blocks: state.kv.tree.evicted(),
+            idle_blocks: pool.count(BlockState::Idle) + groups.n_idle(),
+            held_blocks: pool.count(BlockState::Held) + pool.count(BlockState::Stale) + groups.n_blocks()
+                - groups.n_idle(),
+            private_blocks: pool.count(BlockState::Private) - groups.n_blocks(),
+            evicted_blocks: state.kv.tree.evicted() + groups.evicted(),
             prefix_blocks,
             prefix_runs,
             moving_blocks: pool.count(BlockState::Moving),

@@ -64,6 +64,8 @@ pub enum Decision {
     LookupEnded = 24,
     /// Requests wait no longer for a look-up; subject: its id.
     LookupOverdue = 25,
+    /// Entries of a sequence's block tables were dropped; amount: tokens held before and after. Followed by the ranges of positions.
+    Drop = 26,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

@@ -136,6 +136,9 @@ impl FastForward {
 
     /// Begins a fast-forward if the step in flight runs a steady batch. Returns `false`, and changes nothing, if it does not.
     pub fn begin(&mut self, state: &State, in_flight: &[Part]) -> bool {
+        if state.kv.groups.n() > 0 || state.planners.is_used {
+            return false;
+        }
         self.steps_left = steady_batch(state, in_flight, &mut self.batch);
         self.computed = self.batch.iter().map(|decode| u64::from(decode.computed)).sum();
         self.computed_max = self.batch.iter().map(|decode| decode.computed).max().unwrap_or(0);

@@ -2,7 +2,7 @@
 //!
 //! The worker reports scores of attention per KV block ([`Needs`] says for which rows), a [`Scorer`] folds them into the [`Scores`] of
 //! a sequence, and from these [`plan()`] chooses the blocks to drop, every [`Settings::interval_steps`] token steps. Everything here is
-//! pure; [`State`] holds all of it for one sequence. All evicting layers of a sequence follow one plan.
+//! pure; [`State`] is the state of one sequence. All evicting layers of a sequence follow one plan.
 //!
 //! Scorers are found by name. To add one: write `h2o/NAME.rs` with an implementation of [`Scorer`], and add a line to [`REGISTRY`].
 //!
@@ -15,8 +15,8 @@
 //! | `hmax` | highest probability in any row and head, from 32 positions or more | measured with the project |
 //! | `random` | highest hash; a baseline, which must fail every gate | |
 //!
-//! KVzip (arXiv 2505.23416) is not among them. It scores a context by how much of it is read when the context is repeated after itself,
-//! so it needs a pass of its own over the prompt, without KV of its rows. [`Needs`] describes rows of the request's own steps
+//! KVzip (arXiv 2505.23416) is missing. The scores there say how much of a context is read when the context is repeated after itself,
+//! which takes a second pass over the prompt, without KV of its rows. [`Needs`] describes rows of the request's own steps
 //! alone; a scorer with an extra pass needs a field there, and a worker to run the pass. Everything after the scores stays as it is:
 //! the pass would call [`State::report`].
 //!
@@ -43,6 +43,7 @@
 
 mod heavy_hitters;
 mod hmax;
+mod mode;
 pub mod plan;
 mod random;
 mod scores;
@@ -56,6 +57,7 @@ use std::fmt;
 
 use trunkline_port::{RequestId, ScoreKind};
 
+pub use self::mode::Mode;
 pub use self::plan::{Holes, Plan, Ratios, plan};
 pub use self::scores::Scores;
 pub use self::settings::{Settings, SettingsError, Target};
@@ -96,7 +98,7 @@ pub struct Rows {
     pub prefill: bool,
 }
 
-/// A way to rank the blocks of a sequence. One scorer serves all sequences; its knowledge of a sequence lies in the
+/// A way to rank the blocks of a sequence. One scorer serves all sequences; the knowledge of a sequence lies in the
 /// [`Scores`] of the sequence.
 ///
 /// An implementation MUST be a pure function of the calls it gets and its own parameters: no clock, no randomness other than a hash, no

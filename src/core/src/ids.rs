@@ -11,3 +11,8 @@ pub struct BlockHandle {
     /// How often the slot had been freed when this handle was made.
     pub generation: u32,
 }
+
+impl BlockHandle {
+    /// Entry of a block table without a block: the sequence dropped these positions in the layer group.
+    pub const NONE: Self = Self { index: trunkline_port::NO_BLOCK, generation: 0 };
+}

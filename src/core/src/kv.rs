@@ -12,6 +12,7 @@
 //! ([`crate::lookups`]).
 
 mod demotions;
+mod groups;
 mod remembered;
 mod shared_tier;
 mod tier_copies;
@@ -21,6 +22,7 @@ use std::collections::VecDeque;
 use self::demotions::Demotions;
 use self::remembered::Remembered;
 use crate::config::{Config, ConfigError, Write};
+use crate::group_blocks::GroupBlocks;
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::journal::Journal;
@@ -50,8 +52,10 @@ pub(crate) struct Kv {
     pub transfers: TransferTable,
     /// Look-ups in a shared tier in flight.
     pub lookups: Lookups,
-    /// Private duplicates that steps in flight may still read, with the last step that may; oldest first.
-    retired: VecDeque<(u64, BlockHandle)>,
+    /// Blocks of the layer groups after the first.
+    pub groups: GroupBlocks,
+    /// Blocks that steps in flight may still read, with the last step that may; oldest first.
+    retired: VecDeque<(u64, Retired)>,
     /// Device blocks of the last prefix looked up.
     pub found: Prefix,
     /// Device blocks being demoted that continue `found`.
@@ -66,13 +70,25 @@ pub(crate) struct Kv {
     passed_over: Option<usize>,
 }
 
+/// A block that a sequence gave up while steps in flight may read it.
+#[derive(Clone, Copy, Debug)]
+enum Retired {
+    /// A private block: a duplicate of a published one, or one that was dropped.
+    Private(BlockHandle),
+    /// A cached block of a group after the first, beside this block of the tree.
+    Cached { node: u32, group: usize },
+}
+
 impl Kv {
     /// Creates the empty cache of a configuration.
     ///
     /// # Errors
     /// If an eviction policy is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
-        let mut tree = PrefixTree::new(config.block_size, config.device_blocks, config.make_eviction()?);
+        let mut tree = PrefixTree::new(config.block_size, config.pool_blocks(), config.make_eviction()?);
+        if config.n_groups() > 1 {
+            tree.note_left();
+        }
         if config.tiers.first().is_some_and(|tier| tier.write == Write::SecondUse) {
             tree.count_hits();
         }
@@ -84,6 +100,7 @@ impl Kv {
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(Links::new(config)),
             lookups: Lookups::default(),
+            groups: GroupBlocks::new(&config.groups, config.block_size),
             retired: VecDeque::new(),
             found: Prefix::default(),
             reviving: Vec::new(),
@@ -98,6 +115,9 @@ impl Kv {
     pub fn find(&mut self, seq: &Sequence) {
         if !self.remembered.recall(seq, &self.tree, &mut self.found) {
             self.tree.find(seq.cold.root, &seq.cold.hashes, seq.tokens(), &mut self.found);
+        }
+        if self.groups.n() > 0 {
+            self.found.truncate(self.groups.usable(&self.found));
         }
         self.find_demoting(seq);
     }
@@ -115,6 +135,7 @@ impl Kv {
             self.tree.hold_again(&self.found, &mut seq.table);
         }
         seq.cold.history.admissions += 1;
+        self.hold_groups(seq);
         self.revive(seq.cold.root, &mut seq.table);
         seq.published = seq.table.len() as u32;
     }
@@ -127,7 +148,15 @@ impl Kv {
         self.lookups.close();
         self.tiers.flush();
         self.tree.strike_out_held();
-        self.tree.flush()
+        let dropped = self.tree.flush();
+        self.free_left();
+        dropped
+    }
+
+    /// Forgets what all blocks of the device held, whoever reads them: see [`PrefixTree::clear`].
+    pub fn clear_device(&mut self) {
+        self.tree.clear();
+        self.groups.clear();
     }
 
     /// Keeps the prefix just found for the next attempt to admit the sequence. `found` is undefined afterwards.
@@ -209,16 +238,15 @@ impl Kv {
             match self.tree.publish(seq.table[at], parent, hash, tokens) {
                 Published::New => {
                     journal.stats.published_blocks += 1;
+                    self.publish_groups(seq, at, at + 1);
                     let parent = parent.block().map(|parent| parent.index);
                     self.tiers.identify(seq.cold.root, seq.table[at].index, parent, hash, tokens);
                 }
                 Published::Merged(duplicate) => {
                     let private = std::mem::replace(&mut seq.table[at], duplicate);
-                    if seq.is_in_step() {
-                        self.retired.push_back((last_step, private));
-                    } else {
-                        self.tree.free_duplicate(private);
-                    }
+                    let last_step = seq.is_in_step().then_some(last_step);
+                    self.retire(last_step, Retired::Private(private));
+                    self.merge_groups(seq, at, duplicate.index, last_step);
                     seq.mirror.table_sent = seq.mirror.table_sent.min(at as u32);
                     journal.stats.merged_blocks += 1;
                 }
@@ -239,6 +267,9 @@ impl Kv {
         let (chain, hashes, tokens) =
             (&seq.table[at..to], &seq.cold.hashes[at..to], &seq.tokens()[at * size..to * size]);
         self.tree.publish_chain(chain, parent, hashes, tokens);
+        self.publish_groups(seq, at, to);
+        let (chain, hashes, tokens) =
+            (&seq.table[at..to], &seq.cold.hashes[at..to], &seq.tokens()[at * size..to * size]);
         if !self.tiers.is_empty() {
             let mut parent = parent.block().map(|parent| parent.index);
             for ((block, hash), tokens) in chain.iter().zip(hashes).zip(tokens.chunks_exact(size)) {
@@ -250,16 +281,40 @@ impl Kv {
         seq.published = to as u32;
     }
 
-    /// Frees the duplicates that no step after `ended` reads.
-    pub fn free_retired(&mut self, ended: u64) {
-        while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
-            self.tree.free_duplicate(block);
+    /// Lets go of a block: at the end of `last_step`, or now if no step in flight reads the block.
+    fn retire(&mut self, last_step: Option<u64>, block: Retired) {
+        match last_step {
+            // Sequences retire blocks out of order, by a step or two.
+            Some(step) => {
+                let at = self.retired.partition_point(|(other, _)| *other <= step);
+                self.retired.insert(at, (step, block));
+            }
+            None => self.free(block),
         }
     }
 
-    /// Returns the number of duplicates that steps in flight may still read.
+    fn free(&mut self, block: Retired) {
+        match block {
+            Retired::Private(block) => self.tree.free_duplicate(block),
+            Retired::Cached { node, group } => self.groups.leave(node, group),
+        }
+    }
+
+    /// Frees the blocks given up that no step after `ended` reads.
+    pub fn free_retired(&mut self, ended: u64) {
+        while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
+            self.free(block);
+        }
+    }
+
+    /// Returns the number of private blocks given up that steps in flight may still read.
     pub fn n_retired(&self) -> u32 {
-        self.retired.len() as u32
+        self.retired.iter().filter(|(_, block)| matches!(block, Retired::Private(_))).count() as u32
+    }
+
+    /// Returns the number of readers of cached blocks of groups that are steps in flight alone.
+    pub fn n_retired_readers(&self) -> usize {
+        self.retired.len() - self.n_retired() as usize
     }
 
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
@@ -278,7 +333,9 @@ impl Kv {
         if let Some(arriving) = arriving {
             self.tree.release(arriving, 0);
         }
+        self.release_groups(seq);
         self.tree.release(&mut seq.table, seq.published as usize);
+        self.free_left();
         seq.published = 0;
     }
 }

@@ -176,6 +176,7 @@ pub(crate) fn lose(state: &mut State, slot: usize) {
     (history.shared_at_preemption, history.cached_at_preemption) = (0, 0);
     history.preemptions += 1;
     seq.table.clear();
+    seq.cold.tables.iter_mut().for_each(Vec::clear);
     seq.rewind(SequenceEvent::WorkerLost);
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 pub use trunkline_port::Sampling;
 
+use crate::h2o::Mode;
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{RequestId, Token};
 
@@ -42,6 +43,9 @@ pub struct Request {
     pub deadline_ns: Option<u64>,
     /// Sampling parameters for the worker.
     pub sampling: Sampling,
+    /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub h2o: Option<Mode>,
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -65,6 +69,7 @@ impl Request {
             priority: 0,
             deadline_ns: None,
             sampling: Sampling::default(),
+            h2o: None,
         }
     }
 

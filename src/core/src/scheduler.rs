@@ -15,6 +15,7 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
+use crate::planners::n_scores;
 use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
@@ -22,6 +23,7 @@ use crate::sequence::{Phase, Sequence};
 use crate::state::State;
 use crate::step::{Step, StepSeq};
 use crate::steps::Part;
+use crate::waiting::Waiting;
 use crate::{loading, swap};
 
 /// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
@@ -129,7 +131,7 @@ impl Scheduler {
                 continue;
             }
             if seq.planned() == seq.capacity(block_size) {
-                let allocated = state.kv.tree.allocate(1, &mut seq.table);
+                let allocated = state.kv.grow(seq, 1);
                 assert!(allocated, "a block is usable for each sequence");
             }
             *budget -= 1;
@@ -255,8 +257,10 @@ impl Scheduler {
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step. Inlined where the numbers are known.
     #[inline(always)]
     fn add(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
-        let State { sequences, kv, journal, waiting, config, .. } = state;
+        let State { sequences, kv, journal, waiting, config, planners, .. } = state;
         let seq = &mut sequences[slot];
+        let decodes = seq.decodes_next();
+        let (scored_rows, score_kind) = planners.rows(seq, n_tokens);
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
         debug_assert!(n_tokens > 0 && n_tokens <= seq.unplanned());
         let start = !seq.on_worker;
@@ -278,16 +282,13 @@ impl Scheduler {
             step.tokens.extend_from_slice(&seq.tokens()[range]);
         }
         let (blocks_at, table_sent) = (step.blocks.len() as u32, seq.mirror.table_sent);
-        for handle in &seq.table[table_sent as usize..] {
-            debug_assert!(kv.tree.pool().is_current(*handle));
-            step.blocks.push(handle.index);
+        debug_assert!(seq.table.iter().all(|block| kv.tree.pool().is_current(*block)));
+        step.blocks.extend(seq.table[table_sent as usize..].iter().map(|block| block.index));
+        let drops_at = step.drops.len() as u32;
+        if kv.groups.n() > 0 {
+            add_groups(seq, start, step);
         }
-        // A tenant pays for its prompt once, preempted or not, and not for cached tokens.
-        let end = (planned + n_tokens).min(seq.prompt_tokens);
-        if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
-            waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
-            seq.cold.history.charged_tokens = end;
-        }
+        charge(waiting, seq, n_tokens);
         let part = StepSeq {
             request: seq.id,
             slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
@@ -304,14 +305,48 @@ impl Scheduler {
             n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
             input_from_last: awaits_token,
-            ..StepSeq::default()
+            drops_at,
+            n_drops: step.drops.len() as u32 - drops_at,
+            scored_rows,
+            score_kind,
         };
         journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, sample });
+        self.pick(slot, &part, decodes, config.block_size);
     }
+
+    /// Keeps what the answer to the step needs of a sequence.
+    #[inline(always)]
+    fn pick(&mut self, slot: usize, part: &StepSeq, decodes: bool, block_size: u32) {
+        let StepSeq { n_tokens, n_drafts, scored_rows, sample, .. } = *part;
+        let n_scores = n_scores(part, block_size);
+        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, n_scores, scored_rows, sample, decodes });
+    }
+}
+
+/// Charges the tenant of a sequence for the part of the prompt that a step runs: once, preempted or not, and not for cached tokens.
+#[inline(always)]
+fn charge(waiting: &mut Waiting, seq: &mut Sequence, n_tokens: u32) {
+    let planned = seq.planned();
+    let end = (planned + n_tokens).min(seq.prompt_tokens);
+    if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
+        waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
+        seq.cold.history.charged_tokens = end;
+    }
+}
+
+/// Adds the new entries of a sequence's block tables in the layer groups after the first, and the entries dropped since the last step.
+fn add_groups(seq: &mut Sequence, start: bool, step: &mut Step) {
+    for table in &seq.cold.tables {
+        step.blocks.extend(table[seq.mirror.table_sent as usize..].iter().map(|handle| handle.index));
+    }
+    if start {
+        // The worker gets whole tables, without these entries.
+        seq.cold.drops.clear();
+    }
+    step.drops.append(&mut seq.cold.drops);
 }
 
 /// Returns `true` if every decode can take a block and run, whatever the others do: nothing drafts or waits to come back, and blocks
@@ -324,7 +359,7 @@ fn is_plain(state: &mut State) -> bool {
         && config.pipeline_stages == 1
         && state.kv.tiers.is_empty()
         && state.swaps.swapped.is_empty()
-        && state.kv.tree.usable() >= state.batch.len()
+        && state.kv.usable() >= state.batch.len() * state.kv.entry_blocks()
 }
 
 /// Ensures that every decode has a block for the next token, or will have one when transfers end. Returns `false` if a sequence has
@@ -361,7 +396,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
             at += 1;
             continue;
         }
-        if kv.tree.allocate(1, &mut seq.table) {
+        if kv.grow(seq, 1) {
             grew(state, slot);
             at += 1;
             continue;
@@ -422,8 +457,8 @@ fn reserve_drafts(state: &mut State, slot: usize, limit: u32) -> u32 {
     let n = limit.min((seq.max_tokens - seq.generated()).saturating_sub(1));
     let blocks = (seq.planned() + 1 + n).div_ceil(config.block_size);
     let more = blocks.saturating_sub(seq.table.len() as u32);
-    if more > 0 && kv.tree.usable() >= more + running {
-        let allocated = kv.tree.allocate(more, &mut seq.table);
+    if more > 0 && kv.usable() >= (more + running) * kv.entry_blocks() {
+        let allocated = kv.grow(seq, more);
         debug_assert!(allocated);
     }
     n.min(seq.capacity(config.block_size) - seq.planned() - 1)

@@ -25,6 +25,9 @@
 
 mod phase;
 
+use trunkline_port::Dropped;
+
+use crate::h2o;
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{BlockHandle, RequestId, Token};
 use crate::policy::RequestView;
@@ -121,7 +124,7 @@ pub(crate) struct Sequence {
     pub mirror: Mirror,
     /// Work of steps in flight.
     pub ahead: Ahead,
-    /// The block table. Of a swapped sequence, the leading blocks that stayed on the device.
+    /// The block table of the first layer group. Of a swapped sequence, the leading blocks that stayed on the device.
     pub table: Vec<BlockHandle>,
     /// Facts that few steps read.
     pub cold: Box<Cold>,
@@ -168,6 +171,26 @@ pub(crate) struct Cold {
     pub view: RequestView,
     /// Facts about the past.
     pub history: History,
+    /// Block tables of the layer groups after the first, each as long as the first group's. Entries that the sequence dropped, or never
+    /// needed, are [`BlockHandle::NONE`]; entries before [`Sequence::published`] are cached beside the first group's block.
+    pub tables: Vec<Vec<BlockHandle>>,
+    /// Entries dropped that the worker has still in its tables.
+    pub drops: Vec<Dropped>,
+    /// Eviction within the sequence, as the request asks; `None` for the core's mode.
+    pub h2o: Option<h2o::Mode>,
+    /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
+    pub planner: Option<Box<Planner>>,
+}
+
+/// Eviction within one sequence.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    /// Mode of the sequence: `probe` or `on`.
+    pub mode: h2o::Mode,
+    /// Scores and dropped positions.
+    pub state: h2o::State,
+    /// Tokens dropped so far, or in mode `probe` counted as dropped.
+    pub dropped_tokens: u32,
 }
 
 /// Bytes of the first two cache lines of a [`Sequence`], all without the recent tokens: what the plan of a step reads and changes.
@@ -215,6 +238,10 @@ impl Sequence {
                 stop_token_ids: request.stop_token_ids.into_boxed_slice(),
                 view,
                 history: History::default(),
+                tables: Vec::new(),
+                drops: Vec::new(),
+                h2o: request.h2o,
+                planner: None,
             }),
         }
     }
@@ -346,6 +373,11 @@ impl Sequence {
         self.table.len() as u32 * block_size
     }
 
+    /// Returns the last step that samples for the sequence, if one is in flight; `last` is the last step of all.
+    pub fn last_step(&self, last: u64) -> Option<u64> {
+        (self.ahead.samples > 0).then(|| last - u64::from((last as u16).wrapping_sub(self.ahead.sampled_in)))
+    }
+
     /// Appends a generated token. Failures of workers before the token no longer count: the sequence got further than it was then.
     pub fn push(&mut self, token: Token) {
         if self.n_recent as usize == RECENT_MAX {
@@ -364,6 +396,7 @@ impl Sequence {
         self.cold.tokens.reserve(more as usize + self.n_recent as usize);
         let blocks = more.div_ceil(block_size) as usize;
         self.table.reserve(blocks);
+        self.cold.tables.iter_mut().for_each(|table| table.reserve(blocks));
         self.cold.hashes.reserve(blocks);
     }
 
@@ -421,6 +454,9 @@ impl Sequence {
     pub fn rewind(&mut self, event: SequenceEvent) {
         let left = self.transition(event, Phase::Waiting);
         debug_assert!(self.table.is_empty() && left.hosts().is_empty(), "the blocks are released first");
+        debug_assert!(self.cold.tables.iter().all(Vec::is_empty), "so are those of all groups");
+        self.cold.drops.clear();
+        self.cold.planner = None;
         self.on_worker = false;
         self.unpublishable = false;
         self.computed = 0;
@@ -453,6 +489,7 @@ impl Sequence {
             priority: cold.view.priority,
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
+            h2o: cold.h2o,
             worker_failures,
         }
     }

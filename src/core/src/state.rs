@@ -7,6 +7,7 @@ use crate::config::{Config, ConfigError};
 use crate::digest::Decision;
 use crate::journal::Journal;
 use crate::kv::Kv;
+use crate::planners::Planners;
 use crate::policy::RequestView;
 use crate::prefetch::{prefetch, prefetch_at};
 use crate::rehit::RehitRate;
@@ -44,6 +45,8 @@ pub(crate) struct State {
     pub victims: Victims,
     /// Sequences that may be the cause of failed steps.
     pub suspects: Suspects,
+    /// Eviction within sequences.
+    pub planners: Planners,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
     /// Blocks in all places, and transfers.
@@ -69,6 +72,7 @@ impl State {
             shared_work: SharedWork::default(),
             victims: Victims::default(),
             suspects: Suspects::default(),
+            planners: Planners::new(&config)?,
             rehit: RehitRate::default(),
             kv: Kv::new(&config)?,
             reported: 0,
@@ -119,6 +123,7 @@ impl State {
         let seq = &mut self.sequences[slot];
         seq.mirror.slot = Some(worker_slot);
         seq.cold.history.generated_at_entry = seq.generated();
+        self.planners.begin(seq);
         seq.reserve(self.config.block_size);
         self.victims.enter(slot, seq);
     }

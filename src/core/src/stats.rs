@@ -71,6 +71,19 @@ pub struct DraftCounters {
     pub accepted_draft_tokens: u64,
 }
 
+/// Counters of eviction within sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct H2oCounters {
+    /// Plans made so far.
+    pub h2o_plans: u64,
+    /// Plans whose floors alone reached the target: nothing to drop.
+    pub h2o_floor_plans: u64,
+    /// Tokens that plans dropped so far, or in mode `probe` would have dropped.
+    pub h2o_dropped_tokens: u64,
+    /// Blocks that sequences dropped from their tables so far, without those behind a sliding window.
+    pub h2o_dropped_blocks: u64,
+}
+
 /// Gauges and counters of a core. Serialised as one flat map, with the fields of the nested counters in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
@@ -110,6 +123,9 @@ pub struct Stats {
     /// Counts of draft tokens (speculative decoding).
     #[serde(flatten)]
     pub drafts: DraftCounters,
+    /// Counts of eviction within sequences (H2O).
+    #[serde(flatten)]
+    pub h2o: H2oCounters,
     /// Preemptions so far, swapped or recomputed.
     pub preemptions: u64,
     /// Device blocks published so far.
@@ -177,6 +193,16 @@ impl AddAssign for DraftCounters {
     }
 }
 
+impl AddAssign for H2oCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { h2o_plans, h2o_floor_plans, h2o_dropped_tokens, h2o_dropped_blocks } = other;
+        self.h2o_plans += h2o_plans;
+        self.h2o_floor_plans += h2o_floor_plans;
+        self.h2o_dropped_tokens += h2o_dropped_tokens;
+        self.h2o_dropped_blocks += h2o_dropped_blocks;
+    }
+}
+
 impl AddAssign for Stats {
     /// Adds the gauges and counters of another core, tier by tier.
     fn add_assign(&mut self, other: Self) {
@@ -195,6 +221,7 @@ impl AddAssign for Stats {
         self.free_host_blocks += other.free_host_blocks;
         self.swaps += other.swaps;
         self.drafts += other.drafts;
+        self.h2o += other.h2o;
         self.preemptions += other.preemptions;
         self.published_blocks += other.published_blocks;
         self.merged_blocks += other.merged_blocks;
@@ -246,6 +273,7 @@ mod tests {
                 failed_transfers: 1,
             },
             drafts: DraftCounters { draft_tokens: 1, accepted_draft_tokens: 1 },
+            h2o: H2oCounters { h2o_plans: 1, h2o_floor_plans: 1, h2o_dropped_tokens: 1, h2o_dropped_blocks: 1 },
             preemptions: 1,
             published_blocks: 1,
             merged_blocks: 1,
@@ -272,7 +300,8 @@ mod tests {
             r#""loading","swapped","moving_blocks","free_host_blocks","tiers":["#,
             &",".repeat(TIERS_MAX - 1),
             r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,
-            r#""draft_tokens","accepted_draft_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
+            r#""draft_tokens","accepted_draft_tokens","#,
+            r#""h2o_plans","h2o_floor_plans","h2o_dropped_tokens","h2o_dropped_blocks","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
             r#""prefix_blocks","prefix_runs"}"#,
         ];
         assert_eq!(keys, expected.concat());

@@ -16,8 +16,14 @@ pub(crate) struct Part {
     pub n_tokens: u32,
     /// Tokens that the worker may draft.
     pub n_drafts: u32,
+    /// Scores that the worker reports for the sequence.
+    pub n_scores: u32,
+    /// Rows behind the scores.
+    pub scored_rows: u32,
     /// `true` if the step samples for the sequence.
     pub sample: bool,
+    /// `true` for a decode, `false` for a part of a prefill.
+    pub decodes: bool,
 }
 
 impl Part {
@@ -75,6 +81,7 @@ impl Steps {
         let mut result = std::mem::take(&mut self.spare_result);
         result.tokens.clear();
         result.ends.clear();
+        result.scores.clear();
         result
     }
 
@@ -131,7 +138,8 @@ impl Steps {
             begin = *end;
             fits &= if part.sample { n_tokens.wrapping_sub(1) <= part.n_drafts } else { n_tokens == 0 };
         }
-        fits && begin as usize == result.tokens.len()
+        let n_scores: usize = step.parts.iter().map(|part| part.n_scores as usize).sum();
+        fits && begin as usize == result.tokens.len() && n_scores == result.scores.len()
     }
 
     /// Returns the slots of sequences that steps in flight run, perhaps more than once each.

@@ -116,6 +116,10 @@ pub struct PrefixTree {
     tokens: Vec<Token>,
     /// Blocks being evicted; empty between calls, kept to reuse the allocation.
     leaving: Vec<u32>,
+    /// `true` if `left` is kept.
+    notes_left: bool,
+    /// Slots of published blocks freed since [`Self::take_left`].
+    left: Vec<u32>,
     evicted: u64,
     collisions: u64,
     /// Blocks of prefixes held, and the runs they formed.
@@ -138,6 +142,8 @@ impl PrefixTree {
             namespaces: Namespaces::default(),
             tokens: huge_pages::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
+            notes_left: false,
+            left: Vec::new(),
             evicted: 0,
             collisions: 0,
             taken: (0, 0),
@@ -179,6 +185,21 @@ impl PrefixTree {
     /// Counts hits of blocks from now on, also if the eviction policy does not read them.
     pub fn count_hits(&mut self) {
         self.counts_hits = true;
+    }
+
+    /// Notes the slots of published blocks that are freed from now on, for [`Self::take_left`].
+    pub fn note_left(&mut self) {
+        self.notes_left = true;
+    }
+
+    /// Returns the slots of published blocks freed since the last call. Some may be in use again.
+    pub fn take_left(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// Evicts up to `n` idle blocks, as many as there are.
+    pub fn evict_idle(&mut self, n: u32) {
+        self.evict(n.min(self.pool.count(BlockState::Idle)));
     }
 
     /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
@@ -443,6 +464,9 @@ impl PrefixTree {
         let chain = &published[read..];
         // A flush made all blocks of a sequence stale, or none.
         if chain.first().is_some_and(|first| !self.is_findable(*first)) {
+            if self.notes_left {
+                self.left.extend(chain.iter().map(|block| block.index));
+            }
             for block in chain.iter().rev() {
                 self.leave_namespace(block.index);
                 self.nodes.remove(block.index);
@@ -473,6 +497,7 @@ impl PrefixTree {
         self.index.clear();
         self.namespaces.clear();
         self.eviction.clear();
+        self.left.clear();
         lost
     }
 
@@ -543,6 +568,9 @@ impl PrefixTree {
     /// Frees the blocks in `leaving`.
     fn drop_leaving(&mut self) {
         self.evicted += self.leaving.len() as u64;
+        if self.notes_left {
+            self.left.extend_from_slice(&self.leaving);
+        }
         self.pool.evict(&self.leaving);
         if self.index.clear_if_all_leave(self.leaving.len()) {
             return self.leaving.clear();

@@ -1,5 +1,7 @@
 //! Facts about the model of a worker.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::Token;
 
 /// Name, limits and shape of a model, as a plain value: all facts for a front end.
@@ -63,7 +65,8 @@ pub struct LayerGroup {
 }
 
 /// Positions whose KV the layers of a group keep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Keeps {
     /// All positions.
     #[default]

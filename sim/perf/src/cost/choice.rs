@@ -13,11 +13,10 @@
 //! slower than the device's file assumes, use another file with other factors.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::table::{Skew, TableError};
+use super::table::{Profile, Skew, TableError};
 use super::{
     BoxedCost, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
 };
@@ -102,7 +101,7 @@ pub enum CostError {
         /// Layout of the folder.
         layout: Layout,
         /// Parallelism of the table.
-        measured: &'static str,
+        measured: String,
         /// Parallelism requested for the model.
         parallel: Parallel,
     },
@@ -211,7 +210,8 @@ pub(super) fn fitted(hardware: &Hardware, model: &Model, parallel: Parallel) -> 
 /// Detects the layout of a folder from its files.
 fn layout_of(path: &Path) -> Option<Layout> {
     let holds = |file: &str| ENDINGS.iter().any(|ending| path.join(format!("{file}.{ending}")).exists());
-    LAYOUTS.iter().find(|(_, _, file)| holds(file)).map(|(layout, _, _)| *layout)
+    let found = LAYOUTS.iter().find(|(_, _, file)| holds(file)).map(|(layout, _, _)| *layout);
+    found.or_else(|| Profile::is_at(path).then_some(Layout::LlmServingSim))
 }
 
 fn read(
@@ -223,22 +223,32 @@ fn read(
 ) -> Result<Table, CostError> {
     let spread = |measured| CostError::Spread { path: path.into(), layout, measured, parallel };
     match layout {
-        Layout::LlmServingSim if parallel != Parallel::ONE => Err(spread("one device")),
-        _ if parallel.pipeline > 1 => Err(spread("one stage")),
+        _ if parallel.pipeline > 1 => Err(spread("one stage".into())),
         Layout::LlmServingSim => {
-            check_meta(path, model)?;
-            // Of shares from 0 up, none brings the runs it was compared with nearer than 0.
-            Ok(Table::from_llmservingsim(path, hardware, model, Skew::Share(0.0))?)
+            let profile = Profile::find(path, parallel.tensor);
+            if !profile.degrees.contains(&parallel.tensor) {
+                return Err(spread(measured(&profile)));
+            }
+            check_model(&profile, path, model)?;
+            Ok(Table::from_llmservingsim(path, hardware, model, parallel.tensor, Skew::Published)?)
         }
         Layout::Vidur => Ok(Table::from_vidur(path, hardware, model, parallel.tensor)?),
         Layout::Aiconfigurator => Ok(Table::from_aiconfigurator(path, hardware, model, parallel.tensor)?),
     }
 }
 
+/// Returns the numbers of devices of a profile, in words.
+fn measured(profile: &Profile) -> String {
+    let degrees: Vec<String> = profile.degrees.iter().map(u32::to_string).collect();
+    match degrees.as_slice() {
+        [one] if one == "1" => "one device".into(),
+        _ => format!("{} devices", degrees.join(" and of ")),
+    }
+}
+
 /// Compares the model in LLMServingSim's `meta.yaml` with the requested one, if the file exists and names a preset.
-fn check_meta(path: &Path, model: &Model) -> Result<(), CostError> {
-    let Ok(text) = fs::read_to_string(path.join("meta.yaml")) else { return Ok(()) };
-    let named = text.lines().find_map(|line| line.strip_prefix("model:")).map(str::trim).unwrap_or_default();
+fn check_model(profile: &Profile, path: &Path, model: &Model) -> Result<(), CostError> {
+    let named = profile.model();
     let name = named.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
     match model::by_name(&name) {
         Ok(measured) if Model { name: model.name, ..*measured } != *model => {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::hardware::Hardware;
 use crate::model::Model;
 
 /// Devices that hold one copy of a model.
@@ -81,6 +82,17 @@ impl Parallel {
         layers * layer_bytes.div_ceil(share)
     }
 
+    /// Returns the time of an all-reduce of `tokens` tokens with `token_bytes` bytes each, not overlapped with anything, seconds:
+    /// `latency + 2 (n - 1) / n * bytes / bandwidth` of the peer link for `n` devices, 0 for one.
+    pub(super) fn all_reduce_s(self, hardware: &Hardware, tokens: f64, token_bytes: f64) -> f64 {
+        if self.tensor == 1 {
+            return 0.0;
+        }
+        let n = f64::from(self.tensor);
+        let bytes = 2.0 * (n - 1.0) / n * tokens * token_bytes;
+        hardware.peer_link_latency_s + bytes / hardware.peer_link_bytes_s
+    }
+
     /// Returns the bytes of weights on the fullest device.
     pub fn weight_bytes(self, model: &Model) -> u64 {
         let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
@@ -143,6 +155,20 @@ mod tests {
         let error = |text: &str| text.parse::<Parallel>().unwrap().check(llama).unwrap_err().to_string();
         assert_eq!(error("tp3"), "tp3 does not divide the 32 query heads of llama-3.1-8b");
         assert_eq!(error("pp33"), "pp33 is more stages than llama-3.1-8b has layers, which is 32");
+    }
+
+    #[test]
+    fn an_all_reduce_takes_the_latency_and_the_bytes_of_the_peer_link() {
+        let device = Hardware {
+            peer_link_bytes_s: 1e9,
+            peer_link_latency_s: 1e-6,
+            ..*crate::hardware::by_name("h100-80g").unwrap()
+        };
+        let s = |tensor| Parallel { tensor, pipeline: 1 }.all_reduce_s(&device, 1000.0, 8192.0);
+        assert_eq!(s(1), 0.0);
+        // 1,000 tokens of 8,192 bytes; each of two devices sends and receives half of them twice.
+        assert!((s(2) - (1e-6 + 8.192e-3)).abs() < 1e-12, "{}", s(2));
+        assert!((s(4) - (1e-6 + 1.5 * 8.192e-3)).abs() < 1e-12, "{}", s(4));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::hardware::{Fit, Hardware};
 use crate::model::Model;
 
 /// Bytes per element of the residual stream.
-const RESIDUAL_BYTES: f64 = 2.0;
+pub(super) const RESIDUAL_BYTES: f64 = 2.0;
 
 /// Roofline of one model on one device, or on several of a kind.
 #[derive(Clone, Debug)]
@@ -101,12 +101,7 @@ impl Roofline {
     }
 
     fn all_reduce_s(&self, tokens: f64) -> f64 {
-        let n = f64::from(self.parallel.tensor);
-        if self.parallel.tensor == 1 {
-            return 0.0;
-        }
-        let bytes = 2.0 * (n - 1.0) / n * tokens * self.token_bytes;
-        self.hardware.peer_link_latency_s + bytes / self.hardware.peer_link_bytes_s
+        self.parallel.all_reduce_s(&self.hardware, tokens, self.token_bytes)
     }
 
     /// Returns the time of all stages for a step in `n` parts, seconds.

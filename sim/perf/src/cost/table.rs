@@ -36,6 +36,7 @@ mod llmservingsim;
 mod rows;
 mod vidur;
 
+pub(crate) use llmservingsim::Profile;
 pub use llmservingsim::Skew;
 
 /// Error in a table: file, line and fault.
@@ -85,6 +86,13 @@ pub enum TableFault {
     /// Point of the grid without a measurement.
     #[error("the grid has no row for {0}")]
     Hole(String),
+}
+
+impl TableFault {
+    /// Returns `true` if the file lacks a required column.
+    fn is_missing_column(&self) -> bool {
+        matches!(self, Self::MissingColumn(_) | Self::Columns(ColumnFault::MissingColumn(_)))
+    }
 }
 
 /// Time of a part of a step as a function of one count, with extrapolation.
@@ -236,10 +244,11 @@ fn head_work(model: &Model, tensor: u32) -> [Work; 2] {
         .map(|sampled| demand.parts(&StepShape { sampled, ..StepShape::default() }).head.times(1.0 / f64::from(tensor)))
 }
 
-/// Returns the name of a table for reports.
-fn describe(source: &str, hardware: &Hardware, model: &Model, parallel: Parallel) -> String {
+/// Returns the name of a table for reports: source, model and devices, and notes on rows that were not used or not measured.
+fn describe(source: &str, hardware: &Hardware, model: &Model, parallel: Parallel, notes: &[String]) -> String {
     let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
-    format!("table of {source} ({} on {}{spread})", model.name, hardware.name)
+    let notes: String = notes.iter().map(|note| format!("; {note}")).collect();
+    format!("table of {source} ({} on {}{spread}{notes})", model.name, hardware.name)
 }
 
 #[cfg(test)]

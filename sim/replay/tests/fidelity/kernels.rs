@@ -1,7 +1,8 @@
 //! How far rooflines are from tables of the same device, and the shares of the peaks that bring them nearest. The files in
 //! `sim/hardware/` say what was found here.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use trunkline_sim_perf::cost::table::Skew;
@@ -132,8 +133,38 @@ fn aiconfigurator(folder: &str) -> PathBuf {
 fn rtx_4090() {
     check("rtx4090-24g", "llama-3.1-8b", 2048, |hardware, model| {
         let folder = data("profiles/llmservingsim/RTX4090");
-        Table::from_llmservingsim(&folder, hardware, model, Skew::Share(0.0)).unwrap()
+        Table::from_llmservingsim(&folder, hardware, model, 1, Skew::Share(0.0)).unwrap()
     });
+}
+
+/// A measured grid of which every second chunk and every second context is left out of mixed calls, in turn, against the whole one.
+#[test]
+#[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
+fn rtx_4090_with_holes() {
+    let folder = data("profiles/llmservingsim/RTX4090");
+    let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
+    let read = |path: &Path| Table::from_llmservingsim(path, hardware, model, 1, Skew::Published).unwrap();
+    let whole = read(&folder);
+    assert_eq!(whole.name(), "table of LLMServingSim (llama-3.1-8b on rtx4090-24g)", "every row is used");
+    let holed = tempfile::tempdir().unwrap();
+    for file in ["dense.csv", "per_sequence.csv", "meta.yaml"] {
+        fs::copy(folder.join(file), holed.path().join(file)).unwrap();
+    }
+    let text = fs::read_to_string(folder.join("attention.csv")).unwrap();
+    let kept = |line: &&str| {
+        let numbers: Vec<u64> = line.split(',').take(4).filter_map(|field| field.parse().ok()).collect();
+        let [chunk, _, decodes, context] = numbers[..] else { return true };
+        chunk == 0 || decodes == 0 || (chunk.ilog2() + context.ilog2()).is_multiple_of(2)
+    };
+    let rows: Vec<&str> = text.lines().filter(kept).collect();
+    fs::write(holed.path().join("attention.csv"), rows.join("\n")).unwrap();
+    let holed = read(holed.path());
+    assert!(holed.name().ends_with(" points of attention interpolated)"), "{}", holed.name());
+    let samples: Vec<Sample> =
+        samples(&whole, 2048).into_iter().filter(|s| s.shape.prefills > 0 && s.shape.decodes > 0).collect();
+    let found = Residuals::of(&samples, |shape| holed.step_ns(shape) as f64 / 1e9);
+    println!("with holes: {found:?}, {}", holed.name());
+    assert!(found.median < 0.005 && found.p95 < 0.05, "{found:?}");
 }
 
 #[test]

@@ -135,6 +135,11 @@ impl Numbers {
         Self(SEED)
     }
 
+    /// Starts numbers of another seed.
+    pub fn from_seed(seed: u64) -> Self {
+        Self(SEED ^ seed)
+    }
+
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;

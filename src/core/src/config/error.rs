@@ -1,5 +1,6 @@
 //! Settings under which no core can work.
 
+use crate::h2o::SettingsError;
 use crate::registry::{RegistryError, UnknownName};
 
 /// A setting under which no core can work.
@@ -53,6 +54,25 @@ pub enum ConfigError {
     /// A choice without parameters, such as a way to preempt, has no such name.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
+    /// A setting of eviction within a sequence is outside its range, or its block is no multiple of the KV block.
+    #[error(transparent)]
+    H2o(#[from] SettingsError),
+    /// A value of `h2o` that is no number.
+    #[error("h2o {key} is '{value}'; give a number")]
+    MalformedH2o {
+        /// Key of the value.
+        key: String,
+        /// Text that was given.
+        value: String,
+    },
+    /// A key of `h2o` that does not exist.
+    #[error("unknown h2o setting '{key}'; there are: {keys}")]
+    UnknownH2o {
+        /// Key that was given.
+        key: String,
+        /// All keys.
+        keys: String,
+    },
     /// More tiers than a core can have.
     #[error("there are {n} tiers; there can be at most {max}")]
     TooManyTiers {
@@ -60,5 +80,22 @@ pub enum ConfigError {
         n: usize,
         /// Tiers allowed, at most.
         max: usize,
+    },
+    /// More layer groups than a core can have, or than the pool of blocks has room for.
+    #[error("there are {n} layer groups; there can be at most {max} with this number of device blocks")]
+    TooManyGroups {
+        /// Groups that were given.
+        n: usize,
+        /// Groups allowed, at most.
+        max: usize,
+    },
+    /// A layer group with a sliding window of no token.
+    #[error("a layer group has a window of 0 tokens; give at least 1")]
+    EmptyWindow,
+    /// Layer groups together with host blocks or tiers.
+    #[error("a model with {n} layer groups cannot use host_blocks or tiers yet; set host_blocks to 0 and give no tier")]
+    GroupsBehindDevice {
+        /// Groups that were given.
+        n: usize,
     },
 }

@@ -116,6 +116,19 @@ impl Notation<super::Preemption> for Plain {
     }
 }
 
+impl Notation<super::H2oConfig> for Plain {
+    const KIND: Kind = Kind::Text;
+    const EXPECTED: &'static str = "a mode";
+
+    fn show(value: &super::H2oConfig) -> String {
+        value.to_string()
+    }
+
+    fn parse(text: &str) -> Result<Option<super::H2oConfig>, ConfigError> {
+        Ok(Some(text.parse()?))
+    }
+}
+
 impl Notation<Vec<super::TierConfig>> for Plain {
     const KIND: Kind = Kind::Text;
     const EXPECTED: &'static str = "tiers part by part, not as text";
@@ -126,6 +139,20 @@ impl Notation<Vec<super::TierConfig>> for Plain {
     }
 
     fn parse(_: &str) -> Result<Option<Vec<super::TierConfig>>, ConfigError> {
+        Ok(None)
+    }
+}
+
+impl Notation<Vec<trunkline_port::Keeps>> for Plain {
+    const KIND: Kind = Kind::Text;
+    const EXPECTED: &'static str = "layer groups, as the worker reports them, not as text";
+
+    fn show(groups: &Vec<trunkline_port::Keeps>) -> String {
+        let group = |keeps: &trunkline_port::Keeps| format!("{keeps:?}").to_lowercase();
+        groups.iter().map(group).collect::<Vec<_>>().join(", ")
+    }
+
+    fn parse(_: &str) -> Result<Option<Vec<trunkline_port::Keeps>>, ConfigError> {
         Ok(None)
     }
 }

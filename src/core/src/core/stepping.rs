@@ -10,7 +10,7 @@ use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
 use crate::state::{AHEAD, REQUESTED_FROM, State};
 use crate::step::StepResult;
 use crate::steps::Part;
-use crate::{preemption, swap, transfer_end};
+use crate::{dropping, preemption, swap, transfer_end};
 
 impl Core {
     /// Begins steps while a sequence can run and the worker takes more.
@@ -88,7 +88,9 @@ impl Core {
             self.apply(*part, sampled, &mut changed, actions);
         }
         self.state.waiting.serve_generated();
-        if self.publish(&mut changed) {
+        let any_ended = self.publish(&mut changed);
+        dropping::end_step(&mut self.state, &step.parts, &result.scores);
+        if any_ended {
             self.end_sequences(&step.parts, actions);
         }
         self.changed = changed;
@@ -171,6 +173,8 @@ impl Core {
             if leaves {
                 self.state.end_shared_work(*slot);
                 any_ended = true;
+            } else {
+                self.state.kv.drop_behind_windows(&mut self.state.sequences[*slot]);
             }
         }
         changed.clear();
@@ -221,7 +225,7 @@ impl Core {
             self.state.rewind(slot, SequenceEvent::WorkerLost);
             lost.push((slot, self.state.sequences[slot].view(0)));
         }
-        self.state.kv.tree.clear();
+        self.state.kv.clear_device();
         self.state.wait_all(lost);
     }
 

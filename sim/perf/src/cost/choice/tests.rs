@@ -1,5 +1,8 @@
 //! What can be chosen, what is found in a folder, and what is refused.
 
+use std::fs;
+use std::path::Path;
+
 use super::*;
 use crate::hardware;
 
@@ -134,6 +137,44 @@ fn a_table_of_something_else_is_refused() {
     let fast = profile(0.5);
     let fast = make(&format!("table:{}", fast.path().display()), device("rtx4090-24g"), llama(), "tp1", "resident");
     assert!(fast.unwrap_err().contains("a prefill of 2048 tokens"), "faster than the device can be");
+}
+
+#[test]
+fn a_published_profile_has_tables_for_its_numbers_of_devices() {
+    let (flat, folder) = (profile(1.0), tempfile::tempdir().unwrap());
+    for degree in ["tp1", "tp2"] {
+        fs::create_dir(folder.path().join(degree)).unwrap();
+        for file in ["dense.csv", "per_sequence.csv", "attention.csv"] {
+            fs::copy(flat.path().join(file), folder.path().join(degree).join(file)).unwrap();
+        }
+    }
+    // Two devices take half of the time for the matrices.
+    let dense = fs::read_to_string(flat.path().join("dense.csv")).unwrap();
+    let halved: Vec<String> = dense
+        .lines()
+        .map(|line| match line.rsplit_once(',').and_then(|(rest, us)| Some((rest, us.parse::<f64>().ok()?))) {
+            Some((rest, us)) => format!("{rest},{}", us / 2.0),
+            None => line.to_owned(),
+        })
+        .collect();
+    fs::write(folder.path().join("tp2/dense.csv"), halved.join("\n")).unwrap();
+    let made = |path: &Path, parallel| {
+        make(&format!("table:{}", path.display()), device("rtx4090-24g"), llama(), parallel, "resident")
+    };
+    let at = |parallel| made(folder.path(), parallel);
+    assert_eq!(at("tp1").unwrap(), "table of LLMServingSim (llama-3.1-8b on rtx4090-24g)");
+    assert_eq!(at("tp2").unwrap(), "table of LLMServingSim (llama-3.1-8b on rtx4090-24g tp2pp1)");
+    assert_eq!(made(&folder.path().join("tp2"), "tp2"), at("tp2"));
+    assert!(
+        at("tp4").unwrap_err().ends_with("a table of llmservingsim is of 1 and of 2 devices, but parallel is tp4pp1")
+    );
+    let other = made(&folder.path().join("tp2"), "tp1").unwrap_err();
+    assert!(other.ends_with("a table of llmservingsim is of 2 devices, but parallel is tp1pp1"), "{other}");
+    assert!(at("pp2").unwrap_err().ends_with("is of one stage, but parallel is tp1pp2"));
+    // The description is beside the folders of tables.
+    fs::write(folder.path().join("meta.yaml"), "model: meta-llama/Llama-3.2-3B\n").unwrap();
+    assert!(at("tp1").unwrap_err().contains("was measured for meta-llama/Llama-3.2-3B"));
+    assert!(made(&folder.path().join("tp2"), "tp2").unwrap_err().contains("was measured for meta-llama/Llama-3.2-3B"));
 }
 
 #[test]

@@ -86,7 +86,7 @@ impl Table {
         let (n, k) = (model.vocab.div_ceil(u64::from(tensor)), model.hidden);
         let head: Vec<_> = tokens().map(|m| (m, products.time_s(m, n, k))).collect();
         Ok(Self {
-            name: describe("aiconfigurator", hardware, model, parallel),
+            name: describe("aiconfigurator", hardware, model, parallel, &[]),
             limit: Some(LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),

@@ -5,17 +5,29 @@
 //! | `dense.csv` | `layer,tokens,time_us` | operation with a time by tokens of a step |
 //! | `per_sequence.csv` | `layer,sequences,time_us` | operation with a time by sampled positions |
 //! | `attention.csv` | `prefill_chunk,kv_prefill,n_decode,kv_decode,time_us` | attention call for a chunk and some decodes |
+//! | | or `layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us` | the same for several prefills |
 //! | `skew_fit.csv` | `pc,n_label,...,alpha,n_samples` | extra time for decodes of unequal contexts |
+//! | `meta.yaml` | `model`, `skew_fit` | description, in the folder or beside folders `tpN/` of tables for `N` devices |
+//!
+//! Times of several devices are those of one of them, without communication; all-reduces are computed from the peer link of the
+//! device's file, as in a roofline. Rows of other operations are not used; the name of the table lists them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, LowerBound, Parallel, Series, StepShape, Table, TableError, TableFault, describe,
-    head_work, linear_work, rows,
+    Attention, Device, LowerBound, Parallel, Series, Table, TableError, TableFault, describe, head_work, linear_work,
+    rows,
 };
+use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
 use crate::model::Model;
+
+mod attention;
+mod profile;
+
+pub(super) use attention::FusedAttention;
+pub(crate) use profile::Profile;
 
 /// Extra time for decodes of unequal contexts: a share `a` of the difference to a call with all contexts as long as the longest,
 /// `A(mean) + a * (A(longest) - A(mean))`.
@@ -25,6 +37,8 @@ pub enum Skew {
     Share(f64),
     /// Mean of the shares in `skew_fit.csv`, weighted by samples.
     Fitted,
+    /// Share that `meta.yaml` states: its `alpha_default`, or 0 without an enabled `skew_fit`.
+    Published,
 }
 
 /// Frequency of an operation: per layer or per step.
@@ -37,70 +51,64 @@ enum Times {
 fn times_of(operation: &str) -> Option<Times> {
     match operation {
         "layernorm" => Some(Times::Layer(2.0)),
-        "qkv_proj" | "rotary_emb" | "o_proj" | "gate_up_proj" | "act_fn" | "down_proj" => Some(Times::Layer(1.0)),
+        "qkv_proj" | "qk_norm" | "rotary_emb" | "o_proj" | "gate_up_proj" | "act_fn" | "down_proj" => {
+            Some(Times::Layer(1.0))
+        }
         "embedding" | "final_layernorm" => Some(Times::Step),
         _ => None,
     }
 }
 
-/// Attention of prefills and decodes in one call, by chunk, tokens computed before, decodes, and context of each decode.
-#[derive(Clone, Debug)]
-pub(super) struct FusedAttention {
-    grid: Grid<4>,
-    device: Device,
-    skew: f64,
-    /// Smallest chunk measured: a smaller one fills no more of the device.
-    chunk_min: f64,
-}
-
-impl FusedAttention {
-    pub fn layer_s(&self, shape: &StepShape) -> f64 {
-        if shape.tokens == 0 {
-            return 0.0;
-        }
-        let decodes = shape.decodes as f64;
-        let (chunk, computed) = match shape.prefill_tokens {
-            0 => (0.0, 0.0),
-            n => ((n as f64).max(self.chunk_min), shape.prefill_computed() as f64),
-        };
-        let at = |context: f64| {
-            self.grid.extended([chunk, computed, decodes, context], |point| self.device.attention_s(point))
-        };
-        let mean_s = at(shape.decode_kv_tokens as f64 / decodes.max(1.0));
-        if self.skew == 0.0 || shape.decodes == 0 {
-            return mean_s;
-        }
-        mean_s + self.skew * (at(shape.decode_kv_max as f64) - mean_s)
-    }
-}
+/// Operations of `per_sequence.csv`.
+const HEAD: [&str; 2] = ["lm_head", "sampler"];
 
 impl Table {
-    /// Builds the table in folder `path`, measured for `model` on one `hardware`.
+    /// Builds the table in folder `path`, measured for `model` on `tensor` devices of `hardware`. The folder is one of tables, or one
+    /// with a folder `tpN` of tables for each number of devices.
     ///
     /// # Errors
     ///
     /// [`TableError`] if a file cannot be read, or has no usable rows.
-    pub fn from_llmservingsim(path: &Path, hardware: &Hardware, model: &Model, skew: Skew) -> Result<Self, TableError> {
-        let device = Device::new(hardware, model, 1);
+    pub fn from_llmservingsim(
+        path: &Path,
+        hardware: &Hardware,
+        model: &Model,
+        tensor: u32,
+        skew: Skew,
+    ) -> Result<Self, TableError> {
+        let profile = Profile::find(path, tensor);
+        let path = &profile.tables;
+        let parallel = Parallel { tensor, pipeline: 1 };
+        let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;
-        let linear = sum(&path.join("dense.csv"), ["layer", "tokens", "time_us"], |operation| {
+        let mut notes = Vec::new();
+        profile.name_others(&mut notes);
+        let mut linear = sum(&path.join("dense.csv"), ["layer", "tokens", "time_us"], &mut notes, |operation| {
             times_of(operation).map(|times| match times {
                 Times::Layer(n) => n * layers,
                 Times::Step => 1.0,
             })
         })?;
-        let head = sum(&path.join("per_sequence.csv"), ["layer", "sequences", "time_us"], |_| Some(1.0))?;
+        let token_bytes = RESIDUAL_BYTES * model.hidden as f64;
+        for (tokens, time_s) in &mut linear {
+            *time_s += layers * 2.0 * parallel.all_reduce_s(hardware, *tokens as f64, token_bytes);
+        }
+        let head = sum(&path.join("per_sequence.csv"), ["layer", "sequences", "time_us"], &mut notes, |operation| {
+            HEAD.contains(&operation).then_some(1.0)
+        })?;
         let skew = match skew {
             Skew::Share(share) => share,
             Skew::Fitted => fitted_skew(&path.join("skew_fit.csv"))?,
+            Skew::Published => profile.skew(tensor, &mut notes),
         };
+        let attention = attention::read(&path.join("attention.csv"), device, skew, &mut notes)?;
         Ok(Self {
-            name: describe("LLMServingSim", hardware, model, Parallel::ONE),
-            limit: Some(LowerBound::new(hardware, model, Parallel::ONE)),
+            name: describe("LLMServingSim", hardware, model, parallel, &notes),
+            limit: Some(LowerBound::new(hardware, model, parallel)),
             layers,
-            linear: Series::new(&linear, linear_work(model, 1), &device),
-            head: Some(Series::new(&head, head_work(model, 1), &device)),
-            attention: Attention::Fused(mixed(&path.join("attention.csv"), device, skew)?),
+            linear: Series::new(&linear, linear_work(model, tensor), &device),
+            head: Some(Series::new(&head, head_work(model, tensor), &device)),
+            attention: Attention::Fused(attention),
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
@@ -108,86 +116,59 @@ impl Table {
     }
 }
 
-/// Sums the times of all operations in a file, each multiplied by `times`, seconds by count.
+/// Sums the times of all operations in a file, each multiplied by `times`, seconds by count. A count that another operation was not
+/// measured at is interpolated between its neighbors. Adds a note for operations without `times`.
 fn sum(
     path: &Path,
     columns: [&'static str; 3],
+    notes: &mut Vec<String>,
     times: impl Fn(&str) -> Option<f64>,
 ) -> Result<Vec<(u64, f64)>, TableError> {
     let mut operations: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
+    let mut unknown = BTreeSet::new();
     rows::read(path, columns, |row| {
         let operation = row.text(0)?;
-        if let Some(times) = times(operation) {
-            let points = operations.entry(operation.to_owned()).or_default();
-            points.insert(row.count(1)?, times * row.number(2)? / 1e6);
+        match times(operation) {
+            Some(times) => {
+                let points = operations.entry(operation.to_owned()).or_default();
+                points.insert(row.count(1)?, times * row.number(2)? / 1e6);
+            }
+            None => _ = unknown.insert(operation.to_owned()),
         }
         Ok(())
     })?;
+    if !unknown.is_empty() {
+        let names: Vec<String> = unknown.into_iter().collect();
+        let file = path.file_stem().unwrap_or_default().to_string_lossy();
+        notes.push(format!("rows of {file} not used: {}", names.join(", ")));
+    }
     let fail = |fault| TableError { path: path.into(), line: 0, fault };
-    let mut operations = operations.into_iter();
-    let Some((first, mut total)) = operations.next() else {
+    if operations.is_empty() {
         return Err(fail(TableFault::Empty("any operation".into())));
-    };
-    for (operation, points) in operations {
-        if !points.keys().eq(total.keys()) {
-            return Err(fail(TableFault::Hole(format!("some count of {operation} or of {first}"))));
-        }
-        for (sum, time_s) in total.values_mut().zip(points.values()) {
+    }
+    let counts: BTreeSet<u64> = operations.values().flat_map(|points| points.keys().copied()).collect();
+    let mut total: BTreeMap<u64, f64> = counts.iter().map(|count| (*count, 0.0)).collect();
+    for (operation, points) in &operations {
+        for (count, sum) in &mut total {
+            let Some(time_s) = interpolated(points, *count) else {
+                let other = operations.iter().find(|(_, points)| points.contains_key(count));
+                let other = other.map_or("another operation", |(name, _)| name);
+                return Err(fail(TableFault::Hole(format!("some count of {other} or of {operation}"))));
+            };
             *sum += time_s;
         }
     }
     Ok(total.into_iter().collect())
 }
 
-fn mixed(path: &Path, device: Device, skew: f64) -> Result<FusedAttention, TableError> {
-    let mut measured: HashMap<[u64; 4], f64> = HashMap::new();
-    let columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"];
-    rows::read(path, columns, |row| {
-        let point = [row.count(0)?, row.count(1)?, row.count(2)?, row.count(3)?];
-        measured.insert(point, row.number(4)? / 1e6);
-        Ok(())
-    })?;
-    let axis = |d: usize| {
-        let values: BTreeSet<u64> = measured.keys().map(|point| point[d]).collect();
-        values.into_iter().map(|n| n as f64).collect::<Vec<_>>()
-    };
-    let mut axes = [axis(0), axis(1), axis(2), axis(3)];
-    let fail = |fault| TableError { path: path.into(), line: 0, fault };
-    // A context of 0 goes with no decodes, where it makes no difference.
-    axes[3].retain(|context| *context > 0.0);
-    if axes.iter().any(|axis| axis.is_empty()) || axes[0][0] != 0.0 || axes[2][0] != 0.0 {
-        return Err(fail(TableFault::Empty("chunks alone and decodes alone".into())));
+/// Returns the time at `count`, linear between the measured points, or `None` outside them.
+fn interpolated(points: &BTreeMap<u64, f64>, count: u64) -> Option<f64> {
+    let (low, low_s) = points.range(..=count).next_back()?;
+    let (high, high_s) = points.range(count..).next()?;
+    if low == high {
+        return Some(*low_s);
     }
-    let decodes: Vec<u64> = axes[2].iter().map(|n| *n as u64).collect();
-    let chunk_min = axes[0].get(1).copied().unwrap_or(0.0);
-    let grid = Grid::new(axes, |point| lookup(&measured, point.map(|x| x as u64), &decodes, &device));
-    let grid = grid.map_err(|[chunk, computed, decodes, context]| {
-        fail(TableFault::Hole(format!(
-            "prefill_chunk {chunk}, kv_prefill {computed}, n_decode {decodes}, kv_decode {context}"
-        )))
-    })?;
-    Ok(FusedAttention { grid, device, skew, chunk_min })
-}
-
-/// Returns the time at a point of the grid. Irrelevant coordinates become 0, and decodes beyond the measured number for a chunk are
-/// extrapolated.
-fn lookup(measured: &HashMap<[u64; 4], f64>, point: [u64; 4], decodes: &[u64], device: &Device) -> Option<f64> {
-    let [chunk, computed, n, context] = point;
-    let computed = if chunk == 0 { 0 } else { computed };
-    if chunk == 0 && n == 0 {
-        return Some(0.0);
-    }
-    let at = |n: u64| measured.get(&[chunk, computed, n, if n == 0 { 0 } else { context }]).copied();
-    if let Some(time_s) = at(n) {
-        return Some(time_s);
-    }
-    // A hole between points that were measured is a fault of the file.
-    let (most, time_s) = decodes.iter().rev().filter(|m| **m > 0).find_map(|m| at(*m).map(|time_s| (*m, time_s)))?;
-    if most > n {
-        return None;
-    }
-    let ideal_s = |n: u64| device.attention_s([chunk, computed, n, context].map(|x| x as f64));
-    Some(time_s * ideal_s(n) / ideal_s(most))
+    Some(low_s + (count - low) as f64 / (high - low) as f64 * (high_s - low_s))
 }
 
 fn fitted_skew(path: &Path) -> Result<f64, TableError> {

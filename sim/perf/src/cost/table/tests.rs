@@ -80,7 +80,7 @@ fn a_mixed_table_adds_up_its_parts() {
     let folder = tempfile::tempdir().unwrap();
     llmservingsim(folder.path());
     let (hardware, model) = a100();
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
     let expected_us = |tokens: u64, sampled: u64, attention_us: f64| {
         32.0 * (8 * (1000 + tokens)) as f64 + 7.0 + 100.0 + (10 + sampled) as f64 + 32.0 * attention_us
     };
@@ -97,11 +97,147 @@ fn a_mixed_table_adds_up_its_parts() {
     // Unequal contexts make no difference without skew; with it they do, in the share that was asked for.
     let uneven = StepShape { decode_kv_max: 900, ..StepShape::decodes(10, 100) };
     near(uneven, expected_us(10, 10, attention_us(0, 0, 10, 100)));
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Fitted).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Fitted).unwrap();
     let found_us = table.step_s(&uneven) * 1e6;
     let skewed = expected_us(10, 10, attention_us(0, 0, 10, 100) + 0.175 * 10.0 * 800.0);
     assert!((found_us / skewed - 1.0).abs() < 1e-9, "{found_us} {skewed}");
-    assert_eq!(table.name(), "table of LLMServingSim (llama-3.1-8b on a100-80g)");
+    assert_eq!(
+        table.name(),
+        "table of LLMServingSim (llama-3.1-8b on a100-80g; rows of dense not used: something_else)"
+    );
+}
+
+/// Rewrites a line-wise CSV file of a folder.
+fn rewrite(folder: &Path, name: &str, row: impl Fn(&str) -> Option<String>) {
+    let text = fs::read_to_string(folder.join(name)).unwrap();
+    write(folder, name, &text.lines().filter_map(row).map(|line| line + "\n").collect::<String>());
+}
+
+#[test]
+fn holes_of_a_union_of_grids_are_interpolated() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    llmservingsim(folder.path());
+    llmservingsim(whole.path());
+    // A second grid of mixed calls, of other chunks and contexts: its rows share no chunk above 0 with the first grid.
+    let mut second = String::new();
+    for chunk in [64, 256] {
+        for computed in [0, 16, 4096] {
+            for n in [1, 64] {
+                for context in [16, 1024, 4096] {
+                    let time = attention_us(chunk, computed, n, context);
+                    second += &format!("\n{chunk},{computed},{n},{context},{time}");
+                }
+            }
+        }
+    }
+    rewrite(folder.path(), "attention.csv", |line| {
+        Some(if line == "16,0,0,0,26" { format!("{line}{second}") } else { line.into() })
+    });
+    let read = |folder: &Path| Table::from_llmservingsim(folder, hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let (union, product) = (read(folder.path()), read(whole.path()));
+    let Attention::Fused(attention) = &union.attention else { panic!("a fused table") };
+    // Times are linear along each axis, so that interpolation between the grids is exact.
+    for (chunk, computed, n, context) in
+        [(100, 700, 0, 0), (100, 50, 1, 300), (900, 4096, 1, 3000), (20, 0, 30, 1024), (0, 0, 30, 700)]
+    {
+        let mut shape = StepShape::decodes(n, context);
+        if chunk > 0 {
+            shape = shape.and(StepShape::prefill(chunk, computed));
+        }
+        let (found, expected) = (attention.layer_s(&shape) * 1e6, attention_us(chunk, computed, n, context));
+        assert!((found / expected - 1.0).abs() < 1e-9, "{shape:?}: {found} {expected}");
+    }
+    // A context of 1,024 for chunks of 16 and 1,024 and for decodes alone, and prefills alone of 64 and 256.
+    assert!(union.name().ends_with("something_else; 17 points of attention interpolated)"), "{}", union.name());
+    assert!(!product.name().contains("interpolated"), "{}", product.name());
+}
+
+#[test]
+fn effective_keys_stand_for_computed_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    llmservingsim(folder.path());
+    // Time by pairs of query and key: 2 us for each key of an average query.
+    let key_us = |chunk: u64, key: u64, n: u64, context: u64| (10 + chunk + 2 * key + 3 * n + n * context) as f64;
+    let mut attention = String::from("layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us\n");
+    for (chunk, keys) in [(0, vec![0]), (16, vec![8, 1024, 4096]), (1024, vec![1024, 4096])] {
+        for key in keys {
+            for (n, context) in [(0, 0), (1, 16), (1, 4096), (64, 16), (64, 4096)] {
+                if chunk + n > 0 {
+                    let time = key_us(chunk, key, n, context);
+                    attention += &format!("attention,{chunk},{key}.0,{n},{context},1,{time}\n");
+                }
+            }
+        }
+    }
+    attention += "attention,16,8.0,1,16,4,1e9\nindexer,16,8.0,1,16,1,1e9\n";
+    write(folder.path(), "attention.csv", &attention);
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let near = |shape: StepShape, expected_us: f64| {
+        let Attention::Fused(attention) = &table.attention else { panic!("a fused table") };
+        let found_us = attention.layer_s(&shape) * 1e6;
+        assert!((found_us / expected_us - 1.0).abs() < 1e-9, "{shape:?}: {found_us} {expected_us}");
+    };
+    near(StepShape::prefill(16, 0), 10.0 + 16.0 + 2.0 * 8.0);
+    near(StepShape::prefill(1024, 1000), 10.0 + 1024.0 + 2.0 * 1512.0);
+    // Chunks of 300 and 100 tokens after 2,000 and 600: (300 * 2150 + 100 * 650) / 400.
+    let two = StepShape::prefill(300, 2000).and(StepShape::prefill(100, 600));
+    near(two, 10.0 + 400.0 + 2.0 * 1775.0);
+    near(StepShape::prefill(400, 1575).and(StepShape::decodes(64, 100)), 10.0 + 400.0 + 2.0 * 1775.0 + 192.0 + 6400.0);
+    near(StepShape::decodes(1, 300), 10.0 + 3.0 + 300.0);
+    // Keys below half a chunk cannot be, so that nothing possible was interpolated.
+    assert!(
+        table.name().ends_with("something_else; rows of attention not used: decode_q_len 4, layer indexer)"),
+        "{}",
+        table.name()
+    );
+}
+
+#[test]
+fn several_devices_have_their_tables_and_all_reduces() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    for degree in ["tp1", "tp2"] {
+        fs::create_dir(folder.path().join(degree)).unwrap();
+        llmservingsim(&folder.path().join(degree));
+    }
+    write(folder.path(), "meta.yaml", "skew_fit:\n  enabled: true\n  per_tp:\n    1:\n      alpha_default: 0.5\n");
+    let read = |tensor| Table::from_llmservingsim(folder.path(), hardware, model, tensor, Skew::Published).unwrap();
+    let (one, two) = (read(1), read(2));
+    for tokens in [1, 512, 1024] {
+        let all_reduce_s =
+            hardware.peer_link_latency_s + (tokens * 2 * model.hidden) as f64 / hardware.peer_link_bytes_s;
+        let more_s = two.linear.at(tokens) - one.linear.at(tokens);
+        assert!((more_s / (2.0 * 32.0 * all_reduce_s) - 1.0).abs() < 1e-9, "{tokens}: {more_s} {all_reduce_s}");
+    }
+    assert_eq!(
+        two.name(),
+        "table of LLMServingSim (llama-3.1-8b on a100-80g tp2pp1; rows of dense not used: something_else; meta.yaml \
+         enables skew_fit without an alpha_default of 2 devices: skew not counted)"
+    );
+    // Half of the difference to a call in which all contexts are as long as the longest.
+    let uneven = StepShape { decode_kv_max: 900, ..StepShape::decodes(10, 100) };
+    let skew_s = one.step_s(&uneven) - one.step_s(&StepShape::decodes(10, 100));
+    assert!((skew_s / (32.0 * 0.5 * 10.0 * 800e-6) - 1.0).abs() < 1e-9, "{skew_s}");
+}
+
+#[test]
+fn a_norm_of_heads_counts_and_operations_may_differ_in_their_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    llmservingsim(folder.path());
+    let read = || Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Published).unwrap();
+    let without = read();
+    let text = fs::read_to_string(folder.path().join("dense.csv")).unwrap();
+    write(folder.path(), "dense.csv", &format!("{text}qk_norm,1,11\nqk_norm,256,21\nqk_norm,1024,31\n"));
+    let with = read();
+    let more_us = |tokens| (with.linear.at(tokens) - without.linear.at(tokens)) * 1e6 / 32.0;
+    for (tokens, us) in [(1, 11.0), (256, 21.0), (512, 21.0 + 10.0 / 3.0), (1024, 31.0)] {
+        assert!((more_us(tokens) / us - 1.0).abs() < 1e-6, "{tokens}: {}", more_us(tokens));
+    }
+    assert!(with.name().ends_with("(llama-3.1-8b on a100-80g; rows of dense not used: something_else)"));
 }
 
 #[test]
@@ -109,7 +245,7 @@ fn beyond_a_table_the_share_of_the_peak_is_held() {
     let folder = tempfile::tempdir().unwrap();
     llmservingsim(folder.path());
     let (hardware, model) = a100();
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
     let s = |shape| table.step_s(&shape);
     assert!(s(StepShape::prefill(4096, 0)) > 2.0 * s(StepShape::prefill(1024, 0)));
     assert!(s(StepShape::decodes(64, 40_960)) > 5.0 * s(StepShape::decodes(64, 4_096)));
@@ -117,7 +253,7 @@ fn beyond_a_table_the_share_of_the_peak_is_held() {
     assert!((overheads.step_s(&StepShape::decodes(2, 16)) - s(StepShape::decodes(2, 16)) - 1.0).abs() < 1e-9);
     // Whatever the numbers are, physics holds: a table of nothing but zeros takes as long as the limit.
     write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,0\nqkv_proj,2,0\n");
-    let zeros = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Share(0.0)).unwrap();
+    let zeros = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
     let shape = StepShape::prefill(8192, 0);
     let limit = LowerBound::new(hardware, model, Parallel::ONE);
     assert!(zeros.step_ns(&shape) as f64 >= limit.step_s(&shape) * 1e9);
@@ -128,7 +264,7 @@ fn faults_name_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let (hardware, model) = a100();
     let read = || {
-        let fault = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Fitted).unwrap_err();
+        let fault = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Fitted).unwrap_err();
         fault.to_string().replace(&format!("{}/", folder.path().display()), "")
     };
     assert_eq!(read(), "dense.csv: no such file; check the path");
@@ -146,12 +282,19 @@ fn faults_name_file_and_line() {
     write(folder.path(), "dense.csv", "layer,tokens,time_us\n");
     assert_eq!(read(), "dense.csv: holds no row for any operation");
     llmservingsim(folder.path());
-    let holed =
-        fs::read_to_string(folder.path().join("attention.csv")).unwrap().replace("\n16,16,1,16,", "\n16,16,1,4096,");
-    write(folder.path(), "attention.csv", &holed);
+    // Without a call of one decode of any context there is nothing to interpolate mixed calls from.
+    rewrite(folder.path(), "attention.csv", |line| {
+        (!line.starts_with("16,") && !line.starts_with("1024,")).then(|| line.into())
+    });
+    assert_eq!(read(), "attention.csv: holds no row for chunks alone and decodes alone");
+    llmservingsim(folder.path());
+    rewrite(folder.path(), "attention.csv", |line| {
+        let mixed = !line.starts_with("0,") && line.split(',').nth(2) != Some("0");
+        (!mixed || line.starts_with("prefill")).then(|| line.into())
+    });
     assert_eq!(
         read(),
-        "attention.csv: the grid has no row for prefill_chunk 16, kv_prefill 16, n_decode 1, kv_decode 16"
+        "attention.csv: the grid has no row for prefill_chunk 16, kv_prefill 0, n_decode 1, kv_decode 16"
     );
 }
 
@@ -164,7 +307,7 @@ fn faults_of_parquet_name_file_and_row() {
         write(folder.path(), "dense.csv", text);
         as_parquet(&folder.path().join("dense.csv"), &folder.path().join("dense.parquet"));
         fs::remove_file(folder.path().join("dense.csv")).unwrap();
-        let fault = Table::from_llmservingsim(folder.path(), hardware, model, Skew::Fitted).unwrap_err();
+        let fault = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Fitted).unwrap_err();
         fault.to_string().replace(&format!("{}/", folder.path().display()), "")
     };
     assert_eq!(read("layer,tokens\nqkv_proj,1\n"), "dense.parquet: there is no column 'time_us'");

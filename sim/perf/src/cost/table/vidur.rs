@@ -88,7 +88,7 @@ impl Table {
         let linear = linear(&path.join("linear_ops_ms.csv"), layers, tensor)?;
         let parallel = Parallel { tensor, pipeline: 1 };
         Ok(Self {
-            name: describe("Vidur", hardware, model, parallel),
+            name: describe("Vidur", hardware, model, parallel, &[]),
             limit: Some(super::LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),

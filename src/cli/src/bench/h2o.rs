@@ -1,0 +1,439 @@
+//! Benchmark of eviction within sequences: ratio, quality and speed of every scorer, side by side, with gates.
+//!
+//! The embedded worker runs without a server and without a core: the planner of the core drops blocks from tables made here, as the core
+//! would. Ratios are true ones: held tokens of all layers, mean over the counted steps. Facts are asked for after the eviction.
+
+mod figures;
+mod gates;
+mod quality;
+mod rig;
+mod speed;
+mod texts;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use trunkline_core::h2o::{Settings, Target};
+use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
+
+use self::figures::{Figures, mean_recall};
+use self::gates::{Gates, Outcome};
+use self::quality::{Case, Lengths, Quality};
+use self::rig::{BLOCK, Rig, groups};
+use self::speed::Speed;
+use super::measure::Report;
+
+const NOTES: [&str; 3] = [
+    "Ratio: target of the evicting layers; then tokens by held tokens, mean over the run, in the evicting layers and over all layers.",
+    "Perplexity, KL and top-1 are against the unevicted run on the same text, forced, one token per step, from the first plan on.",
+    "Recall: words of facts asked for after the eviction, greedy, as a share of all words; by depth from the first fact to the last.",
+];
+
+/// Options of `bench h2o`.
+#[derive(Clone, Debug, Args)]
+pub struct H2oOptions {
+    /// Model: a Hugging Face folder or a GGUF file [default: a small model with random weights, without gates].
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+
+    /// Threads that compute, at most 1024; 0 is one per core.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+
+    /// Tokens of each prompt, whole blocks of 16.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(256..=131_072))]
+    prompt: u32,
+
+    /// Tokens of each text after its prompt, whole blocks of 16.
+    #[arg(long, value_name = "N", default_value_t = 144, value_parser = clap::value_parser!(u32).range(32..=65_536))]
+    after: u32,
+
+    /// Kinds of text: prose and code of the project, and diary and talk from a generator.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = texts::KINDS, value_parser = texts::KINDS)]
+    kinds: Vec<String>,
+
+    /// Texts of each kind.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    texts: u32,
+
+    /// Facts in each text.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=16))]
+    facts: u32,
+
+    /// Scorers to compare, with parameters [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ';')]
+    scorers: Vec<String>,
+
+    /// Ratios of the evicting layers: one of so many tokens is kept.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [3.0])]
+    ratios: Vec<f32>,
+
+    /// Layers that keep everything, or 'none' [default: as in the gates file].
+    #[arg(long, value_name = "LIST")]
+    full_layers: Option<String>,
+
+    /// First tokens that are never dropped.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    sink: u32,
+
+    /// Last tokens that are never dropped.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    recent: u32,
+
+    /// Tokens kept or dropped together, a multiple of 16.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    block: u32,
+
+    /// Gates [default: those of the project].
+    #[arg(long, value_name = "FILE")]
+    gates: Option<PathBuf>,
+
+    /// Write JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Make fewer and smaller runs: takes seconds, for a test; the figures are not meaningful.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// All figures of a run.
+#[derive(Debug, Serialize)]
+struct H2oReport {
+    model: String,
+    full_layers: Vec<u32>,
+    prompt: usize,
+    unevicted_recall_percent: f64,
+    unevicted: Vec<Quality>,
+    cases: Vec<Figures>,
+    gates: Vec<Outcome>,
+    #[serde(flatten)]
+    report: Report,
+}
+
+/// Runs the benchmark and prints the report.
+///
+/// # Errors
+/// If the model cannot be read or run, or a gate fails; the report is printed in the latter case, too.
+pub fn run(options: &H2oOptions) -> anyhow::Result<()> {
+    let report = measure(options)?;
+    let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")?;
+    let failed = report.gates.iter().filter(|outcome| !outcome.passed).count();
+    ensure!(failed == 0, "{failed} of {} gates failed", report.gates.len());
+    Ok(())
+}
+
+/// Facts of a run, shared by all its parts.
+struct Plan<'a> {
+    options: &'a H2oOptions,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    texts: Vec<texts::Text>,
+    n_facts: usize,
+    scorers: Vec<String>,
+}
+
+fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
+    let gates = Gates::load(options.gates.as_deref())?;
+    let model = load(options.model.as_deref())?;
+    let name = model.name().to_owned();
+    let n_layers = model.config().n_layers;
+    let of_model = gates.of(&name);
+    let full = full_layers(options, of_model.map_or(&[], |gates| &gates.full_layers), n_layers)?;
+    let plan = Plan::new(options, &model)?;
+    let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
+    let mut rig = plan.rig(model.with_groups(groups(n_layers, &full))?)?;
+    let settings = plan.cases(&options.ratios);
+    settings.iter().try_for_each(|case| case.settings.validate(BLOCK as u32))?;
+    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_layers as usize)?;
+    for speed in plan.speed(&mut rig, &settings)? {
+        add_speed(&mut report, &speed);
+    }
+    drop(rig);
+    // Baselines of the recall gate: in all layers, at the total ratio of the gated case, or of the first one.
+    if !full.is_empty() {
+        let model = load(options.model.as_deref())?.with_groups(groups(n_layers, &[]))?;
+        let gated = |case: &&Figures| of_model.is_some_and(|model| model.names(plan.lengths.prompt, case));
+        let compared = cases.iter().find(gated).or(cases.first());
+        let ratio = compared.map_or(2.0, |case| case.total_ratio as f32);
+        let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio)).collect();
+        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_layers as usize)?;
+        cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
+    }
+    let unevicted_recall_percent = mean_recall(&unevicted);
+    cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
+    let gates = of_model.map(|model| gates.check(model, plan.lengths.prompt, unevicted_recall_percent, &cases));
+    Ok(H2oReport {
+        model: name,
+        full_layers: full,
+        prompt: plan.lengths.prompt,
+        unevicted_recall_percent,
+        unevicted,
+        cases,
+        gates: gates.unwrap_or_default(),
+        report,
+    })
+}
+
+impl<'a> Plan<'a> {
+    fn new(options: &'a H2oOptions, model: &Model) -> anyhow::Result<Self> {
+        let tokenizer = match &options.model {
+            Some(path) => Tokenizer::load(path)?,
+            None => Tokenizer::bytes(),
+        };
+        let whole = |n: u32| n as usize / BLOCK * BLOCK;
+        let (prompt, after, n_facts) = if options.quick {
+            (512, 48, 2)
+        } else {
+            (whole(options.prompt), whole(options.after), options.facts as usize)
+        };
+        let lengths = Lengths { prompt, after, before: 16 };
+        let context = model.config().max_context as usize;
+        // Behind the text there are questions and answers.
+        let needed = prompt + after + 128;
+        ensure!(
+            needed <= context,
+            "the model's context is {context} tokens; prompt, continuation and questions need {needed}"
+        );
+        let kinds = if options.quick { &options.kinds[..1] } else { &options.kinds };
+        let mut all = Vec::new();
+        for number in 0..u64::from(options.texts) {
+            for kind in kinds {
+                all.push(texts::text(kind, number, &tokenizer, prompt, after, n_facts)?);
+            }
+        }
+        let scorers = if options.scorers.is_empty() {
+            trunkline_core::h2o::REGISTRY.names().map(str::to_owned).collect()
+        } else {
+            options.scorers.clone()
+        };
+        Ok(Self { options, tokenizer, lengths, texts: all, n_facts, scorers })
+    }
+
+    fn case(&self, scorer: &str, lossy_ratio: f32) -> Case {
+        let settings = Settings {
+            sink_tokens: self.options.sink,
+            recent_tokens: self.options.recent,
+            block_tokens: self.options.block,
+            target: Target::Adaptive { lossy_ratio },
+            ..Settings::default()
+        };
+        Case { scorer: scorer.to_owned(), settings }
+    }
+
+    fn cases(&self, ratios: &[f32]) -> Vec<Case> {
+        ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio))).collect()
+    }
+
+    /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
+    fn rig(&self, model: Model) -> anyhow::Result<Rig> {
+        let questions = 9 * self.n_facts * 96;
+        let Lengths { prompt, after, .. } = self.lengths;
+        Rig::new(model, 2 * prompt + 12 * (after + 32) + questions, self.options.threads)
+    }
+
+    /// Measures all cases on all texts.
+    fn measure(
+        &self,
+        rig: &mut Rig,
+        cases: &[Case],
+        full: usize,
+        layers: usize,
+    ) -> anyhow::Result<(Vec<Quality>, Vec<Figures>)> {
+        let mut unevicted = Vec::new();
+        let mut by_case = vec![Vec::new(); cases.len()];
+        for text in &self.texts {
+            let mut all = quality::measure(rig, text, &self.tokenizer, self.lengths, cases)?.into_iter();
+            unevicted.extend(all.next());
+            by_case.iter_mut().zip(all).for_each(|(case, quality)| case.push(quality));
+            for (case, texts) in cases.iter().zip(&by_case) {
+                let (last, to_compare) = (&texts[texts.len() - 1..], &unevicted[unevicted.len() - 1..]);
+                progress(case, &Figures::new(last.to_vec(), to_compare, full, layers));
+            }
+        }
+        let figures = by_case.into_iter().zip(cases).map(|(texts, case)| {
+            let Target::Adaptive { lossy_ratio: ratio } = case.settings.target else { unreachable!("made by `case`") };
+            Figures { scorer: case.scorer.clone(), ratio, ..Figures::new(texts, &unevicted, full, layers) }
+        });
+        let figures = figures.collect();
+        Ok((unevicted, figures))
+    }
+
+    /// Measures decode speed with the first case that reads scores of decode steps.
+    fn speed(&self, rig: &mut Rig, cases: &[Case]) -> anyhow::Result<Vec<Speed>> {
+        let Some(case) = cases.iter().find(|case| case.scorer == "h2o") else { return Ok(Vec::new()) };
+        let batches = if self.options.quick { &[1][..] } else { &[1, 8] };
+        speed::measure(rig, &self.texts[0], self.lengths, case, batches)
+    }
+}
+
+/// Shows the figures of a case on one text. If standard error is closed, they are lost.
+fn progress(case: &Case, of_text: &Figures) {
+    let name = of_text.texts.first().map_or("", |text| &text.text[..]);
+    let Figures { total_ratio, perplexity_percent, kl_nats, top1_percent, recall_of_unevicted_percent, .. } = of_text;
+    let _ = writeln!(
+        io::stderr(),
+        "{name}, {}: total {total_ratio:.2}, perplexity {perplexity_percent:+.2} %, KL {kl_nats:.4}, top-1 {top1_percent:.1} %, \
+         recall {recall_of_unevicted_percent:.0} % of unevicted",
+        case.scorer
+    );
+}
+
+fn add_speed(report: &mut Report, speed: &Speed) {
+    let case = |way: &str| format!("{way}, batch {}", speed.batch);
+    for (way, ms) in [("off", &speed.off_ms), ("probe", &speed.probe_ms), ("on", &speed.on_ms)] {
+        report.add("decode", case(way), "tokens/s", ms.iter().map(|ms| speed.batch as f64 * 1e3 / ms).collect());
+    }
+    report.add("decode", case("on by off"), "x", vec![speed.on_by_off()]);
+    report.add("decode", case("cost of scores"), "%", vec![speed.scores_percent()]);
+}
+
+fn load(path: Option<&Path>) -> anyhow::Result<Model> {
+    match path {
+        Some(path) => Model::load(path).with_context(|| format!("cannot load the model {}", path.display())),
+        None => Ok(Model::seeded(1)),
+    }
+}
+
+fn full_layers(options: &H2oOptions, default: &[u32], n_layers: u32) -> anyhow::Result<Vec<u32>> {
+    let mut layers = match options.full_layers.as_deref() {
+        None => default.to_vec(),
+        Some("none") => Vec::new(),
+        Some(list) => list
+            .split(',')
+            .map(|layer| layer.trim().parse().with_context(|| format!("'{layer}' is no number of a layer")))
+            .collect::<anyhow::Result<Vec<u32>>>()?,
+    };
+    layers.sort_unstable();
+    layers.dedup();
+    ensure!(layers.iter().all(|layer| *layer < n_layers), "the model has the layers 0 to {}", n_layers - 1);
+    ensure!(layers.len() < n_layers as usize, "at least one layer has to evict");
+    Ok(layers)
+}
+
+impl H2oReport {
+    fn render(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        let header = [
+            "scorer",
+            "layers",
+            "ratio",
+            "evicting",
+            "total",
+            "perplexity",
+            "KL nats",
+            "top-1",
+            "recall",
+            "by depth",
+            "quality",
+        ];
+        table.set_header(header);
+        table.add_row(["off", "", "", "", "", "", "", "", &format!("{:.0} %", self.unevicted_recall_percent), "", ""]);
+        for case in &self.cases {
+            let layers = if case.all_layers || self.full_layers.is_empty() {
+                "all".to_owned()
+            } else {
+                format!("all but {}", self.full_layers.len())
+            };
+            let depths: Vec<String> = case.recall_by_depth.iter().map(|recall| format!("{recall:.0}")).collect();
+            table.add_row([
+                case.scorer.clone(),
+                layers,
+                format!("{:.2}", case.ratio),
+                format!("{:.2}", case.evicting_ratio),
+                format!("{:.2}", case.total_ratio),
+                format!("{:+.2} %", case.perplexity_percent),
+                format!("{:.4}", case.kl_nats),
+                format!("{:.1} %", case.top1_percent),
+                format!("{:.0} %", case.recall_percent),
+                depths.join(" "),
+                if case.passes { "pass" } else { "fail" }.to_owned(),
+            ]);
+        }
+        for column in 2..9 {
+            table.column_mut(column).expect("eleven columns").set_cell_alignment(CellAlignment::Right);
+        }
+        let mark = |outcome: &Outcome| {
+            format!(
+                "{} {}: {:.3}, {}\n",
+                if outcome.passed { "pass" } else { "FAIL" },
+                outcome.gate,
+                outcome.value,
+                outcome.bar
+            )
+        };
+        let gates: String = self.gates.iter().map(mark).collect();
+        format!(
+            "{}\n\n{}, prompts of {} tokens\n{}\n\n{gates}",
+            self.report.render(),
+            self.model,
+            self.prompt,
+            table.trim_fmt()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: H2oOptions,
+    }
+
+    fn options(arguments: &[&str]) -> H2oOptions {
+        Line::parse_from(["h2o", "--quick", "--threads", "1"].iter().chain(arguments)).options
+    }
+
+    #[test]
+    fn a_quick_run_has_figures_of_every_scorer_and_of_the_baselines() {
+        let report = measure(&options(&["--full-layers", "1", "--ratios", "1.5", "--recent", "64"])).unwrap();
+        let names: Vec<_> = report.cases.iter().map(|case| (&case.scorer[..], case.all_layers)).collect();
+        let scorers = ["h2o", "streaming", "snapkv", "tova", "hmax", "random"].map(|name| (name, false));
+        assert_eq!(names[..6], scorers);
+        assert_eq!(names[6..], [("streaming", true), ("random", true)]);
+        for case in &report.cases {
+            // One of two layers evicts, from the first plan on; baselines evict in both, to the same total.
+            let (evicting, total) = (case.evicting_ratio, case.total_ratio);
+            assert!(
+                case.all_layers || evicting > 1.3 && evicting <= 1.5 && total < evicting,
+                "{}: {evicting}",
+                case.scorer
+            );
+            assert!((total - report.cases[0].total_ratio).abs() < 0.08, "{}: {total}", case.scorer);
+            assert!(!case.all_layers || total == evicting);
+            assert!(case.kl_nats > 0.0 && case.kl_nats.is_finite(), "eviction changes the distribution");
+            assert_eq!((case.recall_by_depth.len(), case.tokens), (2, 31));
+        }
+        assert!(report.gates.is_empty(), "random weights have no gates");
+        let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
+        assert!(text.contains("all but 1") && text.contains("on by off, batch 1"));
+        assert_eq!(json["cases"].as_array().unwrap().len(), 8);
+        assert_eq!(json["benchmark"], "h2o");
+    }
+
+    #[test]
+    fn bad_layers_and_settings_are_refused() {
+        let error = |arguments: &[&str]| format!("{:#}", measure(&options(arguments)).unwrap_err());
+        assert_eq!(error(&["--full-layers", "9"]), "the model has the layers 0 to 1");
+        assert_eq!(error(&["--full-layers", "0,1"]), "at least one layer has to evict");
+        assert_eq!(error(&["--full-layers", "x"]), "'x' is no number of a layer: invalid digit found in string");
+        assert_eq!(
+            error(&["--block", "24"]),
+            "h2o block is 24 tokens; it must be a multiple of the KV block of 16 tokens"
+        );
+        assert!(error(&["--scorers", "best"]).contains("unknown h2o scorer 'best'"));
+        assert!(error(&["--model", "/no/model"]).contains("/no/model"));
+    }
+}

@@ -1,0 +1,213 @@
+//! Gates: bars for quality under eviction, from a file in the repository or of the user's own.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::figures::Figures;
+
+const BUILT_IN: &str = include_str!("gates.toml");
+
+/// Bars of all models, and layers that keep everything by model.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gates {
+    pub perplexity_percent: f64,
+    pub kl_nats: f64,
+    pub top1_percent: f64,
+    pub recall_percent: f64,
+    pub unevicted_recall_percent: f64,
+    pub must_forget: Vec<String>,
+    #[serde(default)]
+    pub model: Vec<ModelGates>,
+}
+
+/// Full layers of a model, and the cases that have to pass.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelGates {
+    pub name: String,
+    pub full_layers: Vec<u32>,
+    #[serde(default)]
+    pub case: Vec<GatedCase>,
+}
+
+/// A case that has to pass all gates.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatedCase {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    pub scorer: String,
+    /// Target of the evicting layers.
+    pub ratio: f32,
+    /// Ratio over all layers and tokens, at least.
+    pub total_ratio: f64,
+}
+
+/// Outcome of one gate.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Case and figure.
+    pub gate: String,
+    pub value: f64,
+    /// Bar, with its direction.
+    pub bar: String,
+    pub passed: bool,
+}
+
+impl ModelGates {
+    /// Returns `true` if a case has to pass the gates.
+    pub fn names(&self, prompt: usize, figures: &Figures) -> bool {
+        self.case.iter().any(|case| case.prompt == prompt && case.is(figures))
+    }
+}
+
+impl GatedCase {
+    fn is(&self, figures: &Figures) -> bool {
+        !figures.all_layers && figures.scorer == self.scorer && figures.ratio == self.ratio
+    }
+}
+
+impl Gates {
+    /// Reads a file, or the gates of the project.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is no gates file.
+    pub fn load(path: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(path) = path else { return Ok(toml::from_str(BUILT_IN)?) };
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read the gates {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("{} is no gates file", path.display()))
+    }
+
+    /// Returns the gates of a model.
+    pub fn of(&self, model: &str) -> Option<&ModelGates> {
+        self.model.iter().find(|gates| gates.name == model)
+    }
+
+    /// Returns `true` if the recall of a case passes.
+    pub fn passes_recall(&self, figures: &Figures) -> bool {
+        figures.recall_of_unevicted_percent >= self.recall_percent
+    }
+
+    /// Returns `true` if a case passes all gates of quality: perplexity, KL, top-1 and recall.
+    pub fn are_met(&self, figures: &Figures) -> bool {
+        figures.perplexity_percent.abs() <= self.perplexity_percent
+            && figures.kl_nats <= self.kl_nats
+            && figures.top1_percent >= self.top1_percent
+            && self.passes_recall(figures)
+    }
+
+    /// Checks the cases that have to pass, and the baselines that have to fail. `lengths` is the prompt's.
+    pub fn check(&self, model: &ModelGates, prompt: usize, unevicted_recall: f64, all: &[Figures]) -> Vec<Outcome> {
+        let at_least = |gate: String, value: f64, bar: f64| Outcome {
+            passed: value >= bar,
+            gate,
+            value,
+            bar: format!("at least {bar}"),
+        };
+        let at_most = |gate: String, value: f64, bar: f64| Outcome {
+            passed: value <= bar,
+            gate,
+            value,
+            bar: format!("at most {bar}"),
+        };
+        let mut out = vec![at_least("unevicted, recall %".into(), unevicted_recall, self.unevicted_recall_percent)];
+        for case in model.case.iter().filter(|case| case.prompt == prompt) {
+            let Some(figures) = all.iter().find(|figures| case.is(figures)) else { continue };
+            let name = |what: &str| format!("{} at {}, {what}", case.scorer, case.ratio);
+            out.push(at_least(name("total ratio"), figures.total_ratio, case.total_ratio));
+            out.push(at_most(
+                name("perplexity %, either way"),
+                figures.perplexity_percent.abs(),
+                self.perplexity_percent,
+            ));
+            out.push(at_most(name("KL, nats"), figures.kl_nats, self.kl_nats));
+            out.push(at_least(name("top-1 %"), figures.top1_percent, self.top1_percent));
+            out.push(at_least(
+                name("recall, % of unevicted"),
+                figures.recall_of_unevicted_percent,
+                self.recall_percent,
+            ));
+        }
+        for figures in all.iter().filter(|figures| figures.all_layers && self.must_forget.contains(&figures.scorer)) {
+            out.push(Outcome {
+                gate: format!(
+                    "{} in all layers at {:.2} has to fail: recall, % of unevicted",
+                    figures.scorer, figures.ratio
+                ),
+                value: figures.recall_of_unevicted_percent,
+                bar: format!("below {}", self.recall_percent),
+                passed: !self.passes_recall(figures),
+            });
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(scorer: &str, all_layers: bool, recall: f64) -> Figures {
+        Figures {
+            scorer: scorer.into(),
+            all_layers,
+            ratio: 3.0,
+            total_ratio: 2.0,
+            perplexity_percent: -1.9,
+            kl_nats: 0.02,
+            top1_percent: 97.0,
+            recall_of_unevicted_percent: recall,
+            ..Figures::default()
+        }
+    }
+
+    fn check(unevicted: f64, all: &[Figures]) -> Vec<String> {
+        let gates = Gates::load(None).unwrap();
+        let case = GatedCase { prompt: 1024, scorer: "h2o".into(), ratio: 3.0, total_ratio: 2.0 };
+        let model = ModelGates { name: "m".into(), full_layers: vec![], case: vec![case] };
+        let failed = gates.check(&model, 1024, unevicted, all).into_iter().filter(|outcome| !outcome.passed);
+        failed.map(|outcome| outcome.gate).collect()
+    }
+
+    #[test]
+    fn a_figure_that_slips_fails_its_gate() {
+        let good = [figures("h2o", false, 95.0), figures("streaming", true, 30.0), figures("random", true, 94.0)];
+        assert_eq!(check(80.0, &good), [""; 0]);
+        assert_eq!(check(79.9, &good), ["unevicted, recall %"]);
+        type Slip = fn(&mut Figures);
+        let slips: [(Slip, &str); 6] = [
+            (|f| f.total_ratio = 1.99, "h2o at 3, total ratio"),
+            (|f| f.perplexity_percent = 2.1, "h2o at 3, perplexity %, either way"),
+            (|f| f.perplexity_percent = -2.1, "h2o at 3, perplexity %, either way"),
+            (|f| f.kl_nats = 0.021, "h2o at 3, KL, nats"),
+            (|f| f.top1_percent = 96.9, "h2o at 3, top-1 %"),
+            (|f| f.recall_of_unevicted_percent = 94.9, "h2o at 3, recall, % of unevicted"),
+        ];
+        for (slip, gate) in slips {
+            let mut all = good.clone();
+            slip(&mut all[0]);
+            assert_eq!(check(80.0, &all), [gate]);
+            assert!(gate.contains("ratio") || !Gates::load(None).unwrap().are_met(&all[0]));
+        }
+    }
+
+    #[test]
+    fn a_baseline_that_passes_the_recall_gate_fails_the_bench() {
+        for scorer in ["streaming", "random"] {
+            let failed = check(90.0, &[figures("h2o", false, 96.0), figures(scorer, true, 95.0)]);
+            assert_eq!(failed, [format!("{scorer} in all layers at 3.00 has to fail: recall, % of unevicted")]);
+        }
+    }
+
+    #[test]
+    fn the_built_in_gates_name_a_model_with_its_full_layers() {
+        let gates = Gates::load(None).unwrap();
+        assert_eq!(gates.of("SmolLM2-135M-Instruct.Q4_1").unwrap().full_layers.len(), 8);
+        assert!(gates.of("another").is_none());
+        assert!(Gates::load(Some(Path::new("/no/gates.toml"))).unwrap_err().to_string().contains("/no/gates.toml"));
+    }
+}

@@ -1,0 +1,292 @@
+//! Quality under eviction: perplexity, KL and top-1 agreement of a forced continuation, and recall of facts asked for after it.
+//!
+//! A text's prompt is computed once, without eviction. Each case then is a fork of it: it shares the blocks of the prompt, runs the rest of the
+//! text one token per step, and evicts on the way. At the end each fact is asked for in a fork of the case, so no question sees another.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::Serialize;
+use trunkline_core::h2o::{REGISTRY, Rows, Scorer, Settings, State};
+use trunkline_port::ScoreKind;
+use trunkline_text::Tokenizer;
+
+use super::rig::{Answer, BLOCK, Eviction, Reported, Rig, Run, Seq};
+use super::texts::{Text, recall};
+
+/// Cases that run in one batch, at most.
+const CASES_AT_ONCE: usize = 8;
+/// Tokens beyond the longest expected answer.
+const SPARE: usize = 2;
+
+/// A way to evict.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Scorer with parameters, as in the registry.
+    pub scorer: String,
+    pub settings: Settings,
+}
+
+/// Text behind a prompt of so many tokens, and how much of it counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Lengths {
+    /// Tokens of the prompt, whole blocks.
+    pub prompt: usize,
+    /// Tokens after the prompt, whole blocks.
+    pub after: usize,
+    /// Tokens after the prompt before figures count: the first plan of most scorers.
+    pub before: usize,
+}
+
+/// Sums over the counted tokens of one text, and the recall of its facts.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Quality {
+    /// Name of the text.
+    pub text: String,
+    /// Counted tokens.
+    pub tokens: u32,
+    /// Sum of the negative log likelihood of the text, nats.
+    pub nats: f64,
+    /// Sum of the divergence from the unevicted run, nats.
+    pub kl: f64,
+    /// Tokens whose most likely successor is that of the unevicted run.
+    pub agree: u32,
+    /// Sum over counted tokens of the tokens of the sequence, and of the tokens held by evicting layers.
+    pub positions: u64,
+    pub held: u64,
+    /// Positions of the facts.
+    pub facts: Vec<usize>,
+    /// Share of the words recalled, by fact in the order of positions.
+    pub recall: Vec<f64>,
+    /// Answers as the model gave them.
+    pub answers: Vec<String>,
+}
+
+/// Log probabilities of the unevicted run, by token after the prompt.
+type Baseline = Vec<Vec<f32>>;
+
+/// Measures all cases on one text. The first figures are those of the unevicted run.
+///
+/// # Errors
+/// If the worker fails or blocks run out.
+pub fn measure(
+    rig: &mut Rig,
+    text: &Text,
+    tokenizer: &Tokenizer,
+    lengths: Lengths,
+    cases: &[Case],
+) -> anyhow::Result<Vec<Quality>> {
+    let prompt = &text.tokens[..lengths.prompt];
+    let scorers: Vec<Arc<dyn Scorer>> = cases
+        .iter()
+        .map(|case| Ok(REGISTRY.make(&case.scorer, case.settings)?.into()))
+        .collect::<anyhow::Result<_>>()?;
+    let max_of_all = scorers.iter().any(|scorer| scorer.needs().kind == ScoreKind::Max);
+    let mut origin = rig.start();
+    let (_, of_all) = rig.prefill(&mut origin, prompt, max_of_all)?;
+    let mut baseline = Baseline::new();
+    let mut run = vec![Measured::new(rig.fork(&origin), text)];
+    force(rig, text, lengths, &mut run, &mut |at, rows| {
+        if baseline.len() <= at {
+            baseline.push(log_softmax(&rows[0]));
+        }
+    })?;
+    let mut out = finish(rig, text, tokenizer, run)?;
+    let counted = baseline[lengths.before..].iter().zip(&text.tokens[lengths.prompt + lengths.before + 1..]);
+    out[0].nats = counted.map(|(row, token)| -f64::from(row[*token as usize])).sum();
+    for at_once in scorers.iter().zip(cases).collect::<Vec<_>>().chunks(CASES_AT_ONCE) {
+        let mut run = Vec::new();
+        for (scorer, case) in at_once {
+            let mut measured = Measured::new(rig.fork(&origin), text);
+            let state = prompt_scores(rig, &mut origin, prompt, &***scorer, &case.settings, &of_all)?;
+            measured.seq.eviction = Some(Eviction { scorer: Arc::clone(scorer), settings: case.settings, state });
+            rig.evict(&mut measured.seq);
+            run.push(measured);
+        }
+        let mut sums = vec![Quality::default(); run.len()];
+        force(rig, text, lengths, &mut run, &mut |at, rows| {
+            let next = text.tokens[lengths.prompt + at + 1];
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                compare(sum, &baseline[at], &log_softmax(row), next);
+            }
+        })?;
+        let finished = finish(rig, text, tokenizer, run)?;
+        out.extend(finished.into_iter().zip(sums).map(|(all, sums)| Quality {
+            nats: sums.nats,
+            kl: sums.kl,
+            agree: sums.agree,
+            ..all
+        }));
+    }
+    rig.end(origin);
+    Ok(out)
+}
+
+/// A sequence under measurement.
+struct Measured {
+    seq: Seq,
+    quality: Quality,
+}
+
+impl Measured {
+    fn new(seq: Seq, text: &Text) -> Self {
+        Self { seq, quality: Quality { text: text.name.clone(), ..Quality::default() } }
+    }
+}
+
+/// Returns the state of a sequence after the prompt, with the scores that the scorer needs from it.
+fn prompt_scores(
+    rig: &mut Rig,
+    origin: &mut Seq,
+    prompt: &[u32],
+    scorer: &dyn Scorer,
+    settings: &Settings,
+    of_all: &[Reported],
+) -> anyhow::Result<State> {
+    let needs = scorer.needs();
+    let mut state = State::new(&needs);
+    let mut report =
+        |reported: &Reported| state.report(scorer, settings, &reported.scores, BLOCK as u32, reported.rows);
+    match (needs.kind, needs.prompt_rows) {
+        (_, 0) => {}
+        (ScoreKind::Max, _) => of_all.iter().for_each(&mut report),
+        (ScoreKind::Mean, rows) => report(&rig.score_again(origin, prompt, rows.min(512) as usize)?),
+    }
+    Ok(state)
+}
+
+/// Runs the rest of the text through all sequences, one token per step, and evicts. `see` gets the logits after each counted token that
+/// has a successor, by its number after the prompt.
+fn force(
+    rig: &mut Rig,
+    text: &Text,
+    lengths: Lengths,
+    run: &mut [Measured],
+    see: &mut dyn FnMut(usize, &[Vec<f32>]),
+) -> anyhow::Result<()> {
+    // The unevicted run is seen from its first token, so that numbers agree.
+    let counts_from = if run[0].seq.eviction.is_some() { lengths.before } else { 0 };
+    for at in 0..lengths.after {
+        let token = [text.tokens[lengths.prompt + at]];
+        let mut runs: Vec<Run<'_>> = run
+            .iter_mut()
+            .map(|measured| {
+                let needs = measured.seq.eviction.as_ref().map(|eviction| eviction.scorer.needs());
+                let scored = needs.filter(|needs| needs.decode_rows > 0).map(|needs| (needs.decode_rows, needs.kind));
+                Run { seq: &mut measured.seq, tokens: &token, scored, sample: true, again: false }
+            })
+            .collect();
+        let answers = rig.step(&mut runs)?;
+        let mut rows = Vec::with_capacity(answers.len());
+        for (measured, answer) in run.iter_mut().zip(answers) {
+            let Answer { logits, scores } = answer;
+            rows.push(logits);
+            let (seq, quality) = (&mut measured.seq, &mut measured.quality);
+            if let Some(eviction) = &mut seq.eviction {
+                let Eviction { scorer, settings, state } = eviction;
+                if !scores.is_empty() {
+                    state.report(&**scorer, settings, &scores, BLOCK as u32, Rows { n: 1, prefill: false });
+                }
+                state.count_steps(1);
+            }
+            if at >= lengths.before && at + 1 < lengths.after {
+                let tokens = seq.computed as u32;
+                let held = seq.eviction.as_ref().map_or(tokens, |eviction| {
+                    eviction.state.holes().held_tokens(tokens, eviction.settings.block_tokens)
+                });
+                quality.tokens += 1;
+                quality.positions += u64::from(tokens);
+                quality.held += u64::from(held);
+            }
+            rig.evict(seq);
+        }
+        if at >= counts_from && at + 1 < lengths.after {
+            see(at, &rows);
+        }
+    }
+    Ok(())
+}
+
+fn compare(sum: &mut Quality, baseline: &[f32], case: &[f32], next: u32) {
+    let divergence = baseline.iter().zip(case).map(|(p, q)| f64::from(p.exp()) * f64::from(p - q));
+    sum.kl += divergence.sum::<f64>().max(0.0);
+    sum.nats -= f64::from(case[next as usize]);
+    sum.agree += u32::from(argmax(baseline) == argmax(case));
+}
+
+/// Asks for the facts, and ends the sequences.
+fn finish(rig: &mut Rig, text: &Text, tokenizer: &Tokenizer, run: Vec<Measured>) -> anyhow::Result<Vec<Quality>> {
+    let mut asked = Vec::new();
+    for measured in &run {
+        for fact in &text.facts {
+            let question = tokenizer.encode_with(&fact.question, false)?;
+            asked.push(Asked { seq: rig.fork(&measured.seq), input: question, answer: Vec::new() });
+        }
+    }
+    let answer_of = |words: &[&str]| tokenizer.encode_with(&format!(" {}.", words.join(", ")), false);
+    let lens = text.facts.iter().map(|fact| Ok(answer_of(&fact.words)?.len())).collect::<anyhow::Result<Vec<_>>>()?;
+    for _ in 0..lens.into_iter().max().unwrap_or(0) + SPARE {
+        let mut runs: Vec<Run<'_>> = asked
+            .iter_mut()
+            .map(|asked| Run { seq: &mut asked.seq, tokens: &asked.input, scored: None, sample: true, again: false })
+            .collect();
+        let answers = rig.step(&mut runs)?;
+        for (asked, answer) in asked.iter_mut().zip(answers) {
+            let token = argmax(&answer.logits) as u32;
+            asked.answer.push(token);
+            asked.input = vec![token];
+        }
+    }
+    let mut asked = asked.into_iter();
+    let mut out = Vec::new();
+    for Measured { seq, mut quality } in run {
+        for fact in &text.facts {
+            let Asked { seq, answer, .. } = asked.next().context("an answer for each fact")?;
+            rig.end(seq);
+            let answer = tokenizer.decode(&answer);
+            quality.facts.push(fact.position);
+            quality.recall.push(recall(fact, &answer));
+            quality.answers.push(answer);
+        }
+        rig.end(seq);
+        out.push(quality);
+    }
+    Ok(out)
+}
+
+/// A question on its way, answered greedily.
+struct Asked {
+    seq: Seq,
+    input: Vec<u32>,
+    answer: Vec<u32>,
+}
+
+fn argmax(row: &[f32]) -> usize {
+    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    best.map_or(0, |(at, _)| at)
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    let log = sum.ln() as f32;
+    logits.iter().map(|logit| logit - max - log).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_rows_do_not_diverge_and_others_do() {
+        let (row, other) = (log_softmax(&[1.0, 3.0, 2.0]), log_softmax(&[3.0, 1.0, 2.0]));
+        assert!((row.iter().map(|p| p.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
+        let mut sum = Quality::default();
+        compare(&mut sum, &row, &row, 1);
+        assert_eq!((sum.kl, sum.agree), (0.0, 1));
+        assert!((sum.nats + f64::from(row[1])).abs() < 1e-9);
+        compare(&mut sum, &row, &other, 1);
+        assert!(sum.kl > 1.0 && sum.agree == 1);
+        assert_eq!(argmax(&[2.0, 2.0, 1.0]), 0);
+    }
+}

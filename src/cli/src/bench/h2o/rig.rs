@@ -1,0 +1,364 @@
+//! A worker without a scheduler: sequences with block tables of their own, forks of sequences that share blocks, and eviction.
+
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use trunkline_core::h2o::{Rows, Scorer, Settings, State};
+use trunkline_port::{Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, Sampling, ScoreKind, Step, StepSeq};
+use trunkline_worker::{Model, Worker, WorkerConfig};
+
+/// Tokens of a KV block.
+pub const BLOCK: usize = 16;
+/// Tokens of a prefill chunk.
+const CHUNK: usize = 512;
+
+/// Eviction of one sequence: scorer, settings, and the state so far.
+#[derive(Debug)]
+pub struct Eviction {
+    pub scorer: Arc<dyn Scorer>,
+    pub settings: Settings,
+    pub state: State,
+}
+
+/// A sequence: block tables, one for each layer group, and the number of computed tokens.
+#[derive(Debug)]
+pub struct Seq {
+    slot: u32,
+    tables: Vec<Vec<u32>>,
+    pub computed: usize,
+    /// Entries of the tables known to the worker; `None` before the first step.
+    sent: Option<usize>,
+    drops: Vec<Dropped>,
+    pub eviction: Option<Eviction>,
+}
+
+/// Tokens of one sequence to run in a step.
+#[derive(Debug)]
+pub struct Run<'a> {
+    pub seq: &'a mut Seq,
+    pub tokens: &'a [u32],
+    /// Last rows to be scored.
+    pub scored: Option<(u32, ScoreKind)>,
+    /// `true` to get the logits after the last token.
+    pub sample: bool,
+    /// `true` to run tokens again whose KV is there already.
+    pub again: bool,
+}
+
+/// Scores of a step, with the rows behind them.
+#[derive(Clone, Debug)]
+pub struct Reported {
+    pub scores: Vec<f32>,
+    pub rows: Rows,
+}
+
+/// Results of one sequence in a step.
+#[derive(Debug, Default)]
+pub struct Answer {
+    pub logits: Vec<f32>,
+    pub scores: Vec<f32>,
+}
+
+/// A worker and its free blocks.
+pub struct Rig {
+    worker: Worker,
+    keeps: Vec<Keeps>,
+    readers: Vec<u32>,
+    free: Vec<u32>,
+    slots: Vec<u32>,
+    steps: u64,
+}
+
+/// Returns layer groups: the layers `full` keep all positions, the others evict. Groups have as many layers as `full`.
+pub fn groups(n_layers: u32, full: &[u32]) -> Vec<LayerGroup> {
+    let evicting: Vec<u32> = (0..n_layers).filter(|layer| !full.contains(layer)).collect();
+    let size = if full.is_empty() { evicting.len() } else { full.len() };
+    let mut groups = Vec::new();
+    if !full.is_empty() {
+        let mut layers = full.to_vec();
+        layers.sort_unstable();
+        groups.push(LayerGroup { layers, keeps: Keeps::All });
+    }
+    let others = evicting.chunks(size.max(1));
+    groups.extend(others.map(|layers| LayerGroup { layers: layers.to_vec(), keeps: Keeps::Scored }));
+    groups
+}
+
+impl Rig {
+    /// Starts a worker with memory for `tokens` tokens in all layers.
+    ///
+    /// # Errors
+    /// If the memory or the threads cannot be had.
+    pub fn new(model: Model, tokens: usize, threads: usize) -> anyhow::Result<Self> {
+        let keeps: Vec<Keeps> = model.info().groups.iter().map(|group| group.keeps).collect();
+        let keeps = if keeps.is_empty() { vec![Keeps::All] } else { keeps };
+        let blocks = (tokens.div_ceil(BLOCK) * keeps.len()) as u32;
+        let config = WorkerConfig { block_size: BLOCK as u32, device_blocks: blocks, max_drafts: 0, threads };
+        let worker = Worker::new(Arc::new(model), config)?;
+        Ok(Self {
+            worker,
+            keeps,
+            readers: vec![0; blocks as usize],
+            free: (0..blocks).rev().collect(),
+            slots: (0..4096).rev().collect(),
+            steps: 0,
+        })
+    }
+
+    /// Creates a sequence without tokens.
+    pub fn start(&mut self) -> Seq {
+        let slot = self.slots.pop().expect("fewer sequences than slots");
+        let tables = vec![Vec::new(); self.keeps.len()];
+        Seq { slot, tables, computed: 0, sent: None, drops: Vec::new(), eviction: None }
+    }
+
+    /// Creates a sequence that shares all blocks of another, whose tokens fill whole blocks. The fork does not evict.
+    pub fn fork(&mut self, of: &Seq) -> Seq {
+        assert!(of.computed.is_multiple_of(BLOCK), "a partial block cannot be shared");
+        let mut seq = self.start();
+        seq.computed = of.computed;
+        for (table, shared) in seq.tables.iter_mut().zip(&of.tables) {
+            table.extend_from_slice(&shared[..of.computed / BLOCK]);
+            table.iter().filter(|block| **block != NO_BLOCK).for_each(|block| self.readers[*block as usize] += 1);
+        }
+        seq
+    }
+
+    /// Returns the blocks of a sequence.
+    pub fn end(&mut self, seq: Seq) {
+        seq.tables.into_iter().flatten().for_each(|block| self.release(block));
+        self.slots.push(seq.slot);
+    }
+
+    fn release(&mut self, block: u32) {
+        if block == NO_BLOCK {
+            return;
+        }
+        let readers = &mut self.readers[block as usize];
+        *readers -= 1;
+        if *readers == 0 {
+            self.free.push(block);
+        }
+    }
+
+    /// Plans, and drops what the plan says from the tables of all evicting groups; the worker learns of it with the next step.
+    pub fn evict(&mut self, seq: &mut Seq) {
+        let Some(eviction) = &mut seq.eviction else { return };
+        let Eviction { scorer, settings, state } = eviction;
+        let request = RequestId(u64::from(seq.slot));
+        let Some(plan) = state.plan(&**scorer, settings, request, seq.computed as u32) else { return };
+        state.apply(settings, &plan);
+        for (group, _) in self.keeps.iter().enumerate().filter(|(_, keeps)| **keeps == Keeps::Scored) {
+            for range in &plan.drops {
+                let (first, end) = (range.start / BLOCK as u32, range.end / BLOCK as u32);
+                seq.drops.push(Dropped { group: group as u32, first, n: end - first });
+            }
+        }
+        for drop in &seq.drops {
+            let entries = &mut seq.tables[drop.group as usize][drop.first as usize..][..drop.n as usize];
+            let blocks: Vec<u32> = entries.to_vec();
+            entries.fill(NO_BLOCK);
+            blocks.into_iter().for_each(|block| self.release(block));
+        }
+        if seq.sent.is_none() {
+            // The first step sends the tables with their holes.
+            seq.drops.clear();
+        }
+    }
+
+    /// Runs a step.
+    ///
+    /// # Errors
+    /// If blocks run out, or the worker fails.
+    pub fn step(&mut self, runs: &mut [Run<'_>]) -> anyhow::Result<Vec<Answer>> {
+        self.steps += 1;
+        let mut step = Step { id: self.steps, ..Step::default() };
+        for run in runs.iter_mut() {
+            self.add(run, &mut step)?;
+        }
+        let (output, logits) = self.worker.run_with_logits(&step)?;
+        let (mut logits, mut scores) = (logits.into_iter(), &output.result.scores[..]);
+        let mut answers = Vec::with_capacity(runs.len());
+        for (run, seq) in runs.iter_mut().zip(&step.seqs) {
+            let mut answer = Answer::default();
+            if run.sample {
+                answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
+            }
+            if seq.scored_rows > 0 {
+                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK);
+                answer.scores = scores[..n].to_vec();
+                scores = &scores[n..];
+            }
+            run.seq.computed = (seq.computed + seq.n_tokens) as usize;
+            answers.push(answer);
+        }
+        Ok(answers)
+    }
+
+    fn add(&mut self, run: &mut Run<'_>, step: &mut Step) -> anyhow::Result<()> {
+        let computed = run.seq.computed - if run.again { run.tokens.len() } else { 0 };
+        let end = computed + run.tokens.len();
+        while run.seq.tables[0].len() * BLOCK < end {
+            for table in &mut run.seq.tables {
+                let block = self.free.pop().context("the blocks of the benchmark are used up")?;
+                self.readers[block as usize] = 1;
+                table.push(block);
+            }
+        }
+        let keep = run.seq.sent.unwrap_or(0);
+        let len = run.seq.tables[0].len();
+        let (scored_rows, score_kind) = run.scored.unwrap_or_default();
+        step.seqs.push(StepSeq {
+            request: RequestId(u64::from(run.seq.slot)),
+            slot: run.seq.slot,
+            start: run.seq.sent.is_none(),
+            computed: computed as u32,
+            n_tokens: run.tokens.len() as u32,
+            tokens_at: step.tokens.len() as u32,
+            kv_write_from: run.seq.computed as u32,
+            table_keep: keep as u32,
+            blocks_at: step.blocks.len() as u32,
+            n_blocks: (len - keep) as u32,
+            drops_at: step.drops.len() as u32,
+            n_drops: run.seq.drops.len() as u32,
+            scored_rows: scored_rows.min(run.tokens.len() as u32),
+            score_kind,
+            sample: run.sample,
+            ..StepSeq::default()
+        });
+        if run.seq.sent.is_none() {
+            step.sampling.push(Sampling::default());
+        }
+        step.tokens.extend_from_slice(run.tokens);
+        run.seq.tables.iter().for_each(|table| step.blocks.extend_from_slice(&table[keep..]));
+        step.drops.append(&mut run.seq.drops);
+        run.seq.sent = Some(len);
+        Ok(())
+    }
+
+    /// Computes a prompt in chunks. Returns the logits after it, and what every distinct need of scorers would have been reported.
+    ///
+    /// # Errors
+    /// Fails as [`Self::step`] does.
+    pub fn prefill(
+        &mut self,
+        seq: &mut Seq,
+        prompt: &[u32],
+        max_of_all: bool,
+    ) -> anyhow::Result<(Vec<f32>, Vec<Reported>)> {
+        let (mut logits, mut reported) = (Vec::new(), Vec::new());
+        for chunk in prompt.chunks(CHUNK) {
+            let rows = chunk.len() as u32;
+            let scored = max_of_all.then_some((rows, ScoreKind::Max));
+            let mut answers =
+                self.step(&mut [Run { seq: &mut *seq, tokens: chunk, scored, sample: true, again: false }])?;
+            let answer = answers.pop().context("an answer for each sequence")?;
+            logits = answer.logits;
+            if max_of_all {
+                reported.push(Reported { scores: answer.scores, rows: Rows { n: rows, prefill: true } });
+            }
+        }
+        Ok((logits, reported))
+    }
+
+    /// Runs the last `rows` tokens of a computed prompt again, and returns their mean scores. No KV is written.
+    ///
+    /// # Errors
+    /// Fails as [`Self::step`] does.
+    pub fn score_again(&mut self, seq: &mut Seq, prompt: &[u32], rows: usize) -> anyhow::Result<Reported> {
+        ensure!(seq.computed == prompt.len(), "the prompt is computed whole");
+        let tokens = &prompt[prompt.len().saturating_sub(rows)..];
+        let n = tokens.len() as u32;
+        let scored = Some((n, ScoreKind::Mean));
+        let mut answers = self.step(&mut [Run { seq, tokens, scored, sample: false, again: true }])?;
+        let scores = answers.pop().context("an answer for each sequence")?.scores;
+        Ok(Reported { scores, rows: Rows { n, prefill: true } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::h2o::{REGISTRY, Target};
+
+    use super::*;
+
+    fn rig(full: &[u32]) -> Rig {
+        let model = Model::seeded(3);
+        let groups = groups(model.config().n_layers, full);
+        Rig::new(model.with_groups(groups).unwrap(), 1024, 1).unwrap()
+    }
+
+    fn prompt() -> Vec<u32> {
+        (0..96).map(|n| (n * 37 % 251) as u32).collect()
+    }
+
+    fn decode(rig: &mut Rig, seq: &mut Seq, token: u32) -> Answer {
+        let scored = seq.eviction.as_ref().map(|_| (1, ScoreKind::Mean));
+        rig.step(&mut [Run { seq, tokens: &[token], scored, sample: true, again: false }]).unwrap().pop().unwrap()
+    }
+
+    #[test]
+    fn every_layer_is_in_one_group_and_full_layers_evict_nothing() {
+        let made = groups(30, &[7, 18, 3, 20]);
+        assert_eq!((made[0].layers.as_slice(), made[0].keeps), (&[3, 7, 18, 20][..], Keeps::All));
+        assert_eq!(made.iter().map(|group| group.layers.len()).collect::<Vec<_>>(), [4, 4, 4, 4, 4, 4, 4, 2]);
+        assert!(made[1..].iter().all(|group| group.keeps == Keeps::Scored));
+        assert_eq!(groups(4, &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_fork_computes_the_logits_of_its_origin_and_all_blocks_come_back() {
+        let mut rig = rig(&[0]);
+        let before = rig.free.len();
+        let mut seq = rig.start();
+        rig.prefill(&mut seq, &prompt(), false).unwrap();
+        let mut fork = rig.fork(&seq);
+        assert_eq!(decode(&mut rig, &mut fork, 5).logits, decode(&mut rig, &mut seq, 5).logits);
+        rig.end(seq);
+        rig.end(fork);
+        assert_eq!(rig.free.len(), before);
+    }
+
+    #[test]
+    fn eviction_frees_blocks_that_nobody_else_reads_and_changes_the_logits() {
+        let mut rig = rig(&[0]);
+        let mut seq = rig.start();
+        rig.prefill(&mut seq, &prompt(), false).unwrap();
+        let (mut plain, mut thin) = (rig.fork(&seq), rig.fork(&seq));
+        rig.end(seq);
+        let target = Target::Adaptive { lossy_ratio: 2.5 };
+        let settings = Settings {
+            sink_tokens: 16,
+            recent_tokens: 16,
+            block_tokens: 16,
+            trigger_tokens: 32,
+            target,
+            ..Settings::default()
+        };
+        let scorer: Arc<dyn Scorer> = REGISTRY.make("streaming", settings).unwrap().into();
+        let state = State::new(&scorer.needs());
+        thin.eviction = Some(Eviction { scorer, settings, state });
+        rig.evict(&mut thin);
+        let held = thin.eviction.as_ref().unwrap().state.holes().held_tokens(96, 16);
+        assert_eq!(held, 48);
+        assert_ne!(decode(&mut rig, &mut thin, 5).logits, decode(&mut rig, &mut plain, 5).logits);
+        let free = rig.free.len();
+        rig.end(plain);
+        // The other evicting groups lose the three blocks that `thin` dropped; `plain` was their last reader.
+        let evicting = rig.keeps.len() - 1;
+        assert_eq!(rig.free.len() - free, evicting * 3 + rig.keeps.len());
+    }
+
+    #[test]
+    fn scores_of_rows_run_again_are_those_of_the_first_run() {
+        let mut rig = rig(&[]);
+        let (mut once, mut again) = (rig.start(), rig.start());
+        let prompt = prompt();
+        rig.prefill(&mut again, &prompt, false).unwrap();
+        let scored = Some((8, ScoreKind::Mean));
+        let first =
+            rig.step(&mut [Run { seq: &mut once, tokens: &prompt, scored, sample: false, again: false }]).unwrap();
+        assert_eq!(rig.score_again(&mut again, &prompt, 8).unwrap().scores, first[0].scores);
+        assert!((first[0].scores.iter().sum::<f32>() - 1.0).abs() < 1e-4);
+    }
+}

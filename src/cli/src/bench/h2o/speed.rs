@@ -1,0 +1,116 @@
+//! Decode speed with eviction, as a ratio to the unevicted run beside it.
+
+use std::sync::Arc;
+
+use trunkline_core::h2o::{REGISTRY, Rows, Scorer, State};
+use trunkline_port::ScoreKind;
+
+use super::quality::{Case, Lengths};
+use super::rig::{BLOCK, Eviction, Rig, Run, Seq};
+use super::texts::Text;
+use crate::bench::measure::{quantile, time_ns};
+
+/// Steps of a round: each way runs one step, then the next way.
+const STEPS: usize = 24;
+
+/// Decode steps of one batch size, milliseconds, by way; all ways take turns.
+#[derive(Clone, Debug)]
+pub struct Speed {
+    pub batch: usize,
+    /// Without eviction and without scores.
+    pub off_ms: Vec<f64>,
+    /// With scores, without eviction.
+    pub probe_ms: Vec<f64>,
+    /// With scores, and blocks evicted.
+    pub on_ms: Vec<f64>,
+}
+
+impl Speed {
+    /// Returns tokens/s with eviction by tokens/s without.
+    pub fn on_by_off(&self) -> f64 {
+        median(&self.off_ms) / median(&self.on_ms)
+    }
+
+    /// Returns the share of a step without eviction that scores cost, per cent.
+    pub fn scores_percent(&self) -> f64 {
+        (median(&self.probe_ms) / median(&self.off_ms) - 1.0) * 100.0
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile(&sorted, 0.5)
+}
+
+/// Measures decode steps at the end of a text, for each batch size.
+///
+/// # Errors
+/// If the worker fails or blocks run out.
+pub fn measure(
+    rig: &mut Rig,
+    text: &Text,
+    lengths: Lengths,
+    case: &Case,
+    batches: &[usize],
+) -> anyhow::Result<Vec<Speed>> {
+    let mut origin = rig.start();
+    rig.prefill(&mut origin, &text.tokens[..lengths.prompt], false)?;
+    let mut thin = rig.fork(&origin);
+    let scorer: Arc<dyn Scorer> = REGISTRY.make(&case.scorer, case.settings)?.into();
+    let state = State::new(&scorer.needs());
+    thin.eviction = Some(Eviction { scorer, settings: case.settings, state });
+    // Both are as long, and one has had its plans.
+    for at in 0..lengths.after {
+        let token = [text.tokens[lengths.prompt + at]];
+        let mut runs = [
+            Run { seq: &mut origin, tokens: &token, scored: None, sample: true, again: false },
+            Run { seq: &mut thin, tokens: &token, scored: Some((1, ScoreKind::Mean)), sample: true, again: false },
+        ];
+        let answers = rig.step(&mut runs)?;
+        if let Some(Eviction { scorer, settings, state }) = &mut thin.eviction {
+            state.report(&**scorer, settings, &answers[1].scores, BLOCK as u32, Rows { n: 1, prefill: false });
+            state.count_steps(1);
+        }
+        rig.evict(&mut thin);
+    }
+    let speeds = batches.iter().map(|batch| take_turns(rig, [&origin, &origin, &thin], *batch)).collect();
+    rig.end(origin);
+    rig.end(thin);
+    speeds
+}
+
+/// Runs forks of three sequences in turns: off, probe, on.
+fn take_turns(rig: &mut Rig, of: [&Seq; 3], batch: usize) -> anyhow::Result<Speed> {
+    let mut ways: Vec<Vec<Seq>> = of.iter().map(|seq| (0..batch).map(|_| rig.fork(seq)).collect()).collect();
+    let mut times = [const { Vec::new() }; 3];
+    for at in 0..STEPS {
+        for (way, seqs) in ways.iter_mut().enumerate() {
+            let scored = (way > 0).then_some((1, ScoreKind::Mean));
+            let mut runs: Vec<Run<'_>> =
+                seqs.iter_mut().map(|seq| Run { seq, tokens: &[40], scored, sample: true, again: false }).collect();
+            let mut result = Ok(Vec::new());
+            let ms = time_ns(|| result = rig.step(&mut runs)) / 1e6;
+            result?;
+            // The first step starts the forks.
+            if at > 0 {
+                times[way].push(ms);
+            }
+        }
+    }
+    ways.into_iter().flatten().for_each(|seq| rig.end(seq));
+    let [off_ms, probe_ms, on_ms] = times;
+    Ok(Speed { batch, off_ms, probe_ms, on_ms })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_compare_medians() {
+        let speed = Speed { batch: 1, off_ms: vec![10.0, 99.0, 10.0], probe_ms: vec![10.1; 3], on_ms: vec![8.0; 3] };
+        assert_eq!(speed.on_by_off(), 1.25);
+        assert!((speed.scores_percent() - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,235 @@
+//! Texts with planted facts: four kinds of text, and sentences in them to be asked for later.
+//!
+//! A fact reads "The secret words of the tiger are: stone, ladder, ...": words that nothing else in the text suggests, so that they can only
+//! be copied from their place. Facts stand at even distances; the question is the sentence up to the colon.
+
+use anyhow::{Context, ensure};
+use trunkline_text::Tokenizer;
+
+use crate::bench::measure::Numbers;
+
+/// Kinds of text. Prose and code are the project's own documents and source; diary and talk come from a seeded generator.
+pub const KINDS: [&str; 4] = ["prose", "code", "diary", "talk"];
+/// Words of a fact.
+pub const FACT_WORDS: usize = 6;
+
+const PROSE: &str =
+    concat!(include_str!("../../../../../ARCHITECTURE.md"), "\n", include_str!("../../../../../CONTRIBUTING.md"));
+const CODE: &str =
+    concat!(include_str!("../../../../core/src/tree.rs"), include_str!("../../../../core/src/waiting.rs"));
+
+const ANIMALS: [&str; 16] = [
+    "tiger", "rabbit", "eagle", "horse", "dolphin", "spider", "monkey", "turtle", "camel", "wolf", "parrot", "donkey",
+    "lion", "whale", "goat", "fox",
+];
+
+#[rustfmt::skip]
+const SECRETS: [&str; 96] = [
+    "apple", "river", "stone", "candle", "window", "garden", "silver", "pepper", "bottle", "ladder", "button", "copper",
+    "forest", "winter", "orange", "pencil", "basket", "hammer", "carpet", "cotton", "engine", "feather", "ginger", "harbor",
+    "island", "jacket", "kettle", "lemon", "marble", "needle", "onion", "paper", "quartz", "ribbon", "saddle", "tunnel",
+    "umbrella", "velvet", "wagon", "yellow", "anchor", "bridge", "cherry", "desert", "elbow", "falcon", "grape", "honey",
+    "iron", "jungle", "kitchen", "lantern", "mirror", "nickel", "ocean", "pillow", "rocket", "sugar", "thunder", "valley",
+    "wheat", "almond", "blanket", "castle", "diamond", "emerald", "flower", "guitar", "helmet", "ivory", "jewel", "keyboard",
+    "leather", "market", "napkin", "oyster", "planet", "raven", "scissors", "temple", "violin", "walnut", "butter", "coffee",
+    "dragon", "eleven", "finger", "glass", "hotel", "insect", "jelly", "knife", "lake", "meadow", "number", "olive",
+];
+
+/// A planted fact.
+#[derive(Clone, Debug)]
+pub struct Fact {
+    /// Sentence up to the colon.
+    pub question: String,
+    /// Words to be recalled, in order.
+    pub words: Vec<&'static str>,
+    /// Position of the fact's first token.
+    pub position: usize,
+}
+
+/// A text of one kind, in tokens.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// Kind and number, such as `prose 1`.
+    pub name: String,
+    /// Prompt, then as many tokens as are measured.
+    pub tokens: Vec<u32>,
+    /// Facts, in the order of their positions.
+    pub facts: Vec<Fact>,
+}
+
+/// Makes the `number`-th text of a kind: a prompt of `prompt` tokens with `n_facts` facts at even distances, and `after` tokens more.
+///
+/// # Errors
+/// If the tokenizer has no token for a part of the text, or the kind has too little text.
+pub fn text(
+    kind: &str,
+    number: u64,
+    tokenizer: &Tokenizer,
+    prompt: usize,
+    after: usize,
+    n_facts: usize,
+) -> anyhow::Result<Text> {
+    ensure!(n_facts <= ANIMALS.len(), "a text has at most {} facts", ANIMALS.len());
+    let mut numbers = Numbers::from_seed(0x6661_6374 ^ (number << 8) ^ kind.len() as u64);
+    let mut paragraphs = paragraphs(kind, number);
+    let mut secrets = SECRETS.to_vec();
+    let mut animals = ANIMALS.to_vec();
+    let (mut tokens, mut facts) = (Vec::new(), Vec::<Fact>::new());
+    while tokens.len() < prompt + after {
+        let next = (2 * facts.len() + 1) * prompt / (2 * n_facts.max(1));
+        if facts.len() < n_facts && tokens.len() >= next {
+            let animal = animals.swap_remove(numbers.below(animals.len()));
+            let words: Vec<&str> = (0..FACT_WORDS).map(|_| secrets.swap_remove(numbers.below(secrets.len()))).collect();
+            let question = format!("\nThe secret words of the {animal} are:");
+            let sentence = format!("{question} {}.\n", words.join(", "));
+            facts.push(Fact { question, words, position: tokens.len() });
+            tokens.extend(tokenizer.encode_with(&sentence, false)?);
+        }
+        let paragraph = paragraphs.next().with_context(|| format!("'{kind}' has too little text"))?;
+        tokens.extend(tokenizer.encode_with(&paragraph, false)?);
+    }
+    ensure!(facts.len() == n_facts, "{} of {n_facts} facts found a place", facts.len());
+    tokens.truncate(prompt + after);
+    Ok(Text { name: format!("{kind} {number}"), tokens, facts })
+}
+
+/// Returns the paragraphs of a text, each with a line end. Texts of one kind with different numbers begin at different places.
+fn paragraphs(kind: &str, number: u64) -> Box<dyn Iterator<Item = String>> {
+    let lines = |text: &'static str| {
+        let n = text.lines().count();
+        text.lines().cycle().skip(number as usize * n / 3).take(n).map(|line| format!("{line}\n"))
+    };
+    let mut numbers = Numbers::from_seed(0x7465_7874 ^ number);
+    match kind {
+        "prose" => Box::new(lines(PROSE)),
+        "code" => Box::new(lines(CODE)),
+        "diary" => Box::new((1..).map(move |day| diary(day, &mut numbers))),
+        _ => Box::new((0..).map(move |_| talk(&mut numbers))),
+    }
+}
+
+const PEOPLE: [&str; 8] = ["Anna", "Peter", "Maria", "Tom", "Clara", "John", "Eva", "Paul"];
+const PLACES: [&str; 8] = [
+    "the old mill",
+    "the harbour",
+    "the railway station",
+    "the village school",
+    "the market square",
+    "the library",
+    "the lighthouse",
+    "the farm behind the hill",
+];
+const WEATHER: [&str; 6] = [
+    "It rained all morning",
+    "The sun came out early",
+    "A cold wind blew from the north",
+    "Fog lay over the fields",
+    "The night had been clear and frosty",
+    "Clouds gathered over the mountains",
+];
+const DEEDS: [&str; 10] = [
+    "repaired the roof of the shed",
+    "carried two sacks of flour across the bridge",
+    "wrote a long letter to a friend in the city",
+    "painted the fence beside the road",
+    "looked for the lost dog until noon",
+    "baked bread for the whole street",
+    "sold three baskets of apples",
+    "read aloud from a book about distant countries",
+    "counted the boats that came home",
+    "planted beans and potatoes in the garden",
+];
+const ENDS: [&str; 6] = [
+    "In the evening everybody was tired but content.",
+    "Nobody spoke of it again that week.",
+    "We agreed to try it once more tomorrow.",
+    "That was more than any of us had expected.",
+    "Later there was soup, and music until midnight.",
+    "I shall not forget the look on their faces.",
+];
+const QUESTIONS: [&str; 6] = [
+    "Have you seen the new clock at",
+    "When did you last walk to",
+    "Do you remember who owned",
+    "What happened yesterday at",
+    "Is it true that they want to sell",
+    "How long does it take to get to",
+];
+const ANSWERS: [&str; 6] = [
+    "I was there on Monday, and nothing had changed.",
+    "My brother knows more about that than I do.",
+    "They say it will be finished before the winter.",
+    "It is not as far as you think, if you take the path along the river.",
+    "I only heard the noise and saw people running.",
+    "Ask the baker, he keeps a list of everything.",
+];
+
+fn pick<'a>(from: &[&'a str], numbers: &mut Numbers) -> &'a str {
+    from[numbers.below(from.len())]
+}
+
+/// Returns a day of a diary.
+fn diary(day: u32, numbers: &mut Numbers) -> String {
+    let mut pick = |from: &[&'static str]| pick(from, numbers);
+    let (who, other) = (pick(&PEOPLE), pick(&PEOPLE));
+    format!(
+        "Day {day}. {}, and {who} {} near {}. {other} {}, and afterwards {}. {}\n",
+        pick(&WEATHER),
+        pick(&DEEDS),
+        pick(&PLACES),
+        pick(&DEEDS),
+        pick(&DEEDS),
+        pick(&ENDS)
+    )
+}
+
+/// Returns a question and an answer.
+fn talk(numbers: &mut Numbers) -> String {
+    let mut pick = |from: &[&'static str]| pick(from, numbers);
+    let (who, other) = (pick(&PEOPLE), pick(&PEOPLE));
+    format!("{who}: {} {}, {other}?\n{other}: {} {}\n", pick(&QUESTIONS), pick(&PLACES), pick(&ANSWERS), pick(&ENDS))
+}
+
+/// Returns the share of a fact's words in an answer, each at its place, `0.0..=1.0`.
+pub fn recall(fact: &Fact, answer: &str) -> f64 {
+    let given = answer.split(['.', '\n']).next().unwrap_or_default();
+    let right = given.split(',').map(str::trim).zip(&fact.words).filter(|(given, word)| given == *word).count();
+    right as f64 / fact.words.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_facts_at_even_distances_and_never_two_alike() {
+        for kind in KINDS {
+            let tokenizer = Tokenizer::bytes();
+            let made = text(kind, 1, &tokenizer, 6_000, 500, 6).unwrap();
+            assert_eq!((made.tokens.len(), made.facts.len()), (6_500, 6));
+            let all = tokenizer.decode(&made.tokens);
+            for (n, fact) in made.facts.iter().enumerate() {
+                let sentence = format!("{} {}.", fact.question, fact.words.join(", "));
+                assert_eq!(all.matches(&sentence).count(), 1, "{kind}: {sentence}");
+                assert_eq!(all[fact.position..].find(&sentence), Some(0));
+                assert!(fact.position.abs_diff((2 * n + 1) * 500) < 400, "{kind}: {}", fact.position);
+            }
+            assert_eq!(
+                text(kind, 1, &tokenizer, 6_000, 500, 6).unwrap().tokens,
+                made.tokens,
+                "equal seeds, equal texts"
+            );
+            assert_ne!(text(kind, 2, &tokenizer, 6_000, 500, 6).unwrap().tokens, made.tokens);
+        }
+    }
+
+    #[test]
+    fn an_answer_counts_by_words_at_their_places() {
+        let words = vec!["stone", "river", "lake", "glass", "iron", "hotel"];
+        let fact = Fact { question: String::new(), words, position: 0 };
+        assert_eq!(recall(&fact, " stone, river, lake, glass, iron, hotel.\nand more, river"), 1.0);
+        assert_eq!(recall(&fact, " stone, river, sea, glass, iron. hotel"), 4.0 / 6.0);
+        assert_eq!(recall(&fact, " river, stone"), 0.0);
+        assert_eq!(recall(&fact, ""), 0.0);
+    }
+}

@@ -1,0 +1,80 @@
+//! Eviction within sequences: feeds reported scores to the planner, and drops the planned entries of block tables.
+//!
+//! The planner is in [`crate::h2o`]. A plan is made at the end of a step and changes the tables at once; the worker is notified with the
+//! next step of the sequence. Steps in flight may still read the dropped blocks, so these are freed when the last of such steps ends. A
+//! dropped block that others read, or that is cached, keeps its contents: the sequence only stops to read it.
+//!
+//! KV computed after a drop depends on what was dropped. A sequence that dropped a block therefore publishes no more blocks.
+
+use std::ops::Range;
+
+use crate::digest::Decision;
+use crate::h2o::{Mode, Plan, Rows};
+use crate::planners::Planners;
+use crate::sequence::Phase;
+use crate::state::State;
+use crate::steps::Part;
+
+/// Hands the scores of a step's sequences to their planners, and drops what is due. MUST follow the publication of the step's blocks.
+pub(crate) fn end_step(state: &mut State, parts: &[Part], scores: &[f32]) {
+    if !state.planners.is_used {
+        return;
+    }
+    let mut rest = scores;
+    for part in parts {
+        let (own, others) = rest.split_at(part.n_scores as usize);
+        rest = others;
+        report(state, *part, own);
+    }
+}
+
+/// Hands the scores of one sequence to its planner, and drops what is due.
+fn report(state: &mut State, part: Part, scores: &[f32]) {
+    let State { sequences, planners, .. } = state;
+    let Some(seq) = sequences.get_mut(part.slot()).filter(|seq| seq.ending.is_none()) else { return };
+    let is_decode = matches!(seq.phase, Phase::Decode);
+    let id = seq.id;
+    let Some(planner) = &mut seq.cold.planner else { return };
+    let Planners { settings, scorer, block_size, .. } = &*planners;
+    if !scores.is_empty() {
+        let rows = Rows { n: part.scored_rows, prefill: !part.decodes };
+        planner.state.report(&**scorer, settings, scores, *block_size, rows);
+    }
+    if !is_decode {
+        return;
+    }
+    planner.state.count_steps(u32::from(part.decodes));
+    if let Some(plan) = planner.state.plan(&**scorer, settings, id, seq.computed) {
+        apply(state, part.slot(), &plan);
+    }
+}
+
+/// Drops the entries of a plan from the tables of the groups that evict, or in mode `probe` counts them.
+fn apply(state: &mut State, slot: usize, plan: &Plan) {
+    let State { sequences, planners, kv, journal, .. } = state;
+    let seq = &mut sequences[slot];
+    let Some(planner) = &mut seq.cold.planner else { return };
+    let counters = &mut journal.stats.h2o;
+    counters.h2o_plans += 1;
+    counters.h2o_floor_plans += u64::from(plan.dominates);
+    let is_probe = planner.mode == Mode::Probe || planners.groups.is_empty();
+    // What a probe would have dropped before is not dropped again.
+    let n_tokens = if is_probe { plan.dropped().saturating_sub(planner.dropped_tokens) } else { plan.dropped() };
+    counters.h2o_dropped_tokens += u64::from(n_tokens);
+    planner.dropped_tokens += n_tokens;
+    if is_probe || plan.drops.is_empty() {
+        return;
+    }
+    planner.state.apply(&planners.settings, plan);
+    journal.decide(Decision::Drop, seq.id.0, u64::from(plan.held) << 32 | u64::from(plan.final_keep()));
+    seq.unpublishable = true;
+    let last_step = seq.last_step(journal.stats.steps);
+    for Range { start, end } in &plan.drops {
+        journal.digest.fold(u64::from(*start) << 32 | u64::from(*end));
+        let (first, n) = ((start / planners.block_size) as usize, ((end - start) / planners.block_size) as usize);
+        for group in &planners.groups {
+            kv.drop_entries(seq, *group, first, n, last_step);
+            journal.stats.h2o.h2o_dropped_blocks += n as u64;
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Blocks of the layer groups after the first.
+//!
+//! The tree holds the blocks of the first group, which keeps every position. For each block published there, this table holds the
+//! blocks with the KV of the same tokens in the other groups. These blocks have readers of their own: a sequence that dropped the
+//! positions in a group reads the group's block no more, and still reads the block of the first group. A block without readers stays
+//! for later prefix hits until memory is needed; of several, the first to lose its readers goes first.
+//!
+//! The table knows neither hashes nor tokens: the tree verified both for the block of the first group.
+
+use std::collections::VecDeque;
+
+use trunkline_port::Keeps;
+
+use crate::ids::BlockHandle;
+use crate::prefix::Prefix;
+
+/// Outdated entries of the queue of blocks without readers before the queue is cleared of them.
+const OUTDATED_SPARE: usize = 64;
+
+/// Blocks of the groups after the first, by the slot of the first group's block in the tree.
+#[derive(Debug)]
+pub(crate) struct GroupBlocks {
+    /// Positions kept by each group after the first.
+    keeps: Vec<Keeps>,
+    block_size: u32,
+    /// One entry for each slot and group; [`BlockHandle::NONE`] without a block.
+    blocks: Vec<BlockHandle>,
+    /// Sequences that read each block.
+    readers: Vec<u32>,
+    /// Times each entry gained or lost its first reader: tells current entries of `idle` from outdated ones.
+    changes: Vec<u32>,
+    /// Entries without readers, with the number of changes then; the first lost its readers first.
+    idle: VecDeque<(u32, u32)>,
+    n_idle: u32,
+    n_blocks: u32,
+    evicted: u64,
+}
+
+impl GroupBlocks {
+    /// Creates an empty table for the groups of a configuration, the first of which is the tree's.
+    pub fn new(groups: &[Keeps], block_size: u32) -> Self {
+        Self {
+            keeps: groups.iter().skip(1).copied().collect(),
+            block_size,
+            blocks: Vec::new(),
+            readers: Vec::new(),
+            changes: Vec::new(),
+            idle: VecDeque::new(),
+            n_idle: 0,
+            n_blocks: 0,
+            evicted: 0,
+        }
+    }
+
+    /// Returns the number of groups after the first.
+    pub fn n(&self) -> usize {
+        self.keeps.len()
+    }
+
+    /// Returns the positions kept by each group after the first.
+    pub fn keeps(&self) -> &[Keeps] {
+        &self.keeps
+    }
+
+    /// Returns the number of blocks without readers.
+    pub fn n_idle(&self) -> u32 {
+        self.n_idle
+    }
+
+    /// Returns the number of blocks in the table.
+    pub fn n_blocks(&self) -> u32 {
+        self.n_blocks
+    }
+
+    /// Returns the number of blocks evicted so far, without those that left with a block of the tree.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Returns the block of a group beside a block of the tree, if there is one. Group 0 is the first after the tree's.
+    pub fn get(&self, node: u32, group: usize) -> Option<BlockHandle> {
+        self.blocks.get(self.at(node, group)).copied().filter(|block| *block != BlockHandle::NONE)
+    }
+
+    /// Adds a block, with one reader, beside a block of the tree that has none in the group.
+    pub fn put(&mut self, node: u32, group: usize, block: BlockHandle) {
+        let end = (node as usize + 1) * self.n();
+        if self.blocks.len() < end {
+            self.blocks.resize(end, BlockHandle::NONE);
+            self.readers.resize(end, 0);
+            self.changes.resize(end, 0);
+        }
+        let at = self.at(node, group);
+        assert!(self.blocks[at] == BlockHandle::NONE, "block {node} has a block in group {group}");
+        (self.blocks[at], self.readers[at]) = (block, 1);
+        self.n_blocks += 1;
+    }
+
+    /// Adds a reader to a block. Returns the block.
+    pub fn enter(&mut self, node: u32, group: usize) -> BlockHandle {
+        let at = self.at(node, group);
+        assert!(self.blocks[at] != BlockHandle::NONE, "block {node} has no block in group {group}");
+        self.readers[at] += 1;
+        if self.readers[at] == 1 {
+            self.changes[at] = self.changes[at].wrapping_add(1);
+            self.n_idle -= 1;
+        }
+        self.blocks[at]
+    }
+
+    /// Removes a reader from a block.
+    pub fn leave(&mut self, node: u32, group: usize) {
+        let at = self.at(node, group);
+        self.readers[at] -= 1;
+        if self.readers[at] == 0 {
+            self.changes[at] = self.changes[at].wrapping_add(1);
+            self.idle.push_back((at as u32, self.changes[at]));
+            self.n_idle += 1;
+            self.tidy();
+        }
+    }
+
+    /// Removes the block that lost its last reader first, and returns it. `None` if all have readers.
+    pub fn evict(&mut self) -> Option<BlockHandle> {
+        while let Some((at, change)) = self.idle.pop_front() {
+            let at = at as usize;
+            if self.is_idle(at, change) {
+                self.evicted += 1;
+                return Some(self.take(at));
+            }
+        }
+        None
+    }
+
+    /// Removes the blocks beside a block that left the tree, and appends them to `out`. None may have readers.
+    pub fn remove(&mut self, node: u32, out: &mut Vec<BlockHandle>) {
+        let first = self.at(node, 0);
+        for at in first..(first + self.n()).min(self.blocks.len()) {
+            if self.blocks[at] != BlockHandle::NONE {
+                assert_eq!(self.readers[at], 0, "a reader of a block reads the block of the first group");
+                out.push(self.take(at));
+            }
+        }
+    }
+
+    /// Forgets all blocks.
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.readers.clear();
+        self.changes.clear();
+        self.idle.clear();
+        (self.n_idle, self.n_blocks) = (0, 0);
+    }
+
+    /// Returns the number of leading blocks of a prefix that a request can use: every group has the blocks that the tokens behind
+    /// the prefix read.
+    pub fn usable(&self, found: &Prefix) -> usize {
+        let mut n = found.len();
+        let mut agreed = 0;
+        // Each group in turn may cut the prefix, until none does.
+        while n > 0 && agreed < self.n() {
+            agreed = 0;
+            for group in 0..self.n() {
+                let slots = found.slots().take(n).enumerate().skip(self.first_read(group, n));
+                let missing: Vec<usize> =
+                    slots.filter(|(_, node)| self.get(*node, group).is_none()).map(|(at, _)| at).collect();
+                // Everything behind the first missing block is out of reach; a window may end before it.
+                match self.keeps[group] {
+                    Keeps::Window(_) => n = missing.last().copied().unwrap_or(n),
+                    Keeps::All | Keeps::Scored => n = missing.first().copied().unwrap_or(n),
+                }
+                agreed += usize::from(missing.is_empty());
+            }
+        }
+        n
+    }
+
+    /// Returns the first of `n` blocks of a prefix that tokens behind the prefix, or the last token in it, read in a group.
+    pub fn first_read(&self, group: usize, n: usize) -> usize {
+        let position = (n as u32 * self.block_size).saturating_sub(1);
+        self.first_visible(group, position) as usize
+    }
+
+    /// Returns the first block that the token at `position` reads in a group.
+    pub fn first_visible(&self, group: usize, position: u32) -> u32 {
+        match self.keeps[group] {
+            Keeps::Window(window) => (position + 1).saturating_sub(window) / self.block_size,
+            Keeps::All | Keeps::Scored => 0,
+        }
+    }
+
+    /// Returns the number of blocks without readers that a request would read with the prefix just found.
+    pub fn count_idle(&self, found: &Prefix) -> u32 {
+        let idle_in = |group: usize| {
+            let read = found.slots().skip(self.first_read(group, found.len()));
+            read.filter(|node| self.readers.get(self.at(*node, group)) == Some(&0)).count()
+        };
+        (0..self.n()).map(idle_in).sum::<usize>() as u32
+    }
+
+    fn at(&self, node: u32, group: usize) -> usize {
+        node as usize * self.n() + group
+    }
+
+    fn is_idle(&self, at: usize, change: u32) -> bool {
+        self.blocks[at] != BlockHandle::NONE && self.readers[at] == 0 && self.changes[at] == change
+    }
+
+    fn take(&mut self, at: usize) -> BlockHandle {
+        self.changes[at] = self.changes[at].wrapping_add(1);
+        self.n_idle -= 1;
+        self.n_blocks -= 1;
+        std::mem::replace(&mut self.blocks[at], BlockHandle::NONE)
+    }
+
+    /// Clears the queue of outdated entries when they are many.
+    fn tidy(&mut self) {
+        if self.idle.len() > 2 * self.n_idle as usize + OUTDATED_SPARE {
+            let mut idle = std::mem::take(&mut self.idle);
+            idle.retain(|(at, change)| self.is_idle(*at as usize, *change));
+            self.idle = idle;
+        }
+    }
+
+    /// Panics unless the counts are right, the blocks have `readers` readers in all, and every block is accepted by `is_good`.
+    pub fn check(&self, readers: usize, is_good: impl Fn(u32, BlockHandle) -> bool) {
+        assert_eq!(self.readers.iter().sum::<u32>() as usize, readers, "readers of groups drifted");
+        let there = || (0..self.blocks.len()).filter(|at| self.blocks[*at] != BlockHandle::NONE);
+        assert_eq!(there().count(), self.n_blocks as usize, "blocks of groups drifted");
+        assert_eq!(there().filter(|at| self.readers[*at] == 0).count(), self.n_idle as usize, "idle blocks drifted");
+        let queued = self.idle.iter().filter(|(at, change)| self.is_idle(*at as usize, *change)).count();
+        assert_eq!(queued, self.n_idle as usize, "a block without readers is not in the queue");
+        for at in there() {
+            let (node, block) = ((at / self.n()) as u32, self.blocks[at]);
+            assert!(is_good(node, block), "{block:?} stands beside block {node}, which is not in the tree");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(index: u32) -> BlockHandle {
+        BlockHandle { index, generation: 0 }
+    }
+
+    fn prefix(n: u32) -> Prefix {
+        let mut found = Prefix::default();
+        found.push(0, n as usize);
+        found
+    }
+
+    /// Blocks of 4 tokens; a group that evicts, and one with a window of 8 tokens. Blocks beside the slots 0 to 9 in both.
+    fn filled() -> GroupBlocks {
+        let mut blocks = GroupBlocks::new(&[Keeps::All, Keeps::Scored, Keeps::Window(8)], 4);
+        for node in 0..10 {
+            blocks.put(node, 0, block(100 + node));
+            blocks.put(node, 1, block(200 + node));
+        }
+        blocks
+    }
+
+    #[test]
+    fn the_block_that_lost_its_readers_first_is_evicted_first() {
+        let mut blocks = filled();
+        assert_eq!((blocks.n_idle(), blocks.n_blocks(), blocks.evict()), (0, 20, None));
+        blocks.leave(3, 0);
+        blocks.leave(1, 1);
+        blocks.leave(2, 0);
+        assert_eq!(blocks.enter(3, 0), block(103), "read again");
+        blocks.leave(3, 0);
+        assert_eq!([0, 1, 2, 3].map(|_| blocks.evict()), [Some(block(201)), Some(block(102)), Some(block(103)), None]);
+        assert_eq!((blocks.n_idle(), blocks.n_blocks(), blocks.get(3, 0)), (0, 17, None));
+        blocks.check(17, |_, _| true);
+    }
+
+    #[test]
+    fn a_prefix_is_usable_up_to_the_first_block_that_an_evicting_group_lacks() {
+        let mut blocks = filled();
+        assert_eq!(blocks.usable(&prefix(10)), 10);
+        assert_eq!(blocks.usable(&prefix(12)), 10);
+        blocks.leave(6, 0);
+        assert_eq!((blocks.usable(&prefix(10)), blocks.count_idle(&prefix(10))), (10, 1));
+        blocks.evict();
+        assert_eq!(blocks.usable(&prefix(10)), 6);
+    }
+
+    #[test]
+    fn a_window_needs_its_last_blocks_alone() {
+        let mut blocks = filled();
+        // The last of 40 tokens reads the positions from 32 on: the blocks 8 and 9.
+        for node in [2, 7] {
+            blocks.leave(node, 1);
+            blocks.evict();
+        }
+        assert_eq!(blocks.usable(&prefix(10)), 10);
+        // The last of 36 tokens would read 28 to 35, and block 7 is missing; the last of 28 reads 20 to 27.
+        assert_eq!((blocks.usable(&prefix(9)), blocks.usable(&prefix(8))), (7, 7));
+        assert_eq!((blocks.usable(&prefix(4)), blocks.usable(&prefix(3))), (2, 2));
+        assert_eq!([blocks.first_visible(1, 7), blocks.first_visible(1, 8), blocks.first_visible(1, 12)], [0, 0, 1]);
+    }
+
+    #[test]
+    fn blocks_leave_with_the_block_of_the_tree() {
+        let mut blocks = filled();
+        blocks.leave(4, 0);
+        blocks.leave(4, 1);
+        let mut out = Vec::new();
+        blocks.remove(4, &mut out);
+        blocks.remove(50, &mut out);
+        assert_eq!(out, [block(104), block(204)]);
+        assert_eq!((blocks.n_idle(), blocks.evict()), (0, None));
+        blocks.put(4, 0, block(7));
+        blocks.check(19, |node, block| block.index % 100 == node || block.index == 7);
+    }
+
+    #[test]
+    fn outdated_entries_do_not_pile_up() {
+        let mut blocks = filled();
+        for _ in 0..1000 {
+            blocks.leave(0, 0);
+            blocks.enter(0, 0);
+        }
+        assert!(blocks.idle.len() <= OUTDATED_SPARE + 1);
+    }
+}

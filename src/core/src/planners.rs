@@ -1,0 +1,72 @@
+//! Planners of eviction within sequences: who has one, and the scores that each asks the worker for.
+
+use trunkline_port::Keeps;
+
+use crate::config::{Config, ConfigError};
+use crate::h2o::{self, Mode, Scorer, Settings};
+use crate::sequence::{Planner, Sequence};
+use crate::step::{ScoreKind, StepSeq};
+
+/// Settings, scorer and default mode of eviction within sequences.
+#[derive(Debug)]
+pub(crate) struct Planners {
+    /// Mode of requests that ask for none.
+    default: Mode,
+    /// Floors, block, trigger and target.
+    pub settings: Settings,
+    /// Ranks blocks.
+    pub scorer: Box<dyn Scorer>,
+    /// Layer groups after the first that evict, by number: 0 is the first after the first.
+    pub groups: Vec<usize>,
+    /// Tokens in a KV block.
+    pub block_size: u32,
+    /// `true` once a sequence had a planner.
+    pub is_used: bool,
+}
+
+impl Planners {
+    /// Creates the planner of a configuration.
+    ///
+    /// # Errors
+    /// If the scorer is unknown.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
+        Ok(Self {
+            default: config.h2o.mode,
+            settings: config.h2o.settings(config.block_size),
+            scorer: config.h2o.make_scorer(config.block_size)?,
+            groups: config.groups.iter().skip(1).enumerate().filter_map(evicts).collect(),
+            block_size: config.block_size,
+            is_used: false,
+        })
+    }
+
+    /// Gives a sequence that joins the batch a planner, unless it has one or its request keeps all blocks.
+    pub fn begin(&mut self, seq: &mut Sequence) {
+        let mode = seq.cold.h2o.unwrap_or(self.default);
+        if mode != Mode::Off && seq.cold.planner.is_none() {
+            let state = h2o::State::new(&self.scorer.needs());
+            seq.cold.planner = Some(Box::new(Planner { mode, state, dropped_tokens: 0 }));
+            self.is_used = true;
+        }
+    }
+
+    /// Returns the rows to score of a sequence that runs `n_tokens` tokens next, and the kind of scores.
+    pub fn rows(&self, seq: &Sequence, n_tokens: u32) -> (u32, ScoreKind) {
+        if !self.is_used || seq.cold.planner.is_none() {
+            return (0, ScoreKind::default());
+        }
+        let needs = self.scorer.needs();
+        let rows = match seq.decodes_next() {
+            true => needs.decode_rows.min(n_tokens),
+            false => needs.rows_of_chunk(seq.planned(), n_tokens, seq.prompt_tokens),
+        };
+        (rows, needs.kind)
+    }
+}
+
+/// Returns the number of scores that a worker reports for the part of a sequence: one for each entry of its block table with a
+/// position.
+pub(crate) fn n_scores(part: &StepSeq, block_size: u32) -> u32 {
+    if part.scored_rows == 0 { 0 } else { (part.computed + part.n_tokens).div_ceil(block_size) }
+}

@@ -1,0 +1,155 @@
+//! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
+//! have them.
+
+use trunkline_core::{Config, H2oConfig, Keeps, Namespace, Request, RequestId, h2o};
+use trunkline_driver::Driver;
+
+/// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
+fn config(groups: &[Keeps], device_blocks: u32) -> Config {
+    Config {
+        block_size: 4,
+        device_blocks,
+        max_batch_tokens: 16,
+        max_batch_size: 4,
+        launch_watermark: 0.0,
+        groups: groups.to_vec(),
+        ..Config::default()
+    }
+}
+
+fn prompt(n: u32) -> Vec<u32> {
+    (100..100 + n).collect()
+}
+
+/// Keeps a third of each sequence of 24 tokens and more in the groups that evict, without the first and the last 4 tokens.
+fn third(groups: &[Keeps], device_blocks: u32) -> Config {
+    Config {
+        h2o: H2oConfig {
+            mode: h2o::Mode::On,
+            ratio: 3.0,
+            sink: 4,
+            recent: 4,
+            trigger: 24,
+            interval: 2,
+            ..H2oConfig::default()
+        },
+        ..config(groups, device_blocks)
+    }
+}
+
+#[test]
+fn blocks_behind_a_window_are_given_back_and_stay_cached() {
+    let mut driver = Driver::with_content(config(&[Keeps::All, Keeps::Window(8)], 20), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 9);
+    let mut in_use = Vec::new();
+    while !driver.has_ended(1) {
+        in_use.push(driver.in_use());
+        driver.answer();
+    }
+    // Ten blocks of the prompt in both groups; each chunk of four blocks leaves the two that the window of the next token touches. Then
+    // 40 tokens: ten blocks and two. A block more for each four tokens generated, and the window moves on.
+    assert_eq!(in_use, [20, 18, 14, 14, 14, 14, 14, 15, 15, 15, 15]);
+    assert_eq!((driver.usable(), driver.stats().idle_blocks), (40, 24), "twelve blocks in each group");
+    driver.submit(2, prompt(40), 1);
+    assert_eq!(driver.running(), [(2, 39, 1, true)], "all but the last token is found");
+    assert_eq!(driver.in_use(), 10 + 2, "the window of token 39 touches the blocks 8 and 9");
+    driver.run_to_end();
+}
+
+#[test]
+fn a_window_lets_more_requests_in() {
+    // Each of two prompts of 40 tokens needs ten blocks in each group, and keeps two in the window. Of 2 x 14 blocks the second gets
+    // its twenty only because the first gives some back.
+    let runs = |groups: &[Keeps]| {
+        let mut driver = Driver::with_content(config(groups, 16), 1);
+        driver.join();
+        driver.submit(1, prompt(40), 20);
+        (0..4).for_each(|_| driver.answer());
+        driver.submit(2, (500..532).collect(), 4);
+        driver.answer();
+        driver.stats().running
+    };
+    assert_eq!((runs(&[Keeps::All, Keeps::All]), runs(&[Keeps::All, Keeps::Window(8)])), (1, 2));
+}
+
+#[test]
+fn a_sequence_keeps_the_share_of_the_plan_and_publishes_no_more() {
+    let mut driver = Driver::with_content(third(&[Keeps::All, Keeps::Scored, Keeps::Scored], 20), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 30);
+    driver.answer_until(|driver| driver.stats().h2o.h2o_plans == 1);
+    // After two decodes, 42 tokens in 11 blocks: a third is 14 tokens, so 4 blocks stay: the first, two by score, and the last two, which
+    // hold the last four tokens.
+    let h2o = driver.stats().h2o;
+    assert_eq!((h2o.h2o_plans, h2o.h2o_dropped_tokens, h2o.h2o_dropped_blocks), (1, 28, 14));
+    assert_eq!(driver.in_use(), 11 + 2 * 4);
+    driver.answer_until(|driver| driver.has_ended(1));
+    let published = driver.stats().published_blocks;
+    assert_eq!(published, 10, "the prompt, and nothing after the first drop");
+    // The prompt is found whole: dropped blocks stay cached.
+    driver.submit(2, prompt(40), 1);
+    assert_eq!(driver.running(), [(2, 39, 1, true)]);
+    driver.run_to_end();
+    driver.assert_empty();
+}
+
+#[test]
+fn a_prefix_ends_where_a_group_has_no_block_any_more() {
+    // Twelve entries in two groups. The first request drops blocks while it runs, and the second needs their memory.
+    let mut driver = Driver::with_content(third(&[Keeps::All, Keeps::Scored], 16), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 20);
+    driver.answer_until(|driver| driver.stats().h2o.h2o_plans == 1);
+    let idle = driver.stats().idle_blocks;
+    assert_eq!(idle, 7, "dropped blocks of the prompt are cached");
+    driver.submit(2, (500..524).collect(), 1);
+    driver.answer();
+    assert!(driver.stats().idle_blocks < idle, "and evicted when another needs them");
+    driver.answer_until(|driver| driver.has_ended(1) && driver.has_ended(2));
+    driver.submit(3, prompt(40), 1);
+    let computed = driver.running()[0].1;
+    assert!(computed < 39 && computed.is_multiple_of(4), "{computed} tokens are found, up to the first block evicted");
+    driver.run_to_end();
+}
+
+#[test]
+fn a_shared_block_loses_a_reader_and_no_contents() {
+    let mut driver = Driver::with_content(third(&[Keeps::All, Keeps::Scored], 40), 1);
+    driver.join();
+    // The second request keeps all: it reads what the first drops.
+    let mut keeps = Request::new(RequestId(2), Namespace::default().root(), prompt(40), 12);
+    keeps.h2o = Some(h2o::Mode::Off);
+    driver.submit(1, prompt(40), 12);
+    driver.submit_request(keeps);
+    driver.run_to_end();
+    assert!(driver.stats().h2o.h2o_dropped_blocks > 0);
+    assert_eq!(driver.usages[&2].cached_tokens, 39, "the second waits for the first");
+    driver.assert_empty();
+}
+
+#[test]
+fn a_probe_counts_and_drops_nothing() {
+    let mut probe = third(&[Keeps::All, Keeps::Scored], 20);
+    probe.h2o.mode = h2o::Mode::Probe;
+    let mut driver = Driver::with_content(probe, 1);
+    driver.join();
+    driver.submit(1, prompt(40), 8);
+    driver.run_to_end();
+    let h2o = driver.stats().h2o;
+    assert_eq!((h2o.h2o_plans, h2o.h2o_dropped_blocks), (3, 0));
+    assert_eq!(h2o.h2o_dropped_tokens, 28, "what would be dropped is counted once");
+    assert_eq!(driver.stats().published_blocks, 11);
+}
+
+#[test]
+fn groups_go_without_host_and_tiers_for_now() {
+    let config = Config { host_blocks: 4, ..config(&[Keeps::All, Keeps::Scored], 20) };
+    let message = config.validate().unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "a model with 2 layer groups cannot use host_blocks or tiers yet; set host_blocks to 0 and give no tier"
+    );
+    let empty = Config { groups: vec![Keeps::All, Keeps::Window(0)], ..Config::default() };
+    assert_eq!(empty.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
+}
