@@ -38,11 +38,23 @@ const SPAN_PARTS: usize = SPAN / LANES * PARTS;
 #[inline(always)]
 fn join_lanes(weights: &[f32; SPAN], join: impl Fn(f32, f32) -> f32) -> [f32; SPAN_PARTS] {
     let mut parts = [0.0; SPAN_PARTS];
-    for (parts, lanes) in parts.as_chunks_mut::<PARTS>().0.iter_mut().zip(weights.as_chunks::<LANES>().0) {
-        let eight: [f32; LANES / 2] = std::array::from_fn(|lane| join(lanes[lane], lanes[lane + LANES / 2]));
-        *parts = std::array::from_fn(|lane| join(eight[lane], eight[lane + PARTS]));
+    for piece in 0..SPAN / LANES {
+        for part in 0..PARTS {
+            let lane = |n: usize| weights[piece * LANES + n * PARTS + part];
+            parts[piece * PARTS + part] = join(join(lane(0), lane(2)), join(lane(1), lane(3)));
+        }
     }
     parts
+}
+
+/// Writes the weights of a span to `out`: joined, or each for itself if there is room.
+#[inline(always)]
+fn put_parts(weights: &[f32; SPAN], out: &mut [f32], join: impl Fn(f32, f32) -> f32) {
+    if out.len() == SPAN {
+        out.copy_from_slice(weights);
+    } else if let Some(out) = out.first_chunk_mut::<SPAN_PARTS>() {
+        *out = join_lanes(weights, join);
+    }
 }
 
 #[inline(always)]
@@ -96,38 +108,26 @@ impl Collector<'_> {
         pieces.maxima.resize(spans, f32::NEG_INFINITY);
     }
 
-    /// Takes the weights of query `i` for the span at index `start`, relative to `maximum`; `None` if the query sees nothing of the span.
-    /// Weights of hidden positions are 0.
+    /// Takes the [`SPAN`] weights of scored query `i` for the span at index `start`, relative to `maximum`; `None` if the query sees nothing
+    /// of the span. Weights of hidden positions are 0.
     #[inline(always)]
-    pub(crate) fn note(
-        &self,
-        i: usize,
-        start: usize,
-        weights: Option<&[f32; SPAN]>,
-        maximum: f32,
-        pieces: &mut Pieces,
-    ) {
-        if !self.queries.contains(&i) {
-            return;
-        }
+    pub(crate) fn note(&self, i: usize, start: usize, weights: Option<&[f32]>, maximum: f32, pieces: &mut Pieces) {
         let at = (i - self.queries.start) * self.spans() + (start - self.indices.start) / SPAN;
         pieces.maxima[at] = maximum;
         let out = &mut pieces.weights[at * self.parts()..][..self.parts()];
-        match (self.kind, weights) {
-            (_, None) => out.fill(0.0),
-            (ScoreKind::Mean, Some(weights)) if out.len() == SPAN => out.copy_from_slice(weights),
-            (ScoreKind::Mean, Some(weights)) => out.copy_from_slice(&join_lanes(weights, |a, b| a + b)),
-            (ScoreKind::Max, Some(weights)) => {
+        let Some(weights) = weights.and_then(|weights| weights.first_chunk::<SPAN>()) else {
+            out.fill(0.0);
+            return;
+        };
+        match self.kind {
+            ScoreKind::Mean => put_parts(weights, out, |a, b| a + b),
+            ScoreKind::Max => {
                 let row = self.position + i / self.group;
                 let far =
                     self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN)).saturating_sub(start).min(SPAN);
                 let mut kept = *weights;
                 kept[far..].fill(0.0);
-                if out.len() == SPAN {
-                    out.copy_from_slice(&kept);
-                } else {
-                    out.copy_from_slice(&join_lanes(&kept, larger));
-                }
+                put_parts(&kept, out, larger);
             }
         }
     }
