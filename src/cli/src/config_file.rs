@@ -10,6 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use trunkline_core::config::Setting;
 
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
+use crate::h2o_settings::{H2O_KEYS, H2oSettings};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
 use crate::tier_settings::{TIER_KEYS, TierSettings};
@@ -68,6 +69,10 @@ pub struct Settings {
     /// keys and values to 11 and 8 significant bits [default: f32].
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
+
+    /// Eviction within sequences.
+    #[command(flatten)]
+    pub h2o: H2oSettings,
 
     /// Settings of the core.
     #[command(flatten)]
@@ -143,6 +148,7 @@ impl Settings {
             listen: self.listen.or(other.listen),
             model: self.model.or(other.model),
             kv_dtype: self.kv_dtype.or(other.kv_dtype),
+            h2o: self.h2o.or(other.h2o),
             core: self.core.or(other.core),
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
@@ -158,11 +164,12 @@ impl Settings {
     }
 }
 
-/// Key of the config file: of the server, of its tiers, of its network edge, or of a setting of the core.
+/// Key of the config file: of the server, of its tiers, of its network edge, of eviction within sequences, or of a setting of the core.
 enum Key {
     Server(&'static str),
     Tiers(&'static str),
     Network(&'static str),
+    H2o(&'static str),
     Core(&'static Setting),
 }
 
@@ -173,9 +180,10 @@ impl<'de> Deserialize<'de> for Key {
         let server = SERVER_KEYS.into_iter().find(|known| *known == key).map(Key::Server);
         let tiers = || TIER_KEYS.into_iter().find(|known| *known == key).map(Key::Tiers);
         let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
-        let known = server.or_else(tiers).or_else(network);
+        let h2o = || H2O_KEYS.into_iter().find(|known| *known == key).map(Key::H2o);
+        let known = server.or_else(tiers).or_else(network).or_else(h2o);
         known.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
-            let fixed = SERVER_KEYS.into_iter().chain(TIER_KEYS).chain(NETWORK_KEYS);
+            let fixed = SERVER_KEYS.into_iter().chain(TIER_KEYS).chain(NETWORK_KEYS).chain(H2O_KEYS);
             let known = fixed.chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
@@ -203,6 +211,7 @@ impl<'de> Deserialize<'de> for Settings {
                         }
                         Key::Tiers(key) => settings.tiers.read(key, &mut file)?,
                         Key::Network(key) => settings.network.read(key, &mut file)?,
+                        Key::H2o(key) => settings.h2o.read(key, &mut file)?,
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
                         Key::Server("kv-dtype") => settings.kv_dtype = Some(file.next_value()?),
@@ -299,6 +308,16 @@ mod tests {
             "--idle-timeout=2.5",
             "--unread-timeout=3.5",
             "--max-unread-bytes=1000000",
+            "--h2o=on:ratio=3",
+            "--h2o-layers=1,2",
+            "--h2o-scorer=tova",
+            "--h2o-ratio=4",
+            "--h2o-sink=1",
+            "--h2o-recent=2",
+            "--h2o-block=48",
+            "--h2o-trigger=4",
+            "--h2o-interval=5",
+            "--h2o-alpha=0.5",
         ];
         let file: String = flags
             .iter()
@@ -314,7 +333,7 @@ mod tests {
         for (setting, _) in CoreSettings::<ServeFlags>::flags() {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
         }
-        for key in NETWORK_KEYS.into_iter().chain(TIER_KEYS) {
+        for key in NETWORK_KEYS.into_iter().chain(TIER_KEYS).chain(H2O_KEYS) {
             assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);

@@ -78,7 +78,7 @@ impl Engines {
         let (model, engines) = (Arc::new(model), self.clone());
         let config = WorkerConfig {
             block_size: core.block_size,
-            device_blocks: core.device_blocks,
+            device_blocks: core.pool_blocks(),
             max_drafts: core.max_drafts,
             threads: 0,
         };

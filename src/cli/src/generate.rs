@@ -72,6 +72,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "P", default_value_t = 0, allow_negative_numbers = true)]
     priority: i32,
 
+    /// Eviction within the sequence: off, probe or on [default: as the server was started].
+    #[arg(long, value_name = "MODE")]
+    h2o: Option<String>,
+
     /// Id of the request in logs and for aborts [default: made by the server].
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
@@ -255,6 +259,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         cache_salt: args.cache_salt.clone().unwrap_or_default(),
         tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,
+        h2o: args.h2o.clone().unwrap_or_default(),
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
         ..Default::default()
     })

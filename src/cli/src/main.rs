@@ -28,6 +28,7 @@ mod config_file;
 mod core_settings;
 mod engines;
 mod generate;
+mod h2o_settings;
 mod network_settings;
 mod null_worker;
 mod output;

@@ -10,6 +10,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use tracing::{info, warn};
 use trunkline_cluster::Cluster;
+use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, registry};
 use trunkline_port::ModelInfo;
 use trunkline_server::{Backend, EngineStore, Options, Server, layout, listen, stop_on_signals};
@@ -119,7 +120,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         WorkerKind::Null { step } => null(&settings, engines.workers(), step)?,
     };
     let name = backend.model.name.clone();
-    let kv_bytes = u64::from(config.device_blocks) * backend.model.block_bytes(config.block_size);
+    let kv_bytes = u64::from(config.pool_blocks()) * backend.model.block_bytes(config.block_size);
     let network = settings.network.clone();
     let mut options = Options {
         cluster: engines.cluster(&config),
@@ -160,7 +161,7 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let model = model.with_kv_dtype(kv_dtype(settings)?);
-    let config = limits(settings, model.info().block_bytes(1), model.config().max_context)?;
+    let (model, config) = divided(settings, model)?;
     let mut config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
     let rotation = rotation(&model);
@@ -171,6 +172,24 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
             revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
     }
     Ok((config, backend))
+}
+
+/// Divides the layers of the model into groups. Returns the model, and the limits of the core.
+fn divided(settings: &Settings, model: Model) -> anyhow::Result<(Model, Config)> {
+    let max_context = model.config().max_context;
+    let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
+    let model = settings.h2o.divide(model, &mut config)?;
+    let goes_behind = config.host_blocks > 0 || settings.tiers.tiers(1, 1)?.is_some();
+    if config.h2o.mode == Mode::Off && goes_behind && model.info().groups.len() > 1 {
+        info!("host memory and tiers hold whole blocks: layers with a sliding window keep all tokens");
+        let model = model.with_groups(Vec::new())?;
+        return Ok((model, Config { groups: Vec::new(), ..config }));
+    }
+    if !settings.core.has("device_blocks") {
+        config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
+    }
+    config.validate()?;
+    Ok((model, config))
 }
 
 /// Opens the store of each worker, and puts the tiers into the limits of the core. Returns no store if no tier is asked for.
@@ -331,6 +350,7 @@ fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Re
     }
     let mut config = Config { max_context, policy: POLICY_DEFAULT.into(), ..Config::default() };
     settings.core.apply(&mut config)?;
+    settings.h2o.apply(&mut config)?;
     if settings.core.has("max_batch_tokens") && !settings.core.has("max_batch_size") {
         // A step has a token for each of its sequences.
         config.max_batch_size = config.max_batch_size.min(config.max_batch_tokens).max(1);

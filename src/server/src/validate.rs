@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use tonic::Status;
+use trunkline_core::h2o::Mode;
 use trunkline_core::{Namespace, Sampling, Token};
 
 use crate::caller::Client;
@@ -44,6 +45,8 @@ pub(crate) struct Checked {
     /// Share cached blocks with other tenants; `None` is the server's setting.
     pub(crate) share_cache: Option<bool>,
     pub(crate) priority: i32,
+    /// Eviction within the sequence; `None` is the server's mode.
+    pub(crate) h2o: Option<Mode>,
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -104,6 +107,7 @@ pub(crate) fn check(
         adapter,
         extra_keys,
         share_cache,
+        h2o,
     } = request;
     ensure(request_id.len() <= REQUEST_ID_BYTES_MAX, || {
         format!("request_id has {} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed", request_id.len())
@@ -142,8 +146,17 @@ pub(crate) fn check(
         extra_keys,
         share_cache,
         priority,
+        h2o: check_h2o(&h2o)?,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
     })
+}
+
+fn check_h2o(mode: &str) -> Result<Option<Mode>, Invalid> {
+    if mode.is_empty() {
+        return Ok(None);
+    }
+    let wrong = |_| Invalid(format!("h2o is '{mode}'; it must be off, probe or on, or empty for the server's mode"));
+    mode.parse().map(Some).map_err(wrong)
 }
 
 /// Returns the number for a tenant in the core: equal in every run, so that a recording counts alike. A request without a tenant
@@ -325,6 +338,7 @@ mod tests {
             adapter: String::new(),
             extra_keys: vec!["image".into()],
             share_cache: Some(true),
+            h2o: "probe".into(),
         });
         assert_eq!(
             checked,
@@ -352,6 +366,7 @@ mod tests {
                 extra_keys: vec!["image".into()],
                 share_cache: Some(true),
                 priority: -3,
+                h2o: Some(Mode::Probe),
                 timeout: Some(Duration::from_millis(1500)),
             })
         );

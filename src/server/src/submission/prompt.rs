@@ -152,6 +152,7 @@ impl Submitter {
         request.stop_token_ids = checked.stop_token_ids;
         request.tenant = checked.tenant;
         request.priority = checked.priority;
+        request.h2o = checked.h2o;
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
         Ok(request)

@@ -1,0 +1,226 @@
+//! Flags of eviction within sequences (H2O), and the layer groups that follow from them.
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde::de::MapAccess;
+use tracing::warn;
+use trunkline_core::h2o::Mode;
+use trunkline_core::{Config, ConfigError, Keeps};
+use trunkline_worker::{Model, equal_groups};
+
+/// Keys of a config file, each the name of a flag.
+pub const H2O_KEYS: [&str; 9] = [
+    "h2o-layers",
+    "h2o-scorer",
+    "h2o-ratio",
+    "h2o-sink",
+    "h2o-recent",
+    "h2o-block",
+    "h2o-trigger",
+    "h2o-interval",
+    "h2o-alpha",
+];
+
+/// Ratio of a model for which nobody found the layers that keep every token, at most.
+const RATIO_MAX_UNKNOWN: f32 = 2.0;
+/// Of a model for which nobody found them, one layer in so many keeps every token.
+const FULL_LAYERS_UNKNOWN: u32 = 4;
+
+/// Settings of eviction within sequences, beside `--h2o`.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct H2oSettings {
+    /// Layers that keep every token while the others drop tokens, as in 7,14,17,18,20,21,23,24: those that read far back [default: each
+    /// fourth, with --h2o-ratio 2 at most].
+    #[arg(long, value_name = "LAYERS")]
+    pub h2o_layers: Option<String>,
+
+    /// Way to rank the blocks of a sequence; an unknown name lists all [default: h2o].
+    #[arg(long, value_name = "NAME")]
+    pub h2o_scorer: Option<String>,
+
+    /// Tokens of a sequence for each token kept in the layers that drop tokens [default: 6].
+    #[arg(long, value_name = "RATIO")]
+    pub h2o_ratio: Option<String>,
+
+    /// First tokens of a sequence that are never dropped, in whole blocks [default: 32].
+    #[arg(long, value_name = "TOKENS")]
+    pub h2o_sink: Option<String>,
+
+    /// Last tokens of a sequence that are never dropped, in whole blocks [default: 256].
+    #[arg(long, value_name = "TOKENS")]
+    pub h2o_recent: Option<String>,
+
+    /// Tokens kept or dropped together, a multiple of --block-size [default: --block-size].
+    #[arg(long, value_name = "TOKENS")]
+    pub h2o_block: Option<String>,
+
+    /// Length of a sequence from which on tokens are dropped [default: 512].
+    #[arg(long, value_name = "TOKENS")]
+    pub h2o_trigger: Option<String>,
+
+    /// Tokens generated between two plans of a sequence, at least [default: 16].
+    #[arg(long, value_name = "TOKENS")]
+    pub h2o_interval: Option<String>,
+
+    /// Weight of the past in the moving average of scores, 0 to 1 [default: 0.9].
+    #[arg(long, value_name = "WEIGHT")]
+    pub h2o_alpha: Option<String>,
+}
+
+impl H2oSettings {
+    /// Returns these settings with gaps filled from `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            h2o_layers: self.h2o_layers.or(other.h2o_layers),
+            h2o_scorer: self.h2o_scorer.or(other.h2o_scorer),
+            h2o_ratio: self.h2o_ratio.or(other.h2o_ratio),
+            h2o_sink: self.h2o_sink.or(other.h2o_sink),
+            h2o_recent: self.h2o_recent.or(other.h2o_recent),
+            h2o_block: self.h2o_block.or(other.h2o_block),
+            h2o_trigger: self.h2o_trigger.or(other.h2o_trigger),
+            h2o_interval: self.h2o_interval.or(other.h2o_interval),
+            h2o_alpha: self.h2o_alpha.or(other.h2o_alpha),
+        }
+    }
+
+    /// Reads the value of one of [`H2O_KEYS`] from a file.
+    ///
+    /// # Errors
+    /// If the value is neither a text nor a number.
+    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
+        let text = match file.next_value()? {
+            toml::Value::String(text) => text,
+            value => value.to_string(),
+        };
+        let field = match key {
+            "h2o-layers" => &mut self.h2o_layers,
+            "h2o-scorer" => &mut self.h2o_scorer,
+            "h2o-ratio" => &mut self.h2o_ratio,
+            "h2o-sink" => &mut self.h2o_sink,
+            "h2o-recent" => &mut self.h2o_recent,
+            "h2o-block" => &mut self.h2o_block,
+            "h2o-trigger" => &mut self.h2o_trigger,
+            "h2o-interval" => &mut self.h2o_interval,
+            _ => &mut self.h2o_alpha,
+        };
+        *field = Some(text);
+        Ok(())
+    }
+
+    /// Puts the numbers and the scorer into the limits of the core.
+    ///
+    /// # Errors
+    /// If a text is no number.
+    pub fn apply(&self, config: &mut Config) -> Result<(), ConfigError> {
+        let values = [
+            ("scorer", &self.h2o_scorer),
+            ("ratio", &self.h2o_ratio),
+            ("sink", &self.h2o_sink),
+            ("recent", &self.h2o_recent),
+            ("block", &self.h2o_block),
+            ("trigger", &self.h2o_trigger),
+            ("interval", &self.h2o_interval),
+            ("alpha", &self.h2o_alpha),
+        ];
+        values.into_iter().try_for_each(|(key, value)| value.iter().try_for_each(|text| config.h2o.set(key, text)))
+    }
+
+    /// Divides the layers of a model into those that keep every token and those that drop tokens, if eviction is on or the layers are
+    /// given, and gives the core its groups.
+    ///
+    /// # Errors
+    /// If a layer is no number, does not exist, or has a sliding window.
+    pub fn divide(&self, model: Model, config: &mut Config) -> anyhow::Result<Model> {
+        let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
+        let model = if is_wanted { self.with_groups(model, config)? } else { model };
+        config.groups = model.info().groups.iter().map(|group| group.keeps).collect();
+        Ok(model)
+    }
+
+    fn with_groups(&self, model: Model, config: &mut Config) -> anyhow::Result<Model> {
+        let info = model.info();
+        let full = match &self.h2o_layers {
+            Some(text) => layers(text, info.n_layers)?,
+            None => {
+                if config.h2o.ratio > RATIO_MAX_UNKNOWN {
+                    warn!(
+                        "no --h2o-layers: dropping at most one token of two, because it is not known which layers read far back"
+                    );
+                    config.h2o.ratio = RATIO_MAX_UNKNOWN;
+                }
+                let n_full = (info.n_layers / FULL_LAYERS_UNKNOWN).max(1);
+                (0..n_full).map(|layer| (2 * layer + 1) * info.n_layers / (2 * n_full)).collect()
+            }
+        };
+        let mut kinds: Vec<(Keeps, Vec<u32>)> = vec![(Keeps::All, full.clone())];
+        let windows = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
+        kinds.extend(windows.clone().map(|group| (group.keeps, group.layers.clone())));
+        let is_windowed = |layer: &u32| windows.clone().any(|group| group.layers.contains(layer));
+        if let Some(layer) = full.iter().find(|layer| is_windowed(layer)) {
+            anyhow::bail!(
+                "h2o-layers names layer {layer}, which has a sliding window; name layers that read every token"
+            );
+        }
+        let drops = |layer: &u32| !full.contains(layer) && !is_windowed(layer);
+        kinds.push((Keeps::Scored, (0..info.n_layers).filter(drops).collect()));
+        kinds.retain(|(_, layers)| !layers.is_empty());
+        Ok(model.with_groups(equal_groups(&kinds))?)
+    }
+}
+
+/// Reads a list of layers.
+fn layers(text: &str, n_layers: u32) -> anyhow::Result<Vec<u32>> {
+    let layer = |text: &str| -> anyhow::Result<u32> {
+        let layer =
+            text.trim().parse().with_context(|| format!("h2o-layers names '{text}'; give numbers, as in 7,14"))?;
+        ensure!(layer < n_layers, "h2o-layers names layer {layer}; the model has the layers 0 to {}", n_layers - 1);
+        Ok(layer)
+    };
+    let mut layers = text.split(',').map(layer).collect::<anyhow::Result<Vec<u32>>>()?;
+    layers.sort_unstable();
+    layers.dedup();
+    Ok(layers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(settings: &H2oSettings, mode: Mode) -> anyhow::Result<(Vec<Vec<u32>>, Config)> {
+        let mut config = Config::default();
+        config.h2o.mode = mode;
+        settings.apply(&mut config)?;
+        let model = settings.divide(Model::seeded(1), &mut config)?;
+        Ok((model.info().groups.into_iter().map(|group| group.layers).collect(), config))
+    }
+
+    fn layers_of(text: &str) -> H2oSettings {
+        H2oSettings { h2o_layers: Some(text.into()), ..H2oSettings::default() }
+    }
+
+    #[test]
+    fn layers_are_divided_if_eviction_is_on() {
+        assert_eq!(divided(&H2oSettings::default(), Mode::Off).unwrap().1.groups, []);
+        let (groups, config) = divided(&layers_of("1"), Mode::On).unwrap();
+        assert_eq!((groups, config.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
+        assert_eq!(config.h2o.ratio, 6.0);
+    }
+
+    #[test]
+    fn a_model_nobody_looked_at_drops_at_most_every_second_token() {
+        let (_, config) = divided(&H2oSettings::default(), Mode::On).unwrap();
+        assert_eq!((config.h2o.ratio, config.groups), (2.0, vec![Keeps::All, Keeps::Scored]));
+        let low = H2oSettings { h2o_ratio: Some("1.5".into()), ..H2oSettings::default() };
+        assert_eq!(divided(&low, Mode::On).unwrap().1.h2o.ratio, 1.5);
+    }
+
+    #[test]
+    fn wrong_layers_and_numbers_are_reported() {
+        let fault = |settings: &H2oSettings| divided(settings, Mode::On).unwrap_err().to_string();
+        assert_eq!(fault(&layers_of("7,x")), "h2o-layers names layer 7; the model has the layers 0 to 1");
+        assert_eq!(fault(&layers_of("one")), "h2o-layers names 'one'; give numbers, as in 7,14");
+        let few = H2oSettings { h2o_sink: Some("few".into()), ..H2oSettings::default() };
+        assert_eq!(fault(&few), "h2o sink is 'few'; give a number");
+    }
+}
