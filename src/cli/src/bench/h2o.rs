@@ -31,7 +31,7 @@ use super::measure::Report;
 const NOTES: [&str; 3] = [
     "Ratio: target of the evicting layers; then tokens by held tokens, mean over the run, in the evicting layers and over all layers.",
     "Perplexity, KL and top-1 are against the unevicted run on the same text, forced, one token per step, from the first plan on.",
-    "Recall: words of facts asked for after the eviction, greedy, as a share of all words; by depth from the first fact to the last.",
+    "Recall: words of facts asked for after the eviction, each after the right words before it; by depth from the first fact to the last.",
 ];
 
 /// Options of `bench h2o`.

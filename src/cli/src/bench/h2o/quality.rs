@@ -12,12 +12,10 @@ use trunkline_port::ScoreKind;
 use trunkline_text::Tokenizer;
 
 use super::rig::{Answer, BLOCK, Eviction, Reported, Rig, Run, Seq};
-use super::texts::{Text, recall};
+use super::texts::{Expected, Fact, Text, expected, recall};
 
 /// Cases that run in one batch, at most.
 const CASES_AT_ONCE: usize = 8;
-/// Tokens beyond the longest expected answer.
-const SPARE: usize = 2;
 
 /// A way to evict.
 #[derive(Clone, Debug)]
@@ -58,7 +56,7 @@ pub struct Quality {
     pub facts: Vec<usize>,
     /// Share of the words recalled, by fact in the order of positions.
     pub recall: Vec<f64>,
-    /// Answers as the model gave them.
+    /// Tokens that the model would have gone on with, as text.
     pub answers: Vec<String>,
 }
 
@@ -214,39 +212,38 @@ fn compare(sum: &mut Quality, baseline: &[f32], case: &[f32], next: u32) {
     sum.agree += u32::from(argmax(baseline) == argmax(case));
 }
 
-/// Asks for the facts, and ends the sequences.
+/// Asks for the facts, and ends the sequences. Answers are forced: after each word the model sees the right one, and a word counts if the
+/// model would have gone on with it.
 fn finish(rig: &mut Rig, text: &Text, tokenizer: &Tokenizer, run: Vec<Measured>) -> anyhow::Result<Vec<Quality>> {
     let mut asked = Vec::new();
     for measured in &run {
         for fact in &text.facts {
-            let question = tokenizer.encode_with(&fact.question, false)?;
-            asked.push(Asked { seq: rig.fork(&measured.seq), input: question, answer: Vec::new() });
+            asked.push(Asked::new(rig.fork(&measured.seq), fact, tokenizer)?);
         }
     }
-    let answer_of = |words: &[&str]| tokenizer.encode_with(&format!(" {}.", words.join(", ")), false);
-    let lens = text.facts.iter().map(|fact| Ok(answer_of(&fact.words)?.len())).collect::<anyhow::Result<Vec<_>>>()?;
-    for _ in 0..lens.into_iter().max().unwrap_or(0) + SPARE {
-        let mut runs: Vec<Run<'_>> = asked
+    while asked.iter().any(Asked::is_open) {
+        let mut open: Vec<&mut Asked> = asked.iter_mut().filter(|asked| asked.is_open()).collect();
+        let mut runs: Vec<Run<'_>> = open
             .iter_mut()
-            .map(|asked| Run { seq: &mut asked.seq, tokens: &asked.input, scored: None, sample: true, again: false })
+            .map(|asked| {
+                let Asked { seq, input, .. } = &mut **asked;
+                Run { seq, tokens: input, scored: None, sample: true, again: false }
+            })
             .collect();
         let answers = rig.step(&mut runs)?;
-        for (asked, answer) in asked.iter_mut().zip(answers) {
-            let token = argmax(&answer.logits) as u32;
-            asked.answer.push(token);
-            asked.input = vec![token];
+        for (asked, answer) in open.into_iter().zip(answers) {
+            asked.take(argmax(&answer.logits) as u32);
         }
     }
     let mut asked = asked.into_iter();
     let mut out = Vec::new();
     for Measured { seq, mut quality } in run {
         for fact in &text.facts {
-            let Asked { seq, answer, .. } = asked.next().context("an answer for each fact")?;
-            rig.end(seq);
-            let answer = tokenizer.decode(&answer);
+            let asked = asked.next().context("an answer for each fact")?;
             quality.facts.push(fact.position);
-            quality.recall.push(recall(fact, &answer));
-            quality.answers.push(answer);
+            quality.recall.push(recall(&asked.expected, &asked.answer));
+            quality.answers.push(tokenizer.decode(&asked.answer));
+            rig.end(asked.seq);
         }
         rig.end(seq);
         out.push(quality);
@@ -254,11 +251,30 @@ fn finish(rig: &mut Rig, text: &Text, tokenizer: &Tokenizer, run: Vec<Measured>)
     Ok(out)
 }
 
-/// A question on its way, answered greedily.
+/// A question on its way.
 struct Asked {
     seq: Seq,
+    /// Tokens to run next: the question, then the right token.
     input: Vec<u32>,
+    expected: Vec<Expected>,
+    /// Tokens that the model would have gone on with.
     answer: Vec<u32>,
+}
+
+impl Asked {
+    fn new(seq: Seq, fact: &Fact, tokenizer: &Tokenizer) -> anyhow::Result<Self> {
+        let input = tokenizer.encode_with(&fact.question, false)?;
+        Ok(Self { seq, input, expected: expected(fact, tokenizer)?, answer: Vec::new() })
+    }
+
+    fn is_open(&self) -> bool {
+        self.answer.len() < self.expected.len()
+    }
+
+    fn take(&mut self, token: u32) {
+        self.input = vec![self.expected[self.answer.len()].token];
+        self.answer.push(token);
+    }
 }
 
 fn argmax(row: &[f32]) -> usize {

@@ -190,11 +190,38 @@ fn talk(numbers: &mut Numbers) -> String {
     format!("{who}: {} {}, {other}?\n{other}: {} {}\n", pick(&QUESTIONS), pick(&PLACES), pick(&ANSWERS), pick(&ENDS))
 }
 
-/// Returns the share of a fact's words in an answer, each at its place, `0.0..=1.0`.
-pub fn recall(fact: &Fact, answer: &str) -> f64 {
-    let given = answer.split(['.', '\n']).next().unwrap_or_default();
-    let right = given.split(',').map(str::trim).zip(&fact.words).filter(|(given, word)| given == *word).count();
-    right as f64 / fact.words.len() as f64
+/// A token of the right answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    pub token: u32,
+    /// Number of the word; `None` for a comma.
+    pub word: Option<usize>,
+}
+
+/// Returns the tokens of the right answer to a question.
+///
+/// # Errors
+/// If the tokenizer has no token for a part of it.
+pub fn expected(fact: &Fact, tokenizer: &Tokenizer) -> anyhow::Result<Vec<Expected>> {
+    let mut out = Vec::new();
+    for (number, word) in fact.words.iter().enumerate() {
+        if number > 0 {
+            out.extend(tokenizer.encode_with(",", false)?.into_iter().map(|token| Expected { token, word: None }));
+        }
+        let tokens = tokenizer.encode_with(&format!(" {word}"), false)?;
+        out.extend(tokens.into_iter().map(|token| Expected { token, word: Some(number) }));
+    }
+    Ok(out)
+}
+
+/// Returns the share of the words whose tokens are all as expected, `0.0..=1.0`.
+pub fn recall(expected: &[Expected], answer: &[u32]) -> f64 {
+    let words = expected.iter().filter_map(|expected| expected.word).max().map_or(0, |last| last + 1);
+    let is_wrong = |word: usize| {
+        let mut tokens = expected.iter().zip(answer).filter(|(expected, _)| expected.word == Some(word));
+        tokens.any(|(expected, given)| expected.token != *given)
+    };
+    (0..words).filter(|word| !is_wrong(*word)).count() as f64 / words.max(1) as f64
 }
 
 #[cfg(test)]
@@ -224,12 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_counts_by_words_at_their_places() {
-        let words = vec!["stone", "river", "lake", "glass", "iron", "hotel"];
+    fn an_answer_counts_by_whole_words() {
+        let words = vec!["stone", "river", "lake", "glass"];
         let fact = Fact { question: String::new(), words, position: 0 };
-        assert_eq!(recall(&fact, " stone, river, lake, glass, iron, hotel.\nand more, river"), 1.0);
-        assert_eq!(recall(&fact, " stone, river, sea, glass, iron. hotel"), 4.0 / 6.0);
-        assert_eq!(recall(&fact, " river, stone"), 0.0);
-        assert_eq!(recall(&fact, ""), 0.0);
+        let expected = expected(&fact, &Tokenizer::bytes()).unwrap();
+        let share = |answer: &str| recall(&expected, &Tokenizer::bytes().encode(answer).unwrap());
+        assert_eq!(share(" stone, river, lake, glass"), 1.0);
+        assert_eq!(share(" stone, rivet, lake, class"), 0.5);
+        assert_eq!(share(" stone; river; lake; glass"), 1.0, "commas do not count");
+        assert_eq!(share(" -----, -----, ----, -----"), 0.0);
     }
 }
