@@ -109,7 +109,7 @@ PLOTS = (
             "[One day|Early in the morning|On {day}], {h} [packed a bag|took {h.his} bag] with {e} and {o.a}.",
             '"[Where are you going|Where do you want to go]?" asked {f}. "I am going {p.to}," said {h}.',
             "The way was long. First {h.he} came {q.to}, where {h.he} [rested|slept] under a tree.",
-            'There {h.he} met {a.a}. "[May I come with you|Take me with you]?" asked the {a}.',
+            'There {h.he} met {a.a}. "[May I come with you|Will you take me with you]?" asked the {a}.',
             "So they went on together, [over the hills and through the woods|day after day|along the river].",
             "When they were hungry, they ate the {e}.",
             "[At last|After three days] they came {p.to}, and it was [more beautiful than {h} had dreamed|full of light and music].",
@@ -230,7 +230,7 @@ PLOTS = (
             "[{h} did not believe it and took it to the {job}.|But {h} went to the {job}, who lived {p.at}.]",
             'The {job} [looked at it for a long time|put on glasses and looked at it]. "[Come back tomorrow|I will try]," said the {job}.',
             "[The next day|On {day2}] the {o} was [as good as new|whole again].",
-            '"How much must I pay?" asked {h}. "[A song|Some {e}|A smile] is enough," said the {job}.',
+            '"How much must I pay?" asked {h}. "[A song|A coin|A smile] is enough," said the {job}.',
             "[So {h} sang, and everyone was happy.|So {h} thanked the {job} and went home.]",
         ),
         (

@@ -130,7 +130,7 @@ def person(rng: Random, taken: set[str], animal_share: float = 0.2) -> Person:
     elif rng.random() < 0.25:
         kind = rng.choice(list(world.JOBS))
     else:
-        kind = rng.choice(["girl", "woman", "princess", "old woman"] if female else ["boy", "man", "prince", "old man"])
+        kind = rng.choice(["girl", "woman", "princess", "queen"] if female else ["boy", "man", "prince", "king"])
     return Person(name, female, kind)
 
 

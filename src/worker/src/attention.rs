@@ -121,8 +121,8 @@ pub(crate) fn attend(
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
     let scored = layer.scored && scores.wanted();
-    scores.tiles.clear();
     scores.tiles.resize(plan.tiles.last().map_or(0, |tile| tile.scores.end), 0.0);
+    scores.tiles.fill(0.0);
     let (mut rest, mut rest_scores) = (out, scores.tiles.as_mut_slice());
     let mut tasks: Vec<Task<'_>> = Vec::with_capacity(plan.tiles.len());
     for tile in &plan.tiles {
@@ -265,7 +265,14 @@ impl Queries<'_> {
         for start in (first / SPAN * SPAN..end).step_by(SPAN) {
             let span = first.saturating_sub(start)..SPAN.min(end - start);
             self.score(start, span.clone(), &mut state.weights, &mut state.cells);
-            self.weigh(start, collector, state);
+            self.weigh(start, state);
+            if let Some(collector) = collector {
+                for i in collector.queries.clone() {
+                    let weights = &state.weights[i * SPAN..][..SPAN];
+                    let weights = Some(weights).filter(|_| !self.visible(i, start).is_empty());
+                    collector.note(i, start, weights, state.maxima[i], &mut state.pieces);
+                }
+            }
             self.add_values(start, span, state);
         }
         for (sums, total) in state.sums.chunks_exact_mut(self.dim).zip(&state.totals) {
@@ -360,7 +367,7 @@ impl Queries<'_> {
 
     /// Turns the scores of a span into weights, and brings the sums so far to the new maximum.
     #[inline(always)]
-    fn weigh(&self, start: usize, collector: Option<&Collector<'_>>, state: &mut State) {
+    fn weigh(&self, start: usize, state: &mut State) {
         let scale = 1.0 / (self.dim as f32).sqrt();
         for i in 0..self.n {
             let visible = self.visible(i, start);
@@ -383,9 +390,6 @@ impl Queries<'_> {
             state.totals[i] = state.totals[i] * factor + sum_lanes(weights, |weight| weight);
             for sum in &mut state.sums[i * self.dim..][..self.dim] {
                 *sum *= factor;
-            }
-            if let Some(collector) = collector {
-                collector.note(i, start, weights, maximum, &mut state.pieces);
             }
         }
     }

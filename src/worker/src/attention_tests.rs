@@ -274,7 +274,14 @@ fn scores_agree_with_the_definition_in_double_precision() {
 
 #[test]
 fn bits_do_not_depend_on_chunks_neighbours_block_size_or_threads() {
-    for (config, dtype) in configs().into_iter().flat_map(|config| KvDtype::ALL.map(|dtype| (config.clone(), dtype))) {
+    for (config, dtype) in configs()
+        .into_iter()
+        .flat_map(|config| KvDtype::ALL.map(|dtype| (config.clone(), dtype)))
+        .filter(|(config, dtype)| {
+            // Units of quantised types are parts of one head.
+            config.head_dim.is_multiple_of(32) || !matches!(dtype, KvDtype::Q8_0 | KvDtype::Q4_0)
+        })
+    {
         let n = 150;
         let mut noise = Noise::new(12);
         let (q, width) = (config.q_width(), config.q_width() + 2 * config.kv_width());

@@ -158,6 +158,18 @@ pub enum WorkerError {
         /// Free memory, as far as known.
         available: String,
     },
+    /// The element type of the KV cache stores units of neighbouring elements, and the model's heads are no whole number of units.
+    #[error(
+        "KV of type {dtype} needs heads of a multiple of {unit} elements, the model's have {head_dim}; choose f16 or bf16"
+    )]
+    HeadDim {
+        /// Name of the type.
+        dtype: &'static str,
+        /// Elements of a unit.
+        unit: u32,
+        /// Width of a head, in elements.
+        head_dim: u32,
+    },
     /// The threads could not be started.
     #[error("cannot start {threads} threads: {problem}")]
     Threads {

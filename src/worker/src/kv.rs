@@ -21,6 +21,7 @@ use half::{bf16, f16};
 use crate::config::ModelConfig;
 use crate::error::WorkerError;
 use crate::matrix::half::{widen_bf16, widen_f16};
+use crate::quantised_cells::{Bits, QuantisedCells, UNIT};
 
 /// Element type of the KV cache. Sums are in F32 with every type; keys and values are rounded once, when they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,11 +33,15 @@ pub enum KvDtype {
     F16,
     /// Two bytes, 8 significant bits, the range of F32.
     Bf16,
+    /// 34 bytes for 32 elements of a head: integers of 8 bits with a common scale. Heads MUST be a multiple of 32 elements wide.
+    Q8_0,
+    /// 18 bytes for 32 elements of a head: integers of 4 bits with a common scale. Heads MUST be a multiple of 32 elements wide.
+    Q4_0,
 }
 
 impl KvDtype {
     /// Every type.
-    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
 
     /// Returns the name of the type, for the namespace of block hashes and for settings.
     pub fn name(self) -> &'static str {
@@ -44,14 +49,28 @@ impl KvDtype {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
         }
     }
 
-    /// Returns the size of an element, in bytes.
-    pub fn bytes(self) -> u64 {
+    /// Returns the size of `elements` elements of a head, in bytes.
+    pub fn bytes_of(self, elements: u64) -> u64 {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4 * elements,
+            Self::F16 | Self::Bf16 => 2 * elements,
+            Self::Q8_0 | Self::Q4_0 => {
+                let bits = if self == Self::Q8_0 { Bits::Eight } else { Bits::Four };
+                elements.div_ceil(UNIT as u64) * bits.unit_bytes() as u64
+            }
+        }
+    }
+
+    /// Returns the number of neighbouring elements that are stored together.
+    fn unit(self) -> u32 {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q8_0 | Self::Q4_0 => UNIT as u32,
         }
     }
 }
@@ -61,6 +80,7 @@ enum Cells {
     F32(Box<[f32]>),
     F16(Box<[u16]>),
     Bf16(Box<[u16]>),
+    Quantised(QuantisedCells),
 }
 
 impl Cells {
@@ -77,6 +97,8 @@ impl Cells {
             KvDtype::F32 => Self::F32(zeroed(len)?),
             KvDtype::F16 => Self::F16(zeroed(len)?),
             KvDtype::Bf16 => Self::Bf16(zeroed(len)?),
+            KvDtype::Q8_0 => Self::Quantised(QuantisedCells::zeroed(Bits::Eight, len, zeroed)?),
+            KvDtype::Q4_0 => Self::Quantised(QuantisedCells::zeroed(Bits::Four, len, zeroed)?),
         })
     }
 
@@ -94,6 +116,7 @@ impl Cells {
                 put(cells, at, step, values, |value| f16::from_f32(value.clamp(-largest, largest)).to_bits());
             }
             Self::Bf16(cells) => put(cells, at, step, values, |value| bf16::from_f32(value).to_bits()),
+            Self::Quantised(cells) => cells.store(at, step, values),
         }
     }
 
@@ -102,20 +125,22 @@ impl Cells {
         match self {
             Self::F32(cells) => cells[at..].fill(0.0),
             Self::F16(cells) | Self::Bf16(cells) => cells[at..].fill(0),
+            Self::Quantised(cells) => cells.clear_from(at),
         }
     }
 
-    /// Returns a range of cells as F32: widened into `buffer`, or in place if the cells are F32.
+    /// Returns a range of cells as F32: widened into `buffer`, or in place if the cells are F32. Elements of a row are `step` cells apart.
     #[inline(always)]
-    fn read<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
-        let cells = match self {
-            Self::F32(cells) => return &cells[range],
-            Self::F16(cells) | Self::Bf16(cells) => &cells[range],
-        };
-        buffer.resize(cells.len(), 0.0);
+    fn read<'a>(&'a self, range: Range<usize>, step: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        if let Self::F32(cells) = self {
+            return &cells[range];
+        }
+        buffer.resize(range.len(), 0.0);
         match self {
-            Self::F16(_) => widen_f16(cells, buffer),
-            _ => widen_bf16(cells, buffer),
+            Self::F32(_) => {}
+            Self::F16(cells) => widen_f16(&cells[range], buffer),
+            Self::Bf16(cells) => widen_bf16(&cells[range], buffer),
+            Self::Quantised(cells) => cells.read(range.start, step, buffer),
         }
         buffer
     }
@@ -138,6 +163,12 @@ impl Cells {
         match self {
             Self::F32(cells) => put(cells, layout, bytes, f32::to_le_bytes),
             Self::F16(cells) | Self::Bf16(cells) => put(cells, layout, bytes, u16::to_le_bytes),
+            Self::Quantised(cells) => {
+                let width = bytes.len() / (layout.floats() / layout.head_dim);
+                layout.for_each_row(|row, at, step| {
+                    cells.export(at, step, &mut bytes[row / layout.head_dim * width..][..width]);
+                });
+            }
         }
     }
 
@@ -159,6 +190,12 @@ impl Cells {
         match self {
             Self::F32(cells) => take(cells, layout, bytes, f32::from_le_bytes),
             Self::F16(cells) | Self::Bf16(cells) => take(cells, layout, bytes, u16::from_le_bytes),
+            Self::Quantised(cells) => {
+                let width = bytes.len() / (layout.floats() / layout.head_dim);
+                layout.for_each_row(|row, at, step| {
+                    cells.import(at, step, &bytes[row / layout.head_dim * width..][..width]);
+                });
+            }
         }
     }
 }
@@ -226,8 +263,12 @@ impl KvMemory {
         block_size: u32,
         n_blocks: u32,
     ) -> Result<Self, WorkerError> {
-        let block_floats = 2 * config.kv_width() as u128 * u128::from(n_layers) * u128::from(block_size);
-        let bytes = u128::from(dtype.bytes()) * block_floats * u128::from(n_blocks);
+        if !config.head_dim.is_multiple_of(dtype.unit()) {
+            return Err(WorkerError::HeadDim { dtype: dtype.name(), unit: dtype.unit(), head_dim: config.head_dim });
+        }
+        let heads = 2 * u128::from(config.n_kv_heads) * u128::from(n_layers) * u128::from(block_size);
+        let block_floats = heads * u128::from(config.head_dim);
+        let bytes = u128::from(dtype.bytes_of(config.head_dim.into())) * heads * u128::from(n_blocks);
         let available = available_bytes();
         let refused = || WorkerError::KvMemory {
             blocks: n_blocks,
@@ -261,7 +302,7 @@ impl KvMemory {
 
     /// Returns the size of a block, in bytes.
     pub(crate) fn block_bytes(&self) -> usize {
-        self.layout.floats() * self.dtype.bytes() as usize
+        self.dtype.bytes_of(self.layout.floats() as u64) as usize
     }
 
     /// Writes a block to `bytes` as `[layer][keys, values][token][head][dim]`, little-endian.
@@ -425,7 +466,7 @@ impl BlockView<'_> {
     #[inline(always)]
     pub(crate) fn keys<'a>(&'a self, layer: usize, block: u32, head: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
         let at = self.layout.keys_at(layer, head);
-        self.cells(block).read(at..at + self.layout.half(), buffer)
+        self.cells(block).read(at..at + self.layout.half(), self.layout.block_size, buffer)
     }
 
     /// Returns the values of one head in one block, `[token][dim]`, of the tokens at `tokens`; `buffer` is memory for values other
@@ -440,7 +481,7 @@ impl BlockView<'_> {
         buffer: &'a mut Vec<f32>,
     ) -> &'a [f32] {
         let (at, dim) = (self.layout.keys_at(layer, head) + self.layout.half(), self.layout.head_dim);
-        self.cells(block).read(at + tokens.start * dim..at + tokens.end * dim, buffer)
+        self.cells(block).read(at + tokens.start * dim..at + tokens.end * dim, 1, buffer)
     }
 }
 
@@ -458,6 +499,8 @@ mod tests {
     use super::*;
     use crate::seeded::tiny_config;
 
+    const FLOATS: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
+
     fn memory(n_blocks: u32) -> Arc<KvMemory> {
         memory_of(KvDtype::F32, n_blocks)
     }
@@ -467,7 +510,7 @@ mod tests {
     }
 
     fn all(memory: &KvMemory, block: u32) -> Vec<f32> {
-        memory.read(block).read(0..memory.layout.floats(), &mut Vec::new()).to_vec()
+        memory.read(block).read(0..memory.layout.floats(), 1, &mut Vec::new()).to_vec()
     }
 
     fn non_zero(memory: &KvMemory) -> usize {
@@ -477,7 +520,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_nothing_else_changes() {
         let config = tiny_config();
-        for dtype in KvDtype::ALL {
+        for dtype in FLOATS {
             let mut kv = KvCache::new(memory_of(dtype, 3));
             let buffer = &mut Vec::new();
             let (dim, heads) = (config.head_dim as usize, config.n_kv_heads as usize);
@@ -520,7 +563,7 @@ mod tests {
     #[test]
     fn the_bytes_of_a_block_are_its_rows_in_order_and_come_back_as_they_were() {
         let config = tiny_config();
-        for dtype in KvDtype::ALL {
+        for dtype in FLOATS {
             let memory = memory_of(dtype, 3);
             let Layout { n_layers, block_size, n_kv_heads, head_dim } = memory.layout;
             let mut kv = KvCache::new(memory.clone());
@@ -537,13 +580,13 @@ mod tests {
             drop(locked);
             let mut bytes = vec![0; memory.block_bytes()];
             memory.export(1, &mut bytes);
-            let n = dtype.bytes() as usize;
+            let n = dtype.bytes_of(1) as usize;
             assert_eq!(bytes.len() / n, n_layers * 2 * block_size * n_kv_heads * head_dim);
             for (at, bytes) in bytes.chunks_exact(n).enumerate() {
                 let expected = match dtype {
                     KvDtype::F32 => (at as f32).to_le_bytes().to_vec(),
                     KvDtype::F16 => f16::from_f32(at as f32).to_le_bytes().to_vec(),
-                    KvDtype::Bf16 => bf16::from_f32(at as f32).to_le_bytes().to_vec(),
+                    _ => bf16::from_f32(at as f32).to_le_bytes().to_vec(),
                 };
                 assert_eq!(bytes, expected, "element {at} of {}", dtype.name());
             }
@@ -595,5 +638,39 @@ mod tests {
         let token_bytes = 2 * 4 * u128::from(config.n_layers) * config.kv_width() as u128;
         let bytes = u128::from(u32::MAX).pow(2) * token_bytes;
         assert!(matches!(error, WorkerError::KvMemory { bytes: b, .. } if b == bytes), "{error}");
+    }
+
+    #[test]
+    fn quantised_blocks_have_units_of_one_head_and_come_back_as_they_were() {
+        let config = ModelConfig { head_dim: 64, n_heads: 2, n_kv_heads: 1, ..tiny_config() };
+        for (dtype, token_bytes) in [(KvDtype::Q8_0, 34 * 2), (KvDtype::Q4_0, 18 * 2)] {
+            let memory = Arc::new(KvMemory::new(&config, 3, dtype, 5, 2).unwrap());
+            assert_eq!(memory.block_bytes(), 3 * 2 * 5 * token_bytes);
+            let mut kv = KvCache::new(memory.clone());
+            let mut locked = kv.lock([0].into_iter(), empty());
+            let row: Vec<f32> = (0..64).map(|d| (d as f32 * 0.3).sin()).collect();
+            let other: Vec<f32> = row.iter().map(|value| value * -2.0).collect();
+            locked.write(2, 0, 4, &row, &other);
+            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            let view = locked.view();
+            let keys = view.keys(2, 0, 0, &mut keys);
+            let values = view.values(2, 0, 0, 4..5, &mut values);
+            for (d, expected) in row.iter().enumerate() {
+                assert!((keys[d * 5 + 4] - expected).abs() < 0.13 && keys[d * 5 + 3] == 0.0);
+                assert!((values[d] + 2.0 * expected).abs() < 0.26);
+            }
+            drop(view);
+            drop(locked);
+            let mut bytes = vec![0; memory.block_bytes()];
+            memory.export(0, &mut bytes);
+            assert!(bytes[..2 * 2 * 5 * token_bytes].iter().all(|byte| *byte == 0));
+            assert!(bytes[(2 * 2 * 5 + 4) * token_bytes..][..2].iter().any(|byte| *byte != 0));
+            memory.import(1, &bytes);
+            assert_eq!(all(&memory, 1), all(&memory, 0));
+            let narrow = ModelConfig { head_dim: 48, ..config.clone() };
+            let Err(error) = KvMemory::new(&narrow, 3, dtype, 5, 2) else { panic!("allocated") };
+            let expected = WorkerError::HeadDim { dtype: dtype.name(), unit: 32, head_dim: 48 };
+            assert_eq!(error, expected);
+        }
     }
 }

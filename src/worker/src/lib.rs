@@ -58,6 +58,7 @@ mod mirror;
 pub mod model;
 mod noise;
 mod prefetch;
+mod quantised_cells;
 mod rope;
 mod rounded;
 mod sampler;

@@ -154,8 +154,8 @@ impl Model {
         model
     }
 
-    /// Sets the element type of the KV caches of this model's workers; F32 unless set. Halves double the tokens in the same memory,
-    /// and change logits by their rounding.
+    /// Sets the element type of the KV caches of this model's workers; F32 unless set. Smaller types hold more tokens in the same
+    /// memory, and change logits by their rounding.
     #[must_use]
     pub fn with_kv_dtype(self, kv_dtype: KvDtype) -> Model {
         Self { kv_dtype, ..self }
@@ -204,7 +204,7 @@ impl Model {
     /// the largest leave unused.
     pub fn kv_bytes_per_token(&self) -> u64 {
         let layers = u64::from(self.groups.block_layers()) * self.groups.keeps().len() as u64;
-        2 * self.kv_dtype.bytes() * layers * self.config.kv_width() as u64
+        2 * self.kv_dtype.bytes_of(self.config.head_dim.into()) * layers * u64::from(self.config.n_kv_heads)
     }
 
     /// Returns the facts about the model for a front end.

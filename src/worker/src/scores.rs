@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use trunkline_port::ScoreKind;
 
-use crate::kernel::{LANES, exp, max_lanes, sum_lanes};
+use crate::kernel::{LANES, exp};
 use crate::table::Table;
 
 /// Positions between two updates of the running maximum. A multiple of [`LANES`].
@@ -28,24 +28,48 @@ pub(crate) struct ScoredRows {
     pub(crate) entries: usize,
 }
 
-/// Adds or takes the larger, by kind.
+/// Values kept for a piece of [`LANES`] positions: lanes that are joined only after the queries are, a vector at a time.
+const PARTS: usize = 4;
+
+/// Values kept for a span of such pieces.
+const SPAN_PARTS: usize = SPAN / LANES * PARTS;
+
+/// Joins the lanes of each piece of a span to [`PARTS`] values. All lengths are fixed, for vectors.
 #[inline(always)]
-fn join(kind: ScoreKind, a: f32, b: f32) -> f32 {
-    match kind {
-        ScoreKind::Mean => a + b,
-        ScoreKind::Max if b > a => b,
-        ScoreKind::Max => a,
+fn join_lanes(weights: &[f32; SPAN], join: impl Fn(f32, f32) -> f32) -> [f32; SPAN_PARTS] {
+    let mut parts = [0.0; SPAN_PARTS];
+    for piece in 0..SPAN / LANES {
+        for part in 0..PARTS {
+            let lane = |n: usize| weights[piece * LANES + n * PARTS + part];
+            parts[piece * PARTS + part] = join(join(lane(0), lane(2)), join(lane(1), lane(3)));
+        }
     }
+    parts
+}
+
+/// Writes the weights of a span to `out`: joined, or each for itself if there is room.
+#[inline(always)]
+fn put_parts(weights: &[f32; SPAN], out: &mut [f32], join: impl Fn(f32, f32) -> f32) {
+    if out.len() == SPAN {
+        out.copy_from_slice(weights);
+    } else if let Some(out) = out.first_chunk_mut::<SPAN_PARTS>() {
+        *out = join_lanes(weights, join);
+    }
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// Weights of the queries of a tile for one KV head, by pieces of spans.
 #[derive(Default)]
 pub(crate) struct Pieces {
-    /// `[query][span][piece]`: sum or largest of the piece's weights.
+    /// `[query][span][part]`: sums or largest of the weights of each piece, in parts.
     weights: Vec<f32>,
     /// `[query][span]`: running maximum that the weights are relative to.
     maxima: Vec<f32>,
-    /// `[span][piece]`: scores of all queries together.
+    /// `[span][part]`: scores of all queries together.
     joined: Vec<f32>,
 }
 
@@ -65,10 +89,10 @@ pub(crate) struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// Returns the number of positions in a piece: pieces never cross blocks.
+    /// Returns the number of values kept for a span: pieces never cross blocks, so pieces of odd blocks are single positions.
     #[inline(always)]
-    fn piece(&self) -> usize {
-        if self.block_size.is_multiple_of(LANES) { LANES } else { 1 }
+    fn parts(&self) -> usize {
+        if self.block_size.is_multiple_of(LANES) { SPAN_PARTS } else { SPAN }
     }
 
     #[inline(always)]
@@ -76,40 +100,34 @@ impl Collector<'_> {
         self.indices.len().div_ceil(SPAN)
     }
 
-    /// Forgets the tile before.
+    /// Makes room for the tile.
     #[inline(always)]
     pub(crate) fn begin(&self, pieces: &mut Pieces) {
         let spans = self.queries.len() * self.spans();
-        pieces.weights.clear();
-        pieces.weights.resize(spans * (SPAN / self.piece()), 0.0);
-        pieces.maxima.clear();
+        pieces.weights.resize(spans * self.parts(), 0.0);
         pieces.maxima.resize(spans, f32::NEG_INFINITY);
     }
 
-    /// Takes the weights of query `i` for the span at index `start`, relative to `maximum`. Weights of hidden positions are 0.
+    /// Takes the [`SPAN`] weights of scored query `i` for the span at index `start`, relative to `maximum`; `None` if the query sees nothing
+    /// of the span. Weights of hidden positions are 0.
     #[inline(always)]
-    pub(crate) fn note(&self, i: usize, start: usize, weights: &[f32; SPAN], maximum: f32, pieces: &mut Pieces) {
-        if !self.queries.contains(&i) {
-            return;
-        }
+    pub(crate) fn note(&self, i: usize, start: usize, weights: Option<&[f32]>, maximum: f32, pieces: &mut Pieces) {
         let at = (i - self.queries.start) * self.spans() + (start - self.indices.start) / SPAN;
         pieces.maxima[at] = maximum;
-        let piece = self.piece();
-        let out = &mut pieces.weights[at * (SPAN / piece)..][..SPAN / piece];
+        let out = &mut pieces.weights[at * self.parts()..][..self.parts()];
+        let Some(weights) = weights.and_then(|weights| weights.first_chunk::<SPAN>()) else {
+            out.fill(0.0);
+            return;
+        };
         match self.kind {
-            ScoreKind::Mean if piece == 1 => out.copy_from_slice(weights),
-            ScoreKind::Mean => {
-                for (out, weights) in out.iter_mut().zip(weights.chunks_exact(LANES)) {
-                    *out = sum_lanes(weights, |weight| weight);
-                }
-            }
+            ScoreKind::Mean => put_parts(weights, out, |a, b| a + b),
             ScoreKind::Max => {
                 let row = self.position + i / self.group;
-                let far = self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN));
-                let far = far.saturating_sub(start).min(SPAN);
-                for (out, weights) in out.iter_mut().zip(weights[..far].chunks(piece)) {
-                    *out = max_lanes(weights);
-                }
+                let far =
+                    self.table.index_below((row + 1).saturating_sub(DISTANCE_MIN)).saturating_sub(start).min(SPAN);
+                let mut kept = *weights;
+                kept[far..].fill(0.0);
+                put_parts(&kept, out, larger);
             }
         }
     }
@@ -117,24 +135,52 @@ impl Collector<'_> {
     /// Joins the scores of all queries, with their final maxima and totals, into the scores of the table's entries.
     #[inline(always)]
     pub(crate) fn finish(&self, maxima: &[f32], totals: &[f32], pieces: &mut Pieces, scores: &mut [f32]) {
-        let (spans, piece) = (self.spans(), self.piece());
-        let per = SPAN / piece;
+        match self.kind {
+            ScoreKind::Mean => self.finish_with(maxima, totals, pieces, scores, |a, b| a + b),
+            ScoreKind::Max => self.finish_with(maxima, totals, pieces, scores, larger),
+        }
+    }
+
+    #[inline(always)]
+    fn finish_with(
+        &self,
+        maxima: &[f32],
+        totals: &[f32],
+        pieces: &mut Pieces,
+        scores: &mut [f32],
+        join: impl Fn(f32, f32) -> f32 + Copy,
+    ) {
+        let (spans, per) = (self.spans(), self.parts());
         let Pieces { weights, maxima: running, joined } = pieces;
         joined.clear();
         joined.resize(spans * per, 0.0);
         for (n, i) in self.queries.clone().enumerate() {
-            let running = &running[n * spans..][..spans];
+            let running = &mut running[n * spans..][..spans];
+            let (maximum, share) = (maxima[i], 1.0 / totals[i]);
+            running.iter_mut().for_each(|running| *running = exp(*running - maximum) * share);
             let weights = weights[n * spans * per..][..spans * per].chunks_exact(per);
-            for ((joined, weights), running) in joined.chunks_exact_mut(per).zip(weights).zip(running) {
-                let factor = exp(running - maxima[i]) / totals[i];
-                for (joined, weight) in joined.iter_mut().zip(weights) {
-                    *joined = join(self.kind, *joined, weight * factor);
+            for ((joined, weights), factor) in joined.chunks_exact_mut(per).zip(weights).zip(running.iter()) {
+                let parts = joined.as_chunks_mut::<SPAN_PARTS>().0.iter_mut().zip(weights.as_chunks::<SPAN_PARTS>().0);
+                for (joined, weights) in parts {
+                    for (joined, weight) in joined.iter_mut().zip(weights) {
+                        *joined = join(*joined, weight * factor);
+                    }
                 }
             }
         }
-        for (index, score) in self.indices.clone().step_by(piece).zip(joined.iter()) {
-            let entry = &mut scores[self.table.entry(index / self.block_size)];
-            *entry = join(self.kind, *entry, *score);
+        // Parts behind the last index are empty.
+        let parts_of = |positions: usize| if per == SPAN { positions } else { positions / LANES * PARTS };
+        let joined = &joined[..parts_of(self.indices.len().next_multiple_of(LANES)).min(joined.len())];
+        let (first, offset) = (self.indices.start / self.block_size, self.indices.start % self.block_size);
+        // The first block may begin before the first span.
+        let (head, tail) = joined.split_at(parts_of(self.block_size - offset).min(joined.len()));
+        let blocks = std::iter::once(head).chain(tail.chunks(parts_of(self.block_size)));
+        let entries = scores.len();
+        for (block, parts) in blocks.enumerate() {
+            let entry = self.table.entry(first + block);
+            if entry < entries {
+                scores[entry] = parts.iter().fold(scores[entry], |a, b| join(a, *b));
+            }
         }
     }
 }

@@ -78,7 +78,7 @@ async fn prefixes_are_found_within_a_type_and_never_across_types() {
 #[test]
 fn an_unknown_type_is_refused_by_name_and_sixteen_bits_hold_twice_the_tokens() {
     let error = kv_dtype(&given(&["--kv-dtype=fp8"])).unwrap_err().to_string();
-    assert_eq!(error, "unknown kv-dtype 'fp8'; there are: f32, f16, bf16");
+    assert_eq!(error, "unknown kv-dtype 'fp8'; there are: f32, f16, bf16, q8_0, q4_0");
     let blocks = |flags: &[&str]| {
         let settings = given(flags);
         embedded(&settings, &Engines::of(&settings, 1).unwrap()).unwrap().0.device_blocks
