@@ -153,3 +153,28 @@ fn groups_go_without_host_and_tiers_for_now() {
     let empty = Config { groups: vec![Keeps::All, Keeps::Window(0)], ..Config::default() };
     assert_eq!(empty.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
 }
+
+#[test]
+fn twice_as_many_requests_run_at_once_with_the_same_memory() {
+    // Prompts of 15 blocks in each of four groups, of which a sequence that evicts keeps about four in three groups.
+    let most_at_once = |mode: h2o::Mode| {
+        let groups = [Keeps::All, Keeps::Scored, Keeps::Scored, Keeps::Scored];
+        let mut config = third(&groups, 40);
+        (config.h2o.mode, config.h2o.ratio, config.max_batch_size, config.max_batch_tokens) = (mode, 6.0, 16, 64);
+        let mut driver = Driver::with_content(config, 1);
+        driver.join();
+        for id in 0..12u32 {
+            driver.submit(id.into(), (0..60).map(|at| 1000 * id + at).collect(), 40);
+        }
+        let mut most = 0;
+        while (0..12).any(|id| !driver.has_ended(id)) {
+            most = most.max(driver.stats().running);
+            driver.answer();
+        }
+        driver.assert_texts();
+        most
+    };
+    let (off, on) = (most_at_once(h2o::Mode::Off), most_at_once(h2o::Mode::On));
+    assert!(on >= 2 * off, "{on} at once with eviction, {off} without");
+    assert_eq!((off, on), (2, 4));
+}

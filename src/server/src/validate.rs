@@ -109,15 +109,7 @@ pub(crate) fn check(
         share_cache,
         h2o,
     } = request;
-    ensure(request_id.len() <= REQUEST_ID_BYTES_MAX, || {
-        format!("request_id has {} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed", request_id.len())
-    })?;
-    ensure(cache_salt.len() <= CACHE_SALT_BYTES_MAX, || {
-        format!("cache_salt has {} bytes; at most {CACHE_SALT_BYTES_MAX} are allowed", cache_salt.len())
-    })?;
-    ensure(tenant.len() <= TENANT_BYTES_MAX, || {
-        format!("tenant has {} bytes; at most {TENANT_BYTES_MAX} are allowed", tenant.len())
-    })?;
+    check_names(&request_id, &cache_salt, &tenant)?;
     // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
     ensure(adapter.is_empty(), || format!("adapter is '{adapter}'; this model serves no adapters"))?;
     check_extra_keys(&extra_keys)?;
@@ -148,6 +140,17 @@ pub(crate) fn check(
         priority,
         h2o: check_h2o(&h2o)?,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
+    })
+}
+
+fn check_names(request_id: &str, cache_salt: &str, tenant: &str) -> Result<(), Invalid> {
+    let names = [
+        ("request_id", request_id, REQUEST_ID_BYTES_MAX),
+        ("cache_salt", cache_salt, CACHE_SALT_BYTES_MAX),
+        ("tenant", tenant, TENANT_BYTES_MAX),
+    ];
+    names.into_iter().try_for_each(|(name, text, max)| {
+        ensure(text.len() <= max, || format!("{name} has {} bytes; at most {max} are allowed", text.len()))
     })
 }
 
