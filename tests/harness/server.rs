@@ -8,8 +8,8 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 use trunkline_cluster::{ClusterConfig, EngineId};
-use trunkline_core::Config;
-use trunkline_port::{DeviceBlocks, ModelInfo, Step, StepError, StepOutput, StepRunner};
+use trunkline_core::{Config, Keeps};
+use trunkline_port::{DeviceBlocks, LayerGroup, ModelInfo, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -32,6 +32,15 @@ pub struct TestServer {
     addr: SocketAddr,
     handle: ServerHandle,
     running: JoinHandle<Result<Outcome, ServerError>>,
+}
+
+/// Returns the model with a group of one layer for each group of the limits, the last layer first.
+fn divided(core: &Config) -> Model {
+    let model = Model::seeded(SEED);
+    let layers = (0..model.info().n_layers).rev();
+    let group = |(layer, keeps): (u32, &Keeps)| LayerGroup { layers: vec![layer], keeps: *keeps };
+    let groups = layers.zip(&core.groups).map(group).collect();
+    model.with_groups(groups).expect("a group for each layer, or none")
 }
 
 impl TestServer {
@@ -105,7 +114,7 @@ impl TestServer {
         stores: impl FnOnce(&ModelInfo) -> Vec<EngineStore>,
         wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        let model = Arc::new(Model::seeded(SEED));
+        let model = Arc::new(divided(&options.cluster.engines[0].core));
         let info = model.info();
         let stores = stores(&info);
         let limits: Vec<Config> = options.cluster.engines.iter().map(|engine| engine.core.clone()).collect();
@@ -113,7 +122,7 @@ impl TestServer {
             let config = &limits[engine.index()];
             let worker = WorkerConfig {
                 block_size: config.block_size,
-                device_blocks: config.device_blocks,
+                device_blocks: config.pool_blocks(),
                 max_drafts: config.max_drafts,
                 threads: 1,
             };

@@ -226,6 +226,9 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         accepted_drafts: drafts.accepted,
         prefix_blocks: stats.prefix_blocks,
         prefix_runs: stats.prefix_runs,
+        h2o_plans: stats.h2o.h2o_plans,
+        h2o_dropped_tokens: stats.h2o.h2o_dropped_tokens,
+        h2o_dropped_blocks: stats.h2o.h2o_dropped_blocks,
     }
 }
 

@@ -1,0 +1,77 @@
+//! Eviction within sequences, through the server: the API's modes, prefixes that stay whole, sliding windows, and recordings.
+
+use trunkline_core::h2o::Mode;
+use trunkline_core::{Config, H2oConfig, Keeps};
+use trunkline_server::proto::GenerateRequest;
+use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_tests::server::{Answer, Client, TestServer, greedy};
+
+/// Limits of a model whose last layer keeps all tokens; the other drops three of four. Steps run two at a time.
+fn config(other: Keeps) -> Config {
+    let h2o =
+        H2oConfig { mode: Mode::On, ratio: 4.0, sink: 4, recent: 8, trigger: 32, interval: 4, ..H2oConfig::default() };
+    Config {
+        block_size: 4,
+        device_blocks: 256,
+        max_context: 512,
+        max_batch_tokens: 64,
+        max_batch_size: 8,
+        max_steps_in_flight: 2,
+        groups: vec![Keeps::All, other],
+        h2o,
+        ..Config::default()
+    }
+}
+
+fn request(mode: &str) -> GenerateRequest {
+    let text = "a long prompt is read once and hardly ever again, ".repeat(4);
+    GenerateRequest { h2o: mode.into(), ..greedy(&text, 60) }
+}
+
+async fn ask(client: &mut Client, mode: &str) -> Answer {
+    client.ask(request(mode)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_chooses_its_mode_and_others_find_the_prompt_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("h2o.jsonl");
+    let plain = TestServer::start(Config {
+        groups: Vec::new(),
+        ..Config { h2o: H2oConfig::default(), ..config(Keeps::Scored) }
+    })
+    .await;
+    let text = ask(&mut plain.client().await, "").await.text;
+    plain.drain().await;
+
+    let server = TestServer::start_with(config(Keeps::Scored), Some(record.clone()), |worker| Box::new(worker)).await;
+    let mut client = server.client().await;
+    let evicted = ask(&mut client, "").await;
+    let dropped = client.info().await.counters.unwrap();
+    assert!(dropped.h2o_dropped_blocks > 20 && dropped.h2o_plans > 5, "{dropped:?}");
+    assert_eq!(ask(&mut client, "on").await.text, evicted.text, "the same plan on the same scores");
+    let off = ask(&mut client, "off").await;
+    assert_eq!(off.text, text, "a request that keeps all has the text of a server without eviction");
+    assert!(off.usage.cached_tokens > 190, "{:?}", off.usage);
+    let before = client.info().await.counters.unwrap();
+    assert_eq!(ask(&mut client, "probe").await.text, text);
+    let after = client.info().await.counters.unwrap();
+    assert!(after.h2o_dropped_tokens > before.h2o_dropped_tokens, "counted");
+    assert_eq!(after.h2o_dropped_blocks, before.h2o_dropped_blocks, "and not dropped");
+    let error = client.ask(request("yes")).await.unwrap_err();
+    assert_eq!(error.message(), "h2o is 'yes'; it must be off, probe or on, or empty for the server's mode");
+    let outcome = server.drain().await;
+    let replayed = replay_recorded(&record, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_gives_the_same_text_whether_its_blocks_were_cached_or_computed() {
+    let config = Config { h2o: H2oConfig::default(), ..config(Keeps::Window(24)) };
+    let server = TestServer::start(config).await;
+    let mut client = server.client().await;
+    let (first, second) = (ask(&mut client, "").await, ask(&mut client, "").await);
+    assert_eq!(first.text, second.text);
+    assert_eq!((first.usage.cached_tokens, second.usage.cached_tokens), (0, 199));
+    server.drain().await;
+}
