@@ -22,7 +22,8 @@ pub(crate) fn end_step(state: &mut State, parts: &[Part], scores: &[f32]) {
     }
     let mut rest = scores;
     for part in parts {
-        let (own, others) = rest.split_at(part.n_scores as usize);
+        // A worker that cannot score reports none: blocks rank alike, and the later ones stay.
+        let (own, others) = rest.split_at((part.n_scores as usize).min(rest.len()));
         rest = others;
         report(state, *part, own);
     }

@@ -139,7 +139,9 @@ impl Steps {
             fits &= if part.sample { n_tokens.wrapping_sub(1) <= part.n_drafts } else { n_tokens == 0 };
         }
         let n_scores: usize = step.parts.iter().map(|part| part.n_scores as usize).sum();
-        fits && begin as usize == result.tokens.len() && n_scores == result.scores.len()
+        // A worker that cannot score reports none.
+        let is_scored = result.scores.is_empty() || n_scores == result.scores.len();
+        fits && begin as usize == result.tokens.len() && is_scored
     }
 
     /// Returns the slots of sequences that steps in flight run, perhaps more than once each.

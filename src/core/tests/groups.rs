@@ -1,7 +1,7 @@
 //! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
 //! have them.
 
-use trunkline_core::{Config, H2oConfig, Keeps, Namespace, Request, RequestId, h2o};
+use trunkline_core::{Config, Event, H2oConfig, Keeps, Namespace, Request, RequestId, h2o};
 use trunkline_driver::Driver;
 
 /// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
@@ -140,6 +140,32 @@ fn a_probe_counts_and_drops_nothing() {
     assert_eq!((h2o.h2o_plans, h2o.h2o_dropped_blocks), (3, 0));
     assert_eq!(h2o.h2o_dropped_tokens, 28, "what would be dropped is counted once");
     assert_eq!(driver.stats().published_blocks, 11);
+}
+
+#[test]
+fn a_worker_that_cannot_score_keeps_the_later_blocks() {
+    let mut driver = Driver::with_content(third(&[Keeps::All, Keeps::Scored], 20), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 8);
+    while !driver.has_ended(1) {
+        let mut result = driver.end_step();
+        result.scores.clear();
+        driver.begin_front();
+        driver.event(Event::StepFinished(result));
+    }
+    driver.assert_texts();
+    // Four blocks of a prompt of ten stay: the first, and those from the eighth on. The steps' number of plans is that of any worker.
+    let h2o = driver.stats().h2o;
+    assert_eq!((h2o.h2o_plans, h2o.h2o_dropped_blocks, driver.resets), (3, 7, 0));
+    let mut wrong = Driver::with_content(third(&[Keeps::All, Keeps::Scored], 20), 1);
+    wrong.join();
+    wrong.submit(1, prompt(12), 4);
+    wrong.answer();
+    let mut result = wrong.end_step();
+    result.scores.pop();
+    wrong.begin_front();
+    wrong.event(Event::StepFinished(result));
+    assert_eq!(wrong.resets, 1, "too few scores are nonsense");
 }
 
 #[test]

@@ -159,7 +159,8 @@ pub struct StepResult {
     /// and at most one more than the sequence's drafts.
     pub ends: Vec<u32>,
     /// Attention scores of the sequences with [`StepSeq::scored_rows`], in the order of [`Step::seqs`]: for each, the score of every
-    /// entry of the block table that holds a position below `computed + n_tokens`, without drafts. Dropped entries have 0.
+    /// entry of the block table that holds a position below `computed + n_tokens`, without drafts. Dropped entries have 0. A worker that cannot score leaves this
+    /// empty in every step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scores: Vec<f32>,
 }
