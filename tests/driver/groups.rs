@@ -33,12 +33,16 @@ impl GroupTables {
                 let block = &mut self.tables[group - 1][entry as usize];
                 assert_ne!(*block, NO_BLOCK, "request {} drops entry {entry} twice", seq.request);
                 *block = NO_BLOCK;
-                if keeps[group] == Keeps::Scored {
-                    self.dropped.insert((group, entry as usize));
-                    let before = self.lineages.last().map_or(0, |(_, dropped)| *dropped);
-                    let mixed = (before ^ u64::from(entry) << 8 ^ group as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                    self.lineages.push((seq.computed as usize, mixed >> 20 | 1));
-                }
+                self.dropped(group, entry as usize, seq, keeps);
+            }
+        }
+        // An entry that is sent again may have been dropped since it was sent first.
+        for group in 1..keeps.len() {
+            let kept = seq.table_keep as usize;
+            let again = self.tables[group - 1].iter().skip(kept).zip(step.new_blocks_of(seq, group)).enumerate();
+            let gone = again.filter(|(_, (before, now))| **before != NO_BLOCK && **now == NO_BLOCK);
+            for entry in gone.map(|(at, _)| kept + at).collect::<Vec<_>>() {
+                self.dropped(group, entry, seq, keeps);
             }
         }
         for (table, group) in self.tables.iter_mut().zip(1..) {
@@ -48,6 +52,16 @@ impl GroupTables {
                 **block == NO_BLOCK && keeps[group] == Keeps::Scored && !self.dropped.contains(&(group, *at))
             });
             assert!(first_lost.is_none(), "request {} lost entry {first_lost:?} of group {group}", seq.request);
+        }
+    }
+
+    /// Notes that a sequence dropped an entry, if the group keeps what is not dropped.
+    fn dropped(&mut self, group: usize, entry: usize, seq: &StepSeq, keeps: &[Keeps]) {
+        if keeps[group] == Keeps::Scored {
+            self.dropped.insert((group, entry));
+            let before = self.lineages.last().map_or(0, |(_, dropped)| *dropped);
+            let mixed = (before ^ (entry as u64) << 8 ^ group as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.lineages.push((seq.computed as usize, mixed >> 20 | 1));
         }
     }
 
