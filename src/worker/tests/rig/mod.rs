@@ -138,7 +138,7 @@ impl Rig {
             }
             step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
             if !seq.started {
-                step.sampling.push(seq.sampling);
+                step.starts.push(seq.sampling.into());
             }
             seq.computed = end;
             seq.sent_blocks = seq.table.len();
