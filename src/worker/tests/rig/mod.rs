@@ -128,7 +128,6 @@ impl Rig {
                 sample: end == seq.tokens.len(),
                 n_generated: (seq.tokens.len() - seq.prompt_len) as u32,
                 n_drafts,
-                ..StepSeq::default()
             });
             if input_from_last {
                 step.tokens.push(u32::MAX);
