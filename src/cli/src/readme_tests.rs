@@ -11,6 +11,7 @@ use crate::config_file::ServeFlags;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::replay::settings::ReplayFlags;
 use crate::serve::ServeArgs;
+use crate::worker::WorkerArgs;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -46,6 +47,17 @@ fn readme_lists_every_flag_of_serve() {
     let command = ServeArgs::augment_args(clap::Command::new("serve"));
     for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
         assert!(readme.contains(&format!("| `--{flag} ")), "README.md has no row for --{flag} of serve");
+    }
+}
+
+#[test]
+fn readme_lists_every_flag_of_worker() {
+    let readme = read("README.md");
+    let (_, table) = readme.split_once("| flag of `worker` |").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let command = WorkerArgs::augment_args(clap::Command::new("worker"));
+    for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
+        assert!(table.contains(&format!("| `--{flag} ")), "README.md has no row for --{flag} of worker");
     }
 }
 
