@@ -1,0 +1,100 @@
+"""Picks tokens. The n-th token of a request follows from the model's logits and (seed, n) alone.
+
+The arithmetic is that of Trunkline's embedded worker: one number is drawn for each token, the n-th of a SplitMix64 stream, and
+the token is the one at which the running sum of probabilities passes it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..engine import Logprob
+from ..slots import Batch
+
+STRIDE = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+def draws(seeds: npt.NDArray[np.uint64], n: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    """Returns the number in 0 .. 1 for the `n`-th token of each seed."""
+    with np.errstate(over="ignore"):
+        start = _mix(seeds.astype(np.uint64) + STRIDE)
+        bits = _mix(start + STRIDE * (n.astype(np.uint64) + np.uint64(1)))
+    return (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
+    """Returns a token for each sampling sequence of a batch, on the device of `logits` [sequence, vocabulary].
+
+    `seen` has `True` for tokens that are in the sequence, for sequences with a repetition penalty.
+    """
+    table, slots = batch.table, batch.slots[batch.sample]
+    temperature, penalty = table.temperature[slots], table.penalty[slots]
+    if seen is not None:
+        factor = _on(penalty, logits)[:, None]
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    picked = logits.argmax(-1)
+    hot = np.flatnonzero((temperature > 0) & (table.top_k[slots] != 1))
+    if len(hot) == 0:
+        return picked
+    numbers = draws(table.seed[slots[hot]], batch.n_generated[batch.sample][hot])
+    truncated = (table.top_k[slots[hot]] > 0) | (table.top_p[slots[hot]] < 1)
+    for part in (hot[~truncated], hot[truncated]):
+        if len(part):
+            rows = _on(part, logits)
+            number = _on(numbers[np.isin(hot, part)], logits)
+            picked[rows] = _draw(logits[rows], batch, slots[part], number, sort=bool(truncated[hot == part[0]][0]))
+    return picked
+
+
+def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Tensor, sort: bool) -> Tensor:
+    table = batch.table
+    maximum = logits.max(-1, keepdim=True).values
+    # Shares of the most likely token's probability.
+    shares = torch.exp((logits - maximum) / _on(table.temperature[slots], logits)[:, None])
+    ids: Tensor | None = None
+    if sort:
+        # Stable: of equal shares the lower id comes first.
+        shares, ids = shares.sort(-1, descending=True, stable=True)
+        k = np.where(table.top_k[slots] == 0, shares.shape[1], table.top_k[slots])
+        places = torch.arange(shares.shape[1], device=shares.device)
+        shares = torch.where(places < _on(k, logits)[:, None], shares, 0)
+        before = shares.double().cumsum(-1)
+        goal = before[:, -1:] * _on(table.top_p[slots].astype(np.float64), logits)[:, None]
+        # The smallest set whose sum reaches the goal: tokens before which the sum is below it.
+        shares = torch.where((before - shares.double() < goal) | (places == 0), shares, 0)
+    shares = torch.where(shares >= _on(table.min_p[slots], logits)[:, None], shares, 0)
+    sums = shares.double().cumsum(-1)
+    at = (sums <= sums[:, -1:] * number[:, None]).sum(-1)
+    last = (shares > 0).long() * torch.arange(1, shares.shape[1] + 1, device=shares.device)
+    at = torch.minimum(at, last.max(-1).values - 1)
+    return at if ids is None else ids.gather(-1, at[:, None])[:, 0]
+
+
+def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> list[Logprob]:
+    """Returns log probabilities for the sequences that asked for them, from the model's own logits."""
+    wanted = batch.table.logprobs[batch.slots[batch.sample]]
+    rows = np.flatnonzero(wanted >= 0)
+    if len(rows) == 0:
+        return []
+    logits = logits[_on(rows, logits)]
+    logprobs = logits - logits.double().logsumexp(-1, keepdim=True).float()
+    chosen = logprobs.gather(-1, picked[_on(rows, logits)][:, None])[:, 0].tolist()
+    most = int(wanted[rows].max())
+    values, ids = (x.tolist() for x in logprobs.sort(-1, descending=True, stable=True)) if most else ([], [])
+    return [
+        Logprob(chosen[i], ids[i][:n] if n else [], values[i][:n] if n else [])
+        for i, n in enumerate(wanted[rows].tolist())
+    ]
+
+
+def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device, non_blocking=True)
