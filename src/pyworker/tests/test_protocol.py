@@ -3,51 +3,18 @@
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from attached import Attached, greet
 from scheduler import Scheduler, Server, greedy
 
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
-from trunkline_worker.session import Refused, Session, Target
-from trunkline_worker.toy import ToyEngine, next_token
-
-
-class Attached:
-    """A worker in threads of this process, attached to a test server."""
-
-    def __init__(self, engine=None, **target):
-        self.server = Server(target.pop("credentials", None))
-        self.engine = engine or ToyEngine()
-        self.session = Session(self.engine, Target(self.server.address, "w", **target))
-        self.failure = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self):
-        try:
-            self.session.run()
-        except BaseException as error:
-            self.failure = error
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.session.stop()
-        self.thread.join(20)
-        self.server.stop()
-        assert not self.thread.is_alive()
-
-
-def greet(worker, **options):
-    peer = worker.server.accept()
-    hello = peer.receive("hello")
-    return Scheduler(peer, hello, **{"blocks": 40, "block_size": 16, **options})
+from trunkline_worker.session import Refused
+from trunkline_worker.toy import next_token
 
 
 def expected(prompt, n):

@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--connect", required=True, metavar="HOST:PORT", help="address of the server")
     p.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="name of this worker, unique at the server")
     p.add_argument("--model-name", help="name to announce (default: the folder's name)")
+    p.add_argument("--revision", help="revision of the weights to announce (default: a hash of pieces of the files)")
     p.add_argument("--tls", action="store_true", help="connect with TLS, trusting the system's authorities")
     p.add_argument("--ca", type=Path, help="connect with TLS, trusting the authorities in this PEM file")
     p.add_argument("--token-file", type=Path, help="file with the bearer token (or set TRUNKLINE_TOKEN)")

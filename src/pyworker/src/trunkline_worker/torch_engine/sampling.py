@@ -63,7 +63,7 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
     ids: Tensor | None = None
     if sort:
         # Stable: of equal shares the lower id comes first.
-        shares, ids = shares.sort(-1, descending=True, stable=True)
+        shares, ids = shares.sort(dim=-1, descending=True, stable=True)
         k = np.where(table.top_k[slots] == 0, shares.shape[1], table.top_k[slots])
         places = torch.arange(shares.shape[1], device=shares.device)
         shares = torch.where(places < _on(k, logits)[:, None], shares, 0)
@@ -89,11 +89,9 @@ def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> list[Logp
     logprobs = logits - logits.double().logsumexp(-1, keepdim=True).float()
     chosen = logprobs.gather(-1, picked[_on(rows, logits)][:, None])[:, 0].tolist()
     most = int(wanted[rows].max())
-    values, ids = (x.tolist() for x in logprobs.sort(-1, descending=True, stable=True)) if most else ([], [])
-    return [
-        Logprob(chosen[i], ids[i][:n] if n else [], values[i][:n] if n else [])
-        for i, n in enumerate(wanted[rows].tolist())
-    ]
+    ranked = logprobs.sort(dim=-1, descending=True, stable=True)
+    values, ids = ranked.values[:, :most].tolist(), ranked.indices[:, :most].tolist()
+    return [Logprob(chosen[i], ids[i][:n], values[i][:n]) for i, n in enumerate(wanted[rows].tolist())]
 
 
 def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:
