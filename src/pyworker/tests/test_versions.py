@@ -33,6 +33,7 @@ def test_changed_parts_are_named():
 
     assert versions.compare_call(call, ("self", "step", "more")) == []
     assert "needs an argument more" in versions.compare_call(call, ("self", "step"))[0]
+    assert versions.compare_call(call, ("self", "step"), optional=("more",)) == []
     assert "takes" in versions.compare_call(call, ("self", "other", "more"))[0]
     assert "no parameter args" in versions.compare_call(call, ("self", "step", "more"), ("args",))[0]
 

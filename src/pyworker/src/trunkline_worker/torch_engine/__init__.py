@@ -127,4 +127,4 @@ def _room(facts: ModelFacts, device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_KV_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0, free - RESERVE) // facts.kv_bytes_per_token
+    return int(max(0, free - RESERVE) // facts.kv_bytes_per_token)

@@ -187,7 +187,7 @@ class TorchEngine(Engine):
                 self._staging.copy_(data, non_blocking=True)
                 self._copies.synchronize()
             data = self._staging
-        return data.contiguous().view(torch.uint8).numpy().tobytes()
+        return bytes(data.contiguous().view(torch.uint8).numpy().tobytes())
 
     def write_block(self, block: int, data: bytes) -> None:
         """Replaces a block."""

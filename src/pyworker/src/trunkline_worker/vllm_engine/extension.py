@@ -21,7 +21,7 @@ class Extension:
         """Returns the bytes of a block in all layers, each as [head, token, content]."""
         with torch.inference_mode():
             layers = [cache[block].contiguous().reshape(-1).view(torch.uint8) for cache in self.model_runner.kv_caches]
-            return torch.cat(layers).cpu().numpy().tobytes()
+            return bytes(torch.cat(layers).cpu().numpy().tobytes())
 
     def trunkline_write(self, block: int, data: bytes) -> None:
         """Replaces a block in all layers."""

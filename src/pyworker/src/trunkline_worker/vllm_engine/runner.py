@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ from ..slots import Batch, SlotTable
 from . import layout as layouts
 from .batches import Batches
 from .layout import Shape
+from .versions import plan_kv
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +232,6 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
     from vllm.v1.executor import Executor
 
     if options.tensor_parallel == 1:
@@ -265,8 +266,8 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     if kinds != {"FullAttentionSpec"}:
         raise ValueError(f"--engine vllm runs models whose layers keep all positions; this one has {sorted(kinds)}")
     layout = resolve_kv_cache_layout(config, executor.get_supported_kv_cache_layouts(), [s for w in specs for s in w.values()])
-    executor.set_kv_cache_layout(layout.name)
-    caches = get_kv_cache_configs(config, specs, executor.determine_available_memory())
+    executor.set_kv_cache_layout(*layout_arguments(executor.set_kv_cache_layout, config, layout.name))
+    caches = plan_kv(config, specs, executor.determine_available_memory())
     for cache in caches:
         cache.kv_cache_layout = config.cache_config.kv_cache_layout
         if len(cache.kv_cache_groups) != 1:
@@ -275,6 +276,13 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     executor.initialize_from_config(caches)
     executor.compile_or_warm_up_model()
     return config, executor, caches
+
+
+def layout_arguments(call: Any, config: Any, name: str) -> list[Any]:
+    """Returns the arguments of `set_kv_cache_layout`: vLLM 0.33 wants the interleaving of context parallelism too."""
+    if "cp_kv_cache_interleave_size" in inspect.signature(call).parameters:
+        return [name, config.parallel_config.cp_kv_cache_interleave_size]
+    return [name]
 
 
 def _gigabytes(options: Options, tokens: int) -> int:

@@ -67,10 +67,11 @@ def check_parts() -> None:
     """
     try:
         from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-        from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
         from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
         from vllm.v1.executor import Executor
         from vllm.v1.outputs import ModelRunnerOutput
+
+        planner, grouper = kv_planner()
     except ImportError as error:
         raise ValueError(f"--engine vllm cannot drive this vLLM: {error}") from error
     wrong = [
@@ -81,12 +82,44 @@ def check_parts() -> None:
         *compare_call(Executor.execute_model, ("self", "scheduler_output")),
         *compare_call(Executor.sample_tokens, ("self", "grammar_output")),
         *compare_call(Executor.collective_rpc, ("self", "method"), keywords=("args",)),
-        *compare_call(Executor.set_kv_cache_layout, ("self", "layout_name")),
-        *compare_call(get_kv_cache_configs, ("vllm_config", "kv_cache_specs", "available_memory")),
+        *compare_call(
+            Executor.set_kv_cache_layout,
+            ("self", "layout_name"),
+            optional=("cp_kv_cache_interleave_size",),
+        ),
+        *compare_call(
+            planner,
+            ("vllm_config", "kv_cache_specs", "available_memory"),
+            optional=("global_kv_cache_groups",) if grouper else (),
+        ),
+        *(compare_call(grouper, ("vllm_config", "kv_cache_specs")) if grouper else []),
         *compare_call(resolve_kv_cache_layout, ("vllm_config", "supported_layouts", "kv_cache_specs")),
     ]
     if wrong:
         raise ValueError("--engine vllm cannot drive this vLLM: " + "; ".join(wrong))
+
+
+def kv_planner() -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """Returns vLLM's function that plans the KV cache, and from 0.33 on the one that groups layers for it.
+
+    Raises:
+        ImportError: vLLM has no such function where it is looked for.
+    """
+    try:
+        from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+    except ImportError:
+        from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+        return get_kv_cache_configs, None
+    return get_kv_cache_configs, get_global_kv_cache_groups
+
+
+def plan_kv(config: Any, specs: Any, memory: Any) -> list[Any]:
+    """Returns the KV cache configuration of each worker."""
+    planner, grouper = kv_planner()
+    groups = [grouper(config, specs)] if grouper else []
+    plans: list[Any] = planner(config, specs, memory, *groups)
+    return plans
 
 
 def compare_fields(kind: type, used: tuple[str, ...], built: bool = True) -> list[str]:
@@ -103,8 +136,10 @@ def compare_fields(kind: type, used: tuple[str, ...], built: bool = True) -> lis
     return wrong
 
 
-def compare_call(call: Callable[..., Any], positional: tuple[str, ...], keywords: tuple[str, ...] = ()) -> list[str]:
-    """Returns what is wrong with a signature: other leading parameters, or further ones that have no default."""
+def compare_call(
+    call: Callable[..., Any], positional: tuple[str, ...], keywords: tuple[str, ...] = (), optional: tuple[str, ...] = ()
+) -> list[str]:
+    """Returns what is wrong with a signature: other leading parameters, or unknown ones that have no default."""
     parameters = inspect.signature(call).parameters
     names = list(parameters)
     found = tuple(names[: len(positional)])
@@ -115,6 +150,6 @@ def compare_call(call: Callable[..., Any], positional: tuple[str, ...], keywords
         for name in names[len(positional) :]
         if parameters[name].default is inspect.Parameter.empty
         and parameters[name].kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        and name not in keywords
+        and name not in (*keywords, *optional)
     ]
     return wrong
