@@ -11,7 +11,7 @@ use clap::Args;
 use tracing::{info, warn};
 use trunkline_cluster::Cluster;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, registry};
+use trunkline_core::{Config, WorkerFacts, registry};
 use trunkline_port::ModelInfo;
 use trunkline_server::{Backend, EngineStore, Options, Server, layout, listen, stop_on_signals};
 use trunkline_store::BlockLayout;
@@ -183,7 +183,7 @@ fn divided(settings: &Settings, model: Model) -> anyhow::Result<(Model, Config)>
     if config.h2o.mode == Mode::Off && goes_behind && model.info().groups.len() > 1 {
         info!("host memory and tiers hold whole blocks: layers with a sliding window keep all tokens");
         let model = model.with_groups(Vec::new())?;
-        return Ok((model, Config { groups: Vec::new(), ..config }));
+        return Ok((model, Config { worker: WorkerFacts::default(), ..config }));
     }
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
