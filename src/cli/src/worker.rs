@@ -20,7 +20,8 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
 
 use crate::null_worker::{NullWorker, duration};
-use crate::serve::{SEED, cores, device_blocks, revision};
+use crate::revision::revision;
+use crate::serve::{SEED, cores, device_blocks};
 use crate::sizes::parse_size;
 
 /// Environment variable with the bearer token, for workers without a token file.
