@@ -21,6 +21,7 @@
 //! trunkline plan examples/traces/chat-and-agents.jsonl.gz --slo ttft_p99=2s
 //! ```
 
+mod attach_settings;
 mod bench;
 mod cache;
 mod calibrate;

@@ -1,0 +1,1 @@
+//! Tests of a connection that no network carries.
