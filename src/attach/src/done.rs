@@ -1,0 +1,238 @@
+//! Answers to steps: encoded by a worker, checked by the server against the step that was sent.
+
+use trunkline_port::{RequestId, Step, StepOutput, StepResult, TokenLogprobs};
+
+use crate::wire;
+
+/// A step that was sent, as far as its answer depends on the step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SentStep {
+    /// Number of the step.
+    pub id: u64,
+    /// Life of the step.
+    pub life: u64,
+    /// Number of token ids: every sampled token is below this number.
+    pub vocab_size: u32,
+    /// Sequences of the step, in order.
+    pub seqs: Vec<SentSeq>,
+}
+
+/// A sequence of a step that was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SentSeq {
+    /// Request of the sequence.
+    pub request: RequestId,
+    /// `true` if the step samples a token for the sequence.
+    pub sample: bool,
+    /// Drafts of the sequence in the step, at most.
+    pub n_drafts: u32,
+    /// Most likely tokens to report with each token; `None` without log probabilities.
+    pub logprobs: Option<u32>,
+    /// Number of attention scores expected, one for each entry of the block table with a position.
+    pub n_scores: u32,
+}
+
+/// Reason for refusing the answer to a step.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("the answer to step {step}: {reason}")]
+pub struct DoneFault {
+    /// Number of the step that was sent.
+    pub step: u64,
+    /// Rule broken by the answer.
+    pub reason: DoneReason,
+}
+
+/// Rule of the protocol broken by the answer to a step.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DoneReason {
+    /// The answer names another step or life.
+    #[error("it names step {id} of life {life}; answers come in the order of the steps")]
+    OtherStep {
+        /// Step of the answer.
+        id: u64,
+        /// Life of the answer.
+        life: u64,
+    },
+    /// A list has the wrong length.
+    #[error("{list} has {len} entries instead of {expected}")]
+    Length {
+        /// Name of the list.
+        list: &'static str,
+        /// Entries in the answer.
+        len: usize,
+        /// Entries expected.
+        expected: usize,
+    },
+    /// A sequence has too few or too many sampled tokens.
+    #[error("counts[{index}] is {count}; the sequence has {least} to {most} sampled tokens")]
+    Count {
+        /// Index of the sequence in the step.
+        index: usize,
+        /// Number in the answer.
+        count: u32,
+        /// Sampled tokens, at least.
+        least: u32,
+        /// Sampled tokens, at most.
+        most: u32,
+    },
+    /// A token id is not in the vocabulary.
+    #[error("{list} contains token {token}; token ids are below {vocab_size}")]
+    Token {
+        /// Name of the list.
+        list: &'static str,
+        /// Token at fault.
+        token: u32,
+        /// Number of token ids.
+        vocab_size: u32,
+    },
+    /// A number is infinite or not a number.
+    #[error("{list} contains {value}; numbers must be finite")]
+    NotFinite {
+        /// Name of the list.
+        list: &'static str,
+        /// Number at fault.
+        value: f32,
+    },
+    /// The counts of drafts contradict the step or each other.
+    #[error("{accepted} of {drafted} drafts were accepted, of at most {allowed}")]
+    Drafts {
+        /// Drafted tokens in the answer.
+        drafted: u32,
+        /// Accepted drafts in the answer.
+        accepted: u32,
+        /// Drafts allowed by the step.
+        allowed: u64,
+    },
+}
+
+/// Converts the output of a step to a message. `busy_us` is the time spent on the step, microseconds.
+pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> wire::StepDone {
+    let StepOutput { result, logprobs, drafted, accepted } = output;
+    let regular = result.ends.len() == step.seqs.len()
+        && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(seq.sample));
+    let counts = if regular { Vec::new() } else { (0..result.ends.len()).map(|i| result.of(i).len() as u32).collect() };
+    let logprob = |token: TokenLogprobs| wire::TokenLogprob {
+        logprob: token.logprob,
+        top_ids: token.top.iter().map(|(id, _)| *id).collect(),
+        top_logprobs: token.top.iter().map(|(_, logprob)| *logprob).collect(),
+    };
+    wire::StepDone {
+        id: step.id,
+        life,
+        tokens: result.tokens,
+        counts,
+        logprobs: logprobs.into_iter().map(logprob).collect(),
+        scores: result.scores,
+        drafted: drafted.min(u32::MAX.into()) as u32,
+        accepted: accepted.min(u32::MAX.into()) as u32,
+        busy_us,
+    }
+}
+
+impl SentStep {
+    /// Converts the answer to an output, and checks every field against the step.
+    ///
+    /// # Errors
+    /// If the answer breaks a rule of the protocol or does not fit the step.
+    pub fn decode(&self, done: wire::StepDone) -> Result<StepOutput, DoneFault> {
+        self.output_of(done).map_err(|reason| DoneFault { step: self.id, reason })
+    }
+
+    fn output_of(&self, done: wire::StepDone) -> Result<StepOutput, DoneReason> {
+        if (done.id, done.life) != (self.id, self.life) {
+            return Err(DoneReason::OtherStep { id: done.id, life: done.life });
+        }
+        let ends = self.ends_of(&done.counts)?;
+        let expected = ends.last().copied().unwrap_or(0) as usize;
+        check_length("tokens", done.tokens.len(), expected)?;
+        self.check_tokens("tokens", &done.tokens)?;
+        self.check_drafts(&done)?;
+        let n_scores: usize = self.seqs.iter().map(|seq| seq.n_scores as usize).sum();
+        if !done.scores.is_empty() {
+            check_length("scores", done.scores.len(), n_scores)?;
+        }
+        check_finite("scores", &done.scores)?;
+        let logprobs = self.logprobs_of(&ends, &done)?;
+        let result = StepResult { step: self.id, tokens: done.tokens, ends, scores: done.scores };
+        Ok(StepOutput { result, logprobs, drafted: done.drafted.into(), accepted: done.accepted.into() })
+    }
+
+    /// Returns the end of each sequence's tokens.
+    fn ends_of(&self, counts: &[u32]) -> Result<Vec<u32>, DoneReason> {
+        if !counts.is_empty() {
+            check_length("counts", counts.len(), self.seqs.len())?;
+        }
+        let mut ends = Vec::with_capacity(self.seqs.len());
+        let mut end = 0_u32;
+        for (index, seq) in self.seqs.iter().enumerate() {
+            let least = u32::from(seq.sample);
+            let most = if seq.sample { seq.n_drafts.saturating_add(1) } else { 0 };
+            let count = counts.get(index).copied().unwrap_or(least);
+            end = match end.checked_add(count) {
+                Some(end) if (least..=most).contains(&count) => end,
+                _ => return Err(DoneReason::Count { index, count, least, most }),
+            };
+            ends.push(end);
+        }
+        Ok(ends)
+    }
+
+    fn check_tokens(&self, list: &'static str, tokens: &[u32]) -> Result<(), DoneReason> {
+        match tokens.iter().find(|token| **token >= self.vocab_size) {
+            Some(token) => Err(DoneReason::Token { list, token: *token, vocab_size: self.vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_drafts(&self, done: &wire::StepDone) -> Result<(), DoneReason> {
+        let allowed = self.seqs.iter().filter(|seq| seq.sample).map(|seq| u64::from(seq.n_drafts)).sum();
+        let (drafted, accepted) = (done.drafted, done.accepted);
+        let good = accepted <= drafted && u64::from(drafted) <= allowed;
+        if good { Ok(()) } else { Err(DoneReason::Drafts { drafted, accepted, allowed }) }
+    }
+
+    fn logprobs_of(&self, ends: &[u32], done: &wire::StepDone) -> Result<Vec<TokenLogprobs>, DoneReason> {
+        let mut begin = 0;
+        let mut expected = 0;
+        for (seq, end) in self.seqs.iter().zip(ends) {
+            let asked = seq.logprobs.is_some();
+            expected += if asked { (end - begin) as usize } else { 0 };
+            begin = *end;
+        }
+        check_length("logprobs", done.logprobs.len(), expected)?;
+        let mut out = Vec::with_capacity(expected);
+        let mut given = done.logprobs.iter();
+        let mut begin = 0;
+        for (seq, end) in self.seqs.iter().zip(ends) {
+            let tokens = &done.tokens[begin as usize..*end as usize];
+            begin = *end;
+            let Some(most) = seq.logprobs else { continue };
+            for (token, entry) in tokens.iter().zip(&mut given) {
+                let top = self.top_of(entry, most)?;
+                out.push(TokenLogprobs { request: seq.request, token: *token, logprob: entry.logprob, top });
+            }
+        }
+        Ok(out)
+    }
+
+    fn top_of(&self, entry: &wire::TokenLogprob, most: u32) -> Result<Vec<(u32, f32)>, DoneReason> {
+        let expected = most.min(self.vocab_size) as usize;
+        check_length("top_ids", entry.top_ids.len(), expected)?;
+        check_length("top_logprobs", entry.top_logprobs.len(), expected)?;
+        self.check_tokens("top_ids", &entry.top_ids)?;
+        check_finite("logprob", &[entry.logprob])?;
+        check_finite("top_logprobs", &entry.top_logprobs)?;
+        Ok(entry.top_ids.iter().copied().zip(entry.top_logprobs.iter().copied()).collect())
+    }
+}
+
+fn check_length(list: &'static str, len: usize, expected: usize) -> Result<(), DoneReason> {
+    if len == expected { Ok(()) } else { Err(DoneReason::Length { list, len, expected }) }
+}
+
+fn check_finite(list: &'static str, numbers: &[f32]) -> Result<(), DoneReason> {
+    match numbers.iter().find(|number| !number.is_finite()) {
+        Some(value) => Err(DoneReason::NotFinite { list, value: *value }),
+        None => Ok(()),
+    }
+}

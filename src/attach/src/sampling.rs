@@ -1,0 +1,95 @@
+//! Sampling parameters, to and from messages.
+
+use trunkline_port::Sampling;
+
+use crate::wire;
+
+/// Converts sampling parameters to a message.
+pub fn encode_sampling(sampling: &Sampling) -> wire::WorkerSampling {
+    wire::WorkerSampling {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        seed: sampling.seed,
+        logprobs: sampling.logprobs,
+    }
+}
+
+/// A sampling parameter outside its range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{field} is {value}; it must be {range}")]
+pub struct SamplingFault {
+    /// Name of the parameter.
+    pub field: &'static str,
+    /// Value in the message.
+    pub value: f32,
+    /// Valid values, in words.
+    pub range: &'static str,
+}
+
+/// Converts a message to sampling parameters.
+///
+/// # Errors
+/// If a parameter is outside its range.
+pub fn decode_sampling(message: &wire::WorkerSampling) -> Result<Sampling, SamplingFault> {
+    let at_least_0 = |value: f32| value.is_finite() && value >= 0.0;
+    let (top_p, penalty) = (message.top_p, message.repetition_penalty);
+    let checks = [
+        ("temperature", message.temperature, at_least_0(message.temperature), "a number of at least 0"),
+        ("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1"),
+        ("min_p", message.min_p, (0.0..=1.0).contains(&message.min_p), "from 0 to 1"),
+        ("repetition_penalty", penalty, at_least_0(penalty) && penalty > 0.0, "a number above 0"),
+    ];
+    if let Some((field, value, _, range)) = checks.into_iter().find(|(_, _, good, _)| !good) {
+        return Err(SamplingFault { field, value, range });
+    }
+    Ok(Sampling {
+        temperature: message.temperature,
+        top_k: message.top_k,
+        top_p,
+        min_p: message.min_p,
+        repetition_penalty: penalty,
+        seed: message.seed,
+        logprobs: message.logprobs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampling_survives_the_wire() {
+        let all = Sampling {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.05,
+            repetition_penalty: 1.1,
+            seed: u64::MAX,
+            logprobs: Some(0),
+        };
+        for sampling in [Sampling::default(), all] {
+            assert_eq!(decode_sampling(&encode_sampling(&sampling)), Ok(sampling));
+        }
+    }
+
+    #[test]
+    fn parameters_outside_their_range_are_refused_by_name() {
+        let good = encode_sampling(&Sampling::default());
+        for bad in [f32::NAN, f32::INFINITY, -1.0] {
+            for (field, message) in [
+                ("temperature", wire::WorkerSampling { temperature: bad, ..good }),
+                ("top_p", wire::WorkerSampling { top_p: bad, ..good }),
+                ("min_p", wire::WorkerSampling { min_p: bad, ..good }),
+                ("repetition_penalty", wire::WorkerSampling { repetition_penalty: bad, ..good }),
+            ] {
+                assert_eq!(decode_sampling(&message).unwrap_err().field, field);
+            }
+        }
+        // A message without parameters has top_p and the penalty at 0, outside their ranges.
+        assert!(decode_sampling(&wire::WorkerSampling::default()).is_err());
+    }
+}

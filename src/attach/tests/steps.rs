@@ -1,0 +1,263 @@
+//! Steps and answers: each arrives as it was sent, and nonsense is refused without a panic.
+
+use proptest::prelude::*;
+use prost::Message;
+use trunkline_attach::{Mirror, SentStep, StepEncoder, StepLimits, encode_done, wire};
+use trunkline_port::{RequestId, Sampling, Step, StepOutput, StepResult, StepSeq, TokenLogprobs};
+
+const BLOCK: u32 = 4;
+const LIMITS: StepLimits = StepLimits {
+    vocab_size: 100,
+    max_context: 64,
+    block_size: BLOCK,
+    blocks: 50,
+    n_groups: 1,
+    max_sequences: 8,
+    max_tokens: 64,
+    max_drafts: 2,
+    max_logprobs: 5,
+    partial_writes: true,
+    scores: true,
+};
+
+/// A prompt of `n` tokens that starts in `slot` behind `computed` cached tokens.
+fn start(step: &mut Step, slot: u32, n: u32, computed: u32, sampling: Sampling) {
+    let n_blocks = n.div_ceil(BLOCK);
+    step.seqs.push(StepSeq {
+        request: RequestId(100 + u64::from(slot)),
+        slot,
+        start: true,
+        computed,
+        n_tokens: n - computed,
+        n_history: computed,
+        tokens_at: step.tokens.len() as u32,
+        kv_write_from: computed,
+        blocks_at: step.blocks.len() as u32,
+        n_blocks,
+        sample: true,
+        ..StepSeq::default()
+    });
+    step.tokens.extend((0..n).map(|i| (slot * 7 + i) % 100));
+    step.blocks.extend((0..n_blocks).map(|i| (slot * 11 + i) % 50));
+    step.sampling.push(sampling);
+}
+
+/// A decode at `computed` with the table of `table` blocks.
+fn decode(step: &mut Step, slot: u32, computed: u32, token: u32, n_generated: u32) {
+    let grows = computed % BLOCK == 0;
+    step.seqs.push(StepSeq {
+        request: RequestId(100 + u64::from(slot)),
+        slot,
+        computed,
+        n_tokens: 1,
+        tokens_at: step.tokens.len() as u32,
+        kv_write_from: computed,
+        table_keep: computed.div_ceil(BLOCK),
+        blocks_at: step.blocks.len() as u32,
+        n_blocks: grows.into(),
+        sample: true,
+        n_generated,
+        ..StepSeq::default()
+    });
+    step.tokens.push(token);
+    step.blocks.extend(grows.then_some(40 + slot));
+}
+
+fn wired(encoder: &mut StepEncoder, step: &Step) -> (wire::Step, SentStep) {
+    let (message, sent) = encoder.encode(step);
+    (wire::Step::decode(&message.encode_to_vec()[..]).unwrap(), sent)
+}
+
+#[test]
+fn steps_arrive_as_they_were_sent_though_tokens_travel_once() {
+    let (mut encoder, mut mirror) = (StepEncoder::new(3, BLOCK, 100), Mirror::new(LIMITS));
+    let mut first = Step { id: 1, ..Step::default() };
+    start(&mut first, 2, 10, 0, Sampling { logprobs: Some(1), ..Sampling::default() });
+    start(&mut first, 0, 7, 4, Sampling { temperature: 0.5, seed: 9, ..Sampling::default() });
+    let (message, sent) = wired(&mut encoder, &first);
+    let mut step = Step::default();
+    mirror.decode(&message, &mut step).unwrap();
+    assert_eq!(step, first);
+
+    let logprobs = vec![TokenLogprobs { request: RequestId(102), token: 55, logprob: -0.5, top: vec![(55, -0.5)] }];
+    let mut output =
+        StepOutput { result: StepResult { step: 1, ..StepResult::default() }, logprobs, ..StepOutput::default() };
+    output.result.push(&[55]);
+    output.result.push(&[66]);
+    mirror.note(&step, &output.result);
+    let done = encode_done(&step, output.clone(), 3, 17);
+    assert!(done.counts.is_empty());
+    let done = wire::StepDone::decode(&done.encode_to_vec()[..]).unwrap();
+    assert_eq!(sent.decode(done), Ok(output));
+
+    let mut second = Step { id: 2, ..Step::default() };
+    decode(&mut second, 0, 7, 66, 1);
+    decode(&mut second, 2, 10, 55, 1);
+    let (message, _) = wired(&mut encoder, &second);
+    assert!(message.starts.is_empty(), "no token travels twice");
+    mirror.decode(&message, &mut step).unwrap();
+    assert_eq!(step, second);
+}
+
+/// A mirror with sequences in slots 0 and 1, each with one sampled token.
+fn begun() -> Mirror {
+    let (mut encoder, mut mirror) = (StepEncoder::new(1, BLOCK, 100), Mirror::new(LIMITS));
+    let mut step = Step { id: 1, ..Step::default() };
+    start(&mut step, 0, 9, 0, Sampling::default());
+    start(&mut step, 1, 4, 0, Sampling::default());
+    mirror.decode(&encoder.encode(&step).0, &mut Step::default()).unwrap();
+    let mut result = StepResult::default();
+    result.push(&[1]);
+    result.push(&[2]);
+    mirror.note(&step, &result);
+    mirror
+}
+
+#[test]
+fn every_broken_rule_of_a_step_is_named() {
+    let mut step = Step { id: 5, ..Step::default() };
+    decode(&mut step, 0, 9, 1, 1);
+    decode(&mut step, 1, 4, 2, 1);
+    start(&mut step, 2, 6, 0, Sampling::default());
+    let (good, _) = StepEncoder::new(1, BLOCK, 100).encode(&step);
+    type Break = fn(&mut wire::Step);
+    let breaks: [(Break, &str); 20] = [
+        (|step| step.computed.truncate(1), "column computed has 1 entries for 3 sequences"),
+        (|step| step.slots[1] = 0, "slot 0 comes twice"),
+        (|step| step.slots[1] = 1 << 16, "slot is 65536"),
+        (|step| step.slots[1] = 7, "no sequence has begun in slot 7"),
+        (|step| step.n_tokens[0] = 0, "n_tokens is 0"),
+        (|step| step.computed[0] = 10, "tokens up to position 11 are to run, and 10 are known"),
+        (|step| step.computed[0] = 8, "it samples after position 9 of 10"),
+        (|step| step.sample[0] = 2, "sample is 2"),
+        (|step| step.computed[0] = u32::MAX, "the end of the tokens to run is 4294967296"),
+        (|step| step.table_keep[0] = 9, "table_keep is 9"),
+        (|step| step.table_keep[0] = 2, "room for 8 tokens, and 10 are to be held"),
+        (|step| step.n_blocks[0] = 5, "blocks has 3 entries; n_blocks asks for 8"),
+        (|step| step.blocks[0] = 50, "an entry of blocks is 50"),
+        (|step| step.starts[0].tokens[0] = 100, "the largest token is 100"),
+        (|step| step.starts[0].tokens.clear(), "the number of tokens is 0"),
+        (|step| step.starts[0].sampling = None, "without sampling parameters"),
+        (|step| step.starts[0].sampling.as_mut().unwrap().top_p = f32::NAN, "top_p is NaN"),
+        (|step| step.starts[0].index = 3, "starts contains sequence 3"),
+        (|step| step.drops.push(wire::Drop { index: 0, group: 0, first: 2, n: 2 }), "the end of a drop is 4"),
+        (|step| step.score_kind = 7, "score_kind is 7"),
+    ];
+    for (break_rule, expected) in breaks {
+        let mut message = good.clone();
+        break_rule(&mut message);
+        let line = begun().decode(&message, &mut Step::default()).unwrap_err().to_string();
+        assert!(line.contains(expected) && line.starts_with("step 5: "), "{line:?} does not say {expected:?}");
+    }
+    begun().decode(&good, &mut Step::default()).unwrap();
+}
+
+#[test]
+fn a_refused_step_changes_nothing() {
+    let mut step = Step { id: 5, ..Step::default() };
+    decode(&mut step, 0, 9, 1, 1);
+    decode(&mut step, 1, 4, 2, 1);
+    let (good, _) = StepEncoder::new(1, BLOCK, 100).encode(&step);
+    let mut bad = good.clone();
+    bad.n_tokens[1] = 0;
+    let mut mirror = begun();
+    assert!(mirror.decode(&bad, &mut Step::default()).is_err());
+    let mut out = Step::default();
+    mirror.decode(&good, &mut out).unwrap();
+    assert_eq!(out, step);
+}
+
+fn shorten<T>(list: &mut Vec<T>) {
+    list.truncate(list.len() - 1);
+}
+
+fn sent() -> SentStep {
+    let mut step = Step { id: 4, ..Step::default() };
+    start(&mut step, 0, 5, 0, Sampling { logprobs: Some(2), ..Sampling::default() });
+    start(&mut step, 1, 5, 0, Sampling::default());
+    step.seqs[1].n_drafts = 2;
+    start(&mut step, 2, 5, 0, Sampling::default());
+    step.seqs[2].sample = false;
+    step.seqs[2].scored_rows = 1;
+    StepEncoder::new(1, BLOCK, 100).encode(&step).1
+}
+
+#[test]
+fn every_broken_rule_of_an_answer_is_named() {
+    let top = wire::TokenLogprob { logprob: -1.0, top_ids: vec![3, 4], top_logprobs: vec![-1.0, -2.0] };
+    let good = wire::StepDone {
+        id: 4,
+        life: 1,
+        tokens: vec![3, 5, 6],
+        counts: vec![1, 2, 0],
+        logprobs: vec![top],
+        scores: vec![0.5, 0.5],
+        drafted: 2,
+        accepted: 1,
+        busy_us: 9,
+    };
+    let output = sent().decode(good.clone()).unwrap();
+    assert_eq!((output.result.of(1), output.result.of(2)), (&[5, 6][..], &[][..]));
+    type Break = fn(&mut wire::StepDone);
+    let breaks: [(Break, &str); 15] = [
+        (|done| done.id = 5, "it names step 5 of life 1"),
+        (|done| done.life = 2, "it names step 4 of life 2"),
+        (|done| shorten(&mut done.tokens), "tokens has 2 entries instead of 3"),
+        (|done| shorten(&mut done.counts), "counts has 2 entries instead of 3"),
+        (|done| done.counts[0] = 2, "counts[0] is 2; the sequence has 1 to 1"),
+        (|done| done.counts[1] = 0, "counts[1] is 0; the sequence has 1 to 3"),
+        (|done| done.counts[2] = 1, "counts[2] is 1; the sequence has 0 to 0"),
+        (|done| done.tokens[1] = 100, "tokens contains token 100; token ids are below 100"),
+        (|done| done.logprobs.clear(), "logprobs has 0 entries instead of 1"),
+        (|done| shorten(&mut done.logprobs[0].top_ids), "top_ids has 1 entries instead of 2"),
+        (|done| done.logprobs[0].logprob = f32::NAN, "logprob contains NaN"),
+        (|done| done.logprobs[0].top_logprobs[1] = f32::NEG_INFINITY, "top_logprobs contains -inf"),
+        (|done| shorten(&mut done.scores), "scores has 1 entries instead of 2"),
+        (|done| done.scores[0] = f32::INFINITY, "scores contains inf"),
+        (|done| done.drafted = 3, "1 of 3 drafts were accepted, of at most 2"),
+    ];
+    for (break_rule, expected) in breaks {
+        let mut message = good.clone();
+        break_rule(&mut message);
+        let line = sent().decode(message).unwrap_err().to_string();
+        assert!(line.contains(expected) && line.starts_with("the answer to step 4: "), "{line:?}: no {expected:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn garbage_is_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        if let Ok(message) = wire::Step::decode(&bytes[..]) {
+            let _ = begun().decode(&message, &mut Step::default());
+        }
+        if let Ok(message) = wire::StepDone::decode(&bytes[..]) {
+            let _ = sent().decode(message);
+        }
+    }
+
+    /// Messages of the right form with numbers of all sizes: nearer to good ones than random bytes.
+    #[test]
+    fn wrong_numbers_are_refused_without_a_panic(
+        columns in prop::collection::vec(prop::collection::vec(prop_oneof![0..12_u32, any::<u32>()], 0..4), 13),
+    ) {
+        let mut columns = columns.into_iter();
+        let mut next = || columns.next().unwrap_or_default();
+        let mut message = wire::Step {
+            slots: next(), computed: next(), n_tokens: next(), sample: next(), n_generated: next(), table_keep: next(),
+            n_blocks: next(), blocks: next(), kv_write_from: next(), n_drafts: next(), scored_rows: next(),
+            ..wire::Step::default()
+        };
+        let sampling = trunkline_attach::encode_sampling(&Sampling::default());
+        message.starts = next().into_iter().map(|index| wire::Start {
+            index, request: 1, tokens: vec![1; index as usize % 9], n_prompt: index, sampling: Some(sampling),
+        }).collect();
+        message.drops = next().into_iter().map(|n| wire::Drop { index: n % 3, group: n % 2, first: n, n }).collect();
+        let (mut mirror, mut step) = (begun(), Step::default());
+        if mirror.decode(&message, &mut step).is_ok() {
+            for seq in &step.seqs {
+                prop_assert_eq!(step.run_tokens(seq).len(), seq.n_tokens as usize);
+                prop_assert_eq!(step.new_blocks(seq).len(), seq.n_blocks as usize);
+            }
+        }
+    }
+}
