@@ -53,7 +53,9 @@ impl Engines {
         }
         let all = workers.saturating_add(attached);
         if all > WORKERS_MAX {
-            bail!("workers is {workers} and attached-workers is {attached}; together they must be at most {WORKERS_MAX}");
+            bail!(
+                "workers is {workers} and attached-workers is {attached}; together they must be at most {WORKERS_MAX}"
+            );
         }
         let roles = roles.unwrap_or_else(|| vec![Role::Both; all]);
         if roles.len() != all {
@@ -173,7 +175,7 @@ mod tests {
 
     #[test]
     fn wrong_settings_are_reported_by_name() {
-                assert_eq!(engines(Some(65), None, 1).unwrap_err(), "workers is 65; it must be between 1 and 64");
+        assert_eq!(engines(Some(65), None, 1).unwrap_err(), "workers is 65; it must be between 1 and 64");
         assert_eq!(engines(None, None, 0).unwrap_err(), "threads is 0; it must be between 1 and 1024");
         let mismatch = engines(Some(3), Some("both,both"), 1).unwrap_err();
         assert_eq!(mismatch, "roles names 2 and workers is 3; give one role for each worker");

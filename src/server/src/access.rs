@@ -150,7 +150,10 @@ mod tests {
         let attach = "/trunkline.v1.Workers/Attach";
         assert!(caller(USER, attach).unwrap().check_worker().is_ok());
         let status = caller(ADMIN, attach).unwrap().check_worker().unwrap_err();
-        assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "Attach needs a token with the role worker"));
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::PermissionDenied, "Attach needs a token with the role worker")
+        );
         let status = caller(USER, "/trunkline.v1.Inference/Generate").map(drop).unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
         for admin in [false, true] {

@@ -114,7 +114,9 @@ impl WorkersService {
         }
         let engines = self.options.engines;
         let engine = is_seated.await.map_err(|_| {
-            Status::resource_exhausted(format!("all {engines} engines for attached workers have a worker; try again later"))
+            Status::resource_exhausted(format!(
+                "all {engines} engines for attached workers have a worker; try again later"
+            ))
         })?;
         let (open, closed) = oneshot::channel();
         let outgoing = Outgoing::new(link.clone(), jobs, heartbeat(self.options.silence), open);
@@ -140,7 +142,9 @@ impl Workers for WorkersService {
         let caller = Caller::of(request.extensions());
         caller.check_worker()?;
         if self.options.engines == 0 {
-            return Err(Status::failed_precondition("this server takes no attached workers; start it with --attached-workers"));
+            return Err(Status::failed_precondition(
+                "this server takes no attached workers; start it with --attached-workers",
+            ));
         }
         let attached = self.attach_checked(request.into_inner()).await;
         if let Err(status) = &attached {

@@ -55,7 +55,9 @@ impl Fit {
             }
             if self.block_bytes > BLOCK_BYTES_MAX {
                 let bytes = self.block_bytes;
-                return Err(format!("a block has {bytes} bytes; up to {BLOCK_BYTES_MAX} bytes can be swapped or kept in tiers"));
+                return Err(format!(
+                    "a block has {bytes} bytes; up to {BLOCK_BYTES_MAX} bytes can be swapped or kept in tiers"
+                ));
             }
         }
         Ok(())
@@ -68,14 +70,27 @@ impl Fit {
     fn check_model(&self, theirs: &ModelInfo) -> Result<(), String> {
         let ours = &self.model;
         let different = |what: &str, theirs: &dyn std::fmt::Debug, ours: &dyn std::fmt::Debug| {
-            Err(format!("model.{what} is {theirs:?}, and {ours:?} at the server; all workers of a server have one model"))
+            Err(format!(
+                "model.{what} is {theirs:?}, and {ours:?} at the server; all workers of a server have one model"
+            ))
         };
         macro_rules! equal {
             ($($field:ident),*) => { $(if theirs.$field != ours.$field {
                 return different(stringify!($field), &theirs.$field, &ours.$field);
             })* };
         }
-        equal!(name, revision, vocab_size, eos_token_ids, n_layers, hidden_size, n_heads, n_kv_heads, head_dim, kv_dtype);
+        equal!(
+            name,
+            revision,
+            vocab_size,
+            eos_token_ids,
+            n_layers,
+            hidden_size,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            kv_dtype
+        );
         equal!(kv_bytes_per_token, groups);
         Ok(())
     }
@@ -84,7 +99,10 @@ impl Fit {
 fn check_blocks(core: &Config, hello: &Hello) -> Result<(), String> {
     let size = core.block_size;
     if !hello.kv.block_sizes.contains(&size) {
-        return Err(format!("the server has blocks of {size} tokens, and kv.block_sizes is {:?}", hello.kv.block_sizes));
+        return Err(format!(
+            "the server has blocks of {size} tokens, and kv.block_sizes is {:?}",
+            hello.kv.block_sizes
+        ));
     }
     let (has, needed) = (hello.kv.tokens / u64::from(size), u64::from(core.pool_blocks()));
     if has < needed {

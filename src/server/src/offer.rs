@@ -30,7 +30,8 @@ impl SamplingOffer {
     pub(crate) fn check(&self, sampling: &Sampling) -> Result<(), Invalid> {
         let is_greedy = sampling.temperature == 0.0 && !sampling.needs_history();
         if !self.seeded_sampling && !is_greedy {
-            let message = "the workers of this server pick the most likely token; send temperature 0 and no repetition_penalty";
+            let message =
+                "the workers of this server pick the most likely token; send temperature 0 and no repetition_penalty";
             return Err(Invalid(message.into()));
         }
         match sampling.logprobs {

@@ -70,8 +70,7 @@ pub struct Backend {
 
 /// Decides about the first attached worker of a server without a model: returns the backend, and the engines of the cluster, or the
 /// reason for refusing the worker.
-pub type DecideModel =
-    Box<dyn FnMut(&trunkline_attach::Hello) -> Result<(Backend, ClusterConfig), WorkerError> + Send>;
+pub type DecideModel = Box<dyn FnMut(&trunkline_attach::Hello) -> Result<(Backend, ClusterConfig), WorkerError> + Send>;
 
 /// Settings of a server.
 #[derive(Clone, Debug)]
@@ -432,7 +431,11 @@ impl State {
 
 impl Start {
     /// Starts the threads for a model, with the engines of `cluster` or else of the options.
-    fn begin(self, backend: Backend, cluster: Option<ClusterConfig>) -> Result<oneshot::Receiver<Outcome>, ServerError> {
+    fn begin(
+        self,
+        backend: Backend,
+        cluster: Option<ClusterConfig>,
+    ) -> Result<oneshot::Receiver<Outcome>, ServerError> {
         let Backend { model, tokenizer, workers, mut stores, offer } = backend;
         let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
         let Options { queue_per_client, requests_per_client, .. } = self.options;

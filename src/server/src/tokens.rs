@@ -178,7 +178,10 @@ mod tests {
         assert_eq!(load("# none\n"), "token file FILE: there is no token; write lines of the form TOKEN ROLE [NAME]");
         assert!(load("short admin\n").starts_with("token file FILE, line 1: the token has 5 characters; it needs 16"));
         let message = load(&format!("#\n{A} root\n"));
-        assert_eq!(message, "token file FILE, line 2: there is no role 'root'; the roles are generate, admin and worker");
+        assert_eq!(
+            message,
+            "token file FILE, line 2: there is no role 'root'; the roles are generate, admin and worker"
+        );
         assert!(load(A).contains("line 1: the role is missing"));
         assert!(load(&format!("{A} admin a b")).contains("line 1: there are words after the name"));
         assert!(load(&format!("{A} admin {}", "a".repeat(1025))).contains("line 1: the name has 1025 bytes"));

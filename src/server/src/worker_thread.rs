@@ -33,8 +33,8 @@ use tracing::{error, info};
 use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
 use trunkline_store::Store;
 
-use self::copies::{Fence, LifeBlocks};
 pub(crate) use self::copies::{CopyJob, serve as serve_copies};
+use self::copies::{Fence, LifeBlocks};
 
 /// A job of the step thread, with the life of the worker meant by the job.
 pub(crate) enum StepJob {
@@ -152,12 +152,10 @@ pub(crate) fn spawn(
     // The store ends with the driver, not with this thread: a folder on disk is free for the next server then.
     let (blocks, store) = (runner.blocks(), Arc::downgrade(store));
     let (copies_fence, copies_report) = (fence.clone(), report.clone());
-    thread::Builder::new()
-        .name(format!("copies-{worker}"))
-        .spawn(move || {
-            let of_life = |life| LifeBlocks::new(life, &blocks, &copies_fence);
-            copies::serve(&store, &queues.copies, &of_life, &copies_report);
-        })?;
+    thread::Builder::new().name(format!("copies-{worker}")).spawn(move || {
+        let of_life = |life| LifeBlocks::new(life, &blocks, &copies_fence);
+        copies::serve(&store, &queues.copies, &of_life, &copies_report);
+    })?;
     thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {
         let mut steps = Steps { runner, fence, life, report };
         // The worker's own panics are caught one by one; this is for those of its reset.

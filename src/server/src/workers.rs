@@ -450,7 +450,16 @@ mod tests {
         let store = crate::stores::without_memory();
         let handles = (0..2).map(|at| (WorkerHandle::new(at, 0).0, store.clone())).collect();
         let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
-        (Workers::new(handles, watchdogs, Seats::default(), Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
+        (
+            Workers::new(
+                handles,
+                watchdogs,
+                Seats::default(),
+                Arc::new(|engine| Err(format!("no {engine}").into())),
+                driver,
+            ),
+            commands,
+        )
     }
 
     #[test]

@@ -134,7 +134,11 @@ impl Driver {
     pub(super) fn end_waits(&mut self) {
         let now_ns = self.clock.now_ns();
         while let Some((_, engine)) = self.workers.seats.next_end_ns().filter(|(at_ns, _)| *at_ns <= now_ns) {
-            self.vacate(engine, Status::aborted("the worker did not come back in time"), "it did not come back in time");
+            self.vacate(
+                engine,
+                Status::aborted("the worker did not come back in time"),
+                "it did not come back in time",
+            );
         }
         if self.wait_until_ns.take_if(|at_ns| *at_ns <= now_ns).is_none() {
             return;
