@@ -1,7 +1,7 @@
 //! Eviction within sequences, through the server: the API's modes, prefixes that stay whole, sliding windows, and recordings.
 
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, H2oConfig, Keeps};
+use trunkline_core::{Config, H2oConfig, Keeps, WorkerFacts};
 use trunkline_server::proto::GenerateRequest;
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{Answer, Client, TestServer, greedy};
@@ -17,7 +17,7 @@ fn config(other: Keeps) -> Config {
         max_batch_tokens: 64,
         max_batch_size: 8,
         max_steps_in_flight: 2,
-        groups: vec![Keeps::All, other],
+        worker: WorkerFacts { groups: vec![Keeps::All, other], ..WorkerFacts::default() },
         h2o,
         ..Config::default()
     }
@@ -37,7 +37,7 @@ async fn a_request_chooses_its_mode_and_others_find_the_prompt_whole() {
     let dir = tempfile::tempdir().unwrap();
     let record = dir.path().join("h2o.jsonl");
     let plain = TestServer::start(Config {
-        groups: Vec::new(),
+        worker: WorkerFacts::default(),
         ..Config { h2o: H2oConfig::default(), ..config(Keeps::Scored) }
     })
     .await;

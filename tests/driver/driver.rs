@@ -128,11 +128,11 @@ impl Driver {
     }
 
     fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
-        let mut found = Found::new(config.block_size);
+        let mut found = Found::new(&config);
         // A request with a long prefix takes the last blocks of a window alone: those before it may be gone for a shorter prefix. A
         // request that dropped blocks publishes no more.
-        found.counts =
-            config.h2o.mode == h2o::Mode::Off && !config.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
+        found.counts = config.h2o.mode == h2o::Mode::Off
+            && !config.worker.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
         Self {
             worker: OracleWorker::new(&config, seed),
             core: Core::new(config).expect("the limits are within their ranges"),
@@ -205,6 +205,7 @@ impl Driver {
                 self.joined = true;
             }
             Event::WorkerLost => self.forget_worker(),
+            Event::WorkerResumed if self.joined => self.lose_sequences(),
             Event::Submit(request) => self.expect(request),
             Event::Fail(id) => self.blame.named(*id, &self.parts(), self.live.contains(id)),
             Event::Stop(id) => _ = self.requests.get_mut(id).map(|known| known.told_to_stop |= !known.is_answered()),
@@ -243,6 +244,13 @@ impl Driver {
         self.steps.clear();
         self.lost_copies += self.copies.len() as u64;
         self.copies.clear();
+    }
+
+    /// The worker is back with its KV; the steps in flight are lost.
+    fn lose_sequences(&mut self) {
+        self.sent.answering.clear();
+        self.worker.resume(self.steps.front().map(|step| &**step));
+        self.steps.clear();
     }
 
     fn expect(&mut self, request: &Request) {

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use trunkline_core::{Request, RequestId, Stats, Token};
+use trunkline_core::{Config, Request, RequestId, Stats, Token};
 
 /// Prefixes that must be in the cache, and what waiting requests must find of them.
 #[derive(Debug)]
 pub(crate) struct Found {
     block_size: usize,
+    /// `true` if hits end at whole blocks below the last token.
+    whole_block_hits: bool,
     /// Digests of the prefixes that end a full block.
     prefixes: BTreeSet<u64>,
     /// Blocks that a request not run yet must find.
@@ -21,9 +23,10 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    pub fn new(block_size: u32) -> Self {
+    pub fn new(config: &Config) -> Self {
         Self {
-            block_size: block_size as usize,
+            block_size: config.block_size as usize,
+            whole_block_hits: config.worker.whole_block_hits,
             prefixes: BTreeSet::new(),
             bounds: BTreeMap::new(),
             hidden: BTreeSet::new(),
@@ -84,7 +87,8 @@ impl Found {
     /// If that is less than what is there.
     pub fn runs(&mut self, request: &Request, computed: u32) {
         let Some(bound) = self.bounds.remove(&request.id) else { return };
-        let least = (bound * self.block_size as u32).min(request.prompt.len() as u32 - 1);
+        let (size, last) = (self.block_size as u32, request.prompt.len() as u32 - 1);
+        let least = (bound * size).min(if self.whole_block_hits { last / size * size } else { last });
         assert!(!self.counts || computed >= least, "request {} finds {computed} of {least} tokens", request.id);
     }
 }

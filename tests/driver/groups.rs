@@ -21,13 +21,21 @@ pub(crate) fn lineage_of(group: usize, dropped: u64) -> u64 {
 }
 
 impl GroupTables {
+    /// Returns the tables of a sequence that starts: those from `before` a broken connection if entries are missing that were dropped then.
+    pub(crate) fn at_start(before: Option<Self>, step: &Step, seq: &StepSeq, keeps: &[Keeps]) -> Self {
+        let mut scored = (1..keeps.len()).filter(|group| keeps[*group] == Keeps::Scored);
+        let has_holes = scored.any(|group| step.new_blocks_of(seq, group).contains(&NO_BLOCK));
+        before.filter(|_| has_holes).unwrap_or_default()
+    }
+
     /// Takes in the part of a step.
     ///
     /// # Panics
     /// If an entry is dropped that is not there, or one comes without a block that was never dropped.
-    pub(crate) fn update(&mut self, step: &Step, seq: &StepSeq, keeps: &[Keeps]) {
+    pub(crate) fn update(&mut self, step: &Step, index: usize, keeps: &[Keeps]) {
+        let seq = &step.seqs[index];
         self.tables.resize_with(keeps.len().saturating_sub(1), Vec::new);
-        for drop in step.drops_of(seq) {
+        for drop in step.drops_of(index) {
             let group = drop.group as usize;
             for entry in drop.first..drop.first + drop.n {
                 let block = &mut self.tables[group - 1][entry as usize];

@@ -13,6 +13,7 @@ mod driver;
 mod found;
 mod groups;
 mod keys;
+pub mod limits;
 mod memory;
 pub mod oracle;
 pub mod pressure;

@@ -119,6 +119,10 @@ type Dictation<'a> = dyn FnMut(&StepSeq) -> Vec<Token> + 'a;
 pub struct OracleWorker {
     block_size: usize,
     max_drafts: u32,
+    /// `true` if a sequence is sent whole when it starts.
+    all_tokens: bool,
+    /// `true` if every token that is run is written.
+    whole_block_hits: bool,
     /// Positions that each layer group keeps.
     keeps: Vec<Keeps>,
     device: Memory,
@@ -127,6 +131,8 @@ pub struct OracleWorker {
     /// Storage of each shared tier; slots of the tier hold nothing by themselves.
     shared: Vec<Option<SharedStorage>>,
     mirrors: Vec<Option<Mirror>>,
+    /// Block tables of sequences from before a broken connection, by request and number of its [`Truth`].
+    resumed: BTreeMap<(RequestId, Option<u64>), GroupTables>,
     /// Transfers in flight, with what their sources held at the begin.
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
     last_transfer: u64,
@@ -157,7 +163,9 @@ impl OracleWorker {
         Self {
             block_size: config.block_size as usize,
             max_drafts: config.max_drafts,
-            keeps: config.groups.clone(),
+            all_tokens: config.worker.all_tokens,
+            whole_block_hits: config.worker.whole_block_hits,
+            keeps: config.worker.groups.clone(),
             device: Memory::new("device", config.block_size, config.pool_blocks()),
             host: Memory::new("host", config.block_size, config.host_capacity()),
             tiers: (0..config.tiers.len())
@@ -165,6 +173,7 @@ impl OracleWorker {
                 .collect(),
             shared: config.tiers.iter().map(|tier| tier.shared.then(SharedStorage::default)).collect(),
             mirrors: Vec::new(),
+            resumed: BTreeMap::new(),
             transfers: BTreeMap::new(),
             last_transfer: 0,
             keys: Keys::default(),
@@ -213,6 +222,7 @@ impl OracleWorker {
         self.device.reset();
         self.host.reset();
         self.mirrors.clear();
+        self.resumed.clear();
         for (transfer, _) in std::mem::take(&mut self.transfers).into_values() {
             for (source, destination) in &transfer.pairs {
                 // Copies from and to tiers were cut off: what they wrote is poison.
@@ -223,6 +233,23 @@ impl OracleWorker {
                     self.memory(transfer.to).traffic(*destination).copy_into = None;
                 }
             }
+        }
+        self.step = None;
+        self.sent.clear();
+    }
+
+    /// Forgets all sequences and keeps the KV, as a worker does whose connection broke. A step `begun` has written a part of its KV.
+    pub fn resume(&mut self, begun: Option<&Step>) {
+        if let Some(step) = begun.filter(|step| self.step == Some(step.id)) {
+            for seq in &step.seqs {
+                let end = seq.computed + seq.n_tokens + seq.n_drafts;
+                (seq.computed.max(seq.kv_write_from)..end)
+                    .for_each(|position| self.write(seq, position as usize, POISON));
+            }
+        }
+        self.device.end_step();
+        for mirror in std::mem::take(&mut self.mirrors).into_iter().flatten() {
+            self.resumed.insert((mirror.request, mirror.number), mirror.groups);
         }
         self.step = None;
         self.sent.clear();
@@ -359,11 +386,11 @@ impl OracleWorker {
     pub fn begin_step(&mut self, step: &Step) {
         assert!(self.step.replace(step.id).is_none(), "one step at a time");
         let starts = step.seqs.iter().filter(|seq| seq.start).count();
-        assert_eq!(starts, step.sampling.len(), "sampling parameters come with `start`, and only then");
+        assert_eq!(starts, step.starts.len(), "sampling parameters come with `start`, and only then");
         for (at, seq) in step.seqs.iter().enumerate() {
             let alone = step.seqs[..at].iter().all(|other| other.slot != seq.slot && other.request != seq.request);
             assert!(alone, "request {} is in the step twice, or shares its slot", seq.request);
-            self.update_mirror(step, seq);
+            self.update_mirror(step, at);
         }
         for seq in &step.seqs {
             self.assert_drafts_are_allowed(seq);
@@ -393,11 +420,11 @@ impl OracleWorker {
     fn end(&mut self, step: &Step, mut says: Option<&mut Dictation<'_>>) -> StepResult {
         assert_eq!(self.step.take(), Some(step.id), "the step was begun");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
-        for seq in &step.seqs {
+        for (index, seq) in step.seqs.iter().enumerate() {
             let dictated = if seq.sample { says.as_mut().map(|says| says(seq)) } else { None };
             let sampled = self.run(step, seq, dictated);
             result.push(&sampled);
-            if seq.scored_rows > 0 {
+            if step.scored_rows(index) > 0 {
                 let entries = (seq.computed + seq.n_tokens).div_ceil(self.block_size as u32);
                 result.scores.extend((0..entries).map(|entry| score(seq, entry)));
             }
@@ -415,7 +442,8 @@ impl OracleWorker {
         (transfer.pairs[0].1, transfer.pairs[1].1) = (transfer.pairs[1].1, transfer.pairs[0].1);
     }
 
-    fn update_mirror(&mut self, step: &Step, seq: &StepSeq) {
+    fn update_mirror(&mut self, step: &Step, index: usize) {
+        let seq = &step.seqs[index];
         let slot = seq.slot as usize;
         if self.mirrors.len() <= slot {
             self.mirrors.resize(slot + 1, None);
@@ -428,7 +456,7 @@ impl OracleWorker {
                 number,
                 before,
                 table: Vec::new(),
-                groups: GroupTables::default(),
+                groups: GroupTables::at_start(self.resumed.remove(&(seq.request, number)), step, seq, &self.keeps),
                 sampled: None,
             });
         }
@@ -443,7 +471,7 @@ impl OracleWorker {
         assert!(kept, "the mirror of request {} is shorter than the core thinks", seq.request);
         mirror.table.truncate(seq.table_keep as usize);
         mirror.table.extend_from_slice(step.new_blocks_of(seq, 0));
-        mirror.groups.update(step, seq, &self.keeps);
+        mirror.groups.update(step, index, &self.keeps);
         assert!(mirror.groups.tables.iter().all(|table| table.len() == mirror.table.len()));
     }
 
@@ -527,13 +555,16 @@ impl OracleWorker {
             let own = &truth.tokens[computed..end];
             assert_eq!(step.run_tokens(seq), own, "request {request} is sent other tokens than its own");
         }
-        let wants_history = seq.start && (truth.needs_history || self.max_drafts > 0);
+        let wants_history = seq.start && (truth.needs_history || self.max_drafts > 0 || self.all_tokens);
         assert_eq!(
             seq.n_history,
             if wants_history { seq.computed } else { 0 },
             "request {request} is sent so much history"
         );
         assert_eq!(step.history(seq), &truth.tokens[..seq.n_history as usize], "the history of request {request}");
+        if self.whole_block_hits {
+            assert_eq!(seq.kv_write_from, seq.computed, "request {request} writes all that it runs");
+        }
         if seq.sample {
             assert_eq!(seq.n_generated as usize + truth.prompt_tokens, end, "request {request} samples another token");
         }

@@ -60,7 +60,7 @@ fn step(id: u64, seqs: &[(u32, &[Token], &[u32])]) -> Step {
         });
         step.tokens.extend_from_slice(tokens);
         step.blocks.extend_from_slice(table);
-        step.sampling.push(Default::default());
+        step.starts.push(Default::default());
     }
     step
 }
@@ -269,15 +269,15 @@ fn steps_of_the_wrong_shape_are_found() {
     change(|_, seq| seq.n_generated = 2, "request 0 samples another token");
     change(|_, seq| seq.n_tokens = 0, "request 0 runs nothing");
     change(|_, seq| seq.table_keep = 1, "the mirror of request 0 is shorter");
-    change(|step, _| step.sampling.clear(), "sampling parameters come with `start`");
+    change(|step, _| step.starts.clear(), "sampling parameters come with `start`");
     change(|step, seq| step.seqs.push(*seq), "sampling parameters come with `start`");
-    change(|step, seq| (step.seqs.push(*seq), step.sampling.push(Default::default())).0, "is in the step twice");
+    change(|step, seq| (step.seqs.push(*seq), step.starts.push(Default::default())).0, "is in the step twice");
 }
 
 #[test]
 fn a_mirror_belongs_to_who_started_it() {
     let mut goes_on = decode(&[2, 3]);
-    goes_on.sampling.clear();
+    goes_on.starts.clear();
     goes_on.seqs[0] = StepSeq { start: false, n_history: 0, tokens_at: 6, ..goes_on.seqs[0] };
     run(&mut after_a_prompt(), &goes_on);
     fails("request 0 goes on without a start", || worker().begin_step(&goes_on));
@@ -375,7 +375,7 @@ fn a_later_request_with_the_same_id_is_not_confused_with_the_first() {
     worker.expect_dictated(&Request::new(RequestId(0), BlockHash(9), vec![8, 8, 8], 6));
     // A step that was sent before the first one ended still runs it.
     let mut second = step(2, &[(6, &[900], &[])]);
-    second.sampling.clear();
+    second.starts.clear();
     second.seqs[0] = StepSeq { start: false, table_keep: 2, n_generated: 1, ..second.seqs[0] };
     worker.begin_step(&second);
     worker.end_step_with(&second, |_| vec![901]);

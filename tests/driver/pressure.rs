@@ -4,13 +4,13 @@
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use trunkline_core::spec::Param;
 use trunkline_core::{
-    BlockFault, BlockHash, Config, Core, Event, FinishReason, Keeps, Namespace, Place, Preemption, Refusal, Request,
-    RequestId, StepResult, TierConfig, Token, Write, eviction, h2o, policy,
+    BlockFault, BlockHash, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, StepResult, Token,
+    h2o,
 };
 
 use crate::Driver;
+use crate::limits::{divide_layers, limits, pick, share_a_tier, suit_worker};
 use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
@@ -40,6 +40,8 @@ pub struct Outcome {
     pub evicted_blocks: u64,
     /// Times the worker was lost.
     pub workers_lost: u64,
+    /// Times the connection of the worker broke.
+    pub workers_resumed: u64,
     /// Steps that ended with another in flight behind them.
     pub steps_ahead: u64,
     /// Steps that the worker answered with nonsense.
@@ -95,6 +97,7 @@ impl Outcome {
             merged_blocks: self.merged_blocks + other.merged_blocks,
             evicted_blocks: self.evicted_blocks + other.evicted_blocks,
             workers_lost: self.workers_lost + other.workers_lost,
+            workers_resumed: self.workers_resumed + other.workers_resumed,
             steps_ahead: self.steps_ahead + other.steps_ahead,
             nonsense: self.nonsense + other.nonsense,
             swaps_out: self.swaps_out + other.swaps_out,
@@ -134,6 +137,8 @@ struct Run {
     weak_hashes: bool,
     /// `true` if the cache is flushed now and then.
     flushes: bool,
+    /// `true` if the connection of the worker breaks now and then.
+    resumes: bool,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -149,6 +154,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut config = limits(&mut rng);
     divide_layers(seed, &mut config);
+    let resumes = suit_worker(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
     let mut driver = Driver::with_content(config, rng.next_u64());
@@ -157,7 +163,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         before.finish(requests / 2);
         driver = before.driver.replaced();
     }
-    let mut run = Run::new(&mut rng, driver, requests);
+    let mut run = Run { resumes, ..Run::new(&mut rng, driver, requests) };
     let outcome = run.finish(requests);
     let mut second = Core::new(run.driver.core.config().clone()).expect("the same limits");
     let mut ignored = Vec::new();
@@ -168,129 +174,6 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     assert_eq!(second.digest(), outcome.digest, "the replay decided differently");
     assert_eq!(second.stats(), run.driver.stats(), "the replay counted differently");
     outcome
-}
-
-/// Draws one of the choices.
-pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
-    choices[rng.random_range(0..choices.len())]
-}
-
-/// Limits so tight that everything runs out.
-pub fn limits(rng: &mut Pcg64Mcg) -> Config {
-    let any_size = rng.random_range(1..=64);
-    let block_size = pick(rng, &[1, 2, 4, 5, 16, any_size]);
-    let max_batch_size = rng.random_range(1..12);
-    let few_blocks = rng.random_range(2..8);
-    let blocks = rng.random_range(100 / block_size..280 / block_size + 2).max(2);
-    let config = Config {
-        block_size,
-        device_blocks: pick(rng, &[blocks, blocks, blocks, blocks, blocks, blocks, 10 * blocks, few_blocks]),
-        max_batch_tokens: max_batch_size + rng.random_range(0..60),
-        max_batch_size,
-        max_queue: rng.random_range(1..30),
-        max_context: 200,
-        policy: any_of(rng, policy::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params))),
-        eviction: any_eviction(rng),
-        ..Config::default()
-    };
-    more_limits(rng, config)
-}
-
-/// Draws an entry of a registry, and at times values of its parameters: often the least or the greatest.
-fn any_of<'a>(rng: &mut Pcg64Mcg, entries: impl Iterator<Item = (&'a str, &'a [Param])>) -> String {
-    let entries: Vec<_> = entries.collect();
-    let (name, params) = pick(rng, &entries);
-    if params.is_empty() || rng.random_range(0..2) == 0 {
-        return name.into();
-    }
-    let values: Vec<String> = params
-        .iter()
-        .map(|Param { key, min, max, .. }| {
-            let some = rng.random_range(*min..=*max);
-            format!("{key}={}", pick(rng, &[*min, some, *max]))
-        })
-        .collect();
-    format!("{name}:{}", values.join(","))
-}
-
-fn any_eviction(rng: &mut Pcg64Mcg) -> String {
-    any_of(rng, eviction::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)))
-}
-
-fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
-    TierConfig {
-        // A first tier of this name shares its memory with swapped requests.
-        name: pick(rng, &["host", "tier"]).into(),
-        blocks: rng.random_range(1..3 * device_blocks + 2),
-        write: pick(rng, &Write::ALL).1,
-        eviction: any_eviction(rng),
-        shared: false,
-    }
-}
-
-/// Makes a tier a shared one, at times, and mostly a small one, whose storage has more than the core knows of. Never one whose memory
-/// swapped requests use.
-fn share_a_tier(rng: &mut Pcg64Mcg, config: &mut Config) {
-    let first = usize::from(config.host_blocks > 0);
-    let tiers = config.tiers.len();
-    if tiers > first && rng.random_range(0..2) == 0 {
-        let tier = &mut config.tiers[rng.random_range(first..tiers)];
-        tier.shared = true;
-        tier.blocks = pick(rng, &[1, 4, 16, tier.blocks]);
-        tier.write = pick(rng, &[Write::Through, Write::Through, tier.write]);
-    }
-}
-
-/// Divides the layers of the model into groups, for some seeds. Such a core has the device alone. Draws nothing from the run's own
-/// generator, so that other seeds run as they did.
-fn divide_layers(seed: u64, config: &mut Config) {
-    let mut rng = Pcg64Mcg::seed_from_u64(!seed);
-    if rng.random_range(0..8) > 0 {
-        return;
-    }
-    let windows = [1, config.block_size, 3 * config.block_size + 1, 50].map(Keeps::Window);
-    let kinds = [Keeps::Scored, Keeps::All, windows[0], windows[1], windows[2], windows[3]];
-    config.groups = (0..rng.random_range(2..5)).map(|_| pick(&mut rng, &kinds)).collect();
-    config.tiers.clear();
-    config.host_blocks = 0;
-    let size = config.block_size;
-    config.h2o.mode = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
-    config.h2o.scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
-    config.h2o.ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
-    config.h2o.sink = pick(&mut rng, &[0, 1, size]);
-    config.h2o.recent = pick(&mut rng, &[0, 1, 2 * size]);
-    config.h2o.block = pick(&mut rng, &[0, size, 3 * size]);
-    config.h2o.trigger = pick(&mut rng, &[0, 1, 30]);
-    config.h2o.interval = pick(&mut rng, &[1, 3, 16]);
-}
-
-fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
-    let few_blocks = rng.random_range(1..=60 / config.block_size + 1);
-    let few_logits = config.max_batch_size + rng.random_range(0..8);
-    let few_tokens = rng.random_range(20..400);
-    let few_token_ns = rng.random_range(0..400);
-    let n_tiers = pick(rng, &[0, 0, 1, 1, 2, 3]);
-    let high = pick(rng, &[1.0, 9.0, 1000.0]);
-    Config {
-        tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
-        host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
-        preemption: pick(rng, &Preemption::ALL).1,
-        max_steps_in_flight: pick(rng, &[1, 1, 2, 2, 3, 5]),
-        pipeline_stages: pick(rng, &[1, 1, 1, 2, 3]),
-        launch_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),
-        swap_in_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),
-        align_chunks: rng.random_range(0..4) > 0,
-        max_step_logits: pick(rng, &[few_logits, 1 << 16]),
-        max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
-        copy_timeout_ns: pick(rng, &[0, 3_000, 20_000, 30_000_000_000]),
-        max_drafts: pick(rng, &[0, 1, 3, 8]),
-        target_step_ns: pick(rng, &[0, 200, 700]),
-        // A block is up to sixteen tokens, so each way is at times the cheaper one.
-        swap_block_ns: rng.random_range(0..2000),
-        // Copies take many steps here, so loading seldom pays, except where computing is said to take forever.
-        recompute_token_ns: pick(rng, &[few_token_ns, 1 << 40]),
-        ..config
-    }
 }
 
 impl Run {
@@ -306,6 +189,7 @@ impl Run {
             poison_every: pick(rng, &[0, 0, 0, 4, 30]),
             weak_hashes: rng.random_range(0..8) == 0,
             // Nothing is looked up after a flush.
+            resumes: false,
             flushes: !is_shared || rng.random_range(0..4) == 0,
             rng: Pcg64Mcg::seed_from_u64(rng.next_u64()),
             outcome: Outcome::default(),
@@ -368,7 +252,7 @@ impl Run {
                 30..34 if gives_up => self.some_request(Event::Abort),
                 34..36 if gives_up => self.some_request(Event::Stop),
                 36 => self.event(Event::Tick),
-                37 if self.rng.random_range(0..8) == 0 => self.lose_worker(),
+                37 => self.disturb_worker(),
                 38 if self.rng.random_range(0..4) == 0 && self.flushes => self.event(Event::FlushCache),
                 39 => self.answer_nothing(),
                 40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
@@ -519,6 +403,18 @@ impl Run {
         // A copy that fails as a whole says whether its sources are to blame.
         let failed = pick(&mut self.rng, &[Event::TransferFailed as fn(u64) -> Event, Event::TransferInterrupted]);
         self.event(if ok { Event::TransferFinished(id) } else { failed(id) });
+    }
+
+    /// Loses the worker, or its connection.
+    fn disturb_worker(&mut self) {
+        match self.rng.random_range(0..8) {
+            0 => self.lose_worker(),
+            1 if self.resumes && self.driver.joined => {
+                self.outcome.workers_resumed += 1;
+                self.event(Event::WorkerResumed);
+            }
+            _ => {}
+        }
     }
 
     fn lose_worker(&mut self) {

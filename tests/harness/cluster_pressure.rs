@@ -13,8 +13,9 @@ use trunkline_core::{
     WORKER_FAILURES_MAX,
 };
 
+use crate::limits::{limits, pick};
 use crate::oracle::{OracleWorker, continuation};
-use crate::pressure::{limits, pick, request, stops};
+use crate::pressure::{request, stops};
 
 /// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,4 +8,4 @@ pub mod raw;
 pub mod server;
 pub mod tiered;
 
-pub use trunkline_driver::{oracle, pressure};
+pub use trunkline_driver::{limits, oracle, pressure};

@@ -69,7 +69,6 @@ mod tests {
             sample,
             n_generated,
             n_drafts,
-            ..StepSeq::default()
         }
     }
 

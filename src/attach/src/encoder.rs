@@ -63,21 +63,20 @@ impl StepEncoder {
     }
 
     fn encode_starts(&mut self, step: &Step, out: &mut wire::Step) {
-        let mut starts = step.sampling.iter();
+        let mut starts = step.starts.iter();
         for (index, seq) in step.seqs.iter().enumerate().filter(|(_, seq)| seq.start) {
-            let Some(sampling) = starts.next() else { break };
+            let Some(start) = starts.next() else { break };
             let at = seq.slot as usize;
             if self.logprobs.len() <= at {
                 self.logprobs.resize(at + 1, None);
             }
-            self.logprobs[at] = sampling.logprobs;
-            let n = (seq.n_history + seq.n_tokens) as usize;
+            self.logprobs[at] = start.sampling.logprobs;
             out.starts.push(wire::Start {
                 index: index as u32,
                 request: seq.request.0,
-                tokens: step.tokens[seq.tokens_at as usize..][..n].to_vec(),
-                n_prompt: (n as u32).saturating_sub(seq.n_generated),
-                sampling: Some(encode_sampling(sampling)),
+                tokens: step.all_tokens(seq, start).to_vec(),
+                n_prompt: start.n_prompt,
+                sampling: Some(encode_sampling(&start.sampling)),
             });
         }
     }
@@ -107,17 +106,13 @@ fn put(step: &Step, out: &mut Vec<u32>, entry: impl Fn(&StepSeq) -> u32) {
 
 /// Writes dropped entries and scored rows.
 fn encode_scored(step: &Step, out: &mut wire::Step) {
-    for (index, seq) in step.seqs.iter().enumerate().filter(|(_, seq)| seq.n_drops > 0) {
-        out.drops.extend(step.drops_of(seq).iter().map(|drop| wire::Drop {
-            index: index as u32,
-            group: drop.group,
-            first: drop.first,
-            n: drop.n,
-        }));
+    let drops = step.drops.iter();
+    out.drops.extend(drops.map(|drop| wire::Drop { index: drop.seq, group: drop.group, first: drop.first, n: drop.n }));
+    if !step.scored.is_empty() {
+        out.scored_rows.resize(step.seqs.len(), 0);
+        step.scored.iter().for_each(|scored| out.scored_rows[scored.seq as usize] = scored.rows);
     }
-    put(step, &mut out.scored_rows, |seq| seq.scored_rows);
-    let kind = step.seqs.iter().find(|seq| seq.scored_rows > 0).map(|seq| seq.score_kind);
-    out.set_score_kind(match kind.unwrap_or_default() {
+    out.set_score_kind(match step.score_kind {
         ScoreKind::Mean => wire::ScoreKind::Mean,
         ScoreKind::Max => wire::ScoreKind::Max,
     });

@@ -4,7 +4,9 @@
 //! restores a step from the message and the slots; [`Mirror::note`] adds the sampled tokens. A step is checked whole before any part is
 //! applied, and a step is decoded only after the results of all earlier steps were noted: then every token to run is known.
 
-use trunkline_port::{Dropped, NO_BLOCK, RequestId, Sampling, ScoreKind, Step, StepResult, StepSeq, Token};
+use trunkline_port::{
+    Dropped, NO_BLOCK, RequestId, Sampling, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq, Token,
+};
 
 use crate::hello::Hello;
 use crate::sampling::{SamplingFault, decode_sampling};
@@ -512,7 +514,11 @@ impl Mirror {
                 }
                 self.slots[at] = Some(held);
                 seq.start = true;
-                out.sampling.push(sampling_of(index, start)?);
+                out.starts.push(SeqStart {
+                    sampling: sampling_of(index, start)?,
+                    n_prompt: start.n_prompt,
+                    n_ahead: 0,
+                });
             }
             let held = self.slots.get_mut(at).and_then(Option::as_mut);
             let slot = held.ok_or(StepReason::NotStarted { index, slot: seq.slot })?;
@@ -524,7 +530,13 @@ impl Mirror {
             out.seqs.push(seq);
         }
         out.blocks.extend_from_slice(&message.blocks);
-        put_drops(message, out);
+        let drops = message.drops.iter();
+        out.drops.extend(drops.map(|drop| Dropped {
+            seq: drop.index,
+            group: drop.group,
+            first: drop.first,
+            n: drop.n,
+        }));
         put_scored(message, out);
         Ok(())
     }
@@ -544,23 +556,8 @@ fn put_tokens(seq: &mut StepSeq, slot: &Slot, out: &mut Step) {
     out.tokens.extend_from_slice(&slot.tokens[begin..end]);
 }
 
-fn put_drops(message: &wire::Step, out: &mut Step) {
-    let mut drops = message.drops.iter().peekable();
-    for (index, seq) in out.seqs.iter_mut().enumerate() {
-        seq.drops_at = out.drops.len() as u32;
-        while let Some(drop) = drops.next_if(|drop| drop.index as usize == index) {
-            out.drops.push(Dropped { group: drop.group, first: drop.first, n: drop.n });
-        }
-        seq.n_drops = out.drops.len() as u32 - seq.drops_at;
-    }
-}
-
 fn put_scored(message: &wire::Step, out: &mut Step) {
-    let kind = if message.score_kind() == wire::ScoreKind::Max { ScoreKind::Max } else { ScoreKind::Mean };
-    for (seq, rows) in out.seqs.iter_mut().zip(&message.scored_rows) {
-        seq.scored_rows = *rows;
-        if *rows > 0 {
-            seq.score_kind = kind;
-        }
-    }
+    out.score_kind = if message.score_kind() == wire::ScoreKind::Max { ScoreKind::Max } else { ScoreKind::Mean };
+    let rows = (0..).zip(&message.scored_rows).filter(|(_, rows)| **rows > 0);
+    out.scored.extend(rows.map(|(seq, rows)| Scored { seq, rows: *rows }));
 }

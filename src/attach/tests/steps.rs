@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use prost::Message;
 use trunkline_attach::{Mirror, SentStep, StepEncoder, StepLimits, encode_done, wire};
-use trunkline_port::{RequestId, Sampling, Step, StepOutput, StepResult, StepSeq, TokenLogprobs};
+use trunkline_port::{RequestId, Sampling, Scored, SeqStart, Step, StepOutput, StepResult, StepSeq, TokenLogprobs};
 
 const BLOCK: u32 = 4;
 const LIMITS: StepLimits = StepLimits {
@@ -39,12 +39,12 @@ fn start(step: &mut Step, slot: u32, n: u32, computed: u32, sampling: Sampling) 
     });
     step.tokens.extend((0..n).map(|i| (slot * 7 + i) % 100));
     step.blocks.extend((0..n_blocks).map(|i| (slot * 11 + i) % 50));
-    step.sampling.push(sampling);
+    step.starts.push(SeqStart { sampling, n_prompt: n, n_ahead: 0 });
 }
 
 /// A decode at `computed` with the table of `table` blocks.
 fn decode(step: &mut Step, slot: u32, computed: u32, token: u32, n_generated: u32) {
-    let grows = computed % BLOCK == 0;
+    let grows = computed.is_multiple_of(BLOCK);
     step.seqs.push(StepSeq {
         request: RequestId(100 + u64::from(slot)),
         slot,
@@ -178,7 +178,7 @@ fn sent() -> SentStep {
     step.seqs[1].n_drafts = 2;
     start(&mut step, 2, 5, 0, Sampling::default());
     step.seqs[2].sample = false;
-    step.seqs[2].scored_rows = 1;
+    step.scored.push(Scored { seq: 2, rows: 1 });
     StepEncoder::new(1, BLOCK, 100).encode(&step).1
 }
 

@@ -134,7 +134,7 @@ impl H2oSettings {
     pub fn divide(&self, model: Model, config: &mut Config) -> anyhow::Result<Model> {
         let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
         let model = if is_wanted { self.with_groups(model, config)? } else { model };
-        config.groups = model.info().groups.iter().map(|group| group.keeps).collect();
+        config.worker.groups = model.info().groups.iter().map(|group| group.keeps).collect();
         Ok(model)
     }
 
@@ -201,16 +201,16 @@ mod tests {
 
     #[test]
     fn layers_are_divided_if_eviction_is_on() {
-        assert_eq!(divided(&H2oSettings::default(), Mode::Off).unwrap().1.groups, []);
+        assert_eq!(divided(&H2oSettings::default(), Mode::Off).unwrap().1.worker.groups, []);
         let (groups, config) = divided(&layers_of("1"), Mode::On).unwrap();
-        assert_eq!((groups, config.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
+        assert_eq!((groups, config.worker.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
         assert_eq!(config.h2o.ratio, 6.0);
     }
 
     #[test]
     fn a_model_nobody_looked_at_drops_at_most_every_second_token() {
         let (_, config) = divided(&H2oSettings::default(), Mode::On).unwrap();
-        assert_eq!((config.h2o.ratio, config.groups), (2.0, vec![Keeps::All, Keeps::Scored]));
+        assert_eq!((config.h2o.ratio, config.worker.groups), (2.0, vec![Keeps::All, Keeps::Scored]));
         let low = H2oSettings { h2o_ratio: Some("1.5".into()), ..H2oSettings::default() };
         assert_eq!(divided(&low, Mode::On).unwrap().1.h2o.ratio, 1.5);
     }

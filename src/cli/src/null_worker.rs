@@ -98,12 +98,12 @@ impl NullWorker {
     /// Notes the log probabilities that starting sequences ask for.
     fn start(&mut self, step: &Step) {
         let starting = step.seqs.iter().filter(|seq| seq.start);
-        for (seq, sampling) in starting.zip(&step.sampling) {
+        for (seq, start) in starting.zip(&step.starts) {
             let slot = seq.slot as usize;
             if self.logprobs.len() <= slot {
                 self.logprobs.resize(slot + 1, None);
             }
-            self.logprobs[slot] = sampling.logprobs;
+            self.logprobs[slot] = start.sampling.logprobs;
         }
     }
 }
@@ -172,7 +172,7 @@ impl DeviceBlocks for NullBlocks {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_port::{RequestId, Sampling, StepSeq};
+    use trunkline_port::{RequestId, Sampling, SeqStart, StepSeq};
 
     use super::*;
 
@@ -225,7 +225,7 @@ mod tests {
             seqs: vec![seq(0, 27, true), seq(1, 0, false), seq(2, 1, true)],
             tokens: vec![1; 3],
             blocks: Vec::new(),
-            sampling: vec![Sampling::default(), Sampling::default(), asks],
+            starts: vec![SeqStart::default(), SeqStart::default(), asks.into()],
             ..Step::default()
         };
         let mut worker = NullWorker::new(Duration::ZERO, 258);

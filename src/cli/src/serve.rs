@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use trunkline_attach::Hello;
 use trunkline_cluster::Cluster;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, registry};
+use trunkline_core::{Config, WorkerFacts, registry};
 use trunkline_port::ModelInfo;
 use trunkline_server::{
     Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
@@ -236,7 +236,7 @@ fn divided(settings: &Settings, model: Model) -> anyhow::Result<(Model, Config)>
     if config.h2o.mode == Mode::Off && goes_behind && model.info().groups.len() > 1 {
         info!("host memory and tiers hold whole blocks: layers with a sliding window keep all tokens");
         let model = model.with_groups(Vec::new())?;
-        return Ok((model, Config { groups: Vec::new(), ..config }));
+        return Ok((model, Config { worker: WorkerFacts::default(), ..config }));
     }
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);

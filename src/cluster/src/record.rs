@@ -175,6 +175,7 @@ fn is_from_worker(event: &Event) -> bool {
         event,
         Event::WorkerJoined
             | Event::WorkerLost
+            | Event::WorkerResumed
             | Event::StepFinished(_)
             | Event::TransferFinished(_)
             | Event::TransferFailed(_)
@@ -205,6 +206,7 @@ mod tests {
             Event::Fail(RequestId(3)),
             Event::WorkerJoined,
             Event::WorkerLost,
+            Event::WorkerResumed,
             Event::StepFinished(StepResult {
                 step: 9,
                 tokens: vec![1, 2],

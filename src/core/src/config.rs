@@ -3,6 +3,7 @@
 mod error;
 mod h2o;
 mod table;
+mod worker;
 
 use serde::{Deserialize, Serialize};
 use trunkline_port::Keeps;
@@ -11,6 +12,7 @@ pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
+pub use self::worker::WorkerFacts;
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
 use crate::registry::{UnknownName, choose};
@@ -132,11 +134,8 @@ settings! {
         // 10,000 tokens/s of prefill.
         recompute_token_ns: u64 { default: 100_000, value: "NS" }
 
-        /// Layer groups of the model, and the positions that each keeps; empty for a model without groups.
-        ///
-        /// The first group keeps every position, whatever is said of it here. A device then has `device_blocks` blocks for each group,
-        /// in one pool.
-        groups: Vec<Keeps> { default: Vec::new(), recorded: unless_default }
+        /// Layer groups of the model, and needs of the workers.
+        worker: WorkerFacts { default: WorkerFacts::default(), recorded: unless_default }
 
         /// Eviction within a sequence (H2O): `off`, `probe` to plan and count alone, or `on` to drop blocks hardly read by attention in
         /// the layer groups that evict, with settings as in `on:ratio=4,recent=128`.
@@ -288,18 +287,18 @@ impl Config {
     }
 
     fn check_groups(&self) -> Result<(), ConfigError> {
-        if self.groups.len() > GROUPS_MAX {
-            return Err(ConfigError::TooManyGroups { n: self.groups.len(), max: GROUPS_MAX });
+        if self.worker.groups.len() > GROUPS_MAX {
+            return Err(ConfigError::TooManyGroups { n: self.worker.groups.len(), max: GROUPS_MAX });
         }
-        if self.groups.contains(&Keeps::Window(0)) {
+        if self.worker.groups.contains(&Keeps::Window(0)) {
             return Err(ConfigError::EmptyWindow);
         }
         if self.n_groups() > 1 && (!self.tiers.is_empty() || self.host_blocks > 0) {
-            return Err(ConfigError::GroupsBehindDevice { n: self.groups.len() });
+            return Err(ConfigError::GroupsBehindDevice { n: self.worker.groups.len() });
         }
         if u64::from(self.device_blocks) * u64::from(self.n_groups()) > u64::from(TOKENS_MAX) {
             return Err(ConfigError::TooManyGroups {
-                n: self.groups.len(),
+                n: self.worker.groups.len(),
                 max: (TOKENS_MAX / self.device_blocks) as usize,
             });
         }
@@ -308,7 +307,7 @@ impl Config {
 
     /// Returns the number of layer groups, at least 1.
     pub fn n_groups(&self) -> u32 {
-        self.groups.len().max(1) as u32
+        self.worker.groups.len().max(1) as u32
     }
 
     /// Returns the number of blocks of the device, of all layer groups together.

@@ -99,6 +99,7 @@ impl Core {
                 self.worker_joined = false;
                 self.lose_kv(actions);
             }
+            Event::WorkerResumed => self.resume_worker(actions),
             Event::StepFinished(result) => {
                 self.step_finished(&result, actions);
                 self.steps.recycle_result(result);

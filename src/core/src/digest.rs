@@ -66,6 +66,8 @@ pub enum Decision {
     LookupOverdue = 25,
     /// Entries of a sequence's block tables were dropped; amount: tokens held before and after. Followed by the ranges of positions.
     Drop = 26,
+    /// The worker came back with its KV; amount: the oldest step in flight, which will not be answered.
+    WorkerResumed = 27,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

@@ -13,24 +13,28 @@ use crate::h2o::{Mode, Plan, Rows};
 use crate::planners::Planners;
 use crate::sequence::Phase;
 use crate::state::State;
-use crate::steps::Part;
+use crate::steps::{Part, Picked};
 
 /// Hands the scores of a step's sequences to their planners, and drops what is due. MUST follow the publication of the step's blocks.
-pub(crate) fn end_step(state: &mut State, parts: &[Part], scores: &[f32]) {
+pub(crate) fn end_step(state: &mut State, picked: &Picked, scores: &[f32]) {
     if !state.planners.is_used {
         return;
     }
-    let mut rest = scores;
-    for part in parts {
+    let (mut rest, mut scored) = (scores, picked.scored.iter().peekable());
+    for (at, part) in (0..).zip(&picked.parts) {
+        let Some(asked) = scored.next_if(|scored| scored.part == at) else {
+            report(state, *part, 0, &[]);
+            continue;
+        };
         // A worker that cannot score reports none: blocks rank alike, and the later ones stay.
-        let (own, others) = rest.split_at((part.n_scores as usize).min(rest.len()));
+        let (own, others) = rest.split_at((asked.n_scores as usize).min(rest.len()));
         rest = others;
-        report(state, *part, own);
+        report(state, *part, asked.rows, own);
     }
 }
 
 /// Hands the scores of one sequence to its planner, and drops what is due.
-fn report(state: &mut State, part: Part, scores: &[f32]) {
+fn report(state: &mut State, part: Part, rows: u32, scores: &[f32]) {
     let State { sequences, planners, .. } = state;
     let Some(seq) = sequences.get_mut(part.slot()).filter(|seq| seq.ending.is_none()) else { return };
     let is_decode = matches!(seq.phase, Phase::Decode);
@@ -38,7 +42,7 @@ fn report(state: &mut State, part: Part, scores: &[f32]) {
     let Some(planner) = &mut seq.cold.planner else { return };
     let Planners { settings, scorer, block_size, .. } = &*planners;
     if !scores.is_empty() {
-        let rows = Rows { n: part.scored_rows, prefill: !part.decodes };
+        let rows = Rows { n: rows, prefill: !part.decodes };
         planner.state.report(&**scorer, settings, scores, *block_size, rows);
     }
     if !is_decode {

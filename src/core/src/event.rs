@@ -28,6 +28,9 @@ pub enum Event {
     /// The worker is gone with all KV on the device and on the host; blocks in tiers stay. The step and the transfers in flight
     /// will not be answered, and write nothing more.
     WorkerLost,
+    /// The worker is back after a broken connection, with all KV and no sequence: each is sent again, with
+    /// [`crate::step::StepSeq::start`]. The steps in flight will not be answered, and write nothing more. Ignored if no worker was there.
+    WorkerResumed,
     /// The step in flight ended.
     StepFinished(StepResult),
     /// The transfer with this id ended: the destinations hold the contents of the sources. Ids not in flight are ignored.

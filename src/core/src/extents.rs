@@ -7,8 +7,8 @@
 //!
 //! **Reservations.** The free slots after the last slot of a growing sequence are reserved for the sequence: others take them only
 //! if no other slot is free. A reserved slot is a free slot: a reservation changes no count. The slot before a reserved run belongs
-//! to the owner, so no record of owners is needed. Every sequence may reserve as many slots as it has, up to an extent, and all of
-//! them together may reserve one slot in [`AHEAD_SHARE`], or a quarter of the free slots if that is more.
+//! to the owner, so no record of owners is needed. Every sequence may reserve as many slots as it has, up to an extent, and all
+//! sequences together may reserve one slot in [`AHEAD_SHARE`], or a quarter of the free slots if that is more.
 //!
 //! A full pool has no runs unless blocks are evicted ahead of need; [`FreeSlots::lacking`] says how many, so that at most one slot in
 //! [`AHEAD_SHARE`] stays free for it, and at most one idle slot in [`IDLE_SHARE`] is evicted: when few are idle, preempted sequences
@@ -207,7 +207,7 @@ impl FreeSlots {
     }
 
     /// Returns the run of free slots directly after a slot, up to the end of an extent. No such slot is reserved for another
-    /// sequence: the slot before a reserved run belongs to its owner.
+    /// sequence: the slot before a reserved run belongs to the owner.
     fn peek_after(&self, last: u32) -> Option<(u32, u32)> {
         let first = last + 1;
         match self.extents.get((first / EXTENT) as usize) {

@@ -110,7 +110,6 @@ impl Decode {
             sample: true,
             n_generated: 0,
             n_drafts: 0,
-            ..StepSeq::default()
         }
     }
 }

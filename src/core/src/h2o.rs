@@ -76,7 +76,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Returns [`trunkline_port::StepSeq::scored_rows`] for a prefill chunk of the positions `computed .. computed + n_tokens` of a
+    /// Returns [`trunkline_port::Scored::rows`] for a prefill chunk of the positions `computed .. computed + n_tokens` of a
     /// prompt: the rows of the chunk among the last `prompt_rows` rows of the prompt. They are the last rows of the chunk.
     pub fn rows_of_chunk(&self, computed: u32, n_tokens: u32, prompt_tokens: u32) -> u32 {
         let from = prompt_tokens.saturating_sub(self.prompt_rows).max(computed);

@@ -23,6 +23,7 @@ use self::demotions::Demotions;
 use self::remembered::Remembered;
 use crate::config::{Config, ConfigError, Write};
 use crate::group_blocks::GroupBlocks;
+use crate::hash::BlockHash;
 use crate::host::{HostPool, HostState};
 use crate::ids::BlockHandle;
 use crate::journal::Journal;
@@ -40,6 +41,8 @@ use crate::waiting::CachedPrefix;
 #[derive(Debug)]
 pub(crate) struct Kv {
     block_size: u32,
+    /// `true` if a cached prefix ends below the last token: see [`crate::config::WorkerFacts::whole_block_hits`].
+    whole_block_hits: bool,
     /// Device blocks and the published prefixes.
     pub tree: PrefixTree,
     /// Host blocks of swapped-out sequences.
@@ -94,13 +97,14 @@ impl Kv {
         }
         Ok(Self {
             block_size: config.block_size,
+            whole_block_hits: config.worker.whole_block_hits,
             tree,
             host: HostPool::new(config.host_capacity()),
             shares_host: config.shared_host().is_some(),
             tiers: Tiers::new(config)?,
             transfers: TransferTable::new(Links::new(config)),
             lookups: Lookups::default(),
-            groups: GroupBlocks::new(&config.groups, config.block_size),
+            groups: GroupBlocks::new(&config.worker.groups, config.block_size),
             retired: VecDeque::new(),
             found: Prefix::default(),
             reviving: Vec::new(),
@@ -114,12 +118,19 @@ impl Kv {
     /// Looks up the longest published prefix of a sequence on the device, into `found`, with blocks being demoted behind it.
     pub fn find(&mut self, seq: &Sequence) {
         if !self.remembered.recall(seq, &self.tree, &mut self.found) {
-            self.tree.find(seq.cold.root, &seq.cold.hashes, seq.tokens(), &mut self.found);
+            self.tree.find(seq.cold.root, self.findable(seq), seq.tokens(), &mut self.found);
         }
         if self.groups.n() > 0 {
             self.found.truncate(self.groups.usable(&self.found));
         }
         self.find_demoting(seq);
+    }
+
+    /// Returns the hashes of a sequence's blocks that may be found in a cache.
+    fn findable<'a>(&self, seq: &'a Sequence) -> &'a [BlockHash] {
+        let hashes = &seq.cold.hashes;
+        let below_last = (seq.n_tokens() - 1) / self.block_size;
+        if self.whole_block_hits { &hashes[..hashes.len().min(below_last as usize)] } else { hashes }
     }
 
     /// Returns the number of blocks of the last prefix looked up.

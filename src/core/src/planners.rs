@@ -5,7 +5,6 @@ use trunkline_port::Keeps;
 use crate::config::{Config, ConfigError};
 use crate::h2o::{self, Mode, Scorer, Settings};
 use crate::sequence::{Planner, Sequence};
-use crate::step::{ScoreKind, StepSeq};
 
 /// Settings, scorer and default mode of eviction within sequences.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ impl Planners {
             default: config.h2o.mode,
             settings: config.h2o.settings(config.block_size),
             scorer: config.h2o.make_scorer(config.block_size)?,
-            groups: config.groups.iter().skip(1).enumerate().filter_map(evicts).collect(),
+            groups: config.worker.groups.iter().skip(1).enumerate().filter_map(evicts).collect(),
             block_size: config.block_size,
             is_used: false,
         })
@@ -51,22 +50,21 @@ impl Planners {
         }
     }
 
-    /// Returns the rows to score of a sequence that runs `n_tokens` tokens next, and the kind of scores.
-    pub fn rows(&self, seq: &Sequence, n_tokens: u32) -> (u32, ScoreKind) {
-        if !self.is_used || seq.cold.planner.is_none() {
-            return (0, ScoreKind::default());
+    /// Returns the number of rows to score of a sequence that runs `n_tokens` tokens next.
+    pub fn rows(&self, seq: &Sequence, n_tokens: u32) -> u32 {
+        if seq.cold.planner.is_none() {
+            return 0;
         }
         let needs = self.scorer.needs();
-        let rows = match seq.decodes_next() {
+        match seq.decodes_next() {
             true => needs.decode_rows.min(n_tokens),
             false => needs.rows_of_chunk(seq.planned(), n_tokens, seq.prompt_tokens),
-        };
-        (rows, needs.kind)
+        }
     }
-}
 
-/// Returns the number of scores that a worker reports for the part of a sequence: one for each entry of its block table with a
-/// position.
-pub(crate) fn n_scores(part: &StepSeq, block_size: u32) -> u32 {
-    if part.scored_rows == 0 { 0 } else { (part.computed + part.n_tokens).div_ceil(block_size) }
+    /// Returns the number of scores that a worker reports for a sequence that runs `n_tokens` tokens next: one for each entry of its block
+    /// table with a position.
+    pub fn n_scores(&self, seq: &Sequence, n_tokens: u32) -> u32 {
+        (seq.planned() + n_tokens).div_ceil(self.block_size)
+    }
 }

@@ -15,14 +15,14 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
-use crate::planners::n_scores;
+use crate::planners::Planners;
 use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
 use crate::state::State;
-use crate::step::{Step, StepSeq};
-use crate::steps::Part;
+use crate::step::{Dropped, Scored, SeqStart, Step, StepSeq};
+use crate::steps::{Part, Picked, ScoredPart};
 use crate::waiting::Waiting;
 use crate::{loading, swap};
 
@@ -34,7 +34,7 @@ pub(crate) struct Scheduler {
     /// Step-time controller of prefill chunks.
     pub prefill_budget: PrefillBudget,
     /// The sequences of the last step, in its order.
-    pub picked: Vec<Part>,
+    pub picked: Picked,
     /// `false` if steps leave out the tokens of prefills.
     pub sends_tokens: bool,
     /// Logits that drafts may take in a step: what the sequences themselves leave.
@@ -49,7 +49,7 @@ impl Scheduler {
     pub fn new(config: &Config) -> Self {
         Self {
             prefill_budget: PrefillBudget::new(config.target_step_ns, config.block_size, config.max_batch_tokens),
-            picked: Vec::new(),
+            picked: Picked::default(),
             sends_tokens: true,
             draft_logits: config.max_step_logits - config.max_batch_size,
             aligned: config.align_chunks
@@ -260,33 +260,32 @@ impl Scheduler {
         let State { sequences, kv, journal, waiting, config, planners, .. } = state;
         let seq = &mut sequences[slot];
         let decodes = seq.decodes_next();
-        let (scored_rows, score_kind) = planners.rows(seq, n_tokens);
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
         debug_assert!(n_tokens > 0 && n_tokens <= seq.unplanned());
         let start = !seq.on_worker;
         if start {
             seq.on_worker = true;
             seq.mirror.table_sent = 0;
-            step.sampling.push(seq.cold.sampling);
         }
-        let sends_history = start && (seq.cold.sampling.needs_history() || config.max_drafts > 0);
-        let n_history = if sends_history { planned } else { 0 };
+        let (n_history, n_ahead) = if start { begin(seq, n_tokens, config, step) } else { (0, 0) };
         let tokens_at = step.tokens.len() as u32;
         let sample = n_tokens == seq.unplanned();
-        if n_history == 0 && n_tokens == 1 && sample {
+        if n_history + n_ahead == 0 && n_tokens == 1 && sample {
             // All decodes: spares the look into their long vectors. A token that is not known yet is replaced by the worker.
             step.tokens.push(seq.last_token);
         } else if self.sends_tokens {
-            let range = (planned - n_history) as usize..(planned + n_tokens) as usize;
+            let range = (planned - n_history) as usize..(planned + n_tokens + n_ahead) as usize;
             seq.settle();
             step.tokens.extend_from_slice(&seq.tokens()[range]);
         }
         let (blocks_at, table_sent) = (step.blocks.len() as u32, seq.mirror.table_sent);
         debug_assert!(seq.table.iter().all(|block| kv.tree.pool().is_current(*block)));
         step.blocks.extend(seq.table[table_sent as usize..].iter().map(|block| block.index));
-        let drops_at = step.drops.len() as u32;
         if kv.groups.n() > 0 {
             add_groups(seq, start, step);
+        }
+        if planners.is_used {
+            self.ask_for_scores(planners, seq, n_tokens, step);
         }
         charge(waiting, seq, n_tokens);
         let part = StepSeq {
@@ -305,25 +304,33 @@ impl Scheduler {
             n_generated: seq.generated() + u32::from(seq.ahead.samples),
             n_drafts,
             input_from_last: awaits_token,
-            drops_at,
-            n_drops: step.drops.len() as u32 - drops_at,
-            scored_rows,
-            score_kind,
         };
         journal.run(&part, step.blocks[blocks_at as usize..].iter().copied());
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.pick(slot, &part, decodes, config.block_size);
+        self.picked.parts.push(Part { slot: slot as u32, n_tokens, n_drafts, sample, decodes });
     }
 
-    /// Keeps what the answer to the step needs of a sequence.
-    #[inline(always)]
-    fn pick(&mut self, slot: usize, part: &StepSeq, decodes: bool, block_size: u32) {
-        let StepSeq { n_tokens, n_drafts, scored_rows, sample, .. } = *part;
-        let n_scores = n_scores(part, block_size);
-        self.picked.push(Part { slot: slot as u32, n_tokens, n_drafts, n_scores, scored_rows, sample, decodes });
+    /// Asks for the scores that the planner of a sequence needs, before the sequence is added to the step.
+    fn ask_for_scores(&mut self, planners: &Planners, seq: &Sequence, n_tokens: u32, step: &mut Step) {
+        let (at, rows) = (step.seqs.len() as u32, planners.rows(seq, n_tokens));
+        if rows > 0 {
+            step.scored.push(Scored { seq: at, rows });
+            step.score_kind = planners.scorer.needs().kind;
+            self.picked.scored.push(ScoredPart { part: at, n_scores: planners.n_scores(seq, n_tokens), rows });
+        }
     }
+}
+
+/// Adds what a worker gets once of a sequence that runs `n_tokens` tokens first. Returns the number of tokens that the step sends before
+/// these, and behind.
+fn begin(seq: &Sequence, n_tokens: u32, config: &Config, step: &mut Step) -> (u32, u32) {
+    let (planned, all) = (seq.planned(), config.worker.all_tokens);
+    let sends_history = all || seq.cold.sampling.needs_history() || config.max_drafts > 0;
+    let n_ahead = if all { seq.unplanned() - n_tokens } else { 0 };
+    step.starts.push(SeqStart { sampling: seq.cold.sampling, n_prompt: seq.prompt_tokens, n_ahead });
+    (if sends_history { planned } else { 0 }, n_ahead)
 }
 
 /// Charges the tenant of a sequence for the part of the prompt that a step runs: once, preempted or not, and not for cached tokens.
@@ -346,7 +353,8 @@ fn add_groups(seq: &mut Sequence, start: bool, step: &mut Step) {
         // The worker gets whole tables, without these entries.
         seq.cold.drops.clear();
     }
-    step.drops.append(&mut seq.cold.drops);
+    let at = step.seqs.len() as u32;
+    step.drops.extend(seq.cold.drops.drain(..).map(|drop| Dropped { seq: at, ..drop }));
 }
 
 /// Returns `true` if every decode can take a block and run, whatever the others do: nothing drafts or waits to come back, and blocks

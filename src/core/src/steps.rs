@@ -16,10 +16,6 @@ pub(crate) struct Part {
     pub n_tokens: u32,
     /// Tokens that the worker may draft.
     pub n_drafts: u32,
-    /// Scores that the worker reports for the sequence.
-    pub n_scores: u32,
-    /// Rows behind the scores.
-    pub scored_rows: u32,
     /// `true` if the step samples for the sequence.
     pub sample: bool,
     /// `true` for a decode, `false` for a part of a prefill.
@@ -33,6 +29,34 @@ impl Part {
     }
 }
 
+/// Scores that a step in flight reports for one of its sequences.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScoredPart {
+    /// Index of the sequence in the step.
+    pub part: u32,
+    /// Number of scores.
+    pub n_scores: u32,
+    /// Rows behind the scores.
+    pub rows: u32,
+}
+
+/// The sequences of a step, as far as the answer needs them.
+#[derive(Debug, Default)]
+pub(crate) struct Picked {
+    /// Sequences in the order of the step.
+    pub parts: Vec<Part>,
+    /// Sequences with scores, in the order of the step.
+    pub scored: Vec<ScoredPart>,
+}
+
+impl Picked {
+    /// Empties both lists and keeps their memory.
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.scored.clear();
+    }
+}
+
 /// A step on the worker, running or waiting for the step before.
 #[derive(Debug)]
 pub(crate) struct StepInFlight {
@@ -40,8 +64,8 @@ pub(crate) struct StepInFlight {
     pub id: u64,
     /// Time at which the step was sent, nanoseconds.
     pub sent_ns: u64,
-    /// Sequences in the order of the step.
-    pub parts: Vec<Part>,
+    /// Its sequences.
+    pub picked: Picked,
 }
 
 /// The steps in flight, oldest first. The worker runs and answers them in this order.
@@ -52,7 +76,7 @@ pub(crate) struct Steps {
     last_end_ns: u64,
     #[expect(clippy::vec_box, reason = "the boxes themselves are used again")]
     spare_steps: Vec<Box<Step>>,
-    spare_parts: Vec<Vec<Part>>,
+    spare_picked: Vec<Picked>,
     spare_result: StepResult,
 }
 
@@ -100,10 +124,10 @@ impl Steps {
         if let [step] = self.in_flight.make_contiguous() { Some(step) } else { None }
     }
 
-    /// Notes that step `id` was sent. Takes its `parts`, and leaves an empty list there.
-    pub fn begin(&mut self, id: u64, parts: &mut Vec<Part>, now_ns: u64) {
-        let empty = self.spare_parts.pop().unwrap_or_default();
-        self.in_flight.push_back(StepInFlight { id, sent_ns: now_ns, parts: std::mem::replace(parts, empty) });
+    /// Notes that step `id` was sent. Takes what was `picked`, and leaves empty lists there.
+    pub fn begin(&mut self, id: u64, picked: &mut Picked, now_ns: u64) {
+        let empty = self.spare_picked.pop().unwrap_or_default();
+        self.in_flight.push_back(StepInFlight { id, sent_ns: now_ns, picked: std::mem::replace(picked, empty) });
     }
 
     /// Removes the oldest step in flight, which ended at `now_ns`. Returns the step and its time on the worker, nanoseconds: steps
@@ -121,24 +145,25 @@ impl Steps {
     }
 
     /// Keeps the memory of a step that ended.
-    pub fn recycle_parts(&mut self, mut parts: Vec<Part>) {
-        if self.spare_parts.len() < SPARE_STEPS_MAX {
-            parts.clear();
-            self.spare_parts.push(parts);
+    pub fn recycle_picked(&mut self, mut picked: Picked) {
+        if self.spare_picked.len() < SPARE_STEPS_MAX {
+            picked.clear();
+            self.spare_picked.push(picked);
         }
     }
 
     /// Returns `true` if the result has the shape of an answer to the oldest step in flight.
     pub fn is_answer(&self, result: &StepResult) -> bool {
         let Some(step) = self.in_flight.front().filter(|step| step.id == result.step) else { return false };
+        let Picked { parts, scored } = &step.picked;
         let mut begin = 0;
-        let mut fits = result.ends.len() == step.parts.len();
-        for (part, end) in step.parts.iter().zip(&result.ends) {
+        let mut fits = result.ends.len() == parts.len();
+        for (part, end) in parts.iter().zip(&result.ends) {
             let n_tokens = end.wrapping_sub(begin);
             begin = *end;
             fits &= if part.sample { n_tokens.wrapping_sub(1) <= part.n_drafts } else { n_tokens == 0 };
         }
-        let n_scores: usize = step.parts.iter().map(|part| part.n_scores as usize).sum();
+        let n_scores: usize = scored.iter().map(|part| part.n_scores as usize).sum();
         // A worker that cannot score reports none.
         let is_scored = result.scores.is_empty() || n_scores == result.scores.len();
         fits && begin as usize == result.tokens.len() && is_scored
@@ -146,7 +171,7 @@ impl Steps {
 
     /// Returns the slots of sequences that steps in flight run, perhaps more than once each.
     pub fn slots(&self) -> impl Iterator<Item = usize> {
-        self.in_flight.iter().flat_map(|step| &step.parts).map(|part| part.slot())
+        self.in_flight.iter().flat_map(|step| &step.picked.parts).map(|part| part.slot())
     }
 
     /// Returns `true` if a step in flight has this id.

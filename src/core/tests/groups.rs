@@ -1,7 +1,7 @@
 //! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
 //! have them.
 
-use trunkline_core::{Config, Event, H2oConfig, Keeps, Namespace, Request, RequestId, h2o};
+use trunkline_core::{Config, Event, H2oConfig, Keeps, Namespace, Request, RequestId, WorkerFacts, h2o};
 use trunkline_driver::Driver;
 
 /// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
@@ -12,7 +12,7 @@ fn config(groups: &[Keeps], device_blocks: u32) -> Config {
         max_batch_tokens: 16,
         max_batch_size: 4,
         launch_watermark: 0.0,
-        groups: groups.to_vec(),
+        worker: WorkerFacts { groups: groups.to_vec(), ..WorkerFacts::default() },
         ..Config::default()
     }
 }
@@ -176,7 +176,10 @@ fn groups_go_without_host_and_tiers_for_now() {
         message,
         "a model with 2 layer groups cannot use host_blocks or tiers yet; set host_blocks to 0 and give no tier"
     );
-    let empty = Config { groups: vec![Keeps::All, Keeps::Window(0)], ..Config::default() };
+    let empty = Config {
+        worker: WorkerFacts { groups: vec![Keeps::All, Keeps::Window(0)], ..WorkerFacts::default() },
+        ..Config::default()
+    };
     assert_eq!(empty.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
 }
 

@@ -34,6 +34,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.preemptions > seeds && sum.evicted_blocks > seeds);
     assert!(sum.cached_tokens > 10 * seeds && sum.merged_blocks > seeds / 2);
     assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
+    assert!(sum.workers_resumed > seeds / 20, "{} connections broke", sum.workers_resumed);
     assert!(sum.poisoned > seeds, "one poison fails several steps");
     assert!(sum.swaps_out > seeds / 2 && sum.blocks_out >= sum.swaps_out);
     assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);

@@ -11,7 +11,7 @@
 //! A step with one sequence: a prompt of three tokens in device block 5, to be sampled after.
 //!
 //! ```
-//! use trunkline_port::{RequestId, Sampling, Step, StepResult, StepSeq};
+//! use trunkline_port::{RequestId, SeqStart, Step, StepResult, StepSeq};
 //!
 //! let seq = StepSeq {
 //!     request: RequestId(1), slot: 0, start: true, computed: 0, n_tokens: 3, n_history: 0, tokens_at: 0,
@@ -19,7 +19,7 @@
 //!     n_generated: 0, n_drafts: 0,
 //!     ..StepSeq::default()
 //! };
-//! let step = Step { id: 1, seqs: vec![seq], tokens: vec![7, 8, 9], blocks: vec![5], sampling: vec![Sampling::default()],
+//! let step = Step { id: 1, seqs: vec![seq], tokens: vec![7, 8, 9], blocks: vec![5], starts: vec![SeqStart::default()],
 //!     ..Step::default() };
 //!
 //! // A worker reads it ...
@@ -45,6 +45,6 @@ pub use crate::ids::{RequestId, Token};
 pub use crate::model_info::{Keeps, LayerGroup, ModelInfo};
 pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
-pub use crate::step::{Dropped, NO_BLOCK, ScoreKind, Step, StepResult, StepSeq};
+pub use crate::step::{Dropped, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
 pub use crate::worker::{CopyError, DeviceBlocks, StepError, StepRunner};

@@ -24,10 +24,32 @@ pub struct Step {
     /// New tails of block tables, one range after another. With several layer groups, each range holds `n_blocks` entries for each
     /// group, in the order of [`crate::ModelInfo::groups`].
     pub blocks: Vec<u32>,
-    /// Entries that sequences dropped from their block tables, one range after another; empty without eviction.
+    /// Entries that sequences dropped from their block tables, in the order of the sequences; empty without eviction.
     pub drops: Vec<Dropped>,
-    /// Sampling parameters of the sequences with `start`, in order.
-    pub sampling: Vec<Sampling>,
+    /// Sequences with attention scores asked for, in the order of the sequences; empty without eviction.
+    pub scored: Vec<Scored>,
+    /// Kind of all scores of the step.
+    pub score_kind: ScoreKind,
+    /// Facts about the sequences with `start`, in order.
+    pub starts: Vec<SeqStart>,
+}
+
+/// Facts about a sequence, sent once with [`StepSeq::start`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SeqStart {
+    /// Parameters for picking tokens.
+    pub sampling: Sampling,
+    /// Number of tokens of the prompt; the tokens behind are generated.
+    pub n_prompt: u32,
+    /// Tokens of the sequence behind the tokens to run, in [`Step::tokens`] behind them: the rest of a prompt whose first chunk the step
+    /// runs. Sent if the core's configuration says that workers want all tokens at the start; otherwise 0.
+    pub n_ahead: u32,
+}
+
+impl From<Sampling> for SeqStart {
+    fn from(sampling: Sampling) -> Self {
+        Self { sampling, ..Self::default() }
+    }
 }
 
 /// Part of one sequence in a step.
@@ -37,14 +59,15 @@ pub struct StepSeq {
     pub request: RequestId,
     /// Index of the worker's mirror of this sequence: small, dense, used again by later sequences.
     pub slot: u32,
-    /// The worker MUST forget the earlier contents of `slot` and take the next entry of [`Step::sampling`].
+    /// The worker MUST forget the earlier contents of `slot` and take the next entry of [`Step::starts`].
     pub start: bool,
     /// Tokens below this position have KV in the block table already.
     pub computed: u32,
     /// Tokens to run through the model: positions `computed .. computed + n_tokens`.
     pub n_tokens: u32,
     /// Leading entries of this sequence's range in [`Step::tokens`] that are not run: the tokens at positions
-    /// `0 .. computed`. Sent with `start` if sampling needs them or the core's `max_drafts` is above 0; otherwise 0.
+    /// `0 .. computed`. Sent with `start` if sampling needs them, the core's `max_drafts` is above 0, or workers want all tokens;
+    /// otherwise 0.
     pub n_history: u32,
     /// Start of this sequence's `n_history + n_tokens` tokens in [`Step::tokens`].
     pub tokens_at: u32,
@@ -60,14 +83,6 @@ pub struct StepSeq {
     pub blocks_at: u32,
     /// Number of new blocks in each layer group.
     pub n_blocks: u32,
-    /// Start of this sequence's entries in [`Step::drops`]. The worker drops them before it appends the new blocks.
-    pub drops_at: u32,
-    /// Number of entries in [`Step::drops`].
-    pub n_drops: u32,
-    /// Last rows of this sequence whose attention counts for [`StepResult::scores`], `n_tokens` at most; 0 for no scores.
-    pub scored_rows: u32,
-    /// Kind of the scores.
-    pub score_kind: ScoreKind,
     /// `true` to sample after the last token; `false` for a prefill chunk other than the last.
     pub sample: bool,
     /// Tokens sampled so far, including one not seen by the core yet: the index of the token to be sampled.
@@ -92,9 +107,21 @@ pub enum ScoreKind {
     Max,
 }
 
-/// A range of entries that leave a block table: their places hold [`NO_BLOCK`] from now on.
+/// Rows of a sequence whose attention counts for [`StepResult::scores`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scored {
+    /// Index of the sequence in [`Step::seqs`].
+    pub seq: u32,
+    /// Number of rows: the last ones that the sequence runs, `n_tokens` at most and at least one.
+    pub rows: u32,
+}
+
+/// A range of entries that leave a block table: their places hold [`NO_BLOCK`] from now on. The worker drops them before it cuts the table
+/// and appends the new blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
+    /// Index of the sequence in [`Step::seqs`].
+    pub seq: u32,
     /// Number of the layer group.
     pub group: u32,
     /// First entry of the range.
@@ -128,9 +155,22 @@ impl Step {
         &self.blocks[seq.blocks_at as usize + group * n..][..n]
     }
 
-    /// Returns the entries that sequence `seq` dropped from its block tables.
-    pub fn drops_of(&self, seq: &StepSeq) -> &[Dropped] {
-        &self.drops[seq.drops_at as usize..][..seq.n_drops as usize]
+    /// Returns all tokens of a starting sequence that are in the step: history, tokens to run, and tokens ahead.
+    pub fn all_tokens(&self, seq: &StepSeq, start: &SeqStart) -> &[Token] {
+        let n = seq.n_history + seq.n_tokens + start.n_ahead;
+        &self.tokens[seq.tokens_at as usize..][..n as usize]
+    }
+
+    /// Returns the entries that the `i`-th sequence dropped from its block tables.
+    pub fn drops_of(&self, i: usize) -> &[Dropped] {
+        let begin = self.drops.partition_point(|drop| (drop.seq as usize) < i);
+        let n = self.drops[begin..].partition_point(|drop| drop.seq as usize == i);
+        &self.drops[begin..][..n]
+    }
+
+    /// Returns the number of last rows of the `i`-th sequence whose attention counts for scores; 0 for no scores.
+    pub fn scored_rows(&self, i: usize) -> u32 {
+        self.scored.binary_search_by_key(&(i as u32), |scored| scored.seq).map_or(0, |at| self.scored[at].rows)
     }
 
     /// Returns the number of tokens run by the whole step.
@@ -144,7 +184,8 @@ impl Step {
         self.tokens.clear();
         self.blocks.clear();
         self.drops.clear();
-        self.sampling.clear();
+        self.scored.clear();
+        self.starts.clear();
     }
 }
 
@@ -158,9 +199,9 @@ pub struct StepResult {
     /// End of each sequence's tokens in `tokens`. A sequence without `sample` has no tokens; a sampling sequence has at least one,
     /// and at most one more than the sequence's drafts.
     pub ends: Vec<u32>,
-    /// Attention scores of the sequences with [`StepSeq::scored_rows`], in the order of [`Step::seqs`]: for each, the score of every
-    /// entry of the block table that holds a position below `computed + n_tokens`, without drafts. Dropped entries have 0. A worker that cannot score leaves this
-    /// empty in every step.
+    /// Attention scores of the sequences of [`Step::scored`], in order: for each, the score of every entry of the block table that holds
+    /// a position below `computed + n_tokens`, without drafts. Dropped entries have 0. A worker that cannot score leaves this empty in
+    /// every step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scores: Vec<f32>,
 }

@@ -27,9 +27,10 @@ impl BlockTables {
         &self.0[group]
     }
 
-    /// Drops, cuts and extends the tables. The changes MUST have passed [`Changes::check`].
-    pub(crate) fn apply(&mut self, step: &Step, seq: &StepSeq) {
-        for drop in step.drops_of(seq) {
+    /// Drops, cuts and extends the tables as the step says of its sequence number `index`. The changes MUST have passed [`Changes::check`].
+    pub(crate) fn apply(&mut self, step: &Step, index: usize) {
+        let seq = &step.seqs[index];
+        for drop in step.drops_of(index) {
             self.0[drop.group as usize][drop.first as usize..][..drop.n as usize].fill(NO_BLOCK);
         }
         for (group, table) in self.0.iter_mut().enumerate() {
@@ -42,6 +43,8 @@ impl BlockTables {
 /// Changes of a step to the tables of one sequence.
 pub(crate) struct Changes<'a> {
     pub(crate) step: &'a Step,
+    /// Index of the sequence in the step.
+    pub(crate) index: usize,
     pub(crate) seq: &'a StepSeq,
     /// Tables held so far; `None` for a sequence that starts.
     pub(crate) held: Option<&'a BlockTables>,
@@ -54,17 +57,14 @@ impl Changes<'_> {
     pub(crate) fn check(&self, n_blocks: u32, block_size: u32) -> Result<(), SequenceFault> {
         let Self { step, seq, .. } = self;
         let blocks_end = u64::from(seq.blocks_at) + u64::from(seq.n_blocks) * self.keeps.len() as u64;
-        let drops_end = u64::from(seq.drops_at) + u64::from(seq.n_drops);
-        for (what, end, len) in [("blocks", blocks_end, step.blocks.len()), ("drops", drops_end, step.drops.len())] {
-            if end > len as u64 {
-                return Err(SequenceFault::Range { what, end, len });
-            }
+        if blocks_end > step.blocks.len() as u64 {
+            return Err(SequenceFault::Range { what: "blocks", end: blocks_end, len: step.blocks.len() });
         }
         let len = self.held.map_or(0, BlockTables::len);
         if seq.table_keep as usize > len {
             return Err(SequenceFault::TableKeep { keep: seq.table_keep, len });
         }
-        for drop in step.drops_of(seq) {
+        for drop in step.drops_of(self.index) {
             self.check_drop(drop)?;
         }
         for (group, keeps) in self.keeps.iter().enumerate() {
@@ -78,7 +78,7 @@ impl Changes<'_> {
     }
 
     fn check_drop(&self, drop: &Dropped) -> Result<(), SequenceFault> {
-        let Dropped { group, first, n } = *drop;
+        let Dropped { group, first, n, .. } = *drop;
         let Some(keeps) = self.keeps.get(group as usize) else {
             return Err(SequenceFault::NoGroup { group, n_groups: self.keeps.len() as u32 });
         };
@@ -109,7 +109,7 @@ impl Changes<'_> {
                 let first = drop.first as usize;
                 drop.group as usize == group && (first..first + drop.n as usize).contains(&entry)
             };
-            step.drops_of(seq).iter().any(hits)
+            step.drops_of(self.index).iter().any(hits)
         };
         let hole = |entry: &usize| match entry.checked_sub(keep) {
             Some(at) => new[at] == NO_BLOCK,
@@ -129,21 +129,21 @@ mod tests {
     const KEEPS: [Keeps; 3] = [Keeps::All, Keeps::Scored, Keeps::Window(6)];
 
     fn drop_of(group: u32, first: u32, n: u32) -> Dropped {
-        Dropped { group, first, n }
+        Dropped { seq: 0, group, first, n }
     }
 
     /// A sequence with four blocks of four tokens in each of three groups, that runs position 16 in a fifth block.
     fn held_and_step() -> (BlockTables, Step) {
         let mut held = BlockTables::new(3);
         let first = StepSeq { n_tokens: 16, n_blocks: 4, ..StepSeq::default() };
-        held.apply(&Step { blocks: (0..12).collect(), ..Step::default() }, &first);
-        let seq = StepSeq { computed: 16, n_tokens: 1, table_keep: 4, n_blocks: 1, n_drops: 2, ..StepSeq::default() };
+        held.apply(&Step { seqs: vec![first], blocks: (0..12).collect(), ..Step::default() }, 0);
+        let seq = StepSeq { computed: 16, n_tokens: 1, table_keep: 4, n_blocks: 1, ..StepSeq::default() };
         let drops = vec![drop_of(1, 1, 2), drop_of(2, 0, 2)];
         (held, Step { seqs: vec![seq], blocks: vec![12, 13, 14], drops, ..Step::default() })
     }
 
     fn check(held: &BlockTables, step: &Step) -> Result<(), SequenceFault> {
-        Changes { step, seq: &step.seqs[0], held: Some(held), keeps: &KEEPS }.check(20, 4)
+        Changes { step, index: 0, seq: &step.seqs[0], held: Some(held), keeps: &KEEPS }.check(20, 4)
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
         // The same step once more, after a failure, leads to the same tables.
         for _ in 0..2 {
             assert_eq!(check(&held, &step), Ok(()));
-            held.apply(&step, &step.seqs[0]);
+            held.apply(&step, 0);
             assert_eq!(held.of(0), [0, 1, 2, 3, 12]);
             assert_eq!(held.of(1), [4, NO_BLOCK, NO_BLOCK, 7, 13]);
             assert_eq!(held.of(2), [NO_BLOCK, NO_BLOCK, 10, 11, 14]);
@@ -164,8 +164,7 @@ mod tests {
     fn changes_that_make_no_sense_are_named() {
         type Change = fn(&mut Step);
         let hole = |group, entry| SequenceFault::Hole { group, entry };
-        let faults: [(Change, SequenceFault); 11] = [
-            (|step| step.seqs[0].n_drops = 3, SequenceFault::Range { what: "drops", end: 3, len: 2 }),
+        let faults: [(Change, SequenceFault); 10] = [
             (|step| step.seqs[0].n_blocks = 2, SequenceFault::Range { what: "blocks", end: 6, len: 3 }),
             (|step| step.drops[0].group = 3, SequenceFault::NoGroup { group: 3, n_groups: 3 }),
             (|step| step.drops[0].n = 0, SequenceFault::Drop { group: 1, first: 1, n: 0, keep: 4 }),
@@ -191,7 +190,8 @@ mod tests {
         let seq = StepSeq { start: true, computed: 9, n_tokens: 3, n_blocks: 3, ..StepSeq::default() };
         let blocks = vec![0, 1, 2, NO_BLOCK, 4, 5, NO_BLOCK, 7, 8];
         let step = Step { seqs: vec![seq], blocks, ..Step::default() };
-        let changes = |step: &Step| Changes { step, seq: &step.seqs[0], held: None, keeps: &KEEPS }.check(20, 4);
+        let changes =
+            |step: &Step| Changes { step, index: 0, seq: &step.seqs[0], held: None, keeps: &KEEPS }.check(20, 4);
         assert_eq!(changes(&step), Ok(()));
         // The window of position 8 begins at 3.
         let wider = Step { seqs: vec![StepSeq { computed: 8, ..seq }], ..step };

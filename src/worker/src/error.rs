@@ -178,15 +178,23 @@ pub enum WorkerError {
         /// Error of the operating system.
         problem: String,
     },
-    /// The step does not have exactly one entry of `sampling` for each starting sequence.
-    #[error("step {step} starts {starts} sequences but brings {sampling} sampling entries")]
-    SamplingCount {
+    /// A list of the step is not in the order of the sequences, or names a sequence that the step does not have.
+    #[error("step {step} has {list} out of order, or of sequences that are not in the step")]
+    Order {
+        /// Number of the step.
+        step: u64,
+        /// Field of [`trunkline_port::Step`].
+        list: &'static str,
+    },
+    /// The step does not have exactly one entry of `starts` for each starting sequence.
+    #[error("step {step} starts {starts} sequences but brings {sent} entries of starts")]
+    StartCount {
         /// Number of the step.
         step: u64,
         /// Number of sequences with `start`.
         starts: usize,
-        /// Number of entries of [`trunkline_port::Step::sampling`].
-        sampling: usize,
+        /// Number of entries of [`trunkline_port::Step::starts`].
+        sent: usize,
     },
     /// A sequence of the step contradicts itself or the worker's mirror.
     #[error("step {step}, sequence {index} (request {request}, slot {slot}): {fault}")]
@@ -447,6 +455,6 @@ mod tests {
         let wrong = WorkerError::Sequence { step: 3, index: 1, request: RequestId(6), slot: 0, fault };
         assert_eq!(guilty(wrong), Some(RequestId(6)));
         assert_eq!(guilty(WorkerError::NonFinite { step: 3, request: RequestId(5) }), Some(RequestId(5)));
-        assert_eq!(guilty(WorkerError::SamplingCount { step: 3, starts: 1, sampling: 0 }), None);
+        assert_eq!(guilty(WorkerError::StartCount { step: 3, starts: 1, sent: 0 }), None);
     }
 }

@@ -23,7 +23,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use trunkline_port::{RequestId, Sampling, Step, StepSeq};
+//! use trunkline_port::{RequestId, SeqStart, Step, StepSeq};
 //! use trunkline_text::Tokenizer;
 //! use trunkline_worker::{Model, Worker, WorkerConfig};
 //!
@@ -34,7 +34,7 @@
 //!     request: RequestId(1), start: true, n_tokens: tokens.len() as u32, n_blocks: 1, sample: true, ..StepSeq::default()
 //! };
 //! let step = Step {
-//!     id: 1, seqs: vec![seq], tokens, blocks: vec![5], sampling: vec![Sampling::default()], ..Step::default()
+//!     id: 1, seqs: vec![seq], tokens, blocks: vec![5], starts: vec![SeqStart::default()], ..Step::default()
 //! };
 //! assert_eq!(worker.run(&step)?.result.of(0).len(), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

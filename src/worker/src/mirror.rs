@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use trunkline_port::{Keeps, RequestId, Sampling, Step, StepSeq, Token};
+use trunkline_port::{Keeps, RequestId, Sampling, SeqStart, Step, StepSeq, Token};
 
 use crate::block_tables::{BlockTables, Changes};
 use crate::drafter::draft;
@@ -102,18 +102,18 @@ impl Mirror {
     /// Takes in a step's changes, or refuses the step and changes nothing.
     pub(crate) fn apply(&mut self, step: &Step) -> Result<(), WorkerError> {
         self.check(step)?;
-        let mut sampling = step.sampling.iter();
-        for seq in &step.seqs {
+        let mut starts = step.starts.iter();
+        for (index, seq) in step.seqs.iter().enumerate() {
             let at = seq.slot as usize;
             if seq.start {
-                let sampling = *sampling.next().expect("counted by the check");
+                let sampling = starts.next().expect("counted by the check").sampling;
                 self.slots.resize(self.slots.len().max(at + 1), None);
                 self.slots[at] = Some(Slot::new(seq.request, sampling, self.keeps.len()));
             }
             let slot = self.slots[at].as_mut().expect("checked to be held");
             let last = slot.last.filter(|_| seq.input_from_last).map(|(_, token)| [token]);
             let run = last.as_ref().map_or(step.run_tokens(seq), <[Token; 1]>::as_slice);
-            slot.tables.apply(step, seq);
+            slot.tables.apply(step, index);
             if self.limits.max_drafts > 0 {
                 // What a step that failed has left is sent again.
                 slot.tokens.truncate(seq.computed as usize);
@@ -161,15 +161,16 @@ impl Mirror {
 
     fn check(&self, step: &Step) -> Result<(), WorkerError> {
         let starts = step.seqs.iter().filter(|seq| seq.start).count();
-        if starts != step.sampling.len() {
-            return Err(WorkerError::SamplingCount { step: step.id, starts, sampling: step.sampling.len() });
+        if starts != step.starts.len() {
+            return Err(WorkerError::StartCount { step: step.id, starts, sent: step.starts.len() });
         }
+        check_order(step)?;
         let mut used = HashSet::with_capacity(step.seqs.len());
-        let mut sampling = step.sampling.iter();
+        let mut starts = step.starts.iter();
         for (index, seq) in step.seqs.iter().enumerate() {
-            let new = if seq.start { sampling.next() } else { None };
+            let new = if seq.start { starts.next() } else { None };
             let fault = if used.insert(seq.slot) {
-                self.check_sequence(step, seq, new).err()
+                self.check_sequence(step, index, new).err()
             } else {
                 Some(SequenceFault::SlotTwice)
             };
@@ -181,27 +182,30 @@ impl Mirror {
         Ok(())
     }
 
-    /// `new` are the sampling parameters of a starting sequence.
-    fn check_sequence(&self, step: &Step, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
+    /// `new` are the facts of a starting sequence.
+    fn check_sequence(&self, step: &Step, index: usize, new: Option<&SeqStart>) -> Result<(), SequenceFault> {
+        let seq = &step.seqs[index];
         if seq.slot >= SLOTS_MAX {
             return Err(SequenceFault::SlotTooLarge { limit: SLOTS_MAX });
         }
-        let held = if let Some(sampling) = new {
-            check_sampling(sampling)?;
+        let held = if let Some(start) = new {
+            check_sampling(&start.sampling)?;
             None
         } else {
             let held = self.slots.get(seq.slot as usize).and_then(Option::as_ref);
             Some(&held.filter(|slot| slot.request == seq.request).ok_or(SequenceFault::NotHeld)?.tables)
         };
-        let (end, len) =
-            (u64::from(seq.tokens_at) + u64::from(seq.n_history) + u64::from(seq.n_tokens), step.tokens.len());
+        let ahead = new.map_or(0, |start| start.n_ahead);
+        let tokens = u64::from(seq.n_history) + u64::from(seq.n_tokens) + u64::from(ahead);
+        let (end, len) = (u64::from(seq.tokens_at) + tokens, step.tokens.len());
         if end > len as u64 {
             return Err(SequenceFault::Range { what: "tokens", end, len });
         }
-        if seq.scored_rows > seq.n_tokens {
-            return Err(SequenceFault::ScoredRows { scored: seq.scored_rows, n_tokens: seq.n_tokens });
+        let scored = step.scored_rows(index);
+        if scored > seq.n_tokens {
+            return Err(SequenceFault::ScoredRows { scored, n_tokens: seq.n_tokens });
         }
-        let changes = Changes { step, seq, held, keeps: &self.keeps };
+        let changes = Changes { step, index, seq, held, keeps: &self.keeps };
         changes.check(self.limits.n_blocks, self.limits.block_size)?;
         let end = u64::from(seq.computed) + u64::from(seq.n_tokens);
         if end > u64::from(self.limits.context) {
@@ -239,11 +243,11 @@ impl Mirror {
     }
 
     /// Checks that the worker knows every token before the tokens to run, if sampling or drafting needs a history.
-    fn check_history(&self, seq: &StepSeq, new: Option<&Sampling>) -> Result<(), SequenceFault> {
+    fn check_history(&self, seq: &StepSeq, new: Option<&SeqStart>) -> Result<(), SequenceFault> {
         let drafts = self.limits.max_drafts > 0;
         let (computed, sent) = (seq.computed, seq.n_history);
         match new {
-            Some(sampling) if (drafts || sampling.needs_history()) && sent != computed => {
+            Some(start) if (drafts || start.sampling.needs_history()) && sent != computed => {
                 Err(SequenceFault::History { computed, sent })
             }
             None if drafts => {
@@ -255,8 +259,22 @@ impl Mirror {
     }
 }
 
+/// Checks that drops and scores are in the order of the sequences, and of sequences in the step.
+fn check_order(step: &Step) -> Result<(), WorkerError> {
+    let n = step.seqs.len() as u32;
+    let drops = step.drops.iter().map(|drop| drop.seq).is_sorted() && step.drops.last().is_none_or(|drop| drop.seq < n);
+    let scored = step.scored.is_sorted_by(|a, b| a.seq < b.seq) && step.scored.last().is_none_or(|last| last.seq < n);
+    match (drops, scored) {
+        (true, true) => Ok(()),
+        (false, _) => Err(WorkerError::Order { step: step.id, list: "drops" }),
+        (_, false) => Err(WorkerError::Order { step: step.id, list: "scored" }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use trunkline_port::{Dropped, Scored};
+
     use super::*;
 
     fn mirror() -> Mirror {
@@ -280,7 +298,7 @@ mod tests {
             seqs: vec![seq],
             tokens: tokens.to_vec(),
             blocks: blocks.to_vec(),
-            sampling: vec![Sampling::default()],
+            starts: vec![SeqStart::default()],
             ..Step::default()
         }
     }
@@ -288,7 +306,7 @@ mod tests {
     /// A step that goes on with it: keeps `keep` blocks and adds `blocks`.
     fn go_on(computed: u32, keep: u32, blocks: &[u32]) -> Step {
         let mut step = start(&[5], blocks);
-        step.sampling.clear();
+        step.starts.clear();
         step.seqs[0] = StepSeq { start: false, computed, table_keep: keep, n_generated: 1, ..step.seqs[0] };
         step
     }
@@ -321,7 +339,7 @@ mod tests {
         mirror.apply(&step).unwrap();
         mirror.note(&step.seqs[0], &[50], 0);
         assert_eq!(mirror.slot(&step.seqs[0]).seen, TokenSet::default());
-        step.sampling[0].repetition_penalty = 1.5;
+        step.starts[0].sampling.repetition_penalty = 1.5;
         step.seqs[0] = StepSeq { computed: 2, n_history: 2, n_tokens: 1, ..step.seqs[0] };
         mirror.apply(&step).unwrap();
         mirror.note(&step.seqs[0], &[50], 0);
@@ -334,7 +352,7 @@ mod tests {
         let mut mirror = mirror();
         mirror.limits.max_drafts = 2;
         let mut first = start(&[1, 2, 3], &[9, 2]);
-        first.sampling[0].repetition_penalty = 1.5;
+        first.starts[0].sampling.repetition_penalty = 1.5;
         mirror.apply(&first).unwrap();
         let mut next = go_on(3, 2, &[]);
         next.tokens[0] = u32::MAX;
@@ -447,15 +465,17 @@ mod tests {
     #[test]
     fn every_fault_of_a_step_is_named_and_leaves_no_trace() {
         type Change = fn(&mut Step);
-        let faults: [(Change, SequenceFault); 16] = [
+        let faults: [(Change, SequenceFault); 15] = [
             (|step| step.seqs[0].slot = 1 << 16, SequenceFault::SlotTooLarge { limit: 1 << 16 }),
             (|step| step.seqs[0].request = RequestId(99), SequenceFault::NotHeld),
             (|step| step.seqs[0].slot = 2, SequenceFault::NotHeld),
             (|step| step.seqs[0].tokens_at = 1, SequenceFault::Range { what: "tokens", end: 2, len: 1 }),
             (|step| step.seqs[0].n_history = u32::MAX, SequenceFault::Range { what: "tokens", end: 1 << 32, len: 1 }),
             (|step| step.seqs[0].blocks_at = u32::MAX, SequenceFault::Range { what: "blocks", end: 1 << 32, len: 1 }),
-            (|step| step.seqs[0].n_drops = 1, SequenceFault::Range { what: "drops", end: 1, len: 0 }),
-            (|step| step.seqs[0].scored_rows = 2, SequenceFault::ScoredRows { scored: 2, n_tokens: 1 }),
+            (
+                |step| step.scored = vec![Scored { seq: 0, rows: 2 }],
+                SequenceFault::ScoredRows { scored: 2, n_tokens: 1 },
+            ),
             (|step| step.seqs[0].table_keep = 3, SequenceFault::TableKeep { keep: 3, len: 2 }),
             (|step| step.blocks[0] = 10, SequenceFault::Block { block: 10, limit: 10 }),
             (|step| step.seqs[0].computed = 24, SequenceFault::Context { end: 25, context: 24 }),
@@ -482,15 +502,21 @@ mod tests {
     #[test]
     fn sampling_entries_are_counted_and_checked() {
         let mut step = start(&[1], &[0]);
-        step.sampling.clear();
+        step.starts.clear();
         let error = mirror().apply(&step).unwrap_err();
-        assert_eq!(error, WorkerError::SamplingCount { step: 1, starts: 1, sampling: 0 });
+        assert_eq!(error, WorkerError::StartCount { step: 1, starts: 1, sent: 0 });
         let mut step = start(&[1], &[0]);
-        step.sampling[0].top_p = 2.0;
+        step.drops = vec![Dropped { seq: 1, group: 0, first: 0, n: 1 }];
+        assert_eq!(mirror().apply(&step), Err(WorkerError::Order { step: 1, list: "drops" }));
+        step.drops.clear();
+        step.scored = vec![Scored { seq: 0, rows: 1 }; 2];
+        assert_eq!(mirror().apply(&step), Err(WorkerError::Order { step: 1, list: "scored" }));
+        let mut step = start(&[1], &[0]);
+        step.starts[0].sampling.top_p = 2.0;
         let error = mirror().apply(&step).unwrap_err();
         assert!(error.to_string().contains("top_p is 2"), "{error}");
         let mut step = start(&[1], &[0]);
-        step.sampling[0].repetition_penalty = 2.0;
+        step.starts[0].sampling.repetition_penalty = 2.0;
         step.seqs[0].computed = 2;
         let Err(WorkerError::Sequence { fault, .. }) = mirror().apply(&step) else { panic!("accepted") };
         assert_eq!(fault, SequenceFault::History { computed: 2, sent: 0 });

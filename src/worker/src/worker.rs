@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use trunkline_port::{DeviceBlocks, Keeps, Step, StepError, StepOutput, StepRunner, StepSeq, Token, TokenLogprobs};
+use trunkline_port::{DeviceBlocks, Keeps, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
 use crate::attention::Sequence;
 use crate::block_tables::BlockTables;
@@ -168,7 +168,7 @@ impl Worker {
                 n_rows: tokens.len() - row,
                 position: seq.computed,
                 write_from: seq.kv_write_from,
-                scored: scored_rows(seq, kv.block_size()),
+                scored: scored_rows(step, index, kv.block_size()),
             });
         }
         let batch = Batch { tokens: &tokens, sequences: &sequences, logit_rows: &logit_rows };
@@ -249,10 +249,11 @@ fn tables<'a>(tables: &'a BlockTables, keeps: &[Keeps], block_size: usize) -> Ve
 }
 
 /// Returns the rows of a sequence that count for scores: the last rows without drafts.
-fn scored_rows(seq: &StepSeq, block_size: usize) -> Option<ScoredRows> {
-    (seq.scored_rows > 0).then(|| ScoredRows {
-        rows: (seq.n_tokens - seq.scored_rows) as usize..seq.n_tokens as usize,
-        kind: seq.score_kind,
+fn scored_rows(step: &Step, index: usize, block_size: usize) -> Option<ScoredRows> {
+    let (seq, rows) = (&step.seqs[index], step.scored_rows(index));
+    (rows > 0).then(|| ScoredRows {
+        rows: (seq.n_tokens - rows) as usize..seq.n_tokens as usize,
+        kind: step.score_kind,
         entries: (seq.computed as usize + seq.n_tokens as usize).div_ceil(block_size),
     })
 }
@@ -273,7 +274,7 @@ impl StepRunner for Worker {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_port::{RequestId, Sampling, StepSeq};
+    use trunkline_port::{RequestId, SeqStart, StepSeq};
 
     use super::*;
 
@@ -310,7 +311,7 @@ mod tests {
 
     /// A step that starts sequences with these prompts, each in the block given.
     fn starts(prompts: &[(&[Token], u32)]) -> Step {
-        let mut step = Step { id: 1, sampling: vec![Sampling::default(); prompts.len()], ..Step::default() };
+        let mut step = Step { id: 1, starts: vec![SeqStart::default(); prompts.len()], ..Step::default() };
         for (slot, (prompt, block)) in (0..).zip(prompts) {
             step.seqs.push(StepSeq {
                 request: RequestId(u64::from(slot) + 4),

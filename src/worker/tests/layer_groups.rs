@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use trunkline_port::{
-    DeviceBlocks, Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, Sampling, ScoreKind, Step, StepOutput, StepSeq,
+    DeviceBlocks, Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepOutput,
+    StepSeq,
 };
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
@@ -65,9 +66,6 @@ impl Run {
             n_history: n_history as u32,
             table_keep: keep as u32,
             n_blocks: (self.tables[0].len() - keep) as u32,
-            n_drops: self.drops.len() as u32,
-            scored_rows: scored_rows.min(n_tokens),
-            score_kind,
             sample: end == self.tokens.len(),
             n_drafts,
             ..StepSeq::default()
@@ -81,7 +79,9 @@ impl Run {
             tokens: self.tokens[self.computed - n_history..end].to_vec(),
             blocks: self.tables.iter().flat_map(|table| table[keep..].to_vec()).collect(),
             drops: std::mem::take(&mut self.drops),
-            sampling: if self.started { Vec::new() } else { vec![Sampling::default()] },
+            scored: (scored_rows > 0).then(|| Scored { seq: 0, rows: scored_rows.min(n_tokens) }).into_iter().collect(),
+            score_kind,
+            starts: if self.started { Vec::new() } else { vec![SeqStart::default()] },
         };
         let (output, logits) = self.worker.run_with_logits(&step).unwrap();
         self.computed = end + output.result.tokens.len().saturating_sub(1);
@@ -147,7 +147,7 @@ fn a_window_gives_back_the_blocks_behind_it_and_computes_the_same_bits() {
             let gone = (run.computed + 1).saturating_sub(40) / BLOCK;
             let held = run.tables[1].iter().take_while(|block| **block == NO_BLOCK).count();
             if gone > held {
-                run.drops.push(Dropped { group: 1, first: held as u32, n: (gone - held) as u32 });
+                run.drops.push(Dropped { seq: 0, group: 1, first: held as u32, n: (gone - held) as u32 });
                 run.free.splice(0..0, run.tables[1][held..gone].to_vec());
             }
             logits.extend(run.step(chunk, 0).1);
@@ -168,7 +168,7 @@ fn dropped_positions_are_invisible_wherever_the_rest_of_the_blocks_lies() {
     let unevicted = plain.until(170, 150, 0);
     let mut run = Run::new(evicting(), &prompt(150), 0, 1);
     run.until(150, 150, 0);
-    run.drops = vec![Dropped { group: 1, first: 1, n: 3 }, Dropped { group: 1, first: 6, n: 1 }];
+    run.drops = vec![Dropped { seq: 0, group: 1, first: 1, n: 3 }, Dropped { seq: 0, group: 1, first: 6, n: 1 }];
     let gone: Vec<u32> = [1, 2, 3, 6].map(|entry| run.tables[1][entry]).to_vec();
     let logits = run.until(170, 1, 0);
     assert_ne!(logits, unevicted[1..], "what is gone is missed");
@@ -178,7 +178,7 @@ fn dropped_positions_are_invisible_wherever_the_rest_of_the_blocks_lies() {
     other.until(150, 37, 0);
     let blocks = other.worker.blocks();
     gone.iter().for_each(|block| blocks.write(*block, &vec![0xff; blocks.block_bytes()]).unwrap());
-    other.drops = vec![Dropped { group: 1, first: 1, n: 3 }, Dropped { group: 1, first: 6, n: 1 }];
+    other.drops = vec![Dropped { seq: 0, group: 1, first: 1, n: 3 }, Dropped { seq: 0, group: 1, first: 6, n: 1 }];
     assert_eq!(other.until(170, 1, 0), logits);
 
     // A sequence that comes back from elsewhere brings its holes along, to other blocks.
@@ -209,7 +209,7 @@ fn drafts_run_beside_holes_and_change_no_bit() {
     let run = |max_drafts: u32| {
         let mut run = Run::new(evicting(), &tokens, max_drafts, 1);
         run.until(200, 200, 0);
-        run.drops = vec![Dropped { group: 1, first: 2, n: 5 }];
+        run.drops = vec![Dropped { seq: 0, group: 1, first: 2, n: 5 }];
         run.until(240, 1, max_drafts);
         run.tokens[..240].to_vec()
     };
@@ -225,7 +225,7 @@ fn scores_have_an_entry_for_each_block_and_add_up_to_one() {
         assert!(std::mem::take(&mut unscored.result.scores).is_empty());
         run.scored = Some((1, ScoreKind::Mean));
         if holes {
-            run.drops = vec![Dropped { group: last as u32, first: 1, n: 3 }];
+            run.drops = vec![Dropped { seq: 0, group: last as u32, first: 1, n: 3 }];
         }
         let scores = run.step(1, 0).0.result.scores;
         assert_eq!(scores.len(), 151usize.div_ceil(BLOCK));

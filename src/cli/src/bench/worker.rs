@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use trunkline_port::{RequestId, Sampling, Step, StepSeq};
+use trunkline_port::{RequestId, SeqStart, Step, StepSeq};
 use trunkline_worker::{Model, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Numbers, Report, time_ns};
@@ -88,8 +88,8 @@ impl Runner {
             n_blocks: BLOCKS,
             ..decode_of(slot)
         });
-        let (seqs, sampling) = (seqs.collect(), vec![Sampling::default(); batch as usize]);
-        self.run(Step { seqs, sampling, blocks: (0..batch * BLOCKS).collect(), ..Step::default() }, batch * len)
+        let (seqs, starts) = (seqs.collect(), vec![SeqStart::default(); batch as usize]);
+        self.run(Step { seqs, starts, blocks: (0..batch * BLOCKS).collect(), ..Step::default() }, batch * len)
     }
 
     /// Runs the `n`-th token after the prompts of `batch` sequences. Returns the time of the step, nanoseconds.

@@ -143,16 +143,15 @@ impl Notation<Vec<super::TierConfig>> for Plain {
     }
 }
 
-impl Notation<Vec<trunkline_port::Keeps>> for Plain {
+impl Notation<super::WorkerFacts> for Plain {
     const KIND: Kind = Kind::Text;
-    const EXPECTED: &'static str = "layer groups, as the worker reports them, not as text";
+    const EXPECTED: &'static str = "facts of workers, as the workers report them, not as text";
 
-    fn show(groups: &Vec<trunkline_port::Keeps>) -> String {
-        let group = |keeps: &trunkline_port::Keeps| format!("{keeps:?}").to_lowercase();
-        groups.iter().map(group).collect::<Vec<_>>().join(", ")
+    fn show(facts: &super::WorkerFacts) -> String {
+        facts.to_string()
     }
 
-    fn parse(_: &str) -> Result<Option<Vec<trunkline_port::Keeps>>, ConfigError> {
+    fn parse(_: &str) -> Result<Option<super::WorkerFacts>, ConfigError> {
         Ok(None)
     }
 }

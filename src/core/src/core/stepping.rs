@@ -75,12 +75,13 @@ impl Core {
         let Some((step, step_ns)) = self.steps.end(self.now_ns) else { unreachable!("the step was in flight") };
         self.state.kv.free_retired(step.id);
         self.state.suspects.succeeded();
-        self.observe_step_time(&step.parts, step_ns);
+        let parts = &step.picked.parts;
+        self.observe_step_time(parts, step_ns);
         let mut changed = std::mem::take(&mut self.changed);
         let mut begin = 0;
-        for (at, (part, end)) in step.parts.iter().zip(&result.ends).enumerate() {
-            if step.parts.len() >= REQUESTED_FROM
-                && let Some(next) = step.parts.get(at + AHEAD)
+        for (at, (part, end)) in parts.iter().zip(&result.ends).enumerate() {
+            if parts.len() >= REQUESTED_FROM
+                && let Some(next) = parts.get(at + AHEAD)
             {
                 self.state.request(part.slot(), next.slot());
             }
@@ -89,12 +90,12 @@ impl Core {
         }
         self.state.waiting.serve_generated();
         let any_ended = self.publish(&mut changed);
-        dropping::end_step(&mut self.state, &step.parts, &result.scores);
+        dropping::end_step(&mut self.state, &step.picked, &result.scores);
         if any_ended {
-            self.end_sequences(&step.parts, actions);
+            self.end_sequences(parts, actions);
         }
         self.changed = changed;
-        self.steps.recycle_parts(step.parts);
+        self.steps.recycle_picked(step.picked);
     }
 
     /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. The end of a
@@ -229,12 +230,31 @@ impl Core {
         self.state.wait_all(lost);
     }
 
+    /// Gives up the steps in flight of a worker that has kept its KV, and sends every sequence again.
+    pub(super) fn resume_worker(&mut self, actions: &mut Vec<Action>) {
+        if !self.worker_joined {
+            return;
+        }
+        self.state.journal.decide(Decision::WorkerResumed, 0, self.steps.oldest().unwrap_or(0));
+        let steps = self.steps.lose();
+        self.state.kv.free_retired(u64::MAX);
+        let parts: Vec<Part> = steps.into_iter().flat_map(|step| step.picked.parts).collect();
+        for part in &parts {
+            self.state.sequences[part.slot()].ahead = Ahead::default();
+        }
+        self.end_sequences(&parts, actions);
+        for slot in &self.state.batch.running {
+            let seq = &mut self.state.sequences[*slot];
+            (seq.on_worker, seq.mirror.table_sent) = (false, 0);
+        }
+    }
+
     /// Gives up the steps in flight, and counts a failure for their sequences.
     fn lose_steps(&mut self) {
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
         // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
-        let slots = || steps.iter().flat_map(|step| &step.parts).map(|part| part.slot());
+        let slots = || steps.iter().flat_map(|step| &step.picked.parts).map(|part| part.slot());
         let named = slots().any(|slot| self.state.sequences[slot].has_failed());
         let first = slots().next();
         let counts = self.state.suspects.counts(slots().all(|slot| Some(slot) == first));
@@ -275,7 +295,7 @@ impl Core {
             // The steps of a fast-forward are in flight one at a time.
             let one_at_a_time = self.state.config.max_steps_in_flight == 1 && !has_deadlines;
             let step = self.steps.only().filter(|_| one_at_a_time);
-            if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.parts)) {
+            if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.picked.parts)) {
                 return FastForwardResult::NotSteady;
             }
             self.state.suspects.succeeded();
@@ -289,7 +309,7 @@ impl Core {
         self.fast_forward.end(&mut self.state, driver);
         self.advance(self.now_ns);
         let ended = self.steps.end(self.now_ns);
-        ended.into_iter().for_each(|(step, _)| self.steps.recycle_parts(step.parts));
+        ended.into_iter().for_each(|(step, _)| self.steps.recycle_picked(step.picked));
         self.expire(actions);
         self.begin_steps(actions);
         self.send_transfers(actions);

@@ -56,7 +56,7 @@ impl Kv {
             return;
         }
         let mut before = self.tiers.prefix(seq.cold.root, self.found.last());
-        let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
+        let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         for (hash, tokens) in blocks.skip(self.found.len()) {
             let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
             let is_next = self.tiers.prefix_before(block.index) == before && self.tree.contents(*block).1 == tokens;

@@ -165,7 +165,8 @@ impl Kv {
             let sent = (seq.mirror.table_sent as usize).clamp(first, first + n);
             if sent > first {
                 let group = group as u32 + 1;
-                seq.cold.drops.push(Dropped { group, first: first as u32, n: (sent - first) as u32 });
+                // The index in the step follows with the step.
+                seq.cold.drops.push(Dropped { seq: 0, group, first: first as u32, n: (sent - first) as u32 });
             }
         }
     }

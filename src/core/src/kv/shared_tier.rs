@@ -22,7 +22,7 @@ impl Kv {
         }
         self.plan_all(seq);
         let known = self.hit() + self.plan.len();
-        let first = *seq.cold.hashes.get(known)?;
+        let first = *self.findable(seq).get(known)?;
         if self.lookups.is_pending(first) {
             return self.lookups.is_awaited(first).then_some(first);
         }
@@ -31,7 +31,7 @@ impl Kv {
             return None;
         }
         seq.cold.history.looked_up = true;
-        let blocks = (seq.cold.hashes.len() - known).min(BLOCKS_MAX);
+        let blocks = (self.findable(seq).len() - known).min(BLOCKS_MAX);
         let links = &mut self.transfers.links;
         let (saved_ns, compute_ns) = (links.saved_ns(tier, blocks), links.compute_ns(blocks));
         if saved_ns <= 0.0 {
@@ -40,7 +40,7 @@ impl Kv {
         }
         let size = self.block_size as usize;
         let tokens = &seq.tokens()[known * size..][..blocks * size];
-        let chain = seq.cold.hashes[known..].iter().zip(tokens.chunks_exact(size));
+        let chain = self.findable(seq)[known..].iter().zip(tokens.chunks_exact(size));
         let keys = self.tiers.keys_behind(seq.cold.root, self.last_on_device(), self.plan.last().copied(), chain);
         let is_awaited = self.lookups.pays(saved_ns);
         // Waiting for longer than computing takes would cost more than computing at once.

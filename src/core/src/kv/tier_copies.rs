@@ -216,7 +216,7 @@ impl Kv {
         }
         let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
         let (hit, last) = (self.hit(), self.last_on_device());
-        let blocks = seq.cold.hashes.iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
+        let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan);
     }
 

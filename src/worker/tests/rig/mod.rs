@@ -128,7 +128,6 @@ impl Rig {
                 sample: end == seq.tokens.len(),
                 n_generated: (seq.tokens.len() - seq.prompt_len) as u32,
                 n_drafts,
-                ..StepSeq::default()
             });
             if input_from_last {
                 step.tokens.push(u32::MAX);
@@ -138,7 +137,7 @@ impl Rig {
             }
             step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
             if !seq.started {
-                step.sampling.push(seq.sampling);
+                step.starts.push(seq.sampling.into());
             }
             seq.computed = end;
             seq.sent_blocks = seq.table.len();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use trunkline_core::h2o::{Rows, Scorer, Settings, State};
-use trunkline_port::{Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, Sampling, ScoreKind, Step, StepSeq};
+use trunkline_port::{Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepSeq};
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// Tokens of a KV block.
@@ -151,7 +151,7 @@ impl Rig {
         for (group, _) in self.keeps.iter().enumerate().filter(|(_, keeps)| **keeps == Keeps::Scored) {
             for range in &plan.drops {
                 let (first, end) = (range.start / BLOCK as u32, range.end / BLOCK as u32);
-                seq.drops.push(Dropped { group: group as u32, first, n: end - first });
+                seq.drops.push(Dropped { seq: 0, group: group as u32, first, n: end - first });
             }
         }
         for drop in &seq.drops {
@@ -179,12 +179,12 @@ impl Rig {
         let (output, logits) = self.worker.run_with_logits(&step)?;
         let (mut logits, mut scores) = (logits.into_iter(), &output.result.scores[..]);
         let mut answers = Vec::with_capacity(runs.len());
-        for (run, seq) in runs.iter_mut().zip(&step.seqs) {
+        for (index, (run, seq)) in runs.iter_mut().zip(&step.seqs).enumerate() {
             let mut answer = Answer::default();
             if run.sample {
                 answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
             }
-            if seq.scored_rows > 0 {
+            if step.scored_rows(index) > 0 {
                 let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK);
                 answer.scores = scores[..n].to_vec();
                 scores = &scores[n..];
@@ -207,6 +207,7 @@ impl Rig {
         }
         let keep = run.seq.sent.unwrap_or(0);
         let len = run.seq.tables[0].len();
+        let index = step.seqs.len() as u32;
         let (scored_rows, score_kind) = run.scored.unwrap_or_default();
         step.seqs.push(StepSeq {
             request: RequestId(u64::from(run.seq.slot)),
@@ -219,19 +220,19 @@ impl Rig {
             table_keep: keep as u32,
             blocks_at: step.blocks.len() as u32,
             n_blocks: (len - keep) as u32,
-            drops_at: step.drops.len() as u32,
-            n_drops: run.seq.drops.len() as u32,
-            scored_rows: scored_rows.min(run.tokens.len() as u32),
-            score_kind,
             sample: run.sample,
             ..StepSeq::default()
         });
         if run.seq.sent.is_none() {
-            step.sampling.push(Sampling::default());
+            step.starts.push(SeqStart::default());
+        }
+        if scored_rows > 0 {
+            step.scored.push(Scored { seq: index, rows: scored_rows.min(run.tokens.len() as u32) });
+            step.score_kind = score_kind;
         }
         step.tokens.extend_from_slice(run.tokens);
         run.seq.tables.iter().for_each(|table| step.blocks.extend_from_slice(&table[keep..]));
-        step.drops.append(&mut run.seq.drops);
+        step.drops.extend(run.seq.drops.drain(..).map(|drop| Dropped { seq: index, ..drop }));
         run.seq.sent = Some(len);
         Ok(())
     }

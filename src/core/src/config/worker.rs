@@ -1,0 +1,31 @@
+//! Facts about the workers of a core, which decide about the steps that are sent.
+
+use serde::{Deserialize, Serialize};
+use trunkline_port::Keeps;
+
+/// Layer groups of the model, and needs of the workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkerFacts {
+    /// Layer groups of the model, and the positions that each keeps; empty for a model without groups.
+    ///
+    /// The first group keeps every position, whatever is said of it here. A device then has [`super::Config::device_blocks`] blocks for
+    /// each group, in one pool.
+    pub groups: Vec<Keeps>,
+    /// `true` for workers that plan with all tokens of a sequence: the tokens are sent when it starts, in
+    /// [`crate::step::SeqStart::n_ahead`].
+    pub all_tokens: bool,
+    /// `true` for workers that write KV for every token they run, as vLLM does: a cached prefix ends below the last token of the prompt. A
+    /// prompt that is cached to its end runs its last block again, into a block of its own. Else the last token alone runs, and its KV is
+    /// not written.
+    pub whole_block_hits: bool,
+}
+
+impl std::fmt::Display for WorkerFacts {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let groups = self.groups.iter().map(|keeps| format!("{keeps:?}").to_lowercase());
+        let flags = [("all_tokens", self.all_tokens), ("whole_block_hits", self.whole_block_hits)];
+        let flags = flags.into_iter().filter(|(_, is)| *is).map(|(name, _)| name.to_owned());
+        out.write_str(&groups.chain(flags).collect::<Vec<_>>().join(", "))
+    }
+}

@@ -1,0 +1,138 @@
+//! Limits of a core, drawn from a seed.
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use trunkline_core::spec::Param;
+use trunkline_core::{Config, Keeps, Preemption, TierConfig, Write, eviction, h2o, policy};
+
+/// Draws one of the choices.
+pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
+    choices[rng.random_range(0..choices.len())]
+}
+
+/// Limits so tight that everything runs out.
+pub fn limits(rng: &mut Pcg64Mcg) -> Config {
+    let any_size = rng.random_range(1..=64);
+    let block_size = pick(rng, &[1, 2, 4, 5, 16, any_size]);
+    let max_batch_size = rng.random_range(1..12);
+    let few_blocks = rng.random_range(2..8);
+    let blocks = rng.random_range(100 / block_size..280 / block_size + 2).max(2);
+    let config = Config {
+        block_size,
+        device_blocks: pick(rng, &[blocks, blocks, blocks, blocks, blocks, blocks, 10 * blocks, few_blocks]),
+        max_batch_tokens: max_batch_size + rng.random_range(0..60),
+        max_batch_size,
+        max_queue: rng.random_range(1..30),
+        max_context: 200,
+        policy: any_of(rng, policy::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params))),
+        eviction: any_eviction(rng),
+        ..Config::default()
+    };
+    more_limits(rng, config)
+}
+
+/// Draws an entry of a registry, and at times values of its parameters: often the least or the greatest.
+fn any_of<'a>(rng: &mut Pcg64Mcg, entries: impl Iterator<Item = (&'a str, &'a [Param])>) -> String {
+    let entries: Vec<_> = entries.collect();
+    let (name, params) = pick(rng, &entries);
+    if params.is_empty() || rng.random_range(0..2) == 0 {
+        return name.into();
+    }
+    let values: Vec<String> = params
+        .iter()
+        .map(|Param { key, min, max, .. }| {
+            let some = rng.random_range(*min..=*max);
+            format!("{key}={}", pick(rng, &[*min, some, *max]))
+        })
+        .collect();
+    format!("{name}:{}", values.join(","))
+}
+
+fn any_eviction(rng: &mut Pcg64Mcg) -> String {
+    any_of(rng, eviction::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)))
+}
+
+fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
+    TierConfig {
+        // A first tier of this name shares its memory with swapped requests.
+        name: pick(rng, &["host", "tier"]).into(),
+        blocks: rng.random_range(1..3 * device_blocks + 2),
+        write: pick(rng, &Write::ALL).1,
+        eviction: any_eviction(rng),
+        shared: false,
+    }
+}
+
+/// Makes a tier a shared one, at times, and mostly a small one, whose storage has more than the core knows of. Never one whose memory
+/// swapped requests use.
+pub(crate) fn share_a_tier(rng: &mut Pcg64Mcg, config: &mut Config) {
+    let first = usize::from(config.host_blocks > 0);
+    let tiers = config.tiers.len();
+    if tiers > first && rng.random_range(0..2) == 0 {
+        let tier = &mut config.tiers[rng.random_range(first..tiers)];
+        tier.shared = true;
+        tier.blocks = pick(rng, &[1, 4, 16, tier.blocks]);
+        tier.write = pick(rng, &[Write::Through, Write::Through, tier.write]);
+    }
+}
+
+/// Changes what the worker wants to be sent, for some seeds. Returns `true` if its connection breaks now and then. Draws nothing from the
+/// run's own generator, so that other seeds run as they did.
+pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));
+    config.worker.whole_block_hits = rng.random_range(0..8) == 0;
+    config.worker.all_tokens = rng.random_range(0..8) == 0;
+    rng.random_range(0..4) == 0
+}
+
+/// Divides the layers of the model into groups, for some seeds. Such a core has the device alone. Draws nothing from the run's own
+/// generator, so that other seeds run as they did.
+pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
+    let mut rng = Pcg64Mcg::seed_from_u64(!seed);
+    if rng.random_range(0..8) > 0 {
+        return;
+    }
+    let windows = [1, config.block_size, 3 * config.block_size + 1, 50].map(Keeps::Window);
+    let kinds = [Keeps::Scored, Keeps::All, windows[0], windows[1], windows[2], windows[3]];
+    config.worker.groups = (0..rng.random_range(2..5)).map(|_| pick(&mut rng, &kinds)).collect();
+    config.tiers.clear();
+    config.host_blocks = 0;
+    let size = config.block_size;
+    config.h2o.mode = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
+    config.h2o.scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
+    config.h2o.ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
+    config.h2o.sink = pick(&mut rng, &[0, 1, size]);
+    config.h2o.recent = pick(&mut rng, &[0, 1, 2 * size]);
+    config.h2o.block = pick(&mut rng, &[0, size, 3 * size]);
+    config.h2o.trigger = pick(&mut rng, &[0, 1, 30]);
+    config.h2o.interval = pick(&mut rng, &[1, 3, 16]);
+}
+
+fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
+    let few_blocks = rng.random_range(1..=60 / config.block_size + 1);
+    let few_logits = config.max_batch_size + rng.random_range(0..8);
+    let few_tokens = rng.random_range(20..400);
+    let few_token_ns = rng.random_range(0..400);
+    let n_tiers = pick(rng, &[0, 0, 1, 1, 2, 3]);
+    let high = pick(rng, &[1.0, 9.0, 1000.0]);
+    Config {
+        tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
+        host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
+        preemption: pick(rng, &Preemption::ALL).1,
+        max_steps_in_flight: pick(rng, &[1, 1, 2, 2, 3, 5]),
+        pipeline_stages: pick(rng, &[1, 1, 1, 2, 3]),
+        launch_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),
+        swap_in_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),
+        align_chunks: rng.random_range(0..4) > 0,
+        max_step_logits: pick(rng, &[few_logits, 1 << 16]),
+        max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
+        copy_timeout_ns: pick(rng, &[0, 3_000, 20_000, 30_000_000_000]),
+        max_drafts: pick(rng, &[0, 1, 3, 8]),
+        target_step_ns: pick(rng, &[0, 200, 700]),
+        // A block is up to sixteen tokens, so each way is at times the cheaper one.
+        swap_block_ns: rng.random_range(0..2000),
+        // Copies take many steps here, so loading seldom pays, except where computing is said to take forever.
+        recompute_token_ns: pick(rng, &[few_token_ns, 1 << 40]),
+        ..config
+    }
+}
