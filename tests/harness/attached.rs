@@ -24,7 +24,8 @@ pub const BLOCKS: u32 = 64;
 
 /// A wire between a worker and the server. Cutting the wire closes the sockets at both ends, as the death of a process does.
 pub struct Wire {
-    addr: SocketAddr,
+    /// Address of the near end.
+    pub addr: SocketAddr,
     accepting: JoinHandle<()>,
     carried: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
@@ -245,14 +246,60 @@ impl Attached {
         (end, self.device)
     }
 
-    /// Dies without a word: the device remains if the worker is to come back.
-    pub fn die(self, wire: &Wire) -> Device {
-        wire.cut();
-        self.device
-    }
-
-    /// Leaves in order.
+    /// Gives up the stream, in order if the wire stands; the device remains if the worker is to come back.
     pub fn leave(self) -> Device {
         self.device
     }
+}
+
+/// Way in which a kept worker ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// The wire is cut; the worker comes back with its device.
+    Cut,
+    /// The process dies, and another takes its place, with empty blocks.
+    Killed,
+    /// The worker leaves in order, and another takes its place.
+    Left,
+}
+
+/// Keeps a worker of a name attached until the server stops: the worker dials again whenever its connection has ended. `next_death` returns
+/// the number of steps, unanswered at that moment, after which the worker ends the connection, and the way; `None` for never.
+pub fn keep(
+    server: SocketAddr,
+    name: impl Into<String>,
+    mut next_death: impl FnMut() -> Option<(u64, Death)> + Send + 'static,
+) -> JoinHandle<()> {
+    let name = name.into();
+    tokio::spawn(async move {
+        let wire = Wire::to(server).await;
+        let mut device = Device::default();
+        loop {
+            let mut worker = match Attached::attach(wire.addr, hello(&name), device).await {
+                Ok(worker) => worker,
+                // The server has stopped, or stops.
+                Err((status, _)) if status.code() == tonic::Code::Unavailable => return,
+                Err((_, again)) => {
+                    device = again;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            };
+            let death = next_death();
+            let end = worker.serve_until(|_, steps| death.is_some_and(|(after, _)| steps >= after)).await;
+            if let Err(Some(status)) = &end
+                && status.message() == "the server is stopping"
+            {
+                return;
+            }
+            match death {
+                Some((_, Death::Killed | Death::Cut)) => wire.cut(),
+                Some((_, Death::Left)) | None => {}
+            }
+            device = match death {
+                Some((_, Death::Cut)) | None => worker.leave(),
+                Some((_, Death::Killed | Death::Left)) => Device::default(),
+            };
+        }
+    })
 }

@@ -92,10 +92,15 @@ impl Engines {
         self.threads_each() + usize::from(worker < left_over)
     }
 
-    /// Returns the settings of the cluster whose engines all have these limits.
+    /// Returns the settings of the cluster whose engines all have these limits. Beside embedded workers, any attached one must do,
+    /// also one that writes KV for every token that it runs.
     pub fn cluster(&self, core: &Config) -> ClusterConfig {
-        let engine = |role: &Role| EngineConfig { core: core.clone(), role: *role };
-        ClusterConfig { engines: self.roles.iter().map(engine).collect(), router: self.router.clone() }
+        let engine = |(at, role): (usize, &Role)| {
+            let mut core = core.clone();
+            core.worker.whole_block_hits |= at >= self.embedded() && self.embedded() > 0;
+            EngineConfig { core, role: *role }
+        };
+        ClusterConfig { engines: self.roles.iter().enumerate().map(engine).collect(), router: self.router.clone() }
     }
 
     /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads.

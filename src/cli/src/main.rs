@@ -28,6 +28,7 @@ mod calibrate;
 mod config_file;
 mod core_settings;
 mod engines;
+mod first_worker;
 mod generate;
 mod h2o_settings;
 mod network_settings;

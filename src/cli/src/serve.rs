@@ -24,9 +24,9 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::attach_settings::limits_of_worker;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
+use crate::first_worker::limits_of_worker;
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";

@@ -123,6 +123,9 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     if let Some((name, has, needed)) = least.into_iter().find(|(_, has, needed)| has < needed) {
         return Err(format!("{name} is {has}; the server needs {needed}"));
     }
+    if !core.worker.whole_block_hits && !can.partial_writes {
+        return Err("the server's prefix hits end within blocks, which needs partial_writes".into());
+    }
     if core.h2o.mode != Mode::Off && !can.scores {
         return Err("the server evicts by attention (H2O), which needs scores".into());
     }

@@ -443,8 +443,10 @@ impl Start {
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
         }
-        let cluster = Cluster::new(&config)?;
         let embedded = config.engines.len().saturating_sub(attach.engines);
+        // The protocol sends the tokens of a sequence once.
+        config.engines[embedded..].iter_mut().for_each(|engine| engine.core.worker.all_tokens = true);
+        let cluster = Cluster::new(&config)?;
         let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
         let runners = (0..embedded as u32).map(make).collect::<Result<Vec<_>, _>>()?;
         if stores.is_empty() {

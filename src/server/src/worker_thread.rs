@@ -30,7 +30,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
-use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
+use trunkline_port::{DeviceBlocks, RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
 use trunkline_store::Store;
 
 pub(crate) use self::copies::{CopyJob, serve as serve_copies};
@@ -153,7 +153,7 @@ pub(crate) fn spawn(
     let (blocks, store) = (runner.blocks(), Arc::downgrade(store));
     let (copies_fence, copies_report) = (fence.clone(), report.clone());
     thread::Builder::new().name(format!("copies-{worker}")).spawn(move || {
-        let of_life = |life| LifeBlocks::new(life, &blocks, &copies_fence);
+        let of_life = |life| -> Arc<dyn DeviceBlocks> { Arc::new(LifeBlocks::new(life, &blocks, &copies_fence)) };
         copies::serve(&store, &queues.copies, &of_life, &copies_report);
     })?;
     thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {

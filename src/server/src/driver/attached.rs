@@ -63,9 +63,7 @@ impl Driver {
         let requests = self.cluster.status(engine).load.requests;
         if resumed {
             info!(%engine, worker = name, requests, "the worker came back with its KV");
-            // Without a way to keep the KV in the core, requests start over.
-            self.apply(Input::Engine(engine, Event::WorkerLost));
-            self.join(engine);
+            self.apply(Input::Engine(engine, Event::WorkerResumed));
         } else {
             info!(%engine, worker = name, program, "a worker attached");
             self.note_served();

@@ -65,8 +65,8 @@ pub(super) struct LifeBlocks {
 }
 
 impl LifeBlocks {
-    pub(super) fn new(life: u64, blocks: &Arc<dyn DeviceBlocks>, fence: &Arc<Fence>) -> Arc<dyn DeviceBlocks> {
-        Arc::new(Self { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) })
+    pub(super) fn new(life: u64, blocks: &Arc<dyn DeviceBlocks>, fence: &Arc<Fence>) -> Self {
+        Self { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) }
     }
 }
 
