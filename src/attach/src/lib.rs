@@ -16,12 +16,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod done;
 pub mod encoder;
+pub mod fake;
 pub mod hello;
 pub mod mirror;
 pub mod sampling;
 pub mod session;
+pub mod worker;
 
 /// Generated messages and services of the protocol.
 #[expect(

@@ -514,11 +514,9 @@ impl Mirror {
                 }
                 self.slots[at] = Some(held);
                 seq.start = true;
-                out.starts.push(SeqStart {
-                    sampling: sampling_of(index, start)?,
-                    n_prompt: start.n_prompt,
-                    n_ahead: 0,
-                });
+                let n_ahead = start.tokens.len() as u32 - (seq.computed + seq.n_tokens);
+                let sampling = sampling_of(index, start)?;
+                out.starts.push(SeqStart { sampling, n_prompt: start.n_prompt, n_ahead });
             }
             let held = self.slots.get_mut(at).and_then(Option::as_mut);
             let slot = held.ok_or(StepReason::NotStarted { index, slot: seq.slot })?;
@@ -550,8 +548,10 @@ fn sampling_of(index: usize, start: &wire::Start) -> Result<Sampling, StepReason
 /// Adds the tokens of a sequence: those to run, and at its start all others too.
 fn put_tokens(seq: &mut StepSeq, slot: &Slot, out: &mut Step) {
     seq.tokens_at = out.tokens.len() as u32;
-    let end = (seq.computed + seq.n_tokens) as usize;
-    let begin = if seq.start { 0 } else { seq.computed as usize };
+    let (begin, end) = match seq.start {
+        true => (0, slot.tokens.len()),
+        false => (seq.computed as usize, (seq.computed + seq.n_tokens) as usize),
+    };
     seq.n_history = seq.computed - begin as u32;
     out.tokens.extend_from_slice(&slot.tokens[begin..end]);
 }

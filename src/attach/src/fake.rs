@@ -1,0 +1,309 @@
+//! Worker without a model whose KV carries contents: the reference of the protocol, and a worker for tests.
+//!
+//! A KV cell is a hash of the token, its position, and all cells visible before it; a sampled token is a hash of all cells that the
+//! sequence's block table shows. So a wrong table, an early reuse of a block, a copy to the wrong place, or a token run at a wrong position
+//! changes the text. Equal prefixes have equal cells, whichever request computed the cells, so prefix hits, preemption, swapping and
+//! restarts change nothing. Sampling draws token n from (seed, n).
+//!
+//! A [`FakeFault`] makes the worker wrong in one way, to prove that a test notices.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use trunkline_port::{
+    CopyError, DeviceBlocks, ModelInfo, NO_BLOCK, Sampling, Step, StepError, StepOutput, StepRunner, StepSeq,
+    TokenLogprobs,
+};
+
+use crate::hello::{Abilities, Hello, KvRoom};
+
+/// Token ids of the fake model.
+const VOCAB: u32 = 997;
+/// Longest sequence of the fake model, tokens.
+const CONTEXT: u32 = 4096;
+/// Bytes of a cell: a key and a value of one element each.
+const CELL_BYTES: usize = 8;
+/// Contents of a cell that was never written.
+const EMPTY: u64 = 0;
+
+/// Mistake of a fake worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FakeFault {
+    /// The block table is never cut: new blocks follow the old ones.
+    KeepsTable,
+    /// KV below `kv_write_from` is written.
+    WritesShared,
+    /// A sequence that starts keeps the sampling parameters of the slot's last one.
+    KeepsSlot,
+    /// Sampling depends on the number of sequences in the step.
+    SamplesByBatch,
+    /// A block is read as the block before it.
+    ReadsNeighbour,
+    /// A reset leaves all cells and tables as they are, and new cells are not written.
+    IgnoresReset,
+    /// Positions of a chunk count from the chunk's begin.
+    ChunksFromZero,
+    /// The second sequence of a step reads the table of the first.
+    MixesBatch,
+    /// Log probabilities are those of another token.
+    WrongLogprobs,
+}
+
+/// Settings of a fake worker.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FakeConfig {
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Blocks of the device.
+    pub blocks: u32,
+    /// Mistake of the worker; `None` for a correct one.
+    pub fault: Option<FakeFault>,
+}
+
+/// Worker without a model whose KV carries contents.
+pub struct FakeWorker {
+    config: FakeConfig,
+    cells: Arc<FakeCells>,
+    slots: Vec<Slot>,
+    /// `true` after a reset that was ignored.
+    stuck: bool,
+}
+
+/// Sequence in a slot.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    table: Vec<u32>,
+    sampling: Sampling,
+    /// Parameters at the last start.
+    last: Option<Sampling>,
+}
+
+impl FakeWorker {
+    /// Makes a worker with empty cells.
+    pub fn new(config: FakeConfig) -> Self {
+        let n_cells = config.blocks as usize * config.block_size as usize;
+        let cells = (0..n_cells).map(|_| AtomicU64::new(EMPTY)).collect();
+        let cells = Arc::new(FakeCells { cells, block_size: config.block_size as usize, fault: config.fault });
+        Self { config, cells, slots: Vec::new(), stuck: false }
+    }
+
+    /// Returns facts about the fake model.
+    pub fn info() -> ModelInfo {
+        ModelInfo {
+            name: "fake".into(),
+            revision: "1".into(),
+            vocab_size: VOCAB,
+            max_context: CONTEXT,
+            n_layers: 1,
+            hidden_size: 1,
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: 1,
+            kv_dtype: "f32".into(),
+            kv_bytes_per_token: CELL_BYTES as u64,
+            ..ModelInfo::default()
+        }
+    }
+
+    /// Returns the announcement of a fake worker with all abilities but drafts and scores.
+    pub fn hello(name: &str, config: &FakeConfig) -> Hello {
+        Hello {
+            name: name.into(),
+            program: concat!("trunkline-fake ", env!("CARGO_PKG_VERSION")).into(),
+            model: Self::info(),
+            kv: KvRoom {
+                block_sizes: vec![config.block_size],
+                tokens: u64::from(config.blocks) * u64::from(config.block_size),
+                block_io: true,
+            },
+            abilities: Abilities {
+                max_sequences: 512,
+                max_tokens: 8192,
+                steps_in_flight: 2,
+                max_logprobs: 20,
+                partial_writes: true,
+                seeded_sampling: true,
+                ..Abilities::default()
+            },
+            resume: None,
+        }
+    }
+
+    fn has(&self, fault: FakeFault) -> bool {
+        self.config.fault == Some(fault)
+    }
+
+    /// Takes in the changes of a sequence's slot.
+    fn apply(&mut self, step: &Step, i: usize, sampling: Option<&Sampling>) {
+        let seq = &step.seqs[i];
+        let at = seq.slot as usize;
+        if self.slots.len() <= at {
+            self.slots.resize(at + 1, Slot::default());
+        }
+        let (keeps_slot, keeps_table) = (self.has(FakeFault::KeepsSlot), self.has(FakeFault::KeepsTable));
+        let slot = &mut self.slots[at];
+        if let Some(sampling) = sampling {
+            let last = slot.last.replace(*sampling).filter(|_| keeps_slot);
+            slot.sampling = last.unwrap_or(*sampling);
+            slot.table.clear();
+        }
+        for drop in step.drops_of(i) {
+            let dropped = slot.table.iter_mut().skip(drop.first as usize).take(drop.n as usize);
+            dropped.for_each(|entry| *entry = NO_BLOCK);
+        }
+        if !keeps_table {
+            slot.table.truncate(seq.table_keep as usize);
+        }
+        slot.table.extend_from_slice(step.new_blocks(seq));
+    }
+
+    /// Returns the place of a position's cell; `None` if the table has no block there.
+    fn place(&self, table: &[u32], position: u32) -> Option<usize> {
+        let block = *table.get((position / self.config.block_size) as usize)?;
+        let within = (position % self.config.block_size) as usize;
+        (block < self.config.blocks).then(|| block as usize * self.config.block_size as usize + within)
+    }
+
+    /// Runs the tokens of a sequence, and returns the digest of all cells that its table shows.
+    fn forward(&self, step: &Step, seq: &StepSeq, table: &[u32]) -> u64 {
+        let mut digest = 1;
+        for position in 0..seq.computed {
+            if let Some(at) = self.place(table, position) {
+                digest = mix(digest, self.cells.get(at));
+            }
+        }
+        for (position, token) in (seq.computed..).zip(step.run_tokens(seq)) {
+            let shown = if self.has(FakeFault::ChunksFromZero) { position - seq.computed } else { position };
+            let cell = mix(mix(digest, u64::from(*token)), u64::from(shown)) | 1;
+            let Some(at) = self.place(table, position) else { continue };
+            let may_write = position >= seq.kv_write_from || self.has(FakeFault::WritesShared);
+            if may_write && !self.stuck {
+                self.cells.set(at, cell);
+            }
+            digest = mix(digest, self.cells.get(at));
+        }
+        digest
+    }
+
+    /// Picks the token after a digest, with log probabilities if asked for.
+    fn pick(&self, seq: &StepSeq, digest: u64, n_seqs: usize) -> (u32, Option<TokenLogprobs>) {
+        let sampling = &self.slots[seq.slot as usize].sampling;
+        let mut drawn = digest;
+        if sampling.temperature > 0.0 {
+            drawn = mix(mix(digest, sampling.seed), u64::from(seq.n_generated));
+            if self.has(FakeFault::SamplesByBatch) {
+                drawn = mix(drawn, n_seqs as u64);
+            }
+        }
+        let token = (drawn % u64::from(VOCAB)) as u32;
+        let logprob = -((digest >> 32) as f32 / u32::MAX as f32) - 0.1;
+        let logprobs = sampling.logprobs.map(|n| {
+            // The greedy token is the most likely one; each further token is a little less likely.
+            let greedy = (digest % u64::from(VOCAB)) as u32;
+            let top = (0..n.min(VOCAB)).map(|i| ((greedy + i) % VOCAB, logprob - i as f32)).collect();
+            let wrong = if self.has(FakeFault::WrongLogprobs) { 0.7 } else { 0.0 };
+            let behind = (token + VOCAB - greedy) % VOCAB;
+            TokenLogprobs { request: seq.request, token, logprob: logprob - behind as f32 - wrong, top }
+        });
+        (token, logprobs)
+    }
+}
+
+impl StepRunner for FakeWorker {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        let mut starts = step.starts.iter();
+        for (i, seq) in step.seqs.iter().enumerate() {
+            let start = if seq.start { starts.next() } else { None };
+            self.apply(step, i, start.map(|start| &start.sampling));
+        }
+        let mut output = StepOutput::default();
+        output.result.step = step.id;
+        for (i, seq) in step.seqs.iter().enumerate() {
+            let of = if self.has(FakeFault::MixesBatch) { 0 } else { i };
+            let table = &self.slots[step.seqs[of].slot as usize].table;
+            let digest = self.forward(step, seq, table);
+            if seq.sample {
+                let (token, logprobs) = self.pick(seq, digest, step.seqs.len());
+                output.result.push(&[token]);
+                output.logprobs.extend(logprobs);
+            } else {
+                output.result.push(&[]);
+            }
+        }
+        Ok(output)
+    }
+
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        self.cells.clone()
+    }
+
+    fn reset(&mut self) {
+        if self.has(FakeFault::IgnoresReset) {
+            self.stuck = true;
+            return;
+        }
+        self.slots.clear();
+        self.cells.cells.iter().for_each(|cell| cell.store(EMPTY, Ordering::Relaxed));
+    }
+}
+
+/// Cells of all blocks.
+struct FakeCells {
+    cells: Vec<AtomicU64>,
+    block_size: usize,
+    fault: Option<FakeFault>,
+}
+
+impl FakeCells {
+    fn get(&self, at: usize) -> u64 {
+        self.cells[at].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, at: usize, cell: u64) {
+        self.cells[at].store(cell, Ordering::Relaxed);
+    }
+
+    fn block(&self, block: u32) -> Result<&[AtomicU64], CopyError> {
+        let begin = block as usize * self.block_size;
+        self.cells
+            .get(begin..begin + self.block_size)
+            .ok_or_else(|| CopyError::new(format!("there is no block {block}")))
+    }
+}
+
+impl DeviceBlocks for FakeCells {
+    fn block_bytes(&self) -> usize {
+        self.block_size * CELL_BYTES
+    }
+
+    fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError> {
+        let block = if self.fault == Some(FakeFault::ReadsNeighbour) { block.saturating_sub(1) } else { block };
+        // The low half of a cell is its key, the high half its value.
+        let (keys, values) = bytes.split_at_mut(self.block_size * 4);
+        let places = keys.chunks_exact_mut(4).zip(values.chunks_exact_mut(4));
+        for (cell, (key, value)) in self.block(block)?.iter().zip(places) {
+            let cell = cell.load(Ordering::Relaxed);
+            key.copy_from_slice(&(cell as u32).to_le_bytes());
+            value.copy_from_slice(&((cell >> 32) as u32).to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        let (keys, values) = bytes.split_at(self.block_size * 4);
+        let half = |bytes: &[u8]| u64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let contents = keys.chunks_exact(4).zip(values.chunks_exact(4));
+        for (cell, (key, value)) in self.block(block)?.iter().zip(contents) {
+            cell.store(half(key) | half(value) << 32, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Hashes two numbers to one (the finaliser of SplitMix64).
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(b).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
