@@ -4,7 +4,7 @@
 //! reads blocks nobody. An answer that breaks a rule ends the call with INVALID_ARGUMENT, and the worker's KV is not trusted any more.
 //!
 //! A server without embedded workers does not know its model before the first worker: the worker's Hello is offered to the starting
-//! server ([`Offer`]), and checked like any other once the server has made up its mind.
+//! server ([`Offer`]), and checked like any other once the server has a model.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl WorkersService {
         }
     }
 
-    /// Returns the demands on workers. A server without a model makes up its mind by this worker, or refuses the worker.
+    /// Returns the demands on workers. A server without a model takes the model of this worker, or refuses the worker.
     async fn fit(&self, hello: &Hello) -> Result<Arc<Fit>, Status> {
         let mut fit = self.fit.clone();
         let stopping = || Status::unavailable("the server is stopping");
