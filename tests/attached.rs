@@ -99,7 +99,7 @@ async fn a_worker_that_comes_back_in_time_goes_on_with_its_kv() {
     worker.serve_until(|_, steps| steps == 12).await.unwrap();
     let (session, before) = (worker.session.clone(), client.info().await.counters.unwrap());
     wire.cut();
-    let device = worker.leave();
+    let device = worker.abandon();
     client.until(|info| info.engines[0].worker.as_ref().is_some_and(|worker| !worker.connected)).await;
     let worker = Attached::attach(wire.addr, hello("a"), device).await.map_err(|(status, _)| status).unwrap();
     assert!(worker.session.resumed);
@@ -439,7 +439,7 @@ async fn workers_killed_at_random_lose_no_request_and_no_token() {
 async fn a_device_that_lost_its_session_begins_anew() {
     let server = start(1).await;
     let worker = Attached::fresh(server.addr(), "a").await;
-    let (life, device) = (worker.session.life, worker.leave());
+    let (life, device) = (worker.session.life, worker.leave().await);
     let mut client = server.client().await;
     client.until(|info| info.engines[0].worker.is_none()).await;
     let worker = Attached::attach(server.addr(), hello("a"), device).await.map_err(|(status, _)| status).unwrap();

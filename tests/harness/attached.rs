@@ -246,8 +246,17 @@ impl Attached {
         (end, self.device)
     }
 
-    /// Gives up the stream, in order if the wire stands; the device remains if the worker is to come back.
-    pub fn leave(self) -> Device {
+    /// Leaves in order, and returns the device for another session.
+    pub async fn leave(self) -> Device {
+        let Self { device, answers, mut jobs, .. } = self;
+        drop(answers);
+        // To the end of the stream, which the server ends in turn.
+        while let Ok(Some(_)) = jobs.message().await {}
+        device
+    }
+
+    /// Gives up the stream without a word, and returns the device, if the worker is to come back.
+    pub fn abandon(self) -> Device {
         self.device
     }
 }
@@ -297,8 +306,9 @@ pub fn keep(
                 Some((_, Death::Left)) | None => {}
             }
             device = match death {
-                Some((_, Death::Cut)) | None => worker.leave(),
-                Some((_, Death::Killed | Death::Left)) => Device::default(),
+                Some((_, Death::Cut)) | None => worker.abandon(),
+                Some((_, Death::Killed)) => Device::default(),
+                Some((_, Death::Left)) => worker.leave().await,
             };
         }
     })

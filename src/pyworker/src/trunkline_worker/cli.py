@@ -1,0 +1,99 @@
+"""The command line: builds an engine, and attaches it to a server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from . import __version__
+from .engine import Engine, EngineLost
+from .session import Refused, Session, Target
+
+log = logging.getLogger("trunkline_worker")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    p = argparse.ArgumentParser(prog="trunkline-worker", description="Runs a model for a Trunkline server.")
+    p.add_argument("--version", action="version", version=__version__)
+    p.add_argument("--engine", choices=("torch", "vllm", "toy"), default="torch", help="what runs the model (default: torch)")
+    p.add_argument("--model", type=Path, help="folder of the model, as on Hugging Face: config.json and safetensors")
+    p.add_argument("--connect", required=True, metavar="HOST:PORT", help="address of the server")
+    p.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="name of this worker, unique at the server")
+    p.add_argument("--model-name", help="name to announce (default: the folder's name)")
+    p.add_argument("--revision", help="revision of the weights to announce (default: a hash of pieces of the files)")
+    p.add_argument("--tls", action="store_true", help="connect with TLS, trusting the system's authorities")
+    p.add_argument("--ca", type=Path, help="connect with TLS, trusting the authorities in this PEM file")
+    p.add_argument("--token-file", type=Path, help="file with the bearer token (or set TRUNKLINE_TOKEN)")
+    p.add_argument("--dtype", choices=("f32", "bf16", "f16"), help="type of weights and KV (default: the model's; f32 on a CPU)")
+    p.add_argument("--device", default="auto", help="torch: cpu, cuda, cuda:1 .. (default: a GPU if there is one)")
+    p.add_argument("--block-size", type=int, help="preferred tokens in a block (default: 16; vllm: 32)")
+    p.add_argument("--kv-tokens", type=int, help="room for KV in tokens (default: 16384 on a CPU, free memory on a GPU)")
+    p.add_argument("--max-context", type=int, help="longest sequence in tokens (default: the model's)")
+    p.add_argument("--max-sequences", type=int, default=256, help="sequences of one step, at most (default: 256)")
+    p.add_argument("--max-tokens", type=int, default=2048, help="tokens of one step, at most (default: 2048)")
+    p.add_argument("--threads", type=int, help="CPU threads of the engine (default: PyTorch's)")
+    p.add_argument("--tensor-parallel", type=int, default=1, help="vllm: GPUs or processes that share the model (default: 1)")
+    p.add_argument(
+        "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
+    )
+    p.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs")
+    p.add_argument("--log", default="info", choices=("debug", "info", "warning", "error"), help="log level (default: info)")
+    return p
+
+
+def build(args: argparse.Namespace) -> Engine:
+    """Returns the engine that the arguments ask for.
+
+    Raises:
+        ValueError: an argument or the model does not fit; one line says which.
+    """
+    if args.engine == "toy":
+        from .toy import ToyEngine
+
+        return ToyEngine(args.kv_tokens or 4096)
+    if args.model is None:
+        raise ValueError(f"--engine {args.engine} needs --model DIR")
+    if args.engine == "torch":
+        from .torch_engine import build as build_torch
+
+        return build_torch(args)
+    from .vllm_engine import build as build_vllm
+
+    return build_vllm(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line, and returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
+    try:
+        engine = build(args)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"trunkline-worker: {error}", file=sys.stderr)
+        return 1
+    target = Target(args.connect, args.name, ca=args.ca, token=token, tls=args.tls)
+    session = Session(engine, target)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        log.info("stopping (%s)", signal.Signals(number).name)
+        session.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        session.run()
+    except (Refused, EngineLost) as error:
+        print(f"trunkline-worker: {error}", file=sys.stderr)
+        return 1
+    finally:
+        engine.close()
+    return 0

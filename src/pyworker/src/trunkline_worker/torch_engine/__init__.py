@@ -1,0 +1,130 @@
+"""Our own runner for the Llama family in plain PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from ..engine import Abilities, KvFacts, LayerGroup, ModelFacts
+from ..model_folder import end_tokens, fingerprint, read_config
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("--engine torch needs PyTorch: pip install 'trunkline-worker[torch]'") from error
+
+from . import weights as weights_of
+from .config import LlamaConfig, parse
+from .runner import DTYPES, MAX_LOGPROBS, TorchEngine
+
+log = logging.getLogger(__name__)
+
+CPU_KV_TOKENS = 16_384
+RESERVE = 2 << 30
+"""Bytes of a GPU's free memory that are left for activations and graphs."""
+
+
+def build(args: argparse.Namespace) -> TorchEngine:
+    """Returns an engine for the command line's arguments.
+
+    Raises:
+        ValueError: the model or an argument does not fit.
+    """
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    raw = read_config(args.model)
+    config = parse(raw)
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
+    dtype = args.dtype or (config.dtype if device.type == "cuda" else "f32")
+    weights = weights_of.load(args.model, config, DTYPES[dtype], device)
+    facts = model_facts(
+        config,
+        name=args.model_name or args.model.resolve().name,
+        revision=args.revision if args.revision is not None else fingerprint(args.model),
+        dtype=dtype,
+        max_context=min(args.max_context or config.max_context, config.max_context),
+        eos=end_tokens(args.model, raw),
+        scored=parse_layers(args.scored_layers, config.n_layers) if args.scored_layers else (),
+    )
+    tokens = args.kv_tokens or _room(facts, device)
+    sizes = tuple(dict.fromkeys([args.block_size or 16, 16, 32, 64, 8]))
+    kv = KvFacts(sizes, tokens, block_io=True)
+    log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens)
+    return engine(config, weights, facts, kv, args.max_sequences, args.max_tokens, graphs=not args.eager)
+
+
+def engine(
+    config: LlamaConfig,
+    weights: weights_of.Weights,
+    facts: ModelFacts,
+    kv: KvFacts,
+    max_sequences: int = 256,
+    max_tokens: int = 2048,
+    graphs: bool = True,
+) -> TorchEngine:
+    """Returns an engine for weights that are loaded."""
+    abilities = Abilities(
+        max_sequences=max_sequences,
+        max_tokens=max_tokens,
+        steps_in_flight=2,
+        max_logprobs=MAX_LOGPROBS,
+        partial_writes=True,
+        scores=True,
+        seeded_sampling=True,
+    )
+    return TorchEngine(config, weights, facts, kv, abilities, graphs)
+
+
+def model_facts(
+    config: LlamaConfig,
+    name: str,
+    revision: str,
+    dtype: str,
+    max_context: int,
+    eos: tuple[int, ...] = (),
+    scored: tuple[int, ...] = (),
+) -> ModelFacts:
+    """Returns the facts to announce. Layers in `scored` form a second group, whose blocks may be dropped."""
+    groups: tuple[LayerGroup, ...] = ()
+    if scored:
+        rest = tuple(i for i in range(config.n_layers) if i not in scored)
+        groups = (LayerGroup(rest), LayerGroup(scored, scored=True))
+    per_layer = 2 * config.n_kv_heads * config.head_dim * DTYPES[dtype].itemsize
+    layers = sum(max(len(g.layers) for g in groups) for _ in groups) if groups else config.n_layers
+    return ModelFacts(
+        name=name,
+        revision=revision,
+        vocab_size=config.vocab_size,
+        max_context=max_context,
+        eos_token_ids=eos,
+        n_layers=config.n_layers,
+        hidden_size=config.hidden_size,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        kv_dtype=dtype,
+        kv_bytes_per_token=layers * per_layer,
+        groups=groups,
+    )
+
+
+def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
+    """Returns the layers that a list such as "4-29" or "4,6,8" names, ascending.
+
+    Raises:
+        ValueError: the list is malformed, names layers that do not exist, or all layers.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    if not found or min(found) < 0 or max(found) >= n_layers or len(found) == n_layers:
+        raise ValueError(f"--scored-layers {text}: name some of the layers 0-{n_layers - 1}, but not all")
+    return tuple(sorted(found))
+
+
+def _room(facts: ModelFacts, device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_KV_TOKENS
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(max(0, free - RESERVE) // facts.kv_bytes_per_token)

@@ -1,0 +1,242 @@
+"""Attention over paged KV: prefill chunks one by one, decodes in groups of similar length.
+
+Blocks are gathered into one range of keys and values for PyTorch's attention. On a GPU decodes run in the kernel of `kernels`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..engine import ModelFacts
+from ..slots import HOLE, Batch
+from . import kernels
+
+GATHERED = 1 << 24
+"""Elements of keys gathered at once for a group of decodes, at most: 64 MiB of f32."""
+SPREAD = 1.25
+"""Longest block table of a group of decodes, as a multiple of the shortest."""
+FAR = 32
+"""Distance from which attention counts for scores of kind "max", in positions."""
+
+
+@dataclass
+class Chunk:
+    """Rows of one sequence that attend to one range of gathered blocks."""
+
+    first: int
+    n: int
+    blocks: Tensor
+    mask: Tensor | None
+    causal: bool
+
+
+@dataclass
+class Decodes:
+    """Rows of one token each, with tables of similar length."""
+
+    rows: Tensor
+    blocks: Tensor
+    mask: Tensor
+    ends: Tensor
+
+
+@dataclass
+class Plan:
+    """The attention of a batch in one layer group."""
+
+    chunks: list[Chunk]
+    decodes: list[Decodes]
+
+
+class KvCache:
+    """Keys and values: [layer in group, keys or values, block, position, head, element]."""
+
+    def __init__(self, model: ModelFacts, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        layers = max((len(group.layers) for group in model.groups), default=model.n_layers)
+        shape = (layers, 2, blocks, block_size, model.n_kv_heads, model.head_dim)
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.block_size = block_size
+        self.places: dict[int, tuple[int, int]] = {i: (0, i) for i in range(model.n_layers)}
+        """Group of each layer, and its number in the group."""
+        for g, group in enumerate(model.groups):
+            self.places.update({layer: (g, i) for i, layer in enumerate(group.layers)})
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns keys and values of a layer, each [block, position, head, element]."""
+        keys, values = self.data[self.places[layer][1]].unbind(0)
+        return keys, values
+
+
+def write_places(batch: Batch, group: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows whose KV is written, and their places: block times block size plus offset."""
+    positions = batch.positions()
+    of_row = np.repeat(np.arange(len(batch)), batch.n_tokens)
+    rows = np.flatnonzero(positions >= batch.kv_write_from[of_row])
+    positions, of_row = positions[rows].astype(np.int64), of_row[rows]
+    blocks = batch.table.tables[group, batch.slots[of_row], positions // block_size].astype(np.int64)
+    if (blocks == HOLE).any():
+        raise ValueError("a token is run in a place without a block")
+    return rows, blocks * block_size + positions % block_size
+
+
+def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch.device) -> Plan:
+    """Returns how the rows of a batch read the blocks of a layer group."""
+    firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
+    entries = -(-batch.ends // block_size)
+    tables = batch.table.tables[group]
+    chunks = [
+        _chunk(batch, int(i), int(firsts[i]), tables[batch.slots[i], : entries[i]], block_size, device)
+        for i in np.flatnonzero(batch.n_tokens > 1)
+    ]
+    single = np.flatnonzero(batch.n_tokens == 1)
+    order = single[np.argsort(entries[single], kind="stable")]
+    decodes = []
+    at = 0
+    while at < len(order):
+        shortest = int(entries[order[at]])
+        n = int(np.searchsorted(entries[order[at:]], SPREAD * shortest + 1, side="right"))
+        n = max(1, min(n, GATHERED // (int(entries[order[at + n - 1]]) * block_size * kv_width)))
+        part = order[at : at + n]
+        decodes.append(_decodes(batch, part, firsts[part], tables, int(entries[part].max()), block_size, device))
+        at += n
+    return Plan(chunks, decodes)
+
+
+def _chunk(batch: Batch, i: int, first: int, table: np.ndarray, block_size: int, device: torch.device) -> Chunk:
+    n, computed = int(batch.n_tokens[i]), int(batch.computed[i])
+    holes = table == HOLE
+    blocks = torch.from_numpy(np.where(holes, 0, table).astype(np.int64)).to(device)
+    if computed == 0 and not holes.any():
+        return Chunk(first, n, blocks, None, causal=True)
+    places = torch.arange(len(table) * block_size, device=device)
+    mask = places <= torch.arange(computed, computed + n, device=device)[:, None]
+    if holes.any():
+        mask &= torch.from_numpy(~holes).to(device).repeat_interleave(block_size)
+    return Chunk(first, n, blocks, mask, causal=False)
+
+
+def _decodes(
+    batch: Batch, part: np.ndarray, firsts: np.ndarray, tables: np.ndarray, width: int, block_size: int, device: torch.device
+) -> Decodes:
+    table = tables[batch.slots[part], :width]
+    places = np.arange(width * block_size)
+    mask = places < batch.ends[part][:, None]
+    mask &= np.repeat(table != HOLE, block_size, axis=1)
+
+    def on(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+
+    # Kernels skip entries without a block; gathers read some block there, and the mask hides it.
+    blocks = table if device.type == "cuda" else np.maximum(table, 0)
+    return Decodes(on(firsts), on(blocks.astype(np.int64)), on(mask), on(batch.ends[part]))
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Tensor:
+    """Returns the attention of all rows `q` [row, head, element]."""
+    out = torch.empty_like(q)
+    kv_heads = keys.shape[2]
+    for chunk in plan.chunks:
+        rows = q[chunk.first : chunk.first + chunk.n]
+        out[chunk.first : chunk.first + chunk.n] = _attend_chunk(rows, keys, values, chunk)
+    for group in plan.decodes:
+        rows = q[group.rows]
+        if kernels.usable(q):
+            out[group.rows] = kernels.paged_decode(rows, keys, values, group.blocks, group.ends)
+            continue
+        n, heads, dim = rows.shape
+        k, v = (_gather(x, group.blocks) for x in (keys, values))
+        grouped = rows.view(n, kv_heads, heads // kv_heads, dim)
+        attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask[:, None, None, :])
+        out[group.rows] = attended.reshape(n, heads, dim)
+    return out
+
+
+def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
+    """Returns the blocks of `cache` as [sequence, head, position, element]."""
+    n, width = blocks.shape
+    _, size, heads, dim = cache.shape
+    flat = cache.view(cache.shape[0], -1).index_select(0, blocks.reshape(-1).clamp_min(0))
+    return flat.view(n, width * size, heads, dim).transpose(1, 2)
+
+
+def _attend_chunk(rows: Tensor, keys: Tensor, values: Tensor, chunk: Chunk) -> Tensor:
+    n, heads = rows.shape[:2]
+    kv_heads = keys.shape[2]
+    k, v = (_gather(x, chunk.blocks[None]) for x in (keys, values))
+    q = rows.transpose(0, 1)[None]
+    if chunk.causal:
+        k, v = k[:, :, :n], v[:, :, :n]
+    if heads != kv_heads:
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask, is_causal=chunk.causal)
+    return out[0].transpose(0, 1)
+
+
+@dataclass
+class Scorer:
+    """Adds up the scores of one sequence over layers: attention that each block gets from the last rows to run."""
+
+    first: int
+    n: int
+    """Rows of the batch that count."""
+    blocks: Tensor
+    mask: Tensor
+    far: Tensor
+    use_max: bool
+    block_size: int
+    layers: int = 0
+    total: Tensor | None = None
+
+    def add(self, q: Tensor, keys: Tensor) -> None:
+        """Adds the attention of one layer."""
+        rows = q[self.first : self.first + self.n].float()
+        k = _gather(keys, self.blocks[None])[0].float()
+        heads, dim = rows.shape[1:]
+        grouped = rows.view(self.n, k.shape[0], heads // k.shape[0], dim).permute(1, 2, 0, 3)
+        logits = (grouped @ k[:, None].transpose(-1, -2)) * dim**-0.5
+        shares = logits.masked_fill(~self.mask, float("-inf")).softmax(-1)
+        if self.use_max:
+            # Dropped and near positions count nothing.
+            by_place = (shares * self.far).amax((0, 1, 2))
+            score = by_place.view(-1, self.block_size).amax(-1)
+            self.total = score if self.total is None else torch.maximum(self.total, score)
+        else:
+            score = shares.mean((0, 1, 2)).view(-1, self.block_size).sum(-1)
+            self.total = score if self.total is None else self.total + score
+        self.layers += 1
+
+    def scores(self) -> list[float]:
+        """Returns the score of each entry of the block table."""
+        if self.total is None:
+            return [0.0] * len(self.blocks)
+        total = self.total if self.use_max else self.total / self.layers
+        return [float(x) for x in total.tolist()]
+
+
+def scorers(batch: Batch, group: int, block_size: int, device: torch.device) -> list[Scorer]:
+    """Returns a scorer for each sequence of a batch that asks for scores."""
+    firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
+    found = []
+    for i in np.flatnonzero(batch.scored_rows > 0):
+        end, n = int(batch.ends[i]), int(batch.scored_rows[i])
+        table = batch.table.tables[group, batch.slots[i], : -(-end // block_size)]
+        places = np.arange(len(table) * block_size)
+        rows = np.arange(end - n, end)[:, None]
+        held = np.repeat(table != HOLE, block_size)
+        found.append(
+            Scorer(
+                first=int(firsts[i] + batch.n_tokens[i]) - n,
+                n=n,
+                blocks=torch.from_numpy(np.maximum(table, 0).astype(np.int64)).to(device),
+                mask=torch.from_numpy((places <= rows) & held).to(device),
+                far=torch.from_numpy((rows - places >= FAR) & held).to(device),
+                use_max=batch.score_max,
+                block_size=block_size,
+            )
+        )
+    return found

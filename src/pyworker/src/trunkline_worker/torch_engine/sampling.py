@@ -1,0 +1,83 @@
+"""Picks tokens. The n-th token of a request follows from the model's logits and (seed, n) alone.
+
+The arithmetic is that of Trunkline's embedded worker: one number is drawn for each token, the n-th of a SplitMix64 stream, and
+the token is the one at which the running sum of probabilities passes it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..draws import draws
+from ..engine import Logprob
+from ..slots import Batch
+
+
+def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
+    """Returns a token for each sampling sequence of a batch, on the device of `logits` [sequence, vocabulary].
+
+    `seen` has `True` for tokens that are in the sequence, for sequences with a repetition penalty.
+    """
+    table, slots = batch.table, batch.slots[batch.sample]
+    temperature, penalty = table.temperature[slots], table.penalty[slots]
+    if seen is not None:
+        factor = _on(penalty, logits)[:, None]
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    picked = logits.argmax(-1)
+    hot = np.flatnonzero((temperature > 0) & (table.top_k[slots] != 1))
+    if len(hot) == 0:
+        return picked
+    numbers = draws(table.seed[slots[hot]], batch.n_generated[batch.sample][hot])
+    truncated = (table.top_k[slots[hot]] > 0) | (table.top_p[slots[hot]] < 1)
+    for part in (hot[~truncated], hot[truncated]):
+        if len(part):
+            rows = _on(part, logits)
+            number = _on(numbers[np.isin(hot, part)], logits)
+            picked[rows] = _draw(logits[rows], batch, slots[part], number, sort=bool(truncated[hot == part[0]][0]))
+    return picked
+
+
+def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Tensor, sort: bool) -> Tensor:
+    table = batch.table
+    maximum = logits.max(-1, keepdim=True).values
+    # Shares of the most likely token's probability.
+    shares = torch.exp((logits - maximum) / _on(table.temperature[slots], logits)[:, None])
+    ids: Tensor | None = None
+    if sort:
+        # Stable: of equal shares the lower id comes first.
+        shares, ids = shares.sort(dim=-1, descending=True, stable=True)
+        k = np.where(table.top_k[slots] == 0, shares.shape[1], table.top_k[slots])
+        places = torch.arange(shares.shape[1], device=shares.device)
+        shares = torch.where(places < _on(k, logits)[:, None], shares, 0)
+        before = shares.double().cumsum(-1)
+        goal = before[:, -1:] * _on(table.top_p[slots].astype(np.float64), logits)[:, None]
+        # The smallest set whose sum reaches the goal: tokens before which the sum is below it.
+        shares = torch.where((before - shares.double() < goal) | (places == 0), shares, 0)
+    shares = torch.where(shares >= _on(table.min_p[slots], logits)[:, None], shares, 0)
+    sums = shares.double().cumsum(-1)
+    at = (sums <= sums[:, -1:] * number[:, None]).sum(-1)
+    last = (shares > 0).long() * torch.arange(1, shares.shape[1] + 1, device=shares.device)
+    at = torch.minimum(at, last.max(-1).values - 1)
+    return at if ids is None else ids.gather(-1, at[:, None])[:, 0]
+
+
+def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> list[Logprob]:
+    """Returns log probabilities for the sequences that asked for them, from the model's own logits."""
+    wanted = batch.table.logprobs[batch.slots[batch.sample]]
+    rows = np.flatnonzero(wanted >= 0)
+    if len(rows) == 0:
+        return []
+    logits = logits[_on(rows, logits)]
+    logprobs = logits - logits.double().logsumexp(-1, keepdim=True).float()
+    chosen = logprobs.gather(-1, picked[_on(rows, logits)][:, None])[:, 0].tolist()
+    most = int(wanted[rows].max())
+    ranked = logprobs.sort(dim=-1, descending=True, stable=True)
+    values, ids = ranked.values[:, :most].tolist(), ranked.indices[:, :most].tolist()
+    return [Logprob(chosen[i], ids[i][:n], values[i][:n]) for i, n in enumerate(wanted[rows].tolist())]
+
+
+def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device, non_blocking=True)

@@ -1,0 +1,83 @@
+"""A toy engine without a model: the KV of a position is its token and its place, and each token follows from all KV before it.
+
+So any lost, stale or misplaced block shows as a wrong token or as a failed step. It needs nothing but numpy, and is the shortest
+example of an engine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings, StepError
+from .slots import HOLE, Batch
+
+VOCABULARY = 512
+MAX_CONTEXT = 8192
+
+
+def next_token(tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    """Returns the token that the toy model says after `tokens`."""
+    places = np.arange(1, len(tokens) + 1, dtype=np.int64)
+    return int(((tokens + 1) * (places * 7_919 % 10_007)).sum() % (VOCABULARY - 8)) + 4
+
+
+class ToyEngine(Engine):
+    """Runs the toy model."""
+
+    program = "toy"
+
+    def __init__(self, tokens: int = 4096) -> None:
+        self.model = ModelFacts(
+            name="toy",
+            revision="1",
+            vocab_size=VOCABULARY,
+            max_context=MAX_CONTEXT,
+            eos_token_ids=(2,),
+            n_layers=1,
+            hidden_size=1,
+            n_heads=1,
+            n_kv_heads=1,
+            head_dim=1,
+            kv_dtype="f32",
+            kv_bytes_per_token=8,
+        )
+        self.kv = KvFacts(block_sizes=(16, 32, 8), tokens=tokens, block_io=True)
+        self.abilities = Abilities(max_sequences=256, max_tokens=4096, partial_writes=True, seeded_sampling=True)
+        self._kv = np.zeros((0, 2, 16), np.float32)
+
+    def begin(self, settings: Settings) -> None:
+        """Prepares blocks."""
+        self._kv = np.full((settings.blocks, 2, settings.block_size), -1, np.float32)
+
+    def reset(self) -> None:
+        """Fills all blocks with nonsense."""
+        self._kv[:] = -1
+
+    def run(self, batch: Batch) -> Result:
+        """Runs a batch: writes KV, then samples from the KV read through the block tables."""
+        return Result([token for i in range(len(batch)) if (token := self._run(batch, i)) is not None])
+
+    def _run(self, batch: Batch, i: int) -> int | None:
+        size = self._kv.shape[2]
+        places = np.arange(batch.ends[i])
+        table = batch.table.tables[0, batch.slots[i]]
+        new = places[max(batch.computed[i], batch.kv_write_from[i]) :]
+        blocks = table[new // size]
+        if (blocks == HOLE).any():
+            raise StepError(f"slot {batch.slots[i]}: a token is run in a place without a block")
+        self._kv[blocks, 0, new % size] = batch.table.tokens[batch.slots[i], new]
+        self._kv[blocks, 1, new % size] = new
+        if not batch.sample[i]:
+            return None
+        read = self._kv[table[places // size], :, places % size].astype(np.int64)
+        if (read[:, 1] != places).any():
+            raise StepError(f"slot {batch.slots[i]}: the KV of another place was read")
+        return next_token(read[:, 0])
+
+    def read_block(self, block: int) -> bytes:
+        """Returns the bytes of a block."""
+        return bytes(self._kv[block].astype("<f4").tobytes())
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Replaces a block."""
+        self._kv[block] = np.frombuffer(data, "<f4").reshape(self._kv.shape[1:])

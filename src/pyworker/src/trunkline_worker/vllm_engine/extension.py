@@ -1,0 +1,57 @@
+"""Methods that vLLM's worker processes get: copies of blocks, and seeds of random generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Extension:
+    """Mixed into vLLM's worker class; names begin with `trunkline_`, so that none meets a method of vLLM."""
+
+    model_runner: Any
+    rank: int
+
+    def trunkline_caches(self) -> list[tuple[tuple[int, ...], str]]:
+        """Returns shape and element type of the KV tensor of each layer."""
+        return [(tuple(cache.shape), str(cache.dtype)) for cache in self.model_runner.kv_caches]
+
+    def trunkline_read(self, block: int) -> bytes:
+        """Returns the bytes of a block in all layers, each as [head, token, content]."""
+        with torch.inference_mode():
+            layers = [cache[block].contiguous().reshape(-1).view(torch.uint8) for cache in self.model_runner.kv_caches]
+            return bytes(torch.cat(layers).cpu().numpy().tobytes())
+
+    def trunkline_write(self, block: int, data: bytes) -> None:
+        """Replaces a block in all layers."""
+        with torch.inference_mode():
+            source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            at = 0
+            for cache in self.model_runner.kv_caches:
+                place = cache[block]
+                size = place.numel() * place.element_size()
+                part = source[at : at + size].view(place.dtype).view(place.shape)
+                place.copy_(part)
+                at += size
+            if place.is_cuda:
+                torch.cuda.synchronize()
+
+    def trunkline_seed(self, seeds: dict[str, int]) -> None:
+        """Gives each of these requests a generator with this seed for the token to be sampled now, and others none."""
+        batch = self.model_runner.input_batch
+        batch.generators.clear()
+        for request, seed in seeds.items():
+            generator = torch.Generator(self.model_runner.device)
+            generator.manual_seed(seed)
+            batch.generators[batch.req_id_to_index[request]] = generator
+
+    def trunkline_seeds_work(self) -> bool:
+        """Returns `True` if the model runner keeps a generator for each request, as `trunkline_seed` needs."""
+        batch = getattr(self.model_runner, "input_batch", None)
+        return hasattr(batch, "generators") and hasattr(batch, "req_id_to_index")
+
+    def trunkline_write_at(self, rank: int, block: int, data: bytes) -> None:
+        """Replaces a block on one worker."""
+        if self.rank == rank:
+            self.trunkline_write(block, data)

@@ -1,0 +1,275 @@
+"""The threads that work: one runs steps in order, one copies blocks. Both outlive connections."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .engine import Engine, EngineLost, Result, Settings, StepError
+from .proto import messages as pb
+from .slots import Batch, SlotTable
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[pb.FromWorker], None]
+Job = pb.Step | pb.Reset | pb.Welcome
+Copy = pb.ReadBlock | pb.WriteBlock
+
+
+@dataclass
+class Running:
+    """A submitted batch."""
+
+    step: pb.Step
+    batch: Batch
+    starts: npt.NDArray[np.int64]
+    wait: Callable[[], Result]
+    begun: float
+
+
+class Work:
+    """Runs what connections deliver, and answers through the connection that is attached at that time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.lost: BaseException | None = None
+        self.life = 0
+        self.intact = False
+        """The KV of `life` is whole: no step has failed since the life began."""
+        self.steps_done = 0
+        self._table: SlotTable | None = None
+        self._settings: Settings | None = None
+        self._jobs: deque[Job] = deque()
+        self._copies: deque[Copy] = deque()
+        self._running: deque[Running] = deque()
+        self._send: Send | None = None
+        self._copying = False
+        self._busy = False
+        self._barrier = True
+        self._stopped = False
+        self._answered = 0.0
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            for loop, name in [(self._run_jobs, "engine"), (self._run_copies, "copies")]
+        ]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def attach(self, send: Send) -> None:
+        """Sends answers through `send` from now on."""
+        with self._changed:
+            self._send = send
+
+    def deliver(self, message: pb.ToWorker) -> None:
+        """Takes a message of the server."""
+        kind = message.WhichOneof("message")
+        with self._changed:
+            if kind in ("welcome", "reset"):
+                # Whatever is queued belongs to an earlier life, and copies wait until the new one has begun.
+                self._jobs.clear()
+                self._copies.clear()
+                self._barrier = True
+            if kind in ("welcome", "reset", "step"):
+                self._jobs.append(getattr(message, kind))
+            elif kind in ("read_block", "write_block"):
+                self._copies.append(getattr(message, kind))
+            self._changed.notify_all()
+
+    def detach(self) -> bool:
+        """Drops queued messages and answers, and waits until nothing runs. Returns `True` if KV is intact."""
+        with self._changed:
+            self._send = None
+            dropped_reset = any(not isinstance(job, pb.Step) for job in self._jobs)
+            self._jobs.clear()
+            self._copies.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.lost or not (self._busy or self._running or self._copying))
+            self.intact &= not dropped_reset
+            return self.intact and self.lost is None
+
+    def drain(self, timeout: float) -> None:
+        """Waits until steps that were delivered are answered, `timeout` seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost or not (self._busy or self._running or self._jobs), timeout)
+
+    def stop(self) -> None:
+        """Ends the threads, without waiting for what they do."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as error:
+            if not isinstance(error, EngineLost):
+                log.exception("the worker cannot continue")
+            with self._changed:
+                self.lost = error
+                self._changed.notify_all()
+
+    def _answer(self, message: pb.FromWorker) -> None:
+        with self._changed:
+            send = self._send
+        if send is not None:
+            send(message)
+
+    def _run_jobs(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopped or self._jobs or self._running)
+                if self._stopped:
+                    return
+                # A second step is submitted before the answer of the first is awaited, if the engine can.
+                room = len(self._running) < 2 if self.engine.deferred else not self._running
+                job = self._jobs.popleft() if self._jobs and room else None
+                self._busy = True
+            if job is None:
+                self._finish(self._running[0])
+                self._running.popleft()
+            elif isinstance(job, pb.Step):
+                self._submit(job)
+                if self._running and not self.engine.deferred:
+                    self._finish(self._running[0])
+                    self._running.popleft()
+            else:
+                self._begin_life(job)
+
+    def _begin_life(self, job: pb.Welcome | pb.Reset) -> None:
+        for running in self._running:
+            self._discard(running)
+        self._running.clear()
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or not self._copying)
+        if isinstance(job, pb.Welcome):
+            settings = Settings(job.block_size, job.blocks, job.steps_in_flight)
+            if job.resumed and settings == self._settings:
+                self.engine.forget_slots()
+            else:
+                self.engine.begin(settings)
+            self._settings = settings
+        else:
+            self.engine.reset()
+        if self._settings is None:
+            raise EngineLost("the server sent a Reset before its Welcome")
+        self._table = SlotTable(self.engine.model, self._settings)
+        with self._changed:
+            self.life, self.intact, self._barrier = job.life, True, False
+            self._changed.notify_all()
+        if isinstance(job, pb.Reset):
+            log.info("life %d begins", job.life)
+            self._answer(pb.FromWorker(reset_done=pb.ResetDone(life=job.life)))
+
+    def _submit(self, step: pb.Step) -> None:
+        if step.life != self.life or not self.intact or self._table is None:
+            return
+        begun = time.perf_counter()
+        try:
+            batch = self._table.apply(step)
+            starts = self._table.starts[batch.slots]
+            # The slots know of the token before it is sampled, so that the next step may follow at once.
+            wait = self.engine.submit(batch)
+            self._table.reserve(batch)
+        except EngineLost as error:
+            self._fail(step, error)
+            raise
+        except Exception as error:
+            self._fail(step, error)
+            return
+        self._running.append(Running(step, batch, starts, wait, begun))
+
+    def _finish(self, running: Running) -> None:
+        if not self.intact:
+            self._discard(running)
+            return
+        try:
+            result = running.wait()
+            self._check(running.batch, result)
+        except EngineLost as error:
+            self._fail(running.step, error)
+            raise
+        except Exception as error:
+            self._fail(running.step, error)
+            return
+        running.batch.table.record(running.batch, running.starts, result.tokens)
+        now = time.perf_counter()
+        busy = now - max(running.begun, self._answered)
+        self._answered = now
+        self.steps_done += 1
+        step = running.step
+        done = pb.StepDone(id=step.id, life=step.life, tokens=result.tokens, scores=result.scores, busy_us=int(busy * 1e6))
+        for entry in result.logprobs:
+            done.logprobs.add(logprob=entry.logprob, top_ids=entry.top_ids, top_logprobs=entry.top_logprobs)
+        self._answer(pb.FromWorker(step_done=done))
+
+    def _discard(self, running: Running) -> None:
+        try:
+            running.wait()
+        except EngineLost:
+            raise
+        except Exception as error:
+            log.debug("step %d failed after it was dropped: %s", running.step.id, error)
+
+    def _check(self, batch: Batch, result: Result) -> None:
+        n = int(batch.sample.sum())
+        vocabulary = self.engine.model.vocab_size
+        if len(result.tokens) != n or any(not 0 <= token < vocabulary for token in result.tokens):
+            raise StepError(f"step {batch.id}: the engine sampled {result.tokens[:8]} for {n} sequences")
+
+    def _fail(self, step: pb.Step, error: Exception) -> None:
+        expected = isinstance(error, StepError | EngineLost)
+        reason = str(error) if expected else f"{type(error).__name__}: {error}"
+        log.error("step %d failed: %s", step.id, reason, exc_info=None if expected else error)
+        with self._changed:
+            self.intact = False
+        failed = pb.StepFailed(id=step.id, life=step.life, reason=reason[:4096])
+        if isinstance(error, StepError) and error.request is not None:
+            failed.request = error.request
+        self._answer(pb.FromWorker(step_failed=failed))
+
+    def _run_copies(self) -> None:
+        while True:
+            with self._changed:
+                self._copying = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopped or (self._copies and not self._barrier))
+                if self._stopped:
+                    return
+                copy = self._copies.popleft()
+                self._copying = True
+                life = self.life
+            if copy.life == life:
+                answer = self._copy(copy)
+                with self._changed:
+                    current = not self._barrier
+                if current:
+                    self._answer(answer)
+
+    def _copy(self, copy: Copy) -> pb.FromWorker:
+        error, data = "", b""
+        try:
+            if self._settings is None or copy.block >= self._settings.blocks:
+                raise ValueError(f"there is no block {copy.block}")
+            if isinstance(copy, pb.ReadBlock):
+                data = self.engine.read_block(copy.block)
+            else:
+                self.engine.write_block(copy.block, copy.data)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            log.error("copy of block %d: %s", copy.block, error)
+        if isinstance(copy, pb.ReadBlock):
+            return pb.FromWorker(block_read=pb.BlockRead(id=copy.id, data=data, error=error))
+        return pb.FromWorker(block_written=pb.BlockWritten(id=copy.id, error=error))

@@ -1,0 +1,260 @@
+"""The connection, the slots and the threads, with the toy engine."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from attached import Attached, greet
+from scheduler import Scheduler, Server, greedy
+
+from trunkline_worker.proto import ATTACH
+from trunkline_worker.proto import messages as pb
+from trunkline_worker.session import Refused
+from trunkline_worker.toy import next_token
+
+
+def expected(prompt, n):
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(next_token(np.array(tokens, np.int64)))
+    return tokens
+
+
+def prompts(n, seed=1):
+    draw = np.random.default_rng(seed)
+    shared = [draw.integers(4, 500, 64).tolist() for _ in range(2)]
+    return [(shared[i % 2] if i % 3 else []) + draw.integers(4, 500, int(draw.integers(1, 90))).tolist() for i in range(n)] + [
+        shared[0],
+        shared[0],
+    ]
+
+
+@pytest.mark.parametrize("whole_hits", [False, True])
+def test_tokens_survive_chunks_hits_preemption_and_swap(whole_hits):
+    with Attached() as worker:
+        scheduler = greet(worker, whole_hits=whole_hits, max_running=6)
+        scheduler.welcome()
+        for prompt in prompts(24):
+            scheduler.add(prompt, 20)
+        for seq in scheduler.run(every=3):
+            assert seq.tokens == expected(seq.prompt, 20)
+        assert scheduler.counts["hits"] > 10 and scheduler.counts["swaps"] > 5 and scheduler.counts["preemptions"] > 5
+
+
+def test_hello_says_what_the_worker_is():
+    with Attached(token="secret") as worker:
+        peer = worker.server.accept()
+        hello = peer.receive("hello")
+        assert peer.metadata["authorization"] == "Bearer secret"
+        assert (hello.protocol, hello.name, hello.model.vocab_size) == (1, "w", 512)
+        assert list(hello.kv.block_sizes) == [16, 32, 8] and hello.kv.block_io
+        assert not hello.HasField("resume")
+
+
+def two_steps(life):
+    """A prompt, and the decode of the token that the worker samples after it: sent before the first is answered."""
+    first = pb.Step(id=1, life=life, slots=[3], computed=[0], n_tokens=[3], sample=[1], n_blocks=[1], blocks=[5])
+    first.starts.add(index=0, request=7, tokens=[10, 11, 12], n_prompt=3, sampling=greedy())
+    second = pb.Step(id=2, life=life, slots=[3], computed=[3], n_tokens=[1], sample=[1], n_generated=[1], table_keep=[1])
+    return first, second
+
+
+def test_a_second_step_runs_on_the_sample_of_the_first():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        for step in two_steps(1):
+            scheduler.peer.send(step=step)
+        tokens = [scheduler.peer.receive("step_done").tokens[0] for _ in range(2)]
+        assert [10, 11, 12, *tokens] == expected([10, 11, 12], 2)
+
+
+def test_a_bad_step_fails_and_the_next_life_is_sound():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        first, second = two_steps(1)
+        first.blocks[0] = 40
+        scheduler.peer.send(step=first)
+        scheduler.peer.send(step=second)
+        failed = scheduler.peer.receive("step_failed")
+        assert failed.id == 1 and "block" in failed.reason
+        scheduler.peer.send(reset=pb.Reset(life=2))
+        # Nothing was said of the second step.
+        assert scheduler.peer.receive("reset_done").life == 2
+        scheduler.peer.send(step=two_steps(1)[0])
+        scheduler.peer.send(step=two_steps(2)[0])
+        done = scheduler.peer.receive("step_done")
+        assert (done.life, list(done.tokens)) == (2, expected([10, 11, 12], 1)[3:])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"slots": [1, 1]}, "once"),
+        ({"slots": []}, "slot"),
+        ({"computed": [9]}, "known"),
+        ({"n_tokens": [0]}, "to run"),
+        ({"n_tokens": [2]}, "sample"),
+        ({"table_keep": [3]}, "kept beyond"),
+        ({"n_blocks": [2]}, "blocks for"),
+        ({"n_blocks": [0], "blocks": []}, "in the table"),
+        ({"computed": [0, 0]}, "column computed"),
+        ({"drops": [pb.Drop(index=4)]}, "drop"),
+        ({"starts": [pb.Start(index=1, tokens=[1], n_prompt=1)]}, "start names"),
+        ({"starts": [pb.Start(index=0, tokens=[600], n_prompt=1)]}, "vocabulary"),
+        ({"starts": [pb.Start(index=0, tokens=[], n_prompt=0)]}, "start has"),
+    ],
+)
+def test_nonsense_fails_the_step_and_nothing_else(change, what):
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        step = two_steps(1)[0]
+        for name, value in change.items():
+            step.ClearField(name)
+            getattr(step, name).extend(value)
+        scheduler.peer.send(step=step)
+        assert what in scheduler.peer.receive("step_failed").reason
+        scheduler.peer.send(reset=pb.Reset(life=2))
+        scheduler.peer.receive("reset_done")
+        scheduler.peer.send(step=two_steps(2)[0])
+        scheduler.peer.receive("step_done")
+
+
+def test_a_broken_connection_is_resumed_with_its_kv():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        # Half of the tokens come before the break, half after it; the prompt's KV is not computed again.
+        seq = scheduler.add(range(10, 60), 12)
+        while len(seq.tokens) < 56:
+            scheduler.step()
+        scheduler.peer.hang_up()
+        peer = worker.server.accept()
+        hello = peer.receive("hello")
+        assert (hello.resume.session, hello.resume.life) == ("s1", 1)
+        scheduler.peer = peer
+        scheduler.welcome(resumed=True)
+        seq.started, seq.sent_len = False, 0
+        scheduler.run()
+        assert seq.tokens == expected(range(10, 60), 12)
+        assert scheduler.counts["preemptions"] == 0 and worker.session.connections == 2
+
+
+def test_a_session_that_is_not_resumed_begins_without_contents():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        scheduler.add(range(10, 60), 3)
+        scheduler.run()
+        scheduler.peer.hang_up()
+        peer = worker.server.accept()
+        peer.receive("hello")
+        scheduler.peer = peer
+        scheduler.welcome(resumed=False, session="s2", life=9)
+        # The blocks of the first session hold nothing now, so the toy model notices that they are read.
+        seq = scheduler.add(range(10, 60), 3, request=5)
+        step, _ = scheduler.plan()
+        assert seq.computed == 48
+        peer.send(step=step)
+        assert "another place" in peer.receive("step_failed").reason
+
+
+def test_after_a_failed_step_nothing_is_resumed():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        scheduler.peer.send(step=pb.Step(id=1, life=1))
+        scheduler.peer.receive("step_failed")
+        scheduler.peer.hang_up()
+        assert not worker.server.accept().receive("hello").HasField("resume")
+
+
+def test_copies_of_blocks_that_do_not_exist_are_answered_with_an_error():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        scheduler.peer.send(read_block=pb.ReadBlock(id=1, life=1, block=40))
+        assert "no block 40" in scheduler.peer.receive("block_read").error
+        scheduler.peer.send(write_block=pb.WriteBlock(id=2, life=1, block=0, data=b"short"))
+        assert scheduler.peer.receive("block_written").error
+        # Copies of other lives are not answered at all.
+        scheduler.peer.send(read_block=pb.ReadBlock(id=3, life=7, block=0))
+        scheduler.peer.send(read_block=pb.ReadBlock(id=4, life=1, block=0))
+        assert scheduler.peer.receive("block_read").id == 4
+
+
+def test_heartbeats_are_sent_while_nothing_happens():
+    with Attached() as worker:
+        peer = worker.server.accept()
+        peer.receive("hello")
+        Scheduler(peer, None or pb.Hello(), blocks=4, block_size=16).welcome(heartbeat_ms=60)
+        for _ in range(3):
+            assert peer.inbox.get(timeout=20).HasField("heartbeat")
+
+
+def test_a_silent_server_is_dialed_again():
+    with Attached() as worker:
+        scheduler = greet(worker)
+        scheduler.welcome(silence_ms=300)
+        assert worker.server.accept().receive("hello").resume.session == "s1"
+
+
+def test_a_refusal_is_final():
+    with Attached() as worker:
+        peer = worker.server.accept()
+        peer.receive("hello")
+        peer.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "another model")
+        peer.hang_up()
+        worker.thread.join(20)
+        assert isinstance(worker.failure, Refused) and "another model" in str(worker.failure)
+
+
+def test_a_server_that_is_full_is_asked_again():
+    with Attached() as worker:
+        peer = worker.server.accept()
+        peer.receive("hello")
+        peer.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "enough workers")
+        peer.hang_up()
+        worker.server.accept().receive("hello")
+
+
+def test_sigterm_ends_the_process_cleanly():
+    server = Server()
+    command = [sys.executable, "-m", "trunkline_worker", "--engine", "toy", "--connect", server.address]
+    process = subprocess.Popen(command)
+    peer = server.accept()
+    peer.receive("hello")
+    Scheduler(peer, pb.Hello(), blocks=40, block_size=16).welcome()
+    peer.send(step=two_steps(1)[0])
+    peer.receive("step_done")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert peer.closed_by_worker.wait(20)
+    server.stop()
+
+
+def test_generated_messages_are_up_to_date(tmp_path):
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
+    proto = Path(__file__).parents[3] / "proto"
+    out = tmp_path / "set"
+    source = "trunkline/v1/worker.proto"
+    assert protoc.main(["", f"-I{proto}", f"--descriptor_set_out={out}", str(proto / source)]) == 0
+    from google.protobuf import descriptor_pb2
+
+    fresh = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
+    ours = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(ours)
+    for message in (fresh, ours):
+        # Names of JSON fields are filled in by one side alone.
+        for nested in message.message_type:
+            for field in nested.field:
+                field.ClearField("json_name")
+    assert fresh == ours
+    service, method = ATTACH.strip("/").split("/")
+    assert service == f"{fresh.package}.{fresh.service[0].name}" and method == fresh.service[0].method[0].name

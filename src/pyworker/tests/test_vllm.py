@@ -1,0 +1,166 @@
+"""The vllm engine: equal to transformers under chunks, batches, shared blocks, preemption, swap and cut tables."""
+
+import os
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("vllm", reason="vLLM is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+import torch  # noqa: E402
+from attached import Attached, greet  # noqa: E402
+from scheduler import greedy  # noqa: E402
+
+from trunkline_worker.cli import build, parser  # noqa: E402
+
+VOCABULARY = 256
+TENSOR_PARALLEL = os.environ.get("TRUNKLINE_TEST_TP", "1")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=2,
+    )
+    torch.manual_seed(1)
+    made = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            # Random models of the usual spread say one token again and again.
+            if parameter.dim() > 1:
+                parameter.mul_(3.0)
+    made.folder = tmp_path_factory.mktemp("llama")
+    made.save_pretrained(made.folder)
+    return made
+
+
+@pytest.fixture(scope="session")
+def engine(model):
+    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
+    made = build(parser().parse_args([*arguments, "--tensor-parallel", TENSOR_PARALLEL]))
+    yield made
+    made.close()
+
+
+def alone(model, prompt, n):
+    with torch.inference_mode():
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[0].tolist()
+
+
+def prompts(n, seed=3):
+    draw = np.random.default_rng(seed)
+    shared = [draw.integers(4, VOCABULARY, 70).tolist() for _ in range(2)]
+    made = [(shared[i % 2] if i % 3 == 0 else []) + draw.integers(4, VOCABULARY, 3 + 7 * i % 120).tolist() for i in range(n)]
+    # Two prompts that are cached to their end.
+    made[-2:] = [shared[0][:64]] * min(n, 2)
+    return made
+
+
+def test_what_the_engine_announces(engine):
+    assert engine.kv.block_io and engine.kv.block_sizes == (32,) and engine.kv.tokens == 1280
+    assert engine.model.kv_bytes_per_token == 3 * 2 * 2 * 32 * 4
+    assert not engine.abilities.partial_writes and engine.abilities.seeded_sampling
+    # The order of elements on the wire is known, not assumed.
+    assert engine._layout is not None
+
+
+@pytest.mark.parametrize("attempt", ["first", "again with the same engine"])
+def test_24_prompts_are_equal_to_transformers(engine, model, attempt):
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome(session=attempt)
+        for prompt in prompts(24):
+            scheduler.add(prompt, 24)
+        for seq in scheduler.run(every=4):
+            assert seq.tokens == alone(model, seq.prompt, 24)
+        assert min(scheduler.counts.values()) > 3, scheduler.counts
+
+
+def test_tables_that_are_cut_are_sent_again(engine, model):
+    """A running sequence gets other blocks for its first ones, as when a duplicate of a shared block is let go."""
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome()
+        seq, beside = (scheduler.add(prompt, 20) for prompt in prompts(24)[20:22])
+        while len(seq.tokens) < len(seq.prompt) + 8:
+            scheduler.step()
+        data = [scheduler.read(block) for block in seq.blocks]
+        seq.blocks = [scheduler._take() for _ in seq.blocks]
+        for block, content in zip(seq.blocks, data, strict=True):
+            scheduler.write(block, content)
+        # The worker keeps nothing of the old table.
+        seq.sent_len = 0
+        scheduler.run()
+        assert seq.tokens == alone(model, seq.prompt, 20) and beside.tokens == alone(model, beside.prompt, 20)
+
+
+def hot(seed, **fields):
+    return greedy(
+        **{"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2, "seed": seed, **fields}
+    )
+
+
+def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine):
+    requests = [(prompt, hot(i // 2) if i % 4 else greedy()) for i, prompt in enumerate(prompts(12))]
+
+    def run(every=0, **options):
+        with Attached(engine) as worker:
+            scheduler = greet(worker, **{"blocks": 30, "block_size": 32, **options})
+            scheduler.welcome()
+            for prompt, sampling in requests:
+                scheduler.add(prompt, 16, sampling)
+            return [seq.tokens for seq in scheduler.run(every=every)]
+
+    quiet = run(max_running=1, chunk=512)
+    assert quiet == run(every=3)
+    assert quiet[-2] != quiet[-1] or requests[-2][1].seed == requests[-1][1].seed
+
+
+def test_log_probabilities_are_those_of_the_model(engine, model):
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome()
+        seq = scheduler.add(prompts(3)[0], 12, greedy(logprobs=5))
+        plain = scheduler.add(prompts(3)[1], 12)
+        few = scheduler.add(prompts(3)[1], 12, greedy(logprobs=2))
+        scheduler.run()
+    assert not plain.logprobs and {len(found.top_ids) for found in few.logprobs} == {2}
+    with torch.inference_mode():
+        logits = model(torch.tensor([seq.tokens])).logits[0, len(seq.prompt) - 1 : -1]
+    for row, token, found in zip(logits.log_softmax(-1), seq.tokens[len(seq.prompt) :], seq.logprobs, strict=True):
+        assert found.logprob == pytest.approx(row[token].item(), abs=1e-3)
+        assert list(found.top_ids) == row.topk(5).indices.tolist()
+        assert list(found.top_logprobs) == pytest.approx(row.topk(5).values.tolist(), abs=1e-3)
+
+
+def test_kv_survives_a_broken_connection(engine, model):
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome()
+        seq = scheduler.add(prompts(24)[21], 16)
+        while len(seq.tokens) < len(seq.prompt) + 5:
+            scheduler.step()
+        scheduler.peer.hang_up()
+        scheduler.peer = worker.server.accept()
+        assert scheduler.peer.receive("hello").resume.session == "s1"
+        scheduler.welcome(resumed=True)
+        seq.started, seq.sent_len = False, 0
+        scheduler.run()
+        assert seq.tokens == alone(model, seq.prompt, 16) and scheduler.counts["preemptions"] == 0
+
+
+def test_block_sizes_that_vllm_lacks_are_refused(model):
+    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--block-size", "16"]
+    with pytest.raises(ValueError, match="multiple of 32"):
+        build(parser().parse_args(arguments))
