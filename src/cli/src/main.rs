@@ -23,12 +23,14 @@
 //! trunkline plan examples/traces/chat-and-agents.jsonl.gz --slo ttft_p99=2s
 //! ```
 
+mod attach_settings;
 mod bench;
 mod cache;
 mod calibrate;
 mod config_file;
 mod core_settings;
 mod engines;
+mod first_worker;
 mod generate;
 mod h2o;
 mod h2o_settings;
