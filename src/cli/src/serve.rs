@@ -31,7 +31,7 @@ use crate::revision::revision;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
-const SEED: u64 = 0;
+pub(crate) const SEED: u64 = 0;
 /// Time after which a step may be taken for lost, seconds.
 const STEP_TIMEOUT_S_DEFAULT: f64 = 60.0;
 const STEP_TIMEOUT_S_MAX: f64 = 86_400.0;
@@ -369,7 +369,7 @@ fn print(line: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -416,7 +416,7 @@ fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
 }
 
 /// Returns the default number of KV blocks, in which a token takes `token_bytes`.
-fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
+pub(crate) fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
     let block_size = u64::from(block_size);
     let blocks = KV_BYTES_DEFAULT / (block_size * token_bytes).max(1);
     blocks.min(DEVICE_BLOCKS_DEFAULT_MAX).max(KV_TOKENS_DEFAULT_MIN.div_ceil(block_size)) as u32
