@@ -1,7 +1,7 @@
 //! Core limits that resemble the scheduling of known engines, for comparisons.
 
 use trunkline_core::registry::{Entry, Registry, RegistryError};
-use trunkline_core::{Config, Preemption};
+use trunkline_core::{Config, Preemption, WorkerFacts};
 
 use crate::settings::Settings;
 
@@ -10,6 +10,7 @@ use crate::settings::Settings;
 pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
+    whole_block_hits: bool,
 }
 
 /// All presets, with their imitated and missing features.
@@ -18,16 +19,17 @@ pub static PRESETS: Registry<Engine> = Registry::new(
     &[
         Entry {
             name: "vllm-v1",
-            about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks. Unlike it, a request \
+            about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
+                    below the last token. Unlike it, a request \
                     takes all blocks of its prompt when it is admitted, and others may be admitted after a preemption",
             params: &[],
-            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256 },
+            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256, whole_block_hits: true },
         },
         Entry {
             name: "sarathi",
             about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
             params: &[],
-            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128 },
+            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128, whole_block_hits: false },
         },
     ],
 );
@@ -45,6 +47,7 @@ impl Engine {
             swap_in_watermark: 0.0,
             host_blocks: 0,
             preemption: Preemption::Recompute,
+            worker: WorkerFacts { whole_block_hits: self.whole_block_hits, ..WorkerFacts::default() },
             ..Settings::core()
         }
     }
@@ -71,6 +74,8 @@ mod tests {
         }
         let limits = |name: &str| (by_name(name).unwrap().max_batch_tokens, by_name(name).unwrap().max_batch_size);
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
+        let hits = |name: &str| by_name(name).unwrap().core(1000).worker.whole_block_hits;
+        assert!(hits("vllm-v1") && !hits("sarathi"));
         let message = by_name("orca").unwrap_err().to_string();
         assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, sarathi");
     }

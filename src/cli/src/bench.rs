@@ -7,7 +7,7 @@ pub mod allocations;
 mod codec;
 mod disk;
 mod evict;
-mod h2o;
+pub(crate) mod h2o;
 mod measure;
 mod publish;
 mod sched;

@@ -29,8 +29,8 @@ const FULL_LAYERS_UNKNOWN: u32 = 4;
 /// Settings of eviction within sequences, beside `--h2o`.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct H2oSettings {
-    /// Layers that keep every token while the others drop tokens, as in 7,14,17,18,20,21,23,24: those that read far back [default: each
-    /// fourth, with --h2o-ratio 2 at most].
+    /// Layers that keep every token while the others drop tokens, as in 7,14,17,18,20,21,23,24: those that read far back [default: as
+    /// trunkline h2o calibrate found them, else each fourth, with --h2o-ratio 2 at most].
     #[arg(long, value_name = "LAYERS")]
     pub h2o_layers: Option<String>,
 
@@ -127,25 +127,27 @@ impl H2oSettings {
     }
 
     /// Divides the layers of a model into those that keep every token and those that drop tokens, if eviction is on or the layers are
-    /// given, and gives the core its groups.
+    /// given, and gives the core its groups. `found` are layers that were found to read far back.
     ///
     /// # Errors
     /// If a layer is no number, does not exist, or has a sliding window.
-    pub fn divide(&self, model: Model, config: &mut Config) -> anyhow::Result<Model> {
+    pub fn divide(&self, model: Model, found: Option<Vec<u32>>, config: &mut Config) -> anyhow::Result<Model> {
         let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
-        let model = if is_wanted { self.with_groups(model, config)? } else { model };
+        let model = if is_wanted { self.with_groups(model, found, config)? } else { model };
         config.worker.groups = model.info().groups.iter().map(|group| group.keeps).collect();
         Ok(model)
     }
 
-    fn with_groups(&self, model: Model, config: &mut Config) -> anyhow::Result<Model> {
+    fn with_groups(&self, model: Model, found: Option<Vec<u32>>, config: &mut Config) -> anyhow::Result<Model> {
         let info = model.info();
-        let full = match &self.h2o_layers {
-            Some(text) => layers(text, info.n_layers)?,
-            None => {
+        let full = match (&self.h2o_layers, found) {
+            (Some(text), _) => layers(text, info.n_layers)?,
+            (None, Some(found)) => found,
+            (None, None) => {
                 if config.h2o.ratio > RATIO_MAX_UNKNOWN {
                     warn!(
-                        "no --h2o-layers: dropping at most one token of two, because it is not known which layers read far back"
+                        "dropping at most one token of two, because it is not known which layers read far back; trunkline h2o \
+                         calibrate finds them"
                     );
                     config.h2o.ratio = RATIO_MAX_UNKNOWN;
                 }
@@ -191,7 +193,7 @@ mod tests {
         let mut config = Config::default();
         config.h2o.mode = mode;
         settings.apply(&mut config)?;
-        let model = settings.divide(Model::seeded(1), &mut config)?;
+        let model = settings.divide(Model::seeded(1), None, &mut config)?;
         Ok((model.info().groups.into_iter().map(|group| group.layers).collect(), config))
     }
 
@@ -205,6 +207,19 @@ mod tests {
         let (groups, config) = divided(&layers_of("1"), Mode::On).unwrap();
         assert_eq!((groups, config.worker.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
         assert_eq!(config.h2o.ratio, 6.0);
+    }
+
+    #[test]
+    fn layers_found_for_a_model_are_the_default_with_the_full_ratio() {
+        let mut config = Config::default();
+        config.h2o.mode = Mode::On;
+        let divide = |settings: &H2oSettings, config: &mut Config| {
+            let model = settings.divide(Model::seeded(1), Some(vec![1]), config).unwrap();
+            model.info().groups[0].layers.clone()
+        };
+        assert_eq!(divide(&H2oSettings::default(), &mut config), [1]);
+        assert_eq!(config.h2o.ratio, 6.0);
+        assert_eq!(divide(&layers_of("0"), &mut config), [0], "layers that are given win");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
 //! | `bench` | measure the core and the server on this machine |
+//! | `h2o` | find the layers of a model that read far back |
 //! | `cache` | look into a disk tier at rest |
 //!
 //! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
@@ -28,6 +29,7 @@ mod config_file;
 mod core_settings;
 mod engines;
 mod generate;
+mod h2o;
 mod h2o_settings;
 mod network_settings;
 mod null_worker;
@@ -36,6 +38,7 @@ mod plan;
 #[cfg(test)]
 mod readme_tests;
 mod replay;
+mod revision;
 mod routers;
 mod selection;
 mod serve;
@@ -89,6 +92,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Trace(trace::TraceArgs),
     Bench(bench::BenchArgs),
+    H2o(h2o::H2oArgs),
     Cache(cache::CacheArgs),
 }
 
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::H2o(args) => h2o::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Cache(args) => cache::run(&args),
     };
     result.unwrap_or_else(|err| {
@@ -129,7 +134,9 @@ fn start_logging() -> Result<(), String> {
         // A remote store that is down would fill the log with each retry; the store reports the outcome.
         _ => EnvFilter::new("info,object_store=warn"),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    // A line that cannot be written is lost: to report that on a closed standard error would panic.
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    lines.log_internal_errors(false).init();
     Ok(())
 }
 

@@ -217,7 +217,6 @@ mod tests {
             sample,
             n_generated,
             n_drafts: 0,
-            ..StepSeq::default()
         };
         let asks = Sampling { logprobs: Some(2), ..Sampling::default() };
         let step = Step {

@@ -1,8 +1,7 @@
 //! `trunkline serve`: serves a model over gRPC.
 
 use std::f64::consts::TAU;
-use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,11 +16,12 @@ use trunkline_server::{Backend, EngineStore, Options, Server, layout, listen, st
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model};
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
+use crate::h2o::layer_file::LayerFile;
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
+use crate::revision::revision;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
@@ -30,8 +30,6 @@ const SEED: u64 = 0;
 const STEP_TIMEOUT_S_DEFAULT: f64 = 60.0;
 const STEP_TIMEOUT_S_MAX: f64 = 86_400.0;
 const TOKENIZER_FILE: &str = "tokenizer.json";
-/// Extensions of the files that decide about a model's KV.
-const REVISION_FILES: [&str; 3] = ["json", "safetensors", "gguf"];
 /// KV cache on the device by default, bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Tokens in the default KV cache, at least, however large each is.
@@ -161,24 +159,26 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
         None => (Model::seeded(SEED), Tokenizer::bytes()),
     };
     let model = model.with_kv_dtype(kv_dtype(settings)?);
-    let (model, config) = divided(settings, model)?;
+    let revision = match &settings.model {
+        Some(path) => revision(path).with_context(|| format!("cannot read the files of {}", path.display()))?,
+        None => String::new(),
+    };
+    let (model, config) = divided(settings, model, &revision)?;
     let mut config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
     let rotation = rotation(&model);
     let mut backend = engines.backend(model, tokenizer, &config);
     backend.stores = stores(settings, &mut config, &backend.model, engines.workers(), Some(rotation))?;
-    if let Some(dir) = &settings.model {
-        backend.model.revision =
-            revision(dir).with_context(|| format!("cannot read the files of {}", dir.display()))?;
-    }
+    backend.model.revision = revision;
     Ok((config, backend))
 }
 
 /// Divides the layers of the model into groups. Returns the model, and the limits of the core.
-fn divided(settings: &Settings, model: Model) -> anyhow::Result<(Model, Config)> {
+fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<(Model, Config)> {
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
-    let model = settings.h2o.divide(model, &mut config)?;
+    let found = settings.model.as_deref().map(|path| far_layers(path, revision)).transpose()?.flatten();
+    let model = settings.h2o.divide(model, found, &mut config)?;
     let goes_behind = config.host_blocks > 0 || settings.tiers.tiers(1, 1)?.is_some();
     if config.h2o.mode == Mode::Off && goes_behind && model.info().groups.len() > 1 {
         info!("host memory and tiers hold whole blocks: layers with a sliding window keep all tokens");
@@ -190,6 +190,17 @@ fn divided(settings: &Settings, model: Model) -> anyhow::Result<(Model, Config)>
     }
     config.validate()?;
     Ok((model, config))
+}
+
+/// Returns the layers of a model that read far back, if `h2o calibrate` found them for this revision.
+fn far_layers(model: &Path, revision: &str) -> anyhow::Result<Option<Vec<u32>>> {
+    let Some(file) = LayerFile::of(model)? else { return Ok(None) };
+    if file.revision != revision {
+        let path = LayerFile::default_path(model);
+        warn!("{} is of other weights; run trunkline h2o calibrate again", path.display());
+        return Ok(None);
+    }
+    Ok(Some(file.layers))
 }
 
 /// Opens the store of each worker, and puts the tiers into the limits of the core. Returns no store if no tier is asked for.
@@ -263,33 +274,6 @@ fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()>
         );
     }
     Ok(())
-}
-
-/// Returns a hash of the contents of a model folder or file, 32 hex digits: the revision of the model, which keeps cached blocks
-/// of other weights apart.
-fn revision(dir: &Path) -> anyhow::Result<String> {
-    let decides = |path: &Path| path.extension().is_some_and(|is| REVISION_FILES.iter().any(|of| is == *of));
-    let mut files = match dir.is_file() {
-        true => vec![dir.to_owned()],
-        false => fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?,
-    };
-    files.retain(|path| path.is_file() && decides(path));
-    files.sort_unstable();
-    let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 20]);
-    for path in &files {
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        hash.update(&(name.len() as u64).to_le_bytes());
-        hash.update(name);
-        let mut file = fs::File::open(path)?;
-        hash.update(&file.metadata()?.len().to_le_bytes());
-        loop {
-            match file.read(&mut buffer)? {
-                0 => break,
-                n => hash.update(&buffer[..n]),
-            }
-        }
-    }
-    Ok(format!("{:032x}", hash.digest128()))
 }
 
 /// Reads model and tokenizer from a Hugging Face folder or a GGUF file.
@@ -470,25 +454,6 @@ mod tests {
             message.starts_with("tokenizer.json has 158 tokens with ids that the model does not have"),
             "{message}"
         );
-    }
-
-    #[test]
-    fn a_revision_is_of_names_and_contents() {
-        let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        write("config.json", "{}");
-        write("model.safetensors", "ab");
-        let first = revision(dir.path()).unwrap();
-        assert_eq!((first.len(), revision(dir.path()).unwrap()), (32, first.clone()));
-        write("README.md", "no part of the model");
-        assert_eq!(revision(dir.path()).unwrap(), first);
-        write("model.safetensors", "ac");
-        assert_ne!(revision(dir.path()).unwrap(), first);
-        assert!(revision(&dir.path().join("config.json")).is_ok(), "a model may be one file");
-        write("model.safetensors", "a");
-        write("model2.safetensors", "b");
-        assert_ne!(revision(dir.path()).unwrap(), first);
-        assert!(revision(Path::new("/nowhere")).is_err());
     }
 
     #[test]

@@ -129,6 +129,11 @@ impl Worker {
         Ok((output, rows))
     }
 
+    /// Reports the scores of each layer by themselves from now on, one layer after another: for tools.
+    pub fn score_layers_apart(&mut self) {
+        self.scratch.scores.by_layer = true;
+    }
+
     /// Returns this worker's blocks as bytes, for use on other threads while steps run.
     pub fn blocks(&self) -> Blocks {
         Blocks::new(Arc::clone(self.kv.memory()))

@@ -6,9 +6,9 @@
 mod figures;
 mod gates;
 mod quality;
-mod rig;
+pub(crate) mod rig;
 mod speed;
-mod texts;
+pub(crate) mod texts;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -54,7 +54,7 @@ async fn seen(dtype: &str) -> Seen {
     drop(client);
     handle.drain().await;
     serving.await.unwrap().unwrap();
-    let lines = fs::read_to_string(&record).unwrap();
+    let lines = std::fs::read_to_string(&record).unwrap();
     let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let roots = lines.filter_map(|line| line.pointer("/event/submit/root").cloned()).collect();
     Seen { answers, roots }

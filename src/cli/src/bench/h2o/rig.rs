@@ -67,6 +67,8 @@ pub struct Rig {
     free: Vec<u32>,
     slots: Vec<u32>,
     steps: u64,
+    /// Layers with scores of their own; 1 if they have common ones.
+    layers_apart: usize,
 }
 
 /// Returns layer groups: the layers `full` keep all positions, the others evict. Groups have as many layers as `full`.
@@ -102,7 +104,15 @@ impl Rig {
             free: (0..blocks).rev().collect(),
             slots: (0..4096).rev().collect(),
             steps: 0,
+            layers_apart: 1,
         })
+    }
+
+    /// Reports the scores of each of the `n_layers` layers by themselves: those of the first, then those of the second, and so on.
+    pub fn with_layers_apart(mut self, n_layers: u32) -> Self {
+        self.worker.score_layers_apart();
+        self.layers_apart = n_layers as usize;
+        self
     }
 
     /// Creates a sequence without tokens.
@@ -185,7 +195,7 @@ impl Rig {
                 answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
             }
             if step.scored_rows(index) > 0 {
-                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK);
+                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK) * self.layers_apart;
                 answer.scores = scores[..n].to_vec();
                 scores = &scores[n..];
             }
