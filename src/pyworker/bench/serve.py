@@ -49,7 +49,7 @@ def with_transformers(model: str, kind: str, repeats: int) -> tuple[list[list[in
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens: list[list[int]] = []
     times = []
-    for _ in range(repeats):
+    for _ in range(max(1, repeats)):
         begun = time.perf_counter()
         tokens = []
         for prompt, n in requests(kind, loaded.config.vocab_size):
