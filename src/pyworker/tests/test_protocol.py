@@ -13,7 +13,7 @@ from scheduler import Scheduler, Server, greedy
 
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
-from trunkline_worker.session import Refused
+from trunkline_worker.session import Connection, Refused
 from trunkline_worker.toy import next_token
 
 
@@ -90,6 +90,37 @@ def test_a_bad_step_fails_and_the_next_life_is_sound():
         scheduler.peer.send(step=two_steps(2)[0])
         done = scheduler.peer.receive("step_done")
         assert (done.life, list(done.tokens)) == (2, expected([10, 11, 12], 1)[3:])
+
+
+def test_answers_are_ready_before_the_first_message_is_heard(monkeypatch):
+    """The receiver hears everything that the server has to say before the connection is handed out."""
+    server = Server()
+    work = Work(ToyEngine())
+    work.start()
+
+    def greet_at_once():
+        peer = server.accept()
+        Scheduler(peer, peer.receive("hello"), blocks=40, block_size=16).welcome()
+        peer.send(step=two_steps(1)[0])
+        done.append(peer.receive("step_done"))
+
+    done = []
+    greeter = threading.Thread(target=greet_at_once)
+    greeter.start()
+    # The thread that hears messages runs to its end of work inside of its start.
+    start = threading.Thread.start
+
+    def slow_start(thread):
+        start(thread)
+        if thread.name == "receiver":
+            greeter.join(10)
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    with grpc.insecure_channel(server.address) as channel:
+        Connection(channel, Target(server.address, "w"), pb.Hello(), work).cancel()
+    assert len(done) == 1
+    work.stop()
+    server.stop()
 
 
 @pytest.mark.parametrize(
