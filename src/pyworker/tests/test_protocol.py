@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import grpc
@@ -13,8 +14,9 @@ from scheduler import Scheduler, Server, greedy
 
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
-from trunkline_worker.session import Connection, Refused
-from trunkline_worker.toy import next_token
+from trunkline_worker.session import Connection, Refused, Target
+from trunkline_worker.toy import ToyEngine, next_token
+from trunkline_worker.work import Work
 
 
 def expected(prompt, n):
