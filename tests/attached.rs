@@ -165,6 +165,30 @@ async fn requests_fail_if_no_worker_comes_and_health_says_so() {
     worker.await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn new_requests_do_not_wait_for_a_broken_connection() {
+    let prompts = prompts(4);
+    let server = start(2).await;
+    let wire = Wire::to(server.addr()).await;
+    let a = Attached::fresh(wire.addr, "a").await;
+    let b = forever(&server, "b");
+    let mut client = server.client().await;
+    client.until(|info| info.engines.iter().all(|engine| engine.worker.is_some())).await;
+    wire.cut();
+    let device = a.abandon();
+    client.until(|info| info.engines[0].worker.as_ref().is_some_and(|worker| !worker.connected)).await;
+    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    assert_eq!(client.info().await.engines[0].counters.unwrap().accepted, 0, "all went to the other worker");
+    let a = Attached::attach(wire.addr, hello("a"), device).await.map_err(|(status, _)| status).unwrap();
+    assert!(a.session.resumed);
+    let a = tokio::spawn(a.serve());
+    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    assert!(client.info().await.engines[0].counters.unwrap().accepted > 0, "the engine is open again");
+    server.drain().await;
+    a.await.unwrap();
+    b.await.unwrap();
+}
+
 /// The refusal of a Hello.
 async fn refusal(server: &TestServer, edit: impl FnOnce(&mut Hello)) -> (Code, String) {
     let mut hello = hello("x");

@@ -411,6 +411,11 @@ impl Driver {
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
     fn join(&mut self, engine: EngineId) {
         self.apply(Input::Engine(engine, Event::WorkerJoined));
+        self.help_out();
+    }
+
+    /// Moves the requests of engines without a worker to engines that have one.
+    fn help_out(&mut self) {
         for at in 0..self.drafts.len() {
             let other = EngineId(at as u32);
             let status = self.cluster.status(other);
