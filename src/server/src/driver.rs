@@ -473,12 +473,17 @@ impl Driver {
         self.fail_all(engine);
     }
 
+    /// Returns the requests on an engine, in order.
+    fn requests_on(&self, engine: EngineId) -> Vec<RequestId> {
+        let here = |id: &RequestId| self.cluster.engine_of(*id) == Some(engine);
+        let mut requests: Vec<RequestId> = self.clients.keys().copied().filter(here).collect();
+        requests.sort_unstable();
+        requests
+    }
+
     /// Ends all requests on an engine with an error.
     fn fail_all(&mut self, engine: EngineId) {
-        let here = |id: &RequestId| self.cluster.engine_of(*id) == Some(engine);
-        let mut left: Vec<RequestId> = self.clients.keys().copied().filter(here).collect();
-        left.sort_unstable();
-        for id in left {
+        for id in self.requests_on(engine) {
             self.apply(Input::Client(Event::Fail(id)));
         }
     }

@@ -51,6 +51,7 @@ impl Driver {
             }
             Some(Place::Replace(engine)) => {
                 let status = Status::aborted("another worker attached under this worker's name");
+                self.hand_over(engine);
                 self.vacate(engine, status, "another worker attached under its name");
                 (engine, false)
             }
@@ -83,6 +84,7 @@ impl Driver {
         match end {
             LinkEnd::Left => {
                 info!(%engine, worker = name, "the worker left");
+                self.hand_over(engine);
                 self.vacate(engine, Status::ok(""), "it left");
             }
             LinkEnd::Broke(why) if self.workers.is_resetting(engine) => {
@@ -99,6 +101,19 @@ impl Driver {
             }
             LinkEnd::Faulty(why) => self.vacate(engine, Status::invalid_argument(why.clone()), &why),
         }
+    }
+
+    /// Moves the requests of a worker that goes in order to other engines, if there are any. Steps under way are given up as after a broken
+    /// connection, so that no request is blamed for them.
+    fn hand_over(&mut self, engine: EngineId) {
+        if !self.any_up(Some(engine)) {
+            return;
+        }
+        self.apply(Input::DrainEngine(engine));
+        for id in self.requests_on(engine) {
+            self.apply(Input::Client(Event::Withdraw(id)));
+        }
+        self.apply(Input::Engine(engine, Event::WorkerResumed));
     }
 
     /// Takes a worker from its seat; the engine's requests go elsewhere, or wait for a worker.
