@@ -7,6 +7,7 @@
 //! decides about places. The store copies, compresses, and proves every block before the block is used.
 
 mod aligned;
+mod announced;
 mod answer;
 mod arena;
 mod cache;
@@ -38,7 +39,7 @@ pub use crate::disk::files::{BlockFile, Files};
 pub use crate::disk::{Checked, CheckedSegment, DiskStats, OpenFiles, check as check_disk, plain_disk, system_files};
 pub use crate::layout::BlockLayout;
 pub use crate::links::LinkStats;
-pub use crate::remote::RemoteStats;
+pub use crate::remote::{RemoteStats, SharedMemory};
 pub use crate::residency::{Residency, Spread};
 pub use crate::settings::{Compression, StoreError, StoreSettings, TierMedium};
 pub use crate::stats::{PlaceStats, StoreStats};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::layout::BlockLayout;
+use crate::remote::SharedMemory;
 
 /// Medium of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum TierMedium {
         /// Size limit of the folder, bytes.
         bytes: u64,
     },
+    /// Host memory that several stores of this process share, outside of [`StoreSettings::host_bytes`].
+    Shared(SharedMemory),
     /// A store that other servers share.
     Remote {
         /// Address: `file:///folder` or `s3://bucket/prefix`.
