@@ -16,8 +16,8 @@ use trunkline_port::{BlockKey, Token};
 
 use crate::counters::Fault;
 use crate::disk::tables;
+use crate::error::StoreError;
 use crate::record::{Address, Header};
-use crate::settings::StoreError;
 use crate::slots::Slots;
 
 use breaker::Breaker;

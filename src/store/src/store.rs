@@ -10,11 +10,12 @@ use crate::announced::Announced;
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
 use crate::disk::{Disk, DiskSettings, OpenFiles, record_max, system_files};
+use crate::error::StoreError;
 use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
 use crate::remote::Remote;
-use crate::settings::{StoreError, StoreSettings, TierMedium};
+use crate::settings::{StoreSettings, TierMedium};
 use crate::stats::StoreStats;
 
 /// Pairs copied by one thread in one go.

@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use url::Url;
 
-use crate::settings::StoreError;
+use crate::error::StoreError;
 
 /// Reason for no answer from remote storage. The object may be good.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

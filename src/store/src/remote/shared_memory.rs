@@ -1,8 +1,8 @@
 //! Objects in host memory, shared by the stores of one process: blocks travel from one engine to another, as from a prefill engine to a
 //! decode engine.
 //!
-//! The memory keeps the objects used last, up to a limit in bytes. Writers announce objects before they copy them, so that a look-up that
-//! comes in between waits for the copy and does not miss it. No thread waits: the look-up begins when the last announced object is settled.
+//! The memory keeps the objects used last, up to a limit in bytes. Writers announce objects before the copies begin, so that a look-up in
+//! between waits for the copies. No thread waits: the look-up begins when the last announced object is settled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ struct State {
     uses: u64,
     /// Writers of announced objects, by name.
     announced: HashMap<String, u32>,
-    /// Look-ups that wait, each with the announced names that it waits for.
+    /// Look-ups that wait, each with the announced names awaited.
     waiting: Vec<(Vec<String>, Then)>,
 }
 
