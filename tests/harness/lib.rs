@@ -1,5 +1,6 @@
 //! What the end-to-end tests share: seeded runs of a cluster under pressure, and a server.
 
+pub mod attached;
 pub mod cluster_pressure;
 pub mod faulty_disk;
 pub mod object_server;

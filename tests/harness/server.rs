@@ -18,14 +18,16 @@ use trunkline_server::proto::{
     FinishReason, GenerateRequest, GenerateResponse, GetServerInfoRequest, GetServerInfoResponse, Output, Sampling,
     Stopping, TokenLogprob, Usage,
 };
-use trunkline_server::{Backend, EngineStore, MakeWorker, Options, Outcome, Server, ServerError, ServerHandle, listen};
+use trunkline_server::{
+    Backend, EngineStore, MakeWorker, Options, Outcome, SamplingOffer, Server, ServerError, ServerHandle, listen,
+};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// Times a condition is asked for before a test gives up: a call each, so about ten seconds and more.
 const ATTEMPTS_MAX: u32 = 50_000;
 /// All servers have the same weights.
-const SEED: u64 = 7;
+pub const SEED: u64 = 7;
 
 /// A server that runs in this process.
 pub struct TestServer {
@@ -128,7 +130,8 @@ impl TestServer {
             };
             Ok(wrap(engine, Worker::new(model.clone(), worker)?))
         });
-        let backend = Backend { model: info, tokenizer: Tokenizer::bytes(), workers, stores };
+        let backend =
+            Backend { model: info, tokenizer: Tokenizer::bytes(), workers, stores, offer: SamplingOffer::default() };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
         let server = Server::new(listener, backend, options).await?;
         let (addr, handle) = (server.local_addr(), server.handle());

@@ -21,6 +21,7 @@ pub mod done;
 pub mod encoder;
 pub mod fake;
 pub mod hello;
+pub mod loopback;
 pub mod mirror;
 pub mod sampling;
 pub mod session;

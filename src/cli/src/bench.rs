@@ -1,6 +1,6 @@
 //! `trunkline bench`: speed and memory of the core, and speed of the server, the embedded worker, the KV codec and the store, on this machine.
 //!
-//! No benchmark needs a model's files, and all but `serve`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
+//! No benchmark needs a model's files, and all but `serve`, `wire`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
 //! and maximum beside.
 
 pub mod allocations;
@@ -15,6 +15,7 @@ mod serve;
 mod tiers;
 mod tree;
 mod used_pool;
+mod wire;
 mod worker;
 
 use std::io::{self, Write};
@@ -60,6 +61,8 @@ enum What {
     Worker(WorkerOptions),
     /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
     Serve(ServeOptions),
+    /// Benchmark the wire to an attached worker: round trip of a step, and time that the worker idles between steps.
+    Wire(Options),
     /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, beside zstd.
     Codec(CodecOptions),
     /// Benchmark the disk tier: blocks of 1 MiB to a disk and back, beside plain reads and writes.
@@ -194,6 +197,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             let report = serve::run(&serving.load(), serving.options.quick)?;
             (serving.options, report)
         }
+        What::Wire(options) => (options.clone(), wire::run(options.quick)?),
         What::Codec(codec) => {
             let report = codec::run(codec.kv.as_deref(), codec.rope_theta, codec.options.quick)?;
             (codec.options, report)

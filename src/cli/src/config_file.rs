@@ -9,6 +9,7 @@ use clap::Args;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use trunkline_core::config::Setting;
 
+use crate::attach_settings::{ATTACH_KEYS, AttachSettings};
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::h2o_settings::{H2O_KEYS, H2oSettings};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
@@ -92,15 +93,20 @@ pub struct Settings {
     #[arg(long, value_name = "KIND")]
     pub worker: Option<String>,
 
-    /// Workers behind the port, 1 to 64, each with separate KV blocks; the weights are shared [default: 1].
+    /// Embedded workers behind the port, up to 64, each with separate KV blocks; the weights are shared [default: 1, or 0 with
+    /// --attached-workers].
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
+
+    /// Attached workers.
+    #[command(flatten)]
+    pub attach: AttachSettings,
 
     /// Router by name, with parameters.
     #[arg(long, value_name = "SPEC", help = router_help())]
     pub router: Option<String>,
 
-    /// Role of each worker, separated by commas: both, prefill, or decode [default: both for each].
+    /// Role of each worker, embedded ones first, separated by commas: both, prefill, or decode [default: both for each].
     #[arg(long, value_name = "ROLES")]
     pub roles: Option<String>,
 
@@ -154,6 +160,7 @@ impl Settings {
             threads: self.threads.or(other.threads),
             worker: self.worker.or(other.worker),
             workers: self.workers.or(other.workers),
+            attach: self.attach.or(other.attach),
             router: self.router.or(other.router),
             roles: self.roles.or(other.roles),
             share_cache: self.share_cache.or(other.share_cache),
@@ -164,10 +171,11 @@ impl Settings {
     }
 }
 
-/// Key of the config file: of the server, of its tiers, of its network edge, of eviction within sequences, or of a setting of the core.
+/// Key of the config file: of the server, of its attached workers, of its tiers, of its network edge, of eviction within sequences, or of a setting of the core.
 enum Key {
     Server(&'static str),
     Tiers(&'static str),
+    Attach(&'static str),
     Network(&'static str),
     H2o(&'static str),
     Core(&'static Setting),
@@ -178,12 +186,13 @@ impl<'de> Deserialize<'de> for Key {
         let key = String::deserialize(key)?;
         let core = || CoreSettings::<ServeFlags>::flags().map(|(setting, _)| setting);
         let server = SERVER_KEYS.into_iter().find(|known| *known == key).map(Key::Server);
+        let attach = || ATTACH_KEYS.into_iter().find(|known| *known == key).map(Key::Attach);
         let tiers = || TIER_KEYS.into_iter().find(|known| *known == key).map(Key::Tiers);
         let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
         let h2o = || H2O_KEYS.into_iter().find(|known| *known == key).map(Key::H2o);
-        let known = server.or_else(tiers).or_else(network).or_else(h2o);
+        let known = server.or_else(attach).or_else(tiers).or_else(network).or_else(h2o);
         known.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
-            let fixed = SERVER_KEYS.into_iter().chain(TIER_KEYS).chain(NETWORK_KEYS).chain(H2O_KEYS);
+            let fixed = SERVER_KEYS.into_iter().chain(ATTACH_KEYS).chain(TIER_KEYS).chain(NETWORK_KEYS).chain(H2O_KEYS);
             let known = fixed.chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
@@ -209,6 +218,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Core(setting) => {
                             settings.core.insert(setting, file.next_value_seed(FileValue(setting.kind))?);
                         }
+                        Key::Attach(key) => settings.attach.read(key, &mut file)?,
                         Key::Tiers(key) => settings.tiers.read(key, &mut file)?,
                         Key::Network(key) => settings.network.read(key, &mut file)?,
                         Key::H2o(key) => settings.h2o.read(key, &mut file)?,
@@ -282,6 +292,10 @@ mod tests {
             "--threads=7",
             "--worker=null:10ms",
             "--workers=2",
+            "--attached-workers=3",
+            "--worker-silence=4.5",
+            "--worker-resume=5.5",
+            "--worker-wait=6.5",
             "--router=least_loaded",
             "--roles=both,both",
             "--copy-timeout-ms=5000",
@@ -334,7 +348,7 @@ mod tests {
         for (setting, _) in CoreSettings::<ServeFlags>::flags() {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
         }
-        for key in NETWORK_KEYS.into_iter().chain(TIER_KEYS).chain(H2O_KEYS) {
+        for key in NETWORK_KEYS.into_iter().chain(ATTACH_KEYS).chain(TIER_KEYS).chain(H2O_KEYS) {
             assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);

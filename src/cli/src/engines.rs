@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, registry};
-use trunkline_server::{Backend, MakeWorker};
+use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
@@ -23,7 +23,9 @@ const ROLES: [(&str, Role); 3] = [("both", Role::Both), ("prefill", Role::Prefil
 pub struct Engines {
     roles: Vec<Role>,
     router: String,
-    /// Threads of all workers together.
+    /// Engines for attached workers: the last so many.
+    attached: usize,
+    /// Threads of all embedded workers together.
     threads: usize,
 }
 
@@ -38,38 +40,67 @@ impl Engines {
             bail!("threads is {threads}; it must be between 1 and {THREADS_MAX}");
         }
         let roles = settings.roles.as_deref().map(roles).transpose()?;
-        let workers = settings.workers.or(roles.as_ref().map(Vec::len)).unwrap_or(1);
-        if !(1..=WORKERS_MAX).contains(&workers) {
+        let attached = settings.attach.attached_workers;
+        let workers = settings.workers.unwrap_or_else(|| match (attached, &roles) {
+            (None, Some(roles)) => roles.len(),
+            (None | Some(0), None) => 1,
+            (Some(attached), Some(roles)) => roles.len().saturating_sub(attached),
+            (Some(_), None) => 0,
+        });
+        let attached = attached.unwrap_or(usize::from(workers == 0));
+        if attached == 0 && !(1..=WORKERS_MAX).contains(&workers) {
             bail!("workers is {workers}; it must be between 1 and {WORKERS_MAX}");
         }
-        let roles = roles.unwrap_or_else(|| vec![Role::Both; workers]);
-        if roles.len() != workers {
-            bail!("roles names {} and workers is {workers}; give one role for each worker", roles.len());
+        let all = workers.saturating_add(attached);
+        if all > WORKERS_MAX {
+            bail!(
+                "workers is {workers} and attached-workers is {attached}; together they must be at most {WORKERS_MAX}"
+            );
+        }
+        let roles = roles.unwrap_or_else(|| vec![Role::Both; all]);
+        if roles.len() != all {
+            let and = if attached > 0 { format!(" and attached-workers is {attached}") } else { String::new() };
+            bail!("roles names {} and workers is {workers}{and}; give one role for each worker", roles.len());
         }
         let router = settings.router.clone().unwrap_or_else(|| ROUTER_DEFAULT.into());
-        Ok(Self { roles, router, threads })
+        Ok(Self { roles, router, attached, threads })
     }
 
-    /// Returns the number of workers.
+    /// Returns the number of workers, embedded and attached.
     pub fn workers(&self) -> usize {
         self.roles.len()
     }
 
-    /// Returns the threads of every worker, at least: all threads divided by the workers.
+    /// Returns the number of engines for attached workers.
+    pub fn attached(&self) -> usize {
+        self.attached
+    }
+
+    /// Returns the number of embedded workers.
+    pub fn embedded(&self) -> usize {
+        self.roles.len() - self.attached
+    }
+
+    /// Returns the threads of every embedded worker, at least: all threads divided by the workers.
     pub fn threads_each(&self) -> usize {
-        (self.threads / self.workers()).max(1)
+        (self.threads / self.embedded().max(1)).max(1)
     }
 
     /// Returns the threads of one worker: the first workers have the threads that are left over.
     fn threads_of(&self, worker: usize) -> usize {
-        let left_over = self.threads.saturating_sub(self.threads_each() * self.workers());
+        let left_over = self.threads.saturating_sub(self.threads_each() * self.embedded());
         self.threads_each() + usize::from(worker < left_over)
     }
 
-    /// Returns the settings of the cluster whose engines all have these limits.
+    /// Returns the settings of the cluster whose engines all have these limits. Beside embedded workers, any attached one must do,
+    /// also one that writes KV for every token that it runs.
     pub fn cluster(&self, core: &Config) -> ClusterConfig {
-        let engine = |role: &Role| EngineConfig { core: core.clone(), role: *role };
-        ClusterConfig { engines: self.roles.iter().map(engine).collect(), router: self.router.clone() }
+        let engine = |(at, role): (usize, &Role)| {
+            let mut core = core.clone();
+            core.worker.whole_block_hits |= at >= self.embedded() && self.embedded() > 0;
+            EngineConfig { core, role: *role }
+        };
+        ClusterConfig { engines: self.roles.iter().enumerate().map(engine).collect(), router: self.router.clone() }
     }
 
     /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads.
@@ -86,7 +117,7 @@ impl Engines {
             let config = WorkerConfig { threads: engines.threads_of(engine.index()), ..config };
             Ok(Box::new(Worker::new(model.clone(), config)?))
         });
-        Backend { model: info, tokenizer, workers, stores: Vec::new() }
+        Backend { model: info, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }
     }
 }
 
@@ -100,6 +131,7 @@ mod tests {
     use trunkline_cluster::{Cluster, EngineId};
 
     use super::*;
+    use crate::attach_settings::AttachSettings;
 
     fn engines(workers: Option<usize>, roles: Option<&str>, threads: usize) -> Result<Engines, String> {
         let settings = Settings { workers, roles: roles.map(String::from), ..Settings::default() };
@@ -128,8 +160,26 @@ mod tests {
     }
 
     #[test]
+    fn attached_workers_stand_alone_or_behind_embedded_ones() {
+        let engines = |workers, attached_workers| {
+            let attach = AttachSettings { attached_workers, ..AttachSettings::default() };
+            let settings = Settings { workers, attach, ..Settings::default() };
+            let engines = Engines::of(&settings, 1).map_err(|err| format!("{err:#}"))?;
+            Ok((engines.embedded(), engines.attached()))
+        };
+        let err = |message: &str| Err(message.to_owned());
+        assert_eq!(engines(None, None), Ok((1, 0)));
+        assert_eq!(engines(Some(0), None), Ok((0, 1)));
+        assert_eq!(engines(None, Some(3)), Ok((0, 3)));
+        assert_eq!(engines(Some(2), Some(3)), Ok((2, 3)));
+        assert_eq!(engines(None, Some(0)), Ok((1, 0)));
+        assert_eq!(engines(Some(0), Some(0)), err("workers is 0; it must be between 1 and 64"));
+        let both = err("workers is 60 and attached-workers is 5; together they must be at most 64");
+        assert_eq!(engines(Some(60), Some(5)), both);
+    }
+
+    #[test]
     fn wrong_settings_are_reported_by_name() {
-        assert_eq!(engines(Some(0), None, 1).unwrap_err(), "workers is 0; it must be between 1 and 64");
         assert_eq!(engines(Some(65), None, 1).unwrap_err(), "workers is 65; it must be between 1 and 64");
         assert_eq!(engines(None, None, 0).unwrap_err(), "threads is 0; it must be between 1 and 1024");
         let mismatch = engines(Some(3), Some("both,both"), 1).unwrap_err();

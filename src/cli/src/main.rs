@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `serve` | serve a model over gRPC |
 //! | `generate` | send one request to a server |
+//! | `worker` | run a model for a server, or check a worker |
 //! | `replay` | replay a trace under a virtual clock, or a server's recording |
 //! | `plan` | find the least number of replicas that meets SLOs |
 //! | `sweep` | replay every cell of a grid of parameters |
@@ -22,12 +23,14 @@
 //! trunkline plan examples/traces/chat-and-agents.jsonl.gz --slo ttft_p99=2s
 //! ```
 
+mod attach_settings;
 mod bench;
 mod cache;
 mod calibrate;
 mod config_file;
 mod core_settings;
 mod engines;
+mod first_worker;
 mod generate;
 mod h2o;
 mod h2o_settings;
@@ -46,6 +49,7 @@ mod sizes;
 mod sweep;
 mod tier_settings;
 mod trace;
+mod worker;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -86,6 +90,7 @@ struct Cli {
 enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
+    Worker(Box<worker::WorkerArgs>),
     Replay(Box<replay::ReplayArgs>),
     Plan(Box<plan::PlanArgs>),
     Sweep(sweep::SweepArgs),
@@ -104,6 +109,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
+        Command::Worker(args) => worker::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Plan(args) => plan::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Sweep(args) => sweep::run(&args),

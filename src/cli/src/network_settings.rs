@@ -34,12 +34,12 @@ pub const NETWORK_KEYS: [&str; 14] = [
 /// Settings of the network edge; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct NetworkSettings {
-    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role generate or admin; read again when it changes. Calls
+    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role generate, admin or worker; read again when it changes. Calls
     /// without one of the tokens are refused, except for health [default: everyone may call].
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Without --token-file: let everyone flush the cache and read all counters. With tokens the role decides [default: true if
+    /// Without --token-file: let everyone flush the cache, read all counters and attach workers. With tokens the role decides [default: true if
     /// the address to listen on is a loopback address].
     #[arg(long, value_name = "BOOL")]
     pub admin: Option<bool>,

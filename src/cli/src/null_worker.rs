@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use trunkline_port::{CopyError, DeviceBlocks, ModelInfo, Step, StepError, StepOutput, StepRunner, TokenLogprobs};
-use trunkline_server::{Backend, MakeWorker};
+use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 
 /// Longest sequence of the null worker, tokens.
@@ -150,7 +150,7 @@ impl StepRunner for NullWorker {
 pub fn null_backend(model: ModelInfo, tokenizer: Tokenizer, step: Duration) -> Backend {
     let vocab_size = model.vocab_size;
     let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(NullWorker::new(step, vocab_size))));
-    Backend { model, tokenizer, workers, stores: Vec::new() }
+    Backend { model, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }
 }
 
 /// Blocks without contents, of one byte each: the least that a store copies.

@@ -11,6 +11,7 @@ use crate::config_file::ServeFlags;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::replay::settings::ReplayFlags;
 use crate::serve::ServeArgs;
+use crate::worker::WorkerArgs;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -49,6 +50,23 @@ fn readme_lists_every_flag_of_serve() {
     }
 }
 
+#[test]
+fn readme_lists_every_flag_of_worker() {
+    let readme = read("README.md");
+    let (_, table) = readme.split_once("| flag of `worker` |").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let command = WorkerArgs::augment_args(clap::Command::new("worker"));
+    for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
+        assert!(table.contains(&format!("| `--{flag} ")), "README.md has no row for --{flag} of worker");
+    }
+}
+
+#[test]
+fn docs_show_the_example_worker_as_it_is() {
+    let example = format!("```python\n{}```", read("examples/worker.py"));
+    assert!(read("docs/workers.md").contains(&example), "put examples/worker.py into docs/workers.md");
+}
+
 /// The words of a command line, quotes removed; `None` if a shell would have to fill in variables.
 fn words(line: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
@@ -82,7 +100,7 @@ fn commands(text: &str) -> Vec<Vec<String>> {
 #[test]
 fn every_command_line_in_the_docs_is_understood() {
     let mut texts = vec![("README.md".to_string(), read("README.md"))];
-    for file in ["capacity", "findings", "plan", "replay", "reports", "sweep", "traces"] {
+    for file in ["capacity", "findings", "plan", "replay", "reports", "sweep", "traces", "workers"] {
         let file = format!("docs/{file}.md");
         // Of prose, only blocks of shell commands are read.
         let blocks = read(&file)

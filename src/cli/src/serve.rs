@@ -3,29 +3,35 @@
 use std::f64::consts::TAU;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use tokio::net::TcpListener;
 use tracing::{info, warn};
+use trunkline_attach::Hello;
 use trunkline_cluster::Cluster;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, WorkerFacts, registry};
 use trunkline_port::ModelInfo;
-use trunkline_server::{Backend, EngineStore, Options, Server, layout, listen, stop_on_signals};
+use trunkline_server::{
+    Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
+};
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model};
 
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
+use crate::first_worker::limits_of_worker;
 use crate::h2o::layer_file::LayerFile;
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 use crate::revision::revision;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
-const SEED: u64 = 0;
+pub(crate) const SEED: u64 = 0;
 /// Time after which a step may be taken for lost, seconds.
 const STEP_TIMEOUT_S_DEFAULT: f64 = 60.0;
 const STEP_TIMEOUT_S_MAX: f64 = 86_400.0;
@@ -97,6 +103,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let engines = Engines::of(&settings, cores())?;
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
     let step_timeout = step_timeout(settings.step_timeout)?;
+    let attach = settings.attach.options(engines.attached())?;
     // Mistakes in settings and address are reported before a large model is read.
     kv_dtype(&settings)?;
     let mut config = limits(&settings, 1 << 10, Config::default().max_context)?;
@@ -113,43 +120,89 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         .context("cannot start the threads of the network")?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
 
-    let (config, backend) = match kind {
-        WorkerKind::Embedded => embedded(&settings, &engines)?,
-        WorkerKind::Null { step } => null(&settings, engines.workers(), step)?,
-    };
-    let name = backend.model.name.clone();
-    let kv_bytes = u64::from(config.pool_blocks()) * backend.model.block_bytes(config.block_size);
-    let network = settings.network.clone();
     let mut options = Options {
-        cluster: engines.cluster(&config),
-        record: settings.record,
+        record: settings.record.clone(),
         share_cache: settings.share_cache.unwrap_or(false),
         step_timeout,
+        attach,
         ..Options::default()
     };
+    let network = settings.network.clone();
     network.apply(&mut options)?;
     let result = runtime.block_on(async {
-        let server = Server::new(listener, backend, options).await?;
+        let server = match engines.embedded() {
+            0 => Server::of_first_worker(listener, first_worker(settings, engines)?, options).await?,
+            _ => with_embedded(listener, &settings, &engines, kind, options).await?,
+        };
         network.warn_if_open(server.local_addr());
-        if settings.model.is_none() && kind == WorkerKind::Embedded {
-            // If standard error is closed, the note is lost.
-            let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
-        }
-        let kv_bytes = kv_bytes * engines.workers() as u64;
-        info!(
-            workers = engines.workers(),
-            blocks = config.device_blocks,
-            host_blocks = config.host_blocks,
-            block_size = config.block_size,
-            kv_bytes,
-            threads = engines.threads_each(),
-            "serving {name}"
-        );
         serve(server, network.tls_cert.is_some()).await
     });
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
+}
+
+/// Returns a server with embedded workers, and perhaps attached ones besides.
+async fn with_embedded(
+    listener: TcpListener,
+    settings: &Settings,
+    engines: &Engines,
+    kind: WorkerKind,
+    mut options: Options,
+) -> anyhow::Result<Server> {
+    let (config, backend) = match kind {
+        WorkerKind::Embedded => embedded(settings, engines)?,
+        WorkerKind::Null { step } => null(settings, engines.workers(), step)?,
+    };
+    options.cluster = engines.cluster(&config);
+    let kv_bytes = u64::from(config.pool_blocks()) * backend.model.block_bytes(config.block_size);
+    let name = backend.model.name.clone();
+    let server = Server::new(listener, backend, options).await?;
+    if settings.model.is_none() && kind == WorkerKind::Embedded {
+        // If standard error is closed, the note is lost.
+        let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
+    }
+    info!(
+        workers = engines.embedded(),
+        attached_workers = engines.attached(),
+        blocks = config.device_blocks,
+        host_blocks = config.host_blocks,
+        block_size = config.block_size,
+        kv_bytes = kv_bytes * engines.embedded() as u64,
+        threads = engines.threads_each(),
+        "serving {name}"
+    );
+    Ok(server)
+}
+
+/// Returns the decision about the first worker of a server without embedded ones: the worker's model, with the tokenizer of the
+/// settings.
+fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideModel> {
+    let tokenizer = match &settings.model {
+        Some(path) => Tokenizer::load(path)?,
+        None => Tokenizer::bytes(),
+    };
+    Ok(Box::new(move |hello| {
+        let config = limits(&settings, hello.model.block_bytes(1), hello.model.max_context)?;
+        let mut config = limits_of_worker(&settings.core, config, hello)?;
+        check_tokenizer(&tokenizer, hello.model.vocab_size)?;
+        let folder = settings.model.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
+        let Hello { name: worker, model, abilities, .. } = hello.clone();
+        match folder {
+            Some(folder) if folder != model.name => {
+                warn!("worker {worker} runs {}, and the tokenizer is of {folder}", model.name);
+            }
+            Some(_) => {}
+            None => warn!("no --model: text is cut into bytes; give the folder of {} for its tokenizer", model.name),
+        }
+        let stores = stores(&settings, &mut config, &model, engines.workers(), None)?;
+        let Config { device_blocks: blocks, block_size, max_steps_in_flight: steps_in_flight, .. } = config;
+        info!(attached_workers = engines.attached(), blocks, block_size, steps_in_flight, "serving {}", model.name);
+        let offer = SamplingOffer::within(abilities.max_logprobs, abilities.seeded_sampling);
+        let workers: MakeWorker = Arc::new(|_| Err("the server has no embedded workers".into()));
+        let backend = Backend { model, tokenizer: tokenizer.clone(), workers, stores, offer };
+        Ok((backend, engines.cluster(&config)))
+    }))
 }
 
 /// Returns the limits of the core, and a backend of embedded workers with the model of the settings.
@@ -316,7 +369,7 @@ fn print(line: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -363,7 +416,7 @@ fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
 }
 
 /// Returns the default number of KV blocks, in which a token takes `token_bytes`.
-fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
+pub(crate) fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
     let block_size = u64::from(block_size);
     let blocks = KV_BYTES_DEFAULT / (block_size * token_bytes).max(1);
     blocks.min(DEVICE_BLOCKS_DEFAULT_MAX).max(KV_TOKENS_DEFAULT_MIN.div_ceil(block_size)) as u32
@@ -372,7 +425,7 @@ fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
 #[cfg(test)]
 mod kv_dtype_tests;
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use clap::Parser;
     use trunkline_core::Preemption;
 
@@ -385,7 +438,7 @@ mod tests {
     }
 
     /// Settings from flags.
-    pub(super) fn given(flags: &[&str]) -> Settings {
+    pub(crate) fn given(flags: &[&str]) -> Settings {
         Cli::try_parse_from([&["serve"], flags].concat()).unwrap().settings
     }
 

@@ -15,6 +15,8 @@ use crate::tokens::{Holder, Role, TokenFileError, Tokens};
 
 /// Path of the health service, open to all: probes have no tokens, and learn no more than an accepted connection shows.
 const HEALTH: &str = "/grpc.health.v1.Health/";
+/// Path of the service of model workers: the only one for tokens with the role `worker`.
+pub(crate) const WORKERS: &str = "/trunkline.v1.Workers/";
 
 /// Rights of the senders of calls.
 pub(crate) struct Access {
@@ -56,17 +58,24 @@ impl Access {
     /// Returns the sender of a call.
     ///
     /// # Errors
-    /// UNAUTHENTICATED without a valid token, if the server has tokens.
+    /// UNAUTHENTICATED without a valid token, if the server has tokens; PERMISSION_DENIED for calls of clients with the token of a worker.
     pub(crate) fn caller(&self, path: &str, headers: &HeaderMap, call: &Arc<Call>) -> Result<Caller, Status> {
         let connection = call.connection();
-        let of_connection = |admin| Caller { call: call.clone(), owner: Owner::Connection(connection.number()), admin };
+        let owner = Owner::Connection(connection.number());
+        // Without tokens, a worker has as much power as an administrator: the worker sees all prompts and makes all answers.
+        let of_connection = |admin| Caller { call: call.clone(), owner, admin, worker: admin };
         let Some(file) = &self.tokens else { return Ok(of_connection(self.admin)) };
         if path.starts_with(HEALTH) {
             return Ok(of_connection(false));
         }
         let tokens = file.tokens.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(Holder { name, role }) = bearer(headers).and_then(|token| tokens.holder(token)) {
-            return Ok(Caller { call: call.clone(), owner: Owner::Token(name.clone()), admin: *role == Role::Admin });
+            let (admin, worker) = (*role == Role::Admin, *role == Role::Worker);
+            if !worker || path.starts_with(WORKERS) {
+                return Ok(Caller { call: call.clone(), owner: Owner::Token(name.clone()), admin, worker });
+            }
+            count(&connection.network().counters.unauthorised);
+            return Err(Status::permission_denied("a token with the role worker serves for Attach alone"));
         }
         let network = connection.network();
         count(&network.counters.unauthorised);
@@ -124,6 +133,34 @@ mod tests {
         }
         assert_eq!(owner_and_admin(&access, "/trunkline.v1.Inference/Abort", None), Err(Code::Unauthenticated));
         assert_eq!(owner_and_admin(&access, "/grpc.health.v1.Health/Check", None), Ok((Owner::Connection(0), false)));
+    }
+
+    #[test]
+    fn a_workers_token_attaches_and_does_nothing_else_and_no_other_token_attaches() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        fs::write(&path, format!("{ADMIN} admin ops\n{USER} worker gpu-0\n")).unwrap();
+        let access = Access::new(true, Some(path)).unwrap();
+        let call = Caller::local().call;
+        let caller = |token: &str, path: &str| {
+            let headers = [("authorization", format!("Bearer {token}"))];
+            let headers = headers.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            access.caller(path, &HeaderMap::from_iter(headers), &call)
+        };
+        let attach = "/trunkline.v1.Workers/Attach";
+        assert!(caller(USER, attach).unwrap().check_worker().is_ok());
+        let status = caller(ADMIN, attach).unwrap().check_worker().unwrap_err();
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::PermissionDenied, "Attach needs a token with the role worker")
+        );
+        let status = caller(USER, "/trunkline.v1.Inference/Generate").map(drop).unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied);
+        for admin in [false, true] {
+            let access = Access::new(admin, None).unwrap();
+            let caller = access.caller(attach, &HeaderMap::new(), &call).unwrap();
+            assert_eq!(caller.check_worker().is_ok(), admin, "without tokens as for administrators");
+        }
     }
 
     #[test]

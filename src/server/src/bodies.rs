@@ -12,12 +12,14 @@ use tonic::codegen::{Bytes, StdError};
 
 use crate::network::Call;
 
-/// Body of a request: bounded in time, and its bytes in the connection's and the server's limits until the body is dropped.
+/// Body of a request: bounded in time, and its bytes in the connection's and the server's limits until the body is dropped. The body of
+/// a stream without end has neither bound: the service reads message after message, and the connection's window bounds the rest.
 pub(crate) struct RequestBody<B> {
     body: B,
     call: Arc<Call>,
     received: u64,
-    limit: Duration,
+    /// Time for the whole body; `None` for a stream without end.
+    limit: Option<Duration>,
     /// Set once the body had to wait.
     late: Option<Pin<Box<Sleep>>>,
 }
@@ -25,7 +27,12 @@ pub(crate) struct RequestBody<B> {
 impl<B> RequestBody<B> {
     /// Wraps the body of a request that MUST arrive within `limit` of its headers.
     pub(crate) fn new(body: B, call: Arc<Call>, limit: Duration) -> Self {
-        Self { body, call, received: 0, limit, late: None }
+        Self { body, call, received: 0, limit: Some(limit), late: None }
+    }
+
+    /// Wraps the body of a stream of messages without end.
+    pub(crate) fn unbounded(body: B, call: Arc<Call>) -> Self {
+        Self { body, call, received: 0, limit: None, late: None }
     }
 }
 
@@ -40,9 +47,10 @@ where
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
         let this = &mut *self;
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
-            let late = this.late.get_or_insert_with(|| Box::pin(sleep(this.limit)));
+            let Some(limit) = this.limit else { return Poll::Pending };
+            let late = this.late.get_or_insert_with(|| Box::pin(sleep(limit)));
             ready!(late.as_mut().poll(cx));
-            let message = format!("the request's message did not arrive within {:?}", this.limit);
+            let message = format!("the request's message did not arrive within {limit:?}");
             return Poll::Ready(Some(Err(Status::deadline_exceeded(message).into())));
         };
         let frame = match frame {
@@ -50,7 +58,7 @@ where
             Some(Err(err)) => return Poll::Ready(Some(Err(err.into()))),
             None => return Poll::Ready(None),
         };
-        let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+        let bytes = frame.data_ref().filter(|_| this.limit.is_some()).map_or(0, |data| data.len() as u64);
         if !this.call.connection().add_incoming(bytes) {
             let message = "too many bytes of requests are being received; try again later";
             return Poll::Ready(Some(Err(Status::resource_exhausted(message).into())));

@@ -36,6 +36,8 @@ pub(crate) struct Caller {
     pub(crate) owner: Owner,
     /// `true` if the sender may flush the cache and read all counters.
     pub(crate) admin: bool,
+    /// `true` if the sender may attach as a model worker.
+    pub(crate) worker: bool,
 }
 
 impl Caller {
@@ -49,7 +51,7 @@ impl Caller {
     /// Returns a sender in this process, without a connection.
     pub(crate) fn local() -> Self {
         let call = Call::detached(NetworkLimits::default(), Clock::start());
-        Self { call, owner: Owner::Connection(0), admin: true }
+        Self { call, owner: Owner::Connection(0), admin: true, worker: true }
     }
 
     /// Returns the client to whom the sender's requests count.
@@ -94,6 +96,20 @@ impl Caller {
             Owner::Anyone | Owner::Connection(_) => "a server started with --admin true",
         };
         Err(Status::permission_denied(format!("{what} needs {needed}")))
+    }
+
+    /// # Errors
+    /// PERMISSION_DENIED if the sender may not attach as a model worker.
+    pub(crate) fn check_worker(&self) -> Result<(), Status> {
+        if self.worker {
+            return Ok(());
+        }
+        count(&self.call.connection().network().counters.unauthorised);
+        let needed = match self.owner {
+            Owner::Token(_) => "a token with the role worker",
+            Owner::Anyone | Owner::Connection(_) => "a server with tokens, or one started with --admin true",
+        };
+        Err(Status::permission_denied(format!("Attach needs {needed}")))
     }
 }
 

@@ -8,8 +8,10 @@ use trunkline_core::{Refusal, Request, RequestId, Stats};
 use trunkline_port::StepRunner;
 use trunkline_store::StoreStats;
 
+use crate::link::{LinkQueue, LinkStats};
 use crate::outbox::OutboxSender;
-use crate::worker_thread::WorkerReport;
+use crate::seats::{Occupant, Resume, SeatState};
+use crate::worker_thread::{WorkerEvent, WorkerReport};
 
 /// Request to the core's thread.
 pub(crate) enum Command {
@@ -27,6 +29,23 @@ pub(crate) enum Command {
     Drain,
     Shutdown,
     Worker(WorkerReport),
+    /// A worker with a Hello that fits wants to attach.
+    Attach(Box<Attaching>),
+    /// An attached worker reports.
+    Linked {
+        engine: EngineId,
+        /// Number of the connection.
+        link: u64,
+        life: u64,
+        event: WorkerEvent,
+    },
+    /// The connection of an attached worker has ended.
+    Detached {
+        engine: EngineId,
+        /// Number of the connection.
+        link: u64,
+        end: LinkEnd,
+    },
     /// The store of an engine answers a look-up.
     LookedUp {
         engine: EngineId,
@@ -38,6 +57,38 @@ pub(crate) enum Command {
         engine: EngineId,
         made: Result<Box<dyn StepRunner>, Box<dyn std::error::Error + Send + Sync>>,
     },
+}
+
+/// A worker that fits the server and wants to attach.
+pub(crate) struct Attaching {
+    pub(crate) worker: Occupant,
+    /// The session to continue, if the worker has one.
+    pub(crate) resume: Option<Resume>,
+    /// The connection. Dropping the queue ends the connection.
+    pub(crate) queue: LinkQueue,
+    /// Receives the engine of the worker; nothing if all seats are taken.
+    pub(crate) seated: oneshot::Sender<EngineId>,
+}
+
+/// End of an attached worker's connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LinkEnd {
+    /// The worker left in order.
+    Left,
+    /// The connection broke; the worker may come back with its KV.
+    Broke(String),
+    /// The worker broke a rule of the protocol, and its KV is not trusted.
+    Faulty(String),
+}
+
+/// The attached worker of an engine, between two events.
+#[derive(Clone)]
+pub(crate) struct WorkerSnapshot {
+    pub(crate) name: String,
+    pub(crate) program: String,
+    pub(crate) state: SeatState,
+    pub(crate) life: u64,
+    pub(crate) stats: LinkStats,
 }
 
 /// Counts of speculative decoding, kept by the driver: the core sees tokens, not drafts.
@@ -66,6 +117,8 @@ pub(crate) struct EngineSnapshot {
     pub(crate) drafts: Drafts,
     /// Workers left behind in a step that never ended.
     pub(crate) abandoned: u32,
+    /// The attached worker, if the engine has one.
+    pub(crate) worker: Option<WorkerSnapshot>,
 }
 
 /// The state of the cluster between two inputs.

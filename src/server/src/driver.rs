@@ -10,7 +10,9 @@
 //! ended threads is started again ([`Workers`]), and meanwhile the worker's engine is retired: other engines continue the engine's
 //! requests with the tokens generated so far. A server with one engine stops with a failure instead, and so does a server after the
 //! last restart of every worker. A worker with a step or a reset that does not end ([`crate::watchdog`]) is left behind, and a new worker
-//! takes its place, on a server with one engine too.
+//! takes its place, on a server with one engine too. Attached workers come and go by themselves (`driver/attached.rs`).
+
+mod attached;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
@@ -30,9 +32,10 @@ use crate::commands::{Command, Drafts, EngineSnapshot, Snapshot};
 use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
+use crate::seats::{AttachOptions, Seats};
 use crate::stores::{EngineStore, TierSizes};
 use crate::watchdog::Watchdog;
-use crate::worker_thread::{WorkerEvent, WorkerReport};
+use crate::worker_thread::{WorkerEvent, WorkerHandle, WorkerReport};
 use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
@@ -41,7 +44,7 @@ const COMMANDS_MAX: usize = 4096;
 const REMAINS_MAX: usize = 1024;
 
 /// Final state of a stopped server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The digest of all decisions.
     pub digest: u64,
@@ -53,33 +56,58 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
-/// Starts the threads of the workers, one worker and one store for each engine, and the core's thread. The receiver gets the outcome
-/// when the core's thread ends, and nothing if the thread panics.
+/// Makes the queue of commands to the core's thread.
+pub(crate) fn commands() -> (DriverHandle, Receiver<Command>) {
+    queue(COMMANDS_MAX)
+}
+
+/// Parts of a driver.
+pub(crate) struct Parts {
+    pub(crate) cluster: Cluster,
+    /// Embedded workers, of the first engines.
+    pub(crate) runners: Vec<Box<dyn StepRunner>>,
+    /// Store of each engine.
+    pub(crate) stores: Vec<EngineStore>,
+    /// Watchdog of each engine.
+    pub(crate) watchdogs: Vec<Watchdog>,
+    pub(crate) make: MakeWorker,
+    /// Attached workers, of the engines without an embedded one.
+    pub(crate) attach: AttachOptions,
+    pub(crate) recorder: Option<Recorder>,
+    /// Notified when the first engine gets a worker, and when the last loses its worker.
+    pub(crate) served: watch::Sender<bool>,
+}
+
+/// Starts the threads of the embedded workers and the core's thread, which takes `commands`. The receiver gets the outcome when the
+/// core's thread ends, and nothing if the thread panics.
 pub(crate) fn spawn(
-    cluster: Cluster,
-    runners: Vec<Box<dyn StepRunner>>,
-    stores: Vec<EngineStore>,
-    watchdogs: Vec<Watchdog>,
-    make: MakeWorker,
-    recorder: Option<Recorder>,
-) -> std::io::Result<(DriverHandle, oneshot::Receiver<Outcome>)> {
-    let (handle, commands) = queue(COMMANDS_MAX);
-    let (mut workers, mut found) = (Vec::with_capacity(runners.len()), Vec::new());
-    for ((at, runner), store) in (0..).zip(runners).zip(stores) {
+    handle: &DriverHandle,
+    commands: Receiver<Command>,
+    parts: Parts,
+) -> std::io::Result<oneshot::Receiver<Outcome>> {
+    let Parts { cluster, runners, stores, watchdogs, make, attach, recorder, served } = parts;
+    let (mut workers, mut found) = (Vec::with_capacity(stores.len()), Vec::new());
+    let mut runners = runners.into_iter();
+    for (at, store) in (0..).zip(stores) {
         found.push(store.found);
         let store = Arc::new(store.store);
-        let worker = spawn_threads(EngineId(at), 0, runner, &store, &handle)?;
+        let worker = match runners.next() {
+            Some(runner) => spawn_threads(EngineId(at), 0, runner, &store, handle)?,
+            None => WorkerHandle::new(at, 0).0,
+        };
         workers.push((worker, store));
     }
-    let workers = Workers::new(workers, watchdogs, make, handle.clone());
-    let mut driver = Driver::new(cluster, &handle, commands, workers, recorder);
+    let seats = Seats::new(workers.len(), &attach);
+    let workers = Workers::new(workers, watchdogs, seats, make, handle.clone());
+    let mut driver = Driver::new(cluster, handle, commands, workers, recorder);
+    driver.served = served;
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         driver.begin(found);
         // Nobody waits for the outcome if the server was dropped.
         let _ = done.send(driver.run());
     })?;
-    Ok((handle, outcome))
+    Ok(outcome)
 }
 
 /// Client of a request known to the cluster.
@@ -111,6 +139,8 @@ enum WakeUp {
     Restart,
     /// A step or a reset has taken too long.
     Timeout,
+    /// An attached worker did not come back, or none came.
+    Absence,
 }
 
 struct Driver {
@@ -135,6 +165,10 @@ struct Driver {
     draining: bool,
     drained: bool,
     failure: Option<String>,
+    /// `true` as long as some engine has a worker, or gets one without an operator.
+    served: watch::Sender<bool>,
+    /// End of the wait for an attached worker, while no engine is served, nanoseconds.
+    wait_until_ns: Option<u64>,
 }
 
 impl Driver {
@@ -165,11 +199,14 @@ impl Driver {
             draining: false,
             drained: false,
             failure: None,
+            served: watch::Sender::new(true),
+            wait_until_ns: None,
         }
     }
 
     /// Reports the blocks found in the tiers, and how many more fit there.
     fn begin(&mut self, found: Vec<Vec<Vec<KnownBlock>>>) {
+        self.begin_seats();
         for (engine, tiers) in (0..).map(EngineId).zip(found) {
             self.resize_tiers(engine);
             for (tier, blocks) in (0..).zip(tiers).filter(|(_, blocks)| !blocks.is_empty()) {
@@ -213,6 +250,7 @@ impl Driver {
             WakeUp::Deadline => self.apply(Input::Client(Event::Tick)),
             WakeUp::Restart => self.workers.restart_due(self.clock.now_ns()),
             WakeUp::Timeout => self.abandon(),
+            WakeUp::Absence => self.end_waits(),
         }
     }
 
@@ -221,6 +259,7 @@ impl Driver {
             (self.workers.next_restart_ns(), WakeUp::Restart),
             (self.cluster.next_deadline_ns(), WakeUp::Deadline),
             (self.workers.next_timeout_ns(), WakeUp::Timeout),
+            (self.next_absence_ns(), WakeUp::Absence),
         ];
         let due = due.into_iter().filter_map(|(at_ns, reason)| Some((at_ns?, reason)));
         let Some((next_ns, reason)) = due.min_by_key(|(at_ns, _)| *at_ns) else {
@@ -289,6 +328,14 @@ impl Driver {
                 self.apply(Input::Engine(engine, Event::LookupEnded { lookup, found }));
             }
             Command::WorkerMade { engine, made } => self.replace_worker(engine, made),
+            Command::Attach(attaching) => self.attach(*attaching),
+            Command::Linked { engine, link, life, event } => {
+                // What was under way on an earlier connection is lost.
+                if self.workers.seats.is_present(engine, link) {
+                    self.take_report(WorkerReport { worker: engine.0, life, event });
+                }
+            }
+            Command::Detached { engine, link, end } => self.detach(engine, link, end),
         }
     }
 
@@ -298,6 +345,7 @@ impl Driver {
             tiers: self.cluster.core(engine).config().tiers.iter().map(|tier| tier.name.clone()).collect(),
             store: self.workers.store(engine).stats(),
             abandoned: self.workers.abandoned(engine),
+            worker: self.workers.attached(engine),
             drafts: *drafts,
         };
         Snapshot {
@@ -366,8 +414,13 @@ impl Driver {
         for at in 0..self.drafts.len() {
             let other = EngineId(at as u32);
             let status = self.cluster.status(other);
-            // Requests that no engine could take over when theirs was retired.
-            if matches!(status.state, EngineState::Closed | EngineState::Gone) && status.load.requests > 0 {
+            // Requests that no engine could take over when theirs was retired, or that waited for an attached worker.
+            let is_without = match status.state {
+                EngineState::Closed | EngineState::Gone => true,
+                EngineState::Absent => !self.workers.is_served(other),
+                EngineState::Up | EngineState::Draining => false,
+            };
+            if is_without && status.load.requests > 0 {
                 self.apply(Input::Retire(other));
             }
         }
@@ -389,6 +442,9 @@ impl Driver {
     /// engines, or on the same one when the new worker joins.
     fn abandon(&mut self) {
         let Some(engine) = self.workers.timed_out(self.clock.now_ns()) else { return };
+        if self.workers.seats.has(engine) {
+            return self.hurry(engine);
+        }
         let requests = self.cluster.status(engine).load.requests;
         error!(%engine, requests, "a step or a reset takes too long; the worker is left behind and another is started in its place");
         // Before the loss, so that whatever the core wants from then on is no job of the old worker.
@@ -408,6 +464,12 @@ impl Driver {
         if self.workers.all_given_up() {
             return self.fail("all workers ended and none can be started again");
         }
+        self.note_served();
+        self.fail_all(engine);
+    }
+
+    /// Ends all requests on an engine with an error.
+    fn fail_all(&mut self, engine: EngineId) {
         let here = |id: &RequestId| self.cluster.engine_of(*id) == Some(engine);
         let mut left: Vec<RequestId> = self.clients.keys().copied().filter(here).collect();
         left.sort_unstable();

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use http_body::Body;
@@ -12,7 +12,7 @@ use tonic::codegen::{Bytes, Service, StdError};
 use tonic::service::Routes;
 use tonic::{Code, Status};
 
-use crate::access::Access;
+use crate::access::{Access, WORKERS};
 use crate::bodies::{RequestBody, ResponseBody};
 use crate::network::Call;
 
@@ -23,17 +23,34 @@ tokio::task_local! {
 
 /// Path of the service with streams of requests, which may take as long as a connection may be idle.
 const REFLECTION: &str = "/grpc.reflection.";
+/// Path of the service of the clients.
+const CLIENTS: &str = "/trunkline.v1.Inference/";
 
 /// All services of the server, behind the checks common to all.
 #[derive(Clone)]
 pub(crate) struct Gate {
-    routes: Routes,
+    /// Services there from the start.
+    early: Routes,
+    /// Service of the clients, once the server knows its model.
+    clients: Arc<OnceLock<Routes>>,
     access: Arc<Access>,
 }
 
 impl Gate {
-    pub(crate) fn new(routes: Routes, access: Arc<Access>) -> Self {
-        Self { routes: routes.prepare(), access }
+    pub(crate) fn new(early: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
+        Self { early: early.prepare(), clients, access }
+    }
+
+    /// Returns the services for a path.
+    ///
+    /// # Errors
+    /// UNAVAILABLE for calls of clients before the server knows its model.
+    fn routes(&self, path: &str) -> Result<Routes, Status> {
+        if !path.starts_with(CLIENTS) {
+            return Ok(self.early.clone());
+        }
+        let wait = || Status::unavailable("no worker has attached yet; try again later");
+        self.clients.get().cloned().ok_or_else(wait)
     }
 }
 
@@ -51,16 +68,22 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Self { mut routes, access } = self.clone();
+        let gate = self.clone();
         Box::pin(async move {
             let call = CALL.with(Arc::clone);
-            let response = match access.caller(request.uri().path(), request.headers(), &call) {
+            let caller = gate.access.caller(request.uri().path(), request.headers(), &call);
+            let response = match caller.and_then(|caller| Ok((caller, gate.routes(request.uri().path())?))) {
                 Err(status) => status.into_http(),
-                Ok(caller) => {
+                Ok((caller, mut routes)) => {
                     let limits = &call.connection().network().limits;
                     let streams = request.uri().path().starts_with(REFLECTION);
                     let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
-                    let mut request = request.map(|body| RequestBody::new(body, call.clone(), limit));
+                    // A worker's messages are no requests: the service bounds each, and the time between two.
+                    let attaches = request.uri().path().starts_with(WORKERS);
+                    let mut request = request.map(|body| match attaches {
+                        true => RequestBody::unbounded(body, call.clone()),
+                        false => RequestBody::new(body, call.clone(), limit),
+                    });
                     request.extensions_mut().insert(caller);
                     routes.call(request).await.unwrap_or_else(|never| match never {})
                 }

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use trunkline_core::RequestId;
 
 use crate::clock::Clock;
 use crate::commands::Command;
+
+/// Pause before a full queue is tried again. The core's thread takes thousands of commands in this time.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
 
 /// Reason for not taking a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,19 @@ impl DriverHandle {
     /// code.
     pub(crate) fn send_blocking(&self, command: Command) -> bool {
         self.commands.send(command).is_ok()
+    }
+
+    /// Puts a command on the queue and waits while the queue is full, without blocking the thread; returns `true` if the queue took the
+    /// command.
+    pub(crate) async fn send_patiently(&self, mut command: Command) -> bool {
+        loop {
+            command = match self.commands.try_send(command) {
+                Ok(()) => return true,
+                Err(TrySendError::Disconnected(_)) => return false,
+                Err(TrySendError::Full(command)) => command,
+            };
+            tokio::time::sleep(FULL_PAUSE).await;
+        }
     }
 
     /// Aborts a request whose outputs have been closed. Never waits and is never lost.

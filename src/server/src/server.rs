@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::service::Routes;
+use trunkline_attach::wire::workers_server::WorkersServer;
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId};
 use trunkline_core::Config;
 use trunkline_port::ModelInfo;
@@ -16,15 +18,19 @@ use trunkline_text::Tokenizer;
 
 use crate::accept::Acceptor;
 use crate::access::Access;
+use crate::attach::{self, Offer, WorkersService};
 use crate::commands::Command;
-use crate::driver::{self, Outcome};
+use crate::driver::{self, Outcome, Parts};
+use crate::fit::Fit;
 use crate::gate::Gate;
 use crate::limits::NetworkLimits;
 use crate::network::Network;
+use crate::offer::SamplingOffer;
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::queue::DriverHandle;
 use crate::recorder::Recorder;
+use crate::seats::AttachOptions;
 use crate::service::InferenceService;
 use crate::shutdown::ServerHandle;
 use crate::stores::EngineStore;
@@ -54,11 +60,17 @@ pub struct Backend {
     pub model: ModelInfo,
     /// Converts between text and tokens.
     pub tokenizer: Tokenizer,
-    /// Makes the worker of each engine.
+    /// Makes the worker of each engine but those for attached workers.
     pub workers: MakeWorker,
     /// Store of each engine's blocks, in order; none for stores in host memory, uncompressed.
     pub stores: Vec<EngineStore>,
+    /// Sampling that all workers can do.
+    pub offer: SamplingOffer,
 }
+
+/// Decides about the first attached worker of a server without a model: returns the backend, and the engines of the cluster, or the
+/// reason for refusing the worker.
+pub type DecideModel = Box<dyn FnMut(&trunkline_attach::Hello) -> Result<(Backend, ClusterConfig), WorkerError> + Send>;
 
 /// Settings of a server.
 #[derive(Clone, Debug)]
@@ -78,11 +90,13 @@ pub struct Options {
     /// Time after which a step may be taken for lost, at least; a step also gets many times what such steps take. Zero waits for
     /// ever.
     pub step_timeout: Duration,
+    /// Attached workers: the last engines of the cluster.
+    pub attach: AttachOptions,
     /// Limits of connections and of the calls on them.
     pub network: NetworkLimits,
     /// Without tokens: every client may flush the cache and read all counters. `None`: if the listener's address is loopback.
     pub admin: Option<bool>,
-    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role `generate` or `admin`. `None`: everyone may call.
+    /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role `generate`, `admin` or `worker`. `None`: everyone may call.
     pub token_file: Option<PathBuf>,
     /// Certificate and key of the server. `None`: no TLS.
     pub tls: Option<TlsFiles>,
@@ -101,6 +115,7 @@ impl Default for Options {
             requests_per_client: None,
             share_cache: false,
             step_timeout: Duration::from_secs(60),
+            attach: AttachOptions::default(),
             network: NetworkLimits::default(),
             admin: None,
             token_file: None,
@@ -226,6 +241,26 @@ impl Drop for StopOnDrop {
     }
 }
 
+/// Everything that a server needs to start its threads once the model is known.
+struct Start {
+    commands: Receiver<Command>,
+    driver: DriverHandle,
+    options: Options,
+    network: Arc<Network>,
+    /// Notified when the first engine gets a worker, and when the last loses its worker.
+    served: watch::Sender<bool>,
+    /// Demands on attached workers.
+    fit: watch::Sender<Option<Arc<Fit>>>,
+    /// Services of the clients, once they are there.
+    routes: Arc<OnceLock<Routes>>,
+}
+
+/// Threads of a server: running, or waiting for the first worker to know the model.
+enum State {
+    Running(oneshot::Receiver<Outcome>),
+    Waiting { start: Box<Start>, decide: DecideModel, offers: mpsc::Receiver<Offer> },
+}
+
 /// A server ready to serve. Dropping the server, or the future of [`Server::run`], ends all requests and stops the threads.
 pub struct Server {
     addr: SocketAddr,
@@ -233,8 +268,9 @@ pub struct Server {
     acceptor: Acceptor,
     files: Files,
     handle: ServerHandle,
-    stop: StopOnDrop,
-    outcome: oneshot::Receiver<Outcome>,
+    served: watch::Receiver<bool>,
+    stop: Option<StopOnDrop>,
+    state: State,
 }
 
 impl Server {
@@ -243,59 +279,65 @@ impl Server {
     /// # Errors
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
-        let Backend { model, tokenizer, workers, mut stores } = backend;
-        let Options { cluster: mut config, record, share_cache, step_timeout, .. } = options;
-        let Options { queue_per_client, requests_per_client, .. } = options;
-        let Options { network, admin, token_file, tls, reload, .. } = options;
-        for engine in &mut config.engines {
-            engine.core.max_context = engine.core.max_context.min(model.max_context);
-        }
-        let cluster = Cluster::new(&config)?;
-        let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
-        let access = Arc::new(Access::new(admin.unwrap_or_else(|| addr.ip().is_loopback()), token_file)?);
-        let tls = tls.map(Tls::load).transpose()?.map(Arc::new);
-        let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
-        let runners = (0..config.engines.len() as u32).map(make).collect::<Result<Vec<_>, _>>()?;
-        if stores.is_empty() {
-            let open = |engine: &EngineConfig| EngineStore::in_host_memory(&model, &engine.core);
-            stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
-        }
-        if stores.len() != config.engines.len() {
-            return Err(ServerError::Stores { stores: stores.len(), engines: config.engines.len() });
-        }
-        let recorder = record
-            .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
-            .transpose()?;
-        let watchdog = |engine: &EngineConfig| Watchdog::new(step_timeout, engine.core.recompute_token_ns);
-        let watchdogs = config.engines.iter().map(watchdog).collect();
-        let (driver, outcome) =
-            driver::spawn(cluster, runners, stores, watchdogs, workers, recorder).map_err(ServerError::Thread)?;
-        let stop = StopOnDrop(driver.clone());
+        Cluster::new(&options.cluster)?;
+        let (mut server, start, _) = Self::open(listener, options).await?;
+        server.stop = Some(StopOnDrop(start.driver.clone()));
+        server.state = State::Running(start.begin(backend, None)?);
+        Ok(server)
+    }
 
-        let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));
-        let queue_per_client = queue_per_client.unwrap_or(max_queue / 2).max(1);
+    /// Returns a server for attached workers alone, which learns its model from the first worker: `decide` returns the backend and the
+    /// engines for a worker, or refuses the worker. Until then, clients get UNAVAILABLE.
+    ///
+    /// # Errors
+    /// If a setting cannot be used.
+    pub async fn of_first_worker(
+        listener: TcpListener,
+        decide: DecideModel,
+        options: Options,
+    ) -> Result<Self, ServerError> {
+        let (mut server, start, offers) = Self::open(listener, options).await?;
+        server.handle.report_served(false).await;
+        server.state = State::Waiting { start: Box::new(start), decide, offers };
+        Ok(server)
+    }
+
+    /// Opens the network edge.
+    async fn open(
+        listener: TcpListener,
+        options: Options,
+    ) -> Result<(Self, Start, mpsc::Receiver<Offer>), ServerError> {
+        let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
+        let admin = options.admin.unwrap_or_else(|| addr.ip().is_loopback());
+        let access = Arc::new(Access::new(admin, options.token_file.clone())?);
+        let tls = options.tls.clone().map(Tls::load).transpose()?.map(Arc::new);
+        let (driver, commands) = driver::commands();
         let (reporter, health) = tonic_health::server::health_reporter();
-        let limits = config.engines.swap_remove(0).core;
         let handle = ServerHandle::new(driver.clone(), reporter).await;
-        let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &network);
-        let network = Network::new(network, driver.clock());
-        let submitter = Submitter::new(driver, model, tokenizer, limits)
-            .share_cache(share_cache)
-            .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
-        let service = InferenceServer::new(InferenceService::new(submitter, network.clone()))
-            .max_decoding_message_size(message_bytes_max);
+        let network = Network::new(options.network.clone(), driver.clock());
+        let (fit, known_fit) = watch::channel(None);
+        let (offer, offers) = mpsc::channel(1);
+        let workers =
+            WorkersService::new(driver.clone(), options.attach.clone(), options.network.request, known_fit, offer);
+        let workers = WorkersServer::new(workers).max_decoding_message_size(attach::MESSAGE_BYTES_MAX);
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
-        let routes = Routes::new(service)
+        let early = Routes::new(workers)
             .add_service(health)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let acceptor = Acceptor { network, gate: Gate::new(routes, access.clone()), tls: tls.clone() };
-        let files = Files { access, tls, reload };
-        Ok(Self { addr, listener, acceptor, files, handle, stop, outcome })
+        let routes = Arc::new(OnceLock::new());
+        let gate = Gate::new(early, routes.clone(), access.clone());
+        let acceptor = Acceptor { network: network.clone(), gate, tls: tls.clone() };
+        let files = Files { access, tls, reload: options.reload };
+        let (served, is_served) = watch::channel(true);
+        let start = Start { commands, driver, options, network, served, fit, routes };
+        let (_, never) = oneshot::channel();
+        let state = State::Running(never);
+        Ok((Self { addr, listener, acceptor, files, handle, served: is_served, stop: None, state }, start, offers))
     }
 
     /// Returns the address and port in use by the server.
@@ -311,9 +353,9 @@ impl Server {
     /// Serves until the server has been stopped through a [`ServerHandle`].
     ///
     /// # Errors
-    /// If the transport fails or the core's thread panics.
+    /// If the transport fails or the core's thread panics, or the threads of a server that waited for a worker cannot be started.
     pub async fn run(self) -> Result<Outcome, ServerError> {
-        let Self { listener, acceptor, files, handle, stop: _stop, outcome, .. } = self;
+        let Self { listener, acceptor, files, handle, served, stop: _stop, state, .. } = self;
         let (close, closed) = oneshot::channel::<()>();
         let network = acceptor.network.clone();
         let serve = acceptor.serve(listener, async {
@@ -321,10 +363,10 @@ impl Server {
             let _ = closed.await;
         });
         tokio::pin!(serve);
-        let watch = async { tokio::join!(watch_unread(&network), files.watch()) };
+        let watch = async { tokio::join!(watch_unread(&network), files.watch(), handle.watch_served(served)) };
         tokio::pin!(watch);
         let outcome = tokio::select! {
-            outcome = outcome => outcome.map_err(|_| ServerError::CoreLost),
+            outcome = state.outcome(&handle) => outcome,
             () = &mut serve => unreachable!("nobody has asked the connections to end"),
             _ = &mut watch => unreachable!("output and files are watched for ever"),
         };
@@ -342,5 +384,100 @@ impl Server {
             () = hurried => {}
         }
         outcome
+    }
+}
+
+impl State {
+    /// Waits for the end of the core's thread, and before that, if need be, for the first worker.
+    async fn outcome(self, handle: &ServerHandle) -> Result<Outcome, ServerError> {
+        let (start, mut decide, mut offers) = match self {
+            Self::Running(outcome) => return outcome.await.map_err(|_| ServerError::CoreLost),
+            Self::Waiting { start, decide, offers } => (start, decide, offers),
+        };
+        let (driver, mut start) = (start.driver.clone(), Some(start));
+        loop {
+            let offer = tokio::select! {
+                offer = offers.recv() => offer.ok_or(ServerError::CoreLost)?,
+                () = handle.stopping() => return Ok(Outcome::default()),
+            };
+            let hello = offer.hello.clone();
+            // Stores may read folders.
+            let decided = tokio::task::spawn_blocking(move || {
+                let decided = decide(&hello);
+                (decide, decided)
+            });
+            let decided = decided.await.map_err(|_| ServerError::CoreLost)?;
+            decide = decided.0;
+            let fits = decided.1.and_then(|(backend, cluster)| {
+                let cores = cluster.engines.iter().map(|engine| &engine.core);
+                Fit::new(&backend.model, cores, backend.offer).check(&offer.hello)?;
+                Ok((backend, cluster))
+            });
+            match fits {
+                Ok((backend, cluster)) => {
+                    let _stop = StopOnDrop(driver);
+                    let start = start.take().ok_or(ServerError::CoreLost)?;
+                    let outcome = start.begin(backend, Some(cluster))?;
+                    drop(offer);
+                    offers.close();
+                    return outcome.await.map_err(|_| ServerError::CoreLost);
+                }
+                // A worker that is gone needs no reason.
+                Err(why) => drop(offer.refused.send(why.to_string())),
+            }
+        }
+    }
+}
+
+impl Start {
+    /// Starts the threads for a model, with the engines of `cluster` or else of the options.
+    fn begin(
+        self,
+        backend: Backend,
+        cluster: Option<ClusterConfig>,
+    ) -> Result<oneshot::Receiver<Outcome>, ServerError> {
+        let Backend { model, tokenizer, workers, mut stores, offer } = backend;
+        let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
+        let Options { queue_per_client, requests_per_client, .. } = self.options;
+        let mut config = cluster.unwrap_or(config);
+        for engine in &mut config.engines {
+            engine.core.max_context = engine.core.max_context.min(model.max_context);
+        }
+        let embedded = config.engines.len().saturating_sub(attach.engines);
+        // The protocol sends the tokens of a sequence once.
+        config.engines[embedded..].iter_mut().for_each(|engine| engine.core.worker.all_tokens = true);
+        let cluster = Cluster::new(&config)?;
+        let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
+        let runners = (0..embedded as u32).map(make).collect::<Result<Vec<_>, _>>()?;
+        if stores.is_empty() {
+            let open = |engine: &EngineConfig| EngineStore::in_host_memory(&model, &engine.core);
+            stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
+        }
+        if stores.len() != config.engines.len() {
+            return Err(ServerError::Stores { stores: stores.len(), engines: config.engines.len() });
+        }
+        let recorder = record
+            .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
+            .transpose()?;
+        let watchdog = |engine: &EngineConfig| Watchdog::new(step_timeout, engine.core.recompute_token_ns);
+        let watchdogs = config.engines.iter().map(watchdog).collect();
+        let fit = Fit::new(&model, config.engines[embedded..].iter().map(|engine| &engine.core), offer);
+        let parts = Parts { cluster, runners, stores, watchdogs, make: workers, attach, recorder, served: self.served };
+        let outcome = driver::spawn(&self.driver, self.commands, parts).map_err(ServerError::Thread)?;
+
+        let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));
+        let queue_per_client = queue_per_client.unwrap_or(max_queue / 2).max(1);
+        let limits = config.engines.swap_remove(0).core;
+        let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &self.network.limits);
+        let submitter = Submitter::new(self.driver, model, tokenizer, limits)
+            .share_cache(share_cache)
+            .offering(offer)
+            .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
+        let service = InferenceServer::new(InferenceService::new(submitter, self.network))
+            .max_decoding_message_size(message_bytes_max);
+        // Both are set once.
+        let _ = self.routes.set(Routes::new(service).prepare());
+        self.fit.send_replace(Some(Arc::new(fit)));
+        Ok(outcome)
     }
 }

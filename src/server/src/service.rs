@@ -9,10 +9,11 @@ use trunkline_cluster::{EngineState, Role};
 use trunkline_core::{Config, Refusal, RequestId, Stats};
 
 use crate::caller::Caller;
-use crate::commands::{Command, Drafts, EngineSnapshot};
+use crate::commands::{Command, Drafts, EngineSnapshot, WorkerSnapshot};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::inference_server::Inference;
+use crate::seats::SeatState;
 use crate::store_info::store_info;
 use crate::stream::Generation;
 use crate::submission::{Rejection, Submitter};
@@ -76,6 +77,7 @@ impl Inference for InferenceService {
         message.tenant = caller.tenant(message.tenant)?;
         let mut checked = validate::check(message, model.vocab_size, &model.eos_token_ids)?;
 
+        shared.offer.check(&checked.sampling)?;
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let detokenizer = shared.tokenizer.detokenizer(checked.skip_special_tokens);
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
@@ -143,14 +145,15 @@ impl Inference for InferenceService {
             return Ok(Response::new(public));
         }
         let (stats, drafts) = snapshot.totals();
+        let now_ns = self.shared.driver.clock().now_ns();
         Ok(Response::new(proto::GetServerInfoResponse {
-            uptime_s: self.shared.driver.clock().now_ns() as f64 * 1e-9,
+            uptime_s: now_ns as f64 * 1e-9,
             digest: format!("{:016x}", snapshot.digest),
             network: Some(network(&self.network)),
             load: Some(load(&stats)),
             blocks: Some(blocks(&stats)),
             counters: Some(counters(&stats, drafts)),
-            engines: (0..).zip(&snapshot.engines).map(|(number, engine)| engine_info(number, engine)).collect(),
+            engines: (0..).zip(&snapshot.engines).map(|(number, engine)| engine_info(number, engine, now_ns)).collect(),
             ..public
         }))
     }
@@ -232,7 +235,7 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
     }
 }
 
-fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
+fn engine_info(number: u32, engine: &EngineSnapshot, now_ns: u64) -> proto::EngineInfo {
     let status = &engine.status;
     let role = match status.role {
         Role::Both => proto::EngineRole::Both,
@@ -258,6 +261,19 @@ fn engine_info(number: u32, engine: &EngineSnapshot) -> proto::EngineInfo {
         counters: Some(counters(&status.stats, engine.drafts)),
         abandoned_workers: engine.abandoned,
         store: Some(store_info(&engine.store, &tiers)),
+        worker: engine.worker.as_ref().map(|worker| attached_worker(worker, now_ns)),
+    }
+}
+
+fn attached_worker(worker: &WorkerSnapshot, now_ns: u64) -> proto::AttachedWorker {
+    proto::AttachedWorker {
+        name: worker.name.clone(),
+        program: worker.program.clone(),
+        connected: worker.state == SeatState::Taken,
+        life: worker.life,
+        steps: worker.stats.steps,
+        busy_s: worker.stats.busy_us as f64 * 1e-6,
+        silent_s: now_ns.saturating_sub(worker.stats.heard_ns) as f64 * 1e-9,
     }
 }
 

@@ -19,25 +19,30 @@ const HEALTH_SERVICES: [&str; 2] = ["", "trunkline.v1.Inference"];
 pub struct ServerHandle {
     driver: DriverHandle,
     health: HealthReporter,
+    /// `true` once someone has asked the server to stop.
+    stopping: watch::Sender<bool>,
     hurry: watch::Sender<bool>,
 }
 
 impl ServerHandle {
     /// Makes a handle on a serving server.
     pub(crate) async fn new(driver: DriverHandle, health: HealthReporter) -> Self {
-        let handle = Self { driver, health, hurry: watch::Sender::new(false) };
+        let (stopping, hurry) = (watch::Sender::new(false), watch::Sender::new(false));
+        let handle = Self { driver, health, stopping, hurry };
         handle.report(ServingStatus::Serving).await;
         handle
     }
 
     /// Takes no new requests and stops the server when the running requests have ended. Health is `NOT_SERVING` from now on.
     pub async fn drain(&self) {
+        self.stopping.send_replace(true);
         self.report(ServingStatus::NotServing).await;
         self.send(Command::Drain).await;
     }
 
     /// Ends all requests, with [`trunkline_core::FinishReason::Abort`], and stops the server.
     pub async fn shutdown(&self) {
+        self.stopping.send_replace(true);
         self.report(ServingStatus::NotServing).await;
         self.hurry.send_replace(true);
         self.send(Command::Shutdown).await;
@@ -47,6 +52,27 @@ impl ServerHandle {
     pub(crate) async fn hurried(&self) {
         // The sender lives as long as `self`.
         let _ = self.hurry.subscribe().wait_for(|hurry| *hurry).await;
+    }
+
+    /// Waits until someone has asked the server to stop.
+    pub(crate) async fn stopping(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
+    }
+
+    /// Reports health by the engines: `NOT_SERVING` while none has a worker, and from the begin of the stop.
+    pub(crate) async fn report_served(&self, is_served: bool) {
+        let is_serving = is_served && !*self.stopping.borrow();
+        self.report(if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
+    }
+
+    /// Reports health whenever the first engine gets a worker or the last loses its worker, for ever.
+    pub(crate) async fn watch_served(&self, mut served: watch::Receiver<bool>) {
+        while served.changed().await.is_ok() {
+            let is_served = *served.borrow_and_update();
+            self.report_served(is_served).await;
+        }
+        std::future::pending().await
     }
 
     /// Ends the watches of the server's health: open watches would keep connections open for ever.

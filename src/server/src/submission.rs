@@ -25,6 +25,7 @@ pub(crate) use self::prompt::Tokenising;
 pub(crate) use self::prompt::{PART_BYTES, TEXT_KIB_MAX};
 use crate::caller::Caller;
 use crate::commands::Command;
+use crate::offer::SamplingOffer;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
 use crate::sessions::{self, Session, Sessions};
@@ -128,6 +129,8 @@ pub(crate) struct Submitter {
     pub(crate) tokenizer: Tokenizer,
     /// Limits of every engine.
     pub(crate) config: Config,
+    /// Sampling that the workers of all engines can do.
+    pub(crate) offer: SamplingOffer,
     pub(crate) sessions: Sessions,
     /// Requests of each client on the way to their first token.
     on_the_way: Shares,
@@ -150,6 +153,7 @@ impl Submitter {
             on_the_way: Shares::new(u32::MAX),
             open: Shares::new(u32::MAX),
             config,
+            offer: SamplingOffer::default(),
             sessions: Sessions::default(),
             tokenising: Tokenising::default(),
             kv_layout: format!("{} {}x{}x{}", model.kv_dtype, model.n_layers, model.n_kv_heads, model.head_dim),
@@ -162,6 +166,12 @@ impl Submitter {
     /// Lets tenants share cached blocks unless a request asks otherwise.
     pub(crate) fn share_cache(mut self, share_cache: bool) -> Self {
         self.share_cache = share_cache;
+        self
+    }
+
+    /// Bounds sampling by the abilities of the workers.
+    pub(crate) fn offering(mut self, offer: SamplingOffer) -> Self {
+        self.offer = offer;
         self
     }
 

@@ -25,6 +25,8 @@ pub(crate) enum Role {
     Generate,
     /// All of that, and flush the cache, read all counters, abort requests of others.
     Admin,
+    /// Attach as a model worker, and nothing else.
+    Worker,
 }
 
 /// Holder of a token.
@@ -121,8 +123,9 @@ fn parse_line(line: &str) -> Result<([u8; 32], Holder), String> {
     let role = match words.next() {
         Some("generate") => Role::Generate,
         Some("admin") => Role::Admin,
-        Some(other) => return Err(format!("there is no role '{other}'; the roles are generate and admin")),
-        None => return Err("the role is missing after the token; the roles are generate and admin".into()),
+        Some("worker") => Role::Worker,
+        Some(other) => return Err(format!("there is no role '{other}'; the roles are generate, admin and worker")),
+        None => return Err("the role is missing after the token; the roles are generate, admin and worker".into()),
     };
     let digest = digest_of(token);
     let name = match words.next() {
@@ -148,11 +151,13 @@ mod tests {
 
     const A: &str = "aaaaaaaaaaaaaaaa";
     const B: &str = "bbbbbbbbbbbbbbbb";
+    const C: &str = "cccccccccccccccc";
 
     #[test]
     fn lines_are_token_role_and_name() {
-        let text = format!("# staff\n\n{A} admin  ops\n  {B}\tgenerate\n");
+        let text = format!("# staff\n\n{A} admin  ops\n  {B}\tgenerate\n{C} worker gpu\n");
         let tokens = Tokens::parse(&text).unwrap();
+        assert_eq!(tokens.holder(C), Some(&Holder { name: "gpu".into(), role: Role::Worker }));
         assert_eq!(tokens.holder(A), Some(&Holder { name: "ops".into(), role: Role::Admin }));
         let nameless = tokens.holder(B).unwrap();
         assert_eq!((nameless.role, nameless.name.len()), (Role::Generate, 64));
@@ -173,7 +178,10 @@ mod tests {
         assert_eq!(load("# none\n"), "token file FILE: there is no token; write lines of the form TOKEN ROLE [NAME]");
         assert!(load("short admin\n").starts_with("token file FILE, line 1: the token has 5 characters; it needs 16"));
         let message = load(&format!("#\n{A} root\n"));
-        assert_eq!(message, "token file FILE, line 2: there is no role 'root'; the roles are generate and admin");
+        assert_eq!(
+            message,
+            "token file FILE, line 2: there is no role 'root'; the roles are generate, admin and worker"
+        );
         assert!(load(A).contains("line 1: the role is missing"));
         assert!(load(&format!("{A} admin a b")).contains("line 1: there are words after the name"));
         assert!(load(&format!("{A} admin {}", "a".repeat(1025))).contains("line 1: the name has 1025 bytes"));

@@ -21,7 +21,8 @@ const EXTRA_KEY_BYTES_MAX: usize = 256;
 const STOP_STRINGS_MAX: usize = 16;
 const STOP_STRING_BYTES_MAX: usize = 256;
 const STOP_TOKEN_IDS_MAX: usize = 64;
-const LOGPROBS_MAX: u32 = 20;
+/// Most likely tokens reported with each token, at most.
+pub(crate) const LOGPROBS_MAX: u32 = 20;
 /// The least temperature above greedy, and the least repetition penalty: logits divided by less may overflow.
 const DIVISOR_MIN: f32 = 0.01;
 const DIVISOR_MAX: f32 = 100.0;

@@ -78,6 +78,11 @@ impl Watchdog {
         self.reset_ns = Some(now_ns);
     }
 
+    /// Returns `true` from a reset to the worker's answer.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.reset_ns.is_some()
+    }
+
     /// Returns the time at which the reset or the first step in flight is taken for lost; `None` if neither is under way.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         if let Some(reset_ns) = self.reset_ns {

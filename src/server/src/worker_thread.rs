@@ -30,11 +30,11 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
-use trunkline_port::{RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
+use trunkline_port::{DeviceBlocks, RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
 use trunkline_store::Store;
 
-pub(crate) use self::copies::CopyJob;
-use self::copies::Fence;
+pub(crate) use self::copies::{CopyJob, serve as serve_copies};
+use self::copies::{Fence, LifeBlocks};
 
 /// A job of the step thread, with the life of the worker meant by the job.
 pub(crate) enum StepJob {
@@ -71,9 +71,12 @@ pub(crate) enum WorkerEvent {
 pub(crate) struct WorkerHandle {
     worker: u32,
     life: u64,
-    steps: Sender<StepJob>,
+    steps: Box<StepQueue>,
     copies: Sender<CopyJob>,
 }
+
+/// Takes a job of the step thread without waiting; returns `false` if nobody is there to do the job. Dropping the queue ends the worker.
+pub(crate) type StepQueue = dyn Fn(StepJob) -> bool + Send;
 
 /// Receiving ends of a worker's queues.
 pub(crate) struct WorkerQueues {
@@ -86,7 +89,15 @@ impl WorkerHandle {
     pub(crate) fn new(worker: u32, life: u64) -> (Self, WorkerQueues) {
         let (steps, step_jobs) = unbounded();
         let (copies, copy_jobs) = unbounded();
-        (Self { worker, life, steps, copies }, WorkerQueues { steps: step_jobs, copies: copy_jobs })
+        let (steps, queues) =
+            (move |job| steps.try_send(job).is_ok(), WorkerQueues { steps: step_jobs, copies: copy_jobs });
+        (Self { worker, life, steps: Box::new(steps), copies }, queues)
+    }
+
+    /// Makes the handle of worker number `worker` in life `life`, whose steps go to any queue; returns the end of the queue of copies.
+    pub(crate) fn of_queue(worker: u32, life: u64, steps: Box<StepQueue>) -> (Self, Receiver<CopyJob>) {
+        let (copies, copy_jobs) = unbounded();
+        (Self { worker, life, steps, copies }, copy_jobs)
     }
 
     /// Returns `true` if a report is of the worker's present life, and of this worker.
@@ -101,7 +112,7 @@ impl WorkerHandle {
 
     /// Queues a step. Never waits.
     pub(crate) fn run(&self, step: Box<Step>) {
-        self.check(self.steps.try_send(StepJob::Run { life: self.life, step }).is_ok());
+        self.check((self.steps)(StepJob::Run { life: self.life, step }));
     }
 
     /// Queues a transfer. Never waits.
@@ -112,7 +123,7 @@ impl WorkerHandle {
     /// Ends the worker's life and begins the next: no job sent before has an effect after the worker is ready again.
     pub(crate) fn reset(&mut self) {
         self.life += 1;
-        self.check(self.steps.try_send(StepJob::Reset { life: self.life }).is_ok());
+        self.check((self.steps)(StepJob::Reset { life: self.life }));
     }
 
     fn check(&self, sent: bool) {
@@ -141,9 +152,10 @@ pub(crate) fn spawn(
     // The store ends with the driver, not with this thread: a folder on disk is free for the next server then.
     let (blocks, store) = (runner.blocks(), Arc::downgrade(store));
     let (copies_fence, copies_report) = (fence.clone(), report.clone());
-    thread::Builder::new()
-        .name(format!("copies-{worker}"))
-        .spawn(move || copies::serve(&store, &blocks, &queues.copies, &copies_fence, &copies_report))?;
+    thread::Builder::new().name(format!("copies-{worker}")).spawn(move || {
+        let of_life = |life| -> Arc<dyn DeviceBlocks> { Arc::new(LifeBlocks::new(life, &blocks, &copies_fence)) };
+        copies::serve(&store, &queues.copies, &of_life, &copies_report);
+    })?;
     thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {
         let mut steps = Steps { runner, fence, life, report };
         // The worker's own panics are caught one by one; this is for those of its reset.

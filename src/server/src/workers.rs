@@ -17,6 +17,8 @@
 //! threads stay behind with their memory and end by themselves if the step ever ends, and a new worker takes its place as after the
 //! end of the threads. Late reports are dropped. Up to [`ABANDONED_MAX`] abandoned workers of an engine may exist at once; with more,
 //! the worker is given up. If memory does not suffice for another worker, the restart fails and is tried again as in the table.
+//!
+//! Attached workers ([`crate::seats`]) are never made and never given up: the server waits until one dials.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,13 +27,16 @@ use std::time::Duration;
 
 use tracing::info;
 use trunkline_cluster::EngineId;
-use trunkline_port::{Lookup, Step, StepRunner, Transfer};
+use trunkline_core::Config;
+use trunkline_port::{CopyError, DeviceBlocks, Lookup, Step, StepRunner, Transfer};
 use trunkline_store::Store;
 
-use crate::commands::Command;
+use crate::commands::{Attaching, Command, WorkerSnapshot};
+use crate::link::{Link, LinkBlocks};
 use crate::queue::DriverHandle;
+use crate::seats::{SeatState, Seats};
 use crate::watchdog::Watchdog;
-use crate::worker_thread::{self, WorkerEvent, WorkerHandle, WorkerReport};
+use crate::worker_thread::{self, StepQueue, WorkerEvent, WorkerHandle, WorkerReport, serve_copies};
 
 /// Failure to make a worker.
 pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
@@ -65,21 +70,26 @@ struct Slot {
     watchdog: Watchdog,
     /// Workers left behind in a step that never ended.
     abandoned: u32,
+    /// Connection of an attached worker, also of one that broke.
+    link: Option<Arc<Link>>,
 }
 
 /// The workers of all engines, in the order of the engines.
 pub(crate) struct Workers {
     slots: Vec<Slot>,
+    /// Seats of the engines with attached workers.
+    pub(crate) seats: Seats,
     make: MakeWorker,
     driver: DriverHandle,
 }
 
 impl Workers {
-    /// Returns workers whose threads run already, each with the store of its engine.
+    /// Returns workers whose threads run already, each with the store of its engine, but for the engines of `seats`, where nobody is.
     /// `watchdogs` has one watchdog for each worker.
     pub(crate) fn new(
         handles: Vec<(WorkerHandle, Arc<Store>)>,
         watchdogs: impl IntoIterator<Item = Watchdog>,
+        seats: Seats,
         make: MakeWorker,
         driver: DriverHandle,
     ) -> Self {
@@ -92,8 +102,9 @@ impl Workers {
             given_up: false,
             watchdog,
             abandoned: 0,
+            link: None,
         };
-        Self { slots: handles.into_iter().zip(watchdogs).map(slot).collect(), make, driver }
+        Self { slots: handles.into_iter().zip(watchdogs).map(slot).collect(), seats, make, driver }
     }
 
     fn slot(&mut self, engine: EngineId) -> &mut Slot {
@@ -102,8 +113,12 @@ impl Workers {
 
     /// Queues a step. Never waits.
     pub(crate) fn run(&mut self, engine: EngineId, step: Box<Step>, now_ns: u64) {
+        // A worker with a broken connection has the time to come back, and no other.
+        let is_broken = self.seats.state(engine) == Some(SeatState::Broken);
         let slot = self.slot(engine);
-        slot.watchdog.sent(step.id, step.n_tokens(), now_ns);
+        if !is_broken {
+            slot.watchdog.sent(step.id, step.n_tokens(), now_ns);
+        }
         slot.handle.run(step);
     }
 
@@ -217,6 +232,21 @@ impl Workers {
         self.slots.iter().all(|slot| slot.given_up)
     }
 
+    /// Returns `true` if an engine has a worker, attached or embedded, or gets one without an operator: an embedded one is started again,
+    /// and one with a broken connection comes back.
+    pub(crate) fn is_served(&self, engine: EngineId) -> bool {
+        match self.seats.has(engine) {
+            true => self.seats.is_occupied(engine),
+            false => !self.slots[engine.index()].given_up,
+        }
+    }
+
+    /// Returns `true` if [`Self::is_served`] holds for some engine other than `except`.
+    pub(crate) fn any_served(&self, except: Option<EngineId>) -> bool {
+        let mut engines = (0..self.slots.len() as u32).map(EngineId);
+        engines.any(|engine| Some(engine) != except && self.is_served(engine))
+    }
+
     /// Forgets planned restarts, for tests that make workers themselves.
     #[cfg(test)]
     pub(crate) fn cancel_restarts(&mut self) {
@@ -260,6 +290,133 @@ impl Workers {
     }
 }
 
+impl Workers {
+    /// Returns the number of the present life of an engine's worker.
+    pub(crate) fn life(&self, engine: EngineId) -> u64 {
+        self.slots[engine.index()].handle.life()
+    }
+
+    /// Seats a worker on an engine whose core has these limits, and welcomes it: in the next life, or in the same one if the worker
+    /// resumes.
+    ///
+    /// # Errors
+    /// Fails if a thread cannot be started; the connection ends then.
+    pub(crate) fn attach(
+        &mut self,
+        engine: EngineId,
+        attaching: Attaching,
+        core: &Config,
+        resumed: bool,
+    ) -> std::io::Result<()> {
+        let Attaching { worker, queue, seated, .. } = attaching;
+        let life = self.life(engine) + u64::from(!resumed);
+        queue.welcome(life, self.seats.welcome(engine, &worker, life, core, resumed));
+        let (link, block_bytes) = (Arc::clone(queue.link()), self.store(engine).layout().block_bytes);
+        let blocks = {
+            let link = Arc::clone(&link);
+            move |life| -> Arc<dyn DeviceBlocks> { Arc::new(LinkBlocks::new(Arc::clone(&link), life, block_bytes)) }
+        };
+        let handle = self.connect(engine, life, queue.into_steps(), blocks)?;
+        match resumed {
+            true => self.seats.resume(engine, worker),
+            false => self.seats.attach(engine, worker),
+        }
+        let slot = self.slot(engine);
+        slot.handle = handle;
+        if let Some(before) = slot.link.replace(link) {
+            before.end(tonic::Status::aborted("the worker came back on another connection"));
+        }
+        slot.watchdog.clear();
+        if !resumed {
+            slot.first_life = life;
+        }
+        // A reader that is gone reports the end of the connection.
+        let _ = seated.send(engine);
+        Ok(())
+    }
+
+    /// Notes that the connection of a worker broke: copies fail, and steps wait for the worker.
+    pub(crate) fn note_broken(&mut self, engine: EngineId, now_ns: u64) {
+        self.seats.note_broken(engine, now_ns);
+        let slot = self.slot(engine);
+        slot.watchdog.clear();
+        slot.link.iter().for_each(|link| link.close_copies());
+    }
+
+    /// Ends the connection of a worker with a status, and makes its seat vacant.
+    pub(crate) fn vacate(&mut self, engine: EngineId, status: tonic::Status) {
+        if let Some(link) = self.slot(engine).link.take() {
+            link.end(status);
+        }
+        self.seats.vacate(engine);
+        self.empty(engine);
+    }
+
+    /// Gives an engine without a worker a queue: steps go nowhere, and copies between other places than the device take place.
+    pub(crate) fn empty(&mut self, engine: EngineId) {
+        let life = self.life(engine) + 1;
+        let nobody = |_| -> Arc<dyn DeviceBlocks> { Arc::new(NoBlocks) };
+        let handle = self.connect(engine, life, Box::new(|_| true), nobody);
+        let slot = self.slot(engine);
+        slot.watchdog.clear();
+        slot.first_life = life;
+        // Without a thread, copies wait until they are overdue.
+        slot.handle = handle.unwrap_or_else(|_| WorkerHandle::new(engine.0, life).0);
+    }
+
+    /// Starts the thread that begins an engine's copies, and returns the handle of the worker.
+    fn connect(
+        &self,
+        engine: EngineId,
+        life: u64,
+        steps: Box<StepQueue>,
+        blocks: impl Fn(u64) -> Arc<dyn DeviceBlocks> + Send + 'static,
+    ) -> std::io::Result<WorkerHandle> {
+        let (handle, jobs) = WorkerHandle::of_queue(engine.0, life, steps);
+        let (store, driver) = (Arc::downgrade(&self.slots[engine.index()].store), self.driver.clone());
+        let report =
+            move |life, event| driver.send_blocking(Command::Worker(WorkerReport { worker: engine.0, life, event }));
+        let name = format!("copies-{}", engine.0);
+        thread::Builder::new().name(name).spawn(move || serve_copies(&store, &jobs, &blocks, &report))?;
+        Ok(handle)
+    }
+
+    /// Returns `true` if the worker of an engine is being reset.
+    pub(crate) fn is_resetting(&self, engine: EngineId) -> bool {
+        self.slots[engine.index()].watchdog.is_resetting()
+    }
+
+    /// Returns the attached worker of an engine.
+    pub(crate) fn attached(&self, engine: EngineId) -> Option<WorkerSnapshot> {
+        let worker = self.seats.occupant(engine)?;
+        let slot = &self.slots[engine.index()];
+        Some(WorkerSnapshot {
+            name: worker.name.clone(),
+            program: worker.program.clone(),
+            state: self.seats.state(engine)?,
+            life: slot.handle.life(),
+            stats: slot.link.as_ref()?.stats(),
+        })
+    }
+}
+
+/// Blocks of an engine without a worker.
+struct NoBlocks;
+
+impl DeviceBlocks for NoBlocks {
+    fn block_bytes(&self) -> usize {
+        0
+    }
+
+    fn read(&self, _: u32, _: &mut [u8]) -> Result<(), CopyError> {
+        Err(CopyError::new("the engine has no worker"))
+    }
+
+    fn write(&self, _: u32, _: &[u8]) -> Result<(), CopyError> {
+        Err(CopyError::new("the engine has no worker"))
+    }
+}
+
 /// Starts the threads of the worker of an engine, with the driver as the receiver of reports.
 ///
 /// # Errors
@@ -293,7 +450,16 @@ mod tests {
         let store = crate::stores::without_memory();
         let handles = (0..2).map(|at| (WorkerHandle::new(at, 0).0, store.clone())).collect();
         let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
-        (Workers::new(handles, watchdogs, Arc::new(|engine| Err(format!("no {engine}").into())), driver), commands)
+        (
+            Workers::new(
+                handles,
+                watchdogs,
+                Seats::default(),
+                Arc::new(|engine| Err(format!("no {engine}").into())),
+                driver,
+            ),
+            commands,
+        )
     }
 
     #[test]

@@ -19,7 +19,7 @@ use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, Stopping, TokenIds};
-use trunkline_server::{Backend, EngineStore, MakeWorker, Options, Server, layout, listen};
+use trunkline_server::{Backend, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen};
 use trunkline_store::{StoreSettings, TierMedium};
 use trunkline_text::Tokenizer;
 
@@ -240,7 +240,7 @@ fn backend(
         let (starts, blocks) = (Arc::clone(&starts), Arc::clone(&blocks));
         Ok(Box::new(TimedWorker { worker: NullWorker::new(step, vocab_size), starts, blocks }))
     });
-    Ok(Backend { model, tokenizer, workers, stores })
+    Ok(Backend { model, tokenizer, workers, stores, offer: SamplingOffer::default() })
 }
 
 /// Runs one case with a server of its own.

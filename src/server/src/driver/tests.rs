@@ -31,7 +31,8 @@ fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (Dri
     let (workers, jobs): (Vec<_>, Vec<_>) = (0..engines).map(|at| WorkerHandle::new(at, 0)).unzip();
     let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
     let workers = workers.into_iter().map(|worker| (worker, without_memory())).collect();
-    let workers = Workers::new(workers, watchdogs, Arc::new(|_| Err("no worker".into())), handle.clone());
+    let workers =
+        Workers::new(workers, watchdogs, Seats::default(), Arc::new(|_| Err("no worker".into())), handle.clone());
     let cluster = Cluster::new(config).unwrap();
     let driver = Driver::new(cluster, &handle, commands, workers, recorder);
     (handle, driver, jobs)
@@ -350,6 +351,7 @@ fn watched() -> (DriverHandle, Driver, WorkerQueues) {
     driver.workers = Workers::new(
         vec![(worker, without_memory())],
         [watchdog],
+        Seats::default(),
         Arc::new(|_| Err("no worker".into())),
         handle.clone(),
     );

@@ -58,10 +58,16 @@ impl Fence {
 }
 
 /// The blocks of a worker during one life of the worker.
-struct LifeBlocks {
+pub(super) struct LifeBlocks {
     life: u64,
     blocks: Arc<dyn DeviceBlocks>,
     fence: Arc<Fence>,
+}
+
+impl LifeBlocks {
+    pub(super) fn new(life: u64, blocks: &Arc<dyn DeviceBlocks>, fence: &Arc<Fence>) -> Self {
+        Self { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) }
+    }
 }
 
 impl DeviceBlocks for LifeBlocks {
@@ -78,20 +84,19 @@ impl DeviceBlocks for LifeBlocks {
     }
 }
 
-/// Begins incoming transfers in the store until nobody sends any more, or the store is gone. The answers arrive through `report`, in any
-/// order.
-pub(super) fn serve(
+/// Begins incoming transfers in the store until nobody sends any more, or the store is gone. `of_life` returns the blocks of the worker
+/// as they are in one life. The answers arrive through `report`, in any order.
+pub(crate) fn serve(
     store: &Weak<Store>,
-    blocks: &Arc<dyn DeviceBlocks>,
     jobs: &Receiver<CopyJob>,
-    fence: &Arc<Fence>,
+    of_life: &dyn Fn(u64) -> Arc<dyn DeviceBlocks>,
     report: &(impl Fn(u64, WorkerEvent) -> bool + Clone + Send + 'static),
 ) {
     // A remote store that is down fails every transfer.
     let (clock, limit) = (Clock::start(), Arc::<LogLimit>::default());
     for CopyJob { life, transfer } in jobs {
         let Some(store) = store.upgrade() else { return };
-        let device = Arc::new(LifeBlocks { life, blocks: Arc::clone(blocks), fence: Arc::clone(fence) });
+        let device = of_life(life);
         let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
         let limit = Arc::clone(&limit);
         let done = move |answer: trunkline_port::TransferReport| {

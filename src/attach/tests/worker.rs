@@ -1,0 +1,94 @@
+//! The worker's end over a socket: runners that fail and panic, and the end of a worker.
+
+use std::sync::Arc;
+
+use trunkline_attach::fake::{FakeConfig, FakeWorker};
+use trunkline_attach::loopback::{Loopback, LoopbackError};
+use trunkline_port::{DeviceBlocks, RequestId, SeqStart, Step, StepError, StepOutput, StepResult, StepRunner, StepSeq};
+
+const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, fault: None };
+
+/// Runner whose second step fails.
+struct Failing {
+    inner: FakeWorker,
+    steps: u32,
+    panics: bool,
+}
+
+impl StepRunner for Failing {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        self.steps += 1;
+        match self.steps {
+            2 if self.panics => panic!("on purpose"),
+            2 => Err(StepError::new("no memory").caused_by(RequestId(7))),
+            _ => self.inner.run(step),
+        }
+    }
+
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        self.inner.blocks()
+    }
+
+    fn reset(&mut self) {
+        self.inner.reset();
+    }
+}
+
+fn prompt(id: u64) -> Step {
+    let seq =
+        StepSeq { request: RequestId(7), start: true, n_tokens: 3, n_blocks: 1, sample: true, ..StepSeq::default() };
+    let starts = vec![SeqStart { n_prompt: 3, ..SeqStart::default() }];
+    Step { id, seqs: vec![seq], tokens: vec![1, 2, 3], blocks: vec![5], starts, ..Step::default() }
+}
+
+#[test]
+fn an_attached_runner_answers_as_one_in_process() {
+    let mut own = FakeWorker::new(CONFIG);
+    let hello = FakeWorker::hello("fake", &CONFIG);
+    let mut wire = Loopback::start(hello, Box::new(|_| Ok(Box::new(FakeWorker::new(CONFIG))))).unwrap();
+    let expected = own.run(&prompt(1)).unwrap();
+    wire.send(&prompt(1));
+    assert_eq!(wire.receive().unwrap(), expected);
+
+    // Two decodes in flight: the second runs the first one's token, which the sender does not know.
+    let decode = |id, computed| {
+        let seq = StepSeq {
+            request: RequestId(7),
+            computed,
+            n_tokens: 1,
+            input_from_last: true,
+            table_keep: 1,
+            sample: true,
+            n_generated: computed - 2,
+            ..StepSeq::default()
+        };
+        Step { id, seqs: vec![seq], tokens: vec![0], ..Step::default() }
+    };
+    wire.send(&decode(2, 3));
+    wire.send(&decode(3, 4));
+    let mut last = expected.result.tokens[0];
+    for (id, computed) in [(2, 3), (3, 4)] {
+        let mut step = decode(id, computed);
+        (step.tokens[0], step.seqs[0].input_from_last) = (last, false);
+        let expected: StepResult = own.run(&step).unwrap().result;
+        assert_eq!(wire.receive().unwrap().result, expected);
+        last = expected.tokens[0];
+    }
+}
+
+#[test]
+fn a_runner_that_fails_or_panics_fails_the_step_and_no_more() {
+    for (panics, expected) in [(false, "no memory"), (true, "the worker panicked")] {
+        let hello = FakeWorker::hello("fake", &CONFIG);
+        let make = move |_: &_| {
+            let runner: Box<dyn StepRunner> = Box::new(Failing { inner: FakeWorker::new(CONFIG), steps: 0, panics });
+            Ok(runner)
+        };
+        let mut wire = Loopback::start(hello, Box::new(make)).unwrap();
+        wire.send(&prompt(1));
+        wire.receive().unwrap();
+        wire.send(&prompt(2));
+        let Err(LoopbackError::Failed { id, reason }) = wire.receive() else { panic!("the step did not fail") };
+        assert_eq!((id, reason.as_str()), (2, expected));
+    }
+}

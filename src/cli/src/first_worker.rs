@@ -1,0 +1,88 @@
+//! Limits of a server without embedded workers: the first worker to attach decides what no setting does.
+
+use anyhow::{anyhow, ensure};
+use trunkline_attach::Hello;
+use trunkline_core::{Config, WorkerFacts};
+
+use crate::config_file::ServeFlags;
+use crate::core_settings::CoreSettings;
+
+/// KV blocks of one engine, at most.
+const BLOCKS_MAX: u64 = 1 << 30;
+/// Steps in flight unless set: the next step is at the worker before the worker has answered the first.
+const STEPS_IN_FLIGHT: u32 = 2;
+
+/// Fills in the limits that no setting has from the first worker's Hello: its block size and blocks, its layer groups, and no more tokens,
+/// sequences and steps at once than the worker takes.
+///
+/// # Errors
+/// If the worker has no room for a block.
+pub fn limits_of_worker(
+    settings: &CoreSettings<ServeFlags>,
+    mut config: Config,
+    hello: &Hello,
+) -> anyhow::Result<Config> {
+    let can = &hello.abilities;
+    config.max_context = hello.model.max_context;
+    config.worker = WorkerFacts {
+        groups: hello.model.groups.iter().map(|group| group.keeps).collect(),
+        all_tokens: true,
+        whole_block_hits: !can.partial_writes,
+    };
+    if !settings.has("block_size") {
+        let first = hello.kv.block_sizes.first();
+        config.block_size = *first.ok_or_else(|| anyhow!("kv.block_sizes is empty"))?;
+    }
+    if !settings.has("device_blocks") {
+        let group_tokens = u64::from(config.block_size) * u64::from(hello.model.n_groups());
+        let blocks = (hello.kv.tokens / group_tokens).min(BLOCKS_MAX);
+        ensure!(blocks > 0, "kv.tokens is {}; there is no room for a block", hello.kv.tokens);
+        config.device_blocks = blocks as u32;
+    }
+    if !settings.has("max_batch_tokens") {
+        config.max_batch_tokens = config.max_batch_tokens.min(can.max_tokens);
+    }
+    if !settings.has("max_batch_size") {
+        config.max_batch_size = config.max_batch_size.min(can.max_sequences).min(config.max_batch_tokens);
+    }
+    if !settings.has("max_steps_in_flight") {
+        config.max_steps_in_flight = STEPS_IN_FLIGHT.min(can.steps_in_flight);
+    }
+    config.validate()?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_attach::{Abilities, KvRoom};
+    use trunkline_port::ModelInfo;
+
+    use super::*;
+    use crate::serve::tests::given;
+
+    fn hello() -> Hello {
+        let model = ModelInfo { max_context: 4096, ..ModelInfo::default() };
+        let kv = KvRoom { block_sizes: vec![32, 16], tokens: 1000, block_io: false };
+        let abilities = Abilities { max_sequences: 64, max_tokens: 1024, steps_in_flight: 3, ..Abilities::default() };
+        Hello { model, kv, abilities, ..Hello::default() }
+    }
+
+    #[test]
+    fn the_first_worker_decides_what_no_setting_does() {
+        let of = |flags: &[&str]| {
+            let settings = given(flags);
+            let mut config = Config::default();
+            settings.core.apply(&mut config).unwrap();
+            let limits = limits_of_worker(&settings.core, config, &hello()).unwrap();
+            let blocks = (limits.block_size, limits.device_blocks);
+            (blocks, limits.max_batch_tokens, limits.max_batch_size, limits.max_steps_in_flight, limits.max_context)
+        };
+        assert_eq!(of(&[]), ((32, 31), 1024, 64, 2, 4096));
+        assert_eq!(of(&["--block-size=16"]), ((16, 62), 1024, 64, 2, 4096));
+        let flags = ["--device-blocks=7", "--max-batch-tokens=512", "--max-batch-size=8", "--max-steps-in-flight=1"];
+        assert_eq!(of(&flags), ((32, 7), 512, 8, 1, 4096));
+        let none = Hello { kv: KvRoom { tokens: 31, ..hello().kv }, ..hello() };
+        let error = limits_of_worker(&given(&[]).core, Config::default(), &none).unwrap_err();
+        assert_eq!(error.to_string(), "kv.tokens is 31; there is no room for a block");
+    }
+}

@@ -1,0 +1,373 @@
+//! `trunkline worker`: the embedded worker as a process of its own, attached to a server, and the checks of other workers.
+
+mod check;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use clap::{Args, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tonic::transport::Endpoint;
+use tracing::info;
+use trunkline_attach::worker::{self, Dial, Dialled, MakeRunner};
+use trunkline_attach::{Abilities, Hello, KvRoom, Session};
+use trunkline_core::registry;
+use trunkline_port::{ModelInfo, StepRunner};
+use trunkline_server::{ClientTls, authorization, connect_tls};
+use trunkline_text::Tokenizer;
+use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
+
+use crate::null_worker::{NullWorker, duration};
+use crate::revision::revision;
+use crate::serve::{SEED, cores, device_blocks};
+use crate::sizes::parse_size;
+
+/// Environment variable with the bearer token, for workers without a token file.
+const TOKEN_VARIABLE: &str = "TRUNKLINE_TOKEN";
+/// Threads, at most.
+const THREADS_MAX: usize = 1024;
+/// Sizes of a block announced by default, preferred first. Multiples of 16 are fastest.
+const BLOCK_SIZES: [u32; 5] = [16, 32, 64, 128, 8];
+const BLOCK_SIZE_MAX: u32 = 4096;
+/// KV blocks, at most.
+const BLOCKS_MAX: u32 = 1 << 30;
+/// Bytes of the receive windows of a connection: a few blocks of a large model.
+const WINDOW_BYTES: u32 = 16 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  A server without workers of its own, and a worker that attaches:
+    trunkline serve --workers 0 --model ./SmolLM2-135M
+    trunkline worker --connect 127.0.0.1:50051 --model ./SmolLM2-135M --kv-mem 4GiB
+
+  Over an untrusted network: TLS, and a token with the role worker:
+    trunkline worker --connect example.org:50051 --model ./SmolLM2-135M --tls-ca ca.pem --token-file my-token
+
+  No model, steps of 5 ms, to measure everything around a model:
+    trunkline worker --connect 127.0.0.1:50051 --null 5ms
+
+  Check a worker of your own, which dials this address:
+    trunkline worker check 127.0.0.1:50052
+
+A worker that loses its server dials again and keeps its KV. SIGTERM or Ctrl-C ends the worker after the steps at hand.";
+
+/// Run a model for a server, or check a worker.
+#[derive(Args)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct WorkerArgs {
+    #[command(subcommand)]
+    command: Option<WorkerCommand>,
+
+    #[command(flatten)]
+    attach: AttachArgs,
+}
+
+#[derive(Subcommand)]
+enum WorkerCommand {
+    Check(check::CheckArgs),
+}
+
+/// Flags of a worker that attaches.
+#[derive(Args, Default)]
+struct AttachArgs {
+    /// Address of the server.
+    #[arg(long, value_name = "HOST:PORT", required = true)]
+    connect: Option<String>,
+
+    /// Name of the worker in logs and in GetServerInfo; a worker takes the place of another one of its name [default: the host's name
+    /// and the number of the process].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Hugging Face folder or GGUF file of the model [default: a small model with random weights].
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+
+    /// Run no model: each step takes this time, as in 5ms; --model serves for its tokenizer alone.
+    #[arg(long, value_name = "TIME")]
+    null: Option<String>,
+
+    /// Threads that compute the model, 1 to 1024 [default: one per core].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0 [default: f32].
+    #[arg(long, value_name = "TYPE")]
+    kv_dtype: Option<String>,
+
+    /// KV blocks [default: 1 GiB of KV, but room for 8192 tokens and at most 16384 blocks].
+    #[arg(long, value_name = "N", conflicts_with = "kv_mem")]
+    device_blocks: Option<u32>,
+
+    /// Memory for KV, as in 4GiB.
+    #[arg(long, value_name = "SIZE")]
+    kv_mem: Option<String>,
+
+    /// Tokens of a block, 1 to 4096 [default: the server chooses 16, 32, 64, 128 or 8].
+    #[arg(long, value_name = "N")]
+    block_size: Option<u32>,
+
+    /// Connect by TLS: file of the authorities for the server's certificate, PEM [default: no TLS].
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+
+    /// File with a bearer token for the server, the first word [default: the variable TRUNKLINE_TOKEN, or no token].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// Runs a worker until a signal stops it, or checks a worker.
+///
+/// # Errors
+/// If a setting is wrong, the model cannot be loaded, the server refuses the worker, or a check fails.
+pub fn run(args: WorkerArgs) -> anyhow::Result<()> {
+    match args.command {
+        Some(WorkerCommand::Check(args)) => check::run(&args),
+        None => attach(&args.attach),
+    }
+}
+
+fn attach(args: &AttachArgs) -> anyhow::Result<()> {
+    // Mistakes in settings are reported before a large model is read.
+    let config = WorkerConfig { threads: threads(args)?, block_size: 0, device_blocks: 0, max_drafts: 0 };
+    let dtype = kv_dtype(args)?;
+    sizes(args, 1 << 10)?;
+    let dial = dial(args)?;
+    let (model, make) = match &args.null {
+        Some(step) => null(args, step)?,
+        None => embedded(args, dtype, config)?,
+    };
+    let hello = hello(args, model)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("cannot start the threads of the network")?;
+    info!(name = hello.name, model = hello.model.name, tokens = hello.kv.tokens, "dialling {}", address(args));
+    let result = runtime.block_on(async {
+        let stop = stop_on_signals().context("cannot listen for signals")?;
+        worker::run(hello, make, dial, stop).await.with_context(|| address(args).to_owned())
+    });
+    runtime.shutdown_background();
+    result
+}
+
+fn address(args: &AttachArgs) -> &str {
+    args.connect.as_deref().unwrap_or_default()
+}
+
+fn threads(args: &AttachArgs) -> anyhow::Result<usize> {
+    let threads = args.threads.unwrap_or_else(cores);
+    ensure!((1..=THREADS_MAX).contains(&threads), "threads is {threads}; it must be between 1 and {THREADS_MAX}");
+    Ok(threads)
+}
+
+fn kv_dtype(args: &AttachArgs) -> anyhow::Result<KvDtype> {
+    let types = KvDtype::ALL.map(|dtype| (dtype.name(), dtype));
+    let name = args.kv_dtype.as_deref();
+    Ok(name.map(|name| registry::choose("kv-dtype", &types, name)).transpose()?.unwrap_or_default())
+}
+
+/// Returns the sizes of a block to announce, and the room for KV in tokens. A token takes `token_bytes` in the blocks of one layer group.
+fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
+    let block_sizes = match args.block_size {
+        Some(size) => vec![size],
+        None => BLOCK_SIZES.to_vec(),
+    };
+    let preferred = block_sizes[0];
+    ensure!(
+        (1..=BLOCK_SIZE_MAX).contains(&preferred),
+        "block_size is {preferred}; it must be between 1 and {BLOCK_SIZE_MAX}"
+    );
+    let blocks = match (args.device_blocks, &args.kv_mem) {
+        (Some(blocks), _) => {
+            ensure!(
+                (1..=BLOCKS_MAX).contains(&blocks),
+                "device_blocks is {blocks}; it must be between 1 and {BLOCKS_MAX}"
+            );
+            blocks
+        }
+        (None, Some(text)) => {
+            let blocks = parse_size("kv-mem", text)? / (u64::from(preferred) * token_bytes.max(1)) as f64;
+            ensure!(blocks >= 1.0, "kv-mem is {text}, less than one block of {preferred} tokens");
+            blocks.min(f64::from(BLOCKS_MAX)) as u32
+        }
+        (None, None) => device_blocks(preferred, token_bytes),
+    };
+    let tokens = u64::from(blocks) * u64::from(preferred);
+    let block_sizes = block_sizes.into_iter().filter(|size| tokens >= u64::from(*size)).collect();
+    Ok(KvRoom { block_sizes, tokens, block_io: args.null.is_none() })
+}
+
+/// Loads the model, and returns its facts and the maker of its workers.
+fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
+    let model = match &args.model {
+        Some(path) => {
+            let name = || format!("cannot load the model {}", path.display());
+            ensure!(path.exists(), "{}: there is no such folder or file", name());
+            Model::load(path).with_context(name)?
+        }
+        None => Model::seeded(SEED),
+    };
+    let model = Arc::new(model.with_kv_dtype(dtype));
+    let mut info = model.info();
+    if let Some(path) = &args.model {
+        info.revision = revision(path).with_context(|| format!("cannot read the files of {}", path.display()))?;
+    }
+    let make: MakeRunner = Box::new(move |session: &Session| {
+        let config = WorkerConfig {
+            block_size: session.block_size,
+            device_blocks: session.blocks,
+            max_drafts: session.max_drafts,
+            ..config
+        };
+        let worker: Box<dyn StepRunner> = Box::new(Worker::new(Arc::clone(&model), config)?);
+        Ok(worker)
+    });
+    Ok((info, make))
+}
+
+/// Returns facts and maker of workers without a model whose steps take the time `step`.
+fn null(args: &AttachArgs, step: &str) -> anyhow::Result<(ModelInfo, MakeRunner)> {
+    let step = duration(step)?;
+    let vocab_size = match &args.model {
+        Some(path) => Tokenizer::load(path)?.vocab_size(),
+        None => Tokenizer::bytes().vocab_size(),
+    };
+    // The protocol has no models without layers: one, of a byte for each token.
+    let info = ModelInfo { n_layers: 1, kv_bytes_per_token: 1, ..NullWorker::info(vocab_size) };
+    let make: MakeRunner = Box::new(move |_: &Session| {
+        let worker: Box<dyn StepRunner> = Box::new(NullWorker::new(step, vocab_size));
+        Ok(worker)
+    });
+    Ok((info, make))
+}
+
+fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
+    let kv = sizes(args, model.block_bytes(1))?;
+    let abilities = Abilities {
+        max_sequences: 4096,
+        max_tokens: 1 << 16,
+        steps_in_flight: 8,
+        max_drafts: if args.null.is_some() { 0 } else { 64 },
+        max_logprobs: 1024,
+        partial_writes: true,
+        scores: args.null.is_none(),
+        seeded_sampling: true,
+    };
+    let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()));
+    let program = format!("trunkline-worker {}", env!("CARGO_PKG_VERSION"));
+    let hello = Hello { name, program, model, kv, abilities, resume: None };
+    // The server checks the announcement too; here a mistake has the name of its flag.
+    Ok(Hello::decode(hello.encode())?)
+}
+
+/// Returns the name of this machine, as far as the system shows it in a file.
+fn host() -> String {
+    let name = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "worker".into(),
+        name => name.into(),
+    }
+}
+
+/// Returns the way to the server: TLS and token files are read for each connection, so they may change.
+fn dial(args: &AttachArgs) -> anyhow::Result<Dial> {
+    let scheme = if args.tls_ca.is_some() { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{}", address(args)));
+    let endpoint = endpoint.with_context(|| format!("'{}' is no address; give HOST:PORT", address(args)))?;
+    let endpoint = endpoint
+        .tcp_nodelay(true)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(2 * WINDOW_BYTES);
+    let tls = args.tls_ca.clone().map(|ca| ClientTls { ca, identity: None });
+    let file = args.token_file.clone();
+    let variable = std::env::var(TOKEN_VARIABLE).ok();
+    let variable = variable.map(|token| format!("Bearer {token}").parse());
+    let variable = variable.transpose().with_context(|| format!("{TOKEN_VARIABLE} has no token"))?;
+    // A file with a mistake is reported at once, not in the log of attempts.
+    file.as_deref().map(authorization).transpose()?;
+    Ok(Box::new(move || {
+        let (endpoint, tls, file, variable) = (endpoint.clone(), tls.clone(), file.clone(), variable.clone());
+        Box::pin(async move {
+            let authorization = file.as_deref().map(authorization).transpose()?.or(variable);
+            let channel = match &tls {
+                Some(tls) => connect_tls(endpoint, tls).await?,
+                None => endpoint.connect().await?,
+            };
+            Ok(Dialled { channel, authorization })
+        })
+    }))
+}
+
+fn stop_on_signals() -> std::io::Result<watch::Receiver<bool>> {
+    let (stop, stopped) = watch::channel(false);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        info!("stopping after the steps at hand");
+        stop.send_replace(true);
+        // Without a sender, nobody would wait for the signal any more.
+        stop.closed().await;
+    });
+    Ok(stopped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(edit: impl Fn(&mut AttachArgs)) -> AttachArgs {
+        let mut args = AttachArgs { connect: Some("127.0.0.1:1".into()), ..AttachArgs::default() };
+        edit(&mut args);
+        args
+    }
+
+    #[test]
+    fn memory_and_blocks_decide_about_the_room() {
+        let room = |edit: fn(&mut AttachArgs)| sizes(&given(edit), 1 << 10).unwrap();
+        let default = room(|_| ());
+        assert_eq!((default.block_sizes, default.tokens), (BLOCK_SIZES.to_vec(), 16384 * 16));
+        let mem = room(|args| args.kv_mem = Some("64MiB".into()));
+        assert_eq!(mem.tokens, 64 << 10);
+        let blocks = room(|args| (args.device_blocks, args.block_size) = (Some(3), Some(24)));
+        assert_eq!((blocks.block_sizes, blocks.tokens), (vec![24], 72));
+        let few = room(|args| args.device_blocks = Some(2));
+        assert_eq!(few.block_sizes, [16, 32, 8], "a size needs one block");
+    }
+
+    #[test]
+    fn wrong_settings_are_reported_by_name() {
+        let wrong = |edit: fn(&mut AttachArgs)| attach(&given(edit)).unwrap_err().to_string();
+        assert_eq!(wrong(|args| args.threads = Some(0)), "threads is 0; it must be between 1 and 1024");
+        assert_eq!(wrong(|args| args.block_size = Some(0)), "block_size is 0; it must be between 1 and 4096");
+        assert!(wrong(|args| args.kv_mem = Some("4".into())).starts_with("kv-mem is '4'"));
+        assert!(
+            wrong(|args| args.kv_mem = Some("0.001MB".into())).starts_with("kv-mem is 0.001MB, less than one block")
+        );
+        assert!(wrong(|args| args.kv_dtype = Some("f8".into())).starts_with("unknown kv-dtype 'f8'"));
+        assert!(wrong(|args| args.null = Some("5".into())).starts_with("'5' has no unit"));
+        assert!(wrong(|args| args.connect = Some("a b".into())).starts_with("'a b' is no address"));
+        assert!(wrong(|args| args.model = Some("/nowhere".into())).contains("there is no such folder or file"));
+        assert!(wrong(|args| args.token_file = Some("/nowhere".into())).contains("/nowhere"));
+        assert!(wrong(|args| args.name = Some("a\nb".into())).contains("name must have"));
+    }
+
+    #[test]
+    fn the_announcement_is_that_of_the_model() {
+        let args = given(|args| args.name = Some("w".into()));
+        let config = WorkerConfig { threads: 1, block_size: 0, device_blocks: 0, max_drafts: 0 };
+        let (info, mut make) = embedded(&args, KvDtype::default(), config).unwrap();
+        let hello = hello(&args, info).unwrap();
+        assert_eq!((hello.name.as_str(), hello.model.kv_dtype.as_str()), ("w", "f32"));
+        let session = Session { block_size: 8, blocks: 4, ..Session::default() };
+        let bytes = make(&session).unwrap().blocks().block_bytes();
+        assert_eq!(bytes as u64, hello.model.block_bytes(8));
+        let args = given(|args| args.null = Some("0ms".into()));
+        let (info, _) = null(&args, "0ms").unwrap();
+        assert!(!self::hello(&args, info).unwrap().kv.block_io);
+    }
+}

@@ -1,0 +1,210 @@
+//! The gRPC service of model workers: checks a worker's Hello, asks the driver for a seat, and reads the worker's answers.
+//!
+//! The response stream of the call sends jobs ([`Outgoing`]); a task of its own reads the answers, so that a worker that sends before it
+//! reads blocks nobody. An answer that breaks a rule ends the call with INVALID_ARGUMENT, and the worker's KV is not trusted any more.
+//!
+//! A server without embedded workers does not know its model before the first worker: the worker's Hello is offered to the starting
+//! server ([`Offer`]), and checked like any other once the server has a model.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+use tonic::{Code, Request, Response, Status, Streaming};
+use tracing::warn;
+use trunkline_attach::Hello;
+use trunkline_attach::wire;
+use trunkline_attach::wire::workers_server::Workers;
+use trunkline_cluster::EngineId;
+
+use crate::caller::Caller;
+use crate::commands::{Attaching, Command, LinkEnd};
+use crate::fit::Fit;
+use crate::link::{Link, Outgoing, shortened};
+use crate::log_limit::LogLimit;
+use crate::queue::DriverHandle;
+use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
+use crate::sessions;
+
+/// Longest message of a worker, bytes: a block and some.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// The Hello of a worker, for a server that does not know its model yet.
+pub(crate) struct Offer {
+    pub(crate) hello: Hello,
+    /// Receives the reason if the server does not start with this worker.
+    pub(crate) refused: oneshot::Sender<String>,
+}
+
+/// The service `trunkline.v1.Workers`.
+pub(crate) struct WorkersService {
+    driver: DriverHandle,
+    options: AttachOptions,
+    /// Time for the Hello to arrive.
+    hello_timeout: Duration,
+    /// Demands on workers, once the server knows its model.
+    fit: watch::Receiver<Option<Arc<Fit>>>,
+    /// Takes the first worker's Hello while the server does not know its model.
+    offers: mpsc::Sender<Offer>,
+    next_link: AtomicU64,
+    refusals: LogLimit,
+}
+
+impl WorkersService {
+    pub(crate) fn new(
+        driver: DriverHandle,
+        options: AttachOptions,
+        hello_timeout: Duration,
+        fit: watch::Receiver<Option<Arc<Fit>>>,
+        offers: mpsc::Sender<Offer>,
+    ) -> Self {
+        let (next_link, refusals) = (AtomicU64::new(1), LogLimit::default());
+        Self { driver, options, hello_timeout, fit, offers, next_link, refusals }
+    }
+
+    /// Reads the first message of a worker.
+    async fn hello(&self, incoming: &mut Streaming<wire::FromWorker>) -> Result<Hello, Status> {
+        let message = timeout(self.hello_timeout, incoming.message()).await.map_err(|_| {
+            Status::deadline_exceeded(format!("the Hello did not arrive within {:?}", self.hello_timeout))
+        })??;
+        match message.and_then(|message| message.message) {
+            Some(wire::from_worker::Message::Hello(hello)) => {
+                Hello::decode(hello).map_err(|fault| Status::invalid_argument(fault.to_string()))
+            }
+            _ => Err(Status::invalid_argument("the first message of a worker must be a Hello")),
+        }
+    }
+
+    /// Returns the demands on workers. A server without a model takes the model of this worker, or refuses the worker.
+    async fn fit(&self, hello: &Hello) -> Result<Arc<Fit>, Status> {
+        let mut fit = self.fit.clone();
+        let stopping = || Status::unavailable("the server is stopping");
+        if fit.borrow_and_update().is_none() {
+            let (refused, is_refused) = oneshot::channel();
+            // An offer is dropped without a message once the server has a model, of this worker or of another.
+            let _ = self.offers.send(Offer { hello: hello.clone(), refused }).await;
+            if let Ok(why) = is_refused.await {
+                return Err(Status::failed_precondition(why));
+            }
+        }
+        let known = fit.borrow_and_update().clone();
+        known.ok_or_else(stopping)
+    }
+
+    /// Seats a worker that fits, and begins to read its answers.
+    async fn seat(
+        &self,
+        hello: Hello,
+        block_size: u32,
+        incoming: Streaming<wire::FromWorker>,
+    ) -> Result<Outgoing, Status> {
+        let session = sessions::random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
+        let number = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let Hello { name, program, resume, model, .. } = hello;
+        let resume = resume.map(|resume| Resume { session: resume.session, life: resume.life });
+        let (link, queue, jobs) = Link::new(number, block_size, model.vocab_size, self.driver.clock());
+        let (seated, is_seated) = oneshot::channel();
+        let worker = Occupant::new(name, program, session, number);
+        let attaching = Attaching { worker, resume, queue, seated };
+        if !self.driver.send_patiently(Command::Attach(Box::new(attaching))).await {
+            return Err(Status::unavailable("the server is stopping"));
+        }
+        let engines = self.options.engines;
+        let engine = is_seated.await.map_err(|_| {
+            Status::resource_exhausted(format!(
+                "all {engines} engines for attached workers have a worker; try again later"
+            ))
+        })?;
+        let (open, closed) = oneshot::channel();
+        let outgoing = Outgoing::new(link.clone(), jobs, heartbeat(self.options.silence), open);
+        let reader = Reader { driver: self.driver.clone(), engine, link, silence: self.options.silence };
+        tokio::spawn(reader.run(incoming, closed));
+        Ok(outgoing)
+    }
+
+    async fn attach_checked(&self, mut incoming: Streaming<wire::FromWorker>) -> Result<Outgoing, Status> {
+        let hello = self.hello(&mut incoming).await?;
+        let refused = |why: String| Status::failed_precondition(format!("worker {}: {why}", shortened(&hello.name)));
+        let fit = self.fit(&hello).await?;
+        fit.check(&hello).map_err(refused)?;
+        self.seat(hello, fit.block_size(), incoming).await
+    }
+}
+
+#[tonic::async_trait]
+impl Workers for WorkersService {
+    type AttachStream = Outgoing;
+
+    async fn attach(&self, request: Request<Streaming<wire::FromWorker>>) -> Result<Response<Outgoing>, Status> {
+        let caller = Caller::of(request.extensions());
+        caller.check_worker()?;
+        if self.options.engines == 0 {
+            return Err(Status::failed_precondition(
+                "this server takes no attached workers; start it with --attached-workers",
+            ));
+        }
+        let attached = self.attach_checked(request.into_inner()).await;
+        if let Err(status) = &attached {
+            let why = shortened(status.message());
+            self.refusals.log(self.driver.clock(), |workers| warn!(workers, "refusing a worker: {why}"));
+        }
+        attached.map(Response::new)
+    }
+}
+
+/// Returns `true` for a message that cannot be read, which is the worker's mistake; `false` for a connection that broke.
+fn is_mistake(status: &Status) -> bool {
+    // Errors of the connection have a source.
+    matches!(status.code(), Code::Internal | Code::OutOfRange | Code::InvalidArgument) && status.source().is_none()
+}
+
+/// Reads the answers of a worker until the connection ends.
+struct Reader {
+    driver: DriverHandle,
+    engine: EngineId,
+    link: Arc<Link>,
+    silence: Duration,
+}
+
+impl Reader {
+    async fn run(self, mut incoming: Streaming<wire::FromWorker>, mut closed: oneshot::Receiver<()>) {
+        let end = loop {
+            let message = tokio::select! {
+                // The stream of jobs is gone: the driver ended it, or the connection did.
+                _ = &mut closed => break LinkEnd::Broke("the connection broke".into()),
+                message = timeout(self.silence, incoming.message()) => message,
+            };
+            let event = match message {
+                Ok(Ok(Some(message))) => self.link.take(message),
+                Ok(Ok(None)) => break LinkEnd::Left,
+                Ok(Err(status)) if is_mistake(&status) => break LinkEnd::Faulty(shortened(status.message())),
+                Ok(Err(status)) => break LinkEnd::Broke(shortened(status.message())),
+                Err(_) => {
+                    let message = format!("the worker was silent for {:?}", self.silence);
+                    self.link.end(Status::aborted(message.clone()));
+                    break LinkEnd::Broke(message);
+                }
+            };
+            match event {
+                Ok(None) => {}
+                Ok(Some((life, event))) => {
+                    let (engine, link) = (self.engine, self.link.number());
+                    if !self.driver.send_patiently(Command::Linked { engine, link, life, event }).await {
+                        return;
+                    }
+                }
+                Err(nonsense) => {
+                    self.link.end(Status::invalid_argument(nonsense.to_string()));
+                    break LinkEnd::Faulty(nonsense.to_string());
+                }
+            }
+        };
+        self.link.close_copies();
+        let (engine, link) = (self.engine, self.link.number());
+        // A driver that has stopped needs no notice.
+        self.driver.send_patiently(Command::Detached { engine, link, end }).await;
+    }
+}

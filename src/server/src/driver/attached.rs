@@ -1,0 +1,166 @@
+//! Attached workers: who comes, goes, breaks and comes back, and the requests meanwhile.
+//!
+//! | event | the engine's requests |
+//! |---|---|
+//! | a worker attaches | start, and those of engines without a worker move here |
+//! | its connection breaks | wait for the worker to come back, for [`crate::AttachOptions::resume`] |
+//! | it comes back in time | continue with their KV |
+//! | it leaves, breaks a rule, is replaced, or does not come back | move to other engines; without any, wait for a worker, for [`crate::AttachOptions::wait`] |
+//! | no worker came for so long | end with an error; new ones are refused until a worker attaches |
+//!
+//! The engine of a vacant seat is gone for the cluster, unless its requests wait for a worker.
+
+use tonic::Status;
+use tracing::{error, info, warn};
+use trunkline_cluster::{EngineId, EngineState, Input};
+use trunkline_core::Event;
+
+use super::Driver;
+use crate::commands::{Attaching, LinkEnd};
+use crate::seats::Place;
+
+impl Driver {
+    /// Notes that nobody is in the seats yet. Requests go to the other engines, or wait for the first worker if there are none.
+    pub(super) fn begin_seats(&mut self) {
+        let engines: Vec<EngineId> = self.workers.seats.engines().collect();
+        for engine in engines {
+            self.workers.empty(engine);
+            if self.workers.any_served(None) {
+                self.apply(Input::Retire(engine));
+            }
+        }
+        self.note_served();
+    }
+
+    /// Seats a worker, in place of an older one of its name if there is one.
+    pub(super) fn attach(&mut self, mut attaching: Attaching) {
+        let (workers, cluster) = (&self.workers, &self.cluster);
+        let requests = |engine| cluster.status(engine).load.requests;
+        let name = &attaching.worker.name;
+        let place = workers.seats.place(name, attaching.resume.as_ref(), |engine| workers.life(engine), requests);
+        let (engine, resumed) = match place {
+            // The connection ends with the queue, and the service says why.
+            None => return,
+            Some(Place::Take(engine)) => (engine, false),
+            Some(Place::Resume(engine)) => {
+                // The session keeps its name.
+                if let Some(resume) = &attaching.resume {
+                    attaching.worker.session.clone_from(&resume.session);
+                }
+                (engine, true)
+            }
+            Some(Place::Replace(engine)) => {
+                let status = Status::aborted("another worker attached under this worker's name");
+                self.vacate(engine, status, "another worker attached under its name");
+                (engine, false)
+            }
+        };
+        let (name, program) = (attaching.worker.name.clone(), attaching.worker.program.clone());
+        let core = self.cluster.core(engine).config().clone();
+        if let Err(err) = self.workers.attach(engine, attaching, &core, resumed) {
+            return error!(%engine, worker = name, %err, "cannot start a thread for an attached worker");
+        }
+        let requests = self.cluster.status(engine).load.requests;
+        if resumed {
+            info!(%engine, worker = name, requests, "the worker came back with its KV");
+            self.apply(Input::Engine(engine, Event::WorkerResumed));
+        } else {
+            info!(%engine, worker = name, program, "a worker attached");
+            self.note_served();
+            self.join(engine);
+        }
+    }
+
+    /// Handles the end of a connection.
+    pub(super) fn detach(&mut self, engine: EngineId, link: u64, end: LinkEnd) {
+        if !self.workers.seats.is_present(engine, link) {
+            return;
+        }
+        let name = self.workers.seats.occupant(engine).map_or("", |worker| &worker.name).to_owned();
+        let requests = self.cluster.status(engine).load.requests;
+        match end {
+            LinkEnd::Left => {
+                info!(%engine, worker = name, "the worker left");
+                self.vacate(engine, Status::ok(""), "it left");
+            }
+            LinkEnd::Broke(why) if self.workers.is_resetting(engine) => {
+                // Its KV is lost in any case.
+                self.vacate(engine, Status::aborted("the connection broke"), &why);
+            }
+            LinkEnd::Broke(why) => {
+                warn!(%engine, worker = name, requests, why, "the connection to a worker broke; its requests wait for it to come back");
+                self.workers.note_broken(engine, self.clock.now_ns());
+            }
+            LinkEnd::Faulty(why) => self.vacate(engine, Status::invalid_argument(why.clone()), &why),
+        }
+    }
+
+    /// Takes a worker from its seat; the engine's requests go elsewhere, or wait for a worker.
+    fn vacate(&mut self, engine: EngineId, status: Status, why: &str) {
+        let name = self.workers.seats.occupant(engine).map_or("", |worker| &worker.name).to_owned();
+        let requests = self.cluster.status(engine).load.requests;
+        self.workers.vacate(engine, status);
+        self.note_served();
+        if self.workers.any_served(Some(engine)) {
+            warn!(%engine, worker = name, requests, why, "a worker is lost; other engines continue its requests");
+            self.apply(Input::Retire(engine));
+        } else {
+            warn!(%engine, worker = name, requests, why, "the last worker is lost; requests wait for another");
+            self.apply(Input::Engine(engine, Event::WorkerLost));
+        }
+    }
+
+    /// Resets an attached worker whose step takes too long, or ends its connection if the reset takes too long.
+    pub(super) fn hurry(&mut self, engine: EngineId) {
+        if self.workers.is_resetting(engine) {
+            return self.vacate(engine, Status::aborted("the reset took too long"), "its reset took too long");
+        }
+        let requests = self.cluster.status(engine).load.requests;
+        error!(%engine, requests, "a step takes too long; the worker is reset, and requests are computed again");
+        // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
+        self.workers.reset(engine, self.clock.now_ns());
+        self.apply(Input::Engine(engine, Event::WorkerLost));
+    }
+
+    /// Returns the next end of a wait for a worker, nanoseconds.
+    pub(super) fn next_absence_ns(&self) -> Option<u64> {
+        let resume_ns = self.workers.seats.next_end_ns().map(|(at_ns, _)| at_ns);
+        [resume_ns, self.wait_until_ns].into_iter().flatten().min()
+    }
+
+    /// Ends the waits for workers that are over.
+    pub(super) fn end_waits(&mut self) {
+        let now_ns = self.clock.now_ns();
+        while let Some((_, engine)) = self.workers.seats.next_end_ns().filter(|(at_ns, _)| *at_ns <= now_ns) {
+            self.vacate(
+                engine,
+                Status::aborted("the worker did not come back in time"),
+                "it did not come back in time",
+            );
+        }
+        if self.wait_until_ns.take_if(|at_ns| *at_ns <= now_ns).is_none() {
+            return;
+        }
+        let engines: Vec<EngineId> = self.workers.seats.engines().collect();
+        for engine in engines {
+            let status = self.cluster.status(engine);
+            if status.state == EngineState::Absent {
+                error!(%engine, requests = status.load.requests, "no worker came in time; requests are refused until one attaches");
+                self.fail_all(engine);
+                self.apply(Input::Retire(engine));
+            }
+        }
+    }
+
+    /// Notes a change of the engines that have a worker.
+    pub(super) fn note_served(&mut self) {
+        let is_served = self.workers.any_served(None);
+        self.served.send_if_modified(|served| std::mem::replace(served, is_served) != is_served);
+        let wait_ns = || u64::try_from(self.workers.seats.wait().as_nanos()).unwrap_or(u64::MAX);
+        self.wait_until_ns = match (is_served, self.wait_until_ns) {
+            (true, _) => None,
+            (false, Some(until_ns)) => Some(until_ns),
+            (false, None) => Some(self.clock.now_ns().saturating_add(wait_ns())),
+        };
+    }
+}

@@ -1,0 +1,133 @@
+//! Comparison of an attached worker with the server: the model, the blocks, and the abilities that the server's limits need.
+
+use trunkline_attach::Hello;
+use trunkline_core::Config;
+use trunkline_core::h2o::Mode;
+use trunkline_port::ModelInfo;
+
+use crate::offer::SamplingOffer;
+
+/// Longest block that travels between server and worker, bytes: a message holds one.
+pub(crate) const BLOCK_BYTES_MAX: u64 = 63 << 20;
+
+/// Demands of a server on its attached workers.
+pub(crate) struct Fit {
+    pub(crate) model: ModelInfo,
+    /// Limits of the engines for attached workers: each worker fits all of them.
+    pub(crate) cores: Vec<Config>,
+    pub(crate) offer: SamplingOffer,
+    /// Size of a block, bytes.
+    pub(crate) block_bytes: u64,
+}
+
+impl Fit {
+    /// Makes the demands of a server with a model, limits of the engines for attached workers, and an offer to clients.
+    pub(crate) fn new<'a>(model: &ModelInfo, cores: impl Iterator<Item = &'a Config>, offer: SamplingOffer) -> Self {
+        let cores: Vec<Config> = cores.cloned().collect();
+        let block_bytes = cores.first().map_or(0, |core| model.block_bytes(core.block_size));
+        Self { model: model.clone(), cores, offer, block_bytes }
+    }
+
+    /// Returns the size of a block, tokens.
+    pub(crate) fn block_size(&self) -> u32 {
+        self.cores.first().map_or(1, |core| core.block_size)
+    }
+
+    /// Compares a worker with the server.
+    ///
+    /// # Errors
+    /// If the worker has another model, too few blocks, or lacks an ability; one line says which.
+    pub(crate) fn check(&self, hello: &Hello) -> Result<(), String> {
+        self.check_model(&hello.model)?;
+        self.cores.iter().try_for_each(|core| check_blocks(core, hello).and_then(|()| check_limits(core, hello)))?;
+        let offer = self.offer;
+        let can = &hello.abilities;
+        if offer.seeded_sampling && !can.seeded_sampling {
+            return Err("the server's requests sample, which needs seeded_sampling".into());
+        }
+        if can.max_logprobs < offer.max_logprobs {
+            let (has, needed) = (can.max_logprobs, offer.max_logprobs);
+            return Err(format!("max_logprobs is {has}; the server offers {needed} to its clients"));
+        }
+        if self.needs_copies() {
+            if !hello.kv.block_io {
+                return Err("the server swaps requests out or has tiers, which needs block_io".into());
+            }
+            if self.block_bytes > BLOCK_BYTES_MAX {
+                let bytes = self.block_bytes;
+                return Err(format!(
+                    "a block has {bytes} bytes; up to {BLOCK_BYTES_MAX} bytes can be swapped or kept in tiers"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn needs_copies(&self) -> bool {
+        self.cores.iter().any(|core| core.host_blocks > 0 || !core.tiers.is_empty())
+    }
+
+    fn check_model(&self, theirs: &ModelInfo) -> Result<(), String> {
+        let ours = &self.model;
+        let different = |what: &str, theirs: &dyn std::fmt::Debug, ours: &dyn std::fmt::Debug| {
+            Err(format!(
+                "model.{what} is {theirs:?}, and {ours:?} at the server; all workers of a server have one model"
+            ))
+        };
+        macro_rules! equal {
+            ($($field:ident),*) => { $(if theirs.$field != ours.$field {
+                return different(stringify!($field), &theirs.$field, &ours.$field);
+            })* };
+        }
+        equal!(
+            name,
+            revision,
+            vocab_size,
+            eos_token_ids,
+            n_layers,
+            hidden_size,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            kv_dtype
+        );
+        equal!(kv_bytes_per_token, groups);
+        Ok(())
+    }
+}
+
+fn check_blocks(core: &Config, hello: &Hello) -> Result<(), String> {
+    let size = core.block_size;
+    if !hello.kv.block_sizes.contains(&size) {
+        return Err(format!(
+            "the server has blocks of {size} tokens, and kv.block_sizes is {:?}",
+            hello.kv.block_sizes
+        ));
+    }
+    let (has, needed) = (hello.kv.tokens / u64::from(size), u64::from(core.pool_blocks()));
+    if has < needed {
+        return Err(format!("kv.tokens has room for {has} blocks of {size} tokens; the server needs {needed}"));
+    }
+    Ok(())
+}
+
+fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
+    let can = &hello.abilities;
+    let least = [
+        ("model.max_context", hello.model.max_context, core.max_context),
+        ("max_sequences", can.max_sequences, core.max_batch_size),
+        ("max_tokens", can.max_tokens, core.max_batch_tokens),
+        ("steps_in_flight", can.steps_in_flight, core.max_steps_in_flight),
+        ("max_drafts", can.max_drafts, core.max_drafts),
+    ];
+    if let Some((name, has, needed)) = least.into_iter().find(|(_, has, needed)| has < needed) {
+        return Err(format!("{name} is {has}; the server needs {needed}"));
+    }
+    if !core.worker.whole_block_hits && !can.partial_writes {
+        return Err("the server's prefix hits end within blocks, which needs partial_writes".into());
+    }
+    if core.h2o.mode != Mode::Off && !can.scores {
+        return Err("the server evicts by attention (H2O), which needs scores".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,337 @@
+//! The connection of an attached worker, as the server's threads share it.
+//!
+//! Jobs go to the worker through one queue without a bound, emptied by the response stream of the call ([`Outgoing`]): steps as the core
+//! sends them, so that the next step is at the worker before the worker has answered the first, and blocks to read and write from the
+//! store's threads ([`LinkBlocks`]). The contents of the queue are bounded by the core as for embedded workers: a fixed number of steps,
+//! and transfers between different blocks.
+//!
+//! Answers come in through [`Link::take`], which checks each against the job. An answer without a job is an error, and ends the
+//! connection; an answer of an earlier life is dropped.
+//!
+//! # Lives
+//!
+//! [`Link::reset`] begins a life: unanswered steps are forgotten, copies under way fail at once, and no copy of an earlier life is sent
+//! any more. The worker reports the new life when it touches no block for an earlier one.
+
+mod blocks;
+mod outgoing;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
+use tonic::Status;
+use tonic::codegen::Bytes;
+use tracing::error;
+use trunkline_attach::wire::{self, from_worker};
+use trunkline_attach::{DoneFault, SentStep, StepEncoder};
+use trunkline_port::{RequestId, Step};
+
+pub(crate) use self::blocks::LinkBlocks;
+pub(crate) use self::outgoing::Outgoing;
+use crate::clock::Clock;
+use crate::worker_thread::{StepJob, StepQueue, WorkerEvent};
+
+/// A job for the worker.
+pub(crate) enum Job {
+    /// The answer to Hello.
+    Welcome(Box<wire::Welcome>),
+    /// A step of a life.
+    Run { life: u64, step: Box<Step> },
+    /// The begin of a life.
+    Reset { life: u64 },
+    /// A block to read.
+    Read { id: u64, life: u64, block: u32 },
+    /// A block to write.
+    Write { id: u64, life: u64, block: u32, data: Bytes },
+    /// The end of the stream, for a reason.
+    End(Status),
+}
+
+/// Message of a worker that breaks a rule of the protocol.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Nonsense {
+    #[error(transparent)]
+    Done(#[from] DoneFault),
+    #[error("an answer to step {id}; the next to be answered is step {next}")]
+    NotNext { id: u64, next: u64 },
+    #[error("an answer to step {id} of life {life}, which is not under way")]
+    NotUnderWay { id: u64, life: u64 },
+    #[error("the begin of life {life}, for which nobody asked")]
+    Unasked { life: u64 },
+    #[error("a second Hello on one stream")]
+    SecondHello,
+    #[error("a message without contents")]
+    Empty,
+}
+
+/// Answer of the worker to a block that was to be read or written: the bytes read, or the reason for none.
+type BlockAnswer = Result<Bytes, String>;
+
+/// Blocks being read or written, by number.
+#[derive(Default)]
+struct Copies {
+    /// Life of the worker; copies of an earlier one are refused.
+    life: u64,
+    next: u64,
+    waiting: HashMap<u64, SyncSender<BlockAnswer>>,
+    /// `true` once the connection is broken.
+    is_closed: bool,
+}
+
+/// Steps sent and not answered yet, oldest first, and the life of the worker.
+struct InFlight {
+    encoder: StepEncoder,
+    steps: VecDeque<(Box<Step>, SentStep)>,
+    /// `true` from a failed step or a reset to the worker's answer to the reset: the worker runs nothing.
+    is_stopped: bool,
+}
+
+/// Counters of a connection.
+#[derive(Default)]
+struct Counters {
+    steps: AtomicU64,
+    busy_us: AtomicU64,
+    /// Time of the last message, nanoseconds.
+    heard_ns: AtomicU64,
+}
+
+/// Counters of a connection at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LinkStats {
+    /// Steps answered.
+    pub(crate) steps: u64,
+    /// Time that the worker spent on these steps, microseconds.
+    pub(crate) busy_us: u64,
+    /// Time of the worker's last message, nanoseconds.
+    pub(crate) heard_ns: u64,
+}
+
+/// One connection of a worker.
+pub(crate) struct Link {
+    /// Number of the connection, which no other connection of this server has.
+    number: u64,
+    clock: Clock,
+    jobs: WeakUnboundedSender<Job>,
+    in_flight: Mutex<InFlight>,
+    copies: Mutex<Copies>,
+    counters: Counters,
+    has_ended: AtomicBool,
+}
+
+/// The driver's end of a connection: takes jobs, and ends the connection on drop.
+pub(crate) struct LinkQueue {
+    link: Arc<Link>,
+    jobs: UnboundedSender<Job>,
+}
+
+impl Link {
+    /// Makes connection number `number`, to a worker with blocks of `block_size` tokens and token ids below `vocab_size`; with both ends of
+    /// the queue of jobs.
+    pub(crate) fn new(
+        number: u64,
+        block_size: u32,
+        vocab_size: u32,
+        clock: Clock,
+    ) -> (Arc<Self>, LinkQueue, UnboundedReceiver<Job>) {
+        let (jobs, receiver) = unbounded_channel();
+        let encoder = StepEncoder::new(0, block_size, vocab_size);
+        let link = Arc::new(Self {
+            number,
+            clock,
+            jobs: jobs.downgrade(),
+            in_flight: Mutex::new(InFlight { encoder, steps: VecDeque::new(), is_stopped: false }),
+            copies: Mutex::default(),
+            counters: Counters { heard_ns: clock.now_ns().into(), ..Counters::default() },
+            has_ended: AtomicBool::new(false),
+        });
+        (link.clone(), LinkQueue { link, jobs }, receiver)
+    }
+
+    /// Returns the number of the connection.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the counters.
+    pub(crate) fn stats(&self) -> LinkStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { steps, busy_us, heard_ns } = &self.counters;
+        LinkStats { steps: read(steps), busy_us: read(busy_us), heard_ns: read(heard_ns) }
+    }
+
+    /// Ends the stream with a status, unless it has ended.
+    pub(crate) fn end(&self, status: Status) {
+        self.close_copies();
+        if let (false, Some(jobs)) = (self.has_ended.swap(true, Ordering::Relaxed), self.jobs.upgrade()) {
+            // Nobody listens to a stream that has ended.
+            let _ = jobs.send(Job::End(status));
+        }
+    }
+
+    /// Fails the copies under way, and all later ones.
+    pub(crate) fn close_copies(&self) {
+        let mut copies = lock(&self.copies);
+        copies.is_closed = true;
+        copies.waiting.clear();
+    }
+
+    /// Begins a life: forgets the steps and copies of earlier lives. The worker is stopped until it reports the life.
+    fn reset(&self, life: u64) {
+        let mut in_flight = lock(&self.in_flight);
+        in_flight.is_stopped = true;
+        in_flight.encoder.begin_life(life);
+        in_flight.steps.clear();
+        let mut copies = lock(&self.copies);
+        copies.life = life;
+        copies.waiting.clear();
+    }
+
+    /// Notes that a step is on the way to the worker, and returns the step's message; `None` for a step of an earlier life.
+    fn send_step(&self, life: u64, step: Box<Step>) -> Option<wire::Step> {
+        let mut in_flight = lock(&self.in_flight);
+        if life != in_flight.encoder.life() {
+            return None;
+        }
+        let (message, sent) = in_flight.encoder.encode(&step);
+        in_flight.steps.push_back((step, sent));
+        Some(message)
+    }
+
+    /// Takes a message of the worker, and returns the event of a life for the driver, if there is one.
+    ///
+    /// # Errors
+    /// If the message answers nothing, or does not fit the job.
+    pub(crate) fn take(&self, message: wire::FromWorker) -> Result<Option<(u64, WorkerEvent)>, Nonsense> {
+        use from_worker::Message;
+        self.counters.heard_ns.store(self.clock.now_ns(), Ordering::Relaxed);
+        match message.message {
+            Some(Message::StepDone(done)) => self.step_done(done),
+            Some(Message::StepFailed(failed)) => self.step_failed(failed),
+            Some(Message::ResetDone(wire::ResetDone { life })) => self.reset_done(life),
+            Some(Message::BlockRead(read)) => {
+                self.copied(read.id, answer(read.error, read.data.into()));
+                Ok(None)
+            }
+            Some(Message::BlockWritten(written)) => {
+                self.copied(written.id, answer(written.error, Bytes::new()));
+                Ok(None)
+            }
+            Some(Message::Heartbeat(_)) => Ok(None),
+            Some(Message::Hello(_)) => Err(Nonsense::SecondHello),
+            None => Err(Nonsense::Empty),
+        }
+    }
+
+    fn step_done(&self, done: wire::StepDone) -> Result<Option<(u64, WorkerEvent)>, Nonsense> {
+        let Some((life, step, sent)) = self.answered(done.id, done.life)? else { return Ok(None) };
+        let busy_us = done.busy_us;
+        let output = sent.decode(done)?;
+        lock(&self.in_flight).encoder.recycle(sent);
+        self.counters.steps.fetch_add(1, Ordering::Relaxed);
+        self.counters.busy_us.fetch_add(busy_us, Ordering::Relaxed);
+        Ok(Some((life, WorkerEvent::Done { step, output })))
+    }
+
+    fn step_failed(&self, failed: wire::StepFailed) -> Result<Option<(u64, WorkerEvent)>, Nonsense> {
+        let Some((life, step, _)) = self.answered(failed.id, failed.life)? else { return Ok(None) };
+        lock(&self.in_flight).is_stopped = true;
+        error!(step = step.id, "the worker failed: {}", shortened(&failed.reason));
+        let guilty = failed.request.map(RequestId);
+        // A request that the step does not run cannot be the cause.
+        let guilty = guilty.filter(|request| step.seqs.iter().any(|seq| seq.request == *request));
+        Ok(Some((life, WorkerEvent::Failed { step, guilty })))
+    }
+
+    /// Takes the oldest unanswered step, which step `id` of a life must be. Returns `None` for an answer of an earlier life.
+    fn answered(&self, id: u64, life: u64) -> Result<Option<(u64, Box<Step>, SentStep)>, Nonsense> {
+        let mut in_flight = lock(&self.in_flight);
+        let present = in_flight.encoder.life();
+        if life < present {
+            return Ok(None);
+        }
+        let expected = in_flight.steps.front().filter(|_| life == present && !in_flight.is_stopped);
+        match expected {
+            Some((step, _)) if step.id == id => Ok(in_flight.steps.pop_front().map(|(step, sent)| (life, step, sent))),
+            Some((step, _)) => Err(Nonsense::NotNext { id, next: step.id }),
+            None => Err(Nonsense::NotUnderWay { id, life }),
+        }
+    }
+
+    fn reset_done(&self, life: u64) -> Result<Option<(u64, WorkerEvent)>, Nonsense> {
+        let mut in_flight = lock(&self.in_flight);
+        let present = in_flight.encoder.life();
+        if life < present {
+            return Ok(None);
+        }
+        if life > present || !in_flight.is_stopped {
+            return Err(Nonsense::Unasked { life });
+        }
+        in_flight.is_stopped = false;
+        Ok(Some((life, WorkerEvent::Ready)))
+    }
+
+    /// Answers whoever waits for a block. An answer to a copy of an earlier life has nobody waiting.
+    fn copied(&self, id: u64, answer: BlockAnswer) {
+        if let Some(waiting) = lock(&self.copies).waiting.remove(&id) {
+            // Whoever waited may have gone.
+            let _ = waiting.try_send(answer);
+        }
+    }
+}
+
+impl LinkQueue {
+    /// Returns the connection.
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Begins with `life`, and welcomes the worker: jobs from now on come behind the welcome.
+    pub(crate) fn welcome(&self, life: u64, welcome: wire::Welcome) {
+        self.link.reset(life);
+        lock(&self.link.in_flight).is_stopped = false;
+        self.send(Job::Welcome(Box::new(welcome)));
+    }
+
+    /// Returns the queue of the worker's steps. Jobs for a connection that has ended are dropped: the driver knows of the end, or will.
+    pub(crate) fn into_steps(self) -> Box<StepQueue> {
+        Box::new(move |job| {
+            match job {
+                StepJob::Run { life, step } => self.send(Job::Run { life, step }),
+                StepJob::Reset { life } => {
+                    self.link.reset(life);
+                    self.send(Job::Reset { life });
+                }
+            }
+            true
+        })
+    }
+
+    fn send(&self, job: Job) {
+        // The receiver is gone if the connection is; the reader of the connection reports that.
+        let _ = self.jobs.send(job);
+    }
+}
+
+/// Returns the answer to a block that was read or written.
+fn answer(error: String, data: Bytes) -> BlockAnswer {
+    if error.is_empty() { Ok(data) } else { Err(shortened(&error)) }
+}
+
+/// Returns the beginning of a worker's text, fit for one line of a log.
+pub(crate) fn shortened(text: &str) -> String {
+    text.chars().take(TEXT_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Characters of a worker's text in a log, at most.
+const TEXT_MAX: usize = 512;
+
+/// Locks state whose changes are whole even after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

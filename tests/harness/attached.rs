@@ -1,0 +1,315 @@
+//! A worker that attaches over a real socket, under the control of a test: the embedded worker behind the worker's end of the protocol,
+//! and a wire that the test can cut.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Endpoint;
+use tonic::{Status, Streaming};
+use trunkline_attach::wire::workers_client::WorkersClient;
+use trunkline_attach::wire::{self, from_worker, to_worker};
+use trunkline_attach::{Abilities, Hello, KvRoom, Mirror, Resume, Session, StepLimits, encode_done};
+use trunkline_port::{DeviceBlocks, ModelInfo, Step, StepRunner};
+use trunkline_worker::{Model, Worker, WorkerConfig};
+
+use crate::server::SEED;
+
+/// Blocks of a worker, of 16 tokens.
+pub const BLOCKS: u32 = 64;
+
+/// A wire between a worker and the server. Cutting the wire closes the sockets at both ends, as the death of a process does.
+pub struct Wire {
+    /// Address of the near end.
+    pub addr: SocketAddr,
+    accepting: JoinHandle<()>,
+    carried: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
+
+impl Wire {
+    /// Lays a wire to a server.
+    pub async fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let addr = listener.local_addr().expect("an address");
+        let carried = Arc::<Mutex<Vec<JoinHandle<()>>>>::default();
+        let connections = carried.clone();
+        let accepting = tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                let carry = tokio::spawn(async move {
+                    if let Ok(mut far) = TcpStream::connect(server).await {
+                        // Either end may close the connection.
+                        let _ = copy_bidirectional(&mut near, &mut far).await;
+                    }
+                });
+                connections.lock().expect("no carrier panics").push(carry);
+            }
+        });
+        Self { addr, accepting, carried }
+    }
+
+    /// Closes all connections of the wire. New ones can be made.
+    pub fn cut(&self) {
+        self.carried.lock().expect("no carrier panics").drain(..).for_each(|carry| carry.abort());
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+/// The device of a worker: the embedded worker with the small model, and the life of the KV there.
+pub struct Device {
+    worker: Worker,
+    blocks: Arc<dyn DeviceBlocks>,
+    /// Session and life to resume.
+    resume: Option<Resume>,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        let config = WorkerConfig { block_size: 16, device_blocks: BLOCKS, max_drafts: 0, threads: 1 };
+        let mut worker = Worker::new(Arc::new(Model::seeded(SEED)), config).expect("a small model");
+        let blocks = StepRunner::blocks(&mut worker);
+        Self { worker, blocks, resume: None }
+    }
+}
+
+/// Returns the announcement of a worker with the small model.
+pub fn hello(name: &str) -> Hello {
+    let abilities = Abilities {
+        max_sequences: 1 << 10,
+        max_tokens: 1 << 16,
+        steps_in_flight: 8,
+        max_logprobs: 20,
+        partial_writes: true,
+        seeded_sampling: true,
+        ..Abilities::default()
+    };
+    Hello {
+        name: name.into(),
+        program: "test 1.0".into(),
+        model: model(),
+        kv: KvRoom { block_sizes: vec![16], tokens: 16 * u64::from(BLOCKS), block_io: true },
+        abilities,
+        resume: None,
+    }
+}
+
+/// Returns the facts of the small model.
+pub fn model() -> ModelInfo {
+    Model::seeded(SEED).info()
+}
+
+/// An attached worker.
+pub struct Attached {
+    device: Device,
+    answers: mpsc::UnboundedSender<wire::FromWorker>,
+    jobs: Streaming<wire::ToWorker>,
+    /// Settings from the server's welcome.
+    pub session: Session,
+    mirror: Mirror,
+    /// Steps received.
+    pub steps: u64,
+}
+
+/// Dials a server and sends a Hello; returns the ends of the stream and the first answer.
+///
+/// # Errors
+/// If the server refuses the worker.
+pub async fn dial(
+    addr: SocketAddr,
+    hello: wire::Hello,
+) -> Result<(mpsc::UnboundedSender<wire::FromWorker>, Streaming<wire::ToWorker>, wire::Welcome), Status> {
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).expect("an address");
+    let channel = endpoint.connect().await.map_err(|err| Status::unavailable(err.to_string()))?;
+    let (answers, receiver) = mpsc::unbounded_channel();
+    let hello = wire::FromWorker { message: Some(from_worker::Message::Hello(hello)) };
+    answers.send(hello).expect("the receiver is here");
+    let call = WorkersClient::new(channel).attach(UnboundedReceiverStream::new(receiver)).await?;
+    let mut jobs = call.into_inner();
+    match jobs.message().await?.and_then(|job| job.message) {
+        Some(to_worker::Message::Welcome(welcome)) => Ok((answers, jobs, welcome)),
+        other => panic!("not a welcome: {other:?}"),
+    }
+}
+
+impl Attached {
+    /// Attaches a worker. Returns the device again if the server refuses.
+    ///
+    /// # Errors
+    /// If the server refuses the worker.
+    pub async fn attach(addr: SocketAddr, mut hello: Hello, mut device: Device) -> Result<Self, (Status, Device)> {
+        hello.resume = device.resume.clone();
+        let (answers, jobs, welcome) = match dial(addr, hello.encode()).await {
+            Ok(dialled) => dialled,
+            Err(status) => return Err((status, device)),
+        };
+        let session = hello.accept(welcome).expect("a sound welcome");
+        // Without the session, a worker begins with empty blocks and no sequence; with it, without a sequence.
+        if !session.resumed {
+            device.worker.reset();
+        }
+        device.resume = Some(Resume { session: session.name.clone(), life: session.life });
+        let mirror = Mirror::new(StepLimits::new(&hello, &session));
+        Ok(Self { device, answers, jobs, session, mirror, steps: 0 })
+    }
+
+    /// Attaches a worker of a name, without anything to resume.
+    pub async fn fresh(addr: SocketAddr, name: &str) -> Self {
+        let attached = Self::attach(addr, hello(name), Device::default()).await;
+        attached.unwrap_or_else(|(status, _)| panic!("refused: {status:?}"))
+    }
+
+    /// Waits for the next job.
+    ///
+    /// # Errors
+    /// If the connection breaks or the server ends the stream with an error.
+    pub async fn job(&mut self) -> Result<Option<to_worker::Message>, Status> {
+        let job = self.jobs.message().await?.and_then(|job| job.message);
+        self.steps += u64::from(matches!(job, Some(to_worker::Message::Step(_))));
+        Ok(job)
+    }
+
+    /// Sends any message.
+    pub fn send(&self, message: from_worker::Message) {
+        // The server may have ended the stream.
+        let _ = self.answers.send(wire::FromWorker { message: Some(message) });
+    }
+
+    /// Returns the present life.
+    pub fn life(&self) -> u64 {
+        self.device.resume.as_ref().map_or(0, |resume| resume.life)
+    }
+
+    /// Does a job, and returns the answer.
+    pub fn answer(&mut self, job: to_worker::Message) -> Option<from_worker::Message> {
+        use to_worker::Message;
+        match job {
+            Message::Step(message) if message.life != self.life() => None,
+            Message::Step(message) => Some(from_worker::Message::StepDone(self.run(&message))),
+            Message::Reset(wire::Reset { life }) => {
+                self.mirror.clear();
+                self.device.worker.reset();
+                if let Some(resume) = &mut self.device.resume {
+                    resume.life = life;
+                }
+                Some(from_worker::Message::ResetDone(wire::ResetDone { life }))
+            }
+            Message::ReadBlock(wire::ReadBlock { id, block, .. }) => {
+                let mut data = vec![0; self.device.blocks.block_bytes()];
+                self.device.blocks.read(block, &mut data).expect("a block of the device");
+                Some(from_worker::Message::BlockRead(wire::BlockRead { id, data, error: String::new() }))
+            }
+            Message::WriteBlock(wire::WriteBlock { id, block, data, .. }) => {
+                self.device.blocks.write(block, &data).expect("a block of the device");
+                Some(from_worker::Message::BlockWritten(wire::BlockWritten { id, error: String::new() }))
+            }
+            Message::Heartbeat(_) => Some(from_worker::Message::Heartbeat(wire::Heartbeat {})),
+            Message::Welcome(_) => panic!("a second welcome"),
+        }
+    }
+
+    fn run(&mut self, message: &wire::Step) -> wire::StepDone {
+        let mut step = Step::default();
+        self.mirror.decode(message, &mut step).expect("a sound step");
+        let output = StepRunner::run(&mut self.device.worker, &step).expect("a step of the model");
+        self.mirror.note(&step, &output.result);
+        encode_done(&step, output, message.life, 7)
+    }
+
+    /// Does jobs until `until` is true for one, which is returned undone, or the stream ends, for the reason returned.
+    pub async fn serve_until(
+        &mut self,
+        mut until: impl FnMut(&to_worker::Message, u64) -> bool,
+    ) -> Result<to_worker::Message, Option<Status>> {
+        loop {
+            let job = self.job().await.map_err(Some)?.ok_or(None)?;
+            if until(&job, self.steps) {
+                return Ok(job);
+            }
+            if let Some(answer) = self.answer(job) {
+                self.send(answer);
+            }
+        }
+    }
+
+    /// Does jobs until the stream ends, and returns the reason with the device.
+    pub async fn serve(mut self) -> (Option<Status>, Device) {
+        let end = self.serve_until(|_, _| false).await.expect_err("the stream ends");
+        (end, self.device)
+    }
+
+    /// Leaves in order, and returns the device for another session.
+    pub async fn leave(self) -> Device {
+        let Self { device, answers, mut jobs, .. } = self;
+        drop(answers);
+        // To the end of the stream, which the server ends in turn.
+        while let Ok(Some(_)) = jobs.message().await {}
+        device
+    }
+
+    /// Gives up the stream without a word, and returns the device, if the worker is to come back.
+    pub fn abandon(self) -> Device {
+        self.device
+    }
+}
+
+/// Way in which a kept worker ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// The wire is cut; the worker comes back with its device.
+    Cut,
+    /// The process dies, and another takes its place, with empty blocks.
+    Killed,
+    /// The worker leaves in order, and another takes its place.
+    Left,
+}
+
+/// Keeps a worker of a name attached until the server stops: the worker dials again whenever its connection has ended. `next_death` returns
+/// the number of steps, unanswered at that moment, after which the worker ends the connection, and the way; `None` for never.
+pub fn keep(
+    server: SocketAddr,
+    name: impl Into<String>,
+    mut next_death: impl FnMut() -> Option<(u64, Death)> + Send + 'static,
+) -> JoinHandle<()> {
+    let name = name.into();
+    tokio::spawn(async move {
+        let wire = Wire::to(server).await;
+        let mut device = Device::default();
+        loop {
+            let mut worker = match Attached::attach(wire.addr, hello(&name), device).await {
+                Ok(worker) => worker,
+                // The server has stopped, or stops.
+                Err((status, _)) if status.code() == tonic::Code::Unavailable => return,
+                Err((_, again)) => {
+                    device = again;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            };
+            let death = next_death();
+            let end = worker.serve_until(|_, steps| death.is_some_and(|(after, _)| steps >= after)).await;
+            if let Err(Some(status)) = &end
+                && status.message() == "the server is stopping"
+            {
+                return;
+            }
+            match death {
+                Some((_, Death::Killed | Death::Cut)) => wire.cut(),
+                Some((_, Death::Left)) | None => {}
+            }
+            device = match death {
+                Some((_, Death::Cut)) | None => worker.abandon(),
+                Some((_, Death::Killed)) => Device::default(),
+                Some((_, Death::Left)) => worker.leave().await,
+            };
+        }
+    })
+}
