@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import grpc
@@ -13,8 +14,9 @@ from scheduler import Scheduler, Server, greedy
 
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
-from trunkline_worker.session import Refused
-from trunkline_worker.toy import next_token
+from trunkline_worker.session import Connection, Refused, Target
+from trunkline_worker.toy import ToyEngine, next_token
+from trunkline_worker.work import Work
 
 
 def expected(prompt, n):
@@ -92,6 +94,37 @@ def test_a_bad_step_fails_and_the_next_life_is_sound():
         assert (done.life, list(done.tokens)) == (2, expected([10, 11, 12], 1)[3:])
 
 
+def test_answers_are_ready_before_the_first_message_is_heard(monkeypatch):
+    """The receiver hears everything that the server has to say before the connection is handed out."""
+    server = Server()
+    work = Work(ToyEngine())
+    work.start()
+
+    def greet_at_once():
+        peer = server.accept()
+        Scheduler(peer, peer.receive("hello"), blocks=40, block_size=16).welcome()
+        peer.send(step=two_steps(1)[0])
+        done.append(peer.receive("step_done"))
+
+    done = []
+    greeter = threading.Thread(target=greet_at_once)
+    greeter.start()
+    # The thread that hears messages runs to its end of work inside of its start.
+    start = threading.Thread.start
+
+    def slow_start(thread):
+        start(thread)
+        if thread.name == "receiver":
+            greeter.join(10)
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    with grpc.insecure_channel(server.address) as channel:
+        Connection(channel, Target(server.address, "w"), pb.Hello(), work).cancel()
+    assert len(done) == 1
+    work.stop()
+    server.stop()
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -106,8 +139,9 @@ def test_a_bad_step_fails_and_the_next_life_is_sound():
         ({"computed": [0, 0]}, "column computed"),
         ({"drops": [pb.Drop(index=4)]}, "drop"),
         ({"starts": [pb.Start(index=1, tokens=[1], n_prompt=1)]}, "start names"),
-        ({"starts": [pb.Start(index=0, tokens=[600], n_prompt=1)]}, "vocabulary"),
+        ({"starts": [pb.Start(index=0, tokens=[600], n_prompt=1, sampling=greedy())]}, "vocabulary"),
         ({"starts": [pb.Start(index=0, tokens=[], n_prompt=0)]}, "start has"),
+        ({"starts": [pb.Start(index=0, tokens=[1], n_prompt=1)]}, "without sampling"),
     ],
 )
 def test_nonsense_fails_the_step_and_nothing_else(change, what):
@@ -157,12 +191,12 @@ def test_a_session_that_is_not_resumed_begins_without_contents():
         peer.receive("hello")
         scheduler.peer = peer
         scheduler.welcome(resumed=False, session="s2", life=9)
-        # The blocks of the first session hold nothing now, so the toy model notices that they are read.
+        # The blocks of the first session hold nothing now, so the toy model says another token.
         seq = scheduler.add(range(10, 60), 3, request=5)
         step, _ = scheduler.plan()
         assert seq.computed == 48
         peer.send(step=step)
-        assert "another place" in peer.receive("step_failed").reason
+        assert peer.receive("step_done").tokens[0] != expected(range(10, 60), 1)[-1]
 
 
 def test_after_a_failed_step_nothing_is_resumed():

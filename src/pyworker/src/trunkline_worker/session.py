@@ -107,6 +107,8 @@ class Connection:
             response_deserializer=pb.ToWorker.FromString,
         )
         metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
+        # Answers find their way before the first message can ask for one.
+        work.attach(self.send)
         self._call: Any = attach(self._messages(), metadata=metadata)
         self._receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
         self._receiver.start()
@@ -195,7 +197,6 @@ class Session:
         with self._channel() as channel:
             connection = Connection(channel, self.target, hello(self.engine, self.target.name, self._resume), self.work)
             self.connections += 1
-            self.work.attach(connection.send)
             reason = self._watch(connection)
             if self._stop.is_set() and not connection.ended.is_set():
                 self.work.drain(DRAIN_TIMEOUT)

@@ -159,6 +159,8 @@ class SlotTable:
         slot, n = int(batch.slots[start.index]), len(start.tokens)
         if not 1 <= start.n_prompt <= n or n > self.model.max_context:
             raise StepError(f"step {batch.id}: a start has {n} tokens, {start.n_prompt} of the prompt", start.request)
+        if not start.HasField("sampling"):
+            raise StepError(f"step {batch.id}: a start without sampling parameters", start.request)
         tokens = np.array(list(start.tokens), np.int64)
         if tokens.max() >= self.model.vocab_size:
             raise StepError(f"step {batch.id}: token {tokens.max()} is not in the vocabulary", start.request)

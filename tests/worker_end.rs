@@ -1,0 +1,171 @@
+//! The worker's end of a connection against the server: texts are those of an embedded worker, whatever happens to the connection.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::transport::Endpoint;
+use trunkline_attach::Session;
+use trunkline_attach::worker::{self, Dialled, WorkerError};
+use trunkline_cluster::ClusterConfig;
+use trunkline_core::{Config, Preemption};
+use trunkline_port::StepRunner;
+use trunkline_server::proto::{GetServerInfoResponse, Sampling};
+use trunkline_server::{AttachOptions, Options};
+use trunkline_tests::attached::{BLOCKS, Wire, hello};
+use trunkline_tests::server::{Answer, Client, SEED, TestServer, collect, greedy};
+use trunkline_worker::{Model, Worker, WorkerConfig};
+
+fn limits() -> Config {
+    Config { device_blocks: BLOCKS, max_steps_in_flight: 2, ..Config::default() }
+}
+
+async fn start(core: Config, resume: Duration) -> TestServer {
+    let attach = AttachOptions { engines: 1, resume, ..AttachOptions::default() };
+    let options = Options { cluster: ClusterConfig::uniform(&core, 1), attach, ..Options::default() };
+    TestServer::launch(options, |_, _| unreachable!("no embedded worker")).await.expect("the server starts")
+}
+
+/// A worker with the small model, in a runtime of its own that can be killed.
+struct Running {
+    runtime: Option<Runtime>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<Result<(), WorkerError>>,
+}
+
+impl Running {
+    fn start(server: SocketAddr, name: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let make = Box::new(|session: &Session| {
+            let config = WorkerConfig {
+                block_size: session.block_size,
+                device_blocks: session.blocks,
+                max_drafts: session.max_drafts,
+                threads: 1,
+            };
+            let worker: Box<dyn StepRunner> = Box::new(Worker::new(Arc::new(Model::seeded(SEED)), config)?);
+            Ok(worker)
+        });
+        let dial = Box::new(move || {
+            let endpoint = Endpoint::from_shared(format!("http://{server}"));
+            Box::pin(async move { Ok(Dialled { channel: endpoint?.connect().await?, authorization: None }) }) as _
+        });
+        let task = runtime.spawn(worker::run(hello(name), make, dial, stopped));
+        Self { runtime: Some(runtime), stop, task }
+    }
+
+    /// Ends the worker at once, without a word to the server.
+    fn kill(mut self) {
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+
+    /// Stops the worker in order.
+    async fn stop(mut self) {
+        self.stop.send_replace(true);
+        (&mut self.task).await.unwrap().unwrap();
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+fn prompts() -> Vec<String> {
+    let shared = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
+    (0..8).map(|i| format!("{} Branch {}, leaf {i}.", &shared[..30 + 20 * (i % 4)], i % 3)).collect()
+}
+
+/// Asks all prompts at once; every third answer is drawn, the others are greedy.
+async fn ask_all(mut client: Client) -> Vec<Answer> {
+    let mut streams = Vec::new();
+    for (i, prompt) in prompts().iter().enumerate() {
+        let mut request = greedy(prompt, 100);
+        if i % 3 == 2 {
+            request.sampling = Some(Sampling { temperature: Some(0.9), seed: Some(i as u64), ..Sampling::default() });
+        }
+        streams.push(client.open(request).await.unwrap());
+    }
+    let mut answers = Vec::new();
+    for stream in streams {
+        answers.push(collect(stream).await.unwrap());
+    }
+    answers
+}
+
+/// Compares texts with those of an embedded worker.
+async fn check(answers: &[Answer]) {
+    let server = TestServer::start(limits()).await;
+    let expected = ask_all(server.client().await).await;
+    let texts = |answers: &[Answer]| answers.iter().map(|answer| answer.text.clone()).collect::<Vec<_>>();
+    assert_eq!(texts(answers), texts(&expected));
+}
+
+fn steps(info: &GetServerInfoResponse) -> u64 {
+    info.engines[0].worker.as_ref().map_or(0, |worker| worker.steps)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_texts_are_those_of_an_embedded_worker_and_the_worker_stops_in_order() {
+    let server = start(limits(), Duration::from_secs(10)).await;
+    let worker = Running::start(server.addr(), "a");
+    let mut client = server.client().await;
+    client.until(|info| info.engines[0].worker.is_some()).await;
+    check(&ask_all(client.clone()).await).await;
+    client.settled().await;
+    worker.stop().await;
+    client.until(|info| info.engines[0].worker.is_none()).await;
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_swapped_through_the_worker() {
+    let core =
+        Config { device_blocks: 14, host_blocks: 64, preemption: Preemption::Swap, launch_watermark: 0.0, ..limits() };
+    let server = start(core, Duration::from_secs(10)).await;
+    let worker = Running::start(server.addr(), "a");
+    let mut client = server.client().await;
+    client.until(|info| info.engines[0].worker.is_some()).await;
+    check(&ask_all(client.clone()).await).await;
+    let info = client.settled().await;
+    assert!(info.counters.unwrap().preemptions > 0, "nothing was swapped out");
+    worker.stop().await;
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_connection_costs_no_kv() {
+    let server = start(limits(), Duration::from_secs(30)).await;
+    let wire = Wire::to(server.addr()).await;
+    let worker = Running::start(wire.addr, "a");
+    let mut client = server.client().await;
+    let first = client.until(|info| info.engines[0].worker.is_some()).await;
+    let answers = tokio::spawn(ask_all(client.clone()));
+    let info = client.until(|info| steps(info) >= 3).await;
+    assert!(info.load.unwrap().running > 0, "the answers ended before the cut");
+    wire.cut();
+    check(&answers.await.unwrap()).await;
+    let last = client.settled().await;
+    let life = |info: &GetServerInfoResponse| info.engines[0].worker.as_ref().map(|worker| worker.life);
+    assert_eq!(life(&last), life(&first), "the KV was kept");
+    worker.stop().await;
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_killed_in_the_middle_of_answers_loses_no_request() {
+    let server = start(limits(), Duration::ZERO).await;
+    let mut client = server.client().await;
+    let answers = tokio::spawn(ask_all(client.clone()));
+    for n in [2, 5, 9] {
+        let worker = Running::start(server.addr(), "a");
+        client.until(|info| steps(info) >= n).await;
+        worker.kill();
+        client.until(|info| info.engines[0].worker.is_none()).await;
+    }
+    let last = Running::start(server.addr(), "a");
+    check(&answers.await.unwrap()).await;
+    client.settled().await;
+    last.stop().await;
+    server.drain().await;
+}
