@@ -14,10 +14,11 @@ use trunkline_attach::wire::{self, from_worker, to_worker};
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::FinishReason;
-use trunkline_server::{AttachOptions, Options};
+use trunkline_server::{AttachOptions, Backend, MakeWorker, Options, SamplingOffer, WorkerError};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::attached::{Attached, BLOCKS, Death, Device, Wire, dial, hello, keep};
 use trunkline_tests::server::{Answer, Client, TestServer, collect, greedy};
+use trunkline_text::Tokenizer;
 
 fn limits() -> Config {
     Config { device_blocks: BLOCKS, max_steps_in_flight: 2, ..Config::default() }
@@ -162,6 +163,30 @@ async fn requests_fail_if_no_worker_comes_and_health_says_so() {
     drop(health);
     server.drain().await;
     worker.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_requests_do_not_wait_for_a_broken_connection() {
+    let prompts = prompts(4);
+    let server = start(2).await;
+    let wire = Wire::to(server.addr()).await;
+    let a = Attached::fresh(wire.addr, "a").await;
+    let b = forever(&server, "b");
+    let mut client = server.client().await;
+    client.until(|info| info.engines.iter().all(|engine| engine.worker.is_some())).await;
+    wire.cut();
+    let device = a.abandon();
+    client.until(|info| info.engines[0].worker.as_ref().is_some_and(|worker| !worker.connected)).await;
+    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    assert_eq!(client.info().await.engines[0].counters.unwrap().accepted, 0, "all went to the other worker");
+    let a = Attached::attach(wire.addr, hello("a"), device).await.map_err(|(status, _)| status).unwrap();
+    assert!(a.session.resumed);
+    let a = tokio::spawn(a.serve());
+    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    assert!(client.info().await.engines[0].counters.unwrap().accepted > 0, "the engine is open again");
+    server.drain().await;
+    a.await.unwrap();
+    b.await.unwrap();
 }
 
 /// The refusal of a Hello.
@@ -412,8 +437,8 @@ async fn workers_killed_at_random_lose_no_request_and_no_token() {
             let (left, mut random) = (left.clone(), Pcg64::seed_from_u64(seed * 3 + at));
             keep(server.addr(), format!("worker {at}"), move || {
                 let death = if random.random_bool(0.5) { Death::Cut } else { Death::Killed };
-                // Time for tokens in between: a request whose steps fail three times in a row is to blame.
-                let steps = random.random_range(8..32);
+                // Time for tokens in between: a request that runs alone and without a token in three lost steps is to blame.
+                let steps = random.random_range(24..64);
                 let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
                 taken.ok().map(|_| (steps, death))
             })
@@ -448,5 +473,63 @@ async fn a_device_that_lost_its_session_begins_anew() {
     let again = Attached::attach(server.addr(), hello("b"), Device::default()).await.map(drop);
     assert_eq!(again.map_err(|(status, _)| status.code()), Err(Code::ResourceExhausted));
     drop(worker);
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_worker_that_is_accepted_decides_about_the_model() {
+    let decide = |hello: &Hello| -> Result<(Backend, ClusterConfig), WorkerError> {
+        if hello.name == "small" {
+            return Err("too small".into());
+        }
+        let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
+        let (tokenizer, offer) = (Tokenizer::bytes(), SamplingOffer::within(3, true));
+        let backend = Backend { model: hello.model.clone(), tokenizer, workers, stores: Vec::new(), offer };
+        Ok((backend, attaching(1).cluster))
+    };
+    let server = TestServer::of_first_worker(attaching(1), Box::new(decide)).await;
+    let mut client = server.client().await;
+    let prompts = prompts(3);
+    let status = client.ask(greedy(&prompts[0], 1)).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "no worker has attached yet; try again later"));
+    let status = dial(server.addr(), hello("small").encode()).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "too small"));
+    let worker = Attached::fresh(server.addr(), "a").await;
+    let worker = tokio::spawn(worker.serve());
+    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    let mut request = greedy(&prompts[0], 1);
+    request.output.as_mut().unwrap().logprobs = Some(4);
+    let status = client.ask(request).await.unwrap_err();
+    assert_eq!(status.message(), "logprobs is 4; the workers of this server report at most 3");
+    server.drain().await;
+    worker.await.unwrap();
+
+    let nobody = TestServer::of_first_worker(attaching(1), Box::new(decide)).await;
+    assert_eq!(nobody.drain().await.stats.requests.accepted, 0, "it stops without a model");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attached_worker_stands_beside_an_embedded_one_and_comes_and_goes() {
+    let prompts = prompts(8);
+    let mut options = attaching(2);
+    options.attach.engines = 1;
+    options.attach.resume = Duration::ZERO;
+    let server = TestServer::launch(options, |engine, worker| {
+        assert_eq!(engine.0, 0, "the first engine has the embedded worker");
+        Box::new(worker)
+    });
+    let server = server.await.unwrap();
+    let mut client = server.client().await;
+    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    assert_eq!(client.settled().await.engines[1].counters.unwrap().accepted, 0, "nobody is there");
+    let wire = Wire::to(server.addr()).await;
+    let mut worker = Attached::fresh(wire.addr, "a").await;
+    assert_eq!(worker.session.engine, 1);
+    let (mut asking, asked) = (client.clone(), prompts.clone());
+    let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
+    worker.serve_until(|_, steps| steps == 4).await.unwrap();
+    wire.cut();
+    check(&answers.await.unwrap(), &prompts).await;
+    assert!(client.settled().await.engines[1].counters.unwrap().accepted > 0);
     server.drain().await;
 }

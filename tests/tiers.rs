@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use trunkline_cluster::ClusterConfig;
+use trunkline_cluster::{ClusterConfig, EngineConfig, Role};
 use trunkline_core::{Config, Write};
 use trunkline_port::ModelInfo;
 use trunkline_server::{EngineStore, Options, Outcome, layout};
 use trunkline_sim_replay::recorded::replay_recorded;
-use trunkline_store::{Compression, StoreSettings, TierMedium};
+use trunkline_store::{Compression, SharedMemory, StoreSettings, TierMedium};
 use trunkline_tests::server::TestServer;
 use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, config, plain_texts};
 
@@ -158,4 +158,32 @@ async fn servers_with_one_remote_storage_find_each_others_prefixes_and_say_the_s
         assert!(remote.found_blocks > 0 && remote.hit_blocks > 0, "{remote:?}");
         assert_replays(&record, &outcome);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_worker_takes_the_blocks_of_a_prefill_worker_from_shared_memory() {
+    let texts = plain_texts().await;
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("run.jsonl");
+    let mut core = Config { host_blocks: 0, recompute_token_ns: 10_000_000, ..config(&[("shared", Write::Through)]) };
+    core.tiers[0].shared = true;
+    let engine = |role| EngineConfig { core: core.clone(), role };
+    let cluster = ClusterConfig {
+        engines: vec![engine(Role::Prefill), engine(Role::Decode)],
+        ..ClusterConfig::uniform(&core, 1)
+    };
+    let memory = SharedMemory::new(1 << 30);
+    let stores = |model: &ModelInfo| {
+        let open = || store(model, vec![TierMedium::Shared(memory.clone())], Compression::Off).remove(0);
+        vec![open(), open()]
+    };
+    let options = Options { cluster, record: Some(record.clone()), ..Options::default() };
+    let server = TestServer::launch_stored(options, stores, |_, worker| Box::new(worker)).await.unwrap();
+    let mut client = server.client().await;
+    assert_eq!(ask_all(&mut client).await.0, texts);
+    let info = client.settled().await;
+    let decoder = info.engines[1].counters.unwrap();
+    // Each prompt is looked up while the prefill worker still copies. To compute such a short prompt may take less time than to wait.
+    assert!(decoder.cached_tokens > 0, "{decoder:?}");
+    assert_replays(&record, &server.drain().await);
 }

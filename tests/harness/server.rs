@@ -19,7 +19,8 @@ use trunkline_server::proto::{
     Stopping, TokenLogprob, Usage,
 };
 use trunkline_server::{
-    Backend, EngineStore, MakeWorker, Options, Outcome, SamplingOffer, Server, ServerError, ServerHandle, listen,
+    Backend, DecideModel, EngineStore, MakeWorker, Options, Outcome, SamplingOffer, Server, ServerError, ServerHandle,
+    listen,
 };
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
@@ -136,6 +137,14 @@ impl TestServer {
         let server = Server::new(listener, backend, options).await?;
         let (addr, handle) = (server.local_addr(), server.handle());
         Ok(Self { addr, handle, running: tokio::spawn(server.run()) })
+    }
+
+    /// A server on a free port without embedded workers, which learns its model from the first worker to attach.
+    pub async fn of_first_worker(options: Options, decide: DecideModel) -> Self {
+        let listener = listen("127.0.0.1:0").await.expect("a port is free");
+        let server = Server::of_first_worker(listener, decide, options).await.expect("the server starts");
+        let (addr, handle) = (server.local_addr(), server.handle());
+        Self { addr, handle, running: tokio::spawn(server.run()) }
     }
 
     /// Stops the server from outside.

@@ -304,6 +304,7 @@ mod tests {
             "--host-mem=1GiB",
             "--disk=d",
             "--disk-size=2GiB",
+            "--shared-mem=3GiB",
             "--remote=file:///r",
             "--compression=off",
             "--tier-write=back",

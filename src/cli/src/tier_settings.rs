@@ -8,7 +8,7 @@ use clap::Args;
 use serde::de::MapAccess;
 use trunkline_core::{Config, TierConfig, Write, registry};
 use trunkline_server::EngineStore;
-use trunkline_store::{BlockLayout, Compression, StoreSettings, TierMedium};
+use trunkline_store::{BlockLayout, Compression, SharedMemory, StoreSettings, TierMedium};
 
 use crate::sizes::{one_or_each, parse_size};
 
@@ -22,6 +22,8 @@ const COMPRESSION_MAX: u64 = 2;
 const BLOCKS_MAX: u64 = 1 << 28;
 /// Name of the tier in remote storage, which other servers fill too.
 const REMOTE: &str = "remote";
+/// Name of the tier in host memory that all workers fill.
+const SHARED: &str = "shared";
 /// Blocks known to be in remote storage, at most, and the deadline of each answer.
 const REMOTE_BLOCKS: u32 = 1 << 20;
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
@@ -35,8 +37,8 @@ const REMOTE_BLOCKS_MIN: u64 = 8;
 const THREADS_MAX: usize = 4;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const TIER_KEYS: [&str; 7] =
-    ["host-mem", "disk", "disk-size", "remote", "compression", "tier-write", "tier-eviction"];
+pub const TIER_KEYS: [&str; 8] =
+    ["host-mem", "disk", "disk-size", "shared-mem", "remote", "compression", "tier-write", "tier-eviction"];
 
 /// Ways to compress blocks, by name.
 const COMPRESSIONS: [(&str, Compression); 5] = [
@@ -61,6 +63,11 @@ pub struct TierSettings {
     /// Size limit of the disk folder, divided among the workers [default: 20GiB].
     #[arg(long, value_name = "SIZE")]
     pub disk_size: Option<String>,
+
+    /// Host memory for cached blocks that all workers of this server share, such as 4GiB: a decode worker takes the prompts of prefill
+    /// workers from there; not with --remote [default: none].
+    #[arg(long, value_name = "SIZE")]
+    pub shared_mem: Option<String>,
 
     /// Remote storage for cached blocks, shared by all servers with the same address, model and block size: file:///FOLDER or
     /// s3://BUCKET/PREFIX [default: none].
@@ -88,6 +95,8 @@ pub struct ServerTiers {
     /// Bytes of host memory, disk and remote storage for one worker, where asked for.
     host_bytes: u64,
     disk: Option<(PathBuf, u64)>,
+    /// Bytes of memory that all workers share.
+    shared_bytes: Option<u64>,
     remote: Option<String>,
     compression: Compression,
     tiers: Vec<TierConfig>,
@@ -103,6 +112,7 @@ impl TierSettings {
             host_mem: self.host_mem.or(other.host_mem),
             disk: self.disk.or(other.disk),
             disk_size: self.disk_size.or(other.disk_size),
+            shared_mem: self.shared_mem.or(other.shared_mem),
             remote: self.remote.or(other.remote),
             compression: self.compression.or(other.compression),
             tier_write: self.tier_write.or(other.tier_write),
@@ -119,6 +129,7 @@ impl TierSettings {
             "host-mem" => self.host_mem = Some(file.next_value()?),
             "disk" => self.disk = Some(file.next_value()?),
             "disk-size" => self.disk_size = Some(file.next_value()?),
+            "shared-mem" => self.shared_mem = Some(file.next_value()?),
             "remote" => self.remote = Some(file.next_value()?),
             "compression" => self.compression = Some(file.next_value()?),
             "tier-write" => self.tier_write = Some(file.next_value()?),
@@ -135,13 +146,19 @@ impl TierSettings {
         let compression = self.compression.as_deref().map(|name| registry::choose("compression", &COMPRESSIONS, name));
         let compression = compression.transpose()?.unwrap_or_default();
         ensure!(self.disk.is_some() || self.disk_size.is_none(), "disk-size is given without disk; name a folder");
+        ensure!(
+            self.shared_mem.is_none() || self.remote.is_none(),
+            "shared-mem and remote are both given; one tier may be shared"
+        );
         let share = |flag: &str, text: &str| Ok::<_, anyhow::Error>(parse_size(flag, text)? as u64 / workers as u64);
         let host_bytes = self.host_mem.as_deref().map(|text| share("host-mem", text)).transpose()?.unwrap_or(0);
         let disk_size = self.disk_size.as_deref().unwrap_or(DISK_SIZE_DEFAULT);
         let disk = self.disk.clone().map(|path| Ok::<_, anyhow::Error>((path, share("disk-size", disk_size)?)));
+        let shared = self.shared_mem.as_deref().map(|text| parse_size("shared-mem", text)).transpose()?;
         let mut tiers = ServerTiers {
             host_bytes,
             disk: disk.transpose()?,
+            shared_bytes: shared.map(|bytes| bytes as u64),
             remote: self.remote.clone(),
             compression,
             tiers: Vec::new(),
@@ -173,6 +190,9 @@ impl ServerTiers {
         if let Some((_, bytes)) = &self.disk {
             named.push(("disk", (fits("disk-size", *bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
         }
+        if let Some(bytes) = self.shared_bytes {
+            named.push((SHARED, (fits("shared-mem", bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
+        }
         if self.remote.is_some() {
             named.push((REMOTE, REMOTE_BLOCKS));
         }
@@ -181,7 +201,7 @@ impl ServerTiers {
             one_or_each("tier-eviction", settings.tier_eviction.as_deref().unwrap_or(EVICTION_DEFAULT), named.len())?;
         for ((name, blocks), (write, eviction)) in named.into_iter().zip(writes.into_iter().zip(evictions)) {
             let write: Write = write.parse()?;
-            let shared = name == REMOTE;
+            let shared = [SHARED, REMOTE].contains(&name);
             self.tiers.push(TierConfig { name: name.into(), blocks, write, eviction: eviction.into(), shared });
         }
         Ok(())
@@ -200,19 +220,31 @@ impl ServerTiers {
     /// # Errors
     /// If a folder or an address cannot be used.
     pub fn open(&self, layout: &BlockLayout, device_blocks: u32) -> anyhow::Result<Vec<EngineStore>> {
-        (0..self.workers).map(|worker| self.open_one(layout, device_blocks, worker)).collect()
+        let shared = self.shared_bytes.map(SharedMemory::new);
+        (0..self.workers).map(|worker| self.open_one(layout, device_blocks, worker, shared.as_ref())).collect()
     }
 
-    fn open_one(&self, layout: &BlockLayout, device_blocks: u32, worker: usize) -> anyhow::Result<EngineStore> {
+    fn open_one(
+        &self,
+        layout: &BlockLayout,
+        device_blocks: u32,
+        worker: usize,
+        shared: Option<&SharedMemory>,
+    ) -> anyhow::Result<EngineStore> {
         let mut settings = StoreSettings::new(layout.clone(), self.host_bytes);
         settings.compression = self.compression;
         settings.background_blocks = BACKGROUND_BLOCKS;
-        settings.remote_blocks = (u64::from(device_blocks) / REMOTE_PART).clamp(REMOTE_BLOCKS_MIN, BACKGROUND_BLOCKS);
+        // Remote storage may take long; memory does not hold the blocks of the device for long.
+        settings.remote_blocks = match shared {
+            Some(_) => BACKGROUND_BLOCKS,
+            None => (u64::from(device_blocks) / REMOTE_PART).clamp(REMOTE_BLOCKS_MIN, BACKGROUND_BLOCKS),
+        };
         settings.threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, THREADS_MAX);
         for tier in &self.tiers {
-            settings.tiers.push(match (&*tier.name, &self.disk, &self.remote) {
-                ("disk", Some((path, bytes)), _) => TierMedium::Disk { path: folder(path, worker), bytes: *bytes },
-                ("remote", _, Some(url)) => TierMedium::Remote { url: url.clone(), deadline: REMOTE_DEADLINE },
+            settings.tiers.push(match (&*tier.name, &self.disk, shared, &self.remote) {
+                ("disk", Some((path, bytes)), ..) => TierMedium::Disk { path: folder(path, worker), bytes: *bytes },
+                (SHARED, _, Some(memory), _) => TierMedium::Shared(memory.clone()),
+                (REMOTE, .., Some(url)) => TierMedium::Remote { url: url.clone(), deadline: REMOTE_DEADLINE },
                 _ => TierMedium::Host,
             });
         }
@@ -269,6 +301,9 @@ mod tests {
         );
         let no_disk = TierSettings { disk_size: Some("1GiB".into()), ..Default::default() };
         assert_eq!(error(no_disk), "disk-size is given without disk; name a folder");
+        let both =
+            TierSettings { shared_mem: Some("1GiB".into()), remote: Some("file:///r".into()), ..Default::default() };
+        assert_eq!(error(both), "shared-mem and remote are both given; one tier may be shared");
         let compression = TierSettings { compression: Some("zip".into()), ..settings(Some("1GiB"), None) };
         assert_eq!(error(compression), "unknown compression 'zip'; there are: auto, off, probe, full, store");
         let write = TierSettings { tier_write: Some("later".into()), ..settings(Some("1GiB"), None) };

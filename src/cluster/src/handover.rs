@@ -8,8 +8,10 @@
 //! While no engine takes over, as when the only decode engine is drained or starts again, a request stays on the prefill engine to
 //! the end.
 //!
-//! The decode engine finds the prompt in the decode engine's cache or computes the prompt: KV does not travel yet. A copy of KV
-//! blocks belongs between the end on one engine and the submission to the other, in this file.
+//! The decode engine finds the prompt in its own cache, in a tier that both engines share, or computes the prompt. The prefill engine's core
+//! begins to write the prompt's blocks through to a shared tier before the request is submitted to the decode engine; a shared tier in
+//! host memory lets the look-up of the decode engine wait for these copies (`trunkline_store::SharedMemory`). Blocks that the decode
+//! engine has already are not copied again, and a lost copy costs a recomputation.
 
 use trunkline_core::{FinishReason, Request, Token};
 

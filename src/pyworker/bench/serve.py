@@ -34,7 +34,7 @@ def requests(kind: str, vocabulary: int) -> Requests:
         return [int(token) for token in draw.integers(low, high, n)]
 
     if kind == "many":
-        return [(some(64 + 6 * i), 64) for i in range(32)]
+        return [(some(16 + 2 * i), 48) for i in range(32)]
     shared = [some(160), some(160)]
     made = [((shared[i // 3 % 2] if i % 3 == 0 else []) + some(3 + (i * 89) % 351), 48) for i in range(22)]
     # Two prompts that are cached to their end.

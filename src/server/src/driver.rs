@@ -411,6 +411,11 @@ impl Driver {
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
     fn join(&mut self, engine: EngineId) {
         self.apply(Input::Engine(engine, Event::WorkerJoined));
+        self.help_out();
+    }
+
+    /// Moves the requests of engines without a worker to engines that have one.
+    fn help_out(&mut self) {
         for at in 0..self.drafts.len() {
             let other = EngineId(at as u32);
             let status = self.cluster.status(other);
@@ -468,12 +473,17 @@ impl Driver {
         self.fail_all(engine);
     }
 
+    /// Returns the requests on an engine, in order.
+    fn requests_on(&self, engine: EngineId) -> Vec<RequestId> {
+        let here = |id: &RequestId| self.cluster.engine_of(*id) == Some(engine);
+        let mut requests: Vec<RequestId> = self.clients.keys().copied().filter(here).collect();
+        requests.sort_unstable();
+        requests
+    }
+
     /// Ends all requests on an engine with an error.
     fn fail_all(&mut self, engine: EngineId) {
-        let here = |id: &RequestId| self.cluster.engine_of(*id) == Some(engine);
-        let mut left: Vec<RequestId> = self.clients.keys().copied().filter(here).collect();
-        left.sort_unstable();
-        for id in left {
+        for id in self.requests_on(engine) {
             self.apply(Input::Client(Event::Fail(id)));
         }
     }

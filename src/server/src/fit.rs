@@ -23,7 +23,8 @@ pub(crate) struct Fit {
 impl Fit {
     /// Makes the demands of a server with a model, limits of the engines for attached workers, and an offer to clients.
     pub(crate) fn new<'a>(model: &ModelInfo, cores: impl Iterator<Item = &'a Config>, offer: SamplingOffer) -> Self {
-        let cores: Vec<Config> = cores.cloned().collect();
+        let within = |core: &Config| Config { max_context: core.max_context.min(model.max_context), ..core.clone() };
+        let cores: Vec<Config> = cores.map(within).collect();
         let block_bytes = cores.first().map_or(0, |core| model.block_bytes(core.block_size));
         Self { model: model.clone(), cores, offer, block_bytes }
     }

@@ -7,6 +7,7 @@ use trunkline_port::{BlockKey, DeviceBlocks, Place, Token, Transfer};
 
 use crate::aligned::Aligned;
 
+use crate::announced::Announced;
 use crate::answer::Pair;
 use crate::counters::Fault;
 use crate::disk::{Disk, Write};
@@ -23,6 +24,8 @@ pub struct Item {
     pub source_generation: u64,
     /// Claim of the destination slot.
     pub generation: u64,
+    /// Write to remote storage that look-ups wait for.
+    pub announced: Option<Announced>,
 }
 
 /// Pairs of a transfer, to be copied by one thread.
@@ -53,7 +56,7 @@ impl Copying {
     /// Copies all pairs and answers each.
     pub fn run(self, scratch: &mut Scratch) {
         let Self { places, device, transfer, items } = self;
-        for Item { pair, source_generation, generation } in items {
+        for Item { pair, source_generation, generation, announced } in items {
             let (from, to) = transfer.pairs[pair.index()];
             let key = transfer.keys.get(pair.index()).copied();
             let tokens = if key.is_some() { transfer.tokens_of(pair.index()) } else { &[] };
@@ -69,6 +72,7 @@ impl Copying {
                 generation,
             };
             copy.run(scratch, pair);
+            drop(announced);
         }
     }
 }

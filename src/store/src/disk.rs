@@ -24,9 +24,9 @@ use trunkline_port::{BlockKey, KnownBlock, Token};
 
 use crate::aligned::{Aligned, PAGE};
 use crate::counters::{Fault, FaultCounts};
+use crate::error::StoreError;
 use crate::record::{Header, header_len};
 use crate::residency::Residency;
-use crate::settings::StoreError;
 
 use files::Files;
 use log::{Limits, Log};

@@ -7,6 +7,7 @@
 //! decides about places. The store copies, compresses, and proves every block before the block is used.
 
 mod aligned;
+mod announced;
 mod answer;
 mod arena;
 mod cache;
@@ -14,6 +15,7 @@ mod coder;
 mod copying;
 mod counters;
 mod disk;
+mod error;
 mod held;
 mod layout;
 mod links;
@@ -36,10 +38,11 @@ pub use crate::coder::CodecStats;
 pub use crate::counters::{Fault, FaultCounts};
 pub use crate::disk::files::{BlockFile, Files};
 pub use crate::disk::{Checked, CheckedSegment, DiskStats, OpenFiles, check as check_disk, plain_disk, system_files};
+pub use crate::error::StoreError;
 pub use crate::layout::BlockLayout;
 pub use crate::links::LinkStats;
-pub use crate::remote::RemoteStats;
+pub use crate::remote::{RemoteStats, SharedMemory};
 pub use crate::residency::{Residency, Spread};
-pub use crate::settings::{Compression, StoreError, StoreSettings, TierMedium};
+pub use crate::settings::{Compression, StoreSettings, TierMedium};
 pub use crate::stats::{PlaceStats, StoreStats};
 pub use crate::store::Store;

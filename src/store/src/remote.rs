@@ -5,6 +5,7 @@
 
 mod breaker;
 mod objects;
+mod shared_memory;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,12 +16,13 @@ use trunkline_port::{BlockKey, Token};
 
 use crate::counters::Fault;
 use crate::disk::tables;
+use crate::error::StoreError;
 use crate::record::{Address, Header};
-use crate::settings::StoreError;
 use crate::slots::Slots;
 
 use breaker::Breaker;
-use objects::{Objects, StoredObjects, Unanswered};
+use objects::{Objects, StoredObjects, Then, Unanswered};
+pub use shared_memory::SharedMemory;
 
 /// Longest side table read, bytes.
 const TABLE_MAX: usize = 64 << 20;
@@ -141,6 +143,22 @@ impl Remote {
                 Err(NoBlock::Unanswered)
             }
         }
+    }
+
+    /// Notes that the record of a block is about to be written. [`Self::settle`] MUST follow.
+    pub fn announce(&self, key: &BlockKey) {
+        self.objects.announce(self.name(key));
+    }
+
+    /// Notes the end of a write that was announced.
+    pub fn settle(&self, key: &BlockKey) {
+        self.objects.settle(&self.name(key));
+    }
+
+    /// Calls `then` when no record of these blocks is on the way, as far as this process knows.
+    pub fn when_settled(&self, keys: &[BlockKey], then: Then) {
+        let names: Vec<String> = keys.iter().map(|key| self.name(key)).collect();
+        self.objects.when_settled(&names, then);
     }
 
     /// Writes a record. Returns its bytes.

@@ -1,10 +1,11 @@
-//! Settings of a store, and reasons for not opening one.
+//! Settings of a store.
 
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::StoreError;
 use crate::layout::BlockLayout;
+use crate::remote::SharedMemory;
 
 /// Medium of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum TierMedium {
         /// Size limit of the folder, bytes.
         bytes: u64,
     },
+    /// Host memory that several stores of this process share, outside of [`StoreSettings::host_bytes`].
+    Shared(SharedMemory),
     /// A store that other servers share.
     Remote {
         /// Address: `file:///folder` or `s3://bucket/prefix`.
@@ -85,46 +88,6 @@ impl StoreSettings {
     pub fn host_blocks(&self) -> u32 {
         u32::try_from(self.host_bytes / self.layout.memory_bytes()).unwrap_or(u32::MAX)
     }
-}
-
-/// Reason for not opening a store.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// A setting has no meaning.
-    #[error("{setting}: {reason}")]
-    Setting {
-        /// Setting at fault.
-        setting: &'static str,
-        /// Reason, and the values allowed.
-        reason: String,
-    },
-    /// The system starts no thread.
-    #[error("cannot start a thread for copies: {0}")]
-    Thread(io::Error),
-    /// A folder of a disk tier cannot be used.
-    #[error("{}: cannot {task}", path.display())]
-    Disk {
-        /// Folder or file at fault.
-        path: PathBuf,
-        /// Task that failed, as `create the folder`.
-        task: &'static str,
-        /// Reason, from the system.
-        source: io::Error,
-    },
-    /// Another process has the folder of a disk tier.
-    #[error("{}: another process uses this folder as a disk tier; stop that process or choose another folder", path.display())]
-    Locked {
-        /// Folder of the disk tier.
-        path: PathBuf,
-    },
-    /// A remote store cannot be used.
-    #[error("{url}: {reason}")]
-    Remote {
-        /// Address of the remote store.
-        url: String,
-        /// Reason, from the system.
-        reason: String,
-    },
 }
 
 impl StoreSettings {

@@ -2,17 +2,20 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use trunkline_port::{DeviceBlocks, KnownBlock, Lookup, Place, Transfer, TransferReport};
 
+use crate::announced::Announced;
 use crate::answer::{Answer, Pair};
 use crate::copying::{Copying, Item};
 use crate::disk::{Disk, DiskSettings, OpenFiles, record_max, system_files};
+use crate::error::StoreError;
 use crate::layout::BlockLayout;
 use crate::places::{Places, Scratch, Tier};
 use crate::pool::{Pool, Urgency};
 use crate::remote::Remote;
-use crate::settings::{StoreError, StoreSettings, TierMedium};
+use crate::settings::{StoreSettings, TierMedium};
 use crate::stats::StoreStats;
 
 /// Pairs copied by one thread in one go.
@@ -21,6 +24,8 @@ const BATCH: usize = 8;
 const DISK_THREADS: usize = 4;
 /// Threads that wait for a remote store: calls under way at once.
 const REMOTE_THREADS: usize = 8;
+/// Deadline of calls to shared memory, which never waits.
+const MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Storage of an engine's blocks behind the device. Outlives the worker: the device comes with each transfer.
 ///
@@ -76,12 +81,13 @@ impl Store {
                     tier_pools.push(pool);
                     (tier, blocks)
                 }
+                TierMedium::Shared(memory) => {
+                    let memory = Remote::new(Box::new(memory.clone()), MEMORY_DEADLINE, settings.layout.id());
+                    (remote_tier(memory, &mut tier_pools)?, Vec::new())
+                }
                 TierMedium::Remote { url, deadline } => {
                     let remote = Remote::open(url, *deadline, settings.layout.id())?;
-                    let pool = Pool::start("store-remote", REMOTE_THREADS).map_err(StoreError::Thread)?;
-                    let tier = Tier::Remote(Box::new(remote), Arc::clone(pool.queue()));
-                    tier_pools.push(pool);
-                    (tier, Vec::new())
+                    (remote_tier(remote, &mut tier_pools)?, Vec::new())
                 }
             };
             tiers.push(tier);
@@ -145,7 +151,8 @@ impl Store {
             let source_generation = self.places.generation(transfer.from, *from);
             let generation = self.places.claim(transfer.to, *to);
             if pair.index() as u64 >= first {
-                items.push(Item { pair, source_generation, generation });
+                let announced = Announced::of(&self.places, transfer, pair.index());
+                items.push(Item { pair, source_generation, generation, announced });
             } else {
                 pair.refuse_without_credit();
                 refused.push(pair);
@@ -187,12 +194,14 @@ impl Store {
             };
             return queue.push(Urgency::Background, Box::new(ask));
         }
+        let Some(Tier::Remote(remote, _)) = self.places.tier(place) else { return };
+        let (queue, keys) = (Arc::clone(queue), lookup.keys.clone());
         let ask = move |_: &mut Scratch| {
             if let Some(Tier::Remote(remote, _)) = places.tier(place) {
                 answer.send(remote.leading(&lookup.keys));
             }
         };
-        queue.push(Urgency::Urgent, Box::new(ask));
+        remote.when_settled(&keys, Box::new(move || queue.push(Urgency::Urgent, Box::new(ask))));
     }
 
     /// Copies every block from now on, also one that host memory has by the same key. To be called before the cache is flushed: blocks of
@@ -205,6 +214,14 @@ impl Store {
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(&self.places)
     }
+}
+
+/// Starts the threads of a remote tier.
+fn remote_tier(remote: Remote, pools: &mut Vec<Pool<Scratch>>) -> Result<Tier, StoreError> {
+    let pool = Pool::start("store-remote", REMOTE_THREADS).map_err(StoreError::Thread)?;
+    let tier = Tier::Remote(Box::new(remote), Arc::clone(pool.queue()));
+    pools.push(pool);
+    Ok(tier)
 }
 
 /// Answer to a look-up, sent when dropped.

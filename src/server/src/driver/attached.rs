@@ -3,7 +3,7 @@
 //! | event | the engine's requests |
 //! |---|---|
 //! | a worker attaches | start, and those of engines without a worker move here |
-//! | its connection breaks | wait for the worker to come back, for [`crate::AttachOptions::resume`] |
+//! | its connection breaks | running ones wait for the worker to come back, for [`crate::AttachOptions::resume`]; waiting and new ones go to other engines, if there are any |
 //! | it comes back in time | continue with their KV |
 //! | it leaves, breaks a rule, is replaced, or does not come back | move to other engines; without any, wait for a worker, for [`crate::AttachOptions::wait`] |
 //! | no worker came for so long | end with an error; new ones are refused until a worker attaches |
@@ -17,7 +17,7 @@ use trunkline_core::Event;
 
 use super::Driver;
 use crate::commands::{Attaching, LinkEnd};
-use crate::seats::Place;
+use crate::seats::{Place, SeatState};
 
 impl Driver {
     /// Notes that nobody is in the seats yet. Requests go to the other engines, or wait for the first worker if there are none.
@@ -51,6 +51,7 @@ impl Driver {
             }
             Some(Place::Replace(engine)) => {
                 let status = Status::aborted("another worker attached under this worker's name");
+                self.hand_over(engine);
                 self.vacate(engine, status, "another worker attached under its name");
                 (engine, false)
             }
@@ -64,6 +65,8 @@ impl Driver {
         if resumed {
             info!(%engine, worker = name, requests, "the worker came back with its KV");
             self.apply(Input::Engine(engine, Event::WorkerResumed));
+            self.apply(Input::OpenEngine(engine));
+            self.help_out();
         } else {
             info!(%engine, worker = name, program, "a worker attached");
             self.note_served();
@@ -81,6 +84,7 @@ impl Driver {
         match end {
             LinkEnd::Left => {
                 info!(%engine, worker = name, "the worker left");
+                self.hand_over(engine);
                 self.vacate(engine, Status::ok(""), "it left");
             }
             LinkEnd::Broke(why) if self.workers.is_resetting(engine) => {
@@ -90,9 +94,26 @@ impl Driver {
             LinkEnd::Broke(why) => {
                 warn!(%engine, worker = name, requests, why, "the connection to a worker broke; its requests wait for it to come back");
                 self.workers.note_broken(engine, self.clock.now_ns());
+                if self.any_up(Some(engine)) {
+                    // New and waiting requests need not wait for the worker.
+                    self.apply(Input::DrainEngine(engine));
+                }
             }
             LinkEnd::Faulty(why) => self.vacate(engine, Status::invalid_argument(why.clone()), &why),
         }
+    }
+
+    /// Moves the requests of a worker that goes in order to other engines, if there are any. Steps under way are given up as after a broken
+    /// connection, so that no request is blamed for them.
+    fn hand_over(&mut self, engine: EngineId) {
+        if !self.any_up(Some(engine)) {
+            return;
+        }
+        self.apply(Input::DrainEngine(engine));
+        for id in self.requests_on(engine) {
+            self.apply(Input::Client(Event::Withdraw(id)));
+        }
+        self.apply(Input::Engine(engine, Event::WorkerResumed));
     }
 
     /// Takes a worker from its seat; the engine's requests go elsewhere, or wait for a worker.
@@ -101,6 +122,10 @@ impl Driver {
         let requests = self.cluster.status(engine).load.requests;
         self.workers.vacate(engine, status);
         self.note_served();
+        if self.cluster.status(engine).state == EngineState::Draining {
+            // The next worker of the seat finds the engine open.
+            self.apply(Input::OpenEngine(engine));
+        }
         if self.workers.any_served(Some(engine)) {
             warn!(%engine, worker = name, requests, why, "a worker is lost; other engines continue its requests");
             self.apply(Input::Retire(engine));
@@ -108,6 +133,25 @@ impl Driver {
             warn!(%engine, worker = name, requests, why, "the last worker is lost; requests wait for another");
             self.apply(Input::Engine(engine, Event::WorkerLost));
         }
+        self.open_broken();
+    }
+
+    /// Opens the engines that wait for their workers, if no other engine takes requests: requests wait there then.
+    fn open_broken(&mut self) {
+        let engines: Vec<EngineId> = self.workers.seats.engines().collect();
+        for engine in engines {
+            let is_broken = self.workers.seats.state(engine) == Some(SeatState::Broken);
+            if is_broken && !self.any_up(None) {
+                self.apply(Input::OpenEngine(engine));
+                self.help_out();
+            }
+        }
+    }
+
+    /// Returns `true` if an engine other than `except` is up.
+    fn any_up(&self, except: Option<EngineId>) -> bool {
+        let mut engines = (0..self.cluster.n_engines() as u32).map(EngineId);
+        engines.any(|engine| Some(engine) != except && self.cluster.status(engine).state == EngineState::Up)
     }
 
     /// Resets an attached worker whose step takes too long, or ends its connection if the reset takes too long.

@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use url::Url;
 
-use crate::settings::StoreError;
+use crate::error::StoreError;
 
 /// Reason for no answer from remote storage. The object may be good.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +44,22 @@ pub trait Objects: Debug + Send + Sync {
     /// # Errors
     /// If the store has not answered before the deadline, or refused.
     fn has(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>, Unanswered>;
+
+    /// Notes that an object is about to be written by this process. [`Self::settle`] MUST follow.
+    fn announce(&self, _name: String) {}
+
+    /// Notes that a write that was announced has ended, well or not.
+    fn settle(&self, _name: &str) {}
+
+    /// Calls `then` when none of the objects is announced: at once, or from the thread that settles the last. Storage that does not see the
+    /// writes of others calls it at once.
+    fn when_settled(&self, _names: &[String], then: Then) {
+        then();
+    }
 }
+
+/// Something to do later, once.
+pub type Then = Box<dyn FnOnce() + Send>;
 
 /// Settings of S3 that an address may have behind its `?`.
 const QUERY_KEYS: [&str; 4] = ["endpoint", "region", "skip_signature", "virtual_hosted_style_request"];

@@ -101,3 +101,30 @@ fn copies_to_a_remote_hold_few_blocks_of_the_device() {
     assert_eq!(lookup(&store, 1, 0..10), 4);
     assert_eq!(start(&store, &device, Place::Device, TIER, &blocks, false).recv().unwrap().faults, []);
 }
+
+#[test]
+fn a_look_up_in_shared_memory_waits_for_the_copies_of_the_other_engine() {
+    let memory = crate::SharedMemory::new(1 << 30);
+    let open = || {
+        let mut settings = settings(64, Compression::Off);
+        settings.tiers.push(TierMedium::Shared(memory.clone()));
+        Store::open(settings).unwrap().0
+    };
+    let (prefill, decode) = (open(), open());
+    let device = Device::with((0..3).map(|at| (at, at)));
+    let gate = device.hold_reads_of(1);
+    let pairs: Vec<_> = (0..3).map(|at| (at, at, at)).collect();
+    let copied = start(&prefill, &device, Place::Device, REMOTE, &pairs, false);
+    // All three are announced, and the second cannot be read yet.
+    let (send, found) = mpsc::channel();
+    let lookup = Lookup { id: 1, tier: 1, keys: (0..4).map(key).collect() };
+    decode.lookup(lookup, Box::new(move |answer| send.send(answer).unwrap()));
+    assert!(found.try_recv().is_err(), "the look-up waits");
+    gate.send(()).unwrap();
+    assert_eq!(found.recv().unwrap(), 3);
+    assert_eq!(copied.recv().unwrap().faults, []);
+    let device = Device::with([]);
+    let back: Vec<_> = (0..3).map(|at| (7 + at, at, at)).collect();
+    assert_eq!(copy(&decode, &device, REMOTE, Place::Device, &back).faults, []);
+    assert!((0..3).all(|at| device.block(at) == Some(contents(at))));
+}
