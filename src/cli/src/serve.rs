@@ -186,7 +186,9 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         let config = limits(&settings, hello.model.block_bytes(1), hello.model.max_context)?;
         let mut config = limits_of_worker(&settings.core, config, hello)?;
         check_tokenizer(&tokenizer, hello.model.vocab_size)?;
-        let folder = settings.model.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
+        let name =
+            |path: &PathBuf| if path.is_dir() { path.file_name() } else { path.file_stem() }.map(ToOwned::to_owned);
+        let folder = settings.model.as_ref().and_then(name).map(|name| name.to_string_lossy().into_owned());
         let Hello { name: worker, model, abilities, .. } = hello.clone();
         match folder {
             Some(folder) if folder.trim_end_matches(".gguf") != model.name => {
