@@ -44,6 +44,20 @@ pub enum WorkerError {
     Thread(#[from] std::io::Error),
 }
 
+/// Returns the text of an error and of the errors behind it, in one line.
+fn with_sources(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let line = source.to_string();
+        if !text.ends_with(&line) {
+            text = format!("{text}: {line}");
+        }
+        next = source.source();
+    }
+    text
+}
+
 /// Runs a worker until `stop` becomes `true`. `hello.resume` is filled in by this function.
 ///
 /// # Errors
@@ -65,7 +79,7 @@ pub async fn run(
         };
         let attached = match dialled {
             Ok(dialled) => attach(dialled, &hello, number, &engine, &mut stop).await,
-            Err(error) => Attached { session: None, ended: Ended::Broken(error.to_string()) },
+            Err(error) => Attached { session: None, ended: Ended::Broken(with_sources(&*error)) },
         };
         let life = engine.quiesce().await;
         match attached.ended {
@@ -84,5 +98,19 @@ pub async fn run(
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         }
         pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_with_its_sources_each_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("transport error")]
+        struct Outer(#[source] std::io::Error);
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
+        assert_eq!(with_sources(&Outer(refused)), "transport error: refused");
     }
 }

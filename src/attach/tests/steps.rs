@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 use prost::Message;
 use trunkline_attach::{Mirror, SentStep, StepEncoder, StepLimits, encode_done, wire};
-use trunkline_port::{RequestId, Sampling, Scored, SeqStart, Step, StepOutput, StepResult, StepSeq, TokenLogprobs};
+use trunkline_port::{
+    Dropped, RequestId, Sampling, ScoreKind, Scored, SeqStart, Step, StepOutput, StepResult, StepSeq, TokenLogprobs,
+};
 
 const BLOCK: u32 = 4;
 const LIMITS: StepLimits = StepLimits {
@@ -224,7 +226,113 @@ fn every_broken_rule_of_an_answer_is_named() {
     }
 }
 
+/// A sequence of a random step: its prompt, cached tokens, the first chunk, and rows that are scored.
+#[derive(Clone, Debug)]
+struct Drawn {
+    prompt: Vec<u32>,
+    cached: u32,
+    chunk: u32,
+    scored: u32,
+    shared: u32,
+}
+
+fn drawn() -> impl Strategy<Value = Drawn> {
+    let prompt = prop::collection::vec(0..100_u32, 2..40);
+    (prompt, any::<u32>(), 1..40_u32, 0..3_u32, 0..2_u32).prop_map(|(prompt, cached, chunk, scored, shared)| {
+        let cached = cached % prompt.len() as u32;
+        Drawn { prompt, cached, chunk, scored, shared }
+    })
+}
+
+/// Layer groups of random steps.
+const GROUPS: u32 = 2;
+
+impl Drawn {
+    fn end(&self) -> u32 {
+        (self.cached + self.chunk).min(self.prompt.len() as u32)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.end() == self.prompt.len() as u32
+    }
+
+    /// Adds the first part of the sequence to a step.
+    fn begin(&self, slot: u32, step: &mut Step) {
+        let n_blocks = self.end().div_ceil(BLOCK);
+        let n_tokens = self.end() - self.cached;
+        step.seqs.push(StepSeq {
+            request: RequestId(u64::from(slot) << 40),
+            slot,
+            start: true,
+            computed: self.cached,
+            n_tokens,
+            n_history: self.cached,
+            tokens_at: step.tokens.len() as u32,
+            kv_write_from: self.cached + self.shared,
+            blocks_at: step.blocks.len() as u32,
+            n_blocks,
+            sample: self.is_whole(),
+            n_drafts: self.shared,
+            ..StepSeq::default()
+        });
+        let n_prompt = self.prompt.len() as u32;
+        let sampling = Sampling { seed: u64::MAX - u64::from(slot), top_k: self.scored, ..Sampling::default() };
+        step.starts.push(SeqStart { sampling, n_prompt, n_ahead: n_prompt - self.end() });
+        step.tokens.extend(&self.prompt);
+        step.blocks.extend((0..GROUPS * n_blocks).map(|i| (slot + i) % 50));
+        if self.scored.min(n_tokens) > 0 {
+            step.scored.push(Scored { seq: slot, rows: self.scored.min(n_tokens) });
+        }
+    }
+
+    /// Adds the rest of the prompt, or a decode of the sampled token.
+    fn go_on(&self, slot: u32, sampled: u32, step: &mut Step) {
+        let (computed, held) = (self.end(), self.end().div_ceil(BLOCK));
+        let run = if self.is_whole() { vec![sampled] } else { self.prompt[computed as usize..].to_vec() };
+        let n_blocks = (computed + run.len() as u32).div_ceil(BLOCK) - held;
+        let index = step.seqs.len() as u32;
+        step.seqs.push(StepSeq {
+            request: RequestId(u64::from(slot) << 40),
+            slot,
+            computed,
+            n_tokens: run.len() as u32,
+            tokens_at: step.tokens.len() as u32,
+            kv_write_from: computed,
+            table_keep: held,
+            blocks_at: step.blocks.len() as u32,
+            n_blocks,
+            sample: true,
+            n_generated: self.is_whole().into(),
+            ..StepSeq::default()
+        });
+        step.tokens.extend(run);
+        step.blocks.extend((0..GROUPS * n_blocks).map(|i| (slot + i) % 50));
+        step.drops.push(Dropped { seq: index, group: 1, first: held - 1, n: 1 });
+    }
+}
+
 proptest! {
+    #[test]
+    fn random_steps_arrive_as_they_were_sent(seqs in prop::collection::vec(drawn(), 0..8), odd in any::<bool>()) {
+        let limits = StepLimits { max_tokens: 1024, n_groups: GROUPS, ..LIMITS };
+        let (mut encoder, mut mirror) = (StepEncoder::new(9, BLOCK, 100), Mirror::new(limits));
+        let mut sent = Step { id: 1, ..Step::default() };
+        (0..).zip(&seqs).for_each(|(slot, seq)| seq.begin(slot, &mut sent));
+        let mut arrived = Step::default();
+        mirror.decode(&wired(&mut encoder, &sent).0, &mut arrived).unwrap();
+        prop_assert_eq!(&arrived, &sent);
+
+        let mut result = StepResult::default();
+        seqs.iter().for_each(|seq| result.push(&[77][..usize::from(seq.is_whole())]));
+        mirror.note(&arrived, &result);
+        let mut sent = Step { id: 2, score_kind: ScoreKind::Max, ..Step::default() };
+        for (slot, seq) in (0..seqs.len() as u32).zip(&seqs).rev().filter(|(slot, _)| odd || slot % 2 == 0) {
+            seq.go_on(slot, 77, &mut sent);
+        }
+        mirror.decode(&wired(&mut encoder, &sent).0, &mut arrived).unwrap();
+        prop_assert_eq!(&arrived, &sent);
+    }
+
     #[test]
     fn garbage_is_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         if let Ok(message) = wire::Step::decode(&bytes[..]) {

@@ -189,7 +189,7 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         let folder = settings.model.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
         let Hello { name: worker, model, abilities, .. } = hello.clone();
         match folder {
-            Some(folder) if folder != model.name => {
+            Some(folder) if folder.trim_end_matches(".gguf") != model.name => {
                 warn!("worker {worker} runs {}, and the tokenizer is of {folder}", model.name);
             }
             Some(_) => {}

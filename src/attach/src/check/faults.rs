@@ -85,11 +85,10 @@ pub(super) async fn step_failure(peer: &mut Peer, expected: &Expected) -> Result
 pub(super) async fn nonsense(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
     let blocks = peer.session.blocks;
     type Break = fn(&mut wire::Step);
-    let breaks: [(&str, Break); 8] = [
+    let breaks: [(&str, Break); 7] = [
         ("a block beyond the last", |step| step.blocks.iter_mut().for_each(|block| *block = 1 << 30)),
         ("a column of the wrong length", |step| step.computed = vec![0; 7]),
         ("a start without tokens", |step| step.starts[0].tokens.clear()),
-        ("a start without sampling parameters", |step| step.starts[0].sampling = None),
         ("a token beyond the vocabulary", |step| step.starts[0].tokens[0] = u32::MAX),
         ("more tokens to run than known", |step| step.n_tokens[0] = 1 << 30),
         ("too few new blocks", |step| step.blocks.clear()),

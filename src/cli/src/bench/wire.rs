@@ -2,17 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use prost::Message;
 use trunkline_attach::loopback::{Loopback, LoopbackError};
-use trunkline_attach::{Abilities, Hello, KvRoom, Session};
+use trunkline_attach::{Abilities, Hello, KvRoom, Mirror, Session, StepEncoder, StepLimits, encode_done, wire};
 use trunkline_port::{ModelInfo, RequestId, SeqStart, Step, StepRunner, StepSeq};
 
+use super::allocations::counted;
 use super::measure::{Report, quantile};
 use crate::null_worker::NullWorker;
 
-const NOTES: [&str; 3] = [
+const NOTES: [&str; 4] = [
     "A server's end and a worker in one process, joined by gRPC over loopback; steps of 64 or 256 decodes after prompts of 100 tokens.",
     "A round trip is the time from a step of the core to its checked output, with a worker that answers at once; each run is the median of 500 steps.",
     "Idle is the share of time in which a worker with steps of 5 ms does not run one.",
+    "Allocations are those of one step on both sides without the network: they grow with the number of columns, not of tokens.",
 ];
 const BLOCK_SIZE: u32 = 16;
 const VOCAB: u32 = 32_000;
@@ -47,44 +50,27 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
             report.add("idle", case, "%", idle.collect::<Result<_, LoopbackError>>()?);
         }
     }
+    for n in [64, 256] {
+        report.add("allocations", format!("{n} decodes"), "", allocations(n, 2 * BLOCK_SIZE)?);
+    }
     Ok(report)
 }
 
-/// Decoding sequences, and the worker behind a socket.
-struct Wire {
-    loopback: Loopback,
+/// Steps of decoding sequences.
+struct Decodes {
     step: Step,
     n: u32,
     /// Position of the next decode of every sequence.
     position: u32,
 }
 
-impl Wire {
-    /// Starts a worker with steps of duration `step`, and prefills `n` prompts.
-    fn new(n: u32, step: Duration) -> Result<Self, LoopbackError> {
-        let hello = Hello {
-            name: "bench".into(),
-            model: ModelInfo { n_layers: 1, kv_bytes_per_token: 1, ..NullWorker::info(VOCAB) },
-            kv: KvRoom { block_sizes: vec![BLOCK_SIZE], tokens: 1 << 24, block_io: false },
-            abilities: Abilities { max_sequences: n, max_tokens: 1 << 16, steps_in_flight: 2, ..Abilities::default() },
-            ..Hello::default()
-        };
-        let make = Box::new(move |_: &Session| {
-            let worker: Box<dyn StepRunner> = Box::new(NullWorker::new(step, VOCAB));
-            Ok(worker)
-        });
-        let loopback = Loopback::start(hello, make)?;
-        let mut wire = Self { loopback, step: Step::default(), n, position: PROMPT };
-        wire.prefill();
-        wire.loopback.receive()?;
-        Ok(wire)
-    }
-
-    fn prefill(&mut self) {
+impl Decodes {
+    /// Makes the step that prefills `n` prompts.
+    fn new(n: u32) -> Self {
         let n_blocks = PROMPT.div_ceil(BLOCK_SIZE);
-        self.step.id = 1;
-        for slot in 0..self.n {
-            self.step.seqs.push(StepSeq {
+        let mut step = Step { id: 1, ..Step::default() };
+        for slot in 0..n {
+            step.seqs.push(StepSeq {
                 start: true,
                 n_tokens: PROMPT,
                 tokens_at: slot * PROMPT,
@@ -92,15 +78,15 @@ impl Wire {
                 n_blocks,
                 ..seq(slot)
             });
-            self.step.tokens.extend((0..PROMPT).map(|i| i + slot));
-            self.step.blocks.extend((0..n_blocks).map(|i| slot * 64 + i));
-            self.step.starts.push(SeqStart { n_prompt: PROMPT, ..SeqStart::default() });
+            step.tokens.extend((0..PROMPT).map(|i| i + slot));
+            step.blocks.extend((0..n_blocks).map(|i| slot * 64 + i));
+            step.starts.push(SeqStart { n_prompt: PROMPT, ..SeqStart::default() });
         }
-        self.loopback.send(&self.step);
+        Self { step, n, position: PROMPT }
     }
 
-    /// Sends a decode of every sequence.
-    fn decode(&mut self) {
+    /// Makes the next step: a decode of every sequence.
+    fn next(&mut self) {
         let (id, position) = (self.step.id + 1, self.position);
         let held = position.div_ceil(BLOCK_SIZE);
         let n_blocks = (position + 1).div_ceil(BLOCK_SIZE) - held;
@@ -123,7 +109,72 @@ impl Wire {
             self.step.blocks.extend((0..n_blocks).map(|i| slot * 64 + i));
         }
         self.position += 1;
-        self.loopback.send(&self.step);
+    }
+}
+
+/// Returns the announcement of a worker for `n` sequences.
+fn hello(n: u32) -> Hello {
+    Hello {
+        name: "bench".into(),
+        model: ModelInfo { n_layers: 1, kv_bytes_per_token: 1, ..NullWorker::info(VOCAB) },
+        kv: KvRoom { block_sizes: vec![BLOCK_SIZE], tokens: 1 << 24, block_io: false },
+        abilities: Abilities { max_sequences: n, max_tokens: 1 << 16, steps_in_flight: 2, ..Abilities::default() },
+        ..Hello::default()
+    }
+}
+
+/// Returns the allocations of each of several steps of `n` decodes, on both sides and without the network: from a step of the core to its
+/// checked output, the worker's own included.
+fn allocations(n: u32, steps: u32) -> anyhow::Result<Vec<f64>> {
+    let session = Session { block_size: BLOCK_SIZE, blocks: 1 << 20, ..Session::default() };
+    let mut encoder = StepEncoder::new(1, BLOCK_SIZE, VOCAB);
+    let mut mirror = Mirror::new(StepLimits::new(&hello(n), &session));
+    let (mut decodes, mut step) = (Decodes::new(n), Step::default());
+    let mut worker = NullWorker::new(Duration::ZERO, VOCAB);
+    let mut all = Vec::new();
+    for _ in 0..=steps {
+        let (round, counted) = counted(|| -> anyhow::Result<()> {
+            let (message, sent) = encoder.encode(&decodes.step);
+            let message = wire::Step::decode(&message.encode_to_vec()[..])?;
+            mirror.decode(&message, &mut step)?;
+            let output = worker.run(&step)?;
+            mirror.note(&step, &output.result);
+            let done = encode_done(&step, output, 1, 0);
+            sent.decode(wire::StepDone::decode(&done.encode_to_vec()[..])?)?;
+            encoder.recycle(sent);
+            Ok(())
+        });
+        round?;
+        all.push(counted.allocations as f64);
+        decodes.next();
+    }
+    // The first step prefills.
+    Ok(all.split_off(1))
+}
+
+/// Decoding sequences, and the worker behind a socket.
+struct Wire {
+    loopback: Loopback,
+    decodes: Decodes,
+}
+
+impl Wire {
+    /// Starts a worker with steps of duration `step`, and prefills `n` prompts.
+    fn new(n: u32, step: Duration) -> Result<Self, LoopbackError> {
+        let make = Box::new(move |_: &Session| {
+            let worker: Box<dyn StepRunner> = Box::new(NullWorker::new(step, VOCAB));
+            Ok(worker)
+        });
+        let mut wire = Self { loopback: Loopback::start(hello(n), make)?, decodes: Decodes::new(n) };
+        wire.loopback.send(&wire.decodes.step);
+        wire.loopback.receive()?;
+        Ok(wire)
+    }
+
+    /// Sends a decode of every sequence.
+    fn decode(&mut self) {
+        self.decodes.next();
+        self.loopback.send(&self.decodes.step);
     }
 
     /// Runs steps one after another; returns the median of their round trips, microseconds.
@@ -158,6 +209,18 @@ fn seq(slot: u32) -> StepSeq {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_token_takes_an_allocation_of_its_own() {
+        let median = |n| {
+            let mut all = allocations(n, 16).unwrap();
+            all.sort_by(f64::total_cmp);
+            quantile(&all, 0.5)
+        };
+        // Lists that are read from the wire grow by doubling.
+        let (few, many) = (median(64), median(512));
+        assert!(many - few < 64.0, "{few} allocations for 64 decodes, {many} for 512");
+    }
 
     #[test]
     fn every_figure_is_measured() {
