@@ -9,8 +9,8 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use tokio::task::JoinHandle;
 use tonic::Code;
-use trunkline_attach::Hello;
 use trunkline_attach::wire::{self, from_worker, to_worker};
+use trunkline_attach::{Hello, Resume};
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::FinishReason;
@@ -247,7 +247,7 @@ async fn a_worker_takes_the_place_of_the_older_one_of_its_name() {
     let second = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
     let (end, _) = first.await.unwrap();
     let status = end.unwrap();
-    let expected = (Code::Aborted, "another worker attached under this worker's name");
+    let expected = (Code::Aborted, "another worker took this worker's place");
     assert_eq!((status.code(), status.message()), expected);
     let prompts = prompts(2);
     check(&ask_all(&mut server.client().await, &prompts).await, &prompts).await;
@@ -343,6 +343,52 @@ async fn a_failed_step_is_run_again_after_a_reset() {
     let worker = tokio::spawn(worker.serve());
     check(&answers.await.unwrap(), &prompts).await;
     assert_eq!(client.settled().await.engines[0].worker.as_ref().unwrap().life, life + 1);
+    server.drain().await;
+    worker.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_end_of_a_reset_was_lost_begins_anew() {
+    let prompts = prompts(2);
+    let server = start(1).await;
+    let mut worker = Attached::fresh(server.addr(), "a").await;
+    let (mut asking, asked) = (server.client().await, prompts.clone());
+    let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
+    let Ok(to_worker::Message::Step(step)) = worker.serve_until(|_, steps| steps == 3).await else { panic!("a step") };
+    let failed = wire::StepFailed { id: step.id, life: worker.life(), reason: "no".into(), request: None };
+    worker.send(from_worker::Message::StepFailed(failed));
+    // Steps sent before the server heard are dropped.
+    let reset = loop {
+        if let to_worker::Message::Reset(reset) = worker.job().await.unwrap().unwrap() {
+            break reset;
+        }
+    };
+    // The worker has begun the life, its ResetDone never comes, and the old connection still looks sound.
+    let mut again = hello("a");
+    again.resume = Some(Resume { session: worker.session.name.clone(), life: reset.life });
+    let (_answers, _jobs, welcome) = dial(server.addr(), again.encode()).await.unwrap();
+    assert!(!welcome.resumed && welcome.life > reset.life, "{welcome:?}");
+    let last = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
+    check(&answers.await.unwrap(), &prompts).await;
+    server.drain().await;
+    last.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_gone_before_its_welcome_leaves_its_engine_to_the_next() {
+    let server = start(1).await;
+    for _ in 0..8 {
+        let hello = hello("gone").encode();
+        let addr = server.addr();
+        // The connection ends with the task, at some point of the call.
+        let dialling = tokio::spawn(async move { dial(addr, hello).await.map(drop) });
+        tokio::task::yield_now().await;
+        dialling.abort();
+        let _ = dialling.await;
+    }
+    let worker = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
+    let prompts = prompts(2);
+    check(&ask_all(&mut server.client().await, &prompts).await, &prompts).await;
     server.drain().await;
     worker.await.unwrap();
 }

@@ -7,8 +7,8 @@ use trunkline_core::{Config, WorkerFacts};
 use crate::config_file::ServeFlags;
 use crate::core_settings::CoreSettings;
 
-/// KV blocks of one engine, at most.
-const BLOCKS_MAX: u64 = 1 << 30;
+/// KV blocks of one engine that follow from a Hello, at most: tables of more would take gigabytes, if a worker announces bytes for tokens.
+const BLOCKS_MAX: u64 = 1 << 24;
 /// Steps in flight unless set: the next step is at the worker before the worker has answered the first.
 const STEPS_IN_FLIGHT: u32 = 2;
 

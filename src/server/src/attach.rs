@@ -106,6 +106,8 @@ impl WorkersService {
         let Hello { name, program, resume, model, .. } = hello;
         let resume = resume.map(|resume| Resume { session: resume.session, life: resume.life });
         let (link, queue, jobs) = Link::new(number, block_size, model.vocab_size, self.driver.clock());
+        let (open, closed) = oneshot::channel();
+        let outgoing = Outgoing::new(link.clone(), jobs, heartbeat(self.options.silence), open);
         let (seated, is_seated) = oneshot::channel();
         let worker = Occupant::new(name, program, session, number);
         let attaching = Attaching { worker, resume, queue, seated };
@@ -113,15 +115,20 @@ impl WorkersService {
             return Err(Status::unavailable("the server is stopping"));
         }
         let engines = self.options.engines;
-        let engine = is_seated.await.map_err(|_| {
+        let (begun, has_begun) = oneshot::channel();
+        let (driver, silence) = (self.driver.clone(), self.options.silence);
+        // A task of its own from here on: a worker that is seated and gone at once must be noticed, although this call is dropped with its
+        // connection.
+        tokio::spawn(async move {
+            let Ok(engine) = is_seated.await else { return };
+            let _ = begun.send(());
+            Reader { driver, engine, link, silence }.run(incoming, closed).await;
+        });
+        has_begun.await.map_err(|_| {
             Status::resource_exhausted(format!(
                 "all {engines} engines for attached workers have a worker; try again later"
             ))
         })?;
-        let (open, closed) = oneshot::channel();
-        let outgoing = Outgoing::new(link.clone(), jobs, heartbeat(self.options.silence), open);
-        let reader = Reader { driver: self.driver.clone(), engine, link, silence: self.options.silence };
-        tokio::spawn(reader.run(incoming, closed));
         Ok(outgoing)
     }
 

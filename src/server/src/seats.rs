@@ -103,7 +103,7 @@ struct Seat {
 pub(crate) enum Place {
     /// A vacant seat.
     Take(EngineId),
-    /// The seat of an older worker of the same name, which loses the seat.
+    /// The seat of an older worker, which loses the seat: of the same name, or with a broken connection while no seat is vacant.
     Replace(EngineId),
     /// The worker's own seat, with its KV.
     Resume(EngineId),
@@ -219,7 +219,8 @@ impl Seats {
     }
 
     /// Chooses the place of a worker. `life` returns the life of an engine's worker, and `requests` the requests on an engine: of vacant
-    /// seats, the one with the most waiting requests is taken. Returns `None` if all seats are taken.
+    /// seats, the one with the most waiting requests is taken. Without a vacant seat, a worker that is there goes before one that may come
+    /// back: of broken connections, the one that broke first makes room. Returns `None` if all seats have a connected worker.
     pub(crate) fn place(
         &self,
         name: &str,
@@ -234,7 +235,8 @@ impl Seats {
         }
         let vacant = self.seats.iter().filter(|seat| seat.state == SeatState::Vacant);
         let most = vacant.max_by_key(|seat| (requests(seat.engine), std::cmp::Reverse(seat.engine)));
-        most.map(|seat| Place::Take(seat.engine))
+        let oldest = || self.next_end_ns().map(|(_, engine)| Place::Replace(engine));
+        most.map(|seat| Place::Take(seat.engine)).or_else(oldest)
     }
 
     /// Changes a seat.
@@ -341,8 +343,15 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         assert_eq!(seats.next_end_ns(), Some((6_000_000_000, EngineId(1))));
         assert!(seats.is_occupied(EngineId(1)) && !seats.is_present(EngineId(1), 1));
         assert_eq!(seats.place("b", None, |_| 0, |_| 0), Some(Place::Take(EngineId(2))), "the seat is kept");
+        seats.attach(EngineId(2), worker("b", 2));
+        let newcomer = |seats: &Seats| seats.place("c", None, |_| 0, |_| 0);
+        assert_eq!(newcomer(&seats), Some(Place::Replace(EngineId(1))), "rather than a worker that may come back");
+        seats.note_broken(EngineId(2), 900_000_000);
+        assert_eq!(newcomer(&seats), Some(Place::Replace(EngineId(2))), "that connection broke first");
         seats.resume(EngineId(1), worker("a", 3));
-        assert!(seats.is_present(EngineId(1), 3) && seats.next_end_ns().is_none());
+        assert!(
+            seats.is_present(EngineId(1), 3) && seats.next_end_ns().is_some_and(|(_, engine)| engine == EngineId(2))
+        );
         assert_eq!(seats.vacate(EngineId(1)).map(|worker| worker.link), Some(3));
         assert!(!seats.is_occupied(EngineId(1)));
     }

@@ -418,8 +418,8 @@ impl State {
                     let _stop = StopOnDrop(driver);
                     let start = start.take().ok_or(ServerError::CoreLost)?;
                     let outcome = start.begin(backend, Some(cluster))?;
-                    drop(offer);
-                    offers.close();
+                    // A worker that was offered meanwhile is checked like any other.
+                    drop((offer, offers));
                     return outcome.await.map_err(|_| ServerError::CoreLost);
                 }
                 // A worker that is gone needs no reason.

@@ -330,7 +330,7 @@ impl Workers {
         if !resumed {
             slot.first_life = life;
         }
-        // A reader that is gone reports the end of the connection.
+        // The task that waits for this reads the connection, and reports its end.
         let _ = seated.send(engine);
         Ok(())
     }

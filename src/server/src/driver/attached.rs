@@ -38,6 +38,11 @@ impl Driver {
         let requests = |engine| cluster.status(engine).load.requests;
         let name = &attaching.worker.name;
         let place = workers.seats.place(name, attaching.resume.as_ref(), |engine| workers.life(engine), requests);
+        let place = match place {
+            // The end of the reset was lost with the connection; the worker holds nothing of use.
+            Some(Place::Resume(engine)) if workers.is_resetting(engine) => Some(Place::Replace(engine)),
+            place => place,
+        };
         let (engine, resumed) = match place {
             // The connection ends with the queue, and the service says why.
             None => return,
@@ -50,9 +55,9 @@ impl Driver {
                 (engine, true)
             }
             Some(Place::Replace(engine)) => {
-                let status = Status::aborted("another worker attached under this worker's name");
+                let status = Status::aborted("another worker took this worker's place");
                 self.hand_over(engine);
-                self.vacate(engine, status, "another worker attached under its name");
+                self.vacate(engine, status, "another worker took its place");
                 (engine, false)
             }
         };
