@@ -138,7 +138,7 @@ class Connection:
                 if message.HasField("welcome"):
                     self.welcome = message.welcome
                 if self.welcome is not None:
-                    self.work.deliver(message)
+                    self.work.deliver(message, self.send)
         except grpc.RpcError as error:
             self.error = error
         finally:

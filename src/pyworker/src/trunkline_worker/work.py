@@ -71,10 +71,12 @@ class Work:
         with self._changed:
             self._send = send
 
-    def deliver(self, message: pb.ToWorker) -> None:
-        """Takes a message of the server."""
+    def deliver(self, message: pb.ToWorker, attached: Send) -> None:
+        """Takes a message of the server, unless the connection that answers through `attached` is over."""
         kind = message.WhichOneof("message")
         with self._changed:
+            if self._send != attached:
+                return
             if kind in ("welcome", "reset"):
                 # Whatever is queued belongs to an earlier life, and copies wait until the new one has begun.
                 self._jobs.clear()
@@ -184,12 +186,20 @@ class Work:
             wait = self.engine.submit(batch)
             self._table.reserve(batch)
         except EngineLost as error:
-            self._fail(step, error)
+            self._fail_after_running(step, error)
             raise
         except Exception as error:
-            self._fail(step, error)
+            self._fail_after_running(step, error)
             return
         self._running.append(Running(step, batch, starts, wait, begun))
+
+    def _fail_after_running(self, step: pb.Step, error: Exception) -> None:
+        # Steps are answered in their order: those before this one first.
+        while self._running:
+            self._finish(self._running[0])
+            self._running.popleft()
+        if self.intact:
+            self._fail(step, error)
 
     def _finish(self, running: Running) -> None:
         if not self.intact:
@@ -228,6 +238,12 @@ class Work:
         vocabulary = self.engine.model.vocab_size
         if len(result.tokens) != n or any(not 0 <= token < vocabulary for token in result.tokens):
             raise StepError(f"step {batch.id}: the engine sampled {result.tokens[:8]} for {n} sequences")
+        if not np.isfinite(result.scores).all():
+            raise StepError(f"step {batch.id}: scores are not finite")
+        asked = batch.slots[batch.sample][batch.table.logprobs[batch.slots[batch.sample]] >= 0]
+        for slot, entry in zip(asked.tolist(), result.logprobs, strict=False):
+            if not np.isfinite([entry.logprob, *entry.top_logprobs]).all():
+                raise StepError(f"step {batch.id}: log probabilities are not finite", int(batch.table.request[slot]))
 
     def _fail(self, step: pb.Step, error: Exception) -> None:
         expected = isinstance(error, StepError | EngineLost)

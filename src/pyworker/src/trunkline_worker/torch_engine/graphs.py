@@ -104,7 +104,8 @@ class DecodeGraphs:
                 self._llama.forward(rows, attend)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Blocks are copied on another thread meanwhile, which must not spoil the capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._llama.forward(rows, attend)
         self._pool = self._pool or graph.pool()
         return Graph(graph, tokens, positions, places, tables, ends, logits)

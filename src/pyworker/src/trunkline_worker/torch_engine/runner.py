@@ -116,6 +116,7 @@ class TorchEngine(Engine):
         tokens = host.to(self.device, non_blocking=True)
         if self.deferred and bool((host < 0).any()):
             # The sample of a step that still runs: the device has it already.
+            self._grow_last(batch.table.size)
             slots = np.repeat(batch.slots, batch.n_tokens).astype(np.int64)
             tokens = torch.where(tokens < 0, self._last[torch.from_numpy(slots).to(self.device)], tokens)
         positions = torch.from_numpy(batch.positions().astype(np.int64)).to(self.device, non_blocking=True)
@@ -168,11 +169,15 @@ class TorchEngine(Engine):
         rows = self._seen[torch.from_numpy(slots.astype(np.int64)).to(self.device)]
         return rows & torch.from_numpy(wanted).to(self.device)[:, None]
 
+    def _grow_last(self, size: int) -> None:
+        """Makes room for the last samples of `size` slots: slots of the batch may be new."""
+        if len(self._last) < size:
+            self._last = torch.cat([self._last, self._last.new_zeros(size - len(self._last))])
+
     def _remember(self, batch: Batch, picked: Tensor) -> None:
         if not self.deferred:
             return
-        if len(self._last) < batch.table.size:
-            self._last = torch.cat([self._last, self._last.new_zeros(batch.table.size - len(self._last))])
+        self._grow_last(batch.table.size)
         slots = torch.from_numpy(batch.slots[batch.sample].astype(np.int64)).to(self.device, non_blocking=True)
         self._last[slots] = picked
         if len(self._seen) >= batch.table.size:

@@ -1,0 +1,90 @@
+"""The engine thread: order of answers when a submission fails, values that are no numbers, and messages of old connections."""
+
+import queue
+
+from trunkline_worker.engine import Logprob, Result
+from trunkline_worker.proto import messages as pb
+from trunkline_worker.toy import ToyEngine
+from trunkline_worker.work import Work
+
+
+class Rig:
+    """A worker's threads with the ends of a connection."""
+
+    def __init__(self, engine):
+        self.answers = queue.Queue()
+        self.send = self.answers.put
+        self.work = Work(engine)
+        self.work.attach(self.send)
+        self.work.start()
+        self.deliver(welcome=pb.Welcome(session="s", life=1, block_size=16, blocks=8, steps_in_flight=2))
+
+    def deliver(self, **message):
+        self.work.deliver(pb.ToWorker(**message), self.send)
+
+    def start(self, step, slot, n_tokens=2, **sampling):
+        """Delivers a step that starts one sequence."""
+        start = pb.Start(index=0, request=10 + slot, tokens=[5] * n_tokens, n_prompt=n_tokens)
+        start.sampling.CopyFrom(pb.WorkerSampling(top_p=1, repetition_penalty=1, **sampling))
+        columns = {"slots": [slot], "n_tokens": [n_tokens], "sample": [1], "n_blocks": [1], "blocks": [slot]}
+        self.deliver(step=pb.Step(id=step, life=1, starts=[start], **columns))
+
+    def answer(self):
+        return self.answers.get(timeout=20)
+
+
+class Deferred(ToyEngine):
+    """An engine that submits ahead, and has no memory for slot 1."""
+
+    deferred = True
+
+    def submit(self, batch):
+        if 1 in batch.slots:
+            raise MemoryError("no memory")
+        result = self.run(batch)
+        return lambda: result
+
+
+def test_a_submission_that_fails_is_answered_behind_the_steps_before_it():
+    rig = Rig(Deferred())
+    with rig.work._changed:
+        # Both are queued before the engine thread looks.
+        rig.start(1, slot=0)
+        rig.start(2, slot=1)
+    assert rig.answer().step_done.id == 1
+    failed = rig.answer().step_failed
+    assert failed.id == 2 and "no memory" in failed.reason
+    rig.work.stop()
+
+
+class Unfit(ToyEngine):
+    """An engine whose log probabilities are no numbers."""
+
+    def run(self, batch):
+        result = super().run(batch)
+        asked = batch.table.logprobs[batch.slots[batch.sample]] >= 0
+        return Result(result.tokens, [Logprob(float("nan"), [4], [-1.0]) for _ in result.tokens if asked.any()])
+
+
+def test_log_probabilities_that_are_no_numbers_end_their_request_alone():
+    rig = Rig(Unfit())
+    rig.start(1, slot=0)
+    assert rig.answer().step_done.id == 1
+    rig.start(2, slot=3, logprobs=1)
+    failed = rig.answer().step_failed
+    assert (failed.id, failed.request) == (2, 13)
+    rig.work.stop()
+
+
+def test_messages_of_a_connection_that_is_over_are_dropped():
+    rig = Rig(ToyEngine())
+    rig.start(1, slot=0)
+    assert rig.answer().step_done.id == 1
+    later = queue.Queue()
+    assert rig.work.detach()
+    rig.start(2, slot=1)
+    rig.work.attach(later.put)
+    rig.start(3, slot=1)
+    rig.work.drain(20)
+    assert rig.answers.empty() and later.empty()
+    rig.work.stop()
