@@ -56,7 +56,6 @@ fn step(id: u64, seqs: &[(u32, &[Token], &[u32])]) -> Step {
             sample: true,
             n_generated: 0,
             n_drafts: 0,
-            ..StepSeq::default()
         });
         step.tokens.extend_from_slice(tokens);
         step.blocks.extend_from_slice(table);

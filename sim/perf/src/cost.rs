@@ -266,7 +266,6 @@ mod tests {
             sample,
             n_generated: 0,
             n_drafts,
-            ..StepSeq::default()
         };
         let step = Step {
             seqs: vec![

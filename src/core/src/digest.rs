@@ -178,7 +178,6 @@ mod tests {
             sample: true,
             n_generated: 5,
             n_drafts: 0,
-            ..StepSeq::default()
         };
         let prefill = StepSeq { n_tokens: 32, n_blocks: 2, kv_write_from: 70, ..decode };
         let digest = |seq: StepSeq, blocks: [u32; 2]| {
