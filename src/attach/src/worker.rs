@@ -1,4 +1,4 @@
-//! The worker's end: dials a server, attaches, and runs the server's steps on any [`StepRunner`].
+//! The worker's end: dials a server, attaches, and runs the server's steps on any [`trunkline_port::StepRunner`].
 //!
 //! A connection that breaks is dialled again, with growing pauses; the KV stays, and is offered to the server ([`crate::Resume`]). The
 //! worker ends when it is asked to stop, or when the server refuses it for a reason that trying again does not change.
