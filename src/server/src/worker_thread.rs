@@ -31,7 +31,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
 use trunkline_port::{DeviceBlocks, RequestId, Step, StepOutput, StepRunner, Transfer, TransferReport};
-use trunkline_store::Store;
+use trunkline_store::{Announced, Store};
 
 pub(crate) use self::copies::{CopyJob, serve as serve_copies};
 use self::copies::{Fence, LifeBlocks};
@@ -116,8 +116,8 @@ impl WorkerHandle {
     }
 
     /// Queues a transfer. Never waits.
-    pub(crate) fn transfer(&self, transfer: Box<Transfer>) {
-        self.check(self.copies.try_send(CopyJob { life: self.life, transfer }).is_ok());
+    pub(crate) fn transfer(&self, transfer: Box<Transfer>, announced: Vec<Announced>) {
+        self.check(self.copies.try_send(CopyJob { life: self.life, transfer, announced }).is_ok());
     }
 
     /// Ends the worker's life and begins the next: no job sent before has an effect after the worker is ready again.

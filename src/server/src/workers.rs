@@ -124,7 +124,10 @@ impl Workers {
 
     /// Queues a transfer. Never waits.
     pub(crate) fn transfer(&self, engine: EngineId, transfer: Box<Transfer>) {
-        self.slots[engine.index()].handle.transfer(transfer);
+        let slot = &self.slots[engine.index()];
+        // Before any look-up that follows this transfer, though its thread begins it later.
+        let announced = slot.store.announce(&transfer);
+        slot.handle.transfer(transfer, announced);
     }
 
     /// Begins a look-up in the store of an engine, answered with [`Command::LookedUp`]. Never waits.

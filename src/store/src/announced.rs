@@ -6,7 +6,7 @@ use trunkline_port::{BlockKey, Place, Transfer};
 
 use crate::places::{Places, Tier};
 
-/// A write on its way to remote storage, settled when dropped.
+/// A write on its way to remote storage. Look-ups in shared memory wait until it is dropped.
 pub struct Announced {
     places: Arc<Places>,
     to: Place,

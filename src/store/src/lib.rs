@@ -32,6 +32,7 @@ mod store;
 
 pub use trunkline_codec::{Shape, rotary_frequencies};
 
+pub use crate::announced::Announced;
 pub use crate::arena::ArenaStats;
 pub use crate::cache::CacheStats;
 pub use crate::coder::CodecStats;

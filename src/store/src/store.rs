@@ -98,6 +98,15 @@ impl Store {
         Ok((Self { settings, pool, _tier_pools: tier_pools, places }, known))
     }
 
+    /// Announces the writes of a transfer that begins soon: look-ups of other stores in shared memory wait for these writes from now on. To be
+    /// kept until [`Self::begin`] has returned.
+    pub fn announce(&self, transfer: &Transfer) -> Vec<Announced> {
+        if !self.places.is_remote(transfer.to) {
+            return Vec::new();
+        }
+        (0..transfer.pairs.len()).filter_map(|pair| Announced::of(&self.places, transfer, pair)).collect()
+    }
+
     /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
     /// for the transfer any more.
     ///

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use crossbeam_channel::Receiver;
 use tracing::{error, warn};
 use trunkline_port::{CopyError, DeviceBlocks, Transfer};
-use trunkline_store::Store;
+use trunkline_store::{Announced, Store};
 
 use super::WorkerEvent;
 use crate::clock::Clock;
@@ -17,6 +17,8 @@ use crate::log_limit::LogLimit;
 pub(crate) struct CopyJob {
     pub(crate) life: u64,
     pub(crate) transfer: Box<Transfer>,
+    /// Writes that look-ups wait for, until the store has begun the transfer.
+    pub(crate) announced: Vec<Announced>,
 }
 
 /// Keeps copies of an earlier life of the worker from the blocks of a later one.
@@ -94,7 +96,7 @@ pub(crate) fn serve(
 ) {
     // A remote store that is down fails every transfer.
     let (clock, limit) = (Clock::start(), Arc::<LogLimit>::default());
-    for CopyJob { life, transfer } in jobs {
+    for CopyJob { life, transfer, announced } in jobs {
         let Some(store) = store.upgrade() else { return };
         let device = of_life(life);
         let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
@@ -110,5 +112,6 @@ pub(crate) fn serve(
             report(life, WorkerEvent::Transferred { transfer: id, report: answer });
         };
         store.begin(device, *transfer, Box::new(done));
+        drop(announced);
     }
 }

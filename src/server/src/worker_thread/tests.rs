@@ -125,13 +125,14 @@ impl Setup {
     }
 
     fn transfer(&self, id: u64) {
-        self.worker.transfer(Box::new(Transfer {
+        let transfer = Transfer {
             id,
             from: Place::Device,
             to: Place::Host,
             pairs: vec![(id as u32, id as u32)],
             ..Transfer::default()
-        }));
+        };
+        self.worker.transfer(Box::new(transfer), Vec::new());
     }
 
     fn next(&self) -> String {
