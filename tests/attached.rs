@@ -375,25 +375,6 @@ async fn a_worker_whose_end_of_a_reset_was_lost_begins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_gone_before_its_welcome_leaves_its_engine_to_the_next() {
-    let server = start(1).await;
-    for _ in 0..8 {
-        let hello = hello("gone").encode();
-        let addr = server.addr();
-        // The connection ends with the task, at some point of the call.
-        let dialling = tokio::spawn(async move { dial(addr, hello).await.map(drop) });
-        tokio::task::yield_now().await;
-        dialling.abort();
-        let _ = dialling.await;
-    }
-    let worker = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
-    let prompts = prompts(2);
-    check(&ask_all(&mut server.client().await, &prompts).await, &prompts).await;
-    server.drain().await;
-    worker.await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_silent_worker_counts_as_broken() {
     let mut options = attaching(1);
     options.attach.silence = Duration::from_millis(50);

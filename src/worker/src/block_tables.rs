@@ -45,7 +45,6 @@ pub(crate) struct Changes<'a> {
     pub(crate) step: &'a Step,
     /// Index of the sequence in the step.
     pub(crate) index: usize,
-    pub(crate) seq: &'a StepSeq,
     /// Tables held so far; `None` for a sequence that starts.
     pub(crate) held: Option<&'a BlockTables>,
     /// Positions kept by each layer group.
@@ -53,9 +52,13 @@ pub(crate) struct Changes<'a> {
 }
 
 impl Changes<'_> {
+    fn seq(&self) -> &StepSeq {
+        &self.step.seqs[self.index]
+    }
+
     /// Checks ranges, block numbers and holes.
     pub(crate) fn check(&self, n_blocks: u32, block_size: u32) -> Result<(), SequenceFault> {
-        let Self { step, seq, .. } = self;
+        let (step, seq) = (self.step, self.seq());
         let blocks_end = u64::from(seq.blocks_at) + u64::from(seq.n_blocks) * self.keeps.len() as u64;
         if blocks_end > step.blocks.len() as u64 {
             return Err(SequenceFault::Range { what: "blocks", end: blocks_end, len: step.blocks.len() });
@@ -82,7 +85,7 @@ impl Changes<'_> {
         let Some(keeps) = self.keeps.get(group as usize) else {
             return Err(SequenceFault::NoGroup { group, n_groups: self.keeps.len() as u32 });
         };
-        let keep = self.seq.table_keep;
+        let keep = self.seq().table_keep;
         if n == 0 || u64::from(first) + u64::from(n) > u64::from(keep) {
             return Err(SequenceFault::Drop { group, first, n, keep });
         }
@@ -91,7 +94,7 @@ impl Changes<'_> {
 
     /// Checks that every entry has a block that the rows write or MUST read.
     fn check_holes(&self, group: usize, keeps: Keeps, block_size: u32) -> Result<(), SequenceFault> {
-        let Self { step, seq, .. } = self;
+        let (step, seq) = (self.step, self.seq());
         let keep = seq.table_keep as usize;
         let first = match keeps {
             // Earlier entries passed when they were new.
@@ -143,7 +146,7 @@ mod tests {
     }
 
     fn check(held: &BlockTables, step: &Step) -> Result<(), SequenceFault> {
-        Changes { step, index: 0, seq: &step.seqs[0], held: Some(held), keeps: &KEEPS }.check(20, 4)
+        Changes { step, index: 0, held: Some(held), keeps: &KEEPS }.check(20, 4)
     }
 
     #[test]
@@ -190,8 +193,7 @@ mod tests {
         let seq = StepSeq { start: true, computed: 9, n_tokens: 3, n_blocks: 3, ..StepSeq::default() };
         let blocks = vec![0, 1, 2, NO_BLOCK, 4, 5, NO_BLOCK, 7, 8];
         let step = Step { seqs: vec![seq], blocks, ..Step::default() };
-        let changes =
-            |step: &Step| Changes { step, index: 0, seq: &step.seqs[0], held: None, keeps: &KEEPS }.check(20, 4);
+        let changes = |step: &Step| Changes { step, index: 0, held: None, keeps: &KEEPS }.check(20, 4);
         assert_eq!(changes(&step), Ok(()));
         // The window of position 8 begins at 3.
         let wider = Step { seqs: vec![StepSeq { computed: 8, ..seq }], ..step };

@@ -205,7 +205,7 @@ impl Mirror {
         if scored > seq.n_tokens {
             return Err(SequenceFault::ScoredRows { scored, n_tokens: seq.n_tokens });
         }
-        let changes = Changes { step, index, seq, held, keeps: &self.keeps };
+        let changes = Changes { step, index, held, keeps: &self.keeps };
         changes.check(self.limits.n_blocks, self.limits.block_size)?;
         let end = u64::from(seq.computed) + u64::from(seq.n_tokens);
         if end > u64::from(self.limits.context) {
