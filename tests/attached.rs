@@ -464,8 +464,7 @@ async fn workers_killed_at_random_lose_no_request_and_no_token() {
             let (left, mut random) = (left.clone(), Pcg64::seed_from_u64(seed * 3 + at));
             keep(server.addr(), format!("worker {at}"), move || {
                 let death = if random.random_bool(0.5) { Death::Cut } else { Death::Killed };
-                // Time for tokens in between: a request that runs alone and without a token in three lost steps is to blame.
-                let steps = random.random_range(24..64);
+                let steps = random.random_range(8..32);
                 let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
                 taken.ok().map(|_| (steps, death))
             })
