@@ -8,11 +8,12 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Endpoint;
-use trunkline_attach::Session;
+use trunkline_attach::check::{self, Verdict};
 use trunkline_attach::worker::{self, Dialled, WorkerError};
+use trunkline_attach::{Hello, Session};
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
-use trunkline_port::StepRunner;
+use trunkline_port::{Keeps, LayerGroup, StepRunner};
 use trunkline_server::proto::{GetServerInfoResponse, Sampling};
 use trunkline_server::{AttachOptions, Options};
 use trunkline_tests::attached::{BLOCKS, Wire, hello};
@@ -38,23 +39,27 @@ struct Running {
 
 impl Running {
     fn start(server: SocketAddr, name: &str) -> Self {
+        Self::start_with(server, hello(name), Arc::new(Model::seeded(SEED)))
+    }
+
+    fn start_with(server: SocketAddr, hello: Hello, model: Arc<Model>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (stop, stopped) = watch::channel(false);
-        let make = Box::new(|session: &Session| {
+        let make = Box::new(move |session: &Session| {
             let config = WorkerConfig {
                 block_size: session.block_size,
                 device_blocks: session.blocks,
                 max_drafts: session.max_drafts,
                 threads: 1,
             };
-            let worker: Box<dyn StepRunner> = Box::new(Worker::new(Arc::new(Model::seeded(SEED)), config)?);
+            let worker: Box<dyn StepRunner> = Box::new(Worker::new(model.clone(), config)?);
             Ok(worker)
         });
         let dial = Box::new(move || {
             let endpoint = Endpoint::from_shared(format!("http://{server}"));
             Box::pin(async move { Ok(Dialled { channel: endpoint?.connect().await?, authorization: None }) }) as _
         });
-        let task = runtime.spawn(worker::run(hello(name), make, dial, stopped));
+        let task = runtime.spawn(worker::run(hello, make, dial, stopped));
         Self { runtime: Some(runtime), stop, task }
     }
 
@@ -168,4 +173,25 @@ async fn a_worker_killed_in_the_middle_of_answers_loses_no_request() {
     client.settled().await;
     last.stop().await;
     server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_worker_passes_every_check_with_layer_groups_too() {
+    let plain = Model::seeded(SEED);
+    let n_layers = plain.info().n_layers;
+    let group = |layers, keeps| LayerGroup { layers, keeps };
+    let split = |keeps| vec![group(vec![0], Keeps::All), group((1..n_layers).collect(), keeps)];
+    for (groups, drops) in [(Vec::new(), false), (split(Keeps::Scored), true), (split(Keeps::Window(16)), true)] {
+        let model = Model::seeded(SEED).with_groups(groups).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let hello = Hello { model: model.info(), ..hello("checked") };
+        let worker = Running::start_with(listener.local_addr().unwrap(), hello, Arc::new(model));
+        let rows = check::run(listener, Duration::from_secs(60), |_| ()).await;
+        for row in rows {
+            let offered = drops || row.name != "dropped blocks";
+            let passed = matches!((&row.verdict, offered), (Verdict::Pass, true) | (Verdict::NotOffered(_), false));
+            assert!(passed, "{}: {:?}", row.name, row.verdict);
+        }
+        worker.stop().await;
+    }
 }
