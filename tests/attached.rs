@@ -241,6 +241,19 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_with_fewer_stages_than_the_server_divides_decodes_among_gets_one_line() {
+    let mut options = attaching(1);
+    options.cluster.engines[0].core.pipeline_stages = 2;
+    let server = launch(options).await;
+    let line = "worker x: pipeline_stages is 1; the server divides decodes among 2 stages";
+    assert_eq!(refusal(&server, |_| {}).await, (Code::FailedPrecondition, line.to_owned()));
+    let mut fits = hello("y");
+    fits.abilities.pipeline_stages = 2;
+    dial(server.addr(), fits.encode()).await.expect("a worker of two stages fits");
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_takes_the_place_of_the_older_one_of_its_name() {
     let server = start(1).await;
     let first = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
