@@ -232,6 +232,11 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
     other.protocol = 2;
     let status = dial(server.addr(), other).await.map(drop).unwrap_err();
     assert_eq!((status.code(), status.message().lines().count()), (Code::InvalidArgument, 1), "{status:?}");
+    let mut long = hello("x").encode();
+    long.program = "p".repeat(2 << 20);
+    let status = dial(server.addr(), long).await.map(drop).unwrap_err();
+    let line = "more than 1048576 bytes before the Hello was accepted";
+    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, line));
     let worker = Attached::fresh(server.addr(), "a").await;
     let (code, message) = refusal(&server, |_| {}).await;
     assert_eq!(code, Code::ResourceExhausted);

@@ -20,6 +20,7 @@ use trunkline_attach::wire;
 use trunkline_attach::wire::workers_server::Workers;
 use trunkline_cluster::EngineId;
 
+use crate::bodies::Accepted;
 use crate::caller::Caller;
 use crate::commands::{Attaching, Command, LinkEnd};
 use crate::fit::Fit;
@@ -132,11 +133,16 @@ impl WorkersService {
         Ok(outgoing)
     }
 
-    async fn attach_checked(&self, mut incoming: Streaming<wire::FromWorker>) -> Result<Outgoing, Status> {
+    async fn attach_checked(
+        &self,
+        mut incoming: Streaming<wire::FromWorker>,
+        accepted: Accepted,
+    ) -> Result<Outgoing, Status> {
         let hello = self.hello(&mut incoming).await?;
         let refused = |why: String| Status::failed_precondition(format!("worker {}: {why}", shortened(&hello.name)));
         let fit = self.fit(&hello).await?;
         fit.check(&hello).map_err(refused)?;
+        accepted.set();
         self.seat(hello, fit.block_size(), incoming).await
     }
 }
@@ -153,7 +159,8 @@ impl Workers for WorkersService {
                 "this server takes no attached workers; start it with --attached-workers",
             ));
         }
-        let attached = self.attach_checked(request.into_inner()).await;
+        let accepted = request.extensions().get::<Accepted>().cloned().unwrap_or_default();
+        let attached = self.attach_checked(request.into_inner(), accepted).await;
         if let Err(status) = &attached {
             let why = shortened(status.message());
             self.refusals.log(self.driver.clock(), |workers| warn!(workers, "refusing a worker: {why}"));

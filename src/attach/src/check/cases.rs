@@ -175,7 +175,7 @@ pub(super) async fn table_cut(peer: &mut Peer, expected: &Expected) -> Result<()
     seq.same_as(&expected.alone[0])
 }
 
-/// Returns `true` if a block of the check's prompts may be dropped in layer group `group`: its scores decide, or it is behind the window.
+/// Returns `true` if a prompt's first block may be dropped in layer group `group`: by scores, or behind the window.
 fn drops(hello: &Hello, group: &LayerGroup) -> bool {
     match group.keeps {
         Keeps::All => false,
@@ -184,12 +184,12 @@ fn drops(hello: &Hello, group: &LayerGroup) -> bool {
     }
 }
 
-/// Returns `true` if a layer group drops blocks of prompts as long as those of the check, and the checks can overwrite them.
+/// Returns `true` if a layer group drops blocks of prompts as long as the check's, and the check can overwrite blocks.
 pub(super) fn can_drop(hello: &Hello) -> bool {
     hello.kv.block_io && hello.model.groups.iter().any(|group| drops(hello, group))
 }
 
-/// Drops the first block of a sequence in each layer group that may, and overwrites the block: no later step reads its bytes.
+/// Drops the first block of a sequence in each layer group with drops, and overwrites the block: no later step reads the bytes.
 pub(super) async fn dropped_blocks(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
     let shape = &expected.shape;
     let table = shape.table(0);
@@ -258,7 +258,7 @@ pub(super) async fn two_in_flight(peer: &mut Peer, expected: &Expected) -> Resul
     seq.same_as(&expected.alone[0])
 }
 
-/// Preempts a sequence after each of its tokens, and starts it again with the tokens it has.
+/// Preempts a sequence after each token, and starts it again with the tokens so far.
 pub(super) async fn restart(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
     let shape = &expected.shape;
     let mut seq = expected.fresh(0, 0);

@@ -171,7 +171,7 @@ impl Peer {
         block + group * self.group_blocks()
     }
 
-    /// Returns a block of the first group and those beside it.
+    /// Returns a block of the first group and the blocks beside it in the other groups.
     pub(super) fn in_groups(&self, block: u32) -> impl Iterator<Item = u32> + use<> {
         let group_blocks = self.group_blocks();
         (0..self.hello.model.n_groups()).map(move |group| block + group * group_blocks)

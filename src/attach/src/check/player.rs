@@ -38,11 +38,11 @@ pub(super) struct Part<'a> {
     pub(super) n_tokens: u32,
     /// `true` to sample after the last of them.
     pub(super) sample: bool,
-    /// Block table for the step, of the first layer group; those of the others follow from it.
+    /// Block table of the first layer group for the step. Block tables of the other groups follow.
     pub(super) table: &'a [u32],
     /// Position from which on KV may be written, for workers with partial writes.
     pub(super) write_from: Option<u32>,
-    /// Layer group and entry of its table to drop before the step.
+    /// Layer group and entry of the group's table to drop before the step.
     pub(super) drops: Option<(u32, u32)>,
 }
 

@@ -13,7 +13,7 @@ const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) block_size: u32,
-    /// Blocks of one layer group: tables name those of the first group (see [`Peer::in_group`]).
+    /// Blocks of one layer group; a table names blocks of the first group (see [`Peer::in_group`]).
     blocks: u32,
     /// Blocks of a sequence with all its tokens.
     table_len: u32,

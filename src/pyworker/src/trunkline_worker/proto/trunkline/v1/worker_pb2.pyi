@@ -267,14 +267,14 @@ class StepDone(_message.Message):
     life: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    logprobs: _containers.RepeatedCompositeFieldContainer[WorkerLogprob]
     scores: _containers.RepeatedScalarFieldContainer[float]
     drafted: int
     accepted: int
     busy_us: int
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ...) -> None: ...
 
-class TokenLogprob(_message.Message):
+class WorkerLogprob(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
