@@ -36,7 +36,7 @@ class Rig:
 class Deferred(ToyEngine):
     """An engine that submits ahead, and has no memory for slot 1."""
 
-    deferred = True
+    depth = 2
 
     def submit(self, batch):
         if 1 in batch.slots:
