@@ -22,9 +22,9 @@ use trunkline_cluster::EngineId;
 
 use crate::bodies::Accepted;
 use crate::caller::Caller;
-use crate::commands::{Attaching, Command, LinkEnd};
+use crate::commands::{Attaching, Command};
 use crate::fit::Fit;
-use crate::link::{Link, Outgoing, shortened};
+use crate::link::{Link, LinkEnd, Outgoing, shortened};
 use crate::log_limit::LogLimit;
 use crate::queue::DriverHandle;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
@@ -115,21 +115,19 @@ impl WorkersService {
         if !self.driver.send_patiently(Command::Attach(Box::new(attaching))).await {
             return Err(Status::unavailable("the server is stopping"));
         }
-        let engines = self.options.engines;
         let (begun, has_begun) = oneshot::channel();
         let (driver, silence) = (self.driver.clone(), self.options.silence);
         // A task of its own from here on: a worker that is seated and gone at once must be noticed, although this call is dropped with its
         // connection.
         tokio::spawn(async move {
-            let Ok(engine) = is_seated.await else { return };
-            let _ = begun.send(());
-            Reader { driver, engine, link, silence }.run(incoming, closed).await;
+            let Ok(seat) = is_seated.await else { return };
+            let _ = begun.send(seat.as_ref().map(drop).map_err(Status::clone));
+            if let Ok(engine) = seat {
+                Reader { driver, engine, link, silence }.run(incoming, closed).await;
+            }
         });
-        has_begun.await.map_err(|_| {
-            Status::resource_exhausted(format!(
-                "all {engines} engines for attached workers have a worker; try again later"
-            ))
-        })?;
+        let lost = |_| Status::unavailable("the server has no thread for the worker; try again later");
+        has_begun.await.map_err(lost)??;
         Ok(outgoing)
     }
 
@@ -187,7 +185,9 @@ impl Reader {
     async fn run(self, mut incoming: Streaming<wire::FromWorker>, mut closed: oneshot::Receiver<()>) {
         let end = loop {
             let message = tokio::select! {
-                // The stream of jobs is gone: the driver ended it, or the connection did.
+                biased;
+                end = self.link.ended() => break end,
+                // The stream of jobs is gone, and with it the connection.
                 _ = &mut closed => break LinkEnd::Broke("the connection broke".into()),
                 message = timeout(self.silence, incoming.message()) => message,
             };
@@ -211,7 +211,7 @@ impl Reader {
                     }
                 }
                 Err(nonsense) => {
-                    self.link.end(Status::invalid_argument(nonsense.to_string()));
+                    self.link.end_faulty(nonsense.to_string());
                     break LinkEnd::Faulty(nonsense.to_string());
                 }
             }
