@@ -8,10 +8,14 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use trunkline_attach::wire::workers_client::WorkersClient;
+use trunkline_attach::wire::{FromWorker, from_worker, to_worker};
+use trunkline_cluster::ClusterConfig;
 use trunkline_core::Config;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{AbortRequest, FlushCacheRequest, GenerateRequest, GetServerInfoRequest};
-use trunkline_server::{ClientTls, TlsFiles, authorization, connect_tls};
+use trunkline_server::{AttachOptions, ClientTls, Options, TlsFiles, authorization, connect_tls};
+use trunkline_tests::attached::{BLOCKS, hello};
 use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
 
 const ADMIN: &str = "admin-0123456789";
@@ -49,7 +53,7 @@ async fn roles_decide_and_a_changed_file_takes_effect() {
     let path = dir.path().join("tokens");
     fs::write(&path, format!("{ADMIN} admin ops\n{ALICE} generate alice\n")).unwrap();
     let token_file = Some(path.clone());
-    let edit = |options: &mut trunkline_server::Options| {
+    let edit = |options: &mut Options| {
         options.token_file = token_file;
         options.reload = Duration::from_millis(1);
     };
@@ -78,7 +82,7 @@ async fn a_token_owns_its_requests_on_every_connection() {
     let path = dir.path().join("tokens");
     fs::write(&path, format!("{ADMIN} admin ops\n{ALICE} generate alice\n{BOB} generate bob\n")).unwrap();
     let (wrap, gate) = gated();
-    let edit = move |options: &mut trunkline_server::Options| options.token_file = Some(path);
+    let edit = move |options: &mut Options| options.token_file = Some(path);
     let server = TestServer::start_options(Config::default(), edit, wrap).await;
     let mut client = server.client().await;
     let named = |token, id: &str| with(token, GenerateRequest { request_id: id.into(), ..greedy("hello", 4) });
@@ -104,7 +108,7 @@ async fn a_token_reaches_the_cache_of_its_own_tenant_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokens");
     fs::write(&path, format!("{ADMIN} admin ops\n{ALICE} generate alice\n{BOB} generate bob\n")).unwrap();
-    let edit = move |options: &mut trunkline_server::Options| options.token_file = Some(path);
+    let edit = move |options: &mut Options| options.token_file = Some(path);
     let server = TestServer::start_options(Config::default(), edit, |worker| Box::new(worker)).await;
     let mut client = server.client().await;
     let text = "a prompt of several blocks that one tenant has sent, and others would like to probe for";
@@ -124,7 +128,7 @@ async fn a_token_reaches_the_cache_of_its_own_tenant_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_protects_the_port() {
-    let edit = |options: &mut trunkline_server::Options| options.tls = Some(tls_files(None));
+    let edit = |options: &mut Options| options.tls = Some(tls_files(None));
     let server = TestServer::start_options(Config::default(), edit, |worker| Box::new(worker)).await;
     let connect = async |ca: &str| -> Result<Channel, String> {
         let endpoint = Endpoint::from_shared(format!("https://localhost:{}", server.addr().port())).unwrap();
@@ -140,8 +144,50 @@ async fn tls_protects_the_port() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_attaches_over_tls_with_a_token_of_its_role_alone() {
+    const WORKER: &str = "worker-0123456789";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens");
+    fs::write(&path, format!("{WORKER} worker gpu1\n{ALICE} generate alice\n{ADMIN} admin ops\n")).unwrap();
+    let core = Config { device_blocks: BLOCKS, ..Config::default() };
+    let options = Options {
+        cluster: ClusterConfig::uniform(&core, 1),
+        attach: AttachOptions { engines: 1, ..AttachOptions::default() },
+        tls: Some(tls_files(None)),
+        token_file: Some(path),
+        ..Options::default()
+    };
+    let server = TestServer::launch(options, |_, _| unreachable!("no embedded worker")).await.unwrap();
+    let endpoint = Endpoint::from_shared(format!("https://localhost:{}", server.addr().port())).unwrap();
+    let channel = connect_tls(endpoint, &ClientTls { ca: pem("ca.pem"), identity: None }).await.unwrap();
+    let attach = async |token: Option<&str>| {
+        let (answers, stream) = tokio::sync::mpsc::unbounded_channel();
+        let hello = from_worker::Message::Hello(hello("a").encode());
+        answers.send(FromWorker { message: Some(hello) }).unwrap();
+        let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
+        let request = token.map_or_else(|| Request::new(()), |token| with(token, ())).map(|()| stream);
+        let call = WorkersClient::new(channel.clone()).attach(request).await?;
+        Ok((answers, call.into_inner().message().await?))
+    };
+    for (token, expected) in [
+        (None, Code::Unauthenticated),
+        (Some(BOB), Code::Unauthenticated),
+        (Some(ALICE), Code::PermissionDenied),
+        (Some(ADMIN), Code::PermissionDenied),
+    ] {
+        assert_eq!(code(attach(token).await), expected, "{token:?}");
+    }
+    let (_answers, welcome) = attach(Some(WORKER)).await.unwrap();
+    assert!(matches!(welcome.unwrap().message, Some(to_worker::Message::Welcome(_))));
+    // The token of a worker serves for nothing else.
+    let mut client = InferenceClient::new(channel.clone());
+    assert_eq!(code(client.generate(with(WORKER, greedy("hello", 2))).await), Code::PermissionDenied);
+    assert_eq!(code(client.flush_cache(with(WORKER, FlushCacheRequest {})).await), Code::PermissionDenied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_needs_a_certificate_if_the_server_asks_for_one() {
-    let edit = |options: &mut trunkline_server::Options| options.tls = Some(tls_files(Some(pem("ca.pem"))));
+    let edit = |options: &mut Options| options.tls = Some(tls_files(Some(pem("ca.pem"))));
     let server = TestServer::start_options(Config::default(), edit, |worker| Box::new(worker)).await;
     let ask = async |identity| -> Result<usize, String> {
         let endpoint = Endpoint::from_shared(format!("https://localhost:{}", server.addr().port())).unwrap();
@@ -155,7 +201,7 @@ async fn a_client_needs_a_certificate_if_the_server_asks_for_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_files_are_reported_by_name() {
-    let start = async |edit: fn(&mut trunkline_server::Options)| {
+    let start = async |edit: fn(&mut Options)| {
         TestServer::try_start(Config::default(), edit).await.err().expect("the server does not start").to_string()
     };
     let message = start(|options| options.token_file = Some("no-tokens".into())).await;

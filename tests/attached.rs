@@ -13,7 +13,7 @@ use trunkline_attach::wire::{self, from_worker, to_worker};
 use trunkline_attach::{Hello, Resume};
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
-use trunkline_server::proto::FinishReason;
+use trunkline_server::proto::{AttachedWorker, FinishReason};
 use trunkline_server::{AttachOptions, Backend, MakeWorker, Options, SamplingOffer, WorkerError};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::attached::{Attached, BLOCKS, Death, Device, Wire, dial, hello, keep};
@@ -232,6 +232,11 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
     other.protocol = 2;
     let status = dial(server.addr(), other).await.map(drop).unwrap_err();
     assert_eq!((status.code(), status.message().lines().count()), (Code::InvalidArgument, 1), "{status:?}");
+    let mut long = hello("x").encode();
+    long.program = "p".repeat(2 << 20);
+    let status = dial(server.addr(), long).await.map(drop).unwrap_err();
+    let line = "more than 1048576 bytes before the Hello was accepted";
+    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, line));
     let worker = Attached::fresh(server.addr(), "a").await;
     let (code, message) = refusal(&server, |_| {}).await;
     assert_eq!(code, Code::ResourceExhausted);
@@ -241,18 +246,40 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_takes_the_place_of_the_older_one_of_its_name() {
-    let server = start(1).await;
+async fn a_worker_with_fewer_stages_than_the_server_divides_decodes_among_gets_one_line() {
+    let mut options = attaching(1);
+    options.cluster.engines[0].core.pipeline_stages = 2;
+    let server = launch(options).await;
+    let line = "worker x: pipeline_stages is 1; the server divides decodes among 2 stages";
+    assert_eq!(refusal(&server, |_| {}).await, (Code::FailedPrecondition, line.to_owned()));
+    let mut fits = hello("y");
+    fits.abilities.pipeline_stages = 2;
+    dial(server.addr(), fits.encode()).await.expect("a worker of two stages fits");
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_workers_of_one_name_do_not_take_the_seat_from_each_other() {
+    let server = start(2).await;
     let first = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
+    let (code, message) = refusal(&server, |hello| hello.name = "a".into()).await;
+    let line = "a worker of this name is attached as engine 0; give each worker a --name of its own";
+    assert_eq!((code, message.as_str()), (Code::AlreadyExists, line));
+    first.abort();
+    let mut client = server.client().await;
+    gone(&mut client, 0).await;
+    // A worker that is gone does not stand in the way of its successor.
     let second = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
-    let (end, _) = first.await.unwrap();
-    let status = end.unwrap();
-    let expected = (Code::Aborted, "another worker took this worker's place");
-    assert_eq!((status.code(), status.message()), expected);
     let prompts = prompts(2);
     check(&ask_all(&mut server.client().await, &prompts).await, &prompts).await;
     server.drain().await;
     second.await.unwrap();
+}
+
+/// Waits until the server has seen that an engine's connection is gone.
+async fn gone(client: &mut Client, engine: usize) {
+    let is_there = |worker: &AttachedWorker| worker.connected;
+    client.until(|info| !info.engines[engine].worker.as_ref().is_some_and(is_there)).await;
 }
 
 /// Answers of each kind that a sound worker never sends, given a step.
@@ -366,8 +393,10 @@ async fn a_worker_whose_end_of_a_reset_was_lost_begins_anew() {
     // The worker has begun the life, its ResetDone never comes, and the old connection still looks sound.
     let mut again = hello("a");
     again.resume = Some(Resume { session: worker.session.name.clone(), life: reset.life });
-    let (_answers, _jobs, welcome) = dial(server.addr(), again.encode()).await.unwrap();
+    let (answering, jobs, welcome) = dial(server.addr(), again.encode()).await.unwrap();
     assert!(!welcome.resumed && welcome.life > reset.life, "{welcome:?}");
+    drop((answering, jobs));
+    gone(&mut server.client().await, 0).await;
     let last = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
     check(&answers.await.unwrap(), &prompts).await;
     server.drain().await;
@@ -391,15 +420,74 @@ async fn a_silent_worker_counts_as_broken() {
     server.drain().await;
 }
 
-/// A server with a device too small for all requests, which are swapped out through the worker.
-#[tokio::test(flavor = "multi_thread")]
-async fn requests_are_swapped_out_and_in_through_the_connection() {
-    let prompts = prompts(8);
+/// Options of a server with a device too small for all requests, which are swapped out through the worker.
+fn swapping() -> Options {
     let mut options = attaching(1);
     let core = &mut options.cluster.engines[0].core;
     (core.device_blocks, core.host_blocks, core.preemption) = (12, 64, Preemption::Swap);
     core.launch_watermark = 0.0;
+    options
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_of_the_wrong_length_ends_the_connection_and_harms_no_request() {
+    let prompts = prompts(8);
+    let server = launch(swapping()).await;
+    let mut worker = Attached::fresh(server.addr(), "a").await;
+    let (mut asking, asked) = (server.client().await, prompts.clone());
+    let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
+    let is_read = |job: &to_worker::Message, _| matches!(job, to_worker::Message::ReadBlock(_));
+    let read = worker.serve_until(is_read).await.unwrap();
+    let Some(from_worker::Message::BlockRead(mut short)) = worker.answer(read) else { panic!("a block") };
+    let n_bytes = short.data.len();
+    short.data.truncate(3);
+    worker.send(from_worker::Message::BlockRead(short));
+    let Err(Some(status)) = worker.serve_until(|_, _| false).await else { panic!("a reason") };
+    let line = format!("the worker read 3 bytes of a block of {n_bytes} bytes");
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, line.as_str()));
+    // Its KV is not trusted any more, not even if it comes back.
+    let mut again = hello("a");
+    again.resume = Some(Resume { session: worker.session.name.clone(), life: worker.life() });
+    let (answering, jobs, welcome) = dial(server.addr(), again.encode()).await.unwrap();
+    assert!(!welcome.resumed);
+    drop((answering, jobs));
+    gone(&mut server.client().await, 0).await;
+    let sound = forever(&server, "a");
+    check(&answers.await.unwrap(), &prompts).await;
+    server.drain().await;
+    sound.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_is_never_answered_costs_no_request() {
+    let prompts = prompts(8);
+    let mut options = swapping();
+    options.cluster.engines[0].core.copy_timeout_ns = 1_000_000;
     let server = launch(options).await;
+    let mut worker = Attached::fresh(server.addr(), "a").await;
+    let mut client = server.client().await;
+    let (mut asking, asked) = (client.clone(), prompts.clone());
+    let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
+    let mute = tokio::spawn(async move {
+        let mut ignored = 0;
+        loop {
+            let is_read = |job: &to_worker::Message, _| matches!(job, to_worker::Message::ReadBlock(_));
+            if worker.serve_until(is_read).await.is_err() {
+                return ignored;
+            }
+            ignored += 1;
+        }
+    });
+    check(&answers.await.unwrap(), &prompts).await;
+    assert!(client.info().await.counters.unwrap().preemptions > 0, "nothing was to be swapped out");
+    server.drain().await;
+    assert!(mute.await.unwrap() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_swapped_out_and_in_through_the_connection() {
+    let prompts = prompts(8);
+    let server = launch(swapping()).await;
     let worker = forever(&server, "a");
     let mut client = server.client().await;
     client.until(|info| info.engines[0].worker.is_some()).await;
@@ -464,8 +552,7 @@ async fn workers_killed_at_random_lose_no_request_and_no_token() {
             let (left, mut random) = (left.clone(), Pcg64::seed_from_u64(seed * 3 + at));
             keep(server.addr(), format!("worker {at}"), move || {
                 let death = if random.random_bool(0.5) { Death::Cut } else { Death::Killed };
-                // Time for tokens in between: a request that runs alone and without a token in three lost steps is to blame.
-                let steps = random.random_range(24..64);
+                let steps = random.random_range(8..32);
                 let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
                 taken.ok().map(|_| (steps, death))
             })

@@ -8,15 +8,19 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Endpoint;
-use trunkline_attach::Session;
+use trunkline_attach::check::{self, Verdict};
 use trunkline_attach::worker::{self, Dialled, WorkerError};
+use trunkline_attach::{Abilities, Hello, KvRoom, Session};
 use trunkline_cluster::ClusterConfig;
-use trunkline_core::{Config, Preemption};
-use trunkline_port::StepRunner;
+use trunkline_core::h2o::Mode;
+use trunkline_core::{Config, H2oConfig, Preemption, WorkerFacts, Write};
+use trunkline_port::{Keeps, LayerGroup, ModelInfo, StepRunner};
 use trunkline_server::proto::{GetServerInfoResponse, Sampling};
-use trunkline_server::{AttachOptions, Options};
+use trunkline_server::{AttachOptions, EngineStore, Options, layout};
+use trunkline_store::{StoreSettings, TierMedium};
 use trunkline_tests::attached::{BLOCKS, Wire, hello};
-use trunkline_tests::server::{Answer, Client, SEED, TestServer, collect, greedy};
+use trunkline_tests::server::{Answer, Client, SEED, TestServer, collect, divided, greedy};
+use trunkline_tests::tiered;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 fn limits() -> Config {
@@ -38,23 +42,27 @@ struct Running {
 
 impl Running {
     fn start(server: SocketAddr, name: &str) -> Self {
+        Self::start_with(server, hello(name), Arc::new(Model::seeded(SEED)))
+    }
+
+    fn start_with(server: SocketAddr, hello: Hello, model: Arc<Model>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (stop, stopped) = watch::channel(false);
-        let make = Box::new(|session: &Session| {
+        let make = Box::new(move |session: &Session| {
             let config = WorkerConfig {
                 block_size: session.block_size,
                 device_blocks: session.blocks,
                 max_drafts: session.max_drafts,
                 threads: 1,
             };
-            let worker: Box<dyn StepRunner> = Box::new(Worker::new(Arc::new(Model::seeded(SEED)), config)?);
+            let worker: Box<dyn StepRunner> = Box::new(Worker::new(model.clone(), config)?);
             Ok(worker)
         });
         let dial = Box::new(move || {
             let endpoint = Endpoint::from_shared(format!("http://{server}"));
             Box::pin(async move { Ok(Dialled { channel: endpoint?.connect().await?, authorization: None }) }) as _
         });
-        let task = runtime.spawn(worker::run(hello(name), make, dial, stopped));
+        let task = runtime.spawn(worker::run(hello, make, dial, stopped));
         Self { runtime: Some(runtime), stop, task }
     }
 
@@ -167,5 +175,95 @@ async fn a_worker_killed_in_the_middle_of_answers_loses_no_request() {
     check(&answers.await.unwrap()).await;
     client.settled().await;
     last.stop().await;
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_worker_passes_every_check_with_layer_groups_too() {
+    let plain = Model::seeded(SEED);
+    let n_layers = plain.info().n_layers;
+    let group = |layers, keeps| LayerGroup { layers, keeps };
+    let split = |keeps| vec![group(vec![0], Keeps::All), group((1..n_layers).collect(), keeps)];
+    for (groups, drops) in [(Vec::new(), false), (split(Keeps::Scored), true), (split(Keeps::Window(16)), true)] {
+        let model = Model::seeded(SEED).with_groups(groups).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let hello = Hello { model: model.info(), ..hello("checked") };
+        let worker = Running::start_with(listener.local_addr().unwrap(), hello, Arc::new(model));
+        let rows = check::run(listener, Duration::from_secs(60), |_| ()).await;
+        for row in rows {
+            let offered = drops || row.name != "dropped blocks";
+            let passed = matches!((&row.verdict, offered), (Verdict::Pass, true) | (Verdict::NotOffered(_), false));
+            assert!(passed, "{}: {:?}", row.name, row.verdict);
+        }
+        worker.stop().await;
+    }
+}
+
+/// A Hello of a worker with room for the blocks of a configuration.
+fn hello_for(core: &Config, model: &Model) -> Hello {
+    let hello = hello("a");
+    let tokens = u64::from(core.block_size) * u64::from(core.pool_blocks());
+    let kv = KvRoom { block_sizes: vec![core.block_size], tokens, ..hello.kv };
+    let abilities = Abilities { scores: true, ..hello.abilities };
+    Hello { model: model.info(), kv, abilities, ..hello }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_go_to_a_tier_and_come_back_through_the_connection() {
+    let texts = tiered::plain_texts().await;
+    let core = tiered::config(&[("host", Write::Through)]);
+    let cluster = ClusterConfig::uniform(&core, 1);
+    let attach = AttachOptions { engines: 1, ..AttachOptions::default() };
+    let options = Options { cluster, attach, ..Options::default() };
+    let stores = |model: &ModelInfo| {
+        let mut settings = StoreSettings::new(layout(model, tiered::BLOCK_SIZE), 1 << 30);
+        settings.tiers = vec![TierMedium::Host];
+        vec![EngineStore::open(settings).unwrap()]
+    };
+    let server = TestServer::launch_stored(options, stores, |_, _| unreachable!("no embedded worker")).await.unwrap();
+    let model = Arc::new(Model::seeded(SEED));
+    let worker = Running::start_with(server.addr(), hello_for(&core, &model), model);
+    let mut client = server.client().await;
+    client.until(|info| info.engines[0].worker.is_some()).await;
+    let first = tiered::ask_all(&mut client).await.0;
+    client.settled().await;
+    let (second, cached) = tiered::ask_all(&mut client).await;
+    assert_eq!((&first, &second), (&texts, &texts));
+    assert!(cached.iter().sum::<u32>() > 0, "{cached:?}");
+    worker.stop().await;
+    let stats = server.drain().await.stats.tiers[0];
+    assert!(stats.stored_blocks > 0 && stats.hit_blocks > 0, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_with_layer_groups_drops_what_an_embedded_one_drops() {
+    let h2o =
+        H2oConfig { mode: Mode::On, ratio: 4.0, sink: 4, recent: 8, trigger: 32, interval: 4, ..H2oConfig::default() };
+    let core = Config {
+        block_size: 4,
+        device_blocks: 256,
+        max_context: 512,
+        max_batch_tokens: 64,
+        max_batch_size: 8,
+        max_steps_in_flight: 2,
+        worker: WorkerFacts { groups: vec![Keeps::All, Keeps::Scored], ..WorkerFacts::default() },
+        h2o,
+        ..Config::default()
+    };
+    let request = || greedy(&"a long prompt is read once and hardly ever again, ".repeat(4), 60);
+    let embedded = TestServer::start(core.clone()).await;
+    let expected = embedded.client().await.ask(request()).await.unwrap();
+    embedded.drain().await;
+
+    let server = start(core.clone(), Duration::from_secs(30)).await;
+    let model = Arc::new(divided(&core));
+    let worker = Running::start_with(server.addr(), hello_for(&core, &model), model);
+    let mut client = server.client().await;
+    client.until(|info| info.engines[0].worker.is_some()).await;
+    let answer = client.ask(request()).await.unwrap();
+    assert_eq!(answer.text, expected.text);
+    let counters = client.info().await.counters.unwrap();
+    assert!(counters.h2o_dropped_blocks > 20 && counters.h2o_plans > 5, "{counters:?}");
+    worker.stop().await;
     server.drain().await;
 }

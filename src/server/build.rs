@@ -4,16 +4,27 @@ use std::path::{Path, PathBuf};
 
 const PROTO_DIR: &str = "../../proto";
 const PROTO_FILE: &str = "trunkline/v1/inference.proto";
+/// The messages of workers, compiled by the crate of their protocol.
+const WORKER_PROTO_FILE: &str = "trunkline/v1/worker.proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed={}", Path::new(PROTO_DIR).join(PROTO_FILE).display());
-    let mut compiler = protox::Compiler::new([PROTO_DIR])?;
-    compiler.include_imports(true).include_source_info(true).open_file(PROTO_FILE)?;
-
+    for file in [PROTO_FILE, WORKER_PROTO_FILE] {
+        println!("cargo::rerun-if-changed={}", Path::new(PROTO_DIR).join(file).display());
+    }
+    let open = |files: &[&str]| {
+        let mut compiler = protox::Compiler::new([PROTO_DIR])?;
+        compiler.include_imports(true).include_source_info(true);
+        for file in files {
+            compiler.open_file(file)?;
+        }
+        Ok::<_, protox::Error>(compiler)
+    };
     // Reflection serves the descriptors as they are, comments included.
     let out_dir = PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(out_dir.join("trunkline_descriptor.bin"), compiler.encode_file_descriptor_set())?;
+    let descriptors = open(&[PROTO_FILE, WORKER_PROTO_FILE])?.encode_file_descriptor_set();
+    std::fs::write(out_dir.join("trunkline_descriptor.bin"), descriptors)?;
 
+    let compiler = open(&[PROTO_FILE])?;
     tonic_prost_build::configure().codec_path("crate::codec::WireCodec").compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

@@ -2,10 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use trunkline_core::{RequestId, WORKER_FAILURES_MAX};
+use trunkline_core::{Request, RequestId, WORKER_FAILURES_MAX};
 
 /// Steps that fail in a row, without one that succeeds, before the worker itself is to blame.
 pub const WORKER_BLAMED_AFTER: u32 = 32;
+/// Lone failures beyond [`WORKER_FAILURES_MAX`] that a request may have while steps fail without it, at most.
+pub const OTHER_FAILURES_MAX: u32 = 3;
+/// Steps without a failure after which failures no longer count as evidence.
+pub const CALM_STEPS: u64 = 1024;
 
 /// One request among all that had an id: the id, and the last step sent before its submission.
 type Owner = (RequestId, u64);
@@ -19,6 +23,10 @@ pub(crate) struct Record {
     pub failures: u32,
     /// Those of the failures in which it ran alone, or the worker was to blame.
     pub counted: u32,
+    /// The last row of failures with the request, without a success in between.
+    row: Option<u64>,
+    /// Failures before that row.
+    before_row: u32,
     /// `true` if a failure that counted was one too many: the request must end.
     pub is_over: bool,
 }
@@ -31,19 +39,29 @@ pub(crate) struct Blame {
     records: BTreeMap<Owner, Record>,
     /// Steps that failed in a row, with nobody to blame.
     in_a_row: u32,
+    /// Number of such rows before.
+    row: u64,
+    /// Failures without a known cause, since the last calm.
+    unexplained: u32,
+    /// The last step sent before the last of them.
+    failed_at: u64,
 }
 
 impl Blame {
     /// Begins the record of a new request, which brings failures along.
-    pub fn submitted(&mut self, id: RequestId, failures: u32) {
-        let owner = (id, self.last_step);
-        self.current.insert(id, owner);
-        self.records.insert(owner, Record { failures, counted: failures, ..Record::default() });
+    pub fn submitted(&mut self, request: &Request) {
+        let owner = (request.id, self.last_step);
+        self.current.insert(request.id, owner);
+        let failures = request.worker_failures + request.suspicion;
+        self.records.insert(owner, Record { failures, counted: request.worker_failures, ..Record::default() });
     }
 
     /// Notes that a request that was handed back came again, with the failures it had.
-    pub fn submitted_again(&mut self, id: RequestId, failures: u32) {
-        self.records.get_mut(&self.current[&id]).expect("a known request").counted = failures;
+    pub fn submitted_again(&mut self, request: &Request) {
+        let record = self.records.get_mut(&self.current[&request.id]).expect("a known request");
+        record.row = None;
+        let failures = (request.worker_failures + request.suspicion, request.worker_failures);
+        assert_eq!((record.failures, record.counted), failures, "the request brings its failures along");
     }
 
     /// Notes a step that was sent.
@@ -75,26 +93,43 @@ impl Blame {
         }
     }
 
-    /// Counts a failure for every request in the steps that failed, unless one of them is known to be the cause.
-    pub fn failed(&mut self, parts: &[(u64, RequestId)]) {
+    /// Counts a failure for every request in the steps that failed, unless one of them is known to be the cause. Requests in `live` have
+    /// not ended.
+    pub fn failed(&mut self, parts: &[(u64, RequestId)], live: &BTreeSet<RequestId>) {
         let owners: BTreeSet<Owner> = parts.iter().map(|(step, id)| self.owner(*step, *id)).collect();
         if owners.iter().any(|owner| self.records[owner].guilty) {
-            self.in_a_row = 0;
+            (self.in_a_row, self.row) = (0, self.row + 1);
             return;
         }
         let counts = owners.len() == 1 || self.in_a_row >= WORKER_BLAMED_AFTER;
+        if !owners.is_empty() {
+            if self.last_step - std::mem::replace(&mut self.failed_at, self.last_step) > CALM_STEPS {
+                self.unexplained = 0;
+            }
+            self.unexplained += 1;
+        }
+        let mut explained = 0;
         for owner in &owners {
             let record = self.records.get_mut(owner).expect("a known request runs");
+            if record.row.replace(self.row) != Some(self.row) {
+                record.before_row = record.failures;
+            }
             record.failures += 1;
             record.counted += u32::from(counts);
-            record.is_over |= counts && record.counted >= WORKER_FAILURES_MAX;
+            let others = self.unexplained.saturating_sub(self.in_a_row + 1).saturating_sub(record.before_row);
+            let is_over = counts && record.counted >= WORKER_FAILURES_MAX + others.min(OTHER_FAILURES_MAX);
+            if is_over && self.current[&owner.0] == *owner && live.contains(&owner.0) {
+                explained += record.failures;
+            }
+            record.is_over |= is_over;
         }
+        self.unexplained = self.unexplained.saturating_sub(explained);
         self.in_a_row += u32::from(!owners.is_empty());
     }
 
     /// Notes a step that succeeded.
     pub fn succeeded(&mut self) {
-        self.in_a_row = 0;
+        (self.in_a_row, self.row) = (0, self.row + 1);
     }
 
     /// The request that a step ran under an id: the last one submitted before the step.

@@ -238,7 +238,7 @@ impl Driver {
         self.joined = false;
         let mut failed = self.parts();
         failed.append(&mut self.sent.answering);
-        self.blame.failed(&failed);
+        self.blame.failed(&failed, &self.live);
         self.found.forget();
         self.worker.reset();
         self.steps.clear();
@@ -261,12 +261,12 @@ impl Driver {
         }
         self.live.insert(id);
         if self.requests.get(&id).is_some_and(|known| known.withdrawn && !known.is_answered()) {
-            self.blame.submitted_again(id, request.worker_failures);
+            self.blame.submitted_again(request);
             return;
         }
         // The id may have been another request's, whose end says nothing of this one.
         self.sent.withdrawn.remove(&id);
-        self.blame.submitted(id, request.worker_failures);
+        self.blame.submitted(request);
         self.found.submitted(request);
         let before = self.requests.insert(id, Known::new(request));
         if let (Some(before), false) = (before, matches!(self.answers, Answers::Dictated)) {

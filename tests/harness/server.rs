@@ -38,7 +38,7 @@ pub struct TestServer {
 }
 
 /// Returns the model with a group of one layer for each group of the limits, the last layer first.
-fn divided(core: &Config) -> Model {
+pub fn divided(core: &Config) -> Model {
     let model = Model::seeded(SEED);
     let layers = (0..model.info().n_layers).rev();
     let group = |(layer, keeps): (u32, &Keeps)| LayerGroup { layers: vec![layer], keeps: *keeps };

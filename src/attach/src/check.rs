@@ -62,7 +62,7 @@ macro_rules! case {
 }
 
 /// All checks behind the first two, in order.
-const CASES: [Case; 17] = [
+const CASES: [Case; 18] = [
     case!("heartbeats", faults::heartbeats),
     case!("prefill in chunks", cases::chunks),
     case!("batch equals alone", cases::batch, "max_sequences above 1", |hello| hello.abilities.max_sequences > 1),
@@ -70,6 +70,12 @@ const CASES: [Case; 17] = [
     case!("shared prefix", cases::shared_prefix),
     case!("partial writes", cases::partial_writes, "partial_writes", |hello| hello.abilities.partial_writes),
     case!("cut block tables", cases::table_cut),
+    case!(
+        "dropped blocks",
+        cases::dropped_blocks,
+        "block_io with a layer group that drops blocks so early",
+        cases::can_drop
+    ),
     case!("slots used again", cases::slot_reuse),
     case!("two steps in flight", cases::two_in_flight, "steps_in_flight above 1", |hello| {
         hello.abilities.steps_in_flight > 1
@@ -98,7 +104,7 @@ pub async fn run(listener: TcpListener, patience: Duration, mut report: impl FnM
     };
     let begun = async {
         let peer = Peer::accept(Door::open(listener, patience)).await?;
-        let shape = Shape::new(&peer.hello, &peer.session)?;
+        let shape = Shape::new(&peer)?;
         Ok::<_, Failure>((peer, shape))
     };
     let (mut peer, shape) = match begun.await {

@@ -111,7 +111,7 @@ pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> 
     let regular = result.ends.len() == step.seqs.len()
         && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(seq.sample));
     let counts = if regular { Vec::new() } else { (0..result.ends.len()).map(|i| result.of(i).len() as u32).collect() };
-    let logprob = |token: TokenLogprobs| wire::TokenLogprob {
+    let logprob = |token: TokenLogprobs| wire::WorkerLogprob {
         logprob: token.logprob,
         top_ids: token.top.iter().map(|(id, _)| *id).collect(),
         top_logprobs: token.top.iter().map(|(_, logprob)| *logprob).collect(),
@@ -215,7 +215,7 @@ impl SentStep {
         Ok(out)
     }
 
-    fn top_of(&self, entry: &wire::TokenLogprob, most: u32) -> Result<Vec<(u32, f32)>, DoneReason> {
+    fn top_of(&self, entry: &wire::WorkerLogprob, most: u32) -> Result<Vec<(u32, f32)>, DoneReason> {
         let expected = most.min(self.vocab_size) as usize;
         check_length("top_ids", entry.top_ids.len(), expected)?;
         check_length("top_logprobs", entry.top_logprobs.len(), expected)?;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use trunkline_port::{
-    CopyError, DeviceBlocks, ModelInfo, NO_BLOCK, Sampling, Step, StepError, StepOutput, StepRunner, StepSeq,
-    TokenLogprobs,
+    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, Step, StepError, StepOutput, StepRunner,
+    StepSeq, TokenLogprobs,
 };
 
 use crate::hello::{Abilities, Hello, KvRoom};
@@ -47,6 +47,10 @@ pub enum FakeFault {
     MixesBatch,
     /// Log probabilities are those of another token.
     WrongLogprobs,
+    /// Entries that leave a block table are read on.
+    IgnoresDrops,
+    /// All layer groups use the blocks of the first.
+    MixesGroups,
 }
 
 /// Settings of a fake worker.
@@ -56,6 +60,8 @@ pub struct FakeConfig {
     pub block_size: u32,
     /// Blocks of the device.
     pub blocks: u32,
+    /// Layer groups behind the first, each of one layer whose blocks are dropped by scores.
+    pub scored_groups: u32,
     /// Mistake of the worker; `None` for a correct one.
     pub fault: Option<FakeFault>,
 }
@@ -72,7 +78,8 @@ pub struct FakeWorker {
 /// Sequence in a slot.
 #[derive(Clone, Debug, Default)]
 struct Slot {
-    table: Vec<u32>,
+    /// Block table of each layer group.
+    tables: Vec<Vec<u32>>,
     sampling: Sampling,
     /// Parameters at the last start.
     last: Option<Sampling>,
@@ -87,20 +94,25 @@ impl FakeWorker {
         Self { config, cells, slots: Vec::new(), stuck: false }
     }
 
-    /// Returns facts about the fake model.
-    pub fn info() -> ModelInfo {
+    /// Returns facts about the fake model: one layer in each layer group.
+    fn info(config: &FakeConfig) -> ModelInfo {
+        let n_layers = 1 + config.scored_groups;
+        let group =
+            |layer| LayerGroup { layers: vec![layer], keeps: if layer == 0 { Keeps::All } else { Keeps::Scored } };
+        let groups = if n_layers > 1 { (0..n_layers).map(group).collect() } else { Vec::new() };
         ModelInfo {
             name: "fake".into(),
             revision: "1".into(),
             vocab_size: VOCAB,
             max_context: CONTEXT,
-            n_layers: 1,
+            n_layers,
+            groups,
             hidden_size: 1,
             n_heads: 1,
             n_kv_heads: 1,
             head_dim: 1,
             kv_dtype: "f32".into(),
-            kv_bytes_per_token: CELL_BYTES as u64,
+            kv_bytes_per_token: CELL_BYTES as u64 * u64::from(n_layers),
             ..ModelInfo::default()
         }
     }
@@ -110,7 +122,7 @@ impl FakeWorker {
         Hello {
             name: name.into(),
             program: concat!("trunkline-fake ", env!("CARGO_PKG_VERSION")).into(),
-            model: Self::info(),
+            model: Self::info(config),
             kv: KvRoom {
                 block_sizes: vec![config.block_size],
                 tokens: u64::from(config.blocks) * u64::from(config.block_size),
@@ -141,20 +153,24 @@ impl FakeWorker {
             self.slots.resize(at + 1, Slot::default());
         }
         let (keeps_slot, keeps_table) = (self.has(FakeFault::KeepsSlot), self.has(FakeFault::KeepsTable));
+        let drops = if self.has(FakeFault::IgnoresDrops) { &[] } else { step.drops_of(i) };
         let slot = &mut self.slots[at];
         if let Some(sampling) = sampling {
             let last = slot.last.replace(*sampling).filter(|_| keeps_slot);
             slot.sampling = last.unwrap_or(*sampling);
-            slot.table.clear();
+            slot.tables.clear();
         }
-        for drop in step.drops_of(i) {
-            let dropped = slot.table.iter_mut().skip(drop.first as usize).take(drop.n as usize);
+        slot.tables.resize(1 + self.config.scored_groups as usize, Vec::new());
+        for drop in drops {
+            let dropped = slot.tables[drop.group as usize].iter_mut().skip(drop.first as usize).take(drop.n as usize);
             dropped.for_each(|entry| *entry = NO_BLOCK);
         }
-        if !keeps_table {
-            slot.table.truncate(seq.table_keep as usize);
+        for (group, table) in slot.tables.iter_mut().enumerate() {
+            if !keeps_table {
+                table.truncate(seq.table_keep as usize);
+            }
+            table.extend_from_slice(step.new_blocks_of(seq, group));
         }
-        slot.table.extend_from_slice(step.new_blocks(seq));
     }
 
     /// Returns the place of a position's cell; `None` if the table has no block there.
@@ -164,9 +180,15 @@ impl FakeWorker {
         (block < self.config.blocks).then(|| block as usize * self.config.block_size as usize + within)
     }
 
-    /// Runs the tokens of a sequence, and returns the digest of all cells that its table shows.
-    fn forward(&self, step: &Step, seq: &StepSeq, table: &[u32]) -> u64 {
-        let mut digest = 1;
+    /// Runs the tokens of a sequence through all layer groups, and returns the digest of all cells that its tables show.
+    fn forward(&self, step: &Step, seq: &StepSeq, tables: &[Vec<u32>]) -> u64 {
+        let table_of = |group| if self.has(FakeFault::MixesGroups) { &tables[0] } else { &tables[group] };
+        let digests = (0..tables.len()).map(|group| self.forward_group(step, seq, table_of(group), group as u64));
+        digests.reduce(mix).unwrap_or_default()
+    }
+
+    fn forward_group(&self, step: &Step, seq: &StepSeq, table: &[u32], group: u64) -> u64 {
+        let mut digest = 1 + group;
         for position in 0..seq.computed {
             if let Some(at) = self.place(table, position) {
                 digest = mix(digest, self.cells.get(at));
@@ -220,8 +242,8 @@ impl StepRunner for FakeWorker {
         output.result.step = step.id;
         for (i, seq) in step.seqs.iter().enumerate() {
             let of = if self.has(FakeFault::MixesBatch) { 0 } else { i };
-            let table = &self.slots[step.seqs[of].slot as usize].table;
-            let digest = self.forward(step, seq, table);
+            let tables = &self.slots[step.seqs[of].slot as usize].tables;
+            let digest = self.forward(step, seq, tables);
             if seq.sample {
                 let (token, logprobs) = self.pick(seq, digest, step.seqs.len());
                 output.result.push(&[token]);

@@ -12,6 +12,8 @@ const TEXT_BYTES: usize = 4096;
 const BLOCK_SIZE_MAX: u32 = 1 << 16;
 /// Bytes of a block, at most: a block travels in one message.
 const BLOCK_BYTES_MAX: u64 = 1 << 30;
+/// Stages of a worker's pipeline, at most.
+const PIPELINE_STAGES_MAX: u32 = 64;
 /// Number of entries of each list in a [`wire::Hello`], at most.
 const LIST_MAX: usize = 1 << 16;
 
@@ -62,6 +64,8 @@ pub struct Abilities {
     pub scores: bool,
     /// `true` if sampling is supported, with token n drawn from (seed, n) alone.
     pub seeded_sampling: bool,
+    /// Stages of the worker's pipeline, at least 1.
+    pub pipeline_stages: u32,
 }
 
 impl Default for Abilities {
@@ -75,6 +79,7 @@ impl Default for Abilities {
             partial_writes: false,
             scores: false,
             seeded_sampling: false,
+            pipeline_stages: 1,
         }
     }
 }
@@ -160,6 +165,7 @@ impl Hello {
                 partial_writes: abilities.partial_writes,
                 scores: abilities.scores,
                 seeded_sampling: abilities.seeded_sampling,
+                pipeline_stages: abilities.pipeline_stages,
             }),
             resume: self
                 .resume
@@ -322,6 +328,8 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
     ] {
         check_range(field, value.into(), value >= 1, "at least 1")?;
     }
+    let stages = message.pipeline_stages;
+    check_range("abilities.pipeline_stages", stages.into(), stages <= PIPELINE_STAGES_MAX, "at most 64")?;
     Ok(Abilities {
         max_sequences: message.max_sequences,
         max_tokens: message.max_tokens,
@@ -331,5 +339,6 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         partial_writes: message.partial_writes,
         scores: message.scores,
         seeded_sampling: message.seeded_sampling,
+        pipeline_stages: stages.max(1),
     })
 }

@@ -10,7 +10,7 @@ use trunkline_attach::fake::{FakeConfig, FakeFault, FakeWorker};
 use trunkline_attach::worker::{self, Dialled};
 use trunkline_attach::{Abilities, Hello};
 
-const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, fault: None };
+const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, fault: None };
 
 /// Checks a fake worker over a socket.
 async fn checked(config: FakeConfig, edit: impl Fn(&mut Hello)) -> Vec<CheckRow> {
@@ -33,11 +33,18 @@ async fn checked(config: FakeConfig, edit: impl Fn(&mut Hello)) -> Vec<CheckRow>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reference_worker_passes_every_check() {
-    for block_size in [16, 1, 5] {
-        let rows = checked(FakeConfig { block_size, blocks: 160, ..CONFIG }, |_| ()).await;
-        assert_eq!(rows.len(), 20);
+    for (block_size, scored_groups) in [(16, 0), (1, 0), (5, 0), (16, 1), (3, 2)] {
+        let rows = checked(FakeConfig { block_size, blocks: 161, scored_groups, ..CONFIG }, |_| ()).await;
+        assert_eq!(rows.len(), 21);
         for row in rows {
-            assert_eq!(row.verdict, Verdict::Pass, "{} with blocks of {block_size}", row.name);
+            let drops = row.name != "dropped blocks" || scored_groups > 0;
+            let passed =
+                if drops { row.verdict == Verdict::Pass } else { matches!(row.verdict, Verdict::NotOffered(_)) };
+            assert!(
+                passed,
+                "{} with blocks of {block_size}, {scored_groups} scored groups: {:?}",
+                row.name, row.verdict
+            );
         }
     }
 }
@@ -54,6 +61,7 @@ async fn a_worker_with_few_abilities_passes_what_it_offers() {
     let expected = [
         "batch equals alone",
         "partial writes",
+        "dropped blocks",
         "two steps in flight",
         "swap out and in",
         "seeded sampling",
@@ -76,8 +84,10 @@ async fn every_mistake_of_a_worker_fails_a_check() {
         (FakeFault::ChunksFromZero, "prefill in chunks"),
         (FakeFault::MixesBatch, "batch equals alone"),
         (FakeFault::WrongLogprobs, "log probabilities"),
+        (FakeFault::IgnoresDrops, "dropped blocks"),
+        (FakeFault::MixesGroups, "prefill in chunks"),
     ] {
-        let rows = checked(FakeConfig { fault: Some(fault), ..CONFIG }, |_| ()).await;
+        let rows = checked(FakeConfig { fault: Some(fault), scored_groups: 1, blocks: 128, ..CONFIG }, |_| ()).await;
         let failed: Vec<_> = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).collect();
         assert!(failed.iter().any(|row| row.name == check), "{fault:?} fails {failed:?}");
     }

@@ -34,6 +34,7 @@ fn hello() -> Hello {
         partial_writes: true,
         scores: true,
         seeded_sampling: true,
+        pipeline_stages: 2,
     };
     Hello {
         name: "gpu-0".to_owned(),
@@ -58,7 +59,7 @@ fn a_hello_survives_the_wire() {
 fn every_broken_rule_of_a_hello_is_named() {
     type Break = fn(&mut wire::Hello);
     let model: fn(&mut wire::Hello) -> &mut wire::WorkerModel = |hello| hello.model.as_mut().unwrap();
-    let breaks: [(Break, &str); 22] = [
+    let breaks: [(Break, &str); 23] = [
         (|hello| hello.protocol = 2, "version 2 of the protocol"),
         (|hello| hello.name.clear(), "name must have 1 to 256 bytes"),
         (|hello| hello.name = "x".repeat(257), "name must have 1 to 256 bytes"),
@@ -81,6 +82,7 @@ fn every_broken_rule_of_a_hello_is_named() {
         (|hello| hello.kv.as_mut().unwrap().block_sizes.push(16), "kv.block_sizes is 16"),
         (|hello| hello.kv.as_mut().unwrap().tokens = 31, "kv.tokens is 31"),
         (|hello| hello.abilities.as_mut().unwrap().steps_in_flight = 0, "abilities.steps_in_flight is 0"),
+        (|hello| hello.abilities.as_mut().unwrap().pipeline_stages = 65, "abilities.pipeline_stages is 65"),
     ];
     for (break_rule, expected) in breaks {
         let mut message = hello().encode();

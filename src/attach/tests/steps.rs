@@ -186,7 +186,7 @@ fn sent() -> SentStep {
 
 #[test]
 fn every_broken_rule_of_an_answer_is_named() {
-    let top = wire::TokenLogprob { logprob: -1.0, top_ids: vec![3, 4], top_logprobs: vec![-1.0, -2.0] };
+    let top = wire::WorkerLogprob { logprob: -1.0, top_ids: vec![3, 4], top_logprobs: vec![-1.0, -2.0] };
     let good = wire::StepDone {
         id: 4,
         life: 1,

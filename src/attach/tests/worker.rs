@@ -6,7 +6,7 @@ use trunkline_attach::fake::{FakeConfig, FakeWorker};
 use trunkline_attach::loopback::{Loopback, LoopbackError};
 use trunkline_port::{DeviceBlocks, RequestId, SeqStart, Step, StepError, StepOutput, StepResult, StepRunner, StepSeq};
 
-const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, fault: None };
+const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, fault: None };
 
 /// Runner whose second step fails.
 struct Failing {

@@ -41,14 +41,14 @@ pub struct ServeFlags;
 
 impl CoreFlags for ServeFlags {
     // The embedded worker decides these.
-    const OMITTED: &'static [&'static str] =
-        &["align_chunks", "swap_block_ns", "recompute_token_ns", "pipeline_stages"];
+    const OMITTED: &'static [&'static str] = &["align_chunks", "swap_block_ns", "recompute_token_ns"];
     const COMPARED: &'static [&'static str] = &[];
 
     fn default_text(setting: &Setting) -> String {
         match setting.name {
             "device_blocks" => "1 GiB of KV, but room for 8192 tokens and at most 16384 blocks".into(),
             "policy" => POLICY_DEFAULT.into(),
+            "pipeline_stages" => "1, or those of the first attached worker".into(),
             "max_queued_tokens" => format!("{}, in effect no limit", setting.default_text()),
             _ => setting.default_text(),
         }
@@ -290,6 +290,7 @@ mod tests {
             "--max-queue=6",
             "--max-queued-tokens=8589934592",
             "--max-steps-in-flight=2",
+            "--pipeline-stages=2",
             "--max-step-logits=9",
             "--target-step-ms=2.5",
             "--max-drafts=10",

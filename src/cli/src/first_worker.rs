@@ -9,7 +9,7 @@ use crate::core_settings::CoreSettings;
 
 /// KV blocks of one engine that follow from a Hello, at most: tables of more would take gigabytes, if a worker announces bytes for tokens.
 const BLOCKS_MAX: u64 = 1 << 24;
-/// Steps in flight unless set: the next step is at the worker before the worker has answered the first.
+/// Steps in flight for each stage of the worker unless set: the next step is at the worker before the worker has answered the first.
 const STEPS_IN_FLIGHT: u32 = 2;
 
 /// Fills in the limits that no setting has from the first worker's Hello: its block size and blocks, its layer groups, and no more tokens,
@@ -46,10 +46,29 @@ pub fn limits_of_worker(
         config.max_batch_size = config.max_batch_size.min(can.max_sequences).min(config.max_batch_tokens);
     }
     if !settings.has("max_steps_in_flight") {
-        config.max_steps_in_flight = STEPS_IN_FLIGHT.min(can.steps_in_flight);
+        let stages = if settings.has("pipeline_stages") { config.pipeline_stages } else { can.pipeline_stages };
+        config.max_steps_in_flight = (STEPS_IN_FLIGHT * stages).min(can.steps_in_flight);
+    }
+    if !settings.has("pipeline_stages") {
+        // Fewer steps in flight than stages fill no pipeline.
+        config.pipeline_stages = can.pipeline_stages.min(config.max_steps_in_flight);
     }
     config.validate()?;
+    check_stages(&config)?;
     Ok(config)
+}
+
+/// Checks that the steps in flight fill the stages of the pipeline.
+///
+/// # Errors
+/// If there are more stages than steps in flight.
+pub fn check_stages(config: &Config) -> anyhow::Result<()> {
+    let (stages, steps) = (config.pipeline_stages, config.max_steps_in_flight);
+    ensure!(
+        stages <= steps,
+        "--pipeline-stages {stages} needs as many steps in flight or more; --max-steps-in-flight is {steps}"
+    );
+    Ok(())
 }
 
 #[cfg(test)]
@@ -65,6 +84,24 @@ mod tests {
         let kv = KvRoom { block_sizes: vec![32, 16], tokens: 1000, block_io: false };
         let abilities = Abilities { max_sequences: 64, max_tokens: 1024, steps_in_flight: 3, ..Abilities::default() };
         Hello { model, kv, abilities, ..Hello::default() }
+    }
+
+    #[test]
+    fn the_stages_of_the_first_worker_fill_with_two_steps_each_unless_set() {
+        let staged = |flags: &[&str], steps_in_flight| {
+            let settings = given(flags);
+            let mut config = Config::default();
+            settings.core.apply(&mut config).unwrap();
+            let abilities = Abilities { pipeline_stages: 3, steps_in_flight, ..hello().abilities };
+            let limits = limits_of_worker(&settings.core, config, &Hello { abilities, ..hello() });
+            limits.map(|limits| (limits.pipeline_stages, limits.max_steps_in_flight)).map_err(|error| error.to_string())
+        };
+        assert_eq!(staged(&[], 8), Ok((3, 6)));
+        assert_eq!(staged(&[], 4), Ok((3, 4)));
+        assert_eq!(staged(&["--max-steps-in-flight=2"], 8), Ok((2, 2)));
+        assert_eq!(staged(&["--pipeline-stages=1"], 8), Ok((1, 2)));
+        let line = "--pipeline-stages 3 needs as many steps in flight or more; --max-steps-in-flight is 2";
+        assert_eq!(staged(&["--pipeline-stages=3", "--max-steps-in-flight=2"], 8), Err(line.into()));
     }
 
     #[test]

@@ -170,6 +170,11 @@ async fn with_embedded(
     (config, backend): (Config, Backend),
     mut options: Options,
 ) -> anyhow::Result<Server> {
+    let stages = config.pipeline_stages;
+    ensure!(
+        stages == 1,
+        "--pipeline-stages {stages}: an embedded or simulated worker has one stage; use --workers 0 with attached ones"
+    );
     options.cluster = engines.cluster(&config);
     let kv_bytes = u64::from(config.pool_blocks()) * backend.model.block_bytes(config.block_size);
     let name = backend.model.name.clone();

@@ -253,6 +253,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         partial_writes: true,
         scores: args.null.is_none(),
         seeded_sampling: true,
+        pipeline_stages: 1,
     };
     let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()));
     let program = format!("trunkline-worker {}", env!("CARGO_PKG_VERSION"));

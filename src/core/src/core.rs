@@ -22,9 +22,6 @@ use crate::steps::Steps;
 use crate::transfer_table::TransferEnd;
 use crate::{swap, transfer_end};
 
-/// Steps of one request alone that workers may fail to finish, without a token of the request in between, before the request ends with
-/// [`FinishReason::Error`]. A failed step of several requests makes them suspects, which run in ever smaller groups (`suspects.rs`).
-pub const WORKER_FAILURES_MAX: u32 = 3;
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
 

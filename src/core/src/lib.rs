@@ -121,7 +121,7 @@ mod victims;
 pub mod waiting;
 
 pub use crate::config::{Config, ConfigError, H2oConfig, Preemption, TierConfig, WorkerFacts, Write};
-pub use crate::core::{Core, WORKER_FAILURES_MAX};
+pub use crate::core::Core;
 pub use crate::event::{Action, Event};
 pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadyStep};
 pub use crate::hash::{BlockHash, Namespace};
@@ -130,5 +130,6 @@ pub use crate::remains::Remains;
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
 pub use crate::stats::{DraftCounters, H2oCounters, RequestCounters, Stats, SwapCounters, TierStats, TokenCounters};
 pub use crate::step::{Dropped, Keeps, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
+pub use crate::suspects::WORKER_FAILURES_MAX;
 pub use crate::tier::TIERS_MAX;
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

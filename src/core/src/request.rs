@@ -18,10 +18,12 @@ pub struct Request {
     /// against `max_tokens` and are not emitted again; sampling continues after them. Empty for a new request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generated: Vec<Token>,
-    /// Steps of this request, alone or with others, that workers failed to finish before this submission, on other cores, since the
-    /// request's last token.
+    /// Steps of this request alone that workers failed to finish before this submission, on other cores, since the request's last token.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub worker_failures: u32,
+    /// Steps of this request beside others that workers failed to finish, likewise.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub suspicion: u32,
     /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
     pub root: BlockHash,
     /// Chained hashes of the prompt's full blocks, computed off the core's thread by [`Request::hash_prompt`].
@@ -60,6 +62,7 @@ impl Request {
             prompt,
             generated: Vec::new(),
             worker_failures: 0,
+            suspicion: 0,
             root,
             hashes: Vec::new(),
             max_tokens,

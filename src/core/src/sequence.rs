@@ -94,6 +94,10 @@ pub(crate) struct History {
     pub shared_at_preemption: u32,
     /// Published blocks after the shared ones, left idle by that preemption.
     pub cached_at_preemption: u32,
+    /// Number, from 1, of the last row of failed steps with the sequence: a row has no successful step in between.
+    pub failed_row: u64,
+    /// Failed steps of the sequence before that row, since its last token.
+    pub failures_before_row: u32,
     /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
     /// `true` once blocks of the sequence were looked up in a shared tier, or found not to be worth a look-up.
@@ -225,7 +229,7 @@ impl Sequence {
             unpublishable: false,
             guilty: false,
             worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
-            suspicion: 0,
+            suspicion: u8::try_from(request.suspicion).unwrap_or(u8::MAX),
             ending: None,
             tenant: request.tenant,
             recent: [0; RECENT_MAX],
@@ -472,7 +476,6 @@ impl Sequence {
     /// Returns the request for submission to another core, with the tokens generated so far.
     pub fn into_request(mut self, block_size: u32) -> Request {
         self.settle();
-        let worker_failures = self.failures();
         let mut cold = *self.cold;
         let generated = cold.tokens.split_off(self.prompt_tokens as usize);
         cold.hashes.truncate((self.prompt_tokens / block_size) as usize);
@@ -490,7 +493,8 @@ impl Sequence {
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
             h2o: cold.h2o,
-            worker_failures,
+            worker_failures: u32::from(self.worker_failures),
+            suspicion: u32::from(self.suspicion),
         }
     }
 

@@ -1,12 +1,18 @@
 //! Suspects: the search for the request that makes a worker fail.
 //!
-//! A failed step that names no request says only that one of its requests may be the cause, or the worker itself. A request that was in
+//! The cause of a failed step without a name may be any of its requests, or the worker itself. A request that was in
 //! two failed steps since its last token is a *suspect*. While there are suspects, a step runs only suspects: those that failed least
 //! often, in groups that halve with each failure, from half of the suspects down to one. A token clears a request. A failure counts
 //! towards [`crate::WORKER_FAILURES_MAX`] only if the request ran alone. So among `n` requests the cause is alone after
-//! `1 + log2(n)` failed steps, and the requests beside it lose time, but none of their failures.
+//! `1 + log2(n)` failed steps, and the other requests lose time, but none of their failures.
 //!
-//! After [`BLAMED_AFTER`] failed steps in a row, without a step that succeeds, the worker is taken to fail by itself. All requests then
+//! **Mortal workers.** A machine that is killed again and again makes a request fail alone by chance. Failed steps without the
+//! request, or before the last token of the request, have another cause. Each such step, if a step succeeded since, raises the number of lone failures that
+//! end the request by one, up to [`OTHER_FAILURES_MAX`]. If lone steps are lost with a chance `p`, six lost in a row end an innocent request:
+//! a chance of `p` to the power of six. Failed steps of a request that ended are explained, and count no more. All are forgotten after [`CALM_STEPS`]
+//! steps without a failure.
+//!
+//! After [`BLAMED_AFTER`] failed steps in a row, without a step that succeeds, the worker is taken to fail on its own. All requests then
 //! run together, and each failed step counts for all its requests, so that all end.
 
 use slab::Slab;
@@ -14,6 +20,14 @@ use slab::Slab;
 use crate::sequence::Sequence;
 use crate::transitions::{Transition, next};
 
+/// Steps of one request alone that workers may fail to finish, without a token of the request in between, before the request ends with
+/// [`crate::FinishReason::Error`]; up to three more while steps fail without the request, too. A failed step of several requests makes all of them
+/// suspects, which run in ever smaller groups.
+pub const WORKER_FAILURES_MAX: u32 = 3;
+/// Failed steps of other causes that raise the limit of a request, at most.
+const OTHER_FAILURES_MAX: u32 = 3;
+/// Steps without a failure after which failed steps no longer count as evidence: some ten seconds of decodes.
+const CALM_STEPS: u64 = 1024;
 /// Failed steps of a sequence, since its last token, that make it a suspect.
 const SUSPECT_FROM: u32 = 2;
 /// Failed steps in a row after which the worker is blamed. Eight causes among many requests fail fewer steps in a row.
@@ -69,6 +83,12 @@ pub(crate) struct Suspects {
     /// Suspects in the beginning of the search: the first group is half as large.
     at_first: usize,
     failures_in_a_row: u32,
+    /// Rows of failures, or of no failure, that ended.
+    row: u64,
+    /// Failed steps without a known cause, since the last calm.
+    unexplained: u32,
+    /// Last step sent before the last such failure.
+    failed_at: u64,
     /// Slots of the group to run; empty between calls.
     group: Vec<usize>,
 }
@@ -84,7 +104,37 @@ impl Suspects {
         alone || self.state == SuspectsState::WorkerBlamed
     }
 
-    /// Takes note of a sequence that failed, or that failed on another core before, if that makes it a suspect.
+    /// Takes note of failed steps without a known cause, before their sequences. `last` is the last step sent.
+    pub fn begin_failure(&mut self, last: u64) {
+        if last - std::mem::replace(&mut self.failed_at, last) > CALM_STEPS {
+            self.unexplained = 0;
+        }
+        self.unexplained = self.unexplained.saturating_add(1);
+    }
+
+    /// Notes a failed step in the history of a sequence, before the step is counted.
+    pub fn note_row(&self, seq: &mut Sequence) {
+        let failures = seq.failures();
+        let history = &mut seq.cold.history;
+        let row = self.row + 1;
+        if std::mem::replace(&mut history.failed_row, row) != row {
+            history.failures_before_row = failures;
+        }
+    }
+
+    /// Returns the number of failures that count, after which a sequence that fails now ends.
+    pub fn limit(&self, seq: &Sequence) -> u32 {
+        let before_row = self.unexplained.saturating_sub(self.failures_in_a_row + 1);
+        let others = before_row.saturating_sub(seq.cold.history.failures_before_row);
+        WORKER_FAILURES_MAX + others.min(OTHER_FAILURES_MAX)
+    }
+
+    /// Takes note of sequences that end for their `failures`.
+    pub fn explain(&mut self, failures: u32) {
+        self.unexplained = self.unexplained.saturating_sub(failures);
+    }
+
+    /// Takes note of a sequence with one more failure, here or on another core before: the sequence may be a suspect now.
     pub fn consider(&mut self, slot: usize, seq: &Sequence) {
         if seq.failures() < SUSPECT_FROM {
             return;
@@ -99,7 +149,11 @@ impl Suspects {
 
     /// Takes note of failed steps, after all their sequences. `named` is `true` if the cause is known.
     pub fn failed(&mut self, named: bool) {
-        self.failures_in_a_row = if named { 0 } else { self.failures_in_a_row + 1 };
+        if named {
+            self.end_row();
+        } else {
+            self.failures_in_a_row += 1;
+        }
         if self.failures_in_a_row >= BLAMED_AFTER {
             self.change(SuspectsEvent::FailedOn);
         }
@@ -107,7 +161,7 @@ impl Suspects {
 
     /// Takes note of a step that succeeded.
     pub fn succeeded(&mut self) {
-        self.failures_in_a_row = 0;
+        self.end_row();
         if self.state == SuspectsState::WorkerBlamed {
             self.change(SuspectsEvent::Succeeded);
         }
@@ -137,6 +191,10 @@ impl Suspects {
     pub fn put_back(&mut self, mut group: Vec<usize>) {
         group.clear();
         self.group = group;
+    }
+
+    fn end_row(&mut self) {
+        (self.failures_in_a_row, self.row) = (0, self.row + 1);
     }
 
     fn change(&mut self, event: SuspectsEvent) {

@@ -20,10 +20,11 @@ use trunkline_attach::wire;
 use trunkline_attach::wire::workers_server::Workers;
 use trunkline_cluster::EngineId;
 
+use crate::bodies::Accepted;
 use crate::caller::Caller;
-use crate::commands::{Attaching, Command, LinkEnd};
+use crate::commands::{Attaching, Command};
 use crate::fit::Fit;
-use crate::link::{Link, Outgoing, shortened};
+use crate::link::{Link, LinkEnd, Outgoing, shortened};
 use crate::log_limit::LogLimit;
 use crate::queue::DriverHandle;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
@@ -114,29 +115,32 @@ impl WorkersService {
         if !self.driver.send_patiently(Command::Attach(Box::new(attaching))).await {
             return Err(Status::unavailable("the server is stopping"));
         }
-        let engines = self.options.engines;
         let (begun, has_begun) = oneshot::channel();
         let (driver, silence) = (self.driver.clone(), self.options.silence);
         // A task of its own from here on: a worker that is seated and gone at once must be noticed, although this call is dropped with its
         // connection.
         tokio::spawn(async move {
-            let Ok(engine) = is_seated.await else { return };
-            let _ = begun.send(());
-            Reader { driver, engine, link, silence }.run(incoming, closed).await;
+            let Ok(seat) = is_seated.await else { return };
+            let _ = begun.send(seat.as_ref().map(drop).map_err(Status::clone));
+            if let Ok(engine) = seat {
+                Reader { driver, engine, link, silence }.run(incoming, closed).await;
+            }
         });
-        has_begun.await.map_err(|_| {
-            Status::resource_exhausted(format!(
-                "all {engines} engines for attached workers have a worker; try again later"
-            ))
-        })?;
+        let lost = |_| Status::unavailable("the server has no thread for the worker; try again later");
+        has_begun.await.map_err(lost)??;
         Ok(outgoing)
     }
 
-    async fn attach_checked(&self, mut incoming: Streaming<wire::FromWorker>) -> Result<Outgoing, Status> {
+    async fn attach_checked(
+        &self,
+        mut incoming: Streaming<wire::FromWorker>,
+        accepted: Accepted,
+    ) -> Result<Outgoing, Status> {
         let hello = self.hello(&mut incoming).await?;
         let refused = |why: String| Status::failed_precondition(format!("worker {}: {why}", shortened(&hello.name)));
         let fit = self.fit(&hello).await?;
         fit.check(&hello).map_err(refused)?;
+        accepted.set();
         self.seat(hello, fit.block_size(), incoming).await
     }
 }
@@ -153,7 +157,8 @@ impl Workers for WorkersService {
                 "this server takes no attached workers; start it with --attached-workers",
             ));
         }
-        let attached = self.attach_checked(request.into_inner()).await;
+        let accepted = request.extensions().get::<Accepted>().cloned().unwrap_or_default();
+        let attached = self.attach_checked(request.into_inner(), accepted).await;
         if let Err(status) = &attached {
             let why = shortened(status.message());
             self.refusals.log(self.driver.clock(), |workers| warn!(workers, "refusing a worker: {why}"));
@@ -180,7 +185,9 @@ impl Reader {
     async fn run(self, mut incoming: Streaming<wire::FromWorker>, mut closed: oneshot::Receiver<()>) {
         let end = loop {
             let message = tokio::select! {
-                // The stream of jobs is gone: the driver ended it, or the connection did.
+                biased;
+                end = self.link.ended() => break end,
+                // The stream of jobs is gone, and with it the connection.
                 _ = &mut closed => break LinkEnd::Broke("the connection broke".into()),
                 message = timeout(self.silence, incoming.message()) => message,
             };
@@ -204,7 +211,7 @@ impl Reader {
                     }
                 }
                 Err(nonsense) => {
-                    self.link.end(Status::invalid_argument(nonsense.to_string()));
+                    self.link.end_faulty(nonsense.to_string());
                     break LinkEnd::Faulty(nonsense.to_string());
                 }
             }

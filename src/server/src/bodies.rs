@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -12,14 +13,36 @@ use tonic::codegen::{Bytes, StdError};
 
 use crate::network::Call;
 
+/// Bytes of a stream without end before the service accepts it, at most: the Hello of a worker takes some kilobytes.
+const UNACCEPTED_BYTES_MAX: u64 = 1 << 20;
+
+/// Mark of a stream of messages without end, set by the service that accepts the sender.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Accepted(Arc<AtomicBool>);
+
+impl Accepted {
+    /// Ends the bounds on the stream.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Body of a request: bounded in time, and its bytes in the connection's and the server's limits until the body is dropped. The body of
-/// a stream without end has neither bound: the service reads message after message, and the connection's window bounds the rest.
+/// a stream without end is bounded in bytes until the service accepts the stream. From then on the service reads message after message,
+/// and the connection's window bounds the rest.
 pub(crate) struct RequestBody<B> {
     body: B,
     call: Arc<Call>,
+    /// Bytes that count in the limits of the connection.
     received: u64,
     /// Time for the whole body; `None` for a stream without end.
     limit: Option<Duration>,
+    /// Mark of a stream without end; `None` for a request with one message.
+    accepted: Option<Accepted>,
     /// Set once the body had to wait.
     late: Option<Pin<Box<Sleep>>>,
 }
@@ -27,12 +50,30 @@ pub(crate) struct RequestBody<B> {
 impl<B> RequestBody<B> {
     /// Wraps the body of a request that MUST arrive within `limit` of its headers.
     pub(crate) fn new(body: B, call: Arc<Call>, limit: Duration) -> Self {
-        Self { body, call, received: 0, limit: Some(limit), late: None }
+        Self { body, call, received: 0, limit: Some(limit), accepted: None, late: None }
     }
 
-    /// Wraps the body of a stream of messages without end.
-    pub(crate) fn unbounded(body: B, call: Arc<Call>) -> Self {
-        Self { body, call, received: 0, limit: None, late: None }
+    /// Wraps the body of a stream of messages without end, which the service bounds in time.
+    pub(crate) fn unbounded(body: B, call: Arc<Call>, accepted: Accepted) -> Self {
+        Self { body, call, received: 0, limit: None, accepted: Some(accepted), late: None }
+    }
+
+    /// Counts bytes that arrived in the limits of the body, the connection and the server.
+    fn count(&mut self, bytes: u64) -> Result<(), Status> {
+        let connection = self.call.connection();
+        if self.accepted.as_ref().is_some_and(Accepted::is_set) {
+            connection.remove_incoming(std::mem::take(&mut self.received));
+            return Ok(());
+        }
+        if self.accepted.is_some() && self.received + bytes > UNACCEPTED_BYTES_MAX {
+            let message = format!("more than {UNACCEPTED_BYTES_MAX} bytes before the Hello was accepted");
+            return Err(Status::resource_exhausted(message));
+        }
+        if !connection.add_incoming(bytes) {
+            return Err(Status::resource_exhausted("too many bytes of requests are being received; try again later"));
+        }
+        self.received += bytes;
+        Ok(())
     }
 }
 
@@ -58,13 +99,8 @@ where
             Some(Err(err)) => return Poll::Ready(Some(Err(err.into()))),
             None => return Poll::Ready(None),
         };
-        let bytes = frame.data_ref().filter(|_| this.limit.is_some()).map_or(0, |data| data.len() as u64);
-        if !this.call.connection().add_incoming(bytes) {
-            let message = "too many bytes of requests are being received; try again later";
-            return Poll::Ready(Some(Err(Status::resource_exhausted(message).into())));
-        }
-        this.received += bytes;
-        Poll::Ready(Some(Ok(frame)))
+        let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+        Poll::Ready(Some(this.count(bytes).map(|()| frame).map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,12 +3,13 @@
 use std::ops::AddAssign;
 
 use tokio::sync::oneshot;
+use tonic::Status;
 use trunkline_cluster::{EngineId, EngineStatus};
 use trunkline_core::{Refusal, Request, RequestId, Stats};
 use trunkline_port::StepRunner;
 use trunkline_store::StoreStats;
 
-use crate::link::{LinkQueue, LinkStats};
+use crate::link::{LinkEnd, LinkQueue, LinkStats};
 use crate::outbox::OutboxSender;
 use crate::seats::{Occupant, Resume, SeatState};
 use crate::worker_thread::{WorkerEvent, WorkerReport};
@@ -66,19 +67,16 @@ pub(crate) struct Attaching {
     pub(crate) resume: Option<Resume>,
     /// The connection. Dropping the queue ends the connection.
     pub(crate) queue: LinkQueue,
-    /// Receives the engine of the worker; nothing if all seats are taken.
-    pub(crate) seated: oneshot::Sender<EngineId>,
+    /// Receives the engine of the worker, or the reason for none.
+    pub(crate) seated: oneshot::Sender<Result<EngineId, Status>>,
 }
 
-/// End of an attached worker's connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum LinkEnd {
-    /// The worker left in order.
-    Left,
-    /// The connection broke; the worker may come back with its KV.
-    Broke(String),
-    /// The worker broke a rule of the protocol, and its KV is not trusted.
-    Faulty(String),
+impl Attaching {
+    /// Refuses the worker, and ends its connection.
+    pub(crate) fn refuse(self, why: Status) {
+        // The call may be gone.
+        let _ = self.seated.send(Err(why));
+    }
 }
 
 /// The attached worker of an engine, between two events.

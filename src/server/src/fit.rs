@@ -124,6 +124,10 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     if let Some((name, has, needed)) = least.into_iter().find(|(_, has, needed)| has < needed) {
         return Err(format!("{name} is {has}; the server needs {needed}"));
     }
+    let (stages, theirs) = (core.pipeline_stages, can.pipeline_stages);
+    if stages > theirs {
+        return Err(format!("pipeline_stages is {theirs}; the server divides decodes among {stages} stages"));
+    }
     if !core.worker.whole_block_hits && !can.partial_writes {
         return Err("the server's prefix hits end within blocks, which needs partial_writes".into());
     }

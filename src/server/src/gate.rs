@@ -13,7 +13,7 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 
 use crate::access::{Access, WORKERS};
-use crate::bodies::{RequestBody, ResponseBody};
+use crate::bodies::{Accepted, RequestBody, ResponseBody};
 use crate::network::Call;
 
 tokio::task_local! {
@@ -80,10 +80,12 @@ where
                     let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
                     // A worker's messages are no requests: the service bounds each, and the time between two.
                     let attaches = request.uri().path().starts_with(WORKERS);
+                    let accepted = Accepted::default();
                     let mut request = request.map(|body| match attaches {
-                        true => RequestBody::unbounded(body, call.clone()),
+                        true => RequestBody::unbounded(body, call.clone(), accepted.clone()),
                         false => RequestBody::new(body, call.clone(), limit),
                     });
+                    request.extensions_mut().insert(accepted);
                     request.extensions_mut().insert(caller);
                     routes.call(request).await.unwrap_or_else(|never| match never {})
                 }

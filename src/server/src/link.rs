@@ -19,8 +19,9 @@ mod outgoing;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tonic::Status;
 use tonic::codegen::Bytes;
@@ -48,6 +49,17 @@ pub(crate) enum Job {
     Write { id: u64, life: u64, block: u32, data: Bytes },
     /// The end of the stream, for a reason.
     End(Status),
+}
+
+/// End of an attached worker's connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LinkEnd {
+    /// The worker left in order.
+    Left,
+    /// The connection broke; the worker may come back with its KV.
+    Broke(String),
+    /// The worker broke a rule of the protocol, and its KV is not trusted.
+    Faulty(String),
 }
 
 /// Message of a worker that breaks a rule of the protocol.
@@ -119,6 +131,10 @@ pub(crate) struct Link {
     copies: Mutex<Copies>,
     counters: Counters,
     has_ended: AtomicBool,
+    /// Wakes the reader of the connection when the server ends the stream: the worker may read nothing any more.
+    ended: Notify,
+    /// Reason for the end if the worker broke a rule.
+    fault: OnceLock<String>,
 }
 
 /// The driver's end of a connection: takes jobs, and ends the connection on drop.
@@ -146,6 +162,8 @@ impl Link {
             copies: Mutex::default(),
             counters: Counters { heard_ns: clock.now_ns().into(), ..Counters::default() },
             has_ended: AtomicBool::new(false),
+            ended: Notify::new(),
+            fault: OnceLock::new(),
         });
         (link.clone(), LinkQueue { link, jobs }, receiver)
     }
@@ -168,6 +186,24 @@ impl Link {
         if let (false, Some(jobs)) = (self.has_ended.swap(true, Ordering::Relaxed), self.jobs.upgrade()) {
             // Nobody listens to a stream that has ended.
             let _ = jobs.send(Job::End(status));
+        }
+        self.ended.notify_one();
+    }
+
+    /// Ends the stream of a worker that broke a rule, for a reason of one line.
+    pub(crate) fn end_faulty(&self, why: String) {
+        let status = Status::invalid_argument(why.clone());
+        // The first fault is the reason.
+        let _ = self.fault.set(why);
+        self.end(status);
+    }
+
+    /// Waits until the server ends the stream; returns the reason.
+    pub(crate) async fn ended(&self) -> LinkEnd {
+        self.ended.notified().await;
+        match self.fault.get() {
+            Some(why) => LinkEnd::Faulty(why.clone()),
+            None => LinkEnd::Broke("the server ended the connection".into()),
         }
     }
 

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A worker whose connection breaks keeps its seat for a time, and continues with its KV if it comes back. A worker whose connection
-//! was not yet seen to break resumes too: its new connection takes the place of the old one.
+//! was not yet seen to break resumes too: its new connection takes the place of the old one. A worker without the session waits until the
+//! one of its name is silent, or leaves.
 
 use std::time::Duration;
 
@@ -107,6 +108,8 @@ pub(crate) enum Place {
     Replace(EngineId),
     /// The worker's own seat, with its KV.
     Resume(EngineId),
+    /// None: a worker of the same name has this seat, and was heard lately.
+    NameTaken(EngineId),
 }
 
 /// Times and number of attached workers.
@@ -152,6 +155,11 @@ impl Seats {
         let first = engines.saturating_sub(options.engines);
         let AttachOptions { silence, resume, wait, .. } = *options;
         Self { seats: (first..engines).map(seat).collect(), silence, resume, wait }
+    }
+
+    /// Returns the time after which a worker without a message is no longer taken to be there: two heartbeats.
+    pub(crate) fn presence(&self) -> Duration {
+        2 * heartbeat(self.silence)
     }
 
     /// Returns the time for which requests wait if no engine has a worker.
@@ -218,20 +226,25 @@ impl Seats {
         self.state(engine) == Some(SeatState::Taken) && self.occupant(engine).is_some_and(|worker| worker.link == link)
     }
 
-    /// Chooses the place of a worker. `life` returns the life of an engine's worker, and `requests` the requests on an engine: of vacant
-    /// seats, the one with the most waiting requests is taken. Without a vacant seat, a worker that is there goes before one that may come
+    /// Chooses the place of a worker. `life` returns the life of an engine's worker, `heard_ns` the time of its last message, and `requests`
+    /// the requests on an engine. A worker of the same name keeps its seat while its messages come: two with one name would take the seat
+    /// from each other for ever. Of vacant seats, the one with the most waiting requests is taken. Without a vacant seat, a worker that is there goes before one that may come
     /// back: of broken connections, the one that broke first makes room. Returns `None` if all seats have a connected worker.
     pub(crate) fn place(
         &self,
         name: &str,
         resume: Option<&Resume>,
         life: impl Fn(EngineId) -> u64,
+        heard: impl Fn(EngineId) -> bool,
         requests: impl Fn(EngineId) -> u32,
     ) -> Option<Place> {
         let own = self.seats.iter().find(|seat| seat.occupant.as_ref().is_some_and(|worker| worker.name == name));
-        if let Some(Seat { engine, occupant: Some(worker), .. }) = own {
-            let resumes = resume.is_some_and(|it| it.session == worker.session && it.life == life(*engine));
-            return Some(if resumes { Place::Resume(*engine) } else { Place::Replace(*engine) });
+        if let Some(Seat { engine, occupant: Some(worker), state }) = own {
+            return Some(match resume.filter(|resume| resume.session == worker.session) {
+                Some(resume) if resume.life == life(*engine) => Place::Resume(*engine),
+                None if *state == SeatState::Taken && heard(*engine) => Place::NameTaken(*engine),
+                _ => Place::Replace(*engine),
+            });
         }
         let vacant = self.seats.iter().filter(|seat| seat.state == SeatState::Vacant);
         let most = vacant.max_by_key(|seat| (requests(seat.engine), std::cmp::Reverse(seat.engine)));
@@ -317,7 +330,7 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         let mut seats = seats();
         assert!(!seats.has(EngineId(0)) && seats.has(EngineId(1)));
         let place = |seats: &Seats, name: &str, resume: Option<Resume>, waiting: [u32; 3]| {
-            seats.place(name, resume.as_ref(), |_| 7, |engine| waiting[engine.index()])
+            seats.place(name, resume.as_ref(), |_| 7, |_| false, |engine| waiting[engine.index()])
         };
         let resume = |session: &str, life| Some(Resume { session: session.into(), life });
         assert_eq!(place(&seats, "a", None, [9, 0, 0]), Some(Place::Take(EngineId(1))), "the first of equals");
@@ -331,6 +344,11 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         for other in [resume("session 1", 6), resume("session 2", 7)] {
             assert_eq!(place(&seats, "a", other, [0; 3]), Some(Place::Replace(EngineId(2))), "another life or session");
         }
+        let beside = |resume: Option<Resume>| seats.place("a", resume.as_ref(), |_| 7, |_| true, |_| 0);
+        assert_eq!(beside(resume("session 1", 7)), Some(Place::Resume(EngineId(2))));
+        assert_eq!(beside(resume("session 1", 6)), Some(Place::Replace(EngineId(2))), "the worker itself");
+        assert_eq!(beside(resume("session 2", 7)), Some(Place::NameTaken(EngineId(2))));
+        assert_eq!(beside(None), Some(Place::NameTaken(EngineId(2))));
         assert!(seats.is_present(EngineId(2), 1) && !seats.is_present(EngineId(2), 2));
     }
 
@@ -342,9 +360,14 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         seats.note_broken(EngineId(1), 1_000_000_000);
         assert_eq!(seats.next_end_ns(), Some((6_000_000_000, EngineId(1))));
         assert!(seats.is_occupied(EngineId(1)) && !seats.is_present(EngineId(1), 1));
-        assert_eq!(seats.place("b", None, |_| 0, |_| 0), Some(Place::Take(EngineId(2))), "the seat is kept");
+        assert_eq!(seats.place("b", None, |_| 0, |_| true, |_| 0), Some(Place::Take(EngineId(2))), "the seat is kept");
+        assert_eq!(
+            seats.place("a", None, |_| 0, |_| true, |_| 0),
+            Some(Place::Replace(EngineId(1))),
+            "a broken connection"
+        );
         seats.attach(EngineId(2), worker("b", 2));
-        let newcomer = |seats: &Seats| seats.place("c", None, |_| 0, |_| 0);
+        let newcomer = |seats: &Seats| seats.place("c", None, |_| 0, |_| true, |_| 0);
         assert_eq!(newcomer(&seats), Some(Place::Replace(EngineId(1))), "rather than a worker that may come back");
         seats.note_broken(EngineId(2), 900_000_000);
         assert_eq!(newcomer(&seats), Some(Place::Replace(EngineId(2))), "that connection broke first");

@@ -334,7 +334,7 @@ impl Workers {
             slot.first_life = life;
         }
         // The task that waits for this reads the connection, and reports its end.
-        let _ = seated.send(engine);
+        let _ = seated.send(Ok(engine));
         Ok(())
     }
 
@@ -387,6 +387,13 @@ impl Workers {
     /// Returns `true` if the worker of an engine is being reset.
     pub(crate) fn is_resetting(&self, engine: EngineId) -> bool {
         self.slots[engine.index()].watchdog.is_resetting()
+    }
+
+    /// Returns `true` if the attached worker of an engine sent a message in the last two heartbeats.
+    pub(crate) fn is_heard(&self, engine: EngineId, now_ns: u64) -> bool {
+        let heard_ns = self.slots[engine.index()].link.as_ref().map(|link| link.stats().heard_ns);
+        let presence_ns = self.seats.presence().as_nanos();
+        heard_ns.is_some_and(|heard_ns| u128::from(now_ns.saturating_sub(heard_ns)) < presence_ns)
     }
 
     /// Returns the attached worker of an engine.

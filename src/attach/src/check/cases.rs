@@ -1,8 +1,11 @@
 //! Checks of computing: chunks, batches, block tables, preemption, sampling.
 
+use trunkline_port::{Keeps, LayerGroup};
+
 use super::peer::{Failure, Peer, ensure};
 use super::player::{Part, Seq, finish, receive, run, send};
 use super::shape::{N_NEW, Shape};
+use crate::hello::Hello;
 
 /// Texts of the check's prompts, each computed alone.
 pub(super) struct Expected {
@@ -117,15 +120,19 @@ pub(super) async fn partial_writes(peer: &mut Peer, expected: &Expected) -> Resu
         // Bytes that no run writes: if they stay, nothing was written.
         let mut marked = peer.read(last).await?;
         marked.iter_mut().for_each(|byte| *byte = 0);
-        peer.write(last, marked.clone()).await?;
+        for block in peer.in_groups(last) {
+            peer.write(block, marked.clone()).await?;
+        }
         let mut reader = expected.fresh(0, 1);
         reader.computed = n - 1;
         let write_from = Some(n);
         let part = Part { write_from, ..Part::new(&mut reader, 1, true, &table[..n_blocks]) };
         match run(peer, vec![part]).await {
             Ok(()) => {
-                let same = peer.read(last).await? == marked;
-                ensure(same, || "KV below kv_write_from was written".into())?;
+                for block in peer.in_groups(last) {
+                    let same = peer.read(block).await? == marked;
+                    ensure(same, || "KV below kv_write_from was written".into())?;
+                }
             }
             // A worker that knows the contents of its KV may refuse to read such bytes.
             Err(_) => peer.reset().await?,
@@ -166,6 +173,48 @@ pub(super) async fn table_cut(peer: &mut Peer, expected: &Expected) -> Result<()
     other.same_as(&expected.alone[2])?;
     finish(peer, &mut seq, &table, N_NEW).await?;
     seq.same_as(&expected.alone[0])
+}
+
+/// Returns `true` if a prompt's first block may be dropped in layer group `group`: by scores, or behind the window.
+fn drops(hello: &Hello, group: &LayerGroup) -> bool {
+    match group.keeps {
+        Keeps::All => false,
+        Keeps::Scored => true,
+        Keeps::Window(window) => window <= hello.kv.block_sizes[0],
+    }
+}
+
+/// Returns `true` if a layer group drops blocks of prompts as long as the check's, and the check can overwrite blocks.
+pub(super) fn can_drop(hello: &Hello) -> bool {
+    hello.kv.block_io && hello.model.groups.iter().any(|group| drops(hello, group))
+}
+
+/// Drops the first block of a sequence in each layer group with drops, and overwrites the block: no later step reads the bytes.
+pub(super) async fn dropped_blocks(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
+    let shape = &expected.shape;
+    let table = shape.table(0);
+    let (groups, hello) = (peer.hello.model.groups.clone(), peer.hello.clone());
+    for (group, _) in groups.iter().enumerate().filter(|(_, group)| drops(&hello, group)) {
+        let group = group as u32;
+        let mut texts = Vec::new();
+        for overwrites in [false, true] {
+            let mut seq = expected.fresh(0, 0);
+            finish(peer, &mut seq, &table, 2).await?;
+            let end = (seq.computed + 1).div_ceil(shape.block_size) as usize;
+            let part = Part { drops: Some((group, 0)), ..Part::new(&mut seq, 1, true, &table[..end]) };
+            run(peer, vec![part]).await?;
+            if overwrites {
+                let block = peer.in_group(table[0], group);
+                let mut bytes = peer.read(block).await?;
+                bytes.iter_mut().for_each(|byte| *byte = 0);
+                peer.write(block, bytes).await?;
+            }
+            finish(peer, &mut seq, &table, N_NEW).await?;
+            texts.push(seq);
+        }
+        texts[1].same_as(&texts[0]).map_err(|failure| Failure(format!("layer group {group}: {failure}")))?;
+    }
+    Ok(())
 }
 
 /// Begins a sequence in the slot of another one.
@@ -209,7 +258,7 @@ pub(super) async fn two_in_flight(peer: &mut Peer, expected: &Expected) -> Resul
     seq.same_as(&expected.alone[0])
 }
 
-/// Preempts a sequence after each of its tokens, and starts it again with the tokens it has.
+/// Preempts a sequence after each token, and starts it again with the tokens so far.
 pub(super) async fn restart(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
     let shape = &expected.shape;
     let mut seq = expected.fresh(0, 0);

@@ -24,7 +24,7 @@ pub(super) async fn swap(peer: &mut Peer, expected: &Expected) -> Result<(), Fai
     let shape = &expected.shape;
     let mut seq = expected.fresh(0, 0);
     finish(peer, &mut seq, &shape.table(0), 2).await?;
-    let held: Vec<u32> = seq.table.clone();
+    let held: Vec<u32> = seq.table.iter().flat_map(|block| peer.in_groups(*block)).collect();
     let mut contents = Vec::new();
     for block in &held {
         contents.push(peer.read(*block).await?);
@@ -33,9 +33,10 @@ pub(super) async fn swap(peer: &mut Peer, expected: &Expected) -> Result<(), Fai
     finish(peer, &mut other, &shape.table(0), N_NEW).await?;
     other.same_as(&expected.alone[1])?;
     let table = shape.scattered();
-    for (block, bytes) in table.iter().zip(&contents) {
-        peer.write(*block, bytes.clone()).await?;
-        let back = peer.read(*block).await?;
+    let places: Vec<u32> = table.iter().flat_map(|block| peer.in_groups(*block)).collect();
+    for (block, bytes) in places.into_iter().zip(&contents) {
+        peer.write(block, bytes.clone()).await?;
+        let back = peer.read(block).await?;
         ensure(back == *bytes, || format!("block {block} does not hold the bytes that were written"))?;
     }
     // The sequence continues where it was, in another slot.
@@ -104,7 +105,6 @@ pub(super) async fn nonsense(peer: &mut Peer, expected: &Expected) -> Result<(),
             n_prompt: seq.n_prompt,
             sampling: Some(seq.sampling),
         };
-        let n_groups = peer.hello.model.n_groups() as usize;
         let mut step = wire::Step {
             id,
             life: peer.life,
@@ -114,7 +114,7 @@ pub(super) async fn nonsense(peer: &mut Peer, expected: &Expected) -> Result<(),
             n_tokens: vec![1],
             sample: vec![0],
             n_blocks: vec![1],
-            blocks: vec![0; n_groups],
+            blocks: peer.in_groups(0).collect(),
             ..wire::Step::default()
         };
         break_rule(&mut step);

@@ -87,7 +87,7 @@ impl Door {
     async fn hello(&mut self) -> Result<(Call, Hello), Failure> {
         let mut call = timeout(self.patience, self.calls.recv())
             .await
-            .map_err(|_| Failure(format!("no worker dialled within {} s", self.patience.as_secs())))?
+            .map_err(|_| Failure(format!("no worker dialled within {} s", self.patience.as_secs_f32())))?
             .ok_or_else(|| Failure("the listener has ended".into()))?;
         let first = timeout(self.patience, call.messages.message()).await;
         let first = first.map_err(|_| Failure("the worker dialled, and sent no Hello".into()))?;
@@ -161,6 +161,22 @@ impl Peer {
         Ok(asked)
     }
 
+    /// Returns the number of blocks for each layer group.
+    pub(super) fn group_blocks(&self) -> u32 {
+        self.session.blocks / self.hello.model.n_groups()
+    }
+
+    /// Returns the block of a layer group that stands beside `block` of the first group. Blocks are numbered over all groups together.
+    pub(super) fn in_group(&self, block: u32, group: u32) -> u32 {
+        block + group * self.group_blocks()
+    }
+
+    /// Returns a block of the first group and the blocks beside it in the other groups.
+    pub(super) fn in_groups(&self, block: u32) -> impl Iterator<Item = u32> + use<> {
+        let group_blocks = self.group_blocks();
+        (0..self.hello.model.n_groups()).map(move |group| block + group * group_blocks)
+    }
+
     /// Returns a new number for a step or a copy.
     pub(super) fn id(&mut self) -> u64 {
         self.last_id += 1;
@@ -177,7 +193,7 @@ impl Peer {
     pub(super) async fn any(&mut self) -> Result<FromWorker, Failure> {
         let patience = self.door.patience;
         let message = timeout(patience, self.messages.message()).await;
-        let message = message.map_err(|_| Failure(format!("no message within {} s", patience.as_secs())))?;
+        let message = message.map_err(|_| Failure(format!("no message within {} s", patience.as_secs_f32())))?;
         match message {
             Ok(Some(message)) => message.message.ok_or_else(|| Failure("the worker sent an empty message".into())),
             Ok(None) => Err(Failure("the worker ended the call".into())),
@@ -188,6 +204,7 @@ impl Peer {
     /// Waits for the next message other than a heartbeat.
     pub(super) async fn next(&mut self) -> Result<FromWorker, Failure> {
         // Heartbeats come forever, so they do not count as an answer.
+        let patience = self.door.patience;
         let wait = async {
             loop {
                 match self.any().await? {
@@ -196,8 +213,8 @@ impl Peer {
                 }
             }
         };
-        let patience = Duration::from_secs(60).max(HEARTBEAT);
-        timeout(patience, wait).await.unwrap_or_else(|_| Err(Failure("the worker did not answer".into())))
+        let late = || Failure(format!("no answer within {} s", patience.as_secs_f32()));
+        timeout(patience, wait).await.unwrap_or_else(|_| Err(late()))
     }
 
     /// Waits for the answer to a step.

@@ -38,16 +38,18 @@ pub(super) struct Part<'a> {
     pub(super) n_tokens: u32,
     /// `true` to sample after the last of them.
     pub(super) sample: bool,
-    /// Block table for the step.
+    /// Block table of the first layer group for the step. Block tables of the other groups follow.
     pub(super) table: &'a [u32],
     /// Position from which on KV may be written, for workers with partial writes.
     pub(super) write_from: Option<u32>,
+    /// Layer group and entry of the group's table to drop before the step.
+    pub(super) drops: Option<(u32, u32)>,
 }
 
 impl<'a> Part<'a> {
     /// A part whose blocks are all the sequence's own.
     pub(super) fn new(seq: &'a mut Seq, n_tokens: u32, sample: bool, table: &'a [u32]) -> Self {
-        Self { seq, n_tokens, sample, table, write_from: None }
+        Self { seq, n_tokens, sample, table, write_from: None, drops: None }
     }
 }
 
@@ -101,7 +103,6 @@ pub(super) fn send(peer: &mut Peer, parts: &mut [Part<'_>]) -> Flying {
     let id = peer.id();
     let mut step = wire::Step { id, life: peer.life, ..wire::Step::default() };
     let mut sent = SentStep { id, life: peer.life, vocab_size: peer.hello.model.vocab_size, seqs: Vec::new() };
-    let n_groups = peer.hello.model.n_groups() as usize;
     for (index, part) in parts.iter_mut().enumerate() {
         let seq = &mut *part.seq;
         if std::mem::take(&mut seq.fresh) {
@@ -123,7 +124,10 @@ pub(super) fn send(peer: &mut Peer, parts: &mut [Part<'_>]) -> Flying {
         step.n_generated.push(seq.n_generated);
         step.table_keep.push(keep as u32);
         step.n_blocks.push(new.len() as u32);
-        (0..n_groups).for_each(|_| step.blocks.extend_from_slice(new));
+        for group in 0..peer.hello.model.n_groups() {
+            step.blocks.extend(new.iter().map(|block| peer.in_group(*block, group)));
+        }
+        step.drops.extend(part.drops.map(|(group, first)| wire::Drop { index: index as u32, group, first, n: 1 }));
         step.kv_write_from.push(part.write_from.unwrap_or(seq.computed));
         sent.seqs.push(SentSeq {
             request: RequestId(seq.request),

@@ -1,9 +1,7 @@
 //! Prompts and blocks of a check, made to fit the worker.
 
-use super::peer::{Failure, ensure};
+use super::peer::{Failure, Peer, ensure};
 use super::player::Seq;
-use crate::hello::Hello;
-use crate::session::Session;
 use crate::wire;
 
 /// Tokens generated for each prompt.
@@ -15,6 +13,7 @@ const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) block_size: u32,
+    /// Blocks of one layer group; a table names blocks of the first group (see [`Peer::in_group`]).
     blocks: u32,
     /// Blocks of a sequence with all its tokens.
     table_len: u32,
@@ -33,7 +32,8 @@ impl Shape {
     ///
     /// # Errors
     /// If the worker has too few blocks or too short a context.
-    pub(super) fn new(hello: &Hello, session: &Session) -> Result<Self, Failure> {
+    pub(super) fn new(peer: &Peer) -> Result<Self, Failure> {
+        let (hello, session) = (&peer.hello, &peer.session);
         let block_size = session.block_size;
         let context = hello.model.max_context;
         let n_new = N_NEW as u32;
@@ -60,7 +60,7 @@ impl Shape {
         let (first, rest) = prompts.split_at_mut(Self::SHARING);
         rest[0][..shared].copy_from_slice(&first[0][..shared]);
         let logprobs = (hello.abilities.max_logprobs > 0).then_some(1);
-        Ok(Self { block_size, blocks: session.blocks, table_len, prompts, logprobs })
+        Ok(Self { block_size, blocks: peer.group_blocks(), table_len, prompts, logprobs })
     }
 
     /// Returns prompt `i` as a sequence in a slot: greedy.

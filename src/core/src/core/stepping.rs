@@ -1,6 +1,6 @@
 //! The begin and the end of steps.
 
-use super::{Core, WORKER_FAILURES_MAX};
+use super::Core;
 use crate::digest::Decision;
 use crate::event::Action;
 use crate::fast_forward::{FastForwardDriver, FastForwardResult};
@@ -258,6 +258,10 @@ impl Core {
         let named = slots().any(|slot| self.state.sequences[slot].has_failed());
         let first = slots().next();
         let counts = self.state.suspects.counts(slots().all(|slot| Some(slot) == first));
+        if first.is_some() && !named {
+            self.state.suspects.begin_failure(self.state.journal.stats.steps);
+        }
+        let mut explained: u32 = 0;
         for slot in slots() {
             let State { sequences, suspects, .. } = &mut self.state;
             let Some(seq) = sequences.get_mut(slot).filter(|seq| seq.is_in_step()) else { continue };
@@ -269,13 +273,16 @@ impl Core {
             if named {
                 continue;
             }
+            suspects.note_row(seq);
             let failures = if counts { &mut seq.worker_failures } else { &mut seq.suspicion };
             *failures = failures.saturating_add(1);
             suspects.consider(slot, seq);
-            if counts && u32::from(seq.worker_failures) >= WORKER_FAILURES_MAX {
+            if counts && u32::from(seq.worker_failures) >= suspects.limit(seq) {
+                explained = explained.saturating_add(seq.failures());
                 seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
             }
         }
+        self.state.suspects.explain(explained);
         if !steps.is_empty() {
             self.state.suspects.failed(named);
         }
@@ -294,6 +301,7 @@ impl Core {
         if !self.fast_forward.is_under_way() {
             // The steps of a fast-forward are in flight one at a time.
             let one_at_a_time = self.state.config.max_steps_in_flight == 1 && !has_deadlines;
+            let one_at_a_time = one_at_a_time && !self.state.suspects.is_narrowing();
             let step = self.steps.only().filter(|_| one_at_a_time);
             if !step.is_some_and(|step| self.fast_forward.begin(&self.state, &step.picked.parts)) {
                 return FastForwardResult::NotSteady;

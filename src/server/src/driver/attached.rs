@@ -16,7 +16,8 @@ use trunkline_cluster::{EngineId, EngineState, Input};
 use trunkline_core::Event;
 
 use super::Driver;
-use crate::commands::{Attaching, LinkEnd};
+use crate::commands::Attaching;
+use crate::link::LinkEnd;
 use crate::seats::{Place, SeatState};
 
 impl Driver {
@@ -36,16 +37,25 @@ impl Driver {
     pub(super) fn attach(&mut self, mut attaching: Attaching) {
         let (workers, cluster) = (&self.workers, &self.cluster);
         let requests = |engine| cluster.status(engine).load.requests;
-        let name = &attaching.worker.name;
-        let place = workers.seats.place(name, attaching.resume.as_ref(), |engine| workers.life(engine), requests);
+        let (name, now_ns) = (&attaching.worker.name, self.clock.now_ns());
+        let (life, heard) = (|engine| workers.life(engine), |engine| workers.is_heard(engine, now_ns));
+        let place = workers.seats.place(name, attaching.resume.as_ref(), life, heard, requests);
         let place = match place {
             // The end of the reset was lost with the connection; the worker holds nothing of use.
             Some(Place::Resume(engine)) if workers.is_resetting(engine) => Some(Place::Replace(engine)),
             place => place,
         };
         let (engine, resumed) = match place {
-            // The connection ends with the queue, and the service says why.
-            None => return,
+            None => {
+                let n = self.workers.seats.engines().count();
+                let why = format!("all {n} engines for attached workers have a worker; try again later");
+                return attaching.refuse(Status::resource_exhausted(why));
+            }
+            Some(Place::NameTaken(engine)) => {
+                let why =
+                    format!("a worker of this name is attached as {engine}; give each worker a --name of its own");
+                return attaching.refuse(Status::already_exists(why));
+            }
             Some(Place::Take(engine)) => (engine, false),
             Some(Place::Resume(engine)) => {
                 // The session keeps its name.

@@ -69,7 +69,7 @@ impl DeviceBlocks for LinkBlocks {
         let data = self.ask(|id| Job::Read { id, life: self.life, block })?;
         if data.len() != bytes.len() {
             let message = format!("the worker read {} bytes of a block of {} bytes", data.len(), bytes.len());
-            self.link.end(Status::invalid_argument(message.clone()));
+            self.link.end_faulty(message.clone());
             return Err(CopyError::new(message));
         }
         bytes.copy_from_slice(&data);

@@ -1,5 +1,6 @@
 //! Tests of a connection that no network carries.
 
+use std::future::Future;
 use std::thread;
 
 use trunkline_port::{DeviceBlocks, StepSeq};
@@ -35,6 +36,27 @@ fn kind(event: Result<Option<(u64, WorkerEvent)>, Nonsense>) -> String {
         Ok(Some(_)) => unreachable!("no event of a connection"),
         Err(nonsense) => nonsense.to_string(),
     }
+}
+
+/// Returns the end of a connection if the server has ended it.
+fn end_of(link: &Link) -> Option<LinkEnd> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(link.ended()).poll(&mut cx) {
+        std::task::Poll::Ready(end) => Some(end),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[test]
+fn the_end_of_a_stream_reaches_the_reader_though_nobody_takes_the_jobs() {
+    let (ended, _queue, _jobs) = link();
+    assert_eq!(end_of(&ended), None);
+    ended.end(Status::aborted("late"));
+    assert_eq!(end_of(&ended), Some(LinkEnd::Broke("the server ended the connection".into())));
+    let (faulty, _queue, _jobs) = link();
+    faulty.end_faulty("three bytes".into());
+    faulty.end(Status::aborted("late"));
+    assert_eq!(end_of(&faulty), Some(LinkEnd::Faulty("three bytes".into())));
 }
 
 #[test]

@@ -117,7 +117,7 @@ class WorkerKv(_message.Message):
     def __init__(self, block_sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., block_io: bool = ...) -> None: ...
 
 class WorkerAbilities(_message.Message):
-    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling")
+    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages")
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class WorkerAbilities(_message.Message):
     PARTIAL_WRITES_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SEEDED_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
     max_sequences: int
     max_tokens: int
     steps_in_flight: int
@@ -134,7 +135,8 @@ class WorkerAbilities(_message.Message):
     partial_writes: bool
     scores: bool
     seeded_sampling: bool
-    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ...) -> None: ...
+    pipeline_stages: int
+    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session", "life")
@@ -265,14 +267,14 @@ class StepDone(_message.Message):
     life: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    logprobs: _containers.RepeatedCompositeFieldContainer[WorkerLogprob]
     scores: _containers.RepeatedScalarFieldContainer[float]
     drafted: int
     accepted: int
     busy_us: int
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ...) -> None: ...
 
-class TokenLogprob(_message.Message):
+class WorkerLogprob(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
