@@ -121,7 +121,7 @@ def decode(runner: TorchEngine, table: SlotTable, step: pb.Step, steps: int) -> 
         n, each = len(batch), int(table.table_len[0])
         step = pb.Step(id=i + 2, slots=range(n), n_tokens=[1] * n, sample=[1] * n, table_keep=[each] * n)
         step.computed.extend((batch.computed + 1).tolist())
-        if len(waiting) > (1 if runner.deferred else 0):
+        if len(waiting) > runner.depth - 1:
             done, started, wait = waiting.pop(0)
             table.record(done, started, wait().tokens)
             now = time.perf_counter()

@@ -117,19 +117,69 @@ def test_24_prompts_are_equal_to_transformers(folder_of, family):
         assert min(scheduler.counts.values()) > 3, scheduler.counts
 
 
+@pytest.mark.parametrize("family", ["llama", "linear", "qwen3"])
+def test_24_prompts_are_equal_to_transformers_over_two_stages(folder_of, family):
+    folder, model = folder_of(family)
+    engine = engine_of(folder, "--pipeline-parallel", "2", "--threads", "2")
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=48)
+        assert scheduler.hello.abilities.pipeline_stages == 2
+        scheduler.welcome()
+        for prompt in prompts(24):
+            scheduler.add(prompt, 24)
+        for seq in scheduler.run(every=4):
+            assert seq.tokens == alone(model, seq.prompt, 24)
+        assert min(scheduler.counts.values()) > 3, scheduler.counts
+    engine.close()
+
+
+def test_stages_sample_report_and_score_as_one_process_does(folder_of):
+    folder, _ = folder_of("llama")
+
+    def said(*arguments):
+        engine = engine_of(folder, "--scored-layers", "1-2", *arguments)
+        with Attached(engine) as worker:
+            scheduler = greet(worker, blocks=40)
+            scheduler.welcome()
+            tokens = prompts(1)[0][:40]
+            step = pb.Step(id=1, life=1, slots=[0], computed=[0], n_tokens=[40], sample=[1], n_blocks=[3], scored_rows=[4])
+            step.blocks.extend(range(6))
+            step.starts.add(index=0, request=1, tokens=tokens, n_prompt=40, sampling=hot(4, logprobs=3))
+            scheduler.peer.send(step=step)
+            done = scheduler.peer.receive("step_done")
+        engine.close()
+        return done
+
+    one, two = said(), said("--pipeline-parallel", "2")
+    assert list(one.tokens) == list(two.tokens) and len(one.scores) == 3
+    assert list(one.scores) == pytest.approx(list(two.scores), abs=1e-5)
+    assert one.logprobs[0].logprob == pytest.approx(two.logprobs[0].logprob, abs=1e-4)
+    assert list(one.logprobs[0].top_ids) == list(two.logprobs[0].top_ids)
+
+
+def test_sampled_tokens_do_not_depend_on_the_number_of_stages(folder_of):
+    folder, _ = folder_of("llama")
+    requests = [(prompt, hot(i // 2)) for i, prompt in enumerate(prompts(8))]
+    one, two = (run(folder, requests, blocks=40, every=3, arguments=["--pipeline-parallel", n]) for n in "12")
+    assert [s.tokens for s in one] == [s.tokens for s in two]
+
+
 def hot(seed, **fields):
     return greedy(
         **{"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2, "seed": seed, **fields}
     )
 
 
-def run(folder, requests, every=0, **options):
-    with Attached(engine_of(folder)) as worker:
+def run(folder, requests, every=0, arguments=(), **options):
+    engine = engine_of(folder, *arguments)
+    with Attached(engine) as worker:
         scheduler = greet(worker, **options)
         scheduler.welcome()
         for prompt, sampling_of in requests:
             scheduler.add(prompt, 16, sampling_of)
-        return scheduler.run(every=every)
+        found = scheduler.run(every=every)
+    engine.close()
+    return found
 
 
 def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(folder_of):

@@ -12,9 +12,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import torch  # noqa: E402
 from attached import Attached, greet  # noqa: E402
-from scheduler import greedy  # noqa: E402
+from scheduler import Scheduler, greedy  # noqa: E402
 
 from trunkline_worker.cli import build, parser  # noqa: E402
+from trunkline_worker.engine import EngineLost  # noqa: E402
+from trunkline_worker.proto import messages as pb  # noqa: E402
 
 VOCABULARY = 256
 TENSOR_PARALLEL = os.environ.get("TRUNKLINE_TEST_TP", "1")
@@ -158,6 +160,45 @@ def test_kv_survives_a_broken_connection(engine, model):
         seq.started, seq.sent_len = False, 0
         scheduler.run()
         assert seq.tokens == alone(model, seq.prompt, 16) and scheduler.counts["preemptions"] == 0
+
+
+@pytest.mark.parametrize("half", ["execute_model", "sample_tokens"])
+def test_a_step_that_vllm_fails_is_answered_and_the_next_life_says_the_same(engine, model, half, monkeypatch):
+    """The second step fails, before or after the model has run."""
+    runner = engine._executor.driver_worker.worker.model_runner
+    plain, calls = getattr(runner, half), []
+
+    def fails(*arguments, **named):
+        calls.append(half)
+        if len(calls) == 2:
+            raise RuntimeError("no memory for this")
+        return plain(*arguments, **named)
+
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome()
+        monkeypatch.setattr(runner, half, fails)
+        scheduler.add(prompts(24)[20], 8)
+        scheduler.step()
+        step, _ = scheduler.plan()
+        scheduler.peer.send(step=step)
+        failed = scheduler.peer.receive("step_failed")
+        assert failed.id == step.id and "no memory for this" in failed.reason
+        scheduler.peer.send(reset=pb.Reset(life=2))
+        assert scheduler.peer.receive("reset_done").life == 2
+        fresh = Scheduler(scheduler.peer, scheduler.hello, blocks=30, block_size=32)
+        fresh.life = 2
+        for prompt in prompts(24)[18:22]:
+            fresh.add(prompt, 12)
+        for seq in fresh.run(every=4):
+            assert seq.tokens == alone(model, seq.prompt, 12)
+
+
+def test_a_vllm_that_says_another_thing_after_a_failed_step_ends_the_worker(engine, monkeypatch):
+    monkeypatch.setattr(engine, "_expected", [1, 2, 3, 4])
+    monkeypatch.setattr(engine, "_failed", True)
+    with pytest.raises(EngineLost, match="said \\[1, 2, 3, 4\\] at the start"):
+        engine.reset()
 
 
 def test_block_sizes_that_vllm_lacks_are_refused(model):

@@ -2,7 +2,7 @@
 
 import queue
 
-from trunkline_worker.engine import Logprob, Result
+from trunkline_worker.engine import EngineLost, Logprob, Result
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.toy import ToyEngine
 from trunkline_worker.work import Work
@@ -22,12 +22,12 @@ class Rig:
     def deliver(self, **message):
         self.work.deliver(pb.ToWorker(**message), self.send)
 
-    def start(self, step, slot, n_tokens=2, **sampling):
+    def start(self, step, slot, n_tokens=2, life=1, **sampling):
         """Delivers a step that starts one sequence."""
         start = pb.Start(index=0, request=10 + slot, tokens=[5] * n_tokens, n_prompt=n_tokens)
         start.sampling.CopyFrom(pb.WorkerSampling(top_p=1, repetition_penalty=1, **sampling))
         columns = {"slots": [slot], "n_tokens": [n_tokens], "sample": [1], "n_blocks": [1], "blocks": [slot]}
-        self.deliver(step=pb.Step(id=step, life=1, starts=[start], **columns))
+        self.deliver(step=pb.Step(id=step, life=life, starts=[start], **columns))
 
     def answer(self):
         return self.answers.get(timeout=20)
@@ -36,7 +36,7 @@ class Rig:
 class Deferred(ToyEngine):
     """An engine that submits ahead, and has no memory for slot 1."""
 
-    deferred = True
+    depth = 2
 
     def submit(self, batch):
         if 1 in batch.slots:
@@ -54,6 +54,52 @@ def test_a_submission_that_fails_is_answered_behind_the_steps_before_it():
     assert rig.answer().step_done.id == 1
     failed = rig.answer().step_failed
     assert failed.id == 2 and "no memory" in failed.reason
+    rig.work.stop()
+
+
+class Faulty(ToyEngine):
+    """An engine that fails in the middle of a step: the failure leaves half of the KV written."""
+
+    def __init__(self, failure):
+        super().__init__()
+        self.failure, self.resets = failure, 0
+
+    def run(self, batch):
+        result = super().run(batch)
+        if self.failure and batch.id == 2:
+            raise self.failure
+        return result
+
+    def reset(self):
+        super().reset()
+        self.failure, self.resets = None, self.resets + 1
+
+
+def test_a_step_that_the_engine_fails_is_answered_and_the_next_life_is_sound():
+    engine = Faulty(RuntimeError("the kernel said no"))
+    rig = Rig(engine)
+    rig.start(1, slot=0)
+    first = rig.answer().step_done
+    rig.start(2, slot=1)
+    rig.start(3, slot=2)
+    failed = rig.answer().step_failed
+    assert (failed.id, failed.reason, failed.HasField("request")) == (2, "RuntimeError: the kernel said no", False)
+    rig.deliver(reset=pb.Reset(life=2))
+    assert rig.answer().reset_done.life == 2
+    rig.start(4, slot=1, life=2)
+    again = rig.answer().step_done
+    # Equal prompts, so equal tokens; the step between was dropped.
+    assert (again.id, list(again.tokens), engine.resets, rig.work.lost) == (4, list(first.tokens), 1, None)
+    rig.work.stop()
+
+
+def test_an_engine_that_is_broken_says_so_and_ends_the_worker():
+    rig = Rig(Faulty(EngineLost("a process died")))
+    rig.start(2, slot=1)
+    assert rig.answer().step_failed.reason == "a process died"
+    with rig.work._changed:
+        assert rig.work._changed.wait_for(lambda: rig.work.lost, 20)
+    assert str(rig.work.lost) == "a process died"
     rig.work.stop()
 
 

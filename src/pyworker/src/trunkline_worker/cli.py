@@ -42,6 +42,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--threads", type=int, help="CPU threads of the engine (default: PyTorch's)")
     p.add_argument("--tensor-parallel", type=int, default=1, help="vllm: GPUs or processes that share the model (default: 1)")
     p.add_argument(
+        *("--pipeline-parallel", "--pipeline-stages"),
+        type=int,
+        default=1,
+        metavar="N",
+        help="toy, torch: processes that each run a part of the layers, with as many steps under way (default: 1)",
+    )
+    p.add_argument(
         "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
     )
     p.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs")
@@ -56,9 +63,10 @@ def build(args: argparse.Namespace) -> Engine:
         ValueError: an argument or the model does not fit; one line says which.
     """
     if args.engine == "toy":
-        from .toy import ToyEngine
+        from . import toy
 
-        return ToyEngine(args.kv_tokens or 4096)
+        tokens = args.kv_tokens or 4096
+        return toy.staged(tokens, args.pipeline_parallel) if args.pipeline_parallel > 1 else toy.ToyEngine(tokens)
     if args.model is None:
         raise ValueError(f"--engine {args.engine} needs --model DIR")
     if args.engine == "torch":

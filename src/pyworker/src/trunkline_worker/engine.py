@@ -69,6 +69,7 @@ class Abilities:
     partial_writes: bool = False
     scores: bool = False
     seeded_sampling: bool = False
+    pipeline_stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,12 @@ class Engine(ABC):
     model: ModelFacts
     kv: KvFacts
     abilities: Abilities
-    deferred: bool = False
-    """`True` if `submit` returns before the batch has run, so that a second batch may be submitted meanwhile."""
+    depth: int = 1
+    """Batches submitted before the first is waited for, at most. Above 1, `submit` returns before the batch has run."""
+    own_samples: bool = False
+    """`True` if a batch may hold tokens not known yet (-1), which the engine takes from its own samples."""
+    on_lost: Callable[[EngineLost], None] | None = None
+    """Called by the engine if it is lost while nothing runs, on any thread."""
 
     @abstractmethod
     def begin(self, settings: Settings) -> None:
@@ -146,7 +151,10 @@ class Engine(ABC):
         """
 
     def submit(self, batch: Batch) -> Callable[[], Result]:
-        """Starts a batch, and returns a function that waits for the result. Batches run in the order of submission."""
+        """Starts a batch, and returns a function that waits for the result. Batches run in the order of submission.
+
+        The function is called on another thread if `depth` is above 1, and must not read the slots, which later batches change.
+        """
         result = self.run(batch)
         return lambda: result
 

@@ -85,6 +85,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None) -> pb.Hello:
             partial_writes=can.partial_writes,
             scores=can.scores,
             seeded_sampling=can.seeded_sampling,
+            pipeline_stages=can.pipeline_stages,
         ),
         resume=resume,
     )

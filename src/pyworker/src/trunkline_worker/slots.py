@@ -44,6 +44,10 @@ class Batch:
     """Indices of running sequences whose block table lost or changed entries that existed before this step."""
     n_blocks: Int32s
     """Number of entries appended to each block table, in each layer group."""
+    requests: npt.NDArray[np.uint64]
+    """Numbers of the requests; a later step may change their slots."""
+    logprobs: Int32s
+    """Most likely tokens to report with a sampled token; -1 for none."""
 
     def __len__(self) -> int:
         """Returns the number of sequences."""
@@ -55,7 +59,7 @@ class Batch:
         return self.computed + self.n_tokens
 
     def tokens_of(self, i: int) -> Int32s:
-        """Returns the tokens to run of the `i`-th sequence; the last one may be unknown (-1) in a deferred engine."""
+        """Returns the tokens to run of the `i`-th sequence; the last one may be unknown (-1)."""
         first = self.computed[i]
         return self.table.tokens[self.slots[i], first : first + self.n_tokens[i]]
 
@@ -64,6 +68,10 @@ class Batch:
         if self.n_tokens.max(initial=0) == 1:
             return self.table.tokens[self.slots, self.computed]
         return np.concatenate([self.tokens_of(i) for i in range(len(self))])
+
+    def knows_tokens(self) -> bool:
+        """Returns `True` if no token to run is still to be sampled by an earlier batch."""
+        return bool((self.table.tokens[self.slots, self.ends - 1] >= 0).all())
 
     def positions(self) -> Int32s:
         """Returns the positions of the tokens to run, in the order of `tokens`."""
@@ -126,9 +134,12 @@ class SlotTable:
             starts=[start.index for start in step.starts],
             cut=[],
             n_blocks=_column("n_blocks", step.n_blocks, n),
+            requests=np.zeros(0, np.uint64),
+            logprobs=np.zeros(0, np.int32),
         )
         for start in step.starts:
             self._start(start, batch)
+        batch.requests, batch.logprobs = self.request[slots32], self.logprobs[slots32]
         for drop in step.drops:
             self._drop(drop, batch)
         self._change_tables(step, batch)

@@ -6,10 +6,14 @@ example of an engine.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from .engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings, StepError
+from .pipeline import Pipeline, Stage, StageBatch
 from .slots import HOLE, Batch
 
 VOCABULARY = 512
@@ -61,6 +65,7 @@ class ToyEngine(Engine):
         return Result([token for i in range(len(batch)) if (token := self._run(batch, i)) is not None])
 
     def _run(self, batch: Batch, i: int) -> int | None:
+        """Runs one sequence, and returns the token after it if one is to be sampled."""
         size = self._kv.shape[2]
         places = np.arange(batch.ends[i])
         table = batch.table.tables[0, batch.slots[i]]
@@ -68,7 +73,7 @@ class ToyEngine(Engine):
         blocks = table[new // size]
         if (blocks == HOLE).any():
             raise StepError(f"slot {batch.slots[i]}: a token is run in a place without a block")
-        self._kv[blocks, 0, new % size] = batch.table.tokens[batch.slots[i], new]
+        self._kv[blocks, 0, new % size] = batch.tokens_of(i)[new - batch.computed[i]]
         self._kv[blocks, 1, new % size] = new
         if not batch.sample[i]:
             return None
@@ -82,3 +87,38 @@ class ToyEngine(Engine):
     def write_block(self, block: int, data: bytes) -> None:
         """Replaces a block."""
         self._kv[block] = np.frombuffer(data, "<f4").reshape(self._kv.shape[1:])
+
+
+class ToyStage(Stage):
+    """A layer of the toy model in a process of its own. The last one says a token if all layers agree on it, else the token 3."""
+
+    def __init__(self, is_last: bool) -> None:
+        self._layer = ToyEngine()
+        self._is_last = is_last
+
+    def begin(self, settings: Settings) -> None:
+        """Prepares blocks."""
+        self._layer.begin(settings)
+
+    def run(self, batch: StageBatch, before: list[list[int]] | None) -> Result | list[list[int]]:
+        """Runs the layer."""
+        found = [*(before or []), self._layer.run(batch).tokens]
+        if not self._is_last:
+            return found
+        return Result([said[0] if len(set(said)) == 1 else 3 for said in zip(*found, strict=True)])
+
+    def read_block(self, block: int) -> bytes:
+        """Returns the bytes of a block in this layer."""
+        return self._layer.read_block(block)
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Replaces a block in this layer."""
+        self._layer.write_block(block, data)
+
+
+def staged(tokens: int, n: int) -> Pipeline:
+    """Returns the toy model with `n` layers, each in a process of its own."""
+    one = ToyEngine(tokens)
+    model = replace(one.model, n_layers=n, kv_bytes_per_token=8 * n)
+    stages = [(f"stage {i}", partial(ToyStage, i == n - 1)) for i in range(n)]
+    return Pipeline("toy", model, one.kv, one.abilities, stages, [8] * n)

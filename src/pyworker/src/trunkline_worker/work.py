@@ -1,4 +1,4 @@
-"""The threads that work: one runs steps in order, one copies blocks. Both outlive connections."""
+"""The threads that work: one submits steps in order, one waits for their results, one copies blocks. All outlive connections."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Running:
     starts: npt.NDArray[np.int64]
     wait: Callable[[], Result]
     begun: float
+    outcome: Result | Exception | None = None
+    """The result or the failure, once known."""
 
 
 class Work:
@@ -56,9 +58,10 @@ class Work:
         self._stopped = False
         self._answered = 0.0
         self._changed = threading.Condition()
+        engine.on_lost = self._lose
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
-            for loop, name in [(self._run_jobs, "engine"), (self._run_copies, "copies")]
+            for loop, name in [(self._run_jobs, "engine"), (self._run_waits, "results"), (self._run_copies, "copies")]
         ]
 
     def start(self) -> None:
@@ -117,9 +120,12 @@ class Work:
         except BaseException as error:
             if not isinstance(error, EngineLost):
                 log.exception("the worker cannot continue")
-            with self._changed:
-                self.lost = error
-                self._changed.notify_all()
+            self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        with self._changed:
+            self.lost = self.lost or error
+            self._changed.notify_all()
 
     def _answer(self, message: pb.FromWorker) -> None:
         with self._changed:
@@ -132,28 +138,69 @@ class Work:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopped or self._jobs or self._running)
+                self._changed.wait_for(lambda: self._stopped or self._has_room() or self._has_result())
                 if self._stopped:
                     return
-                # A second step is submitted before the answer of the first is awaited, if the engine can.
-                room = len(self._running) < 2 if self.engine.deferred else not self._running
-                job = self._jobs.popleft() if self._jobs and room else None
+                # The next step is submitted before the answer of the last is awaited, if the engine can.
+                job = self._jobs.popleft() if self._has_room() else None
                 self._busy = True
             if job is None:
-                self._finish(self._running[0])
-                self._running.popleft()
+                self._finish_first()
             elif isinstance(job, pb.Step):
                 self._submit(job)
-                if self._running and not self.engine.deferred:
-                    self._finish(self._running[0])
-                    self._running.popleft()
             else:
                 self._begin_life(job)
 
+    def _has_room(self) -> bool:
+        return bool(self._jobs) and (len(self._running) < self.engine.depth or not isinstance(self._jobs[0], pb.Step))
+
+    def _has_result(self) -> bool:
+        return bool(self._running) and (self.engine.depth == 1 or self._running[0].outcome is not None)
+
+    def _run_waits(self) -> None:
+        """Waits for the results of submitted batches, so that the engine thread may submit others meanwhile."""
+        if self.engine.depth == 1:
+            return
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._awaited() is not None)
+                if self._stopped:
+                    return
+                running = self._awaited()
+                assert running is not None
+            outcome = _outcome(running)
+            with self._changed:
+                running.outcome = outcome
+                self._changed.notify_all()
+
+    def _awaited(self) -> Running | None:
+        return next((running for running in self._running if running.outcome is None), None)
+
+    def _result_of(self, running: Running) -> Result:
+        """Returns the result of a batch, or raises its failure."""
+        if self.engine.depth == 1:
+            return running.wait()
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or running.outcome is not None)
+            outcome = running.outcome
+        if outcome is None:
+            raise EngineLost("the worker was stopped")
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _finish_first(self) -> None:
+        self._finish(self._running[0])
+        self._drop_first()
+
+    def _drop_first(self) -> None:
+        with self._changed:
+            self._running.popleft()
+
     def _begin_life(self, job: pb.Welcome | pb.Reset) -> None:
-        for running in self._running:
-            self._discard(running)
-        self._running.clear()
+        while self._running:
+            self._discard(self._running[0])
+            self._drop_first()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self._copying)
         if isinstance(job, pb.Welcome):
@@ -182,6 +229,11 @@ class Work:
         try:
             batch = self._table.apply(step)
             starts = self._table.starts[batch.slots]
+            if not self.engine.own_samples:
+                while self._running and not batch.knows_tokens():
+                    self._finish_first()
+                if not self.intact:
+                    return
             # The slots know of the token before it is sampled, so that the next step may follow at once.
             wait = self.engine.submit(batch)
             self._table.reserve(batch)
@@ -191,13 +243,14 @@ class Work:
         except Exception as error:
             self._fail_after_running(step, error)
             return
-        self._running.append(Running(step, batch, starts, wait, begun))
+        with self._changed:
+            self._running.append(Running(step, batch, starts, wait, begun))
+            self._changed.notify_all()
 
     def _fail_after_running(self, step: pb.Step, error: Exception) -> None:
         # Steps are answered in their order: those before this one first.
         while self._running:
-            self._finish(self._running[0])
-            self._running.popleft()
+            self._finish_first()
         if self.intact:
             self._fail(step, error)
 
@@ -206,7 +259,7 @@ class Work:
             self._discard(running)
             return
         try:
-            result = running.wait()
+            result = self._result_of(running)
             self._check(running.batch, result)
         except EngineLost as error:
             self._fail(running.step, error)
@@ -227,7 +280,7 @@ class Work:
 
     def _discard(self, running: Running) -> None:
         try:
-            running.wait()
+            self._result_of(running)
         except EngineLost:
             raise
         except Exception as error:
@@ -240,10 +293,10 @@ class Work:
             raise StepError(f"step {batch.id}: the engine sampled {result.tokens[:8]} for {n} sequences")
         if not np.isfinite(result.scores).all():
             raise StepError(f"step {batch.id}: scores are not finite")
-        asked = batch.slots[batch.sample][batch.table.logprobs[batch.slots[batch.sample]] >= 0]
-        for slot, entry in zip(asked.tolist(), result.logprobs, strict=False):
+        asked = batch.requests[batch.sample][batch.logprobs[batch.sample] >= 0]
+        for request, entry in zip(asked.tolist(), result.logprobs, strict=False):
             if not np.isfinite([entry.logprob, *entry.top_logprobs]).all():
-                raise StepError(f"step {batch.id}: log probabilities are not finite", int(batch.table.request[slot]))
+                raise StepError(f"step {batch.id}: log probabilities are not finite", int(request))
 
     def _fail(self, step: pb.Step, error: Exception) -> None:
         expected = isinstance(error, StepError | EngineLost)
@@ -289,3 +342,10 @@ class Work:
         if isinstance(copy, pb.ReadBlock):
             return pb.FromWorker(block_read=pb.BlockRead(id=copy.id, data=data, error=error))
         return pb.FromWorker(block_written=pb.BlockWritten(id=copy.id, error=error))
+
+
+def _outcome(running: Running) -> Result | Exception:
+    try:
+        return running.wait()
+    except Exception as error:
+        return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from ..engine import Abilities, KvFacts, LayerGroup, ModelFacts
+from ..engine import Engine, KvFacts, LayerGroup, ModelFacts
 from ..model_folder import end_tokens, fingerprint, read_config
 
 try:
@@ -13,30 +13,27 @@ try:
 except ImportError as error:
     raise ImportError("--engine torch needs PyTorch: pip install 'trunkline-worker[torch]'") from error
 
+from . import stages
 from . import weights as weights_of
 from .config import LlamaConfig, parse
-from .runner import DTYPES, MAX_LOGPROBS, TorchEngine
+from .runner import DTYPES, TorchEngine, abilities, block_sizes
 
 log = logging.getLogger(__name__)
 
-CPU_KV_TOKENS = 16_384
 RESERVE = 2 << 30
 """Bytes of a GPU's free memory that are left for activations and graphs."""
 
 
-def build(args: argparse.Namespace) -> TorchEngine:
+def build(args: argparse.Namespace) -> Engine:
     """Returns an engine for the command line's arguments.
 
     Raises:
         ValueError: the model or an argument does not fit.
     """
-    if args.threads:
-        torch.set_num_threads(args.threads)
     raw = read_config(args.model)
     config = parse(raw)
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
     dtype = args.dtype or (config.dtype if device.type == "cuda" else "f32")
-    weights = weights_of.load(args.model, config, DTYPES[dtype], device)
     facts = model_facts(
         config,
         name=args.model_name or args.model.resolve().name,
@@ -46,9 +43,13 @@ def build(args: argparse.Namespace) -> TorchEngine:
         eos=end_tokens(args.model, raw),
         scored=parse_layers(args.scored_layers, config.n_layers) if args.scored_layers else (),
     )
+    if args.pipeline_parallel > 1:
+        return stages.build(args, config, facts, device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    weights = weights_of.load(args.model, config, DTYPES[dtype], device)
     tokens = args.kv_tokens or _room(facts, device)
-    sizes = tuple(dict.fromkeys([args.block_size or 16, 16, 32, 64, 8]))
-    kv = KvFacts(sizes, tokens, block_io=True)
+    kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens)
     return engine(config, weights, facts, kv, args.max_sequences, args.max_tokens, graphs=not args.eager)
 
@@ -63,16 +64,7 @@ def engine(
     graphs: bool = True,
 ) -> TorchEngine:
     """Returns an engine for weights that are loaded."""
-    abilities = Abilities(
-        max_sequences=max_sequences,
-        max_tokens=max_tokens,
-        steps_in_flight=2,
-        max_logprobs=MAX_LOGPROBS,
-        partial_writes=True,
-        scores=True,
-        seeded_sampling=True,
-    )
-    return TorchEngine(config, weights, facts, kv, abilities, graphs)
+    return TorchEngine(config, weights, facts, kv, abilities(max_sequences, max_tokens), graphs)
 
 
 def model_facts(
@@ -125,6 +117,6 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
 
 def _room(facts: ModelFacts, device: torch.device) -> int:
     if device.type != "cuda":
-        return CPU_KV_TOKENS
+        return stages.CPU_KV_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
     return int(max(0, free - RESERVE) // facts.kv_bytes_per_token)

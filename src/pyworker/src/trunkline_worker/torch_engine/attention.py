@@ -5,6 +5,7 @@ Blocks are gathered into one range of keys and values for PyTorch's attention. O
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,6 +137,31 @@ def _decodes(
     return Decodes(on(firsts), on(blocks.astype(np.int64)), on(mask), on(batch.ends[part]))
 
 
+def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    """Returns the attention of a batch: a function that writes the KV of a layer's rows, and attends."""
+    size, device = cache.block_size, cache.data.device
+    width = cache.data.shape[-1] * cache.data.shape[-2]
+    plans, writes = [], []
+    n_rows = int(batch.n_tokens.sum())
+    for group in range(len(scorers)):
+        plans.append(plan(batch, group, size, width, device))
+        rows, places = write_places(batch, group, size)
+        kept = None if len(rows) == n_rows else torch.from_numpy(rows).to(device)
+        writes.append((kept, torch.from_numpy(places).to(device)))
+
+    def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = cache.places[layer][0]
+        keys, values = cache.of(layer)
+        rows, places = writes[group]
+        keys.view(-1, *k.shape[1:]).index_copy_(0, places, k if rows is None else k[rows])
+        values.view(-1, *v.shape[1:]).index_copy_(0, places, v if rows is None else v[rows])
+        for scorer in scorers[group]:
+            scorer.add(q, keys)
+        return attend(q, keys, values, plans[group])
+
+    return attend_layer
+
+
 def attend(q: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Tensor:
     """Returns the attention of all rows `q` [row, head, element]."""
     out = torch.empty_like(q)
@@ -240,3 +266,10 @@ def scorers(batch: Batch, group: int, block_size: int, device: torch.device) -> 
             )
         )
     return found
+
+
+def all_scorers(batch: Batch, model: ModelFacts, block_size: int, device: torch.device) -> list[list[Scorer]]:
+    """Returns the scorers of each layer group; those of groups that do not count are empty."""
+    marked = any(group.scored for group in model.groups)
+    counts = [group.scored if marked else g == 0 for g, group in enumerate(model.groups)] or [True]
+    return [scorers(batch, g, block_size, device) if counts[g] else [] for g in range(model.n_groups)]

@@ -41,12 +41,23 @@ class Llama:
 
     def forward(self, rows: Rows, attend: Attend) -> Tensor:
         """Returns the logits of the sampled rows, in f32."""
-        x = F.embedding(rows.tokens, self.weights.embedding)
+        return self.logits(self.layers(self.embed(rows), rows, attend), rows)
+
+    def embed(self, rows: Rows) -> Tensor:
+        """Returns the embeddings of the rows."""
+        return F.embedding(rows.tokens, self.weights.embedding)
+
+    def layers(self, x: Tensor, rows: Rows, attend: Attend) -> Tensor:
+        """Returns the rows behind the layers that these weights have."""
         cos, sin = self._cos[rows.positions][:, None], self._sin[rows.positions][:, None]
         for i, layer in enumerate(self.weights.layers):
             x = x + self._attention(i, layer, self._norm(x, layer.norm), cos, sin, attend)
             gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
+        return x
+
+    def logits(self, x: Tensor, rows: Rows) -> Tensor:
+        """Returns the logits of the sampled rows, in f32, from the rows behind the last layer."""
         x = self._norm(x[rows.sampled], self.weights.norm)
         return F.linear(x, self.weights.head).float()
 

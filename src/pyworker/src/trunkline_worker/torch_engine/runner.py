@@ -22,6 +22,24 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 MAX_LOGPROBS = 20
 
 
+def abilities(max_sequences: int, max_tokens: int) -> Abilities:
+    """Returns the limits and abilities to announce."""
+    return Abilities(
+        max_sequences=max_sequences,
+        max_tokens=max_tokens,
+        steps_in_flight=2,
+        max_logprobs=MAX_LOGPROBS,
+        partial_writes=True,
+        scores=True,
+        seeded_sampling=True,
+    )
+
+
+def block_sizes(preferred: int | None) -> tuple[int, ...]:
+    """Returns the sizes of a block to announce, the preferred one first."""
+    return tuple(dict.fromkeys([preferred or 16, 16, 32, 64, 8]))
+
+
 class TorchEngine(Engine):
     """Runs a model of the Llama family."""
 
@@ -31,11 +49,12 @@ class TorchEngine(Engine):
         self.program = f"torch {torch.__version__}"
         self.model, self.kv, self.abilities = facts, kv, abilities
         self.device = weights.embedding.device
-        self.deferred = self.device.type == "cuda"
+        on_gpu = self.device.type == "cuda"
+        self.depth, self.own_samples = (2, True) if on_gpu else (1, False)
         self._llama = Llama(config, weights, facts.max_context)
         self._dtype = weights.embedding.dtype
         self._cache: KvCache | None = None
-        self._use_graphs = graphs and self.deferred and kernels.usable(weights.embedding.new_empty(1, facts.head_dim))
+        self._use_graphs = graphs and on_gpu and kernels.usable(weights.embedding.new_empty(1, facts.head_dim))
         self._graphs: DecodeGraphs | None = None
         self._last = torch.zeros(0, dtype=torch.int64, device=self.device)
         """Token sampled last in each slot."""
@@ -43,7 +62,7 @@ class TorchEngine(Engine):
         """Tokens in the sequences of slots with a repetition penalty."""
         self._seen_by = np.zeros((0, 2), np.int64)
         """For each slot: the start that its row of `_seen` belongs to, and the tokens entered."""
-        self._copies = torch.cuda.Stream(self.device) if self.deferred else None
+        self._copies = torch.cuda.Stream(self.device) if self.own_samples else None
         self._staging: Tensor | None = None
 
     def begin(self, settings: Settings) -> None:
@@ -54,7 +73,7 @@ class TorchEngine(Engine):
         self._cache = cache
         if self._use_graphs:
             self._graphs = DecodeGraphs(self._llama, cache, settings.blocks, self.model.max_context)
-        if self.deferred:
+        if self.own_samples:
             self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
 
     def reset(self) -> None:
@@ -77,18 +96,15 @@ class TorchEngine(Engine):
     def _submit(self, batch: Batch) -> Callable[[], Result]:
         cache = self._cache
         assert cache is not None, "begin comes first"
-        scorers = [
-            attention.scorers(batch, g, cache.block_size, self.device) if self._counts(g) else []
-            for g in range(self.model.n_groups)
-        ]
+        scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
         rows = self._rows(batch)
         if self._graphs is not None and batch.n_tokens.max() == 1 and batch.sample.all() and not any(scorers):
             logits = self._graphs.run(batch, rows)
         else:
-            logits = self._llama.forward(rows, self._attend(batch, scorers))
+            logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
         picked = sampling.sample(logits, batch, self._seen_in(batch)) if len(logits) else logits.new_zeros(0).long()
         self._remember(batch, picked)
-        event = torch.cuda.Event() if self.deferred else None
+        event = torch.cuda.Event() if self.own_samples else None
         if event is not None:
             on_host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=True).copy_(picked, non_blocking=True)
             event.record()
@@ -105,16 +121,11 @@ class TorchEngine(Engine):
 
         return wait
 
-    def _counts(self, group: int) -> bool:
-        """Returns `True` if the layers of a group count for scores."""
-        groups = self.model.groups
-        return groups[group].scored if any(g.scored for g in groups) else group == 0
-
     def _rows(self, batch: Batch) -> Rows:
         ends = np.cumsum(batch.n_tokens)
         host = torch.from_numpy(batch.tokens().astype(np.int64))
         tokens = host.to(self.device, non_blocking=True)
-        if self.deferred and bool((host < 0).any()):
+        if self.own_samples and bool((host < 0).any()):
             # The sample of a step that still runs: the device has it already.
             self._grow_last(batch.table.size)
             slots = np.repeat(batch.slots, batch.n_tokens).astype(np.int64)
@@ -122,30 +133,6 @@ class TorchEngine(Engine):
         positions = torch.from_numpy(batch.positions().astype(np.int64)).to(self.device, non_blocking=True)
         sampled = torch.from_numpy((ends - 1)[batch.sample].astype(np.int64)).to(self.device, non_blocking=True)
         return Rows(tokens, positions, sampled)
-
-    def _attend(self, batch: Batch, scorers: list[list[attention.Scorer]]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        cache = self._cache
-        assert cache is not None
-        size, width = cache.block_size, self.model.n_kv_heads * self.model.head_dim
-        plans, writes = [], []
-        n_rows = int(batch.n_tokens.sum())
-        for group in range(self.model.n_groups):
-            plans.append(attention.plan(batch, group, size, width, self.device))
-            rows, places = attention.write_places(batch, group, size)
-            kept = None if len(rows) == n_rows else torch.from_numpy(rows).to(self.device)
-            writes.append((kept, torch.from_numpy(places).to(self.device)))
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            group = cache.places[layer][0]
-            keys, values = cache.of(layer)
-            rows, places = writes[group]
-            keys.view(-1, *k.shape[1:]).index_copy_(0, places, k if rows is None else k[rows])
-            values.view(-1, *v.shape[1:]).index_copy_(0, places, v if rows is None else v[rows])
-            for scorer in scorers[group]:
-                scorer.add(q, keys)
-            return attention.attend(q, keys, values, plans[group])
-
-        return attend
 
     def _seen_in(self, batch: Batch) -> Tensor | None:
         """Returns the tokens in each sampling sequence, or None if no sequence has a repetition penalty."""
@@ -175,7 +162,7 @@ class TorchEngine(Engine):
             self._last = torch.cat([self._last, self._last.new_zeros(size - len(self._last))])
 
     def _remember(self, batch: Batch, picked: Tensor) -> None:
-        if not self.deferred:
+        if not self.own_samples:
             return
         self._grow_last(batch.table.size)
         slots = torch.from_numpy(batch.slots[batch.sample].astype(np.int64)).to(self.device, non_blocking=True)
@@ -192,24 +179,38 @@ class TorchEngine(Engine):
                 self._staging.copy_(data, non_blocking=True)
                 self._copies.synchronize()
             data = self._staging
-        return bytes(data.contiguous().view(torch.uint8).numpy().tobytes())
+        return bytes_of(data)
 
     def write_block(self, block: int, data: bytes) -> None:
         """Replaces a block."""
         assert self._cache is not None
         place = self._cache.data[:, :, block]
-        if len(data) != place.numel() * place.element_size():
-            raise ValueError(f"{len(data)} bytes for a block of {place.numel() * place.element_size()}")
-        elements = torch.frombuffer(bytearray(data), dtype=self._dtype).view(place.shape)
-        if self._copies is not None and self._staging is not None:
-            with torch.cuda.stream(self._copies):
-                self._staging.copy_(elements)
-                place.copy_(self._staging, non_blocking=True)
-                self._copies.synchronize()
-        else:
-            place.copy_(elements)
+        if self._copies is None or self._staging is None:
+            replace_block(place, data)
+            return
+        replace_block(self._staging, data)
+        with torch.cuda.stream(self._copies):
+            place.copy_(self._staging, non_blocking=True)
+            self._copies.synchronize()
 
     def with_abilities(self, **changes: int | bool) -> TorchEngine:
         """Changes what the engine announces, and returns the engine."""
         self.abilities = replace(self.abilities, **changes)  # type: ignore[arg-type]
         return self
+
+
+def bytes_of(block: Tensor) -> bytes:
+    """Returns the elements of a block, on whatever device, as bytes."""
+    return bytes(block.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+
+
+def replace_block(place: Tensor, data: bytes) -> None:
+    """Copies bytes into a block.
+
+    Raises:
+        ValueError: the number of bytes is not that of the block.
+    """
+    size = place.numel() * place.element_size()
+    if len(data) != size:
+        raise ValueError(f"{len(data)} bytes for a block of {size}")
+    place.copy_(torch.frombuffer(bytearray(data), dtype=place.dtype).view(place.shape))

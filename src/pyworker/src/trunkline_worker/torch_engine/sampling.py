@@ -66,7 +66,7 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
 
 def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> list[Logprob]:
     """Returns log probabilities for the sequences that asked for them, from the model's own logits."""
-    wanted = batch.table.logprobs[batch.slots[batch.sample]]
+    wanted = batch.logprobs[batch.sample]
     rows = np.flatnonzero(wanted >= 0)
     if len(rows) == 0:
         return []

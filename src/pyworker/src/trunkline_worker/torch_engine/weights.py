@@ -41,8 +41,8 @@ class Weights:
     head: Tensor
 
 
-def load(folder: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Reads the weights from the safetensors files of a folder.
+def load(folder: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device, layers: range | None = None) -> Weights:
+    """Reads the weights from the safetensors files of a folder, those of some layers alone if `layers` is given.
 
     Raises:
         ValueError: there are no such files, or a tensor is missing.
@@ -61,7 +61,17 @@ def load(folder: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.de
             tensor: Tensor = file.get_tensor(name)
         return tensor.to(device=device, dtype=dtype)
 
-    return _assemble(config, read, places.__contains__)
+    if layers is None:
+        return _assemble(config, read, places.__contains__, range(config.n_layers))
+    # The first stage embeds tokens, the last one has the head; an empty tensor stands for what a stage lacks.
+    last = layers.stop == config.n_layers
+    needed = {
+        "model.embed_tokens.weight": layers.start == 0 or (last and config.tied),
+        "model.norm.weight": last,
+        "lm_head.weight": last,
+    }
+    none = torch.empty((0, config.hidden_size), dtype=dtype, device=device)
+    return _assemble(config, lambda name: read(name) if needed.get(name, True) else none, places.__contains__, layers)
 
 
 def random(config: LlamaConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
@@ -87,12 +97,14 @@ def random(config: LlamaConfig, dtype: torch.dtype, device: torch.device, seed: 
                 return (noise * shape[1] ** -0.5).to(dtype)
         return torch.ones(d if name.endswith(("q_norm.weight", "k_norm.weight")) else h, dtype=dtype, device=device)
 
-    return _assemble(config, draw, lambda name: "norm" in name and (config.family == "qwen3" or "_norm" not in name))
+    return _assemble(
+        config, draw, lambda name: "norm" in name and (config.family == "qwen3" or "_norm" not in name), range(config.n_layers)
+    )
 
 
-def _assemble(config: LlamaConfig, read: Load, has: Callable[[str], bool]) -> Weights:
+def _assemble(config: LlamaConfig, read: Load, has: Callable[[str], bool], numbers: range) -> Weights:
     layers = []
-    for i in range(config.n_layers):
+    for i in numbers:
         at = f"model.layers.{i}."
 
         def optional(name: str, at: str = at) -> Tensor | None:

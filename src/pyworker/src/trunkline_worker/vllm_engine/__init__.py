@@ -17,6 +17,10 @@ def build(args: argparse.Namespace) -> VllmEngine:
         ImportError: vLLM is not installed.
         ValueError: vLLM's version, the model or an argument does not fit.
     """
+    if args.pipeline_parallel > 1:
+        raise ValueError(
+            f"--pipeline-parallel {args.pipeline_parallel}: --engine vllm has no stages; use --tensor-parallel, or --engine torch"
+        )
     raw = read_config(args.model)
     version = versions.check()
     if args.threads:

@@ -51,6 +51,16 @@ class Extension:
         batch = getattr(self.model_runner, "input_batch", None)
         return hasattr(batch, "generators") and hasattr(batch, "req_id_to_index")
 
+    def trunkline_recover(self) -> None:
+        """Makes the model runner forget all requests and the half of a step that it may hold, after a step that failed."""
+        runner = self.model_runner
+        if not hasattr(runner, "execute_model_state") or not hasattr(runner, "requests"):
+            raise RuntimeError(f"{type(runner).__name__} keeps its requests in another way")
+        runner.execute_model_state = None
+        runner.requests.clear()
+        for request in list(runner.input_batch.req_id_to_index):
+            runner.input_batch.remove_request(request)
+
     def trunkline_write_at(self, rank: int, block: int, data: bytes) -> None:
         """Replaces a block on one worker."""
         if self.rank == rank:

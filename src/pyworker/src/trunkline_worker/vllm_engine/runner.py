@@ -61,6 +61,8 @@ class VllmEngine(Engine):
         self._shapes, self._dtype = _shapes(self._executor, caches[0], self._config)
         self._layout: str | None = None
         self._settings: Settings | None = None
+        self._failed = False
+        """A step failed, and vLLM has not forgotten it yet."""
         block = int(caches[0].kv_cache_groups[0].kv_cache_spec.block_size)
         self._blocks = min(config.num_blocks for config in caches) - 1
         self.model = _facts(options, self._config, self._shapes, self._dtype)
@@ -82,8 +84,26 @@ class VllmEngine(Engine):
         self._batches.forget()
 
     def reset(self) -> None:
-        """Forgets all sequences."""
+        """Forgets all sequences.
+
+        Raises:
+            EngineLost: a step failed, and vLLM does not say now what it said at the start.
+        """
         self._batches.forget()
+        if self._failed:
+            self._recover()
+
+    def _recover(self) -> None:
+        try:
+            with self._rpc:
+                self._call("trunkline_recover")
+            said = self._trial_prompt(steps=4)
+        except Exception as error:
+            raise EngineLost(f"vLLM cannot go on after a failed step: {error}") from error
+        if said != self._expected:
+            raise EngineLost(f"vLLM cannot go on after a failed step: it says {said} now, and said {self._expected} at the start")
+        self._failed = False
+        log.warning("vLLM goes on after a failed step")
 
     def forget_slots(self) -> None:
         """Forgets all sequences, and keeps blocks."""
@@ -102,8 +122,12 @@ class VllmEngine(Engine):
                     self._executor.collective_rpc("trunkline_seed", args=(seeds,))
                 output = self._executor.sample_tokens(None) if output is None else output
             except Exception as error:
-                # The model runner may hold half a step now, and has no way back.
-                raise EngineLost(f"vLLM failed: {type(error).__name__}: {error}") from error
+                reason = f"vLLM failed to run {len(batch)} sequences: {type(error).__name__}: {error}"
+                if getattr(self._executor, "is_failed", False):
+                    raise EngineLost(reason) from error
+                # The model runner may hold half a step now; `reset` comes next.
+                self._failed = True
+                raise StepError(reason) from error
         return self._result(batch, output)
 
     def _result(self, batch: Batch, output: Any) -> Result:
@@ -163,14 +187,16 @@ class VllmEngine(Engine):
     def _prove_layout(self) -> None:
         """Announces block copies if a generation goes on equally from copied blocks, with all others overwritten."""
         size = self.kv.block_sizes[0]
+        self._expected = self._trial_prompt(steps=4)
+        """Tokens said after the prompt of the proof: the same after a failed step."""
         if self._blocks < 6:
             log.warning("too few blocks to prove the layout of KV: blocks will not be copied")
             return
         settings = Settings(size, self._blocks, 1)
         vocabulary = self.model.vocab_size
-        prompt = [(7 * i + 11) % vocabulary for i in range(size + size // 2)]
+        prompt = self._prompt()
         other = [*prompt[: size // 2], *((t + 5) % vocabulary for t in prompt[size // 2 :])]
-        expected = self._trial(settings, prompt, [0, 1], steps=4)
+        expected = self._expected
         self._trial(settings, other, [2, 3], steps=0)
         raws = [[self._layers(raw) for raw in self._call("trunkline_read", block + 1)] for block in (0, 2)]
         found = {
@@ -197,6 +223,16 @@ class VllmEngine(Engine):
             return
         self.kv = replace(self.kv, block_io=True)
         log.info("KV blocks can be copied: %s", self._layout or "opaque")
+
+    def _prompt(self) -> list[int]:
+        """Returns the prompt of the proof: a block and a half, or a block less three where there is one block."""
+        size = self.kv.block_sizes[0]
+        return [(7 * i + 11) % self.model.vocab_size for i in range(size + size // 2 if self._blocks > 1 else size - 3)]
+
+    def _trial_prompt(self, steps: int) -> list[int]:
+        """Runs the prompt of the proof in the first blocks, whose contents are lost."""
+        settings = Settings(self.kv.block_sizes[0], self._blocks, 1)
+        return self._trial(settings, self._prompt(), [0, 1][: self._blocks], steps)
 
     def _layers(self, raw: bytes) -> layouts.Raw:
         return np.frombuffer(raw, self._dtype).reshape(self.model.n_layers, -1)

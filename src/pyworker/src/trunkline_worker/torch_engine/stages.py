@@ -1,0 +1,178 @@
+"""The torch engine over several processes: each runs some of the layers, on a device of its own where there are GPUs.
+
+Rows travel between stages through the memory of the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..engine import Engine, KvFacts, LayerGroup, ModelFacts, Result, Settings
+from ..pipeline import Pipeline, Stage, StageBatch, even
+from . import attention, sampling
+from . import weights as weights_of
+from .attention import KvCache
+from .config import LlamaConfig
+from .model import Llama, Rows
+from .runner import DTYPES, abilities, block_sizes, bytes_of, replace_block
+
+log = logging.getLogger(__name__)
+
+CPU_KV_TOKENS = 16_384
+RESERVE = 2 << 30
+"""Bytes of a GPU's free memory that are left for activations."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Layers of one stage, and where they run."""
+
+    layers: range
+    device: str
+    threads: int
+
+
+def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, device: torch.device) -> Engine:
+    """Returns an engine whose layers are divided among processes, so that each reads about as many weights in a decode.
+
+    Raises:
+        ValueError: there are fewer layers or GPUs than stages, or a stage cannot load its layers.
+    """
+    n = args.pipeline_parallel
+    if device.type == "cuda" and torch.cuda.device_count() < n:
+        raise ValueError(
+            f"--pipeline-parallel {n}: there are {torch.cuda.device_count()} GPUs; give --device cpu, or fewer stages"
+        )
+    kv_width, q_width = config.n_kv_heads * config.head_dim, config.n_heads * config.head_dim
+    layer = config.hidden_size * (2 * q_width + 2 * kv_width + 3 * config.intermediate_size)
+    costs = [layer] * config.n_layers
+    costs[-1] += config.hidden_size * config.vocab_size
+    threads = max(1, (args.threads or os.cpu_count() or 1) // n)
+    parts = [
+        Part(layers, f"cuda:{i}" if device.type == "cuda" else str(device), threads) for i, layers in enumerate(even(costs, n))
+    ]
+    locals_ = [local(facts, part.layers) for part in parts]
+    # Layers of all groups lie side by side in a stage, so a block may be larger than in one process.
+    groups = max(1, facts.n_groups)
+    facts = replace(facts, kv_bytes_per_token=sum(own.kv_bytes_per_token for own in locals_))
+    stages = [
+        (f"stage {i} (layers {part.layers.start}-{part.layers.stop - 1})", partial(TorchStage, args.model, config, own, part))
+        for i, (part, own) in enumerate(zip(parts, locals_, strict=True))
+    ]
+    tokens = args.kv_tokens or _room(parts, locals_, layer * DTYPES[facts.kv_dtype].itemsize)
+    kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
+    log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens)
+    shares = [own.kv_bytes_per_token // groups for own in locals_]
+    return Pipeline(f"torch {torch.__version__}", facts, kv, abilities(args.max_sequences, args.max_tokens), stages, shares)
+
+
+def local(facts: ModelFacts, layers: range) -> ModelFacts:
+    """Returns the facts about some of the layers, which count from 0 there."""
+    groups = tuple(
+        LayerGroup(tuple(i - layers.start for i in group.layers if i in layers), group.window, group.scored)
+        for group in facts.groups
+    )
+    kept = max((len(group.layers) for group in groups), default=len(layers))
+    per_layer = 2 * facts.n_kv_heads * facts.head_dim * DTYPES[facts.kv_dtype].itemsize
+    bytes_per_token = kept * per_layer * max(1, len(groups))
+    return replace(facts, n_layers=len(layers), groups=groups, kv_bytes_per_token=bytes_per_token)
+
+
+def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int) -> int:
+    """Returns the tokens whose KV has room in every stage, beside weights that are not loaded yet."""
+    if not parts[0].device.startswith("cuda"):
+        return CPU_KV_TOKENS
+    rooms = []
+    for part, own in zip(parts, locals_, strict=True):
+        free, _ = torch.cuda.mem_get_info(part.device)
+        rooms.append(max(0, free - RESERVE - layer_bytes * len(part.layers)) // own.kv_bytes_per_token)
+    return int(min(rooms))
+
+
+@dataclass
+class Handed:
+    """What a stage hands on: rows behind its layers, and the scores so far with the number of layers that count."""
+
+    rows: npt.NDArray[np.generic]
+    scores: list[tuple[npt.NDArray[np.float32] | None, int]]
+
+
+class TorchStage(Stage):
+    """Some of the layers of a model of the Llama family."""
+
+    def __init__(self, folder: Path, config: LlamaConfig, facts: ModelFacts, part: Part) -> None:
+        torch.set_num_threads(part.threads)
+        self._device = torch.device(part.device)
+        self._dtype = DTYPES[facts.kv_dtype]
+        self._facts = facts
+        self._is_first, self._is_last = part.layers.start == 0, part.layers.stop == config.n_layers
+        weights = weights_of.load(folder, config, self._dtype, self._device, part.layers)
+        self._llama = Llama(config, weights, facts.max_context)
+        self._cache: KvCache | None = None
+
+    def begin(self, settings: Settings) -> None:
+        """Allocates KV for these layers."""
+        self._cache = None
+        self._cache = KvCache(self._facts, settings.blocks, settings.block_size, self._dtype, self._device)
+
+    def run(self, batch: StageBatch, before: Any) -> Any:
+        """Runs the layers, and samples in the last stage."""
+        with torch.inference_mode():
+            return self._run(batch, before)
+
+    def _run(self, batch: StageBatch, before: Any) -> Any:
+        cache = self._cache
+        assert cache is not None, "begin comes first"
+        scorers = attention.all_scorers(batch, self._facts, cache.block_size, self._device)
+        flat = [scorer for group in scorers for scorer in group]
+        if before is not None:
+            for scorer, (total, layers) in zip(flat, before.scores, strict=True):
+                scorer.total = None if total is None else torch.from_numpy(total).to(self._device)
+                scorer.layers = layers
+        ends = (np.cumsum(batch.n_tokens) - 1)[batch.sample]
+        rows = Rows(self._on(batch.rows), self._on(batch.positions()), self._on(ends))
+        x = self._llama.embed(rows) if before is None else self._received(before.rows)
+        x = self._llama.layers(x, rows, attention.over(batch, cache, scorers))
+        if not self._is_last:
+            scores = [(None if s.total is None else s.total.cpu().numpy(), s.layers) for s in flat]
+            return Handed(x.contiguous().view(torch.uint8).cpu().numpy(), scores)
+        logits = self._llama.logits(x, rows)
+        picked = sampling.sample(logits, batch, self._seen(batch, len(logits))) if len(logits) else logits.new_zeros(0).long()
+        logprobs = sampling.log_probabilities(logits, picked, batch)
+        return Result(picked.tolist(), logprobs, [x for scorer in flat for x in scorer.scores()])
+
+    def _on(self, values: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._device)
+
+    def _received(self, rows: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(rows).view(self._dtype).to(self._device)
+
+    def _seen(self, batch: StageBatch, n: int) -> Tensor | None:
+        """Returns the tokens in each sampling sequence, or None if no sequence has a repetition penalty."""
+        if not batch.histories:
+            return None
+        seen = torch.zeros((n, self._facts.vocab_size), dtype=torch.bool, device=self._device)
+        for row, tokens in batch.histories.items():
+            seen[row, self._on(tokens)] = True
+        return seen
+
+    def read_block(self, block: int) -> bytes:
+        """Returns the bytes of a block in these layers."""
+        assert self._cache is not None
+        return bytes_of(self._cache.data[:, :, block])
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Replaces a block in these layers."""
+        assert self._cache is not None
+        replace_block(self._cache.data[:, :, block], data)
