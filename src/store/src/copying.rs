@@ -42,7 +42,7 @@ impl UnderWay {
         Self { transfer, is_cancelled: AtomicBool::new(false) }
     }
 
-    /// Interrupts the pairs that no thread has begun to copy.
+    /// Interrupts the pairs not begun yet.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }

@@ -162,8 +162,7 @@ impl Store {
         self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(refused)));
     }
 
-    /// Interrupts the blocks of a transfer that no thread has begun to copy: nobody waits for them any more. A transfer that has ended, or
-    /// that never was, is ignored.
+    /// Interrupts a transfer without a reader: no thread begins another of its blocks. The number of an ended transfer is ignored.
     pub fn cancel(&self, transfer: u64) {
         if let Some(under_way) = lock(&self.under_way).get(&transfer) {
             under_way.cancel();
