@@ -13,7 +13,7 @@ const SOURCES: [&str; 10] = [
     include_str!("split_fuse.rs"),
     include_str!("time.rs"),
     include_str!("stages.rs"),
-    include_str!("../../../cluster/tests/scenarios.rs"),
+    include_str!("../../../cluster/tests/several/scenarios.rs"),
 ];
 
 struct Row {

@@ -2,39 +2,10 @@
 //!
 //! `docs/scenarios.md` lists all scenarios; `src/core/tests/scenarios/table.rs` checks the list.
 
-use std::collections::BTreeMap;
+use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Input, Move, ROUTER_DEFAULT, Role};
+use trunkline_core::{Config, Event, FinishReason, Preemption, RequestId, TierConfig, Write};
 
-use trunkline_cluster::{Cluster, ClusterConfig, EngineConfig, EngineId, Input, Move, Output, ROUTER_DEFAULT, Role};
-use trunkline_core::{
-    Action, Config, Event, FinishReason, Namespace, Preemption, Request, RequestId, Step, TierConfig, Token, Write,
-};
-use trunkline_driver::oracle::OracleWorker;
-
-/// A cluster, workers that prove every KV cell that they read, and everything that clients were sent.
-struct Rig {
-    cluster: Cluster,
-    workers: Vec<OracleWorker>,
-    now_ns: u64,
-    steps: BTreeMap<u32, Box<Step>>,
-    /// Number of each look-up that waits for an answer, after the engine that asked.
-    lookups: Vec<(u32, u64)>,
-    tokens: BTreeMap<u64, Vec<Token>>,
-    ends: BTreeMap<u64, FinishReason>,
-    moves: Vec<(u64, Move)>,
-}
-
-fn config() -> Config {
-    Config {
-        block_size: 16,
-        device_blocks: 400,
-        max_batch_tokens: 512,
-        max_batch_size: 8,
-        max_queue: 64,
-        max_context: 512,
-        launch_watermark: 0.0,
-        ..Config::default()
-    }
-}
+use crate::rig::{Rig, config};
 
 /// A prefill engine with a large batch, and a decode engine with these limits.
 fn apart(decode: Config) -> Rig {
@@ -47,104 +18,6 @@ fn apart(decode: Config) -> Rig {
 /// Engines that all prefill and decode, under the router `least_loaded`.
 fn balanced(n: usize) -> Rig {
     Rig::new(&ClusterConfig { router: "least_loaded".into(), ..ClusterConfig::uniform(&config(), n) })
-}
-
-/// Token that every worker samples after `n_generated` others of a request.
-fn token(request: u64, n_generated: u32) -> Token {
-    1_000_000 + request as u32 * 1_000 + n_generated
-}
-
-impl Rig {
-    fn new(config: &ClusterConfig) -> Self {
-        let mut rig = Self {
-            cluster: Cluster::new(config).unwrap(),
-            workers: config.engines.iter().map(|engine| OracleWorker::new(&engine.core, 1)).collect(),
-            now_ns: 0,
-            steps: BTreeMap::new(),
-            lookups: Vec::new(),
-            tokens: BTreeMap::new(),
-            ends: BTreeMap::new(),
-            moves: Vec::new(),
-        };
-        for engine in 0..config.engines.len() as u32 {
-            rig.engine(engine, Event::WorkerJoined);
-        }
-        rig
-    }
-
-    fn engine(&mut self, engine: u32, event: Event) {
-        self.input(Input::Engine(EngineId(engine), event));
-    }
-
-    fn input(&mut self, input: Input) {
-        self.now_ns += 1;
-        let mut out = Vec::new();
-        self.cluster.handle(self.now_ns, input, &mut out);
-        self.cluster.check();
-        for output in out {
-            match output {
-                Output::Engine(EngineId(engine), Action::RunStep(step)) => {
-                    self.workers[engine as usize].begin_step(&step);
-                    assert!(self.steps.insert(engine, step).is_none(), "one step at a time");
-                }
-                Output::Engine(EngineId(engine), Action::Lookup(lookup)) => self.lookups.push((engine, lookup.id)),
-                Output::Engine(_, Action::Token { request, token }) => {
-                    self.tokens.entry(request.0).or_default().push(token);
-                }
-                Output::Engine(_, Action::Finish { request, reason, .. }) => {
-                    assert!(self.ends.insert(request.0, reason).is_none(), "a request ends once");
-                }
-                Output::Moved { request, why, .. } => self.moves.push((request.0, why)),
-                Output::Engine(_, Action::Transfer(_)) | Output::Placed { .. } => {}
-                other => panic!("{other:?} is not expected here"),
-            }
-        }
-    }
-
-    fn submit(&mut self, id: u64, n_prompt: u32, max_tokens: u32) {
-        let prompt = (0..n_prompt).map(|at| id as u32 * 1_000 + at).collect();
-        let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
-        request.hash_prompt(16);
-        let generated = (0..max_tokens).map(|n| token(id, n)).collect();
-        let whole = Request { generated, ..request.clone() };
-        self.workers.iter_mut().for_each(|worker| worker.expect_dictated(&whole));
-        self.input(Input::Client(Event::Submit(Box::new(request))));
-    }
-
-    fn answer(&mut self, engine: u32) {
-        let step = self.steps.remove(&engine).expect("a step is in flight");
-        let worker = &mut self.workers[engine as usize];
-        let result = worker.end_step_with(&step, |seq| vec![token(seq.request.0, seq.n_generated)]);
-        self.engine(engine, Event::StepFinished(result));
-    }
-
-    fn run_all(&mut self) {
-        while let Some(engine) = self.steps.keys().next().copied() {
-            self.answer(engine);
-        }
-    }
-
-    /// Requests of an engine in the batch, and those that wait.
-    fn counts(&self, engine: u32) -> (u32, u32) {
-        let stats = self.cluster.core(EngineId(engine)).stats();
-        (stats.running, stats.waiting)
-    }
-
-    fn at(&self, request: u64) -> Option<u32> {
-        self.cluster.engine_of(RequestId(request)).map(|engine| engine.0)
-    }
-
-    /// Lengths of the prompts on each engine, of requests with these numbers and lengths.
-    fn groups(&self, prompts: &[(u64, u32)]) -> Vec<Vec<u32>> {
-        let of = |engine| prompts.iter().filter(|(id, _)| self.at(*id) == Some(engine)).map(|(_, n)| *n).collect();
-        (0..self.cluster.n_engines() as u32).map(of).collect()
-    }
-
-    /// Asserts that a request got each of `n` tokens once and in order, and ended by length.
-    fn assert_whole(&self, request: u64, n: u32) {
-        assert!(self.tokens[&request].iter().copied().eq((0..n).map(|at| token(request, at))), "{request}");
-        assert_eq!(self.ends[&request], FinishReason::Length);
-    }
 }
 
 #[test]
