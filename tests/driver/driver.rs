@@ -84,6 +84,8 @@ pub struct Driver {
     pub drained: u32,
     /// Number of [`Action::ResetWorker`].
     pub resets: u32,
+    /// Copies that nobody waits for any more.
+    pub cancelled: BTreeSet<u64>,
     /// Copies that were in flight when the worker was lost.
     pub lost_copies: u64,
     /// Block table of each request in the last step that ran it.
@@ -150,6 +152,7 @@ impl Driver {
             flushed: Vec::new(),
             drained: 0,
             resets: 0,
+            cancelled: BTreeSet::new(),
             lost_copies: 0,
             tables: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -349,6 +352,10 @@ impl Driver {
                 assert!(self.joined, "transfer {} is for a worker that is not there", transfer.id);
                 self.worker.begin_transfer(&transfer);
                 self.copies.push(*transfer);
+            }
+            Action::Cancel { transfer } => {
+                assert!(self.copies.iter().any(|copy| copy.id == transfer), "transfer {transfer} was answered");
+                self.cancelled.insert(transfer);
             }
             Action::Lookup(lookup) => self.lookups.push(*lookup),
             Action::Release { place, blocks } => self.worker.release(place, &blocks),

@@ -400,6 +400,10 @@ impl Run {
         if is_partial {
             return self.event(Event::TransferPartial { transfer: id, faults });
         }
+        // Storage that honours a cancel interrupts what it has not begun.
+        if self.driver.cancelled.contains(&id) && id.is_multiple_of(2) {
+            return self.event(Event::TransferInterrupted(id));
+        }
         // A copy that fails as a whole says whether its sources are to blame.
         let failed = pick(&mut self.rng, &[Event::TransferFailed as fn(u64) -> Event, Event::TransferInterrupted]);
         self.event(if ok { Event::TransferFinished(id) } else { failed(id) });

@@ -387,6 +387,10 @@ impl Run {
                 worker.worker.begin_transfer(&transfer);
                 worker.transfers.push(*transfer);
             }
+            Output::Engine(engine, Action::Cancel { transfer }) => {
+                let is_under_way = self.engine(engine).transfers.iter().any(|other| other.id == transfer);
+                assert!(is_under_way, "transfer {transfer} was answered");
+            }
             Output::Engine(engine, Action::Release { place, blocks }) => {
                 self.engine(engine).worker.release(place, &blocks);
             }

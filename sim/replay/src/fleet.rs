@@ -436,7 +436,8 @@ impl<'a> Fleet<'a> {
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
             Action::Lookup(lookup) => self.look_up(at_ns, replica, &lookup),
-            Action::Release { .. } => {}
+            // A modelled copy ends in its time; a model of the saving would need the copies of others behind it.
+            Action::Release { .. } | Action::Cancel { .. } => {}
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
                 assert_eq!(reason, FinishReason::Length, "traced requests end by length alone");

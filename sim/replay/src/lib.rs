@@ -77,3 +77,4 @@ mod worker;
 
 pub use crate::fleet::{ReplayError, replay, replay_source, replay_watched};
 pub use crate::settings::{Arrivals, Routing, Settings};
+pub use crate::worker::accepted_drafts;

@@ -29,7 +29,7 @@ impl Worker {
         for seq in &step.seqs {
             if seq.sample {
                 let request = seq.request.0;
-                let accepted = self.accepted(request, seq.n_generated, seq.n_drafts);
+                let accepted = accepted_drafts(self.acceptance, request, seq.n_generated, seq.n_drafts);
                 for n in seq.n_generated..=seq.n_generated + accepted {
                     result.tokens.push(generated_token(request, n));
                 }
@@ -38,12 +38,13 @@ impl Worker {
         }
         result
     }
+}
 
-    /// Returns the number of accepted drafts: those before the first rejected one.
-    fn accepted(&self, request: u64, n_generated: u32, n_drafts: u32) -> u32 {
-        let right = |i: &u32| unit(DRAFT_STREAM, request, u64::from(n_generated + i)) < self.acceptance;
-        (0..n_drafts).take_while(right).count() as u32
-    }
+/// Returns the number of accepted drafts of a request with `n_generated` tokens: those before the first rejected one. Each draft is accepted
+/// with probability `acceptance`.
+pub fn accepted_drafts(acceptance: f64, request: u64, n_generated: u32, n_drafts: u32) -> u32 {
+    let right = |i: &u32| unit(DRAFT_STREAM, request, u64::from(n_generated + i)) < acceptance;
+    (0..n_drafts).take_while(right).count() as u32
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod codec;
 mod disk;
 mod evict;
 pub(crate) mod h2o;
+mod load;
 mod measure;
 mod publish;
 mod sched;
@@ -38,6 +39,10 @@ Examples:
   A thousand streams at once through gRPC, a step every 5 ms:
     trunkline bench serve --streams 1000 --step 5ms
 
+  Two minutes of a trace on a running server, beside the simulation of the same requests:
+    trunkline replay examples/traces/chat-and-agents.jsonl.gz --slice 0s..120s --json replayed.json
+    trunkline bench load examples/traces/chat-and-agents.jsonl.gz --slice 0s..120s --against replayed.json
+
   A short test run:
     trunkline bench evict --quick";
 
@@ -61,6 +66,8 @@ enum What {
     Worker(WorkerOptions),
     /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
     Serve(ServeOptions),
+    /// Send the requests of a trace to a running server at the times of the trace; latencies, beside those of a replay with --against.
+    Load(load::LoadOptions),
     /// Benchmark the wire to an attached worker: round trip of a step, and time that the worker idles between steps.
     Wire(Options),
     /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, beside zstd.
@@ -209,6 +216,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
         What::Tiers(options) => (options.clone(), tiers::run(options.quick)?),
         What::H2o(options) => return h2o::run(&options),
+        What::Load(options) => return load::run(&options),
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")

@@ -14,6 +14,7 @@ use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::h2o_settings::{H2O_KEYS, H2oSettings};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
+use crate::simulate_settings::{SIMULATE_KEYS, SimulateSettings};
 use crate::tier_settings::{TIER_KEYS, TierSettings};
 
 /// Keys of the server itself; the others are settings of the core.
@@ -93,6 +94,10 @@ pub struct Settings {
     #[arg(long, value_name = "KIND")]
     pub worker: Option<String>,
 
+    /// A device that is simulated.
+    #[command(flatten)]
+    pub simulate: SimulateSettings,
+
     /// Embedded workers behind the port, up to 64, each with separate KV blocks; the weights are shared [default: 1, or 0 with
     /// --attached-workers].
     #[arg(long, value_name = "N")]
@@ -159,6 +164,7 @@ impl Settings {
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
             worker: self.worker.or(other.worker),
+            simulate: self.simulate.or(other.simulate),
             workers: self.workers.or(other.workers),
             attach: self.attach.or(other.attach),
             router: self.router.or(other.router),
@@ -171,9 +177,11 @@ impl Settings {
     }
 }
 
-/// Key of the config file: of the server, of its attached workers, of its tiers, of its network edge, of eviction within sequences, or of a setting of the core.
+/// Key of the config file: of the server, of a simulated device, of its attached workers, of its tiers, of its network edge, of eviction within
+/// sequences, or of a setting of the core.
 enum Key {
     Server(&'static str),
+    Simulate(&'static str),
     Tiers(&'static str),
     Attach(&'static str),
     Network(&'static str),
@@ -186,13 +194,15 @@ impl<'de> Deserialize<'de> for Key {
         let key = String::deserialize(key)?;
         let core = || CoreSettings::<ServeFlags>::flags().map(|(setting, _)| setting);
         let server = SERVER_KEYS.into_iter().find(|known| *known == key).map(Key::Server);
+        let simulate = || SIMULATE_KEYS.into_iter().find(|known| *known == key).map(Key::Simulate);
         let attach = || ATTACH_KEYS.into_iter().find(|known| *known == key).map(Key::Attach);
         let tiers = || TIER_KEYS.into_iter().find(|known| *known == key).map(Key::Tiers);
         let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
         let h2o = || H2O_KEYS.into_iter().find(|known| *known == key).map(Key::H2o);
-        let known = server.or_else(attach).or_else(tiers).or_else(network).or_else(h2o);
+        let known = server.or_else(simulate).or_else(attach).or_else(tiers).or_else(network).or_else(h2o);
         known.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
-            let fixed = SERVER_KEYS.into_iter().chain(ATTACH_KEYS).chain(TIER_KEYS).chain(NETWORK_KEYS).chain(H2O_KEYS);
+            let fixed = SERVER_KEYS.into_iter().chain(SIMULATE_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS);
+            let fixed = fixed.chain(NETWORK_KEYS).chain(H2O_KEYS);
             let known = fixed.chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
@@ -218,6 +228,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Core(setting) => {
                             settings.core.insert(setting, file.next_value_seed(FileValue(setting.kind))?);
                         }
+                        Key::Simulate(key) => settings.simulate.read(key, &mut file)?,
                         Key::Attach(key) => settings.attach.read(key, &mut file)?,
                         Key::Tiers(key) => settings.tiers.read(key, &mut file)?,
                         Key::Network(key) => settings.network.read(key, &mut file)?,
@@ -292,6 +303,11 @@ mod tests {
             "--record=r",
             "--threads=7",
             "--worker=null:10ms",
+            "--simulate=h100-80g",
+            "--parallel=tp2",
+            "--cost=roofline",
+            "--weights=resident",
+            "--simulate-text=echo",
             "--workers=2",
             "--attached-workers=3",
             "--worker-silence=4.5",
@@ -349,7 +365,7 @@ mod tests {
         for (setting, _) in CoreSettings::<ServeFlags>::flags() {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
         }
-        for key in NETWORK_KEYS.into_iter().chain(ATTACH_KEYS).chain(TIER_KEYS).chain(H2O_KEYS) {
+        for key in NETWORK_KEYS.into_iter().chain(SIMULATE_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS).chain(H2O_KEYS) {
             assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);

@@ -45,6 +45,8 @@ mod revision;
 mod routers;
 mod selection;
 mod serve;
+mod simulate_settings;
+mod simulated;
 mod sizes;
 mod sweep;
 mod tier_settings;

@@ -9,12 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use trunkline_port::{CopyError, DeviceBlocks, ModelInfo, Step, StepError, StepOutput, StepRunner, TokenLogprobs};
+use trunkline_port::{
+    CopyError, DeviceBlocks, ModelInfo, RequestId, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs,
+};
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 
 /// Longest sequence of the null worker, tokens.
-const MAX_CONTEXT: u32 = 1 << 17;
+pub const MAX_CONTEXT: u32 = 1 << 17;
 /// Longest time of a step.
 const STEP_MAX: Duration = Duration::from_secs(60);
 /// Token of the letter `a` in the byte tokenizer; the letters follow in order.
@@ -115,7 +117,6 @@ impl StepRunner for NullWorker {
         let mut output = StepOutput::default();
         output.result.step = step.id;
         output.result.ends.reserve(step.seqs.len());
-        let uniform = -(self.vocab_size as f32).ln();
         for seq in &step.seqs {
             if !seq.sample {
                 output.result.push(&[]);
@@ -124,12 +125,7 @@ impl StepRunner for NullWorker {
             let token = self.token(seq.n_generated);
             output.result.push(&[token]);
             let asked = self.logprobs.get(seq.slot as usize).copied().flatten();
-            output.logprobs.extend(asked.map(|n_top| TokenLogprobs {
-                request: seq.request,
-                token,
-                logprob: uniform,
-                top: (0..n_top.min(self.vocab_size)).map(|id| (id, uniform)).collect(),
-            }));
+            output.logprobs.extend(asked.map(|n_top| uniform_logprobs(seq.request, token, n_top, self.vocab_size)));
         }
         if let Some(left) = self.step.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
             thread::sleep(left);
@@ -144,6 +140,12 @@ impl StepRunner for NullWorker {
     fn reset(&mut self) {
         self.logprobs.clear();
     }
+}
+
+/// Returns the log probabilities of a token, and of `n_top` tokens beside it, if all are equally likely.
+pub fn uniform_logprobs(request: RequestId, token: Token, n_top: u32, vocab_size: u32) -> TokenLogprobs {
+    let logprob = -(vocab_size as f32).ln();
+    TokenLogprobs { request, token, logprob, top: (0..n_top.min(vocab_size)).map(|id| (id, logprob)).collect() }
 }
 
 /// Returns a backend of null workers whose steps take `step`.
@@ -172,7 +174,7 @@ impl DeviceBlocks for NullBlocks {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_port::{RequestId, Sampling, SeqStart, StepSeq};
+    use trunkline_port::{Sampling, SeqStart, StepSeq};
 
     use super::*;
 

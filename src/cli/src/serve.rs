@@ -27,7 +27,11 @@ use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
 use crate::h2o::layer_file::LayerFile;
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
+use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::revision::revision;
+use crate::simulate_settings::{self, Simulation};
+use crate::simulated;
+use crate::simulated::clock::{Clock, RealTime};
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Seed of the weights of the small model.
@@ -69,6 +73,9 @@ Examples:
   Cached blocks in host memory and on disk, found again after a restart:
     trunkline serve --model ./SmolLM2-135M --host-mem 4GiB --disk ./cache --disk-size 20GiB
 
+  The times of a GPU without one, to test gateways and clients:
+    trunkline serve --simulate h100-80g
+
   For other machines: TLS, and a token for each client:
     trunkline serve --listen 0.0.0.0:50051 --tls-cert server.pem --tls-key server.key --token-file tokens
 
@@ -102,6 +109,10 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let settings = (*args.settings).or(file);
     let engines = Engines::of(&settings, cores())?;
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
+    let simulation = settings.simulate.simulation(settings.model.as_deref())?;
+    if simulation.is_some() {
+        refuse_beside_simulation(&settings, &engines)?;
+    }
     let step_timeout = step_timeout(settings.step_timeout)?;
     let attach = settings.attach.options(engines.attached())?;
     // Mistakes in settings and address are reported before a large model is read.
@@ -132,7 +143,16 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         let server = match engines.embedded() {
             0 => Server::of_first_worker(listener, first_worker(settings, engines)?, options).await?,
-            _ => with_embedded(listener, &settings, &engines, kind, options).await?,
+            _ => {
+                let made = match (simulation, kind) {
+                    (Some(simulation), _) => {
+                        simulated(&settings, engines.workers(), simulation, Arc::new(RealTime::start()))?
+                    }
+                    (None, WorkerKind::Embedded) => embedded(&settings, &engines)?,
+                    (None, WorkerKind::Null { step }) => null(&settings, engines.workers(), step)?,
+                };
+                with_embedded(listener, &settings, &engines, made, options).await?
+            }
         };
         network.warn_if_open(server.local_addr());
         serve(server, network.tls_cert.is_some()).await
@@ -147,23 +167,19 @@ async fn with_embedded(
     listener: TcpListener,
     settings: &Settings,
     engines: &Engines,
-    kind: WorkerKind,
+    (config, backend): (Config, Backend),
     mut options: Options,
 ) -> anyhow::Result<Server> {
-    let (config, backend) = match kind {
-        WorkerKind::Embedded => embedded(settings, engines)?,
-        WorkerKind::Null { step } => null(settings, engines.workers(), step)?,
-    };
     let stages = config.pipeline_stages;
     ensure!(
         stages == 1,
-        "--pipeline-stages {stages}: an embedded worker has one stage; use --workers 0 with attached ones"
+        "--pipeline-stages {stages}: an embedded or simulated worker has one stage; use --workers 0 with attached ones"
     );
     options.cluster = engines.cluster(&config);
     let kv_bytes = u64::from(config.pool_blocks()) * backend.model.block_bytes(config.block_size);
     let name = backend.model.name.clone();
     let server = Server::new(listener, backend, options).await?;
-    if settings.model.is_none() && kind == WorkerKind::Embedded {
+    if settings.model.is_none() && settings.worker.is_none() && settings.simulate.simulate.is_none() {
         // If standard error is closed, the note is lost.
         let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
     }
@@ -295,6 +311,54 @@ fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(
     let mut config = limits(settings, model.block_bytes(1), model.max_context)?;
     let stores = stores(settings, &mut config, &model, workers, None)?;
     Ok((config, Backend { stores, ..null_backend(model, tokenizer, step) }))
+}
+
+/// Returns the limits of the core, and a backend of simulated workers.
+fn simulated(
+    settings: &Settings,
+    workers: usize,
+    Simulation { mut fleet, text }: Simulation,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<(Config, Backend)> {
+    fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), simulated::MAX_CONTEXT)?;
+    if !settings.core.has("device_blocks") {
+        fleet.core.device_blocks = fleet.fitting_device_blocks()?;
+    }
+    if !settings.core.has("max_batch_tokens") {
+        fleet.core.max_batch_tokens = MAX_BATCH_TOKENS;
+    }
+    let (tokenizer, end) = simulate_settings::tokenizer(settings.model.as_deref())?;
+    let mut backend = simulated::backend(&mut fleet, tokenizer, end, text, clock)?;
+    let mut config = fleet.core;
+    let (layout, block_bytes) =
+        (simulated::stored_layout(config.block_size), backend.model.block_bytes(config.block_size));
+    backend.stores = match settings.tiers.tiers(block_bytes, workers)? {
+        Some(tiers) => {
+            tiers.apply(&mut config);
+            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(&layout, config.device_blocks)?
+        }
+        None => simulated::swap_stores(&config, workers)?,
+    };
+    config.validate()?;
+    Ok((config, backend))
+}
+
+/// Refuses settings that a simulated device cannot have.
+fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -> anyhow::Result<()> {
+    let kept = [
+        ("worker", settings.worker.is_some(), "simulate names the workers"),
+        ("threads", settings.threads.is_some(), "a simulated device computes nothing"),
+        ("kv-dtype", settings.kv_dtype.is_some(), "a model's preset or config.json has the type of its KV"),
+        ("attached-workers", engines.attached() > 0, "all workers are simulated"),
+        ("disk", settings.tiers.disk.is_some(), "a disk keeps real KV; use host-mem or shared-mem"),
+        ("remote", settings.tiers.remote.is_some(), "remote storage keeps real KV; use host-mem or shared-mem"),
+    ];
+    if let Some((flag, _, reason)) = kept.into_iter().find(|(_, given, _)| *given) {
+        bail!("{flag} does not go with simulate: {reason}");
+    }
+    let core = limits(settings, 1 << 10, Config::default().max_context)?;
+    ensure!(core.h2o.mode == Mode::Off, "h2o does not go with simulate: a simulated device has no attention scores");
+    Ok(())
 }
 
 /// Returns the element type of the KV cache.
@@ -431,6 +495,8 @@ pub(crate) fn device_blocks(block_size: u32, token_bytes: u64) -> u32 {
 
 #[cfg(test)]
 mod kv_dtype_tests;
+#[cfg(test)]
+mod simulated_tests;
 #[cfg(test)]
 pub(crate) mod tests {
     use clap::Parser;

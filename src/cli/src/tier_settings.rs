@@ -207,6 +207,22 @@ impl ServerTiers {
         Ok(())
     }
 
+    /// Returns the tiers with room for as many blocks, of which a store keeps `stored_bytes` bytes each instead of `block_bytes`, uncompressed.
+    ///
+    /// # Errors
+    /// If a tier is on a disk or in remote storage, where other servers would find blocks without contents.
+    pub fn without_contents(mut self, block_bytes: u64, stored_bytes: u64) -> anyhow::Result<Self> {
+        ensure!(
+            self.disk.is_none() && self.remote.is_none(),
+            "disk and remote keep real KV, which a simulated device does not have; use host-mem or shared-mem"
+        );
+        let scaled = |bytes: u64| bytes / block_bytes.next_multiple_of(PAGE) * stored_bytes;
+        let sizes = (self.host_bytes, self.shared_bytes);
+        (self.host_bytes, self.shared_bytes) = (scaled(sizes.0), sizes.1.map(scaled));
+        self.compression = Compression::Off;
+        Ok(self)
+    }
+
     /// Puts the tiers into the limits of a core. Host blocks that were set stay.
     pub fn apply(&self, core: &mut Config) {
         core.tiers = self.tiers.clone();
@@ -286,6 +302,16 @@ mod tests {
         assert_eq!(blocks, [("host", 81), ("disk", 2 * 163)]);
         assert_eq!((core.host_blocks, core.host_capacity()), (81, 162));
         assert_eq!(folder(Path::new("/cache"), 1), Path::new("/cache/worker-1"));
+    }
+
+    #[test]
+    fn tiers_without_contents_hold_as_many_blocks_in_less_memory() {
+        let tiers = settings(Some("16MiB"), None).tiers(100_000, 2).unwrap().unwrap();
+        let small = tiers.clone().without_contents(100_000, 4096).unwrap();
+        assert_eq!((small.host_bytes, small.host_blocks), (81 * 4096, tiers.host_blocks));
+        let disk = settings(None, Some("32MiB")).tiers(100_000, 2).unwrap().unwrap();
+        let message = disk.without_contents(100_000, 4096).unwrap_err().to_string();
+        assert!(message.starts_with("disk and remote keep real KV"), "{message}");
     }
 
     #[test]

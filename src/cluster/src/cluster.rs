@@ -462,9 +462,11 @@ impl Cluster {
                 self.engines[engine.index()].drained = true;
                 self.report_drained(self.engines.iter().all(|engine| engine.drained), out);
             }
-            Action::RunStep(_) | Action::Transfer(_) | Action::Lookup(_) | Action::Release { .. } => {
-                out.push(Output::Engine(engine, action))
-            }
+            Action::RunStep(_)
+            | Action::Transfer(_)
+            | Action::Cancel { .. }
+            | Action::Lookup(_)
+            | Action::Release { .. } => out.push(Output::Engine(engine, action)),
         }
     }
 

@@ -31,6 +31,7 @@ impl HandOver {
         }
         let whole = Self(Box::new(request.clone()));
         request.max_tokens = first;
+        request.continues = true;
         Some(whole)
     }
 
@@ -56,5 +57,23 @@ impl HandOver {
     /// Returns the request to submit to the decode engine.
     pub fn into_request(self) -> Box<Request> {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::{Namespace, RequestId};
+
+    use super::*;
+
+    #[test]
+    fn the_prefill_ends_with_the_first_token_and_the_whole_request_goes_on() {
+        let request = Request::new(RequestId(1), Namespace::default().root(), vec![1; 9], 5);
+        let mut first = request.clone();
+        assert!(HandOver::split(Role::Both, &mut first).is_none() && first == request);
+        let mut whole = HandOver::split(Role::Prefill, &mut first).unwrap();
+        assert_eq!((first.max_tokens, first.continues), (1, true), "copies of its blocks are awaited");
+        whole.push(7);
+        assert_eq!(*whole.into_request(), Request { generated: vec![7], ..request });
     }
 }

@@ -94,6 +94,12 @@ pub enum Action {
     ResetWorker,
     /// Copy these blocks and answer with [`Event::TransferFinished`] or [`Event::TransferFailed`].
     Transfer(Box<Transfer>),
+    /// Nobody waits for this transfer any more: blocks that are not yet copied need not be. The transfer is answered as any other, and MAY be
+    /// answered earlier, with the rest interrupted. Comes behind the transfer, and at times behind the driver's answer.
+    Cancel {
+        /// Number of the transfer.
+        transfer: u64,
+    },
     /// Ask the storage of a shared tier for these blocks and answer with [`Event::LookupEnded`].
     Lookup(Box<Lookup>),
     /// Blocks behind the device hold nothing of use any more: their memory can be freed. Needs no answer. Comes before the transfers of

@@ -80,13 +80,13 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
     for pairs in kv.transfers.of(slot).map(|transfer| &transfer.pairs) {
         good = good.min(first_filled(&loaded, pairs));
     }
-    for transfer in kv.transfers.of_mut(slot) {
-        let mut pairs = transfer.pairs.iter().rev().peekable();
+    kv.transfers.orphan(slot, |pairs| {
+        let mut pairs = pairs.iter().rev().peekable();
         let is_filled = |block: &BlockHandle| pairs.next_if(|pair| pair.to == block.index).is_some();
-        let (filled, rest) = loaded.into_iter().partition(is_filled);
+        let (filled, rest) = std::mem::take(&mut loaded).into_iter().partition(is_filled);
         loaded = rest;
-        transfer.purpose = Purpose::Orphaned(Orphan { blocks: filled, ..Orphan::default() });
-    }
+        Orphan { blocks: filled, ..Orphan::default() }
+    });
     loaded.iter().for_each(|block| kv.tree.end_move(*block));
     seq.table.splice(first..first, loaded);
     if good > 0 {

@@ -74,7 +74,7 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
             transfer.pairs.len().min(n - run_by_others(state, *slot, n)) as u32
         }
         Purpose::Demotion { .. } if transfer.from == Place::Device => kv.freed_by_demotion(transfer),
-        Purpose::WriteThrough { chain } => freed_chain(kv, transfer.id, chain),
+        Purpose::WriteThrough { chain, .. } => freed_chain(kv, transfer.id, chain),
         Purpose::Orphaned(orphan) => {
             freed_chain(kv, transfer.id, transfer.purpose.chain()) + (orphan.blocks.len() - orphan.published) as u32
         }

@@ -48,6 +48,9 @@ pub struct Request {
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,
+    /// `true` if another core continues the request after its end here, and looks for its blocks in a shared tier: copies there are urgent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub continues: bool,
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -73,6 +76,7 @@ impl Request {
             deadline_ns: None,
             sampling: Sampling::default(),
             h2o: None,
+            continues: false,
         }
     }
 

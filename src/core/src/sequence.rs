@@ -180,6 +180,8 @@ pub(crate) struct Cold {
     pub tables: Vec<Vec<BlockHandle>>,
     /// Entries dropped that the worker has still in its tables.
     pub drops: Vec<Dropped>,
+    /// `true` if another core continues the request after its end here.
+    pub continues: bool,
     /// Eviction within the sequence, as the request asks; `None` for the core's mode.
     pub h2o: Option<h2o::Mode>,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
@@ -244,6 +246,7 @@ impl Sequence {
                 history: History::default(),
                 tables: Vec::new(),
                 drops: Vec::new(),
+                continues: request.continues,
                 h2o: request.h2o,
                 planner: None,
             }),
@@ -493,6 +496,7 @@ impl Sequence {
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
             h2o: cold.h2o,
+            continues: cold.continues,
             worker_failures: u32::from(self.worker_failures),
             suspicion: u32::from(self.suspicion),
         }

@@ -172,7 +172,7 @@ pub(crate) fn end_transfer(state: &mut State, slot: usize, ok: bool) {
 pub(crate) fn orphan(state: &mut State, slot: usize) {
     let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
-    let orphan = match &mut seq.phase {
+    let mut orphan = match &mut seq.phase {
         Phase::SwappingOut(swap_out) => Orphan {
             blocks: std::mem::take(&mut seq.table),
             published: std::mem::take(&mut seq.published) as usize,
@@ -188,8 +188,8 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
         }
         _ => return,
     };
-    let transfer = kv.transfers.of_mut(slot).next().expect("the transfer of the swap is in flight");
-    transfer.purpose = Purpose::Orphaned(orphan);
+    kv.transfers.orphan(slot, |_| std::mem::take(&mut orphan));
+    debug_assert!(orphan.blocks.is_empty(), "the transfer of the swap is in flight");
 }
 
 /// Updates the host blocks of a transfer that ended: filled or freed by a swap-out, no longer read by a swap-in. Returns `true` for a

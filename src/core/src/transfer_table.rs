@@ -43,6 +43,8 @@ pub(crate) enum Purpose {
     WriteThrough {
         /// Published blocks of the request, copied or not.
         chain: Vec<BlockHandle>,
+        /// `true` if another core continues the request, and looks for these blocks.
+        is_awaited: bool,
     },
     /// Saves blocks about to be evicted; the sources are freed at the end.
     Demotion {
@@ -73,7 +75,7 @@ impl Purpose {
     /// kept by a demotion come on top.
     pub fn chain(&self) -> &[BlockHandle] {
         match self {
-            Self::WriteThrough { chain } => chain,
+            Self::WriteThrough { chain, .. } => chain,
             Self::Orphaned(orphan) => &orphan.blocks[..orphan.published],
             _ => &[],
         }
@@ -84,6 +86,11 @@ impl Purpose {
         let kept: &[Vec<BlockHandle>] = if let Self::Demotion { kept } = self { kept } else { &[] };
         let is_there = |chain: &[BlockHandle]| u32::from(chain.get(at) == Some(&block));
         is_there(self.chain()) + kept.iter().map(|chain| is_there(chain)).sum::<u32>()
+    }
+
+    /// Returns `true` if a request waits for the end.
+    pub fn is_urgent(&self) -> bool {
+        self.slot().is_some() || matches!(self, Self::WriteThrough { is_awaited: true, .. })
     }
 
     /// Returns the slot of the sequence that waits for the end, if one does.
@@ -173,6 +180,8 @@ pub(crate) struct TransferTable {
     pub links: Links,
     /// Transfers not yet handed to the driver.
     outbox: Vec<Transfer>,
+    /// Orphaned transfers that the driver does not know of yet.
+    cancelled: Vec<u64>,
 }
 
 impl TransferTable {
@@ -186,6 +195,7 @@ impl TransferTable {
             now_ns: 0,
             links,
             outbox: Vec::new(),
+            cancelled: Vec::new(),
         }
     }
 
@@ -201,7 +211,7 @@ impl TransferTable {
         let id = self.next_id;
         self.next_id += 1;
         let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
-        let is_urgent = purpose.slot().is_some();
+        let is_urgent = purpose.is_urgent();
         self.outbox.push(Transfer { id, from, to, pairs: numbers, keys, tokens, is_urgent });
         let begun_ns = self.now_ns;
         let due_ns = begun_ns.saturating_add(self.links.patience_ns(from, to, pairs.len()));
@@ -257,6 +267,7 @@ impl TransferTable {
     /// Removes all transfers, in the order of request: the worker was lost and none will be answered.
     pub fn lose(&mut self) -> Vec<InFlight> {
         self.outbox.clear();
+        self.cancelled.clear();
         self.due.clear();
         self.n_overdue = 0;
         std::mem::take(&mut self.in_flight)
@@ -265,6 +276,20 @@ impl TransferTable {
     /// Removes and returns the transfers to hand to the driver.
     pub fn take_outbox(&mut self) -> impl Iterator<Item = Transfer> {
         self.outbox.drain(..)
+    }
+
+    /// Removes and returns the transfers to be cancelled by the driver.
+    pub fn take_cancelled(&mut self) -> impl Iterator<Item = u64> {
+        self.cancelled.drain(..)
+    }
+
+    /// Lets a transfer continue without the sequence in `slot`, and cancels what is not copied yet. `orphan` returns the blocks kept by the
+    /// transfer, given the pairs.
+    pub fn orphan(&mut self, slot: usize, mut orphan: impl FnMut(&[BlockPair]) -> Orphan) {
+        for transfer in self.in_flight.iter_mut().filter(|transfer| transfer.purpose.slot() == Some(slot)) {
+            transfer.purpose = Purpose::Orphaned(orphan(&transfer.pairs));
+            self.cancelled.push(transfer.id);
+        }
     }
 
     /// Returns the number of blocks of a transfer in flight. `None` for an id of no transfer in flight.
@@ -291,11 +316,6 @@ impl TransferTable {
     /// Returns the transfers that the sequence in `slot` waits for.
     pub fn of(&self, slot: usize) -> impl Iterator<Item = &InFlight> {
         self.in_flight.iter().filter(move |transfer| transfer.purpose.slot() == Some(slot))
-    }
-
-    /// Returns the transfers that the sequence in `slot` waits for, to be changed.
-    pub fn of_mut(&mut self, slot: usize) -> impl Iterator<Item = &mut InFlight> {
-        self.in_flight.iter_mut().filter(move |transfer| transfer.purpose.slot() == Some(slot))
     }
 
     /// Returns the slots of the sequences being swapped out.
@@ -356,7 +376,7 @@ mod tests {
         assert_eq!(table.device_demotions().count(), 1);
         assert_eq!(table.swapping_out().collect::<Vec<_>>(), [7]);
         assert_eq!(table.take_outbox().map(|transfer| transfer.pairs).collect::<Vec<_>>(), vec![vec![(3, 4)]; 3]);
-        table.of_mut(8).for_each(|transfer| transfer.purpose = Purpose::Orphaned(Orphan::default()));
+        table.orphan(8, |_| Orphan::default());
         assert_eq!(table.of(8).count(), 0);
         assert_eq!(table.iter().map(|transfer| transfer.purpose.slot()).collect::<Vec<_>>(), [Some(7), None, None]);
         assert_eq!(table.end(load, true).map(|transfer| transfer.from), Some(Place::Tier(0)));

@@ -1,6 +1,6 @@
 //! Copies to and from tiers: which blocks, in which order, on which occasion.
 
-use trunkline_core::{Config, Event, Place, Preemption, RequestId, TierConfig, Token, Write};
+use trunkline_core::{Config, Event, Namespace, Place, Preemption, Request, RequestId, TierConfig, Token, Write};
 use trunkline_driver::Driver;
 
 const BLOCK: u32 = 4;
@@ -90,6 +90,17 @@ fn through_copies_every_published_block_of_an_ended_request_tail_first() {
     driver.answer();
     assert!(driver.copies.is_empty());
     assert_eq!(driver.stats().tiers[0].stored_blocks, 3);
+}
+
+#[test]
+fn blocks_that_another_core_waits_for_are_urgent() {
+    for continues in [false, true] {
+        let mut driver = Driver::new(config(vec![tier(100, Write::Through)]));
+        let request = Request::new(RequestId(1), Namespace::default().root(), prompt(1, 9), 1);
+        driver.submit_request(Request { continues, ..request });
+        driver.answer();
+        assert_eq!(driver.copies.iter().map(|copy| copy.is_urgent).collect::<Vec<_>>(), [continues]);
+    }
 }
 
 #[test]

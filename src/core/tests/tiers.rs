@@ -128,10 +128,11 @@ fn a_request_that_loads_ends_at_once_and_its_blocks_are_free_when_its_copies_end
         ask(&mut rig, 1, prompt(1, 33));
         overrun(&mut rig);
         rig.submit(3, prompt(1, 33), 2);
-        assert_eq!(rig.core.stats().loading, 1);
+        assert_eq!((rig.core.stats().loading, rig.cancelled.len()), (1, 0));
         rig.event(end);
         assert_eq!(rig.reason(3), Some(reason));
         assert_eq!(rig.core.stats().moving_blocks, 8, "its blocks are being written");
+        assert_eq!(rig.cancelled, rig.copies.iter().map(|copy| copy.id).collect(), "for nobody");
         rig.run_to_end();
         let stats = rig.core.stats();
         assert_eq!((stats.free_blocks + stats.idle_blocks, stats.moving_blocks), (DEVICE_BLOCKS, 0));

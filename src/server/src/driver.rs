@@ -554,6 +554,7 @@ impl Driver {
         match output {
             ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step, self.last_input_ns),
             ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
+            ClusterOutput::Engine(engine, Action::Cancel { transfer }) => self.workers.cancel(engine, transfer),
             ClusterOutput::Engine(engine, Action::Lookup(lookup)) => self.workers.look_up(engine, *lookup),
             ClusterOutput::Engine(engine, Action::Release { place, blocks }) => {
                 self.workers.store(engine).release(place, &blocks);
@@ -591,6 +592,7 @@ impl Driver {
             Action::Drained => self.drained = true,
             Action::RunStep(_)
             | Action::Transfer(_)
+            | Action::Cancel { .. }
             | Action::Lookup(_)
             | Action::Release { .. }
             | Action::ResetWorker => unreachable!("jobs are of an engine"),

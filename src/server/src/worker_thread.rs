@@ -117,7 +117,12 @@ impl WorkerHandle {
 
     /// Queues a transfer. Never waits.
     pub(crate) fn transfer(&self, transfer: Box<Transfer>, announced: Vec<Announced>) {
-        self.check(self.copies.try_send(CopyJob { life: self.life, transfer, announced }).is_ok());
+        self.check(self.copies.try_send(CopyJob::Begin { life: self.life, transfer, announced }).is_ok());
+    }
+
+    /// Queues the end of a transfer's use, behind the transfer. Never waits.
+    pub(crate) fn cancel(&self, transfer: u64) {
+        self.check(self.copies.try_send(CopyJob::Cancel { transfer }).is_ok());
     }
 
     /// Ends the worker's life and begins the next: no job sent before has an effect after the worker is ready again.

@@ -130,6 +130,11 @@ impl Workers {
         slot.handle.transfer(transfer, announced);
     }
 
+    /// Gives up what is not copied yet of a transfer. Never waits.
+    pub(crate) fn cancel(&self, engine: EngineId, transfer: u64) {
+        self.slots[engine.index()].handle.cancel(transfer);
+    }
+
     /// Begins a look-up in the store of an engine, answered with [`Command::LookedUp`]. Never waits.
     pub(crate) fn look_up(&self, engine: EngineId, lookup: Lookup) {
         let (driver, id) = (self.driver.clone(), lookup.id);

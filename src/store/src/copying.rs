@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use trunkline_port::{BlockKey, DeviceBlocks, Place, Token, Transfer};
 
@@ -28,6 +29,25 @@ pub struct Item {
     pub announced: Option<Announced>,
 }
 
+/// A transfer under way.
+#[derive(Debug)]
+pub struct UnderWay {
+    pub transfer: Transfer,
+    is_cancelled: AtomicBool,
+}
+
+impl UnderWay {
+    /// A transfer that begins.
+    pub fn new(transfer: Transfer) -> Self {
+        Self { transfer, is_cancelled: AtomicBool::new(false) }
+    }
+
+    /// Interrupts the pairs not begun yet.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Pairs of a transfer, to be copied by one thread.
 pub struct Copying {
     /// Places that hold sources and destinations.
@@ -35,7 +55,7 @@ pub struct Copying {
     /// Device of the worker that the transfer is for.
     pub device: Arc<dyn DeviceBlocks>,
     /// Transfer with the pairs.
-    pub transfer: Arc<Transfer>,
+    pub under_way: Arc<UnderWay>,
     /// Pairs to copy, in the order of the transfer.
     pub items: Vec<Item>,
 }
@@ -53,17 +73,21 @@ enum Source {
 }
 
 impl Copying {
-    /// Copies all pairs and answers each.
+    /// Copies all pairs and answers each. A pair of a cancelled transfer is dropped, which answers it as interrupted.
     pub fn run(self, scratch: &mut Scratch) {
-        let Self { places, device, transfer, items } = self;
+        let Self { places, device, under_way, items } = self;
+        let transfer = &under_way.transfer;
         for Item { pair, source_generation, generation, announced } in items {
+            if under_way.is_cancelled.load(Ordering::Relaxed) {
+                continue;
+            }
             let (from, to) = transfer.pairs[pair.index()];
             let key = transfer.keys.get(pair.index()).copied();
             let tokens = if key.is_some() { transfer.tokens_of(pair.index()) } else { &[] };
             let copy = Copy {
                 places: &places,
                 device: device.as_ref(),
-                transfer: &transfer,
+                transfer,
                 from,
                 to,
                 key,

@@ -1,14 +1,15 @@
 //! The store of one engine.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use trunkline_port::{DeviceBlocks, KnownBlock, Lookup, Place, Transfer, TransferReport};
 
 use crate::announced::Announced;
 use crate::answer::{Answer, Pair};
-use crate::copying::{Copying, Item};
+use crate::copying::{Copying, Item, UnderWay};
 use crate::disk::{Disk, DiskSettings, OpenFiles, record_max, system_files};
 use crate::error::StoreError;
 use crate::layout::BlockLayout;
@@ -36,6 +37,8 @@ pub struct Store {
     /// Threads of each slow medium. Dropped before the places, so that nothing is written to a closed one.
     _tier_pools: Vec<Pool<Scratch>>,
     places: Arc<Places>,
+    /// Transfers under way, by number.
+    under_way: Arc<Mutex<HashMap<u64, Arc<UnderWay>>>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -95,7 +98,8 @@ impl Store {
         }
         let places = Arc::new(Places::new(&settings, tiers, Arc::clone(pool.queue())));
         places.load_tables();
-        Ok((Self { settings, pool, _tier_pools: tier_pools, places }, known))
+        let under_way = Arc::default();
+        Ok((Self { settings, pool, _tier_pools: tier_pools, places, under_way }, known))
     }
 
     /// Announces the writes of a transfer that begins soon: look-ups of other stores in shared memory wait for these writes from now on. To be
@@ -118,9 +122,17 @@ impl Store {
         transfer: Transfer,
         done: Box<dyn FnOnce(TransferReport) + Send>,
     ) {
+        let under_way = Arc::new(UnderWay::new(transfer));
+        let transfer = &under_way.transfer;
+        lock(&self.under_way).insert(transfer.id, Arc::clone(&under_way));
         let (from, to, is_urgent) = (transfer.from, transfer.to, transfer.is_urgent);
         let link = self.places.link(from, to);
         let n = u32::try_from(transfer.pairs.len()).unwrap_or(u32::MAX);
+        let (id, all) = (transfer.id, Arc::clone(&self.under_way));
+        let done = Box::new(move |report| {
+            lock(&all).remove(&id);
+            done(report);
+        });
         let pairs = Answer::pairs(n, &link, self.settings.layout.block_bytes as u64, done);
         let is_known = self.places.has(from) && self.places.has(to) && from != to;
         let is_tier = |place| matches!(place, Place::Tier(_));
@@ -137,18 +149,24 @@ impl Store {
             (true, false) => self.settings.background_blocks,
         };
         let credits = link.take(n.into(), limit);
-        let transfer = Arc::new(transfer);
-        let (items, refused) = self.claim(&transfer, pairs, credits);
+        let (items, refused) = self.claim(transfer, pairs, credits);
         let urgency = if is_urgent { Urgency::Urgent } else { Urgency::Background };
         let queue = self.places.queue_for(from, to);
         let mut items = items.into_iter().peekable();
         while items.peek().is_some() {
             let items = items.by_ref().take(BATCH).collect();
-            let (places, device, transfer) = (Arc::clone(&self.places), Arc::clone(&device), Arc::clone(&transfer));
-            let copying = Copying { places, device, transfer, items };
+            let (places, device) = (Arc::clone(&self.places), Arc::clone(&device));
+            let copying = Copying { places, device, under_way: Arc::clone(&under_way), items };
             queue.push(urgency, Box::new(move |scratch| copying.run(scratch)));
         }
         self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(refused)));
+    }
+
+    /// Interrupts a transfer without a reader: no thread begins another of its blocks. The number of an ended transfer is ignored.
+    pub fn cancel(&self, transfer: u64) {
+        if let Some(under_way) = lock(&self.under_way).get(&transfer) {
+            under_way.cancel();
+        }
     }
 
     /// Claims the destinations of all pairs. Returns the pairs with a credit, and those without. A chain comes tail first and is copied
@@ -223,6 +241,11 @@ impl Store {
     pub fn stats(&self) -> StoreStats {
         StoreStats::of(&self.places)
     }
+}
+
+/// Locks state whose changes are whole even after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts the threads of a remote tier.

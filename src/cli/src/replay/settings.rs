@@ -17,7 +17,7 @@ use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
 
 /// Token budget of a step that keeps a GPU busy.
-const MAX_BATCH_TOKENS: u32 = 8192;
+pub(crate) const MAX_BATCH_TOKENS: u32 = 8192;
 /// Name of the setting with an upper limit of its own under `replay`.
 const TARGET_STEP: &str = "target_step_ns";
 /// Longest target time of a step, milliseconds: an hour.

@@ -99,7 +99,8 @@ impl Rig {
             }
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Drained => self.drained += 1,
-            Action::Flushed { .. } | Action::Transfer(_) | Action::Lookup(_) | Action::Release { .. } => {}
+            Action::Flushed { .. } | Action::Transfer(_) | Action::Cancel { .. } => {}
+            Action::Lookup(_) | Action::Release { .. } => {}
             action => panic!("{action:?} is for no client"),
         }
     }

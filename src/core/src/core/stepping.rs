@@ -55,6 +55,8 @@ impl Core {
         actions.extend(released.map(|(place, blocks)| Action::Release { place, blocks }));
         let outbox = self.state.kv.transfers.take_outbox();
         actions.extend(outbox.map(|transfer| Action::Transfer(Box::new(transfer))));
+        let cancelled = self.state.kv.transfers.take_cancelled();
+        actions.extend(cancelled.map(|transfer| Action::Cancel { transfer }));
         let outbox = self.state.kv.lookups.take_outbox();
         actions.extend(outbox.map(|lookup| Action::Lookup(Box::new(lookup))));
     }

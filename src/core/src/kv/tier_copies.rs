@@ -130,7 +130,7 @@ impl Kv {
         seq.published = 0;
         // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
         pairs.reverse();
-        let purpose = Purpose::WriteThrough { chain };
+        let purpose = Purpose::WriteThrough { chain, is_awaited: seq.cold.continues };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
@@ -321,7 +321,7 @@ impl Kv {
         let is_load = matches!(purpose, Purpose::Load { .. });
         let end = if *end == TransferEnd::Failed && !is_load { &TransferEnd::Interrupted } else { end };
         match (purpose, from) {
-            (Purpose::WriteThrough { mut chain }, _) => {
+            (Purpose::WriteThrough { mut chain, .. }, _) => {
                 let n = chain.len();
                 self.tree.release(&mut chain, n);
             }

@@ -136,7 +136,9 @@ fn steps_and_transfers_are_sent_to_the_worker_in_order_and_never_waited_for() {
     }
     assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Run { life: 0, .. })));
     for expected in 1..=TRANSFERS {
-        assert!(matches!(jobs.copies.try_recv(), Ok(CopyJob { life: 0, transfer, .. }) if transfer.id == expected));
+        assert!(
+            matches!(jobs.copies.try_recv(), Ok(CopyJob::Begin { life: 0, transfer, .. }) if transfer.id == expected)
+        );
     }
     drop(jobs);
     driver.perform(transfer(1));

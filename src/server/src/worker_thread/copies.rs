@@ -13,12 +13,18 @@ use super::WorkerEvent;
 use crate::clock::Clock;
 use crate::log_limit::LogLimit;
 
-/// A transfer to make, with the life of the worker meant by the transfer.
-pub(crate) struct CopyJob {
-    pub(crate) life: u64,
-    pub(crate) transfer: Box<Transfer>,
-    /// Writes that look-ups wait for, until the store has begun the transfer.
-    pub(crate) announced: Vec<Announced>,
+/// A job for the thread of copies.
+pub(crate) enum CopyJob {
+    /// A transfer to make.
+    Begin {
+        /// Life of the worker meant by the transfer.
+        life: u64,
+        transfer: Box<Transfer>,
+        /// Writes that look-ups wait for, until the store has begun the transfer.
+        announced: Vec<Announced>,
+    },
+    /// A transfer begun earlier that nobody waits for any more.
+    Cancel { transfer: u64 },
 }
 
 /// Keeps copies of an earlier life of the worker from the blocks of a later one.
@@ -96,8 +102,15 @@ pub(crate) fn serve(
 ) {
     // A remote store that is down fails every transfer.
     let (clock, limit) = (Clock::start(), Arc::<LogLimit>::default());
-    for CopyJob { life, transfer, announced } in jobs {
+    for job in jobs {
         let Some(store) = store.upgrade() else { return };
+        let (life, transfer, announced) = match job {
+            CopyJob::Begin { life, transfer, announced } => (life, transfer, announced),
+            CopyJob::Cancel { transfer } => {
+                store.cancel(transfer);
+                continue;
+            }
+        };
         let device = of_life(life);
         let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
         let limit = Arc::clone(&limit);

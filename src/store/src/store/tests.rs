@@ -282,6 +282,28 @@ fn background_copies_beyond_the_limit_are_refused_at_once_and_urgent_ones_are_no
 }
 
 #[test]
+fn a_cancelled_transfer_ends_with_the_block_under_way() {
+    let (store, _) = Store::open(StoreSettings { threads: 1, ..settings(64, Compression::Off) }).unwrap();
+    let device = Device::with((0..20).map(|at| (at, at)));
+    // The last pair is copied first.
+    let release = device.hold_reads_of(19);
+    let blocks: Vec<_> = (0..20).map(|at| (at, at, at)).collect();
+    let report = start(&store, &device, Place::Device, TIER, &blocks, true);
+    while device.gate.lock().unwrap().is_some() {
+        std::thread::yield_now();
+    }
+    store.cancel(2);
+    store.cancel(1);
+    release.send(()).unwrap();
+    let interrupted: Vec<_> = (0..19).map(|at| (at, BlockFault::Interrupted)).collect();
+    assert_eq!(report.recv().unwrap().faults, interrupted);
+    assert_eq!(store.stats().links[0].queued_blocks, 0);
+    // The transfer is over, and its number serves again.
+    store.cancel(1);
+    assert_eq!(copy(&store, &device, Place::Device, TIER, &blocks).faults, []);
+}
+
+#[test]
 fn a_dropped_store_answers_everything() {
     let (store, _) = Store::open(settings(64, Compression::Off)).unwrap();
     let device = Device::with((0..64).map(|at| (at, at)));

@@ -1,0 +1,203 @@
+//! Settings of a simulated device: flags of `serve`, and the fleet of the simulator made from them.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::de::MapAccess;
+use trunkline_port::Token;
+use trunkline_sim_perf::{hardware, model};
+use trunkline_sim_replay::Settings as Fleet;
+use trunkline_text::Tokenizer;
+
+use crate::simulated::text::TextKind;
+
+/// Keys of the settings, which are also the names of the flags.
+pub const SIMULATE_KEYS: [&str; 5] = ["simulate", "parallel", "cost", "weights", "simulate-text"];
+
+/// Model without `--model`, as for `replay`.
+const MODEL_DEFAULT: &str = "llama-3.1-8b";
+/// End token of text that is cut into bytes.
+const BYTES_END: Token = 257;
+
+/// Settings of a device that is simulated.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct SimulateSettings {
+    /// Serve without a device: steps take the time that the simulator's cost model gives them on HARDWARE, a preset such as h100-80g or a
+    /// TOML file as `trunkline calibrate` writes; an unknown name lists all presets. --model is then a preset, a Hugging Face folder or its
+    /// config.json, and the number of KV blocks fits the device [default: none].
+    #[arg(long, value_name = "HARDWARE")]
+    pub simulate: Option<String>,
+
+    /// Simulated devices of each worker: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both [default: tp1].
+    #[arg(long, value_name = "SHAPE")]
+    pub parallel: Option<String>,
+
+    /// Cost model of the simulated steps: auto, roofline, fitted, or table:FOLDER, as for `replay` [default: auto].
+    #[arg(long, value_name = "SPEC")]
+    pub cost: Option<String>,
+
+    /// Placement of the weights on the simulated device: resident, stream or stream_first, as for `replay` [default: resident].
+    #[arg(long, value_name = "SPEC")]
+    pub weights: Option<String>,
+
+    /// Text of simulated answers: random (a built-in passage from a sentence picked by the request's seed, up to the limit of tokens)
+    /// or echo (the prompt) [default: random].
+    #[arg(long, value_name = "KIND")]
+    pub simulate_text: Option<String>,
+}
+
+/// A device to simulate, checked.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// The device, the model and the cost model of the simulator; the limits of the core are set later.
+    pub fleet: Fleet,
+    pub text: TextKind,
+}
+
+impl SimulateSettings {
+    /// Returns these settings with gaps filled from `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            simulate: self.simulate.or(other.simulate),
+            parallel: self.parallel.or(other.parallel),
+            cost: self.cost.or(other.cost),
+            weights: self.weights.or(other.weights),
+            simulate_text: self.simulate_text.or(other.simulate_text),
+        }
+    }
+
+    /// Reads the value of one of [`SIMULATE_KEYS`] from a file.
+    ///
+    /// # Errors
+    /// If the value is of another type.
+    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
+        match key {
+            "simulate" => self.simulate = Some(file.next_value()?),
+            "parallel" => self.parallel = Some(file.next_value()?),
+            "cost" => self.cost = Some(file.next_value()?),
+            "weights" => self.weights = Some(file.next_value()?),
+            _ => self.simulate_text = Some(file.next_value()?),
+        }
+        Ok(())
+    }
+
+    /// Returns the device to simulate with `model`; `None` if no device is named.
+    ///
+    /// # Errors
+    /// If a name is unknown, or a flag of simulated devices is given without a device.
+    pub fn simulation(&self, model: Option<&Path>) -> anyhow::Result<Option<Simulation>> {
+        let of_devices = [
+            ("parallel", &self.parallel),
+            ("cost", &self.cost),
+            ("weights", &self.weights),
+            ("simulate-text", &self.simulate_text),
+        ];
+        let Some(name) = &self.simulate else {
+            return match of_devices.iter().find(|(_, value)| value.is_some()) {
+                Some((flag, _)) => bail!("{flag} is given without simulate; name the hardware to simulate"),
+                None => Ok(None),
+            };
+        };
+        let hardware = hardware::find(name)?;
+        let mut fleet = Fleet::new(hardware, shape(model)?);
+        if let Some(text) = &self.parallel {
+            fleet.parallel = text.parse()?;
+        }
+        if let Some(text) = &self.cost {
+            fleet.cost = text.parse()?;
+        }
+        if let Some(text) = &self.weights {
+            fleet.weights = text.parse()?;
+        }
+        fleet.validate()?;
+        fleet.fitting_device_blocks()?;
+        let text = self.simulate_text.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+        Ok(Some(Simulation { fleet, text }))
+    }
+}
+
+/// Returns the shape of a model: a preset, a folder, or a config.json.
+fn shape(model: Option<&Path>) -> anyhow::Result<model::Model> {
+    Ok(match model {
+        None => model::find(MODEL_DEFAULT)?,
+        Some(folder) if folder.is_dir() => model::from_config(&folder.join("config.json"))?,
+        Some(path) => model::find(&path.to_string_lossy())?,
+    })
+}
+
+/// Returns the tokenizer beside a model's config.json with the model's end token, or that of bytes if there is none.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn tokenizer(model: Option<&Path>) -> anyhow::Result<(Tokenizer, Option<Token>)> {
+    let folder = match model {
+        Some(path) if path.is_dir() => Some(path),
+        Some(path) if path.is_file() => path.parent(),
+        _ => None,
+    };
+    let Some(folder) = folder.filter(|folder| folder.join("tokenizer.json").exists()) else {
+        return Ok((Tokenizer::bytes(), Some(BYTES_END)));
+    };
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let config: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
+    let end = &config["eos_token_id"];
+    let end = end.as_u64().or_else(|| end[0].as_u64());
+    Ok((Tokenizer::load(folder)?, end.and_then(|end| Token::try_from(end).ok())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(settings: &SimulateSettings, model: Option<&str>) -> String {
+        format!("{:#}", settings.simulation(model.map(Path::new)).unwrap_err())
+    }
+
+    fn on(hardware: &str) -> SimulateSettings {
+        SimulateSettings { simulate: Some(hardware.into()), ..SimulateSettings::default() }
+    }
+
+    #[test]
+    fn a_device_has_the_model_and_the_shape_that_are_given() {
+        assert!(SimulateSettings::default().simulation(None).unwrap().is_none());
+        let simulation = on("h100-80g").simulation(None).unwrap().unwrap();
+        assert_eq!((simulation.fleet.hardware.name, simulation.fleet.model.name), ("h100-80g", MODEL_DEFAULT));
+        assert_eq!(simulation.text, TextKind::Random);
+        let settings = SimulateSettings {
+            parallel: Some("tp4".into()),
+            simulate_text: Some("echo".into()),
+            cost: Some("roofline".into()),
+            ..on("h100-80g")
+        };
+        let simulation = settings.simulation(Some(Path::new("llama-3.1-70b"))).unwrap().unwrap();
+        assert_eq!((simulation.fleet.parallel.tensor, simulation.text), (4, TextKind::Echo));
+    }
+
+    #[test]
+    fn wrong_settings_get_one_line() {
+        let message = error(&on("tpu"), None);
+        assert!(message.starts_with("unknown hardware 'tpu'; there are: h100-80g, h200-141g, "), "{message}");
+        let message = error(&on("h100-80g"), Some("no.gguf"));
+        assert!(message.starts_with("unknown model 'no.gguf'; there are: "), "{message}");
+        let message = error(&on("l4-24g"), Some("llama-3.1-70b"));
+        assert!(message.starts_with("llama-3.1-70b does not fit on l4-24g: "), "{message}");
+        let alone = SimulateSettings { cost: Some("auto".into()), ..SimulateSettings::default() };
+        assert_eq!(error(&alone, None), "cost is given without simulate; name the hardware to simulate");
+        let bad = SimulateSettings { simulate_text: Some("poem".into()), ..on("h100-80g") };
+        assert_eq!(error(&bad, None), "unknown simulate-text 'poem'; there are: random, echo");
+    }
+
+    #[test]
+    fn a_folder_lends_its_tokenizer_and_its_end_token() {
+        let (bytes, end) = tokenizer(Some(Path::new("llama-3.1-8b"))).unwrap();
+        assert_eq!((bytes.vocab_size(), end), (258, Some(BYTES_END)));
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("config.json");
+        std::fs::write(&config, "{\"eos_token_id\": [7, 8]}").unwrap();
+        assert_eq!(tokenizer(Some(&config)).unwrap().1, Some(BYTES_END), "there is no tokenizer.json");
+    }
+}
