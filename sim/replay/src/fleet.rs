@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use trunkline_cluster::{Cluster, EngineId, Input, Output};
+use trunkline_cluster::{Cluster, EngineId, Input, Move, Output};
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
 use trunkline_core::{BlockHash, FinishReason, Namespace, Request, RequestId};
@@ -337,6 +337,7 @@ impl<'a> Fleet<'a> {
             SimEvent::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
             SimEvent::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
                 self.shared.end(replica, id);
+                self.answer_settled_lookups();
                 self.tell(replica, Event::TransferFinished(id));
             }
             SimEvent::LookupEnd { replica, lookup } => self.end_lookup(replica, lookup),
@@ -412,10 +413,10 @@ impl<'a> Fleet<'a> {
                     self.meters.resubmit(flight, at_ns, engine.index());
                 }
             }
-            Output::Moved { request, from, to, .. } => {
+            Output::Moved { request, from, to, why } => {
                 let flight = self.flights.get(request.0);
                 flight.replica = to.0;
-                self.rerouted += 1;
+                self.rerouted += u64::from(why != Move::HandedOver);
                 self.meters.take_back(flight, at_ns, from.index());
                 self.meters.resubmit(flight, at_ns, to.index());
             }

@@ -8,6 +8,8 @@
 //! caches more (a request may find less in each of more caches), so the next larger fleet is probed as well, and
 //! [`Answer::monotone`] reports contradictions between probes.
 //!
+//! With a split, each probe looks for a division of its replicas into prefill and decode ones, guided by the SLOs that fail.
+//!
 //! A probe stops once an SLO can no longer be met ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the
 //! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to the end.
 
@@ -21,6 +23,7 @@ use serde::Serialize;
 use crate::capacity::{arrival_requests_s, capacity_requests_s};
 use crate::fleet::{ReplayError, replay_watched};
 use crate::settings::{Arrivals, Settings};
+use trunkline_cluster::Role;
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
@@ -78,6 +81,9 @@ pub struct Answer {
 pub struct Probe {
     /// Number of replicas, at least one.
     pub replicas: u32,
+    /// Number of replicas that only prefill, the others only decode; `None` without a split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<u32>,
     /// Divisor of the arrival times.
     pub speed: f64,
     /// Mean arrival rate in requests per second; `None` if all requests arrive at once.
@@ -131,6 +137,15 @@ pub enum PlanError {
     /// Search over zero replicas.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,
+    /// Search over replicas with roles.
+    #[error("roles are those of a given number of replicas; look for the rate, or for the split with --split")]
+    Roles,
+    /// Split of too few replicas.
+    #[error("a split needs at least 2 replicas, one to prefill and one to decode")]
+    SplitOfOne,
+    /// Split for a rate.
+    #[error("a split is found for the least number of replicas; for a rate, give the roles")]
+    SplitRate,
     /// Search over replicas of several kinds.
     #[error("a fleet of several kinds has its replicas; look for the rate")]
     Mixed,
@@ -153,6 +168,8 @@ pub struct Search<'a> {
     pub goal: Goal,
     /// `true` to replay every probe to the end, for its figures.
     pub complete: bool,
+    /// `true` to divide the replicas of each probe into prefill and decode ones.
+    pub split: bool,
 }
 
 /// Finds the answer for a candidate. Calls `progress` for each ended request, from several threads.
@@ -178,17 +195,10 @@ pub fn plan(
         return Err(PlanError::Mixed);
     }
     // Probes are numbered so that a greater number is easier to meet.
-    let (first, last) = match search.goal {
-        Goal::Replicas { max: 0 } => return Err(PlanError::NoReplicas),
-        Goal::Replicas { max } => (1, i64::from(max)),
-        Goal::Rate => {
-            arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
-            (-DOUBLINGS_MAX * STEPS_PER_DOUBLING, DOUBLINGS_MAX * STEPS_PER_DOUBLING)
-        }
-    };
+    let (first, last) = range(trace, candidate, search)?;
     let mut prober = Prober { trace, candidate, search, progress, done: Vec::new() };
     let found = match search.goal {
-        Goal::Replicas { .. } => prober.least_replicas(last)?,
+        Goal::Replicas { .. } => prober.least_replicas(first, last)?,
         Goal::Rate => prober.least_ease(first, last)?,
     };
     if let Some(found) = found.filter(|found| *found < last) {
@@ -217,8 +227,27 @@ pub fn plan(
     })
 }
 
-/// Returns the load of a probe.
+/// Returns the first and the last number of a probe.
+fn range(trace: &Trace, candidate: &Candidate<'_>, search: &Search<'_>) -> Result<(i64, i64), PlanError> {
+    let has_roles = !candidate.settings.routing.roles.is_empty();
+    match (search.goal, search.split) {
+        (Goal::Rate, true) => Err(PlanError::SplitRate),
+        (Goal::Replicas { .. }, _) if has_roles => Err(PlanError::Roles),
+        (Goal::Replicas { max: 0 }, _) => Err(PlanError::NoReplicas),
+        (Goal::Replicas { max: 1 }, true) => Err(PlanError::SplitOfOne),
+        (Goal::Replicas { max }, split) => Ok((1 + i64::from(split), i64::from(max))),
+        (Goal::Rate, false) => {
+            arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
+            Ok((-DOUBLINGS_MAX * STEPS_PER_DOUBLING, DOUBLINGS_MAX * STEPS_PER_DOUBLING))
+        }
+    }
+}
+
+/// Returns the load of a probe; `None` with roles, since requests that arrive at once do not measure the capacity of two kinds.
 fn load_of(trace: &Trace, candidate: &Candidate<'_>, probe: &Probe) -> Result<Option<f64>, ReplayError> {
+    if probe.prefill.is_some() || !candidate.settings.routing.roles.is_empty() {
+        return Ok(None);
+    }
     let Some(arrival_requests_s) = probe.arrival_requests_s else { return Ok(None) };
     let mut settings = candidate.settings.clone();
     if settings.others.is_empty() {
@@ -237,9 +266,9 @@ struct Prober<'a> {
 }
 
 impl Prober<'_> {
-    /// Probes 1, 2, 4, ..., `last` until one succeeds, then between.
-    fn least_replicas(&mut self, last: i64) -> Result<Option<i64>, PlanError> {
-        let (mut missed, mut next) = (0, 1);
+    /// Probes `first`, 2, 4, ..., `last` until one succeeds, then between.
+    fn least_replicas(&mut self, first: i64, last: i64) -> Result<Option<i64>, PlanError> {
+        let (mut missed, mut next) = (first - 1, first);
         loop {
             let pair = if next == last { vec![last] } else { vec![next, last.min(2 * next)] };
             let met = self.probe(&pair)?;
@@ -315,6 +344,9 @@ impl Prober<'_> {
 
     /// Replays a probe, to the end if `complete`.
     fn run(&self, number: i64, complete: bool) -> Result<Probe, PlanError> {
+        if self.search.split {
+            return self.best_split(number as u32, complete);
+        }
         let mut settings = self.candidate.settings.clone();
         match self.search.goal {
             Goal::Replicas { .. } => settings.replicas = number as u32,
@@ -323,6 +355,41 @@ impl Prober<'_> {
                 settings.arrivals = Arrivals::Traced { speed };
             }
         }
+        self.replay(settings, complete)
+    }
+
+    /// Looks for a division of `replicas` that meets the SLOs. Returns the probe of the first one found, else the last probe.
+    ///
+    /// More prefill replicas shorten the time to the first token, and more decode replicas the time of each further one, so an SLO that fails
+    /// says on which side to look on. An SLO on both, such as one on E2E, says nothing: then every division left is tried.
+    fn best_split(&self, replicas: u32, complete: bool) -> Result<Probe, PlanError> {
+        let mut left: Vec<u32> = (1..replicas).collect();
+        loop {
+            let prefill = left.remove(left.len() / 2);
+            let mut settings = self.candidate.settings.clone();
+            settings.replicas = replicas;
+            let role = |number| if number < prefill { Role::Prefill } else { Role::Decode };
+            settings.routing.roles = (0..replicas).map(role).collect();
+            let probe = Probe { prefill: Some(prefill), ..self.replay(settings, complete)? };
+            if probe.met {
+                return Ok(probe);
+            }
+            let failed = probe.figures.iter().filter(|figure| !figure.met).map(|figure| figure.name.as_str());
+            for name in failed.chain(probe.stopped_by.as_deref()) {
+                left.retain(|other| match side(name) {
+                    Some(Role::Prefill) => *other > prefill,
+                    Some(_) => *other < prefill,
+                    None => true,
+                });
+            }
+            if left.is_empty() {
+                return Ok(probe);
+            }
+        }
+    }
+
+    /// Replays one fleet, to the end if `complete`.
+    fn replay(&self, settings: Settings, complete: bool) -> Result<Probe, PlanError> {
         let speed = match settings.arrivals {
             Arrivals::Traced { speed } => speed,
             Arrivals::Serial | Arrivals::AtOnce => 1.0,
@@ -346,6 +413,7 @@ impl Prober<'_> {
         }
         let mut probe = Probe {
             replicas: settings.n_replicas(),
+            prefill: None,
             speed,
             arrival_requests_s: arrival_requests_s(self.trace).map(|rate| rate * speed),
             figures: Vec::new(),
@@ -371,6 +439,15 @@ impl Prober<'_> {
             probe.price_million_output_tokens = million(report.tokens.output_tokens);
         }
         Ok(probe)
+    }
+}
+
+/// Returns the role whose replicas an SLO needs more of if it fails; `None` if either may help.
+fn side(slo: &str) -> Option<Role> {
+    match slo.split('_').next() {
+        Some("ttft") => Some(Role::Prefill),
+        Some("tpot" | "itl") => Some(Role::Decode),
+        _ => None,
     }
 }
 

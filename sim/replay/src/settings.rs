@@ -49,6 +49,9 @@ pub struct Settings {
     pub core: Config,
     /// Links between the host and the further tiers of the prefix cache; one fewer than [`Config::tiers`].
     pub far_links: Vec<TierLink>,
+    /// `true` if the shared tier is host memory of one server: look-ups there wait for the copies under way, as those of
+    /// `trunkline_store::SharedMemory` do. Look-ups in remote storage are answered with what is there.
+    pub shared_memory: bool,
     /// Arrival times of requests.
     pub arrivals: Arrivals,
     /// Shares of the tenants.
@@ -64,6 +67,8 @@ pub struct Settings {
 pub struct Routing {
     /// Name of a router in [`trunkline_cluster::router::REGISTRY`], with optional parameters.
     pub router: String,
+    /// Role of each replica; empty if all both prefill and decode.
+    pub roles: Vec<Role>,
     /// Failures of replicas, with optional returns.
     pub failures: Vec<Failure>,
     /// Replicas with a factor on the step time.
@@ -73,7 +78,7 @@ pub struct Routing {
 impl Default for Routing {
     /// Returns the default router without faults.
     fn default() -> Self {
-        Self { router: ROUTER_DEFAULT.into(), failures: Vec::new(), slow: Vec::new() }
+        Self { router: ROUTER_DEFAULT.into(), roles: Vec::new(), failures: Vec::new(), slow: Vec::new() }
     }
 }
 
@@ -108,6 +113,7 @@ impl Settings {
             replicas: 1,
             core: Self::core(),
             far_links: Vec::new(),
+            shared_memory: false,
             arrivals: Arrivals::TRACED,
             tenants: Shares::default(),
             draft_acceptance: DRAFT_ACCEPTANCE_DEFAULT,
@@ -200,12 +206,42 @@ impl Settings {
         if self.arrivals == Arrivals::AtOnce && !self.routing.failures.is_empty() {
             return Err(FaultError::AtOnce.into());
         }
+        self.validate_roles()
+    }
+
+    /// Checks the roles of the replicas.
+    fn validate_roles(&self) -> Result<(), SettingsError> {
+        let (roles, replicas) = (self.routing.roles.len(), self.n_replicas() as usize);
+        if roles == 0 {
+            return Ok(());
+        }
+        if roles != replicas {
+            return Err(SettingsError::Roles { roles, replicas });
+        }
+        if self.arrivals == Arrivals::AtOnce {
+            return Err(SettingsError::RolesAtOnce);
+        }
+        for (role, missing) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
+            if !self.routing.roles.iter().any(|known| [role, Role::Both].contains(known)) {
+                return Err(SettingsError::NoRole(missing));
+            }
+        }
         Ok(())
+    }
+
+    /// Returns the role of a replica.
+    pub fn role_of(&self, replica: usize) -> Role {
+        self.routing.roles.get(replica).copied().unwrap_or_default()
+    }
+
+    /// Returns `true` if requests are handed over from one replica to another.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.routing.roles.contains(&Role::Prefill)
     }
 
     /// Returns the settings of the cluster: an engine for each replica, and the router.
     pub(crate) fn cluster(&self) -> ClusterConfig {
-        let engine = |number| EngineConfig { core: self.core_of(number), role: Role::Both };
+        let engine = |number| EngineConfig { core: self.core_of(number), role: self.role_of(number) };
         let engines = (0..self.n_replicas() as usize).map(engine).collect();
         ClusterConfig { engines, router: self.routing.router.clone() }
     }
@@ -262,6 +298,22 @@ pub enum SettingsError {
     /// Replicas that cannot form a cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    /// Roles for another number of replicas.
+    #[error("{roles} roles for {replicas} replicas; give one role for each replica")]
+    Roles {
+        /// Number of roles in the settings.
+        roles: usize,
+        /// Number of replicas of all kinds.
+        replicas: usize,
+    },
+    /// Roles without a rate of arrivals.
+    #[error(
+        "with roles, a fleet has no capacity to measure by requests that arrive at once; give a speed instead of a load"
+    )]
+    RolesAtOnce,
+    /// Phase that no replica serves.
+    #[error("no replica has the role '{0}' or 'both'")]
+    NoRole(&'static str),
     /// Faults that cannot happen in the fleet.
     #[error(transparent)]
     Faults(#[from] FaultError),

@@ -242,6 +242,9 @@ pub struct SettingsReport {
     pub groups: Vec<GroupReport>,
     /// Router with all parameters.
     pub router: String,
+    /// Role of each replica; left out if all both prefill and decode.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<&'static str>,
     /// Failures as `REPLICA@SECONDS..SECONDS`.
     pub failures: Vec<String>,
     /// Slow replicas as `REPLICA:FACTOR`.

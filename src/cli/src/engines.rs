@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, registry};
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
@@ -14,6 +14,9 @@ use crate::config_file::Settings;
 /// Workers of one server, at most.
 const WORKERS_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
+
+/// Replicas of one role in a list of roles, at most.
+const ROLES_MAX: usize = 4096;
 
 /// Roles by name.
 const ROLES: [(&str, Role); 3] = [("both", Role::Both), ("prefill", Role::Prefill), ("decode", Role::Decode)];
@@ -121,9 +124,27 @@ impl Engines {
     }
 }
 
-fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
-    let role = |name: &str| registry::choose("role", &ROLES, name.trim()).map_err(anyhow::Error::from);
-    names.split(',').map(role).collect()
+/// Returns the roles of a list as in `prefill*2,decode`.
+///
+/// # Errors
+/// If a role is unknown, or the number behind a role is none from 1 to 4096.
+pub fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
+    let mut roles = Vec::new();
+    for text in names.split(',') {
+        let (name, n) = match text.split_once('*') {
+            None => (text, 1),
+            Some((name, n)) => {
+                let n = n.trim().parse().ok().filter(|n| (1..=ROLES_MAX).contains(n));
+                (
+                    name,
+                    n.with_context(|| format!("role is '{text}'; give a number from 1 to {ROLES_MAX} behind the *"))?,
+                )
+            }
+        };
+        let role = registry::choose("role", &ROLES, name.trim())?;
+        roles.extend(std::iter::repeat_n(role, n));
+    }
+    Ok(roles)
 }
 
 #[cfg(test)]
@@ -157,6 +178,9 @@ mod tests {
         let cluster = engines(None, Some("prefill, decode,both"), 4).unwrap().cluster(&Config::default());
         let roles: Vec<Role> = cluster.engines.iter().map(|engine| engine.role).collect();
         assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Both]);
+        assert_eq!(super::roles("prefill*2, decode").unwrap(), [Role::Prefill, Role::Prefill, Role::Decode]);
+        let message = super::roles("prefill*x").unwrap_err().to_string();
+        assert_eq!(message, "role is 'prefill*x'; give a number from 1 to 4096 behind the *");
     }
 
     #[test]

@@ -25,6 +25,9 @@ Examples:
   How many give 99 % of requests their first token within 2 s and each further one within 50 ms?
     trunkline plan trace.jsonl.gz --slo ttft=2s --slo tpot=50ms --goodput 0.99
 
+  How many prefill and how many decode replicas, with blocks that travel through the host memory of one machine?
+    trunkline plan trace.jsonl.gz --slo ttft_p99=2s --slo tpot_p95=30ms --split --shared-mem 256GB
+
   How much more traffic do four take?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
 
@@ -57,6 +60,11 @@ pub struct PlanArgs {
     /// Find the highest speed at which `--replicas` meet the SLOs, instead of the least number of replicas.
     #[arg(long, conflicts_with_all = ["max_replicas", "speed"])]
     find_rate: bool,
+
+    /// Divide the replicas into prefill and decode ones, and find the division too. The blocks travel by --shared-mem or --remote-shared, or are
+    /// computed again.
+    #[arg(long, conflicts_with_all = ["find_rate", "roles"])]
+    split: bool,
 
     /// Price of a replica of a kind for an hour, such as h100-80g=2.5. May be given more than once.
     #[arg(long, value_name = "HARDWARE=PRICE")]
@@ -94,7 +102,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let trace = Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?;
 
     let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
-    let search = Search { slos: &slos, goal, complete: args.complete };
+    let search = Search { slos: &slos, goal, complete: args.complete, split: args.split };
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
     let answers = fleets.into_iter().zip(prices).map(|((settings, cost), price_hour)| {
@@ -117,6 +125,10 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
         ensure!(args.find_rate, "the replicas of --fleet are given; look for the rate they take with --find-rate");
         return Ok(vec![fleet(&args.settings, args)?]);
     }
+    ensure!(
+        args.find_rate || args.settings.routing.roles.is_none(),
+        "roles are those of a given number of replicas; find the division with --split, or the rate with --find-rate"
+    );
     let of_hardware = |hardware: &str| {
         let mut of_one = args.settings.clone();
         of_one.fleet.hardware = hardware.trim().into();
@@ -184,7 +196,8 @@ fn render(answer: &Answer, goal: Goal) -> String {
     let header = ["replicas", "speed", "requests/s"].into_iter().chain(names.iter().copied()).chain(["busy", "met"]);
     probes.set_header(header.collect::<Vec<_>>());
     for probe in &answer.probes {
-        let mut cells = vec![probe.replicas.to_string(), format!("{:.3}", probe.speed), rate(probe)];
+        let mut cells =
+            vec![format!("{}{}", probe.replicas, division(probe)), format!("{:.3}", probe.speed), rate(probe)];
         let figure = |at: usize| probe.figures.get(at).map_or("-".into(), |figure| value(&figure.name, figure.value));
         cells.extend((0..names.len()).map(figure));
         cells.push(probe.utilisation.map_or("-".into(), per_cent));
@@ -208,7 +221,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         }];
     };
     let mut lines = vec![match goal {
-        Goal::Replicas { .. } => format!("met by {} replicas", best.replicas),
+        Goal::Replicas { .. } => format!("met by {} replicas{}", best.replicas, division(best)),
         Goal::Rate if answer.at_end => format!("met at {} times the rate of the trace and perhaps more", best.speed),
         Goal::Rate => format!("met up to {} requests/s, {:.3} times the rate of the trace", rate(best), best.speed),
     }];
@@ -239,6 +252,12 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones"));
     }
     lines
+}
+
+/// Returns the division of the replicas, if there is one.
+fn division(probe: &Probe) -> String {
+    let decode = |prefill| probe.replicas - prefill;
+    probe.prefill.map_or(String::new(), |prefill| format!(" ({prefill} prefill, {} decode)", decode(prefill)))
 }
 
 fn rate(probe: &Probe) -> String {
@@ -299,6 +318,8 @@ mod tests {
             fault(&format!("{mixed} --find-rate --price a100-80g=1")),
             "price of 'h100-80g' is missing; the fleet has it too"
         );
+        let roles = "roles are those of a given number of replicas; find the division with --split, or the rate with --find-rate";
+        assert_eq!(fault(&format!("{slo} --roles prefill,decode")), roles);
         assert_eq!(fault(slo), "none: no such file; check the path");
     }
 
@@ -333,10 +354,16 @@ mod tests {
 
         let trace = Trace::load(trace.as_ref(), None, None).unwrap();
         let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
+        let (settings, cost) = fleets(&parse("t --slo ttft_p99=100ms --split --shared-mem 64GB")).unwrap().remove(0);
+        let candidate = Candidate { settings, cost: &*cost, price_hour: None };
+        let goal = Goal::Replicas { max: 8 };
+        let search = Search { slos: &slos, goal, complete: false, split: true };
+        let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
+        assert!(text.contains("met by 3 replicas (2 prefill, 1 decode)"), "{text}");
         for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
             let (settings, cost) = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
             let candidate = Candidate { settings, cost: &*cost, price_hour: Some(2.0) };
-            let search = Search { slos: &slos, goal, complete: false };
+            let search = Search { slos: &slos, goal, complete: false, split: false };
             let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
             for part in ["h100-80g", "ttft_p99 is 0.", "a margin of", "load is", "for a million tokens", "busy"] {
                 assert!(text.contains(part), "{part}: {text}");

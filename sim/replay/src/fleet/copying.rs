@@ -37,6 +37,7 @@ impl Fleet<'_> {
     /// Cancels the copies of a failed replica.
     pub(super) fn lose_copies(&mut self, replica: usize) {
         self.shared.lose(replica);
+        self.answer_settled_lookups();
         for copy in self.replicas[replica].links.lose(self.now_ns) {
             self.show_copy(replica, &copy, true);
         }

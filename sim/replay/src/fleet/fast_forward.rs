@@ -1,7 +1,7 @@
 //! Fast-forward of steady decode steps, with all effects on the driver at once.
 //!
 //! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If
-//! arrivals depend on ends, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
+//! arrivals depend on ends, or requests are handed over, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
 //! time; with several tenants, compared at every step; and with observers of steps.
 
 use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
@@ -119,8 +119,9 @@ impl Fleet<'_> {
             Arrivals::Traced { .. } => self.pending.next_ns,
             Arrivals::Serial | Arrivals::AtOnce => None,
         };
-        let end_ns =
-            if self.pending.source.waits_for_ends() { self.queue.peek().map(|next| next.0.at_ns) } else { None };
+        // An end elsewhere may cause an arrival, or hand a request over to this replica.
+        let is_disturbed = self.pending.source.waits_for_ends() || self.settings.hands_over();
+        let end_ns = if is_disturbed { self.queue.peek().map(|next| next.0.at_ns) } else { None };
         arrival_ns.into_iter().chain(end_ns).min().unwrap_or(u64::MAX)
     }
 }

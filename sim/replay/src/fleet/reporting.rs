@@ -1,5 +1,6 @@
 //! Final report of a fleet.
 
+use trunkline_cluster::Role;
 use trunkline_core::Stats;
 
 use super::{Fleet, Totals, engine};
@@ -102,6 +103,14 @@ fn group_report((replicas, hardware, parallel, device_blocks): (u32, &Hardware, 
     GroupReport { hardware: hardware.name, parallel: parallel.to_string(), replicas, device_blocks }
 }
 
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Both => "both",
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+    }
+}
+
 fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> SettingsReport {
     SettingsReport {
         trace: String::new(),
@@ -111,6 +120,7 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         replicas: settings.n_replicas(),
         groups: settings.kinds().map(group_report).collect(),
         router: settings.routing.router.clone(),
+        roles: settings.routing.roles.iter().map(|role| role_name(*role)).collect(),
         failures: settings.routing.failures.iter().map(ToString::to_string).collect(),
         slow: settings.routing.slow.iter().map(ToString::to_string).collect(),
         core: settings.core.clone(),

@@ -48,7 +48,7 @@ fn slos(specs: &[&str], goodput: Option<f64>) -> Slos {
 
 fn answer(trace: &Trace, settings: Settings, slos: &Slos, goal: Goal, complete: bool) -> Result<Answer, PlanError> {
     let candidate = Candidate { settings, cost: &Linear, price_hour: Some(2.0) };
-    plan(trace, &candidate, &Search { slos, goal, complete }, &|| {})
+    plan(trace, &candidate, &Search { slos, goal, complete, split: false }, &|| {})
 }
 
 #[test]
@@ -162,7 +162,52 @@ fn what_no_fleet_can_do_is_told() {
         "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
     );
     let candidate = Candidate { settings: settings(1, 1_000), cost: &Linear, price_hour: Some(-1.0) };
-    let search = Search { slos: &slos, goal: Goal::Rate, complete: false };
+    let search = Search { slos: &slos, goal: Goal::Rate, complete: false, split: false };
     let price = plan(&trace, &candidate, &search, &|| {}).unwrap_err().to_string();
     assert_eq!(price, "price of h100-80g is -1; it must be a number above 0");
+}
+
+#[test]
+fn a_split_is_found_that_trying_all_divisions_finds_too() {
+    let trace = steady(300, 1);
+    for specs in [&["ttft_p99=30ms", "tpot_p99=9ms"][..], &["ttft_p99=60ms", "tpot_p99=4ms"], &["e2e_p99=150ms"]] {
+        let slos = slos(specs, None);
+        let meets = |replicas: u32, prefill: u32| {
+            let mut settings = settings(replicas, 2_000);
+            let role = |at| if at < prefill { Role::Prefill } else { Role::Decode };
+            settings.routing.roles = (0..replicas).map(role).collect();
+            let mut judge = Judge::new(&slos, 300);
+            let report = replay_watched(&trace, &settings, &Linear, &mut |outcome: &Outcome| {
+                judge.see(outcome);
+                ControlFlow::Continue(())
+            });
+            judge.figures(&report.unwrap()).iter().all(|figure| figure.met)
+        };
+        let least = (2..=12).find(|replicas| (1..*replicas).any(|prefill| meets(*replicas, prefill)));
+        for complete in [false, true] {
+            let candidate = Candidate { settings: settings(1, 2_000), cost: &Linear, price_hour: None };
+            let search = Search { slos: &slos, goal: Goal::Replicas { max: 12 }, complete, split: true };
+            let answer = plan(&trace, &candidate, &search, &|| {}).unwrap();
+            let best = answer.best.as_ref();
+            assert_eq!(best.map(|best| best.replicas), least, "{specs:?} {:?}", answer.probes);
+            assert!(best.is_none_or(|best| meets(best.replicas, best.prefill.unwrap())));
+            assert_eq!(answer.load, None);
+        }
+    }
+}
+
+#[test]
+fn a_split_needs_two_replicas_and_no_roles() {
+    let trace = steady(10, 1);
+    let slos = slos(&["ttft_p99=1s"], None);
+    let error = |settings: Settings, goal, split| {
+        let candidate = Candidate { settings, cost: &Linear, price_hour: None };
+        plan(&trace, &candidate, &Search { slos: &slos, goal, complete: false, split }, &|| {}).unwrap_err().to_string()
+    };
+    let max = |max| Goal::Replicas { max };
+    assert!(error(settings(1, 2_000), max(1), true).starts_with("a split needs at least 2 replicas"));
+    assert!(error(settings(1, 2_000), Goal::Rate, true).starts_with("a split is found for the least number"));
+    let mut roles = settings(2, 2_000);
+    roles.routing.roles = vec![Role::Prefill, Role::Decode];
+    assert!(error(roles, max(4), false).starts_with("roles are those of a given number of replicas"));
 }

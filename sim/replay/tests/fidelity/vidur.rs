@@ -21,6 +21,7 @@ fn run(requests: u64, block_size: u32) -> Report {
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
         far_links: Vec::new(),
+        shared_memory: false,
         routing: trunkline_sim_replay::Routing::default(),
         parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: profile },

@@ -187,6 +187,7 @@ fn a_replay_of_the_workload_is_near() {
         replicas: 1,
         core: engines::by_name("vllm-v1").unwrap().core(BLOCKS),
         far_links: Vec::new(),
+        shared_memory: false,
         arrivals: Arrivals::TRACED,
         tenants: Shares::default(),
         draft_acceptance: 0.0,

@@ -15,6 +15,7 @@ use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
 
 use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
+use crate::engines::roles as engines_roles;
 
 /// Token budget of a step that keeps a GPU busy.
 pub(crate) const MAX_BATCH_TOKENS: u32 = 8192;
@@ -66,7 +67,7 @@ pub(crate) struct SettingsArgs {
     pub(crate) core: CoreSettings<ReplayFlags>,
 
     #[command(flatten)]
-    routing: RoutingArgs,
+    pub(crate) routing: RoutingArgs,
 
     #[command(flatten)]
     pub(crate) tiers: TierArgs,
@@ -126,7 +127,7 @@ struct LimitArgs {
 
 /// Tenants, routing and faults.
 #[derive(Clone, Debug, Args)]
-struct RoutingArgs {
+pub(crate) struct RoutingArgs {
     /// Split the requests among tenants in these shares, such as 0.9,0.1, and report latency and service of each.
     #[arg(long, value_name = "SHARES", default_value = "1", allow_hyphen_values = true)]
     tenants: String,
@@ -140,6 +141,12 @@ struct RoutingArgs {
     /// over on others if it is not restored. May be given more than once.
     #[arg(long, value_name = "REPLICA@SECONDS[..SECONDS]")]
     fail: Vec<String>,
+
+    /// Role of each replica, as for `serve`: prefill, decode or both, as in prefill*2,decode*4. Gives the number of replicas unless --replicas
+    /// does. A prefill replica hands each request over with its first token; the blocks travel by --shared-mem or --remote-shared, or are
+    /// computed again [default: both for each].
+    #[arg(long, value_name = "ROLES")]
+    pub(crate) roles: Option<String>,
 
     /// Multiply the step times of a replica, numbered from 0, by a factor. May be given more than once.
     #[arg(long, value_name = "REPLICA:FACTOR")]
@@ -178,7 +185,9 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ru
 fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, BoxedCost)> {
     let core = limits(args)?;
     let SettingsArgs { fleet, limits, routing, .. } = args;
-    let one = GroupSpec { hardware: fleet.hardware.clone(), parallel: fleet.parallel, replicas: fleet.replicas };
+    let roles = routing.roles.as_deref().map(engines_roles).transpose()?.unwrap_or_default();
+    let replicas = if fleet.replicas == 1 { roles.len().max(1) as u32 } else { fleet.replicas };
+    let one = GroupSpec { hardware: fleet.hardware.clone(), parallel: fleet.parallel, replicas };
     let (first, others) = match &fleet.fleet {
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
         None => (&one, &[][..]),
@@ -196,8 +205,10 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         tenants: routing.tenants.parse()?,
         draft_acceptance: limits.draft_acceptance,
         far_links: Vec::new(),
+        shared_memory: args.tiers.has_shared_memory(),
         routing: Routing {
             router: ROUTER_DEFAULT.into(),
+            roles,
             failures: routing.fail.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
             slow: routing.slow.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
         },
@@ -255,7 +266,7 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
         settings.hardware.host_link_bytes_s = gb_s * 1e9;
         settings.others.iter_mut().for_each(|group| group.hardware.host_link_bytes_s = gb_s * 1e9);
     }
-    (settings.core.tiers, settings.far_links) = args.tiers.tiers(&settings.model, block_size, &measured)?;
+    (settings.core.tiers, settings.far_links) = args.tiers.tiers(settings, &measured)?;
     let cost = settings.cost_model()?;
     settings.estimate_costs(&*cost);
     // Estimates that are given replace those of the hardware, for all kinds of replicas.

@@ -5,15 +5,19 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use clap::Args;
 use trunkline_core::{TierConfig, Write};
+use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::TierLink;
 use trunkline_sim_perf::memory::host_blocks;
-use trunkline_sim_perf::model::Model;
+use trunkline_sim_replay::Settings;
 
 use super::measured::Measured;
 use crate::sizes::{one_or_each, parse_size};
 
 /// Bandwidth of a disk that was not measured, GB/s.
 const DISK_GB_S: f64 = 6.0;
+
+/// Name of the tier in host memory that all replicas share.
+const SHARED: &str = "shared";
 
 /// Tiers of the prefix cache, and the links to them.
 #[derive(Clone, Debug, Args)]
@@ -25,6 +29,11 @@ pub(crate) struct TierArgs {
     /// Disk of each replica for cached blocks beyond the host, such as 2TB.
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
     disk_size: Option<String>,
+
+    /// Host memory for cached blocks that all replicas share, such as 64GB, as on one machine: a decode replica (--roles) takes the prompts of prefill
+    /// replicas from there, over the link between host and device.
+    #[arg(long, value_name = "SIZE", conflicts_with = "remote")]
+    shared_mem: Option<String>,
 
     /// Remote storage of each replica for cached blocks beyond host and disk, such as 10TB.
     #[arg(long, value_name = "SIZE", requires = "host_mem")]
@@ -81,23 +90,24 @@ impl TierArgs {
     /// If a size, a ratio or a name is malformed, or a tier is smaller than one block.
     pub(super) fn tiers(
         &self,
-        model: &Model,
-        block_size: u32,
+        settings: &Settings,
         measured: &Measured,
     ) -> anyhow::Result<(Vec<TierConfig>, Vec<TierLink>)> {
-        let asked = [("host", &self.host_mem), ("disk", &self.disk_size), ("remote", &self.remote)];
+        let (model, block_size) = (&settings.model, settings.core.block_size);
+        let asked =
+            [("host", &self.host_mem), ("disk", &self.disk_size), (SHARED, &self.shared_mem), ("remote", &self.remote)];
         let asked: Vec<_> = asked.iter().filter_map(|(name, size)| Some((*name, size.as_ref()?))).collect();
         let writes = one_or_each("tier-write", &self.tier_write, asked.len())?;
         let evictions = one_or_each("tier-eviction", &self.tier_eviction, asked.len())?;
         let (mut tiers, mut links) = (Vec::new(), Vec::new());
         for (at, (name, size)) in asked.into_iter().enumerate() {
-            let ratio = if name == "host" { 1.0 } else { self.ratio(measured) };
+            let ratio = if ["host", SHARED].contains(&name) { 1.0 } else { self.ratio(measured) };
             ensure!(ratio > 0.0 && ratio.is_finite(), "compression is {ratio}; it must be above 0, such as 0.5");
             let bytes = parse_size(&format!("the size of the {name} tier"), size)? / ratio;
             let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
-            let shared = self.remote_shared && name == "remote";
+            let shared = name == SHARED || self.remote_shared && name == "remote";
             tiers.push(TierConfig { name: name.into(), blocks, write, eviction: evictions[at].into(), shared });
             match name {
                 "disk" => {
@@ -105,10 +115,17 @@ impl TierArgs {
                     links.push(self.link(gb_s, self.disk_latency_us, measured));
                 }
                 "remote" => links.push(self.link(self.remote_gb_s, self.remote_latency_us, measured)),
+                // The first tier has the link of the host; behind others, shared memory has one as fast.
+                SHARED if at > 0 => links.push(host_link(&settings.hardware)),
                 _ => {}
             }
         }
         Ok((tiers, links))
+    }
+
+    /// Returns `true` if all replicas share host memory.
+    pub(super) fn has_shared_memory(&self) -> bool {
+        self.shared_mem.is_some()
     }
 
     /// Returns the figures of the reports that are given.
@@ -133,4 +150,10 @@ impl TierArgs {
             codec_bytes_s: self.compression_gb_s.or(measured_gb_s).map(|gb_s| gb_s * 1e9),
         }
     }
+}
+
+/// Returns a link with the rate and latency of the link between host and device.
+fn host_link(hardware: &Hardware) -> TierLink {
+    let (bytes_s, latency_s) = (hardware.host_link_bytes_s, hardware.host_link_latency_s);
+    TierLink { bytes_s, latency_s, ratio: 1.0, codec_bytes_s: None }
 }

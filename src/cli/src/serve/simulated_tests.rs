@@ -1,16 +1,23 @@
 //! `serve --simulate`, end to end through gRPC, under a clock that passes at once.
 
 use tonic::transport::{Channel, Endpoint};
+use trunkline_cluster::Role;
 use trunkline_server::Outcome;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, Sampling, Stopping, TokenIds};
 use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_sim_replay::{Arrivals, Settings as Fleet};
+use trunkline_sim_workload::Trace;
+use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
 
 use super::tests::given;
 use super::*;
 use crate::simulated::clock::ManualTime;
+
+/// Cost of a token that look-ups save.
+const RECOMPUTE_TOKEN_NS: u64 = 1_000_000_000;
 
 /// Answer to a request: text, number of tokens, cached tokens of the prompt.
 type Answer = (String, u32, u32);
@@ -23,7 +30,9 @@ fn run(flags: &[&str], prompts: &[&[u32]], max_tokens: u32) -> (Vec<Answer>, Out
     let clock = Arc::new(ManualTime::default());
     let simulation = settings.simulate.simulation(settings.model.as_deref()).unwrap().unwrap();
     refuse_beside_simulation(&settings, &engines).unwrap();
-    let made = simulated(&settings, engines.workers(), simulation, clock.clone()).unwrap();
+    let mut made = simulated(&settings, engines.workers(), simulation, clock.clone()).unwrap();
+    // Waiting for a look-up always pays, so that no decision depends on how fast this machine is.
+    made.0.recompute_token_ns = RECOMPUTE_TOKEN_NS;
     let options = Options { record: settings.record.clone(), ..Options::default() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (answers, outcome) = runtime.block_on(async {
@@ -123,6 +132,40 @@ fn preempted_and_moved_requests_have_the_same_text() {
     assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
     let (swapped, ..) = run(&["--simulate=h100-80g", "--workers=2", "--host-mem=1GiB"], &[&long, &long], 60);
     assert_eq!((&swapped[0].0, &swapped[1].0), (&plain[0].0, &plain[0].0));
+}
+
+#[test]
+fn prefill_and_decode_apart_decide_in_a_replay_as_they_do_live() {
+    let prompts = [prompt(0, 160), prompt(5, 100), [prompt(0, 160), prompt(9, 70)].concat(), prompt(5, 100)];
+    let n_tokens = 20;
+    let flags = ["--simulate=h100-80g", "--policy=fcfs", "--roles=prefill,decode", "--shared-mem=1GiB"];
+    let (answers, live, _) = run(&flags, &prompts.each_ref().map(Vec::as_slice), n_tokens);
+
+    let settings = given(&flags);
+    let simulation = settings.simulate.simulation(None).unwrap().unwrap();
+    let (core, _) = simulated(&settings, 2, simulation.clone(), Arc::new(ManualTime::default())).unwrap();
+    let core = Config { recompute_token_ns: RECOMPUTE_TOKEN_NS, ..core };
+    let mut fleet = Fleet { core, replicas: 2, arrivals: Arrivals::Serial, shared_memory: true, ..simulation.fleet };
+    fleet.routing.roles = vec![Role::Prefill, Role::Decode];
+    let traced = |prompt: &Vec<u32>| TraceRequest {
+        arrival_ns: 0,
+        input_tokens: prompt.len() as u32,
+        output_tokens: n_tokens,
+        content: Content::Tokens(prompt.as_slice().into()),
+    };
+    let trace = Trace { format: Format::Tokens, requests: prompts.iter().map(traced).collect() };
+    let cost = fleet.cost_model().unwrap();
+    let replayed = trunkline_sim_replay::replay(&trace, &fleet, &*cost, &mut |_| {}).unwrap();
+
+    let cached: u64 = answers.iter().map(|(.., cached)| u64::from(*cached)).sum();
+    let stats = live.stats;
+    assert_eq!((replayed.completed, replayed.tokens.prefix_hit_tokens), (4, cached));
+    assert_eq!(replayed.batches.steps, stats.steps);
+    assert_eq!((replayed.tokens.prefix_blocks, replayed.tokens.prefix_runs), (stats.prefix_blocks, stats.prefix_runs));
+    // Blocks stored after the last answer are left out: a live server stops meanwhile.
+    assert_eq!(replayed.tiers[0].hit_blocks, stats.tiers[0].hit_blocks);
+    // Ten blocks, six blocks, and the four blocks of the third prompt that the decode replica does not have.
+    assert_eq!(replayed.tiers[0].hit_blocks, 10 + 6 + 4);
 }
 
 #[test]

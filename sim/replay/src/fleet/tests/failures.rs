@@ -6,6 +6,7 @@ use crate::settings::Routing;
 /// The replay, after checks that hold whatever fails; and the outcomes by request.
 fn with_failures(trace: &Trace, base: &Settings, router: &str, failures: &[&str]) -> (Report, Vec<Outcome>) {
     let routing = Routing {
+        roles: Vec::new(),
         router: router.into(),
         failures: failures.iter().map(|spec| spec.parse().unwrap()).collect(),
         slow: Vec::new(),

@@ -1,5 +1,6 @@
 //! Fast-forward against single steps: equal decisions at equal times.
 
+use trunkline_cluster::Role;
 use trunkline_core::{Preemption, TierConfig, Write};
 
 use super::*;
@@ -142,6 +143,30 @@ fn fast_forward_equals_single_steps_with_copies() {
         fleet.run().unwrap();
         assert!(fleet.totals.fast_forwarded > 0, "there is time between copies");
         assert!(fleet.report().swaps.link_in.blocks > 0);
+    }
+}
+
+#[test]
+fn fast_forward_equals_single_steps_with_hand_overs() {
+    let trace = conversations(150, 7);
+    for (roles, shared_memory) in [("pd", false), ("pd", true), ("ppdd", true), ("pdb", true)] {
+        let mut settings = settings(16, 1200);
+        settings.replicas = roles.len() as u32;
+        let role = |role| match role {
+            'p' => Role::Prefill,
+            'd' => Role::Decode,
+            _ => Role::Both,
+        };
+        settings.routing.roles = roles.chars().map(role).collect();
+        settings.shared_memory = shared_memory;
+        if shared_memory {
+            let (write, eviction) = (Write::Through, "lru".into());
+            settings.core.tiers =
+                vec![TierConfig { name: "shared".into(), blocks: 3000, write, eviction, shared: true }];
+        }
+        let report = same(&trace, &settings, &Linear);
+        assert_eq!((report.completed, report.rerouted), (150, 0));
+        assert_eq!(report.tiers.first().is_some_and(|tier| tier.hit_blocks > 0), shared_memory);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Copies, drafts, and what is counted of steps.
 
+use trunkline_cluster::Role;
 use trunkline_core::transfer::{Place, Transfer};
 use trunkline_core::{Preemption, TierConfig, Write};
 
@@ -206,4 +207,75 @@ fn means_of_steps() {
     assert_eq!((report.batches.steps, report.batches.mean_batch), (3, 5.0 / 3.0));
     assert_eq!(report.batches.mean_step_tokens, (10.0 + 21.0 + 2.0) / 3.0);
     assert_eq!((report.batches.drafted_tokens, report.requests_s), (0, 2.0 / 0.003));
+}
+
+/// A prefill and a decode replica that share host memory, whose link takes `latency_s` for a copy.
+fn apart(latency_s: f64) -> Settings {
+    let mut settings = Settings { replicas: 2, shared_memory: true, ..settings(16, 100) };
+    settings.hardware.host_link_latency_s = latency_s;
+    settings.routing.roles = vec![Role::Prefill, Role::Decode];
+    settings.core.tiers = vec![TierConfig {
+        name: "shared".into(),
+        blocks: 100,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: true,
+    }];
+    settings
+}
+
+#[test]
+fn a_decode_replica_takes_the_prompt_from_shared_memory_and_waits_for_copies_under_way() {
+    let trace =
+        trace((0..4u32).map(|i| request(u64::from(i) * 1000, 65, 4, &[1 + i, 2 + i, 3 + i, 4 + i, 5 + i])).collect());
+    let run = |settings: &Settings| replay(&trace, settings, &SlowPrefill, &mut |_| {}).unwrap();
+    let together = run(&Settings { replicas: 2, ..settings(16, 100) });
+    let travels = run(&apart(10e-6));
+    let mut recomputed = apart(10e-6);
+    (recomputed.core.tiers, recomputed.shared_memory) = (Vec::new(), false);
+    let recomputed = run(&recomputed);
+    assert_eq!((travels.completed, travels.rerouted), (4, 0));
+    assert_eq!(travels.tiers[0].hit_blocks, 4 * 4, "four whole blocks of each prompt travel");
+    let ttft = |report: &Report| report.latencies.ttft_s.mean;
+    let e2e = |report: &Report| report.latencies.e2e_s.mean;
+    let look_up_s = ttft(&travels) - ttft(&recomputed);
+    assert!((look_up_s - 10e-6).abs() < 1e-9, "the prefill replica looks the prompt up first: {look_up_s}");
+    assert!(e2e(&travels) < e2e(&recomputed), "{} {}", e2e(&travels), e2e(&recomputed));
+    assert!(e2e(&travels) > e2e(&together), "copies take time");
+    // The look-up is answered after one latency, and the copies end later: without waiting nothing would be found.
+    let mut hasty = apart(10e-6);
+    hasty.shared_memory = false;
+    assert_eq!(run(&hasty).tiers[0].hit_blocks, 0);
+    let again = run(&apart(10e-6));
+    assert_eq!(travels, Report { wall_s: travels.wall_s, ..again });
+}
+
+#[test]
+fn a_prefill_replica_that_fails_in_the_middle_of_copies_leaves_no_look_up_waiting() {
+    let trace =
+        trace((0..40u32).map(|i| request(u64::from(i) * 3, 65, 4, &[1 + i, 2 + i, 3 + i, 4 + i, 5 + i])).collect());
+    for at in 0..20 {
+        let mut settings = apart(2e-3);
+        settings.replicas = 3;
+        settings.routing.roles.push(Role::Prefill);
+        let spec = format!("0@{}..{}", f64::from(at) * 0.01, f64::from(at) * 0.01 + 0.05);
+        settings.routing.failures = vec![spec.parse().unwrap()];
+        let report = replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap();
+        assert_eq!(report.completed, 40);
+    }
+}
+
+#[test]
+fn roles_are_those_of_the_replicas() {
+    let refused = |roles: &[Role], arrivals| {
+        let mut settings = Settings { replicas: 2, arrivals, ..settings(16, 100) };
+        settings.routing.roles = roles.to_vec();
+        settings.validate().unwrap_err().to_string()
+    };
+    let (prefill, decode) = (Role::Prefill, Role::Decode);
+    let three = refused(&[prefill, decode, decode], Arrivals::TRACED);
+    assert_eq!(three, "3 roles for 2 replicas; give one role for each replica");
+    assert_eq!(refused(&[prefill, prefill], Arrivals::TRACED), "no replica has the role 'decode' or 'both'");
+    assert_eq!(refused(&[decode, decode], Arrivals::TRACED), "no replica has the role 'prefill' or 'both'");
+    assert!(refused(&[prefill, decode], Arrivals::AtOnce).ends_with("give a speed instead of a load"));
 }

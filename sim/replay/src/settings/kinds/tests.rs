@@ -27,6 +27,7 @@ fn settings(hardware: &str, replicas: u32) -> Settings {
         others: Vec::new(),
         core: Settings::core(),
         far_links: Vec::new(),
+        shared_memory: false,
         arrivals: Arrivals::TRACED,
         tenants: Shares::default(),
         draft_acceptance: 0.5,
