@@ -13,6 +13,7 @@ from attached import Attached, greet
 from scheduler import Scheduler, Server, greedy
 from test_protocol import expected, prompts, two_steps
 
+from trunkline_worker import cli
 from trunkline_worker.engine import EngineLost, Settings
 from trunkline_worker.pipeline import Pipeline, even, portable
 from trunkline_worker.proto import messages as pb
@@ -146,6 +147,17 @@ def test_a_stage_that_dies_ends_the_worker_with_one_line(engine, at_work):
         worker.thread.join(20)
         assert isinstance(worker.failure, EngineLost)
         assert str(worker.failure) == "stage 1 was ended by SIGKILL; its KV is lost"
+
+
+def test_a_stage_that_dies_while_it_starts_is_one_line(monkeypatch, capsys):
+    one = ToyEngine()
+
+    def build(_arguments):
+        return Pipeline("toy", one.model, one.kv, one.abilities, [("stage 0", partial(os._exit, 3))], [8])
+
+    monkeypatch.setattr(cli, "build", build)
+    assert cli.main(["--engine", "toy", "--connect", "localhost:1"]) == 1
+    assert capsys.readouterr().err == "trunkline-worker: stage 0 ended with status 3; its KV is lost\n"
 
 
 def test_a_worker_process_ends_with_its_stages(tmp_path):

@@ -13,8 +13,8 @@ from scheduler import NO_BLOCK, greedy  # noqa: E402
 
 from trunkline_worker.cli import build, parser  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
+from trunkline_worker.torch_engine import attention, kernels, parse_layers, sampling, stages  # noqa: E402
 from trunkline_worker.torch_engine import config as config_of  # noqa: E402
-from trunkline_worker.torch_engine import kernels, parse_layers, sampling  # noqa: E402
 
 VOCABULARY = 256
 FAMILIES = {
@@ -327,6 +327,38 @@ def test_layers_are_named_by_ranges():
     for wrong in ("0-5", "6", "3-2"):
         with pytest.raises(ValueError, match="--scored-layers"):
             parse_layers(wrong, 6)
+
+
+def test_a_chunk_behind_a_computed_part_needs_no_mask():
+    """The way taken on GPUs, where flash attention aligns the diagonal itself; here PyTorch makes the mask."""
+    torch.manual_seed(2)
+    rows, n, computed = torch.randn(6, 4, 16), 6, 21
+    keys, values = torch.randn(2, 5, 8, 2, 16).unbind(0)
+    blocks = torch.tensor([4, 0, 2, 3])
+    mask = torch.arange(32) <= torch.arange(computed, computed + n)[:, None]
+    masked = attention.Chunk(0, n, blocks, mask, causal=False, end=computed + n)
+    aligned = attention.Chunk(0, n, blocks, None, causal=True, end=computed + n)
+    found = [attention._attend_chunk(rows, keys, values, chunk) for chunk in (masked, aligned)]
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def test_rows_are_drawn_in_parts_as_at_once(monkeypatch):
+    logits = torch.randn(9, 40)
+    batch = FakeBatch(9, temperature=1.0, top_k=0, top_p=0.9, min_p=0.0)
+    batch.top_p[::2] = 1.0
+    at_once = sampling.sample(logits, batch, None)
+    monkeypatch.setattr(sampling, "DRAWN", 80)
+    assert sampling.sample(logits, batch, None).tolist() == at_once.tolist()
+
+
+def test_room_of_a_gpu_counts_the_blocks_of_all_groups(folder_of):
+    folder, _ = folder_of("llama")
+    one = engine_of(folder).model
+    two = engine_of(folder, "--scored-layers", "1-2").model
+    free = stages.RESERVE + (1 << 30)
+    # Blocks of two layers, in place of blocks of three.
+    assert stages.room(two, free) == pytest.approx(stages.room(one, free) * 3 / 2, rel=1e-5)
+    assert stages.room(one, 1 << 20) == 0
 
 
 def test_kernels_are_left_alone_on_the_cpu():

@@ -11,6 +11,7 @@ mod pressure;
 mod prompts;
 mod scenes;
 mod split_fuse;
+mod stages;
 mod swap;
 mod table;
 mod time;

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import __version__
-from .engine import Engine, EngineLost
+from .engine import Engine, EngineLost, StepError
 from .session import Refused, Session, Target
 
 log = logging.getLogger("trunkline_worker")
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
     try:
         engine = build(args)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, EngineLost, StepError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         return 1
     target = Target(args.connect, args.name, ca=args.ca, token=token, tls=args.tls)

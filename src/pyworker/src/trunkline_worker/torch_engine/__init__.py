@@ -20,9 +20,6 @@ from .runner import DTYPES, TorchEngine, abilities, block_sizes
 
 log = logging.getLogger(__name__)
 
-RESERVE = 2 << 30
-"""Bytes of a GPU's free memory that are left for activations and graphs."""
-
 
 def build(args: argparse.Namespace) -> Engine:
     """Returns an engine for the command line's arguments.
@@ -119,4 +116,4 @@ def _room(facts: ModelFacts, device: torch.device) -> int:
     if device.type != "cuda":
         return stages.CPU_KV_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
-    return int(max(0, free - RESERVE) // facts.kv_bytes_per_token)
+    return stages.room(facts, free)

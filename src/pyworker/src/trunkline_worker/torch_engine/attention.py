@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from ..engine import ModelFacts
 from ..slots import HOLE, Batch
@@ -34,6 +35,8 @@ class Chunk:
     blocks: Tensor
     mask: Tensor | None
     causal: bool
+    end: int
+    """Position behind the last row."""
 
 
 @dataclass
@@ -42,7 +45,8 @@ class Decodes:
 
     rows: Tensor
     blocks: Tensor
-    mask: Tensor
+    mask: Tensor | None
+    """Positions to read; None for the kernel, which needs none."""
     ends: Tensor
 
 
@@ -85,8 +89,8 @@ def write_places(batch: Batch, group: int, block_size: int) -> tuple[np.ndarray,
     return rows, blocks * block_size + positions % block_size
 
 
-def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch.device) -> Plan:
-    """Returns how the rows of a batch read the blocks of a layer group."""
+def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch.device, in_place: bool = False) -> Plan:
+    """Returns how the rows of a batch read the blocks of a layer group: `in_place` by the kernel, else gathered."""
     firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
     entries = -(-batch.ends // block_size)
     tables = batch.table.tables[group]
@@ -102,8 +106,10 @@ def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch
         shortest = int(entries[order[at]])
         n = int(np.searchsorted(entries[order[at:]], SPREAD * shortest + 1, side="right"))
         n = max(1, min(n, GATHERED // (int(entries[order[at + n - 1]]) * block_size * kv_width)))
+        # The kernel reads each sequence to its own end, so one launch does for all.
+        n = len(order) if in_place else n
         part = order[at : at + n]
-        decodes.append(_decodes(batch, part, firsts[part], tables, int(entries[part].max()), block_size, device))
+        decodes.append(_decodes(batch, part, firsts[part], tables, int(entries[part].max()), block_size, device, in_place))
         at += n
     return Plan(chunks, decodes)
 
@@ -112,29 +118,37 @@ def _chunk(batch: Batch, i: int, first: int, table: np.ndarray, block_size: int,
     n, computed = int(batch.n_tokens[i]), int(batch.computed[i])
     holes = table == HOLE
     blocks = torch.from_numpy(np.where(holes, 0, table).astype(np.int64)).to(device)
-    if computed == 0 and not holes.any():
-        return Chunk(first, n, blocks, None, causal=True)
+    if not holes.any() and (computed == 0 or device.type == "cuda"):
+        return Chunk(first, n, blocks, None, causal=True, end=computed + n)
     places = torch.arange(len(table) * block_size, device=device)
     mask = places <= torch.arange(computed, computed + n, device=device)[:, None]
     if holes.any():
         mask &= torch.from_numpy(~holes).to(device).repeat_interleave(block_size)
-    return Chunk(first, n, blocks, mask, causal=False)
+    return Chunk(first, n, blocks, mask, causal=False, end=computed + n)
 
 
 def _decodes(
-    batch: Batch, part: np.ndarray, firsts: np.ndarray, tables: np.ndarray, width: int, block_size: int, device: torch.device
+    batch: Batch,
+    part: np.ndarray,
+    firsts: np.ndarray,
+    tables: np.ndarray,
+    width: int,
+    block_size: int,
+    device: torch.device,
+    in_place: bool,
 ) -> Decodes:
     table = tables[batch.slots[part], :width]
-    places = np.arange(width * block_size)
-    mask = places < batch.ends[part][:, None]
-    mask &= np.repeat(table != HOLE, block_size, axis=1)
 
     def on(values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
-    # Kernels skip entries without a block; gathers read some block there, and the mask hides it.
-    blocks = table if device.type == "cuda" else np.maximum(table, 0)
-    return Decodes(on(firsts), on(blocks.astype(np.int64)), on(mask), on(batch.ends[part]))
+    if in_place:
+        return Decodes(on(firsts), on(table), None, on(batch.ends[part]))
+    places = np.arange(width * block_size)
+    mask = places < batch.ends[part][:, None]
+    mask &= np.repeat(table != HOLE, block_size, axis=1)
+    # Gathers read some block for an entry without one, and the mask hides it.
+    return Decodes(on(firsts), on(np.maximum(table, 0).astype(np.int64)), on(mask), on(batch.ends[part]))
 
 
 def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
@@ -143,8 +157,9 @@ def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[
     width = cache.data.shape[-1] * cache.data.shape[-2]
     plans, writes = [], []
     n_rows = int(batch.n_tokens.sum())
+    in_place = kernels.usable(cache.data)
     for group in range(len(scorers)):
-        plans.append(plan(batch, group, size, width, device))
+        plans.append(plan(batch, group, size, width, device, in_place))
         rows, places = write_places(batch, group, size)
         kept = None if len(rows) == n_rows else torch.from_numpy(rows).to(device)
         writes.append((kept, torch.from_numpy(places).to(device)))
@@ -171,7 +186,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Tensor:
         out[chunk.first : chunk.first + chunk.n] = _attend_chunk(rows, keys, values, chunk)
     for group in plan.decodes:
         rows = q[group.rows]
-        if kernels.usable(q):
+        if group.mask is None:
             out[group.rows] = kernels.paged_decode(rows, keys, values, group.blocks, group.ends)
             continue
         n, heads, dim = rows.shape
@@ -196,10 +211,12 @@ def _attend_chunk(rows: Tensor, keys: Tensor, values: Tensor, chunk: Chunk) -> T
     k, v = (_gather(x, chunk.blocks[None]) for x in (keys, values))
     q = rows.transpose(0, 1)[None]
     if chunk.causal:
-        k, v = k[:, :, :n], v[:, :, :n]
+        k, v = k[:, :, : chunk.end], v[:, :, : chunk.end]
     if heads != kv_heads:
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask, is_causal=chunk.causal)
+    # Rows behind a computed part: the mask's diagonal ends in the lower right corner, which flash attention knows without a mask.
+    mask = causal_lower_right(n, chunk.end) if chunk.causal and chunk.end > n else chunk.mask
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=chunk.causal and chunk.end == n)
     return out[0].transpose(0, 1)
 
 

@@ -13,13 +13,23 @@ try:
 except ImportError:  # pragma: no cover - Triton comes with PyTorch's CUDA builds alone.
     triton = tl = None
 
-SPLIT = 256
-"""Positions that one program reads: long sequences are split among several."""
+LEAST_SPLIT = 256
+"""Positions that one program reads, at least: long sequences are split among several programs."""
+MOST_SPLITS = 64
+"""Programs that share a sequence and a key/value head, at most: one program merges what they found, in registers."""
+PROGRAMS = 4096
+"""Programs of a batch, about, beyond which splitting gains nothing: it would only cost memory for what is to be merged."""
 
 
 def usable(like: Tensor) -> bool:
     """Returns `True` if kernels run on the device of this tensor."""
     return triton is not None and like.is_cuda and like.shape[-1] in (32, 64, 128, 256)
+
+
+def split_of(positions: int, lanes: int) -> int:
+    """Returns the positions that one program reads, of a batch with `lanes` pairs of a sequence and a key/value head."""
+    most = min(MOST_SPLITS, max(4, PROGRAMS // lanes))
+    return max(LEAST_SPLIT, 1 << (-(-positions // most) - 1).bit_length())
 
 
 def paged_decode(q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, ends: Tensor) -> Tensor:
@@ -31,7 +41,9 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, ends: 
     n, heads, dim = q.shape
     size, kv_heads = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
-    splits = max(1, -(-blocks.shape[1] * size // SPLIT))
+    positions = blocks.shape[1] * size
+    split = split_of(positions, n * kv_heads)
+    splits = max(1, -(-positions // split))
     q = q.contiguous()
     out = torch.empty_like(q)
     partial = torch.empty((n, heads, splits, dim), dtype=torch.float32, device=q.device)
@@ -44,35 +56,38 @@ def paged_decode(q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, ends: 
         GROUP=group,
         PADDED=padded,
         DIM=dim,
-        SPLIT_=SPLIT,
-        TILE=min(64, SPLIT),
+        SPLIT_=split,
+        TILE=64,
         num_warps=4,
     )
-    _merge[(n, heads)](partial, weight, out, splits, DIM=dim, SPLITS=triton.next_power_of_2(splits), num_warps=2)
+    _merge[(n, heads)](partial, weight, out, splits, DIM=dim, SPLITS=triton.next_power_of_2(splits), num_warps=4)
     return out
 
 
+# Triton resolves the annotations of a kernel, and knows no names but its own: only constants have one.
+
+
 def _decode_kernel(
-    q: Any,
-    keys: Any,
-    values: Any,
-    blocks: Any,
-    ends: Any,
-    partial: Any,
-    weight: Any,
-    scale: Any,
-    table_stride: Any,
-    block_stride: Any,
-    place_stride: Any,
-    head_stride: Any,
-    splits: Any,
-    SIZE: Any,
-    GROUP: Any,
-    PADDED: Any,
-    DIM: Any,
-    SPLIT_: Any,
-    TILE: Any,
-) -> None:
+    q,
+    keys,
+    values,
+    blocks,
+    ends,
+    partial,
+    weight,
+    scale,
+    table_stride,
+    block_stride,
+    place_stride,
+    head_stride,
+    splits,
+    SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLIT_: tl.constexpr,
+    TILE: tl.constexpr,
+):
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     end = tl.load(ends + row)
     members = tl.arange(0, PADDED)
@@ -93,7 +108,7 @@ def _decode_kernel(
         held = inside & (block >= 0)
         offset = block * block_stride + (places % SIZE) * place_stride + head * head_stride
         k = tl.load(keys + offset[:, None] + elements[None, :], mask=held[:, None], other=0.0)
-        logits = tl.dot(rows, tl.trans(k)).to(tl.float32) * scale
+        logits = tl.dot(rows, tl.trans(k), input_precision="ieee") * scale
         logits = tl.where(held[None, :], logits, float("-inf"))
         now = tl.maximum(best, tl.max(logits, 1))
         # A tile without any held position leaves everything as it is.
@@ -101,7 +116,7 @@ def _decode_kernel(
         shares = tl.exp(logits - safe[:, None])
         kept = tl.exp(best - safe)
         v = tl.load(values + offset[:, None] + elements[None, :], mask=held[:, None], other=0.0)
-        summed = summed * kept[:, None] + tl.dot(shares.to(v.dtype), v).to(tl.float32)
+        summed = summed * kept[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
         total = total * kept + tl.sum(shares, 1)
         best = now
     out_at = q_at * splits + split
@@ -110,7 +125,7 @@ def _decode_kernel(
     tl.store(weight + out_at * 2 + 1, total, mask=mine)
 
 
-def _merge_kernel(partial: Any, weight: Any, out: Any, splits: Any, DIM: Any, SPLITS: Any) -> None:
+def _merge_kernel(partial, weight, out, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):
     at = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     parts = tl.arange(0, SPLITS)
     elements = tl.arange(0, DIM)
@@ -124,12 +139,7 @@ def _merge_kernel(partial: Any, weight: Any, out: Any, splits: Any, DIM: Any, SP
 
 
 def _compiled() -> tuple[Any, Any]:
-    if triton is None:
-        return None, None
-    constants = ("SIZE", "GROUP", "PADDED", "DIM", "SPLIT_", "TILE", "SPLITS")
-    for kernel in (_decode_kernel, _merge_kernel):
-        kernel.__annotations__ = {name: tl.constexpr for name in kernel.__annotations__ if name in constants}
-    return triton.jit(_decode_kernel), triton.jit(_merge_kernel)
+    return (None, None) if triton is None else (triton.jit(_decode_kernel), triton.jit(_merge_kernel))
 
 
 _decode, _merge = _compiled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -65,6 +66,10 @@ class TorchEngine(Engine):
         self._copies = torch.cuda.Stream(self.device) if self.own_samples else None
         self._staging: Tensor | None = None
 
+    def _on_device(self) -> contextlib.AbstractContextManager[object]:
+        """Makes the GPU of this engine the current one of the thread: Triton and captures of graphs use that one."""
+        return torch.cuda.device(self.device) if self.own_samples else contextlib.nullcontext()
+
     def begin(self, settings: Settings) -> None:
         """Allocates KV, and a spare block for padding."""
         self._cache, self._graphs, self._staging = None, None, None
@@ -74,7 +79,8 @@ class TorchEngine(Engine):
         if self._use_graphs:
             self._graphs = DecodeGraphs(self._llama, cache, settings.blocks, self.model.max_context)
         if self.own_samples:
-            self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
+            with self._on_device():
+                self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
 
     def reset(self) -> None:
         """Forgets all sequences; blocks are written before they are read again."""
@@ -90,7 +96,7 @@ class TorchEngine(Engine):
 
     def submit(self, batch: Batch) -> Callable[[], Result]:
         """Starts a batch; on a CPU it has run when this returns."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_device():
             return self._submit(batch)
 
     def _submit(self, batch: Batch) -> Callable[[], Result]:
@@ -104,22 +110,31 @@ class TorchEngine(Engine):
             logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
         picked = sampling.sample(logits, batch, self._seen_in(batch)) if len(logits) else logits.new_zeros(0).long()
         self._remember(batch, picked)
+        # All that the host wants is on its way before the next step is submitted, and `wait` reads nothing from the device.
+        on_host = self._sent(picked)
+        ranked = sampling.log_probabilities(logits, picked, batch)
+        ranked = ranked.moved(self._sent) if ranked else None
+        flat = [scorer for group in scorers for scorer in group]
+        for scorer in flat:
+            scorer.total = None if scorer.total is None else self._sent(scorer.total)
         event = torch.cuda.Event() if self.own_samples else None
         if event is not None:
-            on_host = torch.empty(picked.shape, dtype=picked.dtype, pin_memory=True).copy_(picked, non_blocking=True)
             event.record()
-        else:
-            on_host = picked
 
         def wait() -> Result:
             if event is not None:
                 event.synchronize()
             with torch.inference_mode():
-                logprobs = sampling.log_probabilities(logits, picked, batch)
-                scores = [x for group in scorers for scorer in group for x in scorer.scores()]
-            return Result([int(token) for token in on_host.tolist()], logprobs, scores)
+                scores = [x for scorer in flat for x in scorer.scores()]
+                return Result([int(token) for token in on_host.tolist()], ranked.entries() if ranked else [], scores)
 
         return wait
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """Returns the values in pinned memory of the host, where they are once the device comes to this point."""
+        if not self.own_samples:
+            return values
+        return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
     def _rows(self, batch: Batch) -> Rows:
         ends = np.cumsum(batch.n_tokens)

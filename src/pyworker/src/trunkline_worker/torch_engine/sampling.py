@@ -6,6 +6,9 @@ the token is the one at which the running sum of probabilities passes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,6 +17,9 @@ from torch import Tensor
 from ..draws import draws
 from ..engine import Logprob
 from ..slots import Batch
+
+DRAWN = 1 << 23
+"""Elements of logits drawn from at once, at most: sorting and sums in f64 take about 40 bytes for each."""
 
 
 def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
@@ -32,8 +38,9 @@ def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
         return picked
     numbers = draws(table.seed[slots[hot]], batch.n_generated[batch.sample][hot])
     truncated = (table.top_k[slots[hot]] > 0) | (table.top_p[slots[hot]] < 1)
-    for part in (hot[~truncated], hot[truncated]):
-        if len(part):
+    most = max(1, DRAWN // logits.shape[1])
+    for kind in (hot[~truncated], hot[truncated]):
+        for part in (kind[i : i + most] for i in range(0, len(kind), most)):
             rows = _on(part, logits)
             number = _on(numbers[np.isin(hot, part)], logits)
             picked[rows] = _draw(logits[rows], batch, slots[part], number, sort=bool(truncated[hot == part[0]][0]))
@@ -64,19 +71,38 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
     return at if ids is None else ids.gather(-1, at[:, None])[:, 0]
 
 
-def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> list[Logprob]:
-    """Returns log probabilities for the sequences that asked for them, from the model's own logits."""
+@dataclass
+class Ranked:
+    """Log probabilities of sampled tokens and of the most likely ones, on the device or on the host."""
+
+    chosen: Tensor
+    values: Tensor
+    ids: Tensor
+    wanted: list[int]
+    """Most likely tokens to report, for each sequence that asked."""
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Ranked:
+        """Returns these log probabilities with `move` applied to each tensor."""
+        return Ranked(move(self.chosen), move(self.values), move(self.ids), self.wanted)
+
+    def entries(self) -> list[Logprob]:
+        """Returns the log probabilities to report."""
+        chosen, values, ids = self.chosen.tolist(), self.values.tolist(), self.ids.tolist()
+        return [Logprob(chosen[i], ids[i][:n], values[i][:n]) for i, n in enumerate(self.wanted)]
+
+
+def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> Ranked | None:
+    """Returns log probabilities for the sequences that asked for them, if any, from the model's own logits."""
     wanted = batch.logprobs[batch.sample]
     rows = np.flatnonzero(wanted >= 0)
     if len(rows) == 0:
-        return []
+        return None
     logits = logits[_on(rows, logits)]
     logprobs = logits - logits.double().logsumexp(-1, keepdim=True).float()
-    chosen = logprobs.gather(-1, picked[_on(rows, logits)][:, None])[:, 0].tolist()
+    chosen = logprobs.gather(-1, picked[_on(rows, logits)][:, None])[:, 0]
     most = int(wanted[rows].max())
     ranked = logprobs.sort(dim=-1, descending=True, stable=True)
-    values, ids = ranked.values[:, :most].tolist(), ranked.indices[:, :most].tolist()
-    return [Logprob(chosen[i], ids[i][:n], values[i][:n]) for i, n in enumerate(wanted[rows].tolist())]
+    return Ranked(chosen, ranked.values[:, :most], ranked.indices[:, :most], wanted[rows].tolist())
 
 
 def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:

@@ -89,6 +89,13 @@ def local(facts: ModelFacts, layers: range) -> ModelFacts:
     return replace(facts, n_layers=len(layers), groups=groups, kv_bytes_per_token=bytes_per_token)
 
 
+def room(facts: ModelFacts, free: int) -> int:
+    """Returns the tokens whose KV has room in so many bytes of a GPU, in the blocks of all layer groups together."""
+    # A chunk of the longest prompt gathers its keys and values for all query heads.
+    gathered = 3 * facts.max_context * facts.n_heads * facts.head_dim * DTYPES[facts.kv_dtype].itemsize
+    return int(max(0, free - RESERVE - gathered) // (facts.kv_bytes_per_token // facts.n_groups))
+
+
 def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int) -> int:
     """Returns the tokens whose KV has room in every stage, beside weights that are not loaded yet."""
     if not parts[0].device.startswith("cuda"):
@@ -96,7 +103,7 @@ def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int) -> int
     rooms = []
     for part, own in zip(parts, locals_, strict=True):
         free, _ = torch.cuda.mem_get_info(part.device)
-        rooms.append(max(0, free - RESERVE - layer_bytes * len(part.layers)) // own.kv_bytes_per_token)
+        rooms.append(room(own, free - layer_bytes * len(part.layers)))
     return int(min(rooms))
 
 
@@ -114,6 +121,9 @@ class TorchStage(Stage):
     def __init__(self, folder: Path, config: LlamaConfig, facts: ModelFacts, part: Part) -> None:
         torch.set_num_threads(part.threads)
         self._device = torch.device(part.device)
+        if self._device.type == "cuda":
+            # Triton launches on the current device of the thread, whatever the tensors say.
+            torch.cuda.set_device(self._device)
         self._dtype = DTYPES[facts.kv_dtype]
         self._facts = facts
         self._is_first, self._is_last = part.layers.start == 0, part.layers.stop == config.n_layers
@@ -149,8 +159,8 @@ class TorchStage(Stage):
             return Handed(x.contiguous().view(torch.uint8).cpu().numpy(), scores)
         logits = self._llama.logits(x, rows)
         picked = sampling.sample(logits, batch, self._seen(batch, len(logits))) if len(logits) else logits.new_zeros(0).long()
-        logprobs = sampling.log_probabilities(logits, picked, batch)
-        return Result(picked.tolist(), logprobs, [x for scorer in flat for x in scorer.scores()])
+        ranked = sampling.log_probabilities(logits, picked, batch)
+        return Result(picked.tolist(), ranked.entries() if ranked else [], [x for scorer in flat for x in scorer.scores()])
 
     def _on(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._device)

@@ -1,0 +1,5 @@
+//! Several engines: acceptance scenarios, and shares of tenants.
+
+mod fairness;
+mod rig;
+mod scenarios;
