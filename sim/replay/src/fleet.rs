@@ -265,7 +265,11 @@ impl<'a> Fleet<'a> {
         Ok(Self {
             settings,
             cost,
-            can_fast_forward: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
+            // A look-up that waits for another replica's copies may be answered in the middle of a fast-forward.
+            can_fast_forward: !observer.wants_steps()
+                && routing.failures.is_empty()
+                && meters.is_alone()
+                && !settings.hands_over(),
             observer,
             stopped: false,
             pending: Pending {
