@@ -208,6 +208,7 @@ impl Driver {
                 self.joined = true;
             }
             Event::WorkerLost => self.forget_worker(),
+            Event::WorkerTaken => self.forget_blameless(),
             Event::WorkerResumed if self.joined => self.lose_sequences(),
             Event::Submit(request) => self.expect(request),
             Event::Fail(id) => self.blame.named(*id, &self.parts(), self.live.contains(id)),
@@ -238,10 +239,15 @@ impl Driver {
     }
 
     fn forget_worker(&mut self) {
-        self.joined = false;
         let mut failed = self.parts();
         failed.append(&mut self.sent.answering);
         self.blame.failed(&failed, &self.live);
+        self.forget_blameless();
+    }
+
+    fn forget_blameless(&mut self) {
+        self.joined = false;
+        self.sent.answering.clear();
         self.found.forget();
         self.worker.reset();
         self.steps.clear();

@@ -413,6 +413,10 @@ impl Run {
     fn disturb_worker(&mut self) {
         match self.rng.random_range(0..8) {
             0 => self.lose_worker(),
+            2 if self.driver.joined && self.rng.random_range(0..4) == 0 => {
+                self.outcome.workers_lost += 1;
+                self.event(Event::WorkerTaken);
+            }
             1 if self.resumes && self.driver.joined => {
                 self.outcome.workers_resumed += 1;
                 self.event(Event::WorkerResumed);

@@ -98,7 +98,7 @@ pub fn hello(name: &str) -> Hello {
         model: model(),
         kv: KvRoom { block_sizes: vec![16], tokens: 16 * u64::from(BLOCKS), block_io: true },
         abilities,
-        resume: None,
+        ..Hello::default()
     }
 }
 
@@ -211,6 +211,7 @@ impl Attached {
                 self.device.blocks.write(block, &data).expect("a block of the device");
                 Some(from_worker::Message::BlockWritten(wire::BlockWritten { id, error: String::new() }))
             }
+            Message::Idle(_) => None,
             Message::Heartbeat(_) => Some(from_worker::Message::Heartbeat(wire::Heartbeat {})),
             Message::Welcome(_) => panic!("a second welcome"),
         }

@@ -258,7 +258,7 @@ impl Replay {
             _ => None,
         };
         let lost = match &input {
-            Input::Engine(engine, Event::WorkerLost) | Input::Retire(engine) => Some(*engine),
+            Input::Engine(engine, Event::WorkerLost | Event::WorkerTaken) | Input::Retire(engine) => Some(*engine),
             _ => None,
         };
         self.cluster.handle(at_ns, input, &mut self.outputs);

@@ -62,7 +62,7 @@ macro_rules! case {
 }
 
 /// All checks behind the first two, in order.
-const CASES: [Case; 18] = [
+const CASES: [Case; 19] = [
     case!("heartbeats", faults::heartbeats),
     case!("prefill in chunks", cases::chunks),
     case!("batch equals alone", cases::batch, "max_sequences above 1", |hello| hello.abilities.max_sequences > 1),
@@ -81,17 +81,23 @@ const CASES: [Case; 18] = [
         hello.abilities.steps_in_flight > 1
     }),
     case!("preemption at any token", cases::restart),
+    case!("idle steps", cases::idle, "lock_step", |hello| hello.lock_step.is_some()),
     case!("swap out and in", faults::swap, "block_io", |hello| hello.kv.block_io),
     case!("reset", faults::reset),
     case!("seeded sampling", cases::seeded_sampling, "seeded_sampling", |hello| hello.abilities.seeded_sampling),
     case!("log probabilities", cases::logprobs, "max_logprobs above 0", |hello| hello.abilities.max_logprobs > 0),
     case!("failed steps", faults::step_failure),
     case!("nonsense", faults::nonsense),
-    case!("reconnection with KV", faults::resume),
+    case!("reconnection with KV", faults::resume, "sessions that resume: a lock_step group has none", resumes),
 ];
 
 /// Check behind all others: its session is a new one.
-const LAST: Case = case!("reconnection without KV", faults::new_session);
+const LAST: Case =
+    case!("reconnection without KV", faults::new_session, "sessions that resume: a lock_step group has none", resumes);
+
+fn resumes(hello: &Hello) -> bool {
+    hello.lock_step.is_none()
+}
 
 /// Waits for a worker to dial `listener`, and checks the worker. Each message of the worker is awaited for `patience`. `report` is called
 /// with each outcome as soon as it is known.

@@ -51,6 +51,8 @@ pub enum FakeFault {
     IgnoresDrops,
     /// All layer groups use the blocks of the first.
     MixesGroups,
+    /// A step without sequences takes the last block of every block table.
+    IdlesInTables,
 }
 
 /// Settings of a fake worker.
@@ -137,7 +139,7 @@ impl FakeWorker {
                 seeded_sampling: true,
                 ..Abilities::default()
             },
-            resume: None,
+            ..Hello::default()
         }
     }
 
@@ -253,6 +255,12 @@ impl StepRunner for FakeWorker {
             }
         }
         Ok(output)
+    }
+
+    fn idle(&mut self) {
+        if self.has(FakeFault::IdlesInTables) {
+            self.slots.iter_mut().flat_map(|slot| &mut slot.tables).for_each(|table| _ = table.pop());
+        }
     }
 
     fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {

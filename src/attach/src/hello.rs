@@ -14,6 +14,8 @@ const BLOCK_SIZE_MAX: u32 = 1 << 16;
 const BLOCK_BYTES_MAX: u64 = 1 << 30;
 /// Stages of a worker's pipeline, at most.
 const PIPELINE_STAGES_MAX: u32 = 64;
+/// Workers of a lock-step group, at most.
+const GROUP_SIZE_MAX: u32 = 1024;
 /// Number of entries of each list in a [`wire::Hello`], at most.
 const LIST_MAX: usize = 1 << 16;
 
@@ -32,6 +34,19 @@ pub struct Hello {
     pub abilities: Abilities,
     /// Session to continue after a broken connection.
     pub resume: Option<Resume>,
+    /// Group of a worker that runs its steps in lock step with others.
+    pub lock_step: Option<LockStep>,
+}
+
+/// Place of a worker in a group that runs each step of the model together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LockStep {
+    /// Name of the group; 1 to 256 bytes without control characters.
+    pub group: String,
+    /// Workers of the group.
+    pub size: u32,
+    /// Number of the worker in the group, below `size`.
+    pub rank: u32,
 }
 
 /// Room for KV on a worker's device.
@@ -171,6 +186,11 @@ impl Hello {
                 .resume
                 .as_ref()
                 .map(|resume| wire::Resume { session: resume.session.clone(), life: resume.life }),
+            lock_step: self.lock_step.clone().map(|LockStep { group, size, rank }| wire::LockStep {
+                group,
+                size,
+                rank,
+            }),
         }
     }
 
@@ -191,8 +211,17 @@ impl Hello {
         if let Some(resume) = &resume {
             check_text("resume.session", &resume.session, 1, NAME_BYTES, "1 to 256")?;
         }
-        Ok(Self { name: message.name, program: message.program, model, kv, abilities, resume })
+        let lock_step = message.lock_step.map(decode_lock_step).transpose()?;
+        Ok(Self { name: message.name, program: message.program, model, kv, abilities, resume, lock_step })
     }
+}
+
+fn decode_lock_step(message: wire::LockStep) -> Result<LockStep, HelloFault> {
+    let wire::LockStep { group, size, rank } = message;
+    check_text("lock_step.group", &group, 1, NAME_BYTES, "1 to 256")?;
+    check_range("lock_step.size", size.into(), (1..=GROUP_SIZE_MAX).contains(&size), "1 to 1024")?;
+    check_range("lock_step.rank", rank.into(), rank < size, "below lock_step.size")?;
+    Ok(LockStep { group, size, rank })
 }
 
 fn check_text(

@@ -41,7 +41,7 @@ pub mod wire {
 
 pub use crate::done::{DoneFault, SentSeq, SentStep, encode_done};
 pub use crate::encoder::StepEncoder;
-pub use crate::hello::{Abilities, Hello, HelloFault, KvRoom, Resume};
+pub use crate::hello::{Abilities, Hello, HelloFault, KvRoom, LockStep, Resume};
 pub use crate::mirror::{Mirror, StepFault, StepLimits};
 pub use crate::sampling::{decode_sampling, encode_sampling};
 pub use crate::session::{Session, WelcomeFault};

@@ -8,7 +8,7 @@ use tonic::transport::Endpoint;
 use trunkline_attach::check::{self, CheckRow, Verdict};
 use trunkline_attach::fake::{FakeConfig, FakeFault, FakeWorker};
 use trunkline_attach::worker::{self, Dialled};
-use trunkline_attach::{Abilities, Hello};
+use trunkline_attach::{Abilities, Hello, LockStep};
 
 const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, fault: None };
 
@@ -35,11 +35,11 @@ async fn checked(config: FakeConfig, edit: impl Fn(&mut Hello)) -> Vec<CheckRow>
 async fn the_reference_worker_passes_every_check() {
     for (block_size, scored_groups) in [(16, 0), (1, 0), (5, 0), (16, 1), (3, 2)] {
         let rows = checked(FakeConfig { block_size, blocks: 161, scored_groups, ..CONFIG }, |_| ()).await;
-        assert_eq!(rows.len(), 21);
+        assert_eq!(rows.len(), 22);
         for row in rows {
-            let drops = row.name != "dropped blocks" || scored_groups > 0;
+            let offered = row.name != "idle steps" && (row.name != "dropped blocks" || scored_groups > 0);
             let passed =
-                if drops { row.verdict == Verdict::Pass } else { matches!(row.verdict, Verdict::NotOffered(_)) };
+                if offered { row.verdict == Verdict::Pass } else { matches!(row.verdict, Verdict::NotOffered(_)) };
             assert!(
                 passed,
                 "{} with blocks of {block_size}, {scored_groups} scored groups: {:?}",
@@ -63,6 +63,7 @@ async fn a_worker_with_few_abilities_passes_what_it_offers() {
         "partial writes",
         "dropped blocks",
         "two steps in flight",
+        "idle steps",
         "swap out and in",
         "seeded sampling",
         "log probabilities",
@@ -70,6 +71,21 @@ async fn a_worker_with_few_abilities_passes_what_it_offers() {
     assert_eq!(names, expected);
     let failed: Vec<_> = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).collect();
     assert_eq!(failed, Vec::<&CheckRow>::new());
+}
+
+fn lock_step(size: u32) -> Option<LockStep> {
+    Some(LockStep { group: "experts".into(), size, rank: 0 })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_of_a_group_is_checked_as_a_group_of_its_own() {
+    let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(1)).await;
+    let failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).count();
+    let idle = rows.iter().find(|row| row.name == "idle steps").map(|row| &row.verdict);
+    assert_eq!((rows.len(), failed, idle), (22, 0, Some(&Verdict::Pass)));
+    let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(3)).await;
+    let line = "the worker runs beside 2 others of its group; check it as a group of 1";
+    assert_eq!(rows, [CheckRow { name: "hello", verdict: Verdict::Fail(line.into()) }]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,8 +102,10 @@ async fn every_mistake_of_a_worker_fails_a_check() {
         (FakeFault::WrongLogprobs, "log probabilities"),
         (FakeFault::IgnoresDrops, "dropped blocks"),
         (FakeFault::MixesGroups, "prefill in chunks"),
+        (FakeFault::IdlesInTables, "idle steps"),
     ] {
-        let rows = checked(FakeConfig { fault: Some(fault), scored_groups: 1, blocks: 128, ..CONFIG }, |_| ()).await;
+        let config = FakeConfig { fault: Some(fault), scored_groups: 1, blocks: 128, ..CONFIG };
+        let rows = checked(config, |hello| hello.lock_step = lock_step(1)).await;
         let failed: Vec<_> = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).collect();
         assert!(failed.iter().any(|row| row.name == check), "{fault:?} fails {failed:?}");
     }

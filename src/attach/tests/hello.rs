@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use prost::Message;
-use trunkline_attach::{Abilities, Hello, HelloFault, KvRoom, Resume, Session, wire};
+use trunkline_attach::{Abilities, Hello, HelloFault, KvRoom, LockStep, Resume, Session, wire};
 use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 
 fn hello() -> Hello {
@@ -43,6 +43,7 @@ fn hello() -> Hello {
         kv: KvRoom { block_sizes: vec![16, 32], tokens: 1000, block_io: true },
         abilities,
         resume: Some(Resume { session: "s".to_owned(), life: 7 }),
+        lock_step: Some(LockStep { group: "moe".to_owned(), size: 4, rank: 3 }),
     }
 }
 
@@ -83,6 +84,9 @@ fn every_broken_rule_of_a_hello_is_named() {
         (|hello| hello.kv.as_mut().unwrap().tokens = 31, "kv.tokens is 31"),
         (|hello| hello.abilities.as_mut().unwrap().steps_in_flight = 0, "abilities.steps_in_flight is 0"),
         (|hello| hello.abilities.as_mut().unwrap().pipeline_stages = 65, "abilities.pipeline_stages is 65"),
+        (|hello| hello.lock_step.as_mut().unwrap().rank = 4, "lock_step.rank is 4"),
+        (|hello| hello.lock_step.as_mut().unwrap().size = 0, "lock_step.size is 0"),
+        (|hello| hello.lock_step.as_mut().unwrap().group.clear(), "lock_step.group must have 1 to 256 bytes"),
     ];
     for (break_rule, expected) in breaks {
         let mut message = hello().encode();

@@ -257,7 +257,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
     };
     let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()));
     let program = format!("trunkline-worker {}", env!("CARGO_PKG_VERSION"));
-    let hello = Hello { name, program, model, kv, abilities, resume: None };
+    let hello = Hello { name, program, model, kv, abilities, resume: None, lock_step: None };
     // The server checks the announcement too; here a mistake has the name of its flag.
     Ok(Hello::decode(hello.encode())?)
 }

@@ -243,6 +243,10 @@ impl Cluster {
         match event {
             Event::WorkerJoined => self.change(engine, EngineEvent::Joined, out),
             Event::WorkerLost => self.change(engine, EngineEvent::Lost, out),
+            Event::WorkerTaken => {
+                self.deliver(engine, Event::WorkerTaken, out);
+                self.change(engine, EngineEvent::Lost, out);
+            }
             Event::Submit(request) if self.placements.get(request.id).is_none() => {
                 out.push(Output::Placed { request: request.id, engine });
                 self.place(engine, 0, None, request, out);

@@ -175,6 +175,7 @@ fn is_from_worker(event: &Event) -> bool {
         event,
         Event::WorkerJoined
             | Event::WorkerLost
+            | Event::WorkerTaken
             | Event::WorkerResumed
             | Event::StepFinished(_)
             | Event::TransferFinished(_)
@@ -206,6 +207,7 @@ mod tests {
             Event::Fail(RequestId(3)),
             Event::WorkerJoined,
             Event::WorkerLost,
+            Event::WorkerTaken,
             Event::WorkerResumed,
             Event::StepFinished(StepResult {
                 step: 9,

@@ -94,7 +94,11 @@ impl Core {
             Event::WorkerJoined => self.join(actions),
             Event::WorkerLost => {
                 self.worker_joined = false;
-                self.lose_kv(actions);
+                self.lose_kv(true, actions);
+            }
+            Event::WorkerTaken => {
+                self.worker_joined = false;
+                self.lose_kv(false, actions);
             }
             Event::WorkerResumed => self.resume_worker(actions),
             Event::StepFinished(result) => {
@@ -215,7 +219,7 @@ impl Core {
     /// Notes that a worker joined, with empty KV blocks. A worker there before, whose loss was not reported, is lost.
     fn join(&mut self, actions: &mut Vec<Action>) {
         if std::mem::take(&mut self.worker_joined) {
-            self.lose_kv(actions);
+            self.lose_kv(true, actions);
         }
         self.worker_joined = true;
     }

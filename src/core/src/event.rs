@@ -28,6 +28,9 @@ pub enum Event {
     /// The worker is gone with all KV on the device and on the host; blocks in tiers stay. The step and the transfers in flight
     /// will not be answered, and write nothing more.
     WorkerLost,
+    /// The worker is gone as after [`Event::WorkerLost`], for a reason outside its steps in flight, as when a worker that it runs in lock step with
+    /// was lost: no request is to blame.
+    WorkerTaken,
     /// The worker is back after a broken connection, with all KV and no sequence: each is sent again, with
     /// [`crate::step::StepSeq::start`]. The steps in flight will not be answered, and write nothing more. Ignored if no worker was there.
     WorkerResumed,

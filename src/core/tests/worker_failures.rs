@@ -237,6 +237,23 @@ fn failures_on_another_core_are_no_evidence_about_this_one() {
 }
 
 #[test]
+fn a_worker_that_is_taken_away_blames_nobody() {
+    let mut driver = Driver::new(config());
+    driver.submit_request(request(1, 9, 4));
+    for _ in 0..9 {
+        driver.event(Event::WorkerTaken);
+        driver.join();
+        assert_eq!(driver.running(), [(1, 0, 9, true)], "all of it is computed again");
+    }
+    // Nor does it count as a failure of another cause.
+    for failures in 1..=WORKER_FAILURES_MAX {
+        assert!(!driver.has_ended(1));
+        lose(&mut driver);
+        assert_eq!(driver.has_ended(1), failures == WORKER_FAILURES_MAX);
+    }
+}
+
+#[test]
 fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
     let tier =
         TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into(), shared: false };

@@ -15,6 +15,9 @@ pub trait StepRunner: Send {
     /// If the step could not be run. The KV of all blocks counts as lost then, and [`StepRunner::reset`] is called next.
     fn run(&mut self, step: &Step) -> Result<StepOutput, StepError>;
 
+    /// Runs a step without sequences, while other workers in lock step with this one run a step. Does nothing by default.
+    fn idle(&mut self) {}
+
     /// Returns the worker's blocks, for copies on other threads while steps run. Called once, before the first step.
     fn blocks(&mut self) -> Arc<dyn DeviceBlocks>;
 

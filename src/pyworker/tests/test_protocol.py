@@ -12,6 +12,8 @@ import pytest
 from attached import Attached, greet
 from scheduler import Scheduler, Server, greedy
 
+from trunkline_worker import cli
+from trunkline_worker.engine import EngineLost, LockStep
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.session import Connection, Refused, Target
@@ -256,6 +258,65 @@ def test_a_server_that_is_full_is_asked_again():
         peer.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "enough workers")
         peer.hang_up()
         worker.server.accept().receive("hello")
+
+
+class IdleEngine(ToyEngine):
+    """Remembers what it ran, and in which order."""
+
+    lock_step = LockStep("experts", 4, 3)
+
+    def __init__(self):
+        super().__init__()
+        self.ran = []
+
+    def idle(self):
+        self.ran.append("idle")
+
+    def run(self, batch):
+        self.ran.append("step")
+        return super().run(batch)
+
+
+def test_steps_without_sequences_run_in_the_order_of_steps_and_in_their_life_only():
+    with Attached(IdleEngine()) as worker:
+        scheduler = greet(worker)
+        place = scheduler.hello.lock_step
+        assert (place.group, place.size, place.rank) == ("experts", 4, 3)
+        scheduler.welcome()
+        first, second = two_steps(1)
+        for message in [{"idle": pb.Idle(life=1)}, {"step": first}, {"idle": pb.Idle(life=1)}, {"idle": pb.Idle(life=0)}]:
+            scheduler.peer.send(**message)
+        scheduler.peer.send(step=second)
+        for _ in range(2):
+            scheduler.peer.receive("step_done")
+        assert worker.engine.ran == ["idle", "step", "idle", "step"]
+
+
+def test_a_worker_ends_with_its_group():
+    with Attached(IdleEngine()) as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        scheduler.peer.send(step=two_steps(1)[0])
+        scheduler.peer.receive("step_done")
+        scheduler.peer.refusal = (grpc.StatusCode.ABORTED, "another worker of the group is gone")
+        scheduler.peer.hang_up()
+        worker.thread.join(20)
+        assert isinstance(worker.failure, EngineLost) and "another worker of the group is gone" in str(worker.failure)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--data-parallel-size", "2"], "--data-parallel-size 2 needs --data-parallel-group NAME"),
+        (
+            ["--data-parallel-group", "g", "--data-parallel-rank", "1"],
+            "--data-parallel-rank is 1; it must be below --data-parallel-size, which is 1",
+        ),
+    ],
+)
+def test_a_place_outside_the_group_is_refused_in_one_line(flags, line, capsys):
+    assert cli.main(["--engine", "toy", "--connect", "localhost:1", *flags]) == 1
+    assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
 
 
 def test_sigterm_ends_the_process_cleanly():

@@ -104,13 +104,14 @@ impl WorkersService {
     ) -> Result<Outgoing, Status> {
         let session = sessions::random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
         let number = self.next_link.fetch_add(1, Ordering::Relaxed);
-        let Hello { name, program, resume, model, .. } = hello;
+        let Hello { name, program, resume, model, lock_step, .. } = hello;
         let resume = resume.map(|resume| Resume { session: resume.session, life: resume.life });
         let (link, queue, jobs) = Link::new(number, block_size, model.vocab_size, self.driver.clock());
         let (open, closed) = oneshot::channel();
         let outgoing = Outgoing::new(link.clone(), jobs, heartbeat(self.options.silence), open);
         let (seated, is_seated) = oneshot::channel();
-        let worker = Occupant::new(name, program, session, number);
+        let mut worker = Occupant::new(name, program, session, number);
+        worker.lock_step = lock_step;
         let attaching = Attaching { worker, resume, queue, seated };
         if !self.driver.send_patiently(Command::Attach(Box::new(attaching))).await {
             return Err(Status::unavailable("the server is stopping"));

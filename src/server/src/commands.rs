@@ -85,6 +85,10 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) name: String,
     pub(crate) program: String,
     pub(crate) state: SeatState,
+    /// Name of its lock-step group, and its rank there.
+    pub(crate) lock_step: Option<(String, u32)>,
+    /// `true` while other members of the group are missing.
+    pub(crate) waits_for_group: bool,
     pub(crate) life: u64,
     pub(crate) stats: LinkStats,
 }

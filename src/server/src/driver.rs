@@ -21,6 +21,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use tokio::sync::{oneshot, watch};
+use tonic::Status;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
@@ -389,6 +390,9 @@ impl Driver {
                     // this request no longer runs, belongs to the life that has failed: the worker drops it.
                     self.apply(Input::Client(Event::Fail(id)));
                 }
+                if self.workers.lock_steps.has(engine) {
+                    return self.vacate(engine, Status::aborted("a step of the worker failed"), "a step failed");
+                }
                 // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
                 self.workers.reset(engine, self.clock.now_ns());
                 let requests = self.cluster.status(engine).load.requests;
@@ -538,6 +542,7 @@ impl Driver {
             self.perform(output);
         }
         self.outputs = outputs;
+        self.workers.run_idle();
         self.free_remains();
     }
 
@@ -558,6 +563,10 @@ impl Driver {
             ClusterOutput::Engine(engine, Action::Lookup(lookup)) => self.workers.look_up(engine, *lookup),
             ClusterOutput::Engine(engine, Action::Release { place, blocks }) => {
                 self.workers.store(engine).release(place, &blocks);
+            }
+            // Of a group, all workers start over.
+            ClusterOutput::Engine(engine, Action::ResetWorker) if self.workers.lock_steps.has(engine) => {
+                self.workers.hang_up(engine, Status::invalid_argument("an answer that fits no step"));
             }
             ClusterOutput::Engine(engine, Action::ResetWorker) => {
                 self.workers.reset(engine, self.last_input_ns);

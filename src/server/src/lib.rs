@@ -62,6 +62,7 @@ mod gate;
 mod gather;
 mod limits;
 mod link;
+mod lock_steps;
 mod log_limit;
 mod network;
 mod offer;

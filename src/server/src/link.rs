@@ -41,6 +41,8 @@ pub(crate) enum Job {
     Welcome(Box<wire::Welcome>),
     /// A step of a life.
     Run { life: u64, step: Box<Step> },
+    /// A step without sequences.
+    Idle { life: u64 },
     /// The begin of a life.
     Reset { life: u64 },
     /// A block to read.
@@ -336,6 +338,7 @@ impl LinkQueue {
         Box::new(move |job| {
             match job {
                 StepJob::Run { life, step } => self.send(Job::Run { life, step }),
+                StepJob::Idle { life } => self.send(Job::Idle { life }),
                 StepJob::Reset { life } => {
                     self.link.reset(life);
                     self.send(Job::Reset { life });

@@ -13,8 +13,8 @@
 
 use std::time::Duration;
 
-use trunkline_attach::Session;
 use trunkline_attach::wire::Welcome;
+use trunkline_attach::{LockStep, Session};
 use trunkline_cluster::EngineId;
 use trunkline_core::Config;
 
@@ -81,13 +81,15 @@ pub(crate) struct Occupant {
     pub(crate) session: String,
     /// Number of the present or last connection.
     pub(crate) link: u64,
+    /// Group of workers that run in lock step with this one.
+    pub(crate) lock_step: Option<LockStep>,
     /// End of the wait for a broken connection, nanoseconds.
     resume_until_ns: u64,
 }
 
 impl Occupant {
     pub(crate) fn new(name: String, program: String, session: String, link: u64) -> Self {
-        Self { name, program, session, link, resume_until_ns: 0 }
+        Self { name, program, session, link, lock_step: None, resume_until_ns: 0 }
     }
 }
 
@@ -199,6 +201,11 @@ impl Seats {
     /// Returns `true` if the engine is for an attached worker.
     pub(crate) fn has(&self, engine: EngineId) -> bool {
         self.seat(engine).is_some()
+    }
+
+    /// Returns the number of seats without a worker.
+    pub(crate) fn vacant(&self) -> usize {
+        self.seats.iter().filter(|seat| seat.state == SeatState::Vacant).count()
     }
 
     /// Returns the engines for attached workers.

@@ -266,6 +266,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot, now_ns: u64) -> proto::Engi
 }
 
 fn attached_worker(worker: &WorkerSnapshot, now_ns: u64) -> proto::AttachedWorker {
+    let (lock_step_group, lock_step_rank) = worker.lock_step.clone().unwrap_or_default();
     proto::AttachedWorker {
         name: worker.name.clone(),
         program: worker.program.clone(),
@@ -274,6 +275,9 @@ fn attached_worker(worker: &WorkerSnapshot, now_ns: u64) -> proto::AttachedWorke
         steps: worker.stats.steps,
         busy_s: worker.stats.busy_us as f64 * 1e-6,
         silent_s: now_ns.saturating_sub(worker.stats.heard_ns) as f64 * 1e-9,
+        lock_step_group,
+        lock_step_rank,
+        waits_for_group: worker.waits_for_group,
     }
 }
 

@@ -40,6 +40,8 @@ use self::copies::{Fence, LifeBlocks};
 pub(crate) enum StepJob {
     /// Run a step of the model.
     Run { life: u64, step: Box<Step> },
+    /// Run a step without sequences, while other workers run steps in lock step with this one.
+    Idle { life: u64 },
     /// Forget all sequences and all KV, and begin this life.
     Reset { life: u64 },
 }
@@ -113,6 +115,11 @@ impl WorkerHandle {
     /// Queues a step. Never waits.
     pub(crate) fn run(&self, step: Box<Step>) {
         self.check((self.steps)(StepJob::Run { life: self.life, step }));
+    }
+
+    /// Queues a step without sequences. Never waits.
+    pub(crate) fn idle(&self) {
+        self.check((self.steps)(StepJob::Idle { life: self.life }));
     }
 
     /// Queues a transfer. Never waits.
@@ -189,6 +196,8 @@ impl<R: Fn(u64, WorkerEvent) -> bool> Steps<R> {
         for job in jobs {
             let heard = match job {
                 StepJob::Run { life, step } => life < self.life || self.run(step),
+                // Embedded workers run alone.
+                StepJob::Idle { .. } => true,
                 StepJob::Reset { life } => self.reset(life),
             };
             if !heard {

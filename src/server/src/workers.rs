@@ -33,6 +33,7 @@ use trunkline_store::Store;
 
 use crate::commands::{Attaching, Command, WorkerSnapshot};
 use crate::link::{Link, LinkBlocks};
+use crate::lock_steps::LockSteps;
 use crate::queue::DriverHandle;
 use crate::seats::{SeatState, Seats};
 use crate::watchdog::Watchdog;
@@ -79,6 +80,8 @@ pub(crate) struct Workers {
     slots: Vec<Slot>,
     /// Seats of the engines with attached workers.
     pub(crate) seats: Seats,
+    /// Attached workers that run in lock step.
+    pub(crate) lock_steps: LockSteps,
     make: MakeWorker,
     driver: DriverHandle,
 }
@@ -104,7 +107,8 @@ impl Workers {
             abandoned: 0,
             link: None,
         };
-        Self { slots: handles.into_iter().zip(watchdogs).map(slot).collect(), seats, make, driver }
+        let slots = handles.into_iter().zip(watchdogs).map(slot).collect();
+        Self { slots, seats, lock_steps: LockSteps::default(), make, driver }
     }
 
     fn slot(&mut self, engine: EngineId) -> &mut Slot {
@@ -115,11 +119,19 @@ impl Workers {
     pub(crate) fn run(&mut self, engine: EngineId, step: Box<Step>, now_ns: u64) {
         // A worker with a broken connection has the time to come back, and no other.
         let is_broken = self.seats.state(engine) == Some(SeatState::Broken);
+        self.lock_steps.sent(engine);
         let slot = self.slot(engine);
         if !is_broken {
             slot.watchdog.sent(step.id, step.n_tokens(), now_ns);
         }
         slot.handle.run(step);
+    }
+
+    /// Queues the idle steps that workers owe those in lock step with them. Never waits.
+    pub(crate) fn run_idle(&mut self) {
+        while let Some(engine) = self.lock_steps.next_idle() {
+            self.slots[engine.index()].handle.idle();
+        }
     }
 
     /// Queues a transfer. Never waits.
@@ -180,6 +192,7 @@ impl Workers {
         let slot = self.slot(engine);
         slot.restarts = 0;
         slot.watchdog.ended(step, now_ns);
+        self.lock_steps.answered(engine);
     }
 
     /// Returns the time at which a step in flight or a reset is taken for lost, of any worker, nanoseconds.
@@ -240,11 +253,11 @@ impl Workers {
         self.slots.iter().all(|slot| slot.given_up)
     }
 
-    /// Returns `true` if an engine has a worker, attached or embedded, or gets one without an operator: an embedded one is started again,
+    /// Returns `true` if an engine has a worker, attached with all of its group or embedded, or gets one without an operator: an embedded one is started again,
     /// and one with a broken connection comes back.
     pub(crate) fn is_served(&self, engine: EngineId) -> bool {
         match self.seats.has(engine) {
-            true => self.seats.is_occupied(engine),
+            true => self.seats.is_occupied(engine) && self.lock_steps.is_ready(engine),
             false => !self.slots[engine.index()].given_up,
         }
     }
@@ -351,6 +364,11 @@ impl Workers {
         slot.link.iter().for_each(|link| link.close_copies());
     }
 
+    /// Ends the connection of a worker with a status. The end is reported like any other.
+    pub(crate) fn hang_up(&self, engine: EngineId, status: tonic::Status) {
+        self.slots[engine.index()].link.iter().for_each(|link| link.end(status.clone()));
+    }
+
     /// Ends the connection of a worker with a status, and makes its seat vacant.
     pub(crate) fn vacate(&mut self, engine: EngineId, status: tonic::Status) {
         if let Some(link) = self.slot(engine).link.take() {
@@ -409,6 +427,8 @@ impl Workers {
             name: worker.name.clone(),
             program: worker.program.clone(),
             state: self.seats.state(engine)?,
+            lock_step: self.lock_steps.rank(engine).map(|(group, rank)| (group.to_owned(), rank)),
+            waits_for_group: !self.lock_steps.is_ready(engine),
             life: slot.handle.life(),
             stats: slot.link.as_ref()?.stats(),
         })

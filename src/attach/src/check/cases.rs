@@ -6,6 +6,7 @@ use super::peer::{Failure, Peer, ensure};
 use super::player::{Part, Seq, finish, receive, run, send};
 use super::shape::{N_NEW, Shape};
 use crate::hello::Hello;
+use crate::wire::{self, to_worker::Message as ToWorker};
 
 /// Texts of the check's prompts, each computed alone.
 pub(super) struct Expected {
@@ -270,6 +271,17 @@ pub(super) async fn restart(peer: &mut Peer, expected: &Expected) -> Result<(), 
         seq = seq.restarted(n as u32 % 2);
     }
     Ok(())
+}
+
+/// Runs a step without sequences before each token.
+pub(super) async fn idle(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
+    let mut seq = expected.fresh(0, 0);
+    for n in 1..=N_NEW {
+        let life = peer.life;
+        peer.send(Some(ToWorker::Idle(wire::Idle { life })));
+        finish(peer, &mut seq, &expected.shape.table(0), n).await?;
+    }
+    seq.same_as(&expected.alone[0])
 }
 
 /// Draws the same tokens alone, in a batch and after a restart, and other tokens with another seed.

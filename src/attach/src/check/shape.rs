@@ -34,6 +34,11 @@ impl Shape {
     /// If the worker has too few blocks or too short a context.
     pub(super) fn new(peer: &Peer) -> Result<Self, Failure> {
         let (hello, session) = (&peer.hello, &peer.session);
+        if let Some(place) = &hello.lock_step {
+            ensure(place.size == 1, || {
+                format!("the worker runs beside {} others of its group; check it as a group of 1", place.size - 1)
+            })?;
+        }
         let block_size = session.block_size;
         let context = hello.model.max_context;
         let n_new = N_NEW as u32;

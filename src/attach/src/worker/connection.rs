@@ -195,6 +195,7 @@ impl Link {
         };
         match message.message {
             Some(ToWorker::Step(step)) => engine.step(self.number, step),
+            Some(ToWorker::Idle(idle)) => engine.idle(self.number, idle.life),
             Some(ToWorker::Reset(reset)) => engine.reset(self.number, reset.life),
             Some(ToWorker::ReadBlock(read)) => copy(read.life, read.id, read.block, None),
             Some(ToWorker::WriteBlock(write)) => copy(write.life, write.id, write.block, Some(write.data)),

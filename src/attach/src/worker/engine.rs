@@ -31,6 +31,8 @@ enum Job {
     Begin { connection: Connection, done: oneshot::Sender<Result<(), String>> },
     /// Run a step of a connection.
     Step { connection: u64, step: Box<wire::Step> },
+    /// Run a step without sequences.
+    Idle { connection: u64, life: u64 },
     /// Begin a life of the KV.
     Reset { connection: u64, life: u64 },
     /// Forget the way to the server.
@@ -90,6 +92,11 @@ impl Engine {
         let _ = self.jobs.send(Job::Step { connection, step: Box::new(step) });
     }
 
+    /// Queues a step without sequences. Never waits.
+    pub(super) fn idle(&self, connection: u64, life: u64) {
+        let _ = self.jobs.send(Job::Idle { connection, life });
+    }
+
     /// Queues a reset. Never waits.
     pub(super) fn reset(&self, connection: u64, life: u64) {
         let _ = self.jobs.send(Job::Reset { connection, life });
@@ -144,7 +151,8 @@ impl Steps {
                 }
                 Job::Step { connection, step } if self.fence.is_connected(connection) => self.run(&step),
                 Job::Reset { connection, life } if self.fence.is_connected(connection) => self.reset(life),
-                Job::Step { .. } | Job::Reset { .. } => {}
+                Job::Idle { connection, life } if self.fence.is_connected(connection) => self.idle(life),
+                Job::Step { .. } | Job::Idle { .. } | Job::Reset { .. } => {}
                 Job::HangUp(done) => {
                     self.connection = None;
                     let _ = done.send(());
@@ -234,6 +242,15 @@ impl Steps {
         })?;
         mirror.note(step, &output.result);
         Ok(output)
+    }
+
+    fn idle(&mut self, life: u64) {
+        let Some((runner, _)) = self.runner.as_mut().filter(|_| self.life == Some(life)) else { return };
+        if catch_unwind(AssertUnwindSafe(|| runner.idle())).is_err() {
+            error!("the worker panicked in a step without sequences");
+            self.life = None;
+            self.fence.close();
+        }
     }
 
     fn reset(&mut self, life: u64) {

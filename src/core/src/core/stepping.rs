@@ -71,7 +71,7 @@ impl Core {
             // A worker that answers nonsense, or out of order, may have written nonsense.
             self.worker_joined = false;
             actions.push(Action::ResetWorker);
-            self.lose_kv(actions);
+            self.lose_kv(true, actions);
             return;
         }
         let Some((step, step_ns)) = self.steps.end(self.now_ns) else { unreachable!("the step was in flight") };
@@ -200,10 +200,11 @@ impl Core {
         }
     }
 
-    /// Gives up all KV: every running sequence starts over, every published block is forgotten.
-    pub(super) fn lose_kv(&mut self, actions: &mut Vec<Action>) {
-        self.state.journal.decide(Decision::WorkerLost, 0, self.steps.oldest().unwrap_or(0));
-        self.lose_steps();
+    /// Gives up all KV: every running sequence starts over, every published block is forgotten. The steps in flight count as failures of
+    /// their sequences if `blames`.
+    pub(super) fn lose_kv(&mut self, blames: bool, actions: &mut Vec<Action>) {
+        self.state.journal.decide(Decision::WorkerLost, u64::from(!blames), self.steps.oldest().unwrap_or(0));
+        self.lose_steps(blames);
         // Taken as a whole: each would look for its place otherwise.
         let running = std::mem::take(&mut self.state.batch.running);
         let mut lost = Vec::with_capacity(running.len());
@@ -251,8 +252,8 @@ impl Core {
         }
     }
 
-    /// Gives up the steps in flight, and counts a failure for their sequences.
-    fn lose_steps(&mut self) {
+    /// Gives up the steps in flight, and counts a failure for their sequences if `blames`.
+    fn lose_steps(&mut self, blames: bool) {
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
         // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
@@ -260,7 +261,7 @@ impl Core {
         let named = slots().any(|slot| self.state.sequences[slot].has_failed());
         let first = slots().next();
         let counts = self.state.suspects.counts(slots().all(|slot| Some(slot) == first));
-        if first.is_some() && !named {
+        if first.is_some() && blames && !named {
             self.state.suspects.begin_failure(self.state.journal.stats.steps);
         }
         let mut explained: u32 = 0;
@@ -272,7 +273,7 @@ impl Core {
                 self.discard(slot);
                 continue;
             }
-            if named {
+            if named || !blames {
                 continue;
             }
             suspects.note_row(seq);
@@ -285,7 +286,7 @@ impl Core {
             }
         }
         self.state.suspects.explain(explained);
-        if !steps.is_empty() {
+        if !steps.is_empty() && blames {
             self.state.suspects.failed(named);
         }
     }

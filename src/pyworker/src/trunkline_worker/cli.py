@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import __version__
-from .engine import Engine, EngineLost, StepError
+from .engine import Engine, EngineLost, LockStep, StepError
 from .session import Refused, Session, Target
 
 log = logging.getLogger("trunkline_worker")
@@ -48,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="toy, torch: processes that each run a part of the layers, with as many steps under way (default: 1)",
     )
+    p.add_argument("--data-parallel-group", metavar="NAME", help="group of workers that run every step together")
+    p.add_argument("--data-parallel-size", type=int, default=1, metavar="N", help="workers of the group (default: 1)")
+    p.add_argument("--data-parallel-rank", type=int, default=0, metavar="N", help="number of this worker in the group, from 0")
     p.add_argument(
         "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
     )
@@ -62,6 +65,22 @@ def build(args: argparse.Namespace) -> Engine:
     Raises:
         ValueError: an argument or the model does not fit; one line says which.
     """
+    engine = _build(args)
+    engine.lock_step = lock_step(args)
+    return engine
+
+
+def lock_step(args: argparse.Namespace) -> LockStep | None:
+    """Returns the place of the worker in its group, if it has one."""
+    group, size, rank = args.data_parallel_group, args.data_parallel_size, args.data_parallel_rank
+    if size > 1 and group is None:
+        raise ValueError(f"--data-parallel-size {size} needs --data-parallel-group NAME")
+    if not 0 <= rank < size:
+        raise ValueError(f"--data-parallel-rank is {rank}; it must be below --data-parallel-size, which is {size}")
+    return LockStep(group, size, rank) if group is not None else None
+
+
+def _build(args: argparse.Namespace) -> Engine:
     if args.engine == "toy":
         from . import toy
 

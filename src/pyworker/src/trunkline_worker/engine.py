@@ -114,6 +114,15 @@ class StepError(Exception):
         self.request = request
 
 
+@dataclass(frozen=True)
+class LockStep:
+    """Place of a worker in a group that runs each step of the model together."""
+
+    group: str
+    size: int
+    rank: int
+
+
 class EngineLost(Exception):
     """The engine cannot run again, for example after the death of one of its processes. The worker ends."""
 
@@ -131,6 +140,8 @@ class Engine(ABC):
     model: ModelFacts
     kv: KvFacts
     abilities: Abilities
+    lock_step: LockStep | None = None
+    """The group of a worker that does not run alone."""
     depth: int = 1
     """Batches submitted before the first is waited for, at most. Above 1, `submit` returns before the batch has run."""
     own_samples: bool = False
@@ -161,6 +172,9 @@ class Engine(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forgets all sequences. The contents of blocks are worthless from now on."""
+
+    def idle(self) -> None:  # noqa: B027
+        """Runs a step without sequences, while other workers of the group run a step. Nothing runs when it is called."""
 
     def forget_slots(self) -> None:  # noqa: B027
         """Forgets all sequences and keeps the contents of blocks, after a broken connection."""

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from . import __version__
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .proto import ATTACH
 from .proto import messages as pb
 from .work import Work
@@ -56,6 +56,7 @@ class Refused(Exception):
 def hello(engine: Engine, name: str, resume: pb.Resume | None) -> pb.Hello:
     """Returns the first message of a connection."""
     model, kv, can = engine.model, engine.kv, engine.abilities
+    place = engine.lock_step
     groups = [pb.WorkerLayerGroup(layers=g.layers, window=g.window, scored=g.scored) for g in model.groups]
     return pb.Hello(
         protocol=PROTOCOL,
@@ -88,6 +89,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None) -> pb.Hello:
             pipeline_stages=can.pipeline_stages,
         ),
         resume=resume,
+        lock_step=pb.LockStep(group=place.group, size=place.size, rank=place.rank) if place else None,
     )
 
 
@@ -146,6 +148,11 @@ class Connection:
             self.ended.set()
 
 
+def _details(connection: Connection) -> str:
+    error = connection.error
+    return f"{error.code().name}: {error.details()}" if error else "the stream ended"
+
+
 class Session:
     """Keeps a worker attached until it is stopped or refused."""
 
@@ -166,7 +173,7 @@ class Session:
 
         Raises:
             Refused: the server will not have this worker.
-            EngineLost: the engine cannot run again.
+            EngineLost: the engine cannot run again, or another worker of its group is gone.
         """
         self.work.start()
         wait = FIRST_WAIT
@@ -205,16 +212,18 @@ class Session:
                 connection.ended.wait(2.0)
             connection.cancel()
             connection.ended.wait(2.0)
+            if self.engine.lock_step and connection.welcome and not self._stop.is_set():
+                # A step may wait for another worker for ever, so nothing here can be waited for.
+                raise EngineLost(f"the group of this worker is gone ({reason or _details(connection)}); start this worker again")
             intact = self.work.detach()
         if connection.welcome is not None:
             session = connection.welcome.session
             self._resume = pb.Resume(session=session, life=self.work.life) if intact and session else None
         if connection.error is None or self._stop.is_set():
             return reason
-        code, details = connection.error.code(), connection.error.details()
-        if code in FINAL:
-            raise Refused(f"{self.target.address} refused this worker: {details} ({code.name})")
-        return f"{code.name}: {details}" if reason == "" else reason
+        if connection.error.code() in FINAL:
+            raise Refused(f"{self.target.address} refused this worker: {_details(connection)}")
+        return _details(connection) if reason == "" else reason
 
     def _watch(self, connection: Connection) -> str:
         """Sends heartbeats until the connection ends, falls silent, or the worker is stopped."""

@@ -19,7 +19,7 @@ from .slots import Batch, SlotTable
 log = logging.getLogger(__name__)
 
 Send = Callable[[pb.FromWorker], None]
-Job = pb.Step | pb.Reset | pb.Welcome
+Job = pb.Step | pb.Idle | pb.Reset | pb.Welcome
 Copy = pb.ReadBlock | pb.WriteBlock
 
 
@@ -85,7 +85,7 @@ class Work:
                 self._jobs.clear()
                 self._copies.clear()
                 self._barrier = True
-            if kind in ("welcome", "reset", "step"):
+            if kind in ("welcome", "reset", "step", "idle"):
                 self._jobs.append(getattr(message, kind))
             elif kind in ("read_block", "write_block"):
                 self._copies.append(getattr(message, kind))
@@ -95,7 +95,7 @@ class Work:
         """Drops queued messages and answers, and waits until nothing runs. Returns `True` if KV is intact."""
         with self._changed:
             self._send = None
-            dropped_reset = any(not isinstance(job, pb.Step) for job in self._jobs)
+            dropped_reset = any(isinstance(job, pb.Reset | pb.Welcome) for job in self._jobs)
             self._jobs.clear()
             self._copies.clear()
             self._changed.notify_all()
@@ -148,6 +148,8 @@ class Work:
                 self._finish_first()
             elif isinstance(job, pb.Step):
                 self._submit(job)
+            elif isinstance(job, pb.Idle):
+                self._idle(job)
             else:
                 self._begin_life(job)
 
@@ -221,6 +223,12 @@ class Work:
         if isinstance(job, pb.Reset):
             log.info("life %d begins", job.life)
             self._answer(pb.FromWorker(reset_done=pb.ResetDone(life=job.life)))
+
+    def _idle(self, job: pb.Idle) -> None:
+        while self._running:
+            self._finish_first()
+        if job.life == self.life and self.intact:
+            self.engine.idle()
 
     def _submit(self, step: pb.Step) -> None:
         if step.life != self.life or not self.intact or self._table is None:

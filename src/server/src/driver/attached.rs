@@ -8,10 +8,14 @@
 //! | it leaves, breaks a rule, is replaced, or does not come back | move to other engines; without any, wait for a worker, for [`crate::AttachOptions::wait`] |
 //! | no worker came for so long | end with an error; new ones are refused until a worker attaches |
 //!
+//! Workers in lock step ([`crate::lock_steps`]) start when all of their group are there, and go together: a broken connection is the end of the
+//! session for all of them.
+//!
 //! The engine of a vacant seat is gone for the cluster, unless its requests wait for a worker.
 
 use tonic::Status;
 use tracing::{error, info, warn};
+use trunkline_attach::LockStep;
 use trunkline_cluster::{EngineId, EngineState, Input};
 use trunkline_core::Event;
 
@@ -40,11 +44,23 @@ impl Driver {
         let (name, now_ns) = (&attaching.worker.name, self.clock.now_ns());
         let (life, heard) = (|engine| workers.life(engine), |engine| workers.is_heard(engine, now_ns));
         let place = workers.seats.place(name, attaching.resume.as_ref(), life, heard, requests);
+        let lock_step = attaching.worker.lock_step.clone();
         let place = match place {
-            // The end of the reset was lost with the connection; the worker holds nothing of use.
-            Some(Place::Resume(engine)) if workers.is_resetting(engine) => Some(Place::Replace(engine)),
+            // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group.
+            Some(Place::Resume(engine)) if workers.is_resetting(engine) || lock_step.is_some() => {
+                Some(Place::Replace(engine))
+            }
             place => place,
         };
+        let vacant = match place {
+            Some(Place::Take(_)) => Some(workers.seats.vacant()),
+            Some(Place::Replace(engine)) if !workers.lock_steps.has(engine) => Some(workers.seats.vacant() + 1),
+            // The worker's own place, or none.
+            _ => None,
+        };
+        if let Some(Err(fault)) = vacant.map(|vacant| workers.lock_steps.check(lock_step.as_ref(), vacant)) {
+            return attaching.refuse(Status::resource_exhausted(fault.to_string()));
+        }
         let (engine, resumed) = match place {
             None => {
                 let n = self.workers.seats.engines().count();
@@ -84,7 +100,26 @@ impl Driver {
             self.help_out();
         } else {
             info!(%engine, worker = name, program, "a worker attached");
-            self.note_served();
+            self.start(engine, lock_step);
+        }
+    }
+
+    /// Lets the engine of a new worker begin, and with the last worker of a group the engines of all of them.
+    fn start(&mut self, engine: EngineId, lock_step: Option<LockStep>) {
+        let started = match lock_step {
+            None => vec![engine],
+            Some(lock_step) => {
+                let (group, size) = (lock_step.group.clone(), lock_step.size);
+                let started = self.workers.lock_steps.join(engine, lock_step);
+                match started.is_empty() {
+                    true => info!(%engine, group, size, "it waits for the others of its group"),
+                    false => info!(group, size, "all workers of a group are there"),
+                }
+                started
+            }
+        };
+        self.note_served();
+        for engine in started {
             self.join(engine);
         }
     }
@@ -102,8 +137,8 @@ impl Driver {
                 self.hand_over(engine);
                 self.vacate(engine, Status::ok(""), "it left");
             }
-            LinkEnd::Broke(why) if self.workers.is_resetting(engine) => {
-                // Its KV is lost in any case.
+            LinkEnd::Broke(why) if self.workers.is_resetting(engine) || self.workers.lock_steps.has(engine) => {
+                // Its KV is lost in any case; the others of its group are in the middle of a step.
                 self.vacate(engine, Status::aborted("the connection broke"), &why);
             }
             LinkEnd::Broke(why) => {
@@ -131,11 +166,28 @@ impl Driver {
         self.apply(Input::Engine(engine, Event::WorkerResumed));
     }
 
-    /// Takes a worker from its seat; the engine's requests go elsewhere, or wait for a worker.
-    fn vacate(&mut self, engine: EngineId, status: Status, why: &str) {
+    /// Takes a worker from its seat, and the others of its group; the requests go elsewhere, or wait for a worker.
+    pub(super) fn vacate(&mut self, engine: EngineId, status: Status, why: &str) {
+        let others = self.workers.lock_steps.leave(engine);
+        for other in &others {
+            let is_up = matches!(self.cluster.status(*other).state, EngineState::Up | EngineState::Draining);
+            // Before any request moves: none is to blame for the steps of the others, nor moves there.
+            if is_up {
+                self.apply(Input::Engine(*other, Event::WorkerTaken));
+            }
+            self.workers.vacate(*other, Status::aborted("another worker of the group is gone"));
+        }
         let name = self.workers.seats.occupant(engine).map_or("", |worker| &worker.name).to_owned();
-        let requests = self.cluster.status(engine).load.requests;
         self.workers.vacate(engine, status);
+        self.leave(engine, &name, why);
+        for other in others {
+            self.leave(other, "", "another worker of its group is gone");
+        }
+    }
+
+    /// Moves the requests of an engine without a worker to other engines, or lets them wait for a worker.
+    fn leave(&mut self, engine: EngineId, name: &str, why: &str) {
+        let requests = self.cluster.status(engine).load.requests;
         self.note_served();
         if self.cluster.status(engine).state == EngineState::Draining {
             // The next worker of the seat finds the engine open.
@@ -171,6 +223,9 @@ impl Driver {
 
     /// Resets an attached worker whose step takes too long, or ends its connection if the reset takes too long.
     pub(super) fn hurry(&mut self, engine: EngineId) {
+        if self.workers.lock_steps.has(engine) {
+            return self.vacate(engine, Status::aborted("a step takes too long"), "a step takes too long");
+        }
         if self.workers.is_resetting(engine) {
             return self.vacate(engine, Status::aborted("the reset took too long"), "its reset took too long");
         }

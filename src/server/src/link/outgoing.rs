@@ -46,6 +46,7 @@ impl Outgoing {
         Some(Ok(match job {
             Some(Job::Welcome(welcome)) => Message::Welcome(*welcome),
             Some(Job::Run { life, step }) => Message::Step(self.link.send_step(life, step)?),
+            Some(Job::Idle { life }) => Message::Idle(wire::Idle { life }),
             Some(Job::Reset { life }) => Message::Reset(wire::Reset { life }),
             Some(Job::Read { id, life, block }) => Message::ReadBlock(wire::ReadBlock { id, life, block }),
             Some(Job::Write { id, life, block, data }) => {

@@ -33,23 +33,25 @@ class FromWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., reset_done: _Optional[_Union[ResetDone, _Mapping]] = ..., block_read: _Optional[_Union[BlockRead, _Mapping]] = ..., block_written: _Optional[_Union[BlockWritten, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("welcome", "step", "reset", "read_block", "write_block", "heartbeat")
+    __slots__ = ("welcome", "step", "reset", "read_block", "write_block", "heartbeat", "idle")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     READ_BLOCK_FIELD_NUMBER: _ClassVar[int]
     WRITE_BLOCK_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     step: Step
     reset: Reset
     read_block: ReadBlock
     write_block: WriteBlock
     heartbeat: Heartbeat
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., read_block: _Optional[_Union[ReadBlock, _Mapping]] = ..., write_block: _Optional[_Union[WriteBlock, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    idle: Idle
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., read_block: _Optional[_Union[ReadBlock, _Mapping]] = ..., write_block: _Optional[_Union[WriteBlock, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "name", "program", "model", "kv", "abilities", "resume")
+    __slots__ = ("protocol", "name", "program", "model", "kv", "abilities", "resume", "lock_step")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +59,7 @@ class Hello(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     ABILITIES_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    LOCK_STEP_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     program: str
@@ -64,7 +67,18 @@ class Hello(_message.Message):
     kv: WorkerKv
     abilities: WorkerAbilities
     resume: Resume
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., program: _Optional[str] = ..., model: _Optional[_Union[WorkerModel, _Mapping]] = ..., kv: _Optional[_Union[WorkerKv, _Mapping]] = ..., abilities: _Optional[_Union[WorkerAbilities, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    lock_step: LockStep
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., program: _Optional[str] = ..., model: _Optional[_Union[WorkerModel, _Mapping]] = ..., kv: _Optional[_Union[WorkerKv, _Mapping]] = ..., abilities: _Optional[_Union[WorkerAbilities, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., lock_step: _Optional[_Union[LockStep, _Mapping]] = ...) -> None: ...
+
+class LockStep(_message.Message):
+    __slots__ = ("group", "size", "rank")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    size: int
+    rank: int
+    def __init__(self, group: _Optional[str] = ..., size: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class WorkerModel(_message.Message):
     __slots__ = ("name", "revision", "vocab_size", "max_context", "eos_token_ids", "n_layers", "hidden_size", "n_heads", "n_kv_heads", "head_dim", "kv_dtype", "kv_bytes_per_token", "groups")
@@ -297,6 +311,12 @@ class StepFailed(_message.Message):
     def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., reason: _Optional[str] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
+    __slots__ = ("life",)
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    life: int
+    def __init__(self, life: _Optional[int] = ...) -> None: ...
+
+class Idle(_message.Message):
     __slots__ = ("life",)
     LIFE_FIELD_NUMBER: _ClassVar[int]
     life: int
