@@ -60,7 +60,7 @@ fn a_hello_survives_the_wire() {
 fn every_broken_rule_of_a_hello_is_named() {
     type Break = fn(&mut wire::Hello);
     let model: fn(&mut wire::Hello) -> &mut wire::WorkerModel = |hello| hello.model.as_mut().unwrap();
-    let breaks: [(Break, &str); 23] = [
+    let breaks: [(Break, &str); 26] = [
         (|hello| hello.protocol = 2, "version 2 of the protocol"),
         (|hello| hello.name.clear(), "name must have 1 to 256 bytes"),
         (|hello| hello.name = "x".repeat(257), "name must have 1 to 256 bytes"),
