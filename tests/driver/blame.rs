@@ -23,9 +23,11 @@ pub(crate) struct Record {
     pub failures: u32,
     /// Those of the failures in which it ran alone, or the worker was to blame.
     pub counted: u32,
+    /// Those of the failures that the request brought along.
+    imported: u32,
     /// The last row of failures with the request, without a success in between.
     row: Option<u64>,
-    /// Failures before that row.
+    /// Failures on this core before that row.
     before_row: u32,
     /// `true` if a failure that counted was one too many: the request must end.
     pub is_over: bool,
@@ -53,13 +55,14 @@ impl Blame {
         let owner = (request.id, self.last_step);
         self.current.insert(request.id, owner);
         let failures = request.worker_failures + request.suspicion;
-        self.records.insert(owner, Record { failures, counted: request.worker_failures, ..Record::default() });
+        let (counted, imported) = (request.worker_failures, failures);
+        self.records.insert(owner, Record { failures, counted, imported, ..Record::default() });
     }
 
     /// Notes that a request that was handed back came again, with the failures it had.
     pub fn submitted_again(&mut self, request: &Request) {
         let record = self.records.get_mut(&self.current[&request.id]).expect("a known request");
-        record.row = None;
+        (record.row, record.imported) = (None, record.failures);
         let failures = (request.worker_failures + request.suspicion, request.worker_failures);
         assert_eq!((record.failures, record.counted), failures, "the request brings its failures along");
     }
@@ -77,7 +80,7 @@ impl Blame {
     /// Notes a token of a request.
     pub fn token(&mut self, id: RequestId) {
         let record = self.records.get_mut(&self.current[&id]).expect("a known request");
-        (record.failures, record.counted) = (0, 0);
+        (record.failures, record.counted, record.imported) = (0, 0, 0);
     }
 
     /// Notes that a worker named a request. `parts` are the steps in flight with their requests. A request that has ended is blamed
@@ -112,14 +115,14 @@ impl Blame {
         for owner in &owners {
             let record = self.records.get_mut(owner).expect("a known request runs");
             if record.row.replace(self.row) != Some(self.row) {
-                record.before_row = record.failures;
+                record.before_row = record.failures - record.imported;
             }
             record.failures += 1;
             record.counted += u32::from(counts);
             let others = self.unexplained.saturating_sub(self.in_a_row + 1).saturating_sub(record.before_row);
             let is_over = counts && record.counted >= WORKER_FAILURES_MAX + others.min(OTHER_FAILURES_MAX);
             if is_over && self.current[&owner.0] == *owner && live.contains(&owner.0) {
-                explained += record.failures;
+                explained += record.failures - record.imported;
             }
             record.is_over |= is_over;
         }

@@ -265,11 +265,7 @@ impl<'a> Fleet<'a> {
         Ok(Self {
             settings,
             cost,
-            // A look-up that waits for another replica's copies may be answered in the middle of a fast-forward.
-            can_fast_forward: !observer.wants_steps()
-                && routing.failures.is_empty()
-                && meters.is_alone()
-                && !settings.hands_over(),
+            can_fast_forward: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
             observer,
             stopped: false,
             pending: Pending {

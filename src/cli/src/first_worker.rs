@@ -2,7 +2,7 @@
 
 use anyhow::{anyhow, ensure};
 use trunkline_attach::Hello;
-use trunkline_core::{Config, WorkerFacts};
+use trunkline_core::{Config, STEPS_IN_FLIGHT_MAX, WorkerFacts};
 
 use crate::config_file::ServeFlags;
 use crate::core_settings::CoreSettings;
@@ -47,7 +47,7 @@ pub fn limits_of_worker(
     }
     if !settings.has("max_steps_in_flight") {
         let stages = if settings.has("pipeline_stages") { config.pipeline_stages } else { can.pipeline_stages };
-        config.max_steps_in_flight = (STEPS_IN_FLIGHT * stages).min(can.steps_in_flight);
+        config.max_steps_in_flight = (STEPS_IN_FLIGHT * stages).min(can.steps_in_flight).min(STEPS_IN_FLIGHT_MAX);
     }
     if !settings.has("pipeline_stages") {
         // Fewer steps in flight than stages fill no pipeline.
@@ -88,20 +88,21 @@ mod tests {
 
     #[test]
     fn the_stages_of_the_first_worker_fill_with_two_steps_each_unless_set() {
-        let staged = |flags: &[&str], steps_in_flight| {
+        let staged = |flags: &[&str], pipeline_stages, steps_in_flight| {
             let settings = given(flags);
             let mut config = Config::default();
             settings.core.apply(&mut config).unwrap();
-            let abilities = Abilities { pipeline_stages: 3, steps_in_flight, ..hello().abilities };
+            let abilities = Abilities { pipeline_stages, steps_in_flight, ..hello().abilities };
             let limits = limits_of_worker(&settings.core, config, &Hello { abilities, ..hello() });
             limits.map(|limits| (limits.pipeline_stages, limits.max_steps_in_flight)).map_err(|error| error.to_string())
         };
-        assert_eq!(staged(&[], 8), Ok((3, 6)));
-        assert_eq!(staged(&[], 4), Ok((3, 4)));
-        assert_eq!(staged(&["--max-steps-in-flight=2"], 8), Ok((2, 2)));
-        assert_eq!(staged(&["--pipeline-stages=1"], 8), Ok((1, 2)));
+        assert_eq!(staged(&[], 3, 8), Ok((3, 6)));
+        assert_eq!(staged(&[], 3, 4), Ok((3, 4)));
+        assert_eq!(staged(&[], 60, 500), Ok((60, 64)));
+        assert_eq!(staged(&["--max-steps-in-flight=2"], 3, 8), Ok((2, 2)));
+        assert_eq!(staged(&["--pipeline-stages=1"], 3, 8), Ok((1, 2)));
         let line = "--pipeline-stages 3 needs as many steps in flight or more; --max-steps-in-flight is 2";
-        assert_eq!(staged(&["--pipeline-stages=3", "--max-steps-in-flight=2"], 8), Err(line.into()));
+        assert_eq!(staged(&["--pipeline-stages=3", "--max-steps-in-flight=2"], 3, 8), Err(line.into()));
     }
 
     #[test]

@@ -253,7 +253,7 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
 fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<(Model, Config)> {
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
-    let found = settings.model.as_deref().map(|path| far_layers(path, revision)).transpose()?.flatten();
+    let found = settings.model.as_deref().map(|path| LayerFile::layers_of(path, revision)).transpose()?.flatten();
     let model = settings.h2o.divide(model, found, &mut config)?;
     let goes_behind = config.host_blocks > 0 || settings.tiers.tiers(1, 1)?.is_some();
     if config.h2o.mode == Mode::Off && goes_behind && model.info().groups.len() > 1 {
@@ -266,17 +266,6 @@ fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<
     }
     config.validate()?;
     Ok((model, config))
-}
-
-/// Returns the layers of a model that read far back, if `h2o calibrate` found them for this revision.
-fn far_layers(model: &Path, revision: &str) -> anyhow::Result<Option<Vec<u32>>> {
-    let Some(file) = LayerFile::of(model)? else { return Ok(None) };
-    if file.revision != revision {
-        let path = LayerFile::default_path(model);
-        warn!("{} is of other weights; run trunkline h2o calibrate again", path.display());
-        return Ok(None);
-    }
-    Ok(Some(file.layers))
 }
 
 /// Opens the store of each worker, and puts the tiers into the limits of the core. Returns no store if no tier is asked for.
@@ -352,6 +341,7 @@ fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -> anyhow::R
         ("attached-workers", engines.attached() > 0, "all workers are simulated"),
         ("disk", settings.tiers.disk.is_some(), "a disk keeps real KV; use host-mem or shared-mem"),
         ("remote", settings.tiers.remote.is_some(), "remote storage keeps real KV; use host-mem or shared-mem"),
+        ("compression", settings.tiers.compression.is_some(), "a simulated device has no KV to compress"),
     ];
     if let Some((flag, _, reason)) = kept.into_iter().find(|(_, given, _)| *given) {
         bail!("{flag} does not go with simulate: {reason}");

@@ -25,7 +25,8 @@ pub const BLOCK_SIZE_DEFAULT: u32 = 16;
 const BLOCK_SIZE_MAX: u32 = 4096;
 const TOKENS_MAX: u32 = 1 << 30;
 const DRAFTS_MAX: u32 = 64;
-const STEPS_IN_FLIGHT_MAX: u32 = 64;
+/// Steps in flight, and stages of a pipeline, at most.
+pub const STEPS_IN_FLIGHT_MAX: u32 = 64;
 const WATERMARK_MAX: f64 = 1024.0;
 /// Layer groups of a model, at most.
 const GROUPS_MAX: usize = 64;

@@ -7,7 +7,7 @@
 //! **A fast-forward equals the skipped steps**: the same decisions at the same times, the same digest. A fast-forward pauses before
 //! a step during which an event may come: the step is then in flight, and the fast-forward resumes from there. A fast-forward ends
 //! where the next step would differ: a request gets the last token, a block is missing, a request can be admitted. Rare or complex
-//! cases are never skipped: drafts, deadlines, transfers in flight, tiers that are written back to, policies that share among
+//! cases are never skipped: drafts, deadlines, transfers and look-ups in flight, tiers that are written back to, policies that share among
 //! tenants.
 
 use crate::digest::Decision;
@@ -211,6 +211,10 @@ impl FastForward {
 /// which no request ends, including the one in flight; 0 if the batch is not steady.
 fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u32 {
     let moving = !state.kv.transfers.is_empty() || state.is_under_memory_pressure() || !state.loading.is_empty();
+    // An answer may come between any two steps.
+    if !state.kv.lookups.is_empty() {
+        return 0;
+    }
     if state.suspects.is_narrowing() {
         return 0;
     }

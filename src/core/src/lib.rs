@@ -120,7 +120,9 @@ pub mod tree;
 mod victims;
 pub mod waiting;
 
-pub use crate::config::{Config, ConfigError, H2oConfig, Preemption, TierConfig, WorkerFacts, Write};
+pub use crate::config::{
+    Config, ConfigError, H2oConfig, Preemption, STEPS_IN_FLIGHT_MAX, TierConfig, WorkerFacts, Write,
+};
 pub use crate::core::Core;
 pub use crate::event::{Action, Event};
 pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadyStep};

@@ -82,6 +82,11 @@ impl Default for Lookups {
 }
 
 impl Lookups {
+    /// Returns `true` if no look-up is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Returns `true` if another look-up can begin: few are in flight, each in time, and the cache was not flushed.
     pub fn is_open(&self, now_ns: u64) -> bool {
         let in_time = |pending: &Pending| pending.is_awaited || pending.due_ns > now_ns;

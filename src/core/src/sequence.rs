@@ -118,8 +118,12 @@ pub(crate) struct History {
     pub cached_at_preemption: u32,
     /// Number, from 1, of the last row of failed steps with the sequence: a row has no successful step in between.
     pub failed_row: u64,
-    /// Failed steps of the sequence before that row, since its last token.
+    /// Failed steps of the sequence on this core before that row, since its last token.
     pub failures_before_row: u32,
+    /// Failures since its last token that the request brought along from another core.
+    pub imported_failures: u32,
+    /// Generated tokens that the request brought along.
+    pub imported_tokens: u32,
     /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
     /// `true` once blocks of the sequence were looked up in a shared tier, or found not to be worth a look-up.
@@ -237,6 +241,13 @@ impl Sequence {
     pub fn new(request: Request, arrival: u64, now_ns: u64) -> Self {
         let view = view(&request, arrival, now_ns);
         let prompt_tokens = request.prompt.len() as u32;
+        let worker_failures = u8::try_from(request.worker_failures).unwrap_or(u8::MAX);
+        let suspicion = u8::try_from(request.suspicion).unwrap_or(u8::MAX);
+        let history = History {
+            imported_failures: u32::from(worker_failures) + u32::from(suspicion),
+            imported_tokens: request.generated.len() as u32,
+            ..History::default()
+        };
         let mut tokens = request.prompt;
         tokens.extend_from_slice(&request.generated);
         Self {
@@ -259,8 +270,8 @@ impl Sequence {
             has_stop_tokens: !request.stop_token_ids.is_empty(),
             on_worker: false,
             ending: None,
-            worker_failures: u8::try_from(request.worker_failures).unwrap_or(u8::MAX),
-            suspicion: u8::try_from(request.suspicion).unwrap_or(u8::MAX),
+            worker_failures,
+            suspicion,
             n_recent: 0,
             recent: [0; RECENT_MAX],
             cold: Box::new(Cold {
@@ -271,7 +282,7 @@ impl Sequence {
                 min_tokens: request.min_tokens,
                 stop_token_ids: request.stop_token_ids.into_boxed_slice(),
                 view,
-                history: History::default(),
+                history,
                 tables: Vec::new(),
                 drops: Vec::new(),
                 continues: request.continues,
@@ -422,6 +433,13 @@ impl Sequence {
     /// Returns the number of steps since the last token that workers failed to finish with this sequence.
     pub fn failures(&self) -> u32 {
         u32::from(self.worker_failures) + u32::from(self.suspicion)
+    }
+
+    /// Returns the number of those steps that failed on this core: steps on other cores say nothing about the worker of this one.
+    pub fn failures_here(&self) -> u32 {
+        let history = &self.cold.history;
+        let imported = if self.generated() == history.imported_tokens { history.imported_failures } else { 0 };
+        self.failures().saturating_sub(imported)
     }
 
     /// Returns the number of tokens generated so far.

@@ -114,7 +114,7 @@ impl Suspects {
 
     /// Notes a failed step in the history of a sequence, before the step is counted.
     pub fn note_row(&self, seq: &mut Sequence) {
-        let failures = seq.failures();
+        let failures = seq.failures_here();
         let history = &mut seq.cold.history;
         let row = self.row + 1;
         if std::mem::replace(&mut history.failed_row, row) != row {

@@ -26,7 +26,9 @@ pub(crate) fn end(state: &mut State, id: u64, end: TransferEnd) {
     if let TransferEnd::Partial(faults) = &end {
         faults.iter().for_each(|(pair, fault)| state.journal.digest.fold(u64::from(*pair) << 8 | *fault as u64));
     }
-    state.journal.stats.swaps.failed_transfers += u64::from(!ok && !transfer.is_overdue);
+    // A transfer that nobody waits for was cancelled.
+    let is_cancelled = matches!(transfer.purpose, Purpose::Orphaned(_)) && end.is_interrupted();
+    state.journal.stats.swaps.failed_transfers += u64::from(!ok && !transfer.is_overdue && !is_cancelled);
     let InFlight { from, to, pairs, purpose, .. } = transfer;
     match purpose {
         Purpose::SwapOut { slot } | Purpose::SwapIn { slot } => swap::end_transfer(state, slot, ok),

@@ -137,6 +137,15 @@ impl TransferEnd {
         }
     }
 
+    /// Returns `true` if every block that did not arrive was interrupted.
+    pub fn is_interrupted(&self) -> bool {
+        match self {
+            Self::Finished | Self::Failed => false,
+            Self::Interrupted => true,
+            Self::Partial(faults) => faults.iter().all(|(_, fault)| *fault == BlockFault::Interrupted),
+        }
+    }
+
     /// Returns the number of blocks that the destination refused.
     pub fn refused(&self) -> usize {
         let Self::Partial(faults) = self else { return 0 };

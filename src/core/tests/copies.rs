@@ -94,12 +94,16 @@ fn through_copies_every_published_block_of_an_ended_request_tail_first() {
 
 #[test]
 fn blocks_that_another_core_waits_for_are_urgent() {
-    for continues in [false, true] {
-        let mut driver = Driver::new(config(vec![tier(100, Write::Through)]));
+    for (continues, shared) in [(false, false), (false, true), (true, false), (true, true)] {
+        let tier = TierConfig { shared, ..tier(100, Write::Through) };
+        let mut driver = Driver::new(config(vec![tier]));
         let request = Request::new(RequestId(1), Namespace::default().root(), prompt(1, 9), 1);
         driver.submit_request(Request { continues, ..request });
+        (0..driver.lookups.len()).for_each(|_| driver.end_lookup(0));
         driver.answer();
-        assert_eq!(driver.copies.iter().map(|copy| copy.is_urgent).collect::<Vec<_>>(), [continues]);
+        // No other core reads a tier that is not shared.
+        let is_urgent: Vec<_> = driver.copies.iter().map(|copy| copy.is_urgent).collect();
+        assert_eq!(is_urgent, [continues && shared], "{continues}, {shared}");
     }
 }
 

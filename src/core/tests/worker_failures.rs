@@ -212,6 +212,31 @@ fn failures_beside_others_stay_suspicions_on_another_core() {
 }
 
 #[test]
+fn failures_on_another_core_are_no_evidence_about_this_one() {
+    let mut driver = Driver::new(config());
+    driver.submit_request(request(2, 9, 40));
+    lose(&mut driver);
+    lose(&mut driver);
+    driver.answer();
+    driver.abort(2);
+    driver.answer();
+    // Two steps failed here without the request: two more failures are allowed.
+    driver.submit_request(Request { worker_failures: 2, ..request(1, 9, 40) });
+    lose(&mut driver);
+    lose(&mut driver);
+    assert!(!driver.has_ended(1));
+    lose(&mut driver);
+    assert_eq!(driver.reason(1), Some(FinishReason::Error));
+    // The end explains three failed steps here. Two without a known cause are left.
+    driver.submit_request(request(3, 9, 40));
+    driver.answer();
+    (0..4).for_each(|_| lose(&mut driver));
+    assert!(!driver.has_ended(3));
+    lose(&mut driver);
+    assert_eq!(driver.reason(3), Some(FinishReason::Error));
+}
+
+#[test]
 fn what_a_guilty_request_computed_is_neither_published_nor_copied_to_a_tier() {
     let tier =
         TierConfig { name: "tier".into(), blocks: 50, write: Write::Through, eviction: "lru".into(), shared: false };

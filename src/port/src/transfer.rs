@@ -115,6 +115,8 @@ pub struct TransferReport {
     pub faults: Vec<(u32, BlockFault)>,
     /// Size of the arrived blocks at the destination, in bytes.
     pub stored_bytes: u64,
+    /// `true` if the transfer was cancelled before the last block was copied. The blocks not copied count as interrupted.
+    pub is_cancelled: bool,
 }
 
 /// Hashes in JSON: a number beyond 53 bits is not safe there.

@@ -64,6 +64,7 @@ fn link(from: String, to: String, stats: &LinkStats) -> proto::StoreLink {
         stored_bytes: stats.stored_bytes,
         refused: stats.refused,
         failed: stats.failed,
+        cancelled: stats.cancelled,
         waits: Some(durations(&stats.waits)),
     }
 }

@@ -19,6 +19,7 @@ pub struct Answer {
 struct Outcomes {
     faults: Vec<Option<BlockFault>>,
     stored_bytes: u64,
+    is_cancelled: bool,
     done: Option<Done>,
 }
 
@@ -36,7 +37,7 @@ impl Answer {
     /// Returns the pairs of a transfer of `n` pairs. `done` is called when all of them are gone.
     pub fn pairs(n: u32, link: &Arc<Link>, block_bytes: u64, done: Done) -> Vec<Pair> {
         let faults = vec![Some(BlockFault::Interrupted); n as usize];
-        let outcomes = Mutex::new(Outcomes { faults, stored_bytes: 0, done: Some(done) });
+        let outcomes = Mutex::new(Outcomes { faults, stored_bytes: 0, is_cancelled: false, done: Some(done) });
         let answer = Arc::new(Self { outcomes });
         let begun = Instant::now();
         let pair = |index| {
@@ -51,7 +52,8 @@ impl Drop for Answer {
     fn drop(&mut self) {
         let outcomes = self.outcomes.get_mut().unwrap_or_else(PoisonError::into_inner);
         let faults = outcomes.faults.iter().enumerate().filter_map(|(at, fault)| Some((at as u32, (*fault)?)));
-        let report = TransferReport { faults: faults.collect(), stored_bytes: outcomes.stored_bytes };
+        let (stored_bytes, is_cancelled) = (outcomes.stored_bytes, outcomes.is_cancelled);
+        let report = TransferReport { faults: faults.collect(), stored_bytes, is_cancelled };
         if let Some(done) = outcomes.done.take() {
             done(report);
         }
@@ -81,6 +83,13 @@ impl Pair {
     pub fn failed(mut self, fault: BlockFault) {
         self.set(Some(fault), 0);
         self.link.failed(fault == BlockFault::Refused, self.begun.elapsed());
+        self.is_counted = true;
+    }
+
+    /// Reports the pair as interrupted by a cancellation.
+    pub fn cancelled(mut self) {
+        self.answer.outcomes.lock().unwrap_or_else(PoisonError::into_inner).is_cancelled = true;
+        self.link.cancelled(self.begun.elapsed());
         self.is_counted = true;
     }
 
@@ -122,7 +131,7 @@ mod tests {
         assert!(reports.try_recv().is_err());
         pairs.pop().unwrap().arrived(11);
         let faults = vec![(1, BlockFault::Interrupted), (3, BlockFault::Bad), (4, BlockFault::Refused)];
-        assert_eq!(reports.recv(), Ok(TransferReport { faults, stored_bytes: 111 }));
+        assert_eq!(reports.recv(), Ok(TransferReport { faults, stored_bytes: 111, is_cancelled: false }));
         assert!(reports.recv().is_err());
         let stats = link.stats();
         assert_eq!((stats.queued_blocks, stats.blocks, stats.failed, stats.refused), (0, 2, 2, 1));

@@ -73,12 +73,13 @@ enum Source {
 }
 
 impl Copying {
-    /// Copies all pairs and answers each. A pair of a cancelled transfer is dropped, which answers it as interrupted.
+    /// Copies all pairs and answers each. The pairs of a cancelled transfer end as interrupted.
     pub fn run(self, scratch: &mut Scratch) {
         let Self { places, device, under_way, items } = self;
         let transfer = &under_way.transfer;
         for Item { pair, source_generation, generation, announced } in items {
             if under_way.is_cancelled.load(Ordering::Relaxed) {
+                pair.cancelled();
                 continue;
             }
             let (from, to) = transfer.pairs[pair.index()];

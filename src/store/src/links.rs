@@ -26,6 +26,8 @@ pub struct LinkStats {
     pub refused: u64,
     /// Blocks failed for other reasons.
     pub failed: u64,
+    /// Blocks of cancelled copies.
+    pub cancelled: u64,
     /// Times from the submission of a block to its answer.
     pub waits: Spread,
 }
@@ -41,6 +43,7 @@ pub struct Link {
     stored_bytes: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
+    cancelled: AtomicU64,
     waits: std::sync::Mutex<Spread>,
 }
 
@@ -48,7 +51,8 @@ impl Link {
     /// Creates a link without copies under way.
     pub fn new(from: Place, to: Place) -> Self {
         let n = || AtomicU64::new(0);
-        let (queued, blocks, block_bytes, stored_bytes, refused, failed) = (n(), n(), n(), n(), n(), n());
+        let (queued, blocks, block_bytes, stored_bytes) = (n(), n(), n(), n());
+        let (refused, failed, cancelled) = (n(), n(), n());
         Self {
             from,
             to,
@@ -58,6 +62,7 @@ impl Link {
             stored_bytes,
             refused,
             failed,
+            cancelled,
             waits: std::sync::Mutex::default(),
         }
     }
@@ -88,6 +93,12 @@ impl Link {
         self.ended(wait);
     }
 
+    /// Counts a block of a cancelled copy, and returns its credit.
+    pub fn cancelled(&self, wait: Duration) {
+        self.cancelled.fetch_add(1, Relaxed);
+        self.ended(wait);
+    }
+
     /// Counts blocks that got no credit.
     pub fn refused(&self, n: u64) {
         self.refused.fetch_add(n, Relaxed);
@@ -110,6 +121,7 @@ impl Link {
             stored_bytes: self.stored_bytes.load(Relaxed),
             refused: self.refused.load(Relaxed),
             failed: self.failed.load(Relaxed),
+            cancelled: self.cancelled.load(Relaxed),
             waits: self.waits.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(),
         }
     }

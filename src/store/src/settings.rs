@@ -62,9 +62,9 @@ pub struct StoreSettings {
     /// Most bytes of decoded blocks kept for the next use, within `host_bytes`; 0 by default, because a decoded block is on the device,
     /// and has left a small cache long before the device evicts the block.
     pub decode_cache_bytes: u64,
-    /// Most blocks on the way from one place to a tier without a request waiting; further blocks are refused.
+    /// Most blocks on the way from one place to a tier; further blocks are refused.
     pub background_blocks: u64,
-    /// Most blocks on the way to a remote tier without a request waiting: few of the device's blocks, because the device keeps a block until the
+    /// Most blocks on the way to a remote tier: few of the device's blocks, because the device keeps a block until the
     /// copy has ended, and a silent remote store holds copies up until the deadline.
     pub remote_blocks: u64,
 }

@@ -128,9 +128,14 @@ impl Store {
         let (from, to, is_urgent) = (transfer.from, transfer.to, transfer.is_urgent);
         let link = self.places.link(from, to);
         let n = u32::try_from(transfer.pairs.len()).unwrap_or(u32::MAX);
-        let (id, all) = (transfer.id, Arc::clone(&self.under_way));
+        let (id, all, ended) = (transfer.id, Arc::clone(&self.under_way), Arc::downgrade(&under_way));
         let done = Box::new(move |report| {
-            lock(&all).remove(&id);
+            let mut all = lock(&all);
+            // Another transfer may have begun under the number meanwhile.
+            if all.get(&id).is_some_and(|latest| std::ptr::eq(Arc::as_ptr(latest), ended.as_ptr())) {
+                all.remove(&id);
+            }
+            drop(all);
             done(report);
         });
         let pairs = Answer::pairs(n, &link, self.settings.layout.block_bytes as u64, done);
@@ -139,8 +144,10 @@ impl Store {
         let has_keys = transfer.keys.len() == transfer.pairs.len()
             && transfer.tokens.len().checked_rem(transfer.keys.len()).is_none_or(|rest| rest == 0);
         let is_whole = is_known && (has_keys || !is_tier(from) && !is_tier(to)) && !self.places.is_left_alone(to);
-        // Requests wait for urgent copies, and swapped-out requests have their room; both are few.
-        let limit = match (is_whole, is_urgent || to == Place::Host || from == Place::Host) {
+        // Requests wait for loads, and swapped-out requests have their room; both are few. An urgent copy to a tier serves a request
+        // on another core, which computes what is not there.
+        let is_few = is_urgent && to == Place::Device || to == Place::Host || from == Place::Host;
+        let limit = match (is_whole, is_few) {
             (false, _) => 0,
             (true, true) => u64::MAX,
             (true, false) if self.places.is_remote(to) => {

@@ -27,6 +27,8 @@ use self::quality::{Case, Lengths, Quality};
 use self::rig::{BLOCK, Rig, groups};
 use self::speed::Speed;
 use super::measure::Report;
+use crate::h2o::layer_file::LayerFile;
+use crate::revision::revision;
 
 const NOTES: [&str; 3] = [
     "Ratio: target of the evicting layers; then tokens by held tokens, mean over the run, in the evicting layers and over all layers.",
@@ -73,7 +75,7 @@ pub struct H2oOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [3.0])]
     ratios: Vec<f32>,
 
-    /// Layers that keep everything, or 'none' [default: as in the gates file].
+    /// Layers that keep everything, or 'none' [default: as found by `h2o calibrate`, else as in the gates file].
     #[arg(long, value_name = "LIST")]
     full_layers: Option<String>,
 
@@ -145,7 +147,8 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let name = model.name().to_owned();
     let n_layers = model.config().n_layers;
     let of_model = gates.of(&name);
-    let full = full_layers(options, of_model.map_or(&[], |gates| &gates.full_layers), n_layers)?;
+    let in_gates = || of_model.map_or(Vec::new(), |gates| gates.full_layers.clone());
+    let full = full_layers(options, calibrated(options)?.unwrap_or_else(in_gates), n_layers)?;
     let plan = Plan::new(options, &model)?;
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let mut rig = plan.rig(model.with_groups(groups(n_layers, &full))?)?;
@@ -301,9 +304,15 @@ fn load(path: Option<&Path>) -> anyhow::Result<Model> {
     }
 }
 
-fn full_layers(options: &H2oOptions, default: &[u32], n_layers: u32) -> anyhow::Result<Vec<u32>> {
+/// Returns the layers that `serve --h2o` keeps whole, if the model is calibrated.
+fn calibrated(options: &H2oOptions) -> anyhow::Result<Option<Vec<u32>>> {
+    let Some(path) = options.model.as_deref().filter(|_| options.full_layers.is_none()) else { return Ok(None) };
+    LayerFile::layers_of(path, &revision(path)?)
+}
+
+fn full_layers(options: &H2oOptions, default: Vec<u32>, n_layers: u32) -> anyhow::Result<Vec<u32>> {
     let mut layers = match options.full_layers.as_deref() {
-        None => default.to_vec(),
+        None => default,
         Some("none") => Vec::new(),
         Some(list) => list
             .split(',')

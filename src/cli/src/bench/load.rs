@@ -117,12 +117,17 @@ async fn send(addr: &str, trace: &Trace) -> anyhow::Result<(Vec<Stream>, Duratio
     let vocab_size = clients[0].get_model_info(GetModelInfoRequest {}).await?.into_inner().vocab_size;
     let (begin, first_ns) = (Instant::now(), trace.requests[0].arrival_ns);
     let mut streams = JoinSet::new();
+    let mut seen = Vec::with_capacity(trace.requests.len());
     for (at, traced) in trace.requests.iter().enumerate() {
         let request = request(traced, vocab_size);
-        tokio::time::sleep_until((begin + Duration::from_nanos(traced.arrival_ns - first_ns)).into()).await;
+        let arrival = (begin + Duration::from_nanos(traced.arrival_ns - first_ns)).into();
+        // A request that fails ends the load at once, however many are still to come.
+        while let Ok(Some(stream)) = tokio::time::timeout_at(arrival, streams.join_next()).await {
+            seen.push(stream??);
+        }
+        tokio::time::sleep_until(arrival).await;
         streams.spawn(read(clients[at % CONNECTIONS].clone(), request));
     }
-    let mut seen = Vec::with_capacity(trace.requests.len());
     while let Some(stream) = streams.join_next().await {
         seen.push(stream??);
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 const HEADER: &str =
     "# Layers that read far back, found by `trunkline h2o calibrate`. They keep every token under --h2o on.\n";
@@ -46,6 +47,20 @@ impl LayerFile {
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let text = format!("{HEADER}{}", toml::to_string(self).context("the layers cannot be written as TOML")?);
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Returns the layers of a model that read far back, if `h2o calibrate` found them for this revision.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is malformed.
+    pub fn layers_of(model: &Path, revision: &str) -> anyhow::Result<Option<Vec<u32>>> {
+        let Some(file) = Self::of(model)? else { return Ok(None) };
+        if file.revision != revision {
+            let path = Self::default_path(model);
+            warn!("{} is of other weights; run trunkline h2o calibrate again", path.display());
+            return Ok(None);
+        }
+        Ok(Some(file.layers))
     }
 
     /// Reads the file of a model, if there is one.
@@ -96,6 +111,8 @@ mod tests {
         assert_eq!(LayerFile::of(&gguf).unwrap(), None);
         file().write(&LayerFile::default_path(&gguf)).unwrap();
         assert_eq!(LayerFile::of(&gguf).unwrap(), Some(file()));
+        assert_eq!(LayerFile::layers_of(&gguf, &file().revision).unwrap(), Some(file().layers));
+        assert_eq!(LayerFile::layers_of(&gguf, "of other weights").unwrap(), None);
     }
 
     #[test]

@@ -181,7 +181,7 @@ fn what_a_simulated_device_cannot_have_is_refused_in_one_line() {
         "attached-workers does not go with simulate: all workers are simulated"
     );
     assert_eq!(refused("--h2o=on"), "h2o does not go with simulate: a simulated device has no attention scores");
-    for flag in ["--threads=2", "--kv-dtype=f16", "--disk=/d", "--remote=file:///r"] {
+    for flag in ["--threads=2", "--kv-dtype=f16", "--disk=/d", "--remote=file:///r", "--compression=full"] {
         assert!(refused(flag).contains(" does not go with simulate: "), "{flag}");
     }
 }

@@ -282,7 +282,7 @@ impl Core {
             *failures = failures.saturating_add(1);
             suspects.consider(slot, seq);
             if counts && u32::from(seq.worker_failures) >= suspects.limit(seq) {
-                explained = explained.saturating_add(seq.failures());
+                explained = explained.saturating_add(seq.failures_here());
                 seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
             }
         }

@@ -1,7 +1,7 @@
 //! Fast-forwards that pause, and events that may come then. Whole replays, fast-forwarded and stepped, are compared in the simulator.
 
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, TierConfig, Write};
 use crate::core::Core;
 use crate::event::{Action, Event};
 use crate::hash::Namespace;
@@ -123,4 +123,40 @@ fn duplicates_that_merge_in_a_fast_forward_are_free_at_once() {
     let (ends, digest, skipped) = run(config.clone(), &requests, true);
     assert!(skipped > 10, "{skipped} steps were skipped over");
     assert_eq!(run(config, &requests, false), (ends, digest, 0));
+}
+
+#[test]
+fn no_step_is_skipped_while_the_answer_to_a_look_up_may_come() {
+    let tier =
+        TierConfig { name: "remote".into(), blocks: 64, write: Write::Through, eviction: "lru".into(), shared: true };
+    let config = Config { block_size: 4, tiers: vec![tier], swap_block_ns: 1, ..Config::default() };
+    let mut core = Core::new(config).unwrap();
+    let mut actions = Vec::new();
+    let submit = |core: &mut Core, now_ns, prompt: Vec<Token>, actions: &mut Vec<Action>| {
+        let mut request = Request { prompt, ..request(now_ns, None) };
+        request.hash_prompt(4);
+        core.handle(now_ns, Event::Submit(Box::new(request)), actions);
+    };
+    core.handle(0, Event::WorkerJoined, &mut actions);
+    submit(&mut core, 1, vec![1, 2], &mut actions);
+    let mut now_ns = STEP_NS;
+    for prompt in [Vec::new(), (0..10).collect()] {
+        let Some(Action::RunStep(step)) = actions.pop() else { panic!("the first prompt has no full block") };
+        if !prompt.is_empty() {
+            submit(&mut core, now_ns, prompt, &mut actions);
+        }
+        now_ns += STEP_NS;
+        let answer = StepResult { step: step.id, ends: vec![1], tokens: vec![TOKEN], ..StepResult::default() };
+        core.handle(now_ns, Event::StepFinished(answer), &mut actions);
+    }
+    let asked = actions.iter().filter(|action| matches!(action, Action::Lookup(_))).count();
+    assert_eq!(asked, 1, "{actions:?}");
+    // Past the wait, nobody waits for the answer; a transfer or a request that could be admitted would end the skipping, too.
+    let due_ns = core.next_deadline_ns().expect("the wait has an end");
+    let mut driver = Patient { until_ns: u64::MAX, begun: 0 };
+    for now_ns in [now_ns + 1, due_ns] {
+        core.handle(now_ns, Event::Tick, &mut actions);
+        actions.clear();
+        assert_eq!(core.fast_forward(now_ns, &mut driver, &mut actions), FastForwardResult::NotSteady);
+    }
 }

@@ -130,7 +130,7 @@ impl Kv {
         seq.published = 0;
         // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
         pairs.reverse();
-        let purpose = Purpose::WriteThrough { chain, is_awaited: seq.cold.continues };
+        let purpose = Purpose::WriteThrough { chain, is_awaited: seq.cold.continues && self.tiers.shared() == Some(0) };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 

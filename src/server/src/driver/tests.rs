@@ -51,7 +51,10 @@ fn report(event: WorkerEvent) -> Command {
 
 /// The end of a transfer.
 fn transferred(transfer: u64, faults: &[(u32, BlockFault)]) -> WorkerEvent {
-    WorkerEvent::Transferred { transfer, report: TransferReport { faults: faults.to_vec(), stored_bytes: 0 } }
+    WorkerEvent::Transferred {
+        transfer,
+        report: TransferReport { faults: faults.to_vec(), ..TransferReport::default() },
+    }
 }
 
 /// The same without a worker.

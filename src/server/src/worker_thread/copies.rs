@@ -115,7 +115,7 @@ pub(crate) fn serve(
         let (id, from, to, report) = (transfer.id, transfer.from, transfer.to, report.clone());
         let limit = Arc::clone(&limit);
         let done = move |answer: trunkline_port::TransferReport| {
-            if let Some((_, fault)) = answer.faults.first() {
+            if let Some((_, fault)) = answer.faults.first().filter(|_| !answer.is_cancelled) {
                 limit.log(clock, |transfers| {
                     let blocks = answer.faults.len();
                     warn!(transfer = id, ?from, ?to, blocks, ?fault, transfers, "blocks were not copied");

@@ -156,7 +156,7 @@ fn blocks_come_back_as_they_left_with_any_compression() {
         for (from, first) in [(TIER, 100), (Place::Host, 200)] {
             let back: Vec<_> = (0..20).map(|at| (at + 3, first + at, at)).collect();
             let report = copy(&store, &device, from, Place::Device, &back);
-            assert_eq!(report, TransferReport { faults: Vec::new(), stored_bytes: 20 * BLOCK as u64 });
+            assert_eq!(report, TransferReport { stored_bytes: 20 * BLOCK as u64, ..TransferReport::default() });
             assert!((0..20).all(|at| device.block(first + at) == Some(contents(at))));
         }
         assert_eq!(store.stats().codec.mismatches, 0);
@@ -260,7 +260,7 @@ fn a_later_write_wins_over_one_that_ends_later() {
 }
 
 #[test]
-fn background_copies_beyond_the_limit_are_refused_at_once_and_urgent_ones_are_not() {
+fn copies_to_a_tier_beyond_the_limit_are_refused_at_once_however_urgent_and_swaps_are_not() {
     let mut settings = settings(64, Compression::Off);
     settings.background_blocks = 10;
     let (store, _) = Store::open(settings).unwrap();
@@ -271,14 +271,16 @@ fn background_copies_beyond_the_limit_are_refused_at_once_and_urgent_ones_are_no
     let blocks: Vec<_> = (6..14).map(|at| (at, at, at)).collect();
     // The first block to be copied waits for the device, and six credits with it.
     let second = start(&store, &device, Place::Device, TIER, &blocks, false);
-    assert_eq!(copy(&store, &device, Place::Device, TIER, &[(15, 15, 15)]).faults, []);
+    assert_eq!(copy(&store, &device, Place::Device, TIER, &[(15, 15, 15)]).faults, [(0, BlockFault::Refused)]);
+    assert_eq!(copy(&store, &device, Place::Device, Place::Host, &[(15, 15, 15)]).faults, []);
     release.send(()).unwrap();
     assert_eq!(first.recv().unwrap().faults, []);
     // The first pairs, which are the tail of a chain.
     let refused = [0, 1, 2, 3].map(|at| (at, BlockFault::Refused));
     assert_eq!(second.recv().unwrap().faults, refused);
-    let link = &store.stats().links[0];
-    assert_eq!((link.queued_blocks, link.blocks, link.refused, link.waits.count), (0, 11, 4, 11));
+    let links = store.stats().links;
+    let link = links.iter().find(|link| link.to == TIER).unwrap();
+    assert_eq!((link.queued_blocks, link.blocks, link.refused, link.waits.count), (0, 10, 5, 10));
 }
 
 #[test]
@@ -296,8 +298,10 @@ fn a_cancelled_transfer_ends_with_the_block_under_way() {
     store.cancel(1);
     release.send(()).unwrap();
     let interrupted: Vec<_> = (0..19).map(|at| (at, BlockFault::Interrupted)).collect();
-    assert_eq!(report.recv().unwrap().faults, interrupted);
-    assert_eq!(store.stats().links[0].queued_blocks, 0);
+    let report = report.recv().unwrap();
+    assert_eq!((report.faults, report.is_cancelled), (interrupted, true));
+    let link = &store.stats().links[0];
+    assert_eq!((link.queued_blocks, link.cancelled, link.failed), (0, 19, 0));
     // The transfer is over, and its number serves again.
     store.cancel(1);
     assert_eq!(copy(&store, &device, Place::Device, TIER, &blocks).faults, []);

@@ -56,8 +56,9 @@ def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
         )
     kv_width, q_width = config.n_kv_heads * config.head_dim, config.n_heads * config.head_dim
     layer = config.hidden_size * (2 * q_width + 2 * kv_width + 3 * config.intermediate_size)
+    vocabulary = config.hidden_size * config.vocab_size
     costs = [layer] * config.n_layers
-    costs[-1] += config.hidden_size * config.vocab_size
+    costs[-1] += vocabulary
     threads = max(1, (args.threads or os.cpu_count() or 1) // n)
     parts = [
         Part(layers, f"cuda:{i}" if device.type == "cuda" else str(device), threads) for i, layers in enumerate(even(costs, n))
@@ -70,7 +71,8 @@ def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
         (f"stage {i} (layers {part.layers.start}-{part.layers.stop - 1})", partial(TorchStage, args.model, config, own, part))
         for i, (part, own) in enumerate(zip(parts, locals_, strict=True))
     ]
-    tokens = args.kv_tokens or _room(parts, locals_, layer * DTYPES[facts.kv_dtype].itemsize)
+    itemsize = DTYPES[facts.kv_dtype].itemsize
+    tokens = args.kv_tokens or _room(parts, locals_, layer * itemsize, vocabulary * itemsize)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens)
     shares = [own.kv_bytes_per_token // groups for own in locals_]
@@ -96,14 +98,16 @@ def room(facts: ModelFacts, free: int) -> int:
     return int(max(0, free - RESERVE - gathered) // (facts.kv_bytes_per_token // facts.n_groups))
 
 
-def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int) -> int:
+def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int) -> int:
     """Returns the tokens whose KV has room in every stage, beside weights that are not loaded yet."""
     if not parts[0].device.startswith("cuda"):
         return CPU_KV_TOKENS
     rooms = []
-    for part, own in zip(parts, locals_, strict=True):
+    for i, (part, own) in enumerate(zip(parts, locals_, strict=True)):
         free, _ = torch.cuda.mem_get_info(part.device)
-        rooms.append(room(own, free - layer_bytes * len(part.layers)))
+        # The first stage embeds tokens, and the last one has the head.
+        weights = layer_bytes * len(part.layers) + vocabulary_bytes * (i in (0, len(parts) - 1))
+        rooms.append(room(own, free - weights))
     return int(min(rooms))
 
 

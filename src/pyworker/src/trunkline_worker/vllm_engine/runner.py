@@ -56,8 +56,8 @@ class VllmEngine(Engine):
         self._config, self._executor, caches = start(options)
         self._batches = Batches()
         # In one process copies touch memory that no step uses, and need no lock; messages to other processes do.
-        one = type(self._executor).__name__ == "UniProcExecutor"
-        self._rpc: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if one else threading.Lock()
+        self._is_one_process = type(self._executor).__name__ == "UniProcExecutor"
+        self._rpc: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if self._is_one_process else threading.Lock()
         self._shapes, self._dtype = _shapes(self._executor, caches[0], self._config)
         self._layout: str | None = None
         self._settings: Settings | None = None
@@ -77,11 +77,16 @@ class VllmEngine(Engine):
         self._prove_layout()
 
     def begin(self, settings: Settings) -> None:
-        """Forgets all sequences; blocks have been there since the start."""
+        """Forgets all sequences; blocks have been there since the start.
+
+        Raises:
+            EngineLost: the server wants other blocks, or vLLM cannot go on after a failed step.
+        """
         if settings.block_size != self.kv.block_sizes[0] or settings.blocks > self._blocks:
             raise EngineLost(f"the server wants {settings}, and vLLM has {self._blocks} blocks of {self.kv.block_sizes[0]}")
         self._settings = settings
-        self._batches.forget()
+        # The server may have gone after a failed step, before it sent a reset.
+        self.reset()
 
     def reset(self) -> None:
         """Forgets all sequences.
@@ -123,7 +128,8 @@ class VllmEngine(Engine):
                 output = self._executor.sample_tokens(None) if output is None else output
             except Exception as error:
                 reason = f"vLLM failed to run {len(batch)} sequences: {type(error).__name__}: {error}"
-                if getattr(self._executor, "is_failed", False):
+                # Processes that work together may each be at another point now.
+                if not self._is_one_process or getattr(self._executor, "is_failed", False):
                     raise EngineLost(reason) from error
                 # The model runner may hold half a step now; `reset` comes next.
                 self._failed = True
