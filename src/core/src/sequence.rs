@@ -134,7 +134,7 @@ pub(crate) struct History {
 const RECENT_MAX: usize = 16;
 
 /// An accepted request inside the core: three cache lines. A step plans from the second alone, from the length of `table` to `n_recent`,
-/// and its result changes the second and the third. Other facts are in the first line and in [`Cold`].
+/// and the result of a step changes the second and the third. Other facts are in the first line and in [`Cold`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Sequence {
@@ -142,13 +142,13 @@ pub(crate) struct Sequence {
     pub tenant: u64,
     /// Facts that few steps read.
     pub cold: Box<Cold>,
-    /// State, with its data. [`Self::transition`] changes it.
+    /// State, with data. Changed by [`Self::transition`].
     pub phase: Phase,
     /// `true` after a hash collision or a flush: further blocks are not published.
     pub unpublishable: bool,
     /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
     pub guilty: bool,
-    /// Moves the length of `table`, its last word, to the second line.
+    /// Moves the length of `table` to the second line.
     _space: u64,
     /// The block table of the first layer group. Of a swapped sequence, the leading blocks that stayed on the device.
     pub table: Vec<BlockHandle>,

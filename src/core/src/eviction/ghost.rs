@@ -27,7 +27,7 @@ pub(super) struct Ghost {
     capacity: u32,
     /// Fingerprints remembered so far, modulo 2^32.
     clock: u32,
-    /// Fingerprints to be remembered before the next call that reads a bucket. Their buckets are on the way from memory.
+    /// Fingerprints to be remembered before the next call reads a bucket; the buckets are on the way from memory.
     pending: Vec<u64>,
 }
 
