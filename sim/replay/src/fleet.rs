@@ -14,7 +14,7 @@ use std::time::Instant;
 use trunkline_cluster::{Cluster, EngineId, Input, Move, Output};
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::Step;
-use trunkline_core::{BlockHash, FinishReason, Namespace, Request, RequestId};
+use trunkline_core::{FinishReason, Request, RequestId};
 
 use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
@@ -25,7 +25,7 @@ use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
-use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError, generated_token};
+use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
 
 mod arriving;
 mod copying;
@@ -33,9 +33,11 @@ mod fast_forward;
 mod faults;
 mod pipeline;
 mod reporting;
+mod roots;
 mod shared_storage;
 
 use self::pipeline::Pipeline;
+use self::roots::Roots;
 use self::shared_storage::SharedStorage;
 
 /// Ends of requests between two calls of the progress function.
@@ -190,7 +192,7 @@ struct Fleet<'a> {
     stopped: bool,
     pending: Pending<'a>,
     block_size: u32,
-    root: BlockHash,
+    roots: Roots,
     cluster: Cluster,
     replicas: Vec<Replica>,
     shared: SharedStorage,
@@ -276,7 +278,7 @@ impl<'a> Fleet<'a> {
                 freed: Vec::new(),
             },
             block_size: settings.core.block_size,
-            root: Namespace { model: settings.model.name, ..Namespace::default() }.root(),
+            roots: Roots::default(),
             meters,
             cluster,
             flights: InFlightRequests::default(),
@@ -305,7 +307,7 @@ impl<'a> Fleet<'a> {
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
             let next_ns = queued_ns.into_iter().chain(self.pending.next_ns).min();
-            // Traced requests have no deadline, but copies have.
+            // Copies have deadlines, and requests may have.
             if let Some(deadline_ns) = self.cluster.next_deadline_ns()
                 && next_ns.is_none_or(|next_ns| deadline_ns < next_ns)
             {
@@ -358,7 +360,7 @@ impl<'a> Fleet<'a> {
         }
         let step = self.replicas[replica].in_flight.pop_front().expect("a step in flight ends once");
         let spare = self.cluster.spare_result(engine(replica));
-        let result = self.worker.answer(&step, spare);
+        let result = self.worker.answer(&step, &self.flights, spare);
         self.meters.step_ended(&mut self.flights, replica, &step.seqs, &result.ends);
         self.cluster.recycle(engine(replica), step);
         self.tell(replica, Event::StepFinished(result));
@@ -368,9 +370,15 @@ impl<'a> Fleet<'a> {
     fn request(&mut self, number: u64) -> Request {
         let flight = self.flights.get(number);
         let traced = &flight.traced;
-        let mut request = Request::new(RequestId(number), self.root, traced.prompt(), traced.output_tokens);
-        request.tenant = u64::from(flight.tenant);
-        request.generated = (0..flight.n_generated).map(|n| generated_token(number, n)).collect();
+        let terms = traced.terms;
+        let root = self.roots.of(&self.settings.model, terms.namespace);
+        let mut request = Request::new(RequestId(number), root, traced.prompt(), traced.output_tokens);
+        request.tenant = if self.settings.tenants.is_traced() { terms.tenant.into() } else { u64::from(flight.tenant) };
+        request.priority = terms.priority;
+        // Requests that all arrive at once measure a capacity, not service in time.
+        let timed = self.pending.arrivals != Arrivals::AtOnce;
+        request.deadline_ns = terms.deadline_ns.filter(|_| timed).map(|ns| flight.submitted_ns.saturating_add(ns));
+        request.generated = (0..flight.n_generated).map(|n| traced.output_token(number, n)).collect();
         request.hashes.reserve_exact(request.prompt.capacity() / self.block_size as usize);
         request.hash_prompt(self.block_size);
         request
@@ -441,9 +449,12 @@ impl<'a> Fleet<'a> {
             Action::Release { .. } | Action::Cancel { .. } => {}
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
-                assert_eq!(reason, FinishReason::Length, "traced requests end by length alone");
                 let flight = self.flights.remove(request.0);
-                let outcome = self.meters.finish(&flight, at_ns, replica, request.0, &usage);
+                let outcome = match reason {
+                    FinishReason::Length => self.meters.finish(&flight, at_ns, replica, request.0, &usage),
+                    FinishReason::Timeout => self.meters.time_out(&flight, at_ns, replica, request.0, &usage),
+                    _ => unreachable!("traced requests end by length or deadline alone"),
+                };
                 self.end(replica, &outcome);
             }
             Action::Refuse { request, .. } => self.refuse(at_ns, replica, request),

@@ -66,6 +66,11 @@ impl InFlightRequests {
         self.window[at as usize].as_mut().expect("it has not ended")
     }
 
+    /// Returns a request, if it is in flight.
+    pub(crate) fn find(&self, number: u64) -> Option<&InFlightRequest> {
+        self.window.get(number.checked_sub(self.first)? as usize)?.as_ref()
+    }
+
     /// Removes a request, which MUST be in flight, at the end.
     pub(crate) fn remove(&mut self, number: u64) -> InFlightRequest {
         let at = number.checked_sub(self.first).expect("it ends once");
@@ -85,7 +90,13 @@ mod tests {
 
     #[test]
     fn the_window_moves_with_the_oldest() {
-        let traced = TraceRequest { arrival_ns: 0, input_tokens: 1, output_tokens: 1, content: Content::Unique(0) };
+        let traced = TraceRequest {
+            arrival_ns: 0,
+            input_tokens: 1,
+            output_tokens: 1,
+            content: Content::Unique(0),
+            ..TraceRequest::default()
+        };
         let mut flights = InFlightRequests::default();
         for number in 0..5 {
             assert_eq!(flights.push(InFlightRequest::new(traced.clone(), number * 10, 0)), number);

@@ -16,6 +16,7 @@
 //!     input_tokens: 100,
 //!     output_tokens: 10,
 //!     content: Content::Unique(n),
+//!     ..TraceRequest::default()
 //! };
 //! let trace = Trace { format: Format::Azure, requests: (0..20).map(request).collect() };
 //! let mut settings = Settings::new(*hardware::by_name("h100-80g")?, *model::by_name("llama-3.1-8b")?);

@@ -13,10 +13,9 @@ use crate::in_flight::{InFlightRequest, InFlightRequests};
 use trunkline_sim_report::fairness::{Contention, OUTPUT_UNITS};
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::{FairnessReport, TenantReport};
+use trunkline_sim_report::report::{DeadlineReport, FairnessReport, TenantReport};
 use trunkline_sim_workload::summary::{Histogram, Kept, Summary};
 use trunkline_sim_workload::tenants::Shares;
-use trunkline_sim_workload::trace::generated_token;
 
 /// Meters of one tenant.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +23,7 @@ pub(crate) struct TenantMeters {
     pub requests: u64,
     pub completed: u64,
     pub refused: u64,
+    pub deadlines: DeadlineReport,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
@@ -67,6 +67,7 @@ impl<'a> Meters<'a> {
     pub(crate) fn refuse(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize, request: u64) -> Outcome {
         let tenant = usize::from(flight.tenant);
         self.tenants[tenant].refused += 1;
+        self.tenants[tenant].deadlines.missed += u64::from(flight.traced.terms.deadline_ns.is_some());
         if let Some(contention) = self.contentions.get_mut(replica) {
             contention.leave(now_ns, tenant);
         }
@@ -84,6 +85,7 @@ impl<'a> Meters<'a> {
             e2e_ns: None,
             preemptions: 0,
             refused: true,
+            deadline_met: flight.traced.terms.deadline_ns.map(|_| false),
         }
     }
 
@@ -129,9 +131,14 @@ impl<'a> Meters<'a> {
         let Some(contention) = self.contentions.get_mut(replica) else { return };
         let mut begin = 0;
         for (seq, end) in seqs.iter().zip(ends) {
-            let flight = flights.get(seq.request.0);
-            let mut units = u64::from(end - begin) * OUTPUT_UNITS;
+            let tokens = u64::from(end - begin);
             begin = *end;
+            // The deadline of a request may pass while its step runs.
+            if flights.find(seq.request.0).is_none() {
+                continue;
+            }
+            let flight = flights.get(seq.request.0);
+            let mut units = tokens * OUTPUT_UNITS;
             if seq.n_generated == 0 {
                 let served = (seq.computed + seq.n_tokens).min(flight.traced.input_tokens);
                 units += u64::from(served.saturating_sub(flight.prompt_served.max(seq.computed)));
@@ -144,7 +151,11 @@ impl<'a> Meters<'a> {
 
     /// Counts the next token of a request.
     pub(crate) fn token(&mut self, flight: &mut InFlightRequest, now_ns: u64, request: u64, token: Token) {
-        assert_eq!(token, generated_token(request, flight.n_generated), "tokens of a request come once and in order");
+        assert_eq!(
+            token,
+            flight.traced.output_token(request, flight.n_generated),
+            "tokens of a request come once and in order"
+        );
         if flight.n_generated == 0 {
             flight.first_token_ns = now_ns;
             self.tenants[usize::from(flight.tenant)].ttft.record(now_ns - flight.submitted_ns);
@@ -186,6 +197,7 @@ impl<'a> Meters<'a> {
         let tpot_ns = (asked > 1).then(|| (now_ns - flight.first_token_ns) / u64::from(asked - 1));
         tpot_ns.into_iter().for_each(|ns| tenant.tpot.record(ns));
         tenant.completed += 1;
+        tenant.deadlines.met += u64::from(flight.traced.terms.deadline_ns.is_some());
         tenant.prompt_tokens += u64::from(usage.prompt_tokens);
         tenant.cached_tokens += u64::from(usage.cached_tokens);
         tenant.output_tokens += u64::from(usage.completion_tokens);
@@ -203,6 +215,39 @@ impl<'a> Meters<'a> {
             e2e_ns: Some(e2e_ns),
             preemptions: usage.preemptions,
             refused: false,
+            deadline_met: flight.traced.terms.deadline_ns.map(|_| true),
+        }
+    }
+
+    /// Counts the end of a request at its deadline, before it has all its tokens, and returns the outcome.
+    pub(crate) fn time_out(
+        &mut self,
+        flight: &InFlightRequest,
+        now_ns: u64,
+        replica: usize,
+        request: u64,
+        usage: &Usage,
+    ) -> Outcome {
+        let tenant = usize::from(flight.tenant);
+        self.tenants[tenant].deadlines.missed += 1;
+        if let (false, Some(contention)) = (flight.began, self.contentions.get_mut(replica)) {
+            contention.leave(now_ns, tenant);
+        }
+        Outcome {
+            request,
+            arrival_ns: flight.submitted_ns,
+            replica: replica as u32,
+            tenant: tenant as u32,
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            output_tokens: usage.completion_tokens,
+            queue_ns: flight.began.then(|| flight.began_ns - flight.submitted_ns),
+            ttft_ns: (flight.n_generated > 0).then(|| flight.first_token_ns - flight.submitted_ns),
+            tpot_ns: None,
+            e2e_ns: None,
+            preemptions: usage.preemptions,
+            refused: false,
+            deadline_met: Some(false),
         }
     }
 
@@ -221,6 +266,8 @@ impl<'a> Meters<'a> {
             total.requests += tenant.requests;
             total.completed += tenant.completed;
             total.refused += tenant.refused;
+            total.deadlines.met += tenant.deadlines.met;
+            total.deadlines.missed += tenant.deadlines.missed;
             total.prompt_tokens += tenant.prompt_tokens;
             total.cached_tokens += tenant.cached_tokens;
             total.output_tokens += tenant.output_tokens;
@@ -236,9 +283,14 @@ impl<'a> Meters<'a> {
             let contenders = self.contentions.iter().map(|contention| contention.tenants()[tenant]);
             contenders.fold((0, 0), |(ns, service), it| (ns + it.contended_ns, service + it.contended_service))
         };
+        let requests: u64 = self.tenants.iter().map(|tenant| tenant.requests).sum();
         let report = |(number, meters): (usize, TenantMeters)| {
             let (contended_ns, service) = contended(number);
-            tenant_report(self.shares.as_slice()[number], meters, contended_ns, service)
+            let share = match self.shares.is_traced() {
+                true => ratio(meters.requests as f64, requests as f64),
+                false => self.shares.as_slice()[number],
+            };
+            tenant_report(share, meters, contended_ns, service)
         };
         FairnessReport {
             service_gap_max: self.contentions.iter().map(Contention::gap_max).max().unwrap_or(0),
@@ -254,6 +306,7 @@ fn tenant_report(share: f64, meters: TenantMeters, contended_ns: u64, contended_
         requests: meters.requests,
         completed: meters.completed,
         refused: meters.refused,
+        deadlines: meters.deadlines.if_any(),
         prompt_tokens: meters.prompt_tokens,
         output_tokens: meters.output_tokens,
         prefix_hit_tokens: meters.cached_tokens,

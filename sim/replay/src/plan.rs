@@ -396,11 +396,12 @@ impl Prober<'_> {
         };
         let requests = self.trace.requests.len() as u64;
         let mut judge = Judge::new(self.search.slos, requests);
-        let (mut stopped_by, mut refused) = (None, 0);
+        let (mut stopped_by, mut refused, mut is_kept) = (None, 0, true);
         let result = replay_watched(self.trace, &settings, self.candidate.cost, &mut |outcome: &Outcome| {
             (self.progress)();
             refused += u64::from(outcome.refused);
             let lost = judge.see(outcome);
+            is_kept &= lost.is_none();
             if lost.is_some() && !complete {
                 stopped_by = lost;
                 return ControlFlow::Break(());
@@ -430,7 +431,8 @@ impl Prober<'_> {
         };
         probe.figures = judge.figures(&report);
         // A figure of nothing is 0, but a fleet that completes nothing keeps no promise.
-        probe.met = report.completed > 0 && probe.figures.iter().all(|figure| figure.met);
+        // Percentiles leave out requests that ended at their deadlines; the judge does not.
+        probe.met = report.completed > 0 && is_kept && probe.figures.iter().all(|figure| figure.met);
         probe.utilisation = Some(report.utilisation);
         if let Some(price_hour) = self.candidate.price_hour {
             let price = price_hour * f64::from(settings.n_replicas()) * report.duration_s / 3600.0;

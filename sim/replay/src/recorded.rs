@@ -11,11 +11,15 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use trunkline_cluster::record::{self, Line, RecordError};
-use trunkline_cluster::{Cluster, ClusterError, EngineId, Input, Output};
+use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId, Input, Output};
 use trunkline_core::event::{Action, Event};
 use trunkline_core::{ConfigError, Request};
 
 use trunkline_sim_workload::lines::{LineFault, LineNumber, Lines};
+
+mod as_trace;
+
+pub use self::as_trace::{Recorded, is_recording, load, settings};
 
 /// Result of replaying a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -103,6 +107,9 @@ pub enum RecordingFault {
         /// Number of engines of the recorded cluster.
         engines: usize,
     },
+    /// No request of the recording can be replayed as a trace.
+    #[error("no request of the recording got a token, so there is nothing to replay")]
+    NoRequests,
     /// Damaged line before the end.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -127,6 +134,8 @@ pub(crate) struct Shown<'a> {
     pub finished: Option<(EngineId, u64)>,
     /// Engine whose worker was lost with its steps in flight.
     pub lost: Option<EngineId>,
+    /// Request submitted by the input; shown before the outputs, without any.
+    pub submitted: Option<&'a Request>,
     pub outputs: &'a [Output],
 }
 
@@ -177,16 +186,21 @@ fn header_version(line: &[u8]) -> Option<u32> {
     u32::try_from(header.get("trunkline_recording")?.as_u64()?).ok()
 }
 
+/// Reads the header and returns the settings of the recorded cluster.
+fn header(lines: &mut Lines) -> Result<ClusterConfig, RecordingFault> {
+    let first = lines.next_line()?.unwrap_or_default();
+    // The version is looked at before the rest of the header, which other versions may have in other forms.
+    match header_version(first) {
+        None => return Err(RecordingFault::NoHeader),
+        Some(record::VERSION | record::VERSION_CLUSTER) => {}
+        Some(found) => return Err(RecordingFault::Version { found }),
+    }
+    parse(first).ok().and_then(Line::cluster).ok_or(RecordingFault::NoHeader)
+}
+
 impl Replay {
     fn new(lines: &mut Lines) -> Result<Self, RecordingFault> {
-        let first = lines.next_line()?.unwrap_or_default();
-        // The version is looked at before the rest of the header, which other versions may have in other forms.
-        match header_version(first) {
-            None => return Err(RecordingFault::NoHeader),
-            Some(record::VERSION | record::VERSION_CLUSTER) => {}
-            Some(found) => return Err(RecordingFault::Version { found }),
-        }
-        let Some(config) = parse(first).ok().and_then(Line::cluster) else { return Err(RecordingFault::NoHeader) };
+        let config = header(lines)?;
         let cluster = Cluster::new(&config).map_err(|fault| match (fault, config.engines.len()) {
             (ClusterError::Core { error, .. }, 1) => RecordingFault::Config(Box::new(error)),
             (fault, _) => RecordingFault::Cluster(Box::new(fault)),
@@ -252,6 +266,7 @@ impl Replay {
         if let Some(request) = submitted(&mut input) {
             self.requests += 1;
             request.hash_prompt(self.block_size);
+            watch(&Shown { at_ns, finished: None, lost: None, submitted: Some(request), outputs: &[] });
         }
         let finished = match &input {
             Input::Engine(engine, Event::StepFinished(result)) => Some((*engine, result.step)),
@@ -262,7 +277,7 @@ impl Replay {
             _ => None,
         };
         self.cluster.handle(at_ns, input, &mut self.outputs);
-        watch(&Shown { at_ns, finished, lost, outputs: &self.outputs });
+        watch(&Shown { at_ns, finished, lost, submitted: None, outputs: &self.outputs });
         for output in self.outputs.drain(..) {
             if let Output::Engine(engine, Action::RunStep(step)) = output {
                 self.cluster.recycle(engine, step);

@@ -7,6 +7,8 @@ use trunkline_core::draw::unit;
 use trunkline_core::step::{Step, StepResult};
 use trunkline_sim_workload::trace::generated_token;
 
+use crate::in_flight::InFlightRequests;
+
 /// Stream of draws for the acceptance of drafts; see [`trunkline_core::draw`].
 const DRAFT_STREAM: u64 = 2;
 
@@ -23,15 +25,18 @@ impl Worker {
     }
 
     /// Returns the answer to a step, in the memory of an empty answer.
-    pub(crate) fn answer(&self, step: &Step, mut result: StepResult) -> StepResult {
+    pub(crate) fn answer(&self, step: &Step, flights: &InFlightRequests, mut result: StepResult) -> StepResult {
         debug_assert!(result.tokens.is_empty() && result.ends.is_empty());
         result.step = step.id;
         for seq in &step.seqs {
             if seq.sample {
                 let request = seq.request.0;
                 let accepted = accepted_drafts(self.acceptance, request, seq.n_generated, seq.n_drafts);
+                // A request whose deadline passed during the step has ended, and its tokens count for nothing.
+                let flight = flights.find(request);
                 for n in seq.n_generated..=seq.n_generated + accepted {
-                    result.tokens.push(generated_token(request, n));
+                    let token = flight.map(|flight| flight.traced.output_token(request, n));
+                    result.tokens.push(token.unwrap_or_else(|| generated_token(request, n)));
                 }
             }
             result.ends.push(result.tokens.len() as u32);
@@ -78,7 +83,7 @@ mod tests {
         let worker = Worker::new(1.0);
         let step =
             Step { id: 7, seqs: vec![seq(3, 5, true, 0), seq(4, 0, false, 0), seq(5, 0, true, 2)], ..Step::default() };
-        let result = worker.answer(&step, StepResult::default());
+        let result = worker.answer(&step, &InFlightRequests::default(), StepResult::default());
         assert_eq!((result.step, result.ends.as_slice()), (7, &[1, 1, 4][..]));
         assert_eq!(result.of(0), [generated_token(3, 5)]);
         assert_eq!(result.of(2), [0, 1, 2].map(|n| generated_token(5, n)));
@@ -95,7 +100,7 @@ mod tests {
             while tokens.len() < 200 {
                 steps += 1;
                 let step = Step { seqs: vec![seq(request, tokens.len() as u32, true, 4)], ..Step::default() };
-                tokens.extend(worker.answer(&step, StepResult::default()).tokens);
+                tokens.extend(worker.answer(&step, &InFlightRequests::default(), StepResult::default()).tokens);
             }
             assert!((0..).zip(&tokens).all(|(n, token)| *token == generated_token(request, n)));
         }
@@ -104,6 +109,6 @@ mod tests {
         assert!((mean / 2.3056 - 1.0).abs() < 0.02, "{mean}");
         let never = Worker::new(0.0);
         let step = Step { seqs: vec![seq(0, 0, true, 9)], ..Step::default() };
-        assert_eq!(never.answer(&step, StepResult::default()).tokens.len(), 1);
+        assert_eq!(never.answer(&step, &InFlightRequests::default(), StepResult::default()).tokens.len(), 1);
     }
 }

@@ -46,6 +46,7 @@ fn trace(n: u64) -> Trace {
         input_tokens: 1024 + (i % 3) as u32 * 100,
         output_tokens: 1 + (i % 40) as u32,
         content: Content::Blocks([(i % 7) as u32, 100 + i as u32, 1000 + i as u32].into()),
+        ..TraceRequest::default()
     };
     Trace { format: Format::Mooncake, requests: (0..n).map(request).collect() }
 }

@@ -215,6 +215,12 @@ pub const FIGURES: &[Figure<Report>] = &[
     count("service_gap_max", "Service gap", Lower, "Largest difference in service between two waiting tenants.", |r| {
         r.fairness.as_ref().map(|fairness| fairness.service_gap_max)
     }),
+    count("deadlines_met", "Deadlines met", Higher, "Requests completed before their deadlines.", |r| {
+        r.latencies.deadlines.map(|deadlines| deadlines.met)
+    }),
+    count("deadlines_missed", "Deadlines missed", Lower, "Requests ended at their deadlines, or refused.", |r| {
+        r.latencies.deadlines.map(|deadlines| deadlines.missed)
+    }),
     text("cost_model", "Cost model", "Cost model and its measured error.", |r| &r.settings.cost_model),
     text("digest", "Digest", "Digest of every decision of every replica.", |r| &r.digest),
     real("wall_s", "Wall time", Seconds, Neither, "Wall-clock time of the replay.", |r| Some(r.wall_s)),

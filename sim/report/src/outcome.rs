@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 mod parquet;
 
 /// First line of the CSV file.
-pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused";
+pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused,deadline_met";
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,15 @@ pub struct Outcome {
     pub preemptions: u32,
     /// `true` if rejected on arrival.
     pub refused: bool,
+    /// `true` if completed before its deadline; `None` without a deadline.
+    pub deadline_met: Option<bool>,
+}
+
+impl Outcome {
+    /// Returns `true` if the request was ended by its deadline.
+    pub fn timed_out(&self) -> bool {
+        !self.refused && self.deadline_met == Some(false)
+    }
 }
 
 /// Failed writing of outcomes.
@@ -116,9 +125,10 @@ impl Sink for Lines {
         let [queue, ttft, tpot, e2e] =
             [outcome.queue_ns, outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns].map(seconds);
         let (preemptions, refused) = (outcome.preemptions, u8::from(outcome.refused));
+        let met = outcome.deadline_met.map_or("", |met| if met { "1" } else { "0" });
         writeln!(
             self.0,
-            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused}"
+            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused},{met}"
         )
     }
 
@@ -184,6 +194,7 @@ mod tests {
         e2e_ns: Some(6_000_004),
         preemptions: 2,
         refused: false,
+        deadline_met: Some(true),
     };
 
     const REFUSED: Outcome = Outcome {
@@ -196,13 +207,14 @@ mod tests {
         e2e_ns: None,
         preemptions: 0,
         refused: true,
+        deadline_met: None,
         ..DONE
     };
 
     #[test]
     fn a_line_each_plain_or_gzip() {
         let expected = format!(
-            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0\n4,1.500000000,1,0,100,0,0,,,,,0,1\n"
+            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0,1\n4,1.500000000,1,0,100,0,0,,,,,0,1,\n"
         );
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.csv", "a.csv.gz"] {
@@ -244,8 +256,8 @@ mod tests {
         let found = columns::read(&path).unwrap();
         assert_eq!(found.names.join(","), CSV_HEADER);
         let row = |at: usize| found.cells.iter().map(|column| column[at].to_text()).collect::<Vec<_>>().join(",");
-        assert_eq!(row(0), "3,1.5,1,0,100,32,5,0.001,0.002,0.001000001,0.006000004,2,false");
-        assert_eq!(row(1), "4,1.5,1,0,100,0,0,,,,,0,true");
+        assert_eq!(row(0), "3,1.5,1,0,100,32,5,0.001,0.002,0.001000001,0.006000004,2,false,true");
+        assert_eq!(row(1), "4,1.5,1,0,100,0,0,,,,,0,true,");
         assert_eq!(found.about[0].0, "trunkline.rows");
     }
 }

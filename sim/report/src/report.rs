@@ -7,6 +7,8 @@ use trunkline_core::{Config, TierStats};
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
 
+use crate::numbers::ratio;
+
 /// Result of a replay. Equal inputs give equal reports, except for [`Report::wall_s`].
 ///
 /// Counts are sums over all replicas; latencies cover completed requests only. JSON is flat: the fields of [`TokenTotals`],
@@ -49,6 +51,8 @@ pub struct Report {
     pub latencies: Latencies,
     /// Service per tenant; `None` for a trace of one tenant.
     pub fairness: Option<FairnessReport>,
+    /// Replay with the settings of the recording; `None` unless the trace is a recording.
+    pub baseline: Option<BaselineReport>,
     /// Offered load; `None` unless the load was set as a share of the capacity.
     pub load: Option<LoadReport>,
     /// Digest of every decision of every replica, 16 hex digits.
@@ -115,6 +119,46 @@ pub struct Latencies {
     pub itl_s: Summary,
     /// E2E: arrival to end, seconds.
     pub e2e_s: Summary,
+    /// Deadlines met and missed; `None` if no request has a deadline.
+    pub deadlines: Option<DeadlineReport>,
+}
+
+/// Deadlines of requests, met and missed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeadlineReport {
+    /// Requests completed before their deadlines.
+    pub met: u64,
+    /// Requests ended at their deadlines, or refused.
+    pub missed: u64,
+}
+
+impl DeadlineReport {
+    /// Returns the counts, or `None` without a deadline.
+    pub fn if_any(self) -> Option<Self> {
+        (self.met + self.missed > 0).then_some(self)
+    }
+
+    /// Returns the share of deadlines met, from 0 to 1.
+    pub fn share_met(&self) -> f64 {
+        ratio(self.met as f64, (self.met + self.missed) as f64)
+    }
+}
+
+/// Comparison of a recorded server with a simulation under the settings of the recording.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BaselineReport {
+    /// Digest of the decisions of the recording, replayed, 16 hex digits.
+    pub digest: String,
+    /// `true` if the recorded digest is equal; `None` for a recording without a digest.
+    pub digest_equal: Option<bool>,
+    /// Latencies as the server measured them.
+    pub measured: Latencies,
+    /// Latencies in the simulation.
+    pub simulated: Latencies,
+    /// Recorded requests left out: refused, or ended without a token and without a deadline.
+    pub left_out: u64,
+    /// Requests cut short by clients, deadlines or the end of the recording; they ask for the tokens that they had.
+    pub cut_short: u64,
 }
 
 impl Report {
@@ -194,6 +238,8 @@ pub struct TenantReport {
     pub completed: u64,
     /// Requests rejected on arrival.
     pub refused: u64,
+    /// Deadlines met and missed; `None` if no request has a deadline.
+    pub deadlines: Option<DeadlineReport>,
     /// Prompt tokens of completed requests.
     pub prompt_tokens: u64,
     /// Tokens generated for the tenant.

@@ -190,7 +190,7 @@ impl Slos {
             (Some(limit_ns), Some(value_ns)) => value_ns as f64 <= limit_ns,
             _ => true,
         };
-        !outcome.refused && self.of_each.into_iter().zip(values).all(kept)
+        !outcome.refused && outcome.deadline_met != Some(false) && self.of_each.into_iter().zip(values).all(kept)
     }
 }
 
@@ -223,7 +223,8 @@ impl<'a> Judge<'a> {
                 Latency::E2e => outcome.e2e_ns,
                 Latency::Itl => None,
             };
-            let Some(value_ns) = value_ns else { continue };
+            let Some(value_ns) = value_ns.or(outcome.timed_out().then_some(u64::MAX)) else { continue };
+            // A request without the latency by its deadline is above any limit.
             *sum_ns += u128::from(value_ns);
             *above += u64::from(value_ns as f64 / 1e9 > slo.limit_s);
             let is_lost = match slo.statistic {
@@ -347,6 +348,7 @@ mod tests {
             e2e_ns: Some((e2e_s * 1e9) as u64),
             preemptions: 0,
             refused: false,
+            deadline_met: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Synthetic tenants for traces without tenants.
+//! Tenants of a replay: those of the trace, or synthetic ones for traces without tenants.
 //!
 //! A hash of the request's number draws its tenant with the given shares: equal traces and shares give equal tenants under all
 //! other settings. Tenants differ only in their share of the requests, and share one cache.
@@ -18,6 +18,8 @@ pub const TENANTS_MAX: usize = 16;
 pub struct Shares {
     /// Shares by tenant, with a sum of 1.
     shares: Vec<f64>,
+    /// `true` if requests have the tenants of the trace.
+    traced: bool,
 }
 
 /// Invalid shares, with a remedy.
@@ -31,7 +33,7 @@ pub struct BadShares {
 impl Default for Shares {
     /// Returns the shares of a single tenant.
     fn default() -> Self {
-        Self { shares: vec![1.0] }
+        Self { shares: vec![1.0], traced: true }
     }
 }
 
@@ -51,7 +53,8 @@ impl FromStr for Shares {
         if weights.len() > TENANTS_MAX || !sum.is_finite() || weights.iter().any(|weight| *weight <= 0.0) {
             return Err(bad());
         }
-        Ok(Self { shares: weights.into_iter().map(|weight| weight / sum).collect() })
+        let traced = weights.len() == 1;
+        Ok(Self { shares: weights.into_iter().map(|weight| weight / sum).collect(), traced })
     }
 }
 
@@ -61,10 +64,22 @@ impl Shares {
         &self.shares
     }
 
-    /// Returns the tenant of request number `request` of a trace.
-    pub fn tenant_of(&self, request: u64) -> usize {
-        if self.shares.len() == 1 {
-            return 0;
+    /// Returns equal shares for a trace with tenants numbered from 0 to `tenants - 1`. Those from [`TENANTS_MAX`] on are counted as the
+    /// last.
+    pub fn traced(tenants: u64) -> Self {
+        let counted = tenants.clamp(1, TENANTS_MAX as u64) as usize;
+        Self { shares: vec![1.0 / counted as f64; counted], traced: true }
+    }
+
+    /// Returns `true` if requests have the tenants of the trace.
+    pub fn is_traced(&self) -> bool {
+        self.traced
+    }
+
+    /// Returns the tenant under which request number `request` is counted; `tenant` is the request's own in the trace.
+    pub fn tenant_of(&self, request: u64, tenant: u32) -> usize {
+        if self.traced {
+            return (tenant as usize).min(self.shares.len() - 1);
         }
         let drawn = unit(TENANT_STREAM, request, 0);
         let mut end = 0.0;
@@ -87,7 +102,7 @@ mod tests {
             let shares: Shares = spec.parse().unwrap();
             assert_eq!(shares.as_slice(), expected);
             let mut counts = vec![0u32; expected.len()];
-            (0..100_000).for_each(|request| counts[shares.tenant_of(request)] += 1);
+            (0..100_000).for_each(|request| counts[shares.tenant_of(request, 0)] += 1);
             for (count, share) in counts.iter().zip(expected) {
                 assert!((f64::from(*count) / 1e5 - share).abs() < 0.01, "{spec}: {counts:?}");
             }

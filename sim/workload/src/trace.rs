@@ -50,6 +50,7 @@ mod row;
 mod select;
 mod source;
 pub mod stats;
+mod terms;
 mod tokens;
 mod write;
 
@@ -58,6 +59,7 @@ pub use self::fault::{TraceError, TraceFault};
 pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
+pub use self::terms::Terms;
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 
 /// Tokens per block id of a Mooncake trace.
@@ -86,6 +88,8 @@ pub enum Format {
     Vidur,
     /// JSON lines with token ids, as in workloads of vLLM made from ShareGPT.
     Tokens,
+    /// Recording of a server, read by the replay of recordings.
+    Recording,
     /// No file: requests of a generator.
     Synthetic,
 }
@@ -103,6 +107,7 @@ impl Format {
             Self::Bailian => "bailian",
             Self::Vidur => "vidur",
             Self::Tokens => "tokens",
+            Self::Recording => "recording",
             Self::Synthetic => "synthetic",
         }
     }
@@ -137,6 +142,24 @@ pub struct TraceRequest {
     pub output_tokens: u32,
     /// Content of the prompt.
     pub content: Content,
+    /// Tokens of the output, at least `output_tokens`, if known; else [`generated_token`] numbers them.
+    pub output: Option<Box<[Token]>>,
+    /// Tenant, namespace, priority and deadline.
+    pub terms: Terms,
+}
+
+impl Default for TraceRequest {
+    /// Returns a request at the beginning, of one token in and one token out, with default terms.
+    fn default() -> Self {
+        Self {
+            arrival_ns: 0,
+            input_tokens: 1,
+            output_tokens: 1,
+            content: Content::Unique(0),
+            output: None,
+            terms: Terms::default(),
+        }
+    }
 }
 
 /// Known content of a prompt.
@@ -191,6 +214,12 @@ impl TraceRequest {
         }
         assert_eq!(prompt.len(), self.input_tokens as usize, "content covers the prompt");
         prompt
+    }
+
+    /// Returns token `n` of the output, from 0, of this request, which has number `number`.
+    pub fn output_token(&self, number: u64, n: u32) -> Token {
+        let known = self.output.as_ref().and_then(|output| output.get(n as usize));
+        known.copied().unwrap_or_else(|| generated_token(number, n))
     }
 
     /// Truncates the prompt so that prompt and output have at most `max_context` tokens. An output of `max_context` tokens or more
@@ -267,6 +296,11 @@ impl Trace {
     pub fn select(&self, selection: &Selection) -> Self {
         let requests = selection.of(self.requests.iter().cloned().map(Ok));
         Self { format: self.format, requests: requests.filter_map(Result::ok).collect() }
+    }
+
+    /// Returns the number of tenants: one more than the greatest number of a tenant.
+    pub fn tenants(&self) -> u64 {
+        self.requests.iter().map(|request| u64::from(request.terms.tenant) + 1).max().unwrap_or(1)
     }
 
     /// Returns the requests as a source.

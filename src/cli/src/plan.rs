@@ -7,12 +7,13 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim_perf::cost::BoxedCost;
 use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
+use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, Slos};
 use trunkline_sim_workload::Trace;
 
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
-use crate::replay::input::is_workload;
+use crate::replay::input::{is_workload, recording};
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::selection::SelectionArgs;
 
@@ -92,14 +93,23 @@ pub struct PlanArgs {
 pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let slos = args.slo.iter().map(|spec| spec.parse::<Slo>()).collect::<Result<Vec<_>, _>>()?;
     let slos = Slos::new(&slos, args.goodput)?;
-    let fleets = fleets(&args)?;
+    let mut args = args;
+    args.settings.follow(&args.trace)?;
+    args.settings.fit_blocks = true;
+    let mut fleets = fleets(&args)?;
     let prices = prices(&args, &fleets)?;
     let path = args.trace.display();
     ensure!(
         !is_workload(&args.trace),
         "{path} is a workload, and a plan needs a trace; write it down with `trunkline trace generate`"
     );
-    let trace = Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?;
+    let trace = match recorded::is_recording(&args.trace) {
+        true => recording(&args.trace, args.part.options(), &args.part.selection())?.1,
+        false => Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?,
+    };
+    for (settings, _) in &mut fleets {
+        args.settings.adopt_tenants(settings, trace.tenants());
+    }
 
     let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
     let search = Search { slos: &slos, goal, complete: args.complete, split: args.split };
@@ -133,7 +143,7 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
         let mut of_one = args.settings.clone();
         of_one.fleet.hardware = hardware.trim().into();
         if !args.find_rate {
-            of_one.fleet.replicas = args.max_replicas;
+            of_one.fleet.replicas = Some(args.max_replicas);
         }
         fleet(&of_one, args)
     };

@@ -16,9 +16,9 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_replay::capacity::load;
-use trunkline_sim_replay::recorded::replay_recorded;
-use trunkline_sim_replay::{Arrivals, ReplayError, Settings};
-use trunkline_sim_report::report::LoadReport;
+use trunkline_sim_replay::recorded::{Recorded, replay_recorded};
+use trunkline_sim_replay::{Arrivals, ReplayError, Settings, replay as replay_trace};
+use trunkline_sim_report::report::{BaselineReport, LoadReport};
 
 use self::input::{Input, Part};
 use self::outputs::OutputArgs;
@@ -120,6 +120,19 @@ pub(crate) struct ReplayPlan {
 }
 
 impl ReplayArgs {
+    /// Takes the settings of the recorded server as defaults if the file at `path` is a recording.
+    ///
+    /// # Errors
+    /// If the recording has no valid header.
+    pub(crate) fn follow(&mut self, path: &Path) -> anyhow::Result<()> {
+        self.settings.follow(path)
+    }
+
+    /// Returns `true` if requests have the tenants of the trace.
+    pub(crate) fn has_own_tenants(&self) -> bool {
+        self.settings.routing.tenants.is_none()
+    }
+
     fn arrivals(&self) -> Arrivals {
         if self.of_trace.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.part.speed } }
     }
@@ -154,9 +167,16 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
 
 fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     // Settings first: a mistake is reported before a long trace is read.
+    let mut args = args.clone();
+    args.follow(path)?;
     let ReplayPlan { mut runs, cost, part, load } = args.plan()?;
     args.outputs.check(runs.len())?;
     let input = part.open(path)?;
+    runs.iter_mut().for_each(|settings| args.settings.adopt_tenants(settings, input.tenants()));
+    let baseline = match &input {
+        Input::Recorded(recorded, _) => Some(baseline(recorded, &args.settings)?),
+        _ => None,
+    };
 
     let n_replays = runs.len() as u64 + u64::from(load.is_some());
     let bar = input.requests().map_or_else(ProgressBar::no_length, |requests| ProgressBar::new(requests * n_replays));
@@ -173,6 +193,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     for report in &mut reports {
         report.settings.trace = path.display().to_string();
         report.load = load;
+        report.baseline.clone_from(&baseline);
     }
     args.outputs.write_page(&reports, &series)?;
     match (&args.outputs.json.json, &reports[..]) {
@@ -181,6 +202,20 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
         (None, [report]) => print(&render::report(report)),
         (None, reports) => print(&compare::table(reports)),
     }
+}
+
+/// Simulates the recorded server with its own settings, to compare with what it measured.
+fn baseline(recorded: &Recorded, settings: &SettingsArgs) -> anyhow::Result<BaselineReport> {
+    let Runs { settings: runs, cost } = runs(&settings.as_recorded(), Arrivals::TRACED)?;
+    let simulated = replay_trace(&recorded.trace, &runs[0], &*cost, &mut |_| {})?;
+    Ok(BaselineReport {
+        digest: recorded.replayed.digest.clone(),
+        digest_equal: recorded.replayed.matches,
+        measured: recorded.measured,
+        simulated: simulated.latencies,
+        left_out: recorded.left_out,
+        cut_short: recorded.cut_short,
+    })
 }
 
 /// Sets the speed of all runs so that arrivals are `fraction` of the capacity of the first run.

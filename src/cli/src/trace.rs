@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
+use trunkline_sim_replay::recorded::is_recording;
 use trunkline_sim_workload::Format;
 use trunkline_sim_workload::synthetic::{Generator, Spec};
-use trunkline_sim_workload::trace::stats::{Lengths, PrefixStats, StatsOptions, TraceStats, stats_of_file};
+use trunkline_sim_workload::trace::stats::{
+    Lengths, PrefixStats, StatsOptions, TermStats, TraceStats, stats, stats_of_file,
+};
 use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_file};
 
 use crate::output::{align_right, grouped, per_cent, print, table, write_json};
+use crate::replay::input::recording;
 use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -123,8 +127,13 @@ pub fn run(args: TraceArgs) -> anyhow::Result<()> {
 fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
     let selection = args.part.selection_at_speed()?;
     let options = StatsOptions { block_tokens: args.block_tokens, capacities: args.capacities.clone() };
-    let stats =
-        with_spinner(|progress| stats_of_file(&args.file, args.part.options(), &selection, &options, progress))?;
+    let stats = if is_recording(&args.file) {
+        let (recorded, trace) = recording(&args.file, args.part.options(), &selection)?;
+        let stats = stats(trace.requests.into_iter().map(Ok), trace.format, &options)?;
+        TraceStats { failed_requests: recorded.left_out, ..stats }
+    } else {
+        with_spinner(|progress| stats_of_file(&args.file, args.part.options(), &selection, &options, progress))?
+    };
     match &args.json {
         None => print(&tables(&stats)),
         Some(to) => write_json("statistics", to, &stats.to_json()),
@@ -134,6 +143,13 @@ fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
 fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
     let selection = args.part.selection_at_speed()?;
     let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
+    if is_recording(&args.from) {
+        let (recorded, trace) = recording(&args.from, args.part.options(), &selection)?;
+        let requests = trace.requests.into_iter().map(Ok);
+        let conversion = with_spinner(|progress| convert(requests, trace.format, &args.to, format, progress))?;
+        let conversion = Conversion { failed_requests: recorded.left_out, ..conversion };
+        return print(&summary(&conversion, &args.to, format));
+    }
     let convert = |progress: &mut dyn FnMut(u64)| {
         convert_file(&args.from, args.part.options(), &selection, &args.to, format, progress)
     };
@@ -198,10 +214,23 @@ fn facts(stats: &TraceStats) -> String {
             ),
         ],
     ]);
+    if let Some(terms) = &stats.terms {
+        table.add_row(["terms", &term_text(terms)]);
+    }
     if stats.failed_requests > 0 {
         table.add_row(["left out", &format!("{} requests that failed", grouped(stats.failed_requests))]);
     }
     table.trim_fmt()
+}
+
+/// Returns tenants, priorities and deadlines as one line.
+fn term_text(terms: &TermStats) -> String {
+    let TermStats { tenants, priority_min, priority_max, deadlines, .. } = *terms;
+    let deadlines = match (terms.deadline_min_s, terms.deadline_max_s) {
+        (Some(min), Some(max)) => format!("{} deadlines of {min} to {max} s", grouped(deadlines)),
+        _ => "no deadlines".into(),
+    };
+    format!("{} tenants, priorities {priority_min} to {priority_max}, {deadlines}", grouped(tenants))
 }
 
 fn lengths(stats: &TraceStats) -> String {

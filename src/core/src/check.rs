@@ -157,7 +157,7 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
     let transfers = |is: &dyn Fn(&Purpose) -> bool| count(&state.kv.transfers, is);
     let in_batch = matches!(seq.phase, Phase::Prefill | Phase::Decode);
     assert!(in_batch || !seq.is_in_step(), "{} is {:?} and in a step", seq.id, seq.state());
-    assert_eq!(in_batch, seq.mirror.slot.is_some(), "{} is {:?}", seq.id, seq.state());
+    assert_eq!(in_batch, seq.mirror.slot().is_some(), "{} is {:?}", seq.id, seq.state());
     let arriving = if let Phase::SwappingIn(swap_in) = &seq.phase { swap_in.arriving.len() } else { 0 };
     let blocks = seq.table.len() + seq.phase.hosts().len();
     assert!(seq.computed_blocks(size) <= blocks + arriving);

@@ -60,6 +60,9 @@ pub trait Eviction: Send + std::fmt::Debug {
         None
     }
 
+    /// Requests from memory what [`Self::published`] reads for a block with this fingerprint, a moment before.
+    fn request_to_publish(&self, _fingerprint: u64) {}
+
     /// Forgets all blocks: the cache lost its contents. What was learned from the traffic stays.
     fn clear(&mut self);
 

@@ -237,7 +237,7 @@ fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u
         steps_left = steps_left.min(after);
         batch.push(Decode {
             slot,
-            worker_slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
+            worker_slot: seq.mirror.slot().expect("a sequence in the batch has a slot on the worker"),
             request: seq.id,
             computed: seq.computed,
             generated: 0,

@@ -15,6 +15,7 @@
 
 use crate::admission::{Admission, admit};
 use crate::config::Config;
+use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt_one};
 use crate::prefill_budget::PrefillBudget;
@@ -123,6 +124,7 @@ impl Scheduler {
     /// first, and reads each sequence once.
     fn run_plain_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
         let block_size = state.config.block_size;
+        let is_bare = state.kv.groups.n() == 0 && !state.planners.is_used;
         for at in 0..state.batch.running.len() {
             let slot = state.batch.running[at];
             state.request_to_decode(at);
@@ -135,8 +137,51 @@ impl Scheduler {
                 assert!(allocated, "a block is usable for each sequence");
             }
             *budget -= 1;
-            self.add(state, slot, 1, 0, step);
+            if is_bare && seq.on_worker {
+                self.add_decode(seq, slot, &mut state.journal, step);
+            } else {
+                self.run(state, slot, 1, 0, step);
+            }
         }
+    }
+
+    /// Adds a decode that the worker knows to the step, without layer groups, drafts and scores. Equals [`Self::run`] for such a
+    /// decode.
+    #[inline(always)]
+    fn add_decode(&mut self, seq: &mut Sequence, slot: usize, journal: &mut Journal, step: &mut Step) {
+        let (planned, table_sent) = (seq.planned(), seq.mirror.table_sent);
+        debug_assert!(seq.unplanned() == 1 && planned >= seq.prompt_tokens, "a decode runs one token, and samples");
+        let n_blocks = seq.table.len() as u32 - table_sent;
+        let part = StepSeq {
+            request: seq.id,
+            slot: seq.mirror.slot().expect("a sequence in the batch has a slot on the worker"),
+            start: false,
+            computed: planned,
+            n_tokens: 1,
+            n_history: 0,
+            tokens_at: step.tokens.len() as u32,
+            // Published blocks are full.
+            kv_write_from: planned,
+            table_keep: table_sent,
+            blocks_at: step.blocks.len() as u32,
+            n_blocks,
+            sample: true,
+            n_generated: seq.generated() + u32::from(seq.ahead.samples),
+            n_drafts: 0,
+            input_from_last: seq.awaits_token(),
+        };
+        step.tokens.push(seq.last_token);
+        if n_blocks > 0 {
+            let new = seq.table[table_sent as usize..].iter().map(|block| block.index);
+            journal.run(&part, new.clone());
+            step.blocks.extend(new);
+            seq.mirror.table_sent = seq.table.len() as u32;
+        } else {
+            journal.run(&part, std::iter::empty());
+        }
+        step.seqs.push(part);
+        seq.begin_step(step.id, 1, true, false);
+        self.picked.parts.push(Part { slot: slot as u32, n_tokens: 1, n_drafts: 0, sample: true, decodes: true });
     }
 
     /// Runs the next group of suspects, as far as it can run. Returns `false` if there are no suspects, or none can run now: then the
@@ -161,7 +206,7 @@ impl Scheduler {
             {
                 continue;
             }
-            if matches!(state.sequences[slot].phase, Phase::Prefill) {
+            if state.sequences[slot].is_prefill() {
                 let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                 if chunk > 0 {
                     *budget -= chunk;
@@ -196,7 +241,7 @@ impl Scheduler {
         for at in 0..state.batch.running.len() {
             let slot = state.batch.running[at];
             let seq = &state.sequences[slot];
-            if matches!(seq.phase, Phase::Prefill) && !seq.decodes_next() && seq.ending.is_none() {
+            if seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() {
                 let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                 if chunk == 0 {
                     // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
@@ -250,13 +295,8 @@ impl Scheduler {
         }
     }
 
+    /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.
     fn run(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
-        self.add(state, slot, n_tokens, n_drafts, step);
-    }
-
-    /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step. Inlined where the numbers are known.
-    #[inline(always)]
-    fn add(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
         let State { sequences, kv, journal, waiting, config, planners, .. } = state;
         let seq = &mut sequences[slot];
         let decodes = seq.decodes_next();
@@ -290,7 +330,7 @@ impl Scheduler {
         charge(waiting, seq, n_tokens);
         let part = StepSeq {
             request: seq.id,
-            slot: seq.mirror.slot.expect("a sequence in the batch has a slot on the worker"),
+            slot: seq.mirror.slot().expect("a sequence in the batch has a slot on the worker"),
             start,
             computed: planned,
             n_tokens,

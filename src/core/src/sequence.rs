@@ -25,6 +25,9 @@
 
 mod phase;
 
+use std::mem::offset_of;
+use std::num::NonZeroU32;
+
 use trunkline_port::Dropped;
 
 use crate::h2o;
@@ -64,17 +67,36 @@ pub(crate) struct Ahead {
     pub samples: u8,
     /// `true` while a step in flight drafts for the sequence: the number of tokens it samples is open.
     pub drafts: bool,
-    /// Id of the last step that samples for the sequence, modulo 2^16.
-    pub sampled_in: u16,
+    /// Id of the last step that samples for the sequence, modulo 2^8. Of use while that step is in flight: far fewer are.
+    pub sampled_in: u8,
 }
 
 /// The worker's mirror of a sequence in the batch: its slot, and the entries of the block table sent so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mirror {
-    /// Slot on the worker, while the sequence is in the batch.
-    pub slot: Option<u32>,
+    /// Slot on the worker, counted from 1, while the sequence is in the batch.
+    slot: Option<NonZeroU32>,
     /// Leading entries of the block table known to the worker.
     pub table_sent: u32,
+}
+
+impl Mirror {
+    /// Returns the slot on the worker, while the sequence is in the batch.
+    pub fn slot(self) -> Option<u32> {
+        self.slot.map(|slot| slot.get() - 1)
+    }
+
+    /// Gives the sequence a slot on the worker.
+    pub fn enter(&mut self, slot: u32) {
+        self.slot = NonZeroU32::new(slot + 1);
+    }
+
+    /// Takes the slot on the worker away. Returns the slot, if there was one.
+    pub fn leave(&mut self) -> Option<u32> {
+        let slot = self.slot();
+        self.slot = None;
+        slot
+    }
 }
 
 /// Facts about the past of a sequence, for scheduling and for its usage.
@@ -111,15 +133,27 @@ pub(crate) struct History {
 /// Tokens generated that [`Sequence`] holds itself, at most: each step adds one, and the vector of all tokens is far away.
 const RECENT_MAX: usize = 16;
 
-/// An accepted request inside the core: three cache lines with the facts that each step reads or changes. The others are in
-/// [`Cold`].
+/// An accepted request inside the core: three cache lines. A step plans from the second alone, from the length of `table` to `n_recent`,
+/// and the result of a step changes the second and the third. Other facts are in the first line and in [`Cold`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Sequence {
+    /// Tenant whose share the request counts against.
+    pub tenant: u64,
+    /// Facts that few steps read.
+    pub cold: Box<Cold>,
+    /// State, with data. Changed by [`Self::transition`].
+    pub phase: Phase,
+    /// `true` after a hash collision or a flush: further blocks are not published.
+    pub unpublishable: bool,
+    /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
+    pub guilty: bool,
+    /// Moves the length of `table` to the second line.
+    _space: u64,
+    /// The block table of the first layer group. Of a swapped sequence, the leading blocks that stayed on the device.
+    pub table: Vec<BlockHandle>,
     /// Id of the request.
     pub id: RequestId,
-    /// State, with its data.
-    pub phase: Phase,
     /// Tokens at positions below this have KV.
     pub computed: u32,
     /// Leading blocks of `table` in the prefix tree.
@@ -128,40 +162,33 @@ pub(crate) struct Sequence {
     pub prompt_tokens: u32,
     /// The last token, of the prompt or generated.
     pub last_token: Token,
+    /// Tokens generated, at most.
+    pub max_tokens: u32,
+    n_tokens: u32,
     /// The worker's mirror of this sequence.
     pub mirror: Mirror,
     /// Work of steps in flight.
     pub ahead: Ahead,
-    /// The block table of the first layer group. Of a swapped sequence, the leading blocks that stayed on the device.
-    pub table: Vec<BlockHandle>,
-    /// Facts that few steps read.
-    pub cold: Box<Cold>,
-    /// Tokens generated, at most.
-    pub max_tokens: u32,
-    n_tokens: u32,
-    n_recent: u8,
+    /// State of `phase`.
+    state: SequenceState,
     /// `true` if tokens may end the request.
     has_stop_tokens: bool,
     /// `true` if the mirror was begun for this sequence, not for an earlier one.
     pub on_worker: bool,
-    /// `true` after a hash collision or a flush: further blocks are not published.
-    pub unpublishable: bool,
-    /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
-    pub guilty: bool,
+    /// Set once the sequence is to leave the core.
+    pub ending: Option<Ending>,
     /// Steps since the last token that workers failed to finish with this sequence alone, or with all to blame; saturates.
     pub worker_failures: u8,
     /// Steps since the last token that workers failed to finish with this sequence and others; saturates.
     pub suspicion: u8,
-    /// Set once the sequence is to leave the core.
-    pub ending: Option<Ending>,
-    /// Tenant whose share the request counts against.
-    pub tenant: u64,
+    n_recent: u8,
     /// The last tokens generated, which are not in [`Cold::tokens`] yet.
     recent: [Token; RECENT_MAX],
 }
 
-/// Facts about a sequence that most steps neither read nor change.
+/// Facts about a sequence that most steps neither read nor change. The first cache line has what is read to publish a block.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Cold {
     /// The prompt, then the generated tokens, except for the recent ones.
     tokens: Vec<Token>,
@@ -203,12 +230,11 @@ pub(crate) struct Planner {
     pub dropped_tokens: u32,
 }
 
-/// Bytes of the first two cache lines of a [`Sequence`], all without the recent tokens: what the plan of a step reads and changes.
-pub(crate) type SequenceHead = [u8; 128];
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
-// A step reads three cache lines of each sequence.
-const _: () =
-    assert!(size_of::<Sequence>() == 192 && std::mem::offset_of!(Sequence, recent) == size_of::<SequenceHead>());
+const _: () = assert!(size_of::<Sequence>() == 3 * LINE && offset_of!(Sequence, table) + 16 == LINE);
+const _: () = assert!(offset_of!(Sequence, recent) == 2 * LINE && offset_of!(Cold, root) + 16 == LINE);
 
 impl Sequence {
     /// Creates a waiting sequence.
@@ -225,26 +251,28 @@ impl Sequence {
         let mut tokens = request.prompt;
         tokens.extend_from_slice(&request.generated);
         Self {
-            id: request.id,
+            tenant: request.tenant,
             phase: Phase::Waiting,
+            unpublishable: false,
+            guilty: false,
+            _space: 0,
+            table: Vec::new(),
+            id: request.id,
             computed: 0,
             published: 0,
             prompt_tokens,
             last_token: tokens.last().copied().unwrap_or_default(),
-            mirror: Mirror::default(),
-            ahead: Ahead::default(),
-            table: Vec::new(),
             max_tokens: request.max_tokens,
             n_tokens: tokens.len() as u32,
-            n_recent: 0,
+            mirror: Mirror::default(),
+            ahead: Ahead::default(),
+            state: SequenceState::Waiting,
             has_stop_tokens: !request.stop_token_ids.is_empty(),
             on_worker: false,
-            unpublishable: false,
-            guilty: false,
+            ending: None,
             worker_failures,
             suspicion,
-            ending: None,
-            tenant: request.tenant,
+            n_recent: 0,
             recent: [0; RECENT_MAX],
             cold: Box::new(Cold {
                 tokens,
@@ -266,7 +294,8 @@ impl Sequence {
 
     /// Returns the state, without its data.
     pub fn state(&self) -> SequenceState {
-        self.phase.state()
+        debug_assert_eq!(self.state, self.phase.state());
+        self.state
     }
 
     /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
@@ -281,12 +310,17 @@ impl Sequence {
 
     /// Returns `true` for a sequence in the batch that decodes, as far as the results so far say.
     pub fn is_decode(&self) -> bool {
-        matches!(self.phase, Phase::Decode)
+        self.state() == SequenceState::Decode
+    }
+
+    /// Returns `true` for a sequence in the batch whose prompt is being computed, as far as the results so far say.
+    pub fn is_prefill(&self) -> bool {
+        self.state() == SequenceState::Prefill
     }
 
     /// Returns `true` if the next token to run is one that was sampled, or that a step in flight samples.
     pub fn decodes_next(&self) -> bool {
-        self.is_decode() || (self.ahead.samples > 0 && matches!(self.phase, Phase::Prefill))
+        self.is_decode() || (self.ahead.samples > 0 && self.is_prefill())
     }
 
     /// Returns the number of leading tokens with KV, now or after the steps in flight.
@@ -310,7 +344,7 @@ impl Sequence {
         if self.ending.is_some() || self.ahead.drafts {
             return false;
         }
-        let distance = (step as u16).wrapping_sub(self.ahead.sampled_in);
+        let distance = (step as u8).wrapping_sub(self.ahead.sampled_in);
         let planned = self.generated() + u32::from(self.ahead.samples);
         !self.awaits_token() || (u32::from(distance) >= stages && planned < self.max_tokens)
     }
@@ -325,6 +359,7 @@ impl Sequence {
             change.1,
             change.2
         );
+        self.state = to.state();
         std::mem::replace(&mut self.phase, to)
     }
 
@@ -352,7 +387,7 @@ impl Sequence {
 
     /// Reads a number of each line of the sequence itself, to load them into the processor's caches.
     pub fn load(&self) -> u32 {
-        self.computed ^ self.max_tokens ^ self.recent[0]
+        self.computed ^ self.tenant as u32 ^ self.recent[0]
     }
 
     /// Reads a number of each line needed to find the ends of the sequence's vectors.
@@ -366,14 +401,33 @@ impl Sequence {
     pub fn request_cold(&self) {
         let published = self.published as usize;
         prefetch(self.table.get(published..=published).unwrap_or_default());
-        prefetch_at(&raw const *self.cold);
+        prefetch_at((&raw const *self.cold).cast::<[u8; LINE]>());
     }
 
-    /// Requests the ends of the sequence's vectors from memory: the last hash, and the tokens of a block.
+    /// Requests the first line from memory, which steps do not read, for [`Self::request_cold`].
+    #[inline]
+    pub fn request_first(&self) {
+        prefetch_at((&raw const *self).cast::<[u8; LINE]>());
+    }
+
+    /// Requests from memory what the plan of a step reads of the sequence at an address, if there is one.
+    #[inline]
+    pub fn request_to_plan(at: *const Self) {
+        prefetch_at(at.wrapping_byte_add(LINE).cast::<[u8; LINE]>());
+    }
+
+    /// Requests from memory what the result of a step changes in the sequence at an address, if there is one.
+    #[inline]
+    pub fn request_to_apply(at: *const Self) {
+        prefetch_at(at.wrapping_byte_add(LINE).cast::<[u8; 2 * LINE]>());
+    }
+
+    /// Requests the ends of the sequence's vectors from memory: the last hash, and the place of the recent tokens.
     #[inline]
     pub fn request_tails(&self) {
         prefetch(&self.cold.hashes[self.cold.hashes.len().saturating_sub(1)..]);
-        prefetch(&self.cold.tokens[self.cold.tokens.len().saturating_sub(RECENT_MAX)..]);
+        let end = self.cold.tokens.as_ptr_range().end;
+        prefetch_at(end.cast::<[Token; RECENT_MAX]>());
     }
 
     /// Returns the number of steps since the last token that workers failed to finish with this sequence.
@@ -400,7 +454,7 @@ impl Sequence {
 
     /// Returns the last step that samples for the sequence, if one is in flight; `last` is the last step of all.
     pub fn last_step(&self, last: u64) -> Option<u64> {
-        (self.ahead.samples > 0).then(|| last - u64::from((last as u16).wrapping_sub(self.ahead.sampled_in)))
+        (self.ahead.samples > 0).then(|| last - u64::from((last as u8).wrapping_sub(self.ahead.sampled_in)))
     }
 
     /// Appends a generated token. Failures of workers before the token no longer count: the sequence got further than it was then.
@@ -426,6 +480,7 @@ impl Sequence {
     }
 
     /// Returns the reason of the end if the request ends with the last token generated.
+    #[inline]
     pub fn finished(&self) -> Option<FinishReason> {
         let stops =
             || self.generated() >= self.cold.min_tokens.max(1) && self.cold.stop_token_ids.contains(&self.last_token);
@@ -462,7 +517,7 @@ impl Sequence {
         ahead.drafts = drafts;
         if sample {
             ahead.samples += 1;
-            ahead.sampled_in = step as u16;
+            ahead.sampled_in = step as u8;
         }
     }
 

@@ -9,9 +9,9 @@ use crate::journal::Journal;
 use crate::kv::Kv;
 use crate::planners::Planners;
 use crate::policy::RequestView;
-use crate::prefetch::{prefetch, prefetch_at};
+use crate::prefetch::prefetch;
 use crate::rehit::RehitRate;
-use crate::sequence::{Phase, Sequence, SequenceEvent, SequenceHead};
+use crate::sequence::{Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
 use crate::suspects::Suspects;
 use crate::swap_queue::SwapQueue;
@@ -121,7 +121,7 @@ impl State {
         let worker_slot = self.batch.enter(slot);
         debug_assert!(worker_slot < self.config.max_batch_size, "as many worker slots as sequences in the batch");
         let seq = &mut self.sequences[slot];
-        seq.mirror.slot = Some(worker_slot);
+        seq.mirror.enter(worker_slot);
         seq.cold.history.generated_at_entry = seq.generated();
         self.planners.begin(seq);
         seq.reserve(self.config.block_size);
@@ -140,7 +140,7 @@ impl State {
         let seq = &mut self.sequences[slot];
         seq.settle();
         seq.on_worker = false;
-        if let Some(worker_slot) = seq.mirror.slot.take() {
+        if let Some(worker_slot) = seq.mirror.leave() {
             self.batch.free_worker_slot(worker_slot);
         }
     }
@@ -150,7 +150,7 @@ impl State {
     #[inline]
     pub fn request(&self, slot: usize, next: usize) {
         // Even the question of what is in a slot reads the slot. Addresses can be computed: the slots are neighbours.
-        prefetch_at(self.address(slot, next));
+        Sequence::request_to_apply(self.address(slot, next));
     }
 
     /// Returns the address at which the sequence in slot `other` lies, if there is one, from the one of the sequence in `slot`.
@@ -168,7 +168,7 @@ impl State {
             return;
         }
         if let Some(next) = running.get(at + AHEAD) {
-            prefetch_at(self.address(running[at], *next).cast::<SequenceHead>());
+            Sequence::request_to_plan(self.address(running[at], *next));
         }
         let Some(slot) = running.get(at + STAGE) else { return };
         let seq = &self.sequences[*slot];

@@ -77,7 +77,7 @@ impl Fleet<'_> {
     fn take(&mut self) -> Result<Option<u64>, ReplayError> {
         let Some(traced) = self.pending.source.next_request()? else { return Ok(None) };
         let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
-        let tenant = self.settings.tenants.tenant_of(self.totals.taken);
+        let tenant = self.settings.tenants.tenant_of(self.totals.taken, traced.terms.tenant);
         let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));
         assert_eq!(number, self.totals.taken, "requests are numbered as they come");
         self.totals.taken += 1;

@@ -12,7 +12,7 @@ use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::Arrivals;
 use trunkline_sim_perf::cost::{CostModel, StepShape};
-use trunkline_sim_workload::trace::{Source, generated_token};
+use trunkline_sim_workload::trace::Source;
 
 /// State affected by a fast-forward of one replica.
 struct FastForward<'a, 'b> {
@@ -60,7 +60,7 @@ impl FastForwardDriver for FastForward<'_, '_> {
     fn on_step_end(&mut self, _: u32) {}
 
     fn token(&mut self, request: RequestId, n: u32) -> Token {
-        generated_token(request.0, n)
+        self.flights.get(request.0).traced.output_token(request.0, n)
     }
 
     fn on_tokens(&mut self, request: RequestId, tokens: u32) {
@@ -122,6 +122,6 @@ impl Fleet<'_> {
         // An end elsewhere may cause an arrival, or hand a request over to this replica.
         let is_disturbed = self.pending.source.waits_for_ends() || self.settings.hands_over();
         let end_ns = if is_disturbed { self.queue.peek().map(|next| next.0.at_ns) } else { None };
-        arrival_ns.into_iter().chain(end_ns).min().unwrap_or(u64::MAX)
+        arrival_ns.into_iter().chain(end_ns).chain(self.cluster.next_deadline_ns()).min().unwrap_or(u64::MAX)
     }
 }

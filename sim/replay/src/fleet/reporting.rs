@@ -63,9 +63,11 @@ impl Fleet<'_> {
                 tpot_s: total.tpot.summary(),
                 itl_s,
                 e2e_s: total.e2e.summary(),
+                deadlines: total.deadlines.if_any(),
             },
             fairness,
             load: None,
+            baseline: None,
             digest: format!("{digest:016x}"),
             wall_s: 0.0,
         }

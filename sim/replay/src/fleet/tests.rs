@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
-use trunkline_core::Config;
+use trunkline_core::{Config, Token};
 
 use super::*;
 use crate::settings::Routing;
@@ -18,6 +18,7 @@ mod fast_forwards;
 mod routers;
 mod steps_in_flight;
 mod tenants;
+mod terms;
 mod transfers;
 
 const MS: u64 = 1_000_000;
@@ -48,7 +49,13 @@ fn run(trace: &Trace, settings: &Settings) -> Report {
 }
 
 fn request(arrival_ms: u64, input_tokens: u32, output_tokens: u32, ids: &[u32]) -> TraceRequest {
-    TraceRequest { arrival_ns: arrival_ms * MS, input_tokens, output_tokens, content: Content::Blocks(ids.into()) }
+    TraceRequest {
+        arrival_ns: arrival_ms * MS,
+        input_tokens,
+        output_tokens,
+        content: Content::Blocks(ids.into()),
+        ..TraceRequest::default()
+    }
 }
 
 fn trace(requests: Vec<TraceRequest>) -> Trace {

@@ -29,6 +29,7 @@ fn steady(n: u32, gap_ms: u64) -> Trace {
         input_tokens: 100 + i * 37 % 100,
         output_tokens: 20,
         content: Content::Unique(i),
+        ..TraceRequest::default()
     };
     Trace { format: Format::Azure, requests: (0..n).map(request).collect() }
 }

@@ -11,6 +11,7 @@ use trunkline_core::step::StepResult;
 use trunkline_core::{BlockHash, Config, Core, RequestId};
 
 use super::*;
+use trunkline_sim_workload::trace::Terms;
 
 /// A core whose every event is written down. The worker answers 1 ms later with the position as the token.
 struct Recorder {
@@ -235,4 +236,64 @@ fn an_engine_that_the_cluster_lacks_is_reported() {
     lines[0] = lines[0].replace("round_robin", "magic");
     let error = replay(lines.join("\n") + "\n").unwrap_err().to_string();
     assert!(error.contains(", line 1: recorded settings: unknown router 'magic'"), "{error}");
+}
+
+/// A recording of three requests of two tenants: the second asks on behind the answer of the first, the third is given up.
+fn conversation_recorded() -> Recorder {
+    let mut recorder = Recorder::new();
+    let mut pending = recorder.tell(0, Event::WorkerJoined);
+    let mut at_ns = 1_000_000;
+    let prompts = [vec![1, 2, 3, 4, 5], vec![1, 2, 3, 4, 5, 7, 7, 7, 7, 9], vec![8; 6]];
+    for (id, prompt) in (0..).zip(prompts) {
+        let mut request = Request::new(RequestId(id), BlockHash(5), prompt, 4);
+        (request.tenant, request.priority) = (id * 1_000_000_007, -3);
+        request.deadline_ns = (id == 1).then_some(at_ns + 2_000_000_000);
+        request.hash_prompt(4);
+        pending.extend(recorder.tell(at_ns, Event::Submit(Box::new(request))));
+        while let Some(Action::RunStep(step)) = pending.iter().find(|action| matches!(action, Action::RunStep(_))) {
+            let mut result = StepResult { step: step.id, ..StepResult::default() };
+            step.seqs.iter().for_each(|seq| result.push(if seq.sample { &[7] } else { &[] }));
+            at_ns += 1_000_000;
+            if id == 2 {
+                recorder.tell(at_ns, Event::Abort(RequestId(2)));
+            }
+            pending = recorder.tell(at_ns, Event::StepFinished(result));
+        }
+        at_ns += 1_000_000;
+    }
+    recorder
+}
+
+#[test]
+fn a_recording_is_a_trace_with_outputs_and_terms() {
+    let recorder = conversation_recorded();
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all((recorder.text() + &recorder.trailer(recorder.digest()) + "\n").as_bytes()).unwrap();
+    assert!(is_recording(file.path()));
+    let recorded = load(file.path(), &mut |_| {}).unwrap();
+    assert_eq!(recorded.replayed.matches, Some(true));
+    assert_eq!((recorded.left_out, recorded.cut_short), (1, 0), "the last was given up before its first token");
+    let [first, second] = &recorded.trace.requests[..] else { panic!("two requests: {:?}", recorded.trace) };
+    assert_eq!((first.arrival_ns, second.arrival_ns), (0, 5_000_000));
+    assert_eq!((first.output.as_deref(), second.output_tokens), (Some(&[7; 4][..]), 4));
+    assert_eq!(second.prompt(), [1, 2, 3, 4, 5, 7, 7, 7, 7, 9]);
+    let terms = Terms { tenant: 1, namespace: 0, priority: -3, deadline_ns: Some(2_000_000_000) };
+    assert_eq!((first.terms, second.terms), (Terms { tenant: 0, deadline_ns: None, ..terms }, terms));
+    let measured = recorded.measured;
+    assert_eq!((measured.ttft_s.mean, measured.tpot_s.mean, measured.e2e_s.max), (1e-3, 1e-3, 4e-3));
+    assert_eq!(measured.deadlines.map(|deadlines| (deadlines.met, deadlines.missed)), Some((1, 0)));
+    assert_eq!(settings(file.path()).unwrap().engines[0].core, *recorder.core.config());
+}
+
+#[test]
+fn what_is_no_recording_is_no_trace_of_one() {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(b"{\"timestamp\": 1}\n").unwrap();
+    assert!(!is_recording(file.path()) && !is_recording(Path::new("none")));
+    let empty = Recorder::new().text();
+    std::fs::write(file.path(), empty).unwrap();
+    let error = load(file.path(), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.ends_with("no request of the recording got a token, so there is nothing to replay"), "{error}");
+    let error = trunkline_sim_workload::Trace::load(file.path(), None, None).unwrap_err().to_string();
+    assert!(error.contains("is the recording of a server; make a trace of it with"), "{error}");
 }

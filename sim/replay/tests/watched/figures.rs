@@ -26,6 +26,7 @@ fn report() -> Report {
         input_tokens: 100,
         output_tokens: 3,
         content: Content::Unique(number),
+        ..TraceRequest::default()
     };
     let trace = Trace { format: Format::Azure, requests: (0..20).map(request).collect() };
     let cost = settings.cost_model().unwrap();

@@ -40,6 +40,7 @@ impl Sink for Rows {
             seconds(outcome.e2e_ns),
             int(outcome.preemptions),
             Cell::Flag(outcome.refused),
+            outcome.deadline_met.map_or(Cell::None, Cell::Flag),
         ];
         self.0.push(row).map_err(fault)
     }
@@ -52,6 +53,7 @@ impl Sink for Rows {
 /// Returns the columns of CSV, in order.
 fn columns() -> Vec<Column> {
     let column = |name: &str| match name {
+        "deadline_met" => Column::optional(name, Kind::Flag),
         "refused" => Column::new(name, Kind::Flag),
         "arrival_s" => Column::new(name, Kind::Real),
         "queue_s" | "ttft_s" | "tpot_s" | "e2e_s" => Column::optional(name, Kind::Real),

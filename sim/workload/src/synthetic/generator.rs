@@ -10,7 +10,7 @@ use super::rng_stream::RngStream;
 use super::spec::{PopulationSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
 use crate::trace::{
-    Content, Format, GENERATED_FROM, Outcome, Piece, Source, TraceError, TraceFault, TraceReader, TraceRequest,
+    Content, Format, GENERATED_FROM, Outcome, Piece, Source, Terms, TraceError, TraceFault, TraceReader, TraceRequest,
 };
 
 /// Random streams of a population: arrivals first, then one per session.
@@ -31,6 +31,7 @@ struct Population {
     output: Sampler,
     turns: Option<(Sampler, Sampler)>,
     agent: Option<Agent>,
+    terms: Terms,
 }
 
 /// Calls of an agent, their tokens, and the time and output of tools.
@@ -184,7 +185,8 @@ impl Generator {
             None => None,
         };
         let (input, output) = (library.sampler(&spec.input_tokens)?, library.sampler(&spec.output_tokens)?);
-        Ok(Population { beginnings, next_ns, n_sessions: 0, prompts, input, output, turns, agent })
+        let terms = spec.terms();
+        Ok(Population { beginnings, next_ns, n_sessions: 0, prompts, input, output, turns, agent, terms })
     }
 
     /// Returns the number of sessions with a request scheduled or in flight that is not their last.
@@ -241,6 +243,8 @@ impl Generator {
             input_tokens: session.said_tokens,
             output_tokens: session.output_tokens,
             content: Content::Pieces(session.said.clone().into()),
+            output: None,
+            terms: self.populations[session.population].terms,
         };
         if session.turns_left + session.calls_left > 0 && self.n_given < self.requests {
             self.waiting.insert(number, session);

@@ -10,7 +10,7 @@ use super::distribution::Distribution;
 use super::open_loop::AssumedLatency;
 use super::{POPULATIONS_MAX, REQUESTS_MAX, SECONDS_MAX, SYSTEM_PROMPTS_MAX};
 use crate::lines::LineNumber;
-use crate::trace::{LENGTH_TOKENS_MAX, TraceError};
+use crate::trace::{LENGTH_TOKENS_MAX, Terms, TraceError};
 
 /// Largest spec file, bytes.
 const SPEC_BYTES_MAX: u64 = 1 << 20;
@@ -19,6 +19,8 @@ const MAX_CONTEXT_TOKENS_DEFAULT: u32 = 131_072;
 /// Smallest limit of prompt and answer together: room for a system prompt, a question and an answer.
 const MAX_CONTEXT_TOKENS_MIN: u32 = 8;
 const ZIPF_MAX: f64 = 10.0;
+/// Shortest deadline of a request, seconds.
+const DEADLINE_S_MIN: f64 = 1e-6;
 
 /// Specification of a workload. [`super`] explains the fields and their syntax.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -64,6 +66,14 @@ pub struct PopulationSpec {
     pub session: Option<SessionSpec>,
     /// Further calls of a turn.
     pub agent: Option<AgentSpec>,
+    /// Number of the tenant.
+    #[serde(default)]
+    pub tenant: u32,
+    /// Priority of the requests; lower is served first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Deadline of each request, seconds after its arrival.
+    pub deadline_s: Option<f64>,
 }
 
 /// System prompts shared by many sessions.
@@ -154,7 +164,20 @@ pub enum WorkloadFault {
     },
 }
 
+impl PopulationSpec {
+    /// Returns the terms of the requests.
+    pub(super) fn terms(&self) -> Terms {
+        let deadline_ns = self.deadline_s.map(|s| (s * 1e9) as u64);
+        Terms { tenant: self.tenant, priority: self.priority, deadline_ns, ..Terms::default() }
+    }
+}
+
 impl Spec {
+    /// Returns the number of tenants: one more than the greatest number of a tenant.
+    pub fn tenants(&self) -> u64 {
+        self.population.iter().map(|population| u64::from(population.tenant) + 1).max().unwrap_or(1)
+    }
+
     /// Reads and checks a spec.
     ///
     /// # Errors
@@ -196,6 +219,10 @@ impl Spec {
         within("first-token-s", self.assumed_service.first_token_s, 0.0, SECONDS_MAX)?;
         within("per-token-s", self.assumed_service.per_token_s, 0.0, SECONDS_MAX)?;
         for (number, population) in self.population.iter().enumerate() {
+            if let Some(deadline_s) = population.deadline_s {
+                let field = format!("deadline-s of population {}", label(number, &population.name));
+                within(field, deadline_s, DEADLINE_S_MIN, SECONDS_MAX)?;
+            }
             let Some(prompts) = &population.system_prompts else { continue };
             let field =
                 |field: &str| format!("{field} of system-prompts of population {}", label(number, &population.name));

@@ -373,3 +373,26 @@ fn the_trace_of_the_examples_is_made_by_the_generator() {
     let shipped = Trace::load(&example("traces/chat-and-agents.jsonl.gz"), None, None).unwrap();
     assert_eq!(Trace::load(&path, None, None).unwrap(), shipped);
 }
+
+#[test]
+fn populations_have_tenants_priorities_and_deadlines() {
+    let population = |terms: &str| {
+        format!(
+            "[[population]]\narrivals = {{ process = \"poisson\", sessions-per-s = 1.0 }}\n\
+             input-tokens = {{ kind = \"constant\", value = 10 }}\noutput-tokens = {{ kind = \"constant\", value = 5 }}\n{terms}"
+        )
+    };
+    let text =
+        format!("requests = 40\n{}{}", population(""), population("tenant = 2\npriority = -1\ndeadline-s = 1.5\n"));
+    let spec = Spec::parse(&text).unwrap();
+    assert_eq!(spec.tenants(), 3);
+    let mut generator = Generator::new(&spec).unwrap();
+    let mut seen = std::collections::HashSet::new();
+    while let Some(request) = generator.next_request().unwrap() {
+        let terms = request.terms;
+        seen.insert((terms.tenant, terms.priority, terms.deadline_ns));
+    }
+    assert_eq!(seen, [(0, 0, None), (2, -1, Some(1_500_000_000))].into());
+    let (_, fault) = Spec::parse(&text.replace("1.5", "-1")).unwrap_err();
+    assert!(fault.to_string().starts_with("deadline-s of population 2 is -1; it must be from"), "{fault}");
+}

@@ -141,7 +141,7 @@ mod tests {
             Content::Blocks(ids) => ids.len() as u32 * HASH_ID_TOKENS - 12,
             Content::Unique(_) => 1000,
         };
-        TraceRequest { arrival_ns: 0, input_tokens, output_tokens: 1, content }
+        TraceRequest { arrival_ns: 0, input_tokens, output_tokens: 1, content, ..TraceRequest::default() }
     }
 
     fn pieces(pieces: &[(u32, u32)]) -> TraceRequest {

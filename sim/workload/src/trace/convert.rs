@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{FileSource, Format, ReaderOptions, Selection, Source, TraceError, TraceRequest, TraceWriter, WriteError};
+use super::{
+    FileSource, Format, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest, TraceWriter, WriteError,
+};
 
 /// Requests between two calls of a progress function.
 pub(super) const PROGRESS_EVERY: u64 = 1024;
@@ -46,16 +48,22 @@ pub fn convert(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Conversion, ConvertError> {
     let mut writer = TraceWriter::create(path, to)?;
-    let mut n_requests = 0u64;
+    let (mut n_requests, mut any_terms) = (0u64, false);
     for request in requests {
-        writer.write(&request?)?;
+        let request = request?;
+        any_terms |= request.terms != Terms::default();
+        writer.write(&request)?;
         n_requests += 1;
         if n_requests.is_multiple_of(PROGRESS_EVERY) {
             progress(n_requests);
         }
     }
     writer.finish()?;
-    Ok(Conversion { requests: n_requests, failed_requests: 0, losses: losses(from, to) })
+    let mut losses = losses(from, to);
+    if any_terms && to == Format::Vidur {
+        losses.push("tenants, namespaces, priorities and deadlines are left out");
+    }
+    Ok(Conversion { requests: n_requests, failed_requests: 0, losses })
 }
 
 /// Writes the selected part of one file to another.
@@ -95,18 +103,20 @@ pub fn losses(from: Format, to: Format) -> Vec<&'static str> {
         Format::Synthetic => Some(
             "the loop is cut: answers take as long as the workload assumes, and prompts hold other answers than a replay gives",
         ),
-        Format::Tokens => Some("tokens that were generated are left out, only their number is kept"),
+        Format::Tokens | Format::Recording if to != Format::Tokens => {
+            Some("tokens that were generated are left out, only their number is kept")
+        }
         _ => None,
     });
     losses.extend(match to {
         Format::Vidur if shares => Some("what prompts share is left out: no prompt is like any other"),
-        Format::Mooncake if from == Format::Tokens => {
+        Format::Mooncake if matches!(from, Format::Tokens | Format::Recording) => {
             Some("tokens become ids of blocks of 512; what prompts share of less than a block is left out")
         }
         Format::Mooncake if shares && from != Format::Mooncake => {
             Some("contents become ids of blocks of 512 tokens; what prompts share of less than a block is left out")
         }
-        Format::Tokens if from != Format::Tokens => {
+        Format::Tokens if !matches!(from, Format::Tokens | Format::Recording) => {
             Some("token ids are made up: equal content has equal tokens, but they are no text")
         }
         _ => None,

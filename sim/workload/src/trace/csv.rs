@@ -1,7 +1,7 @@
 //! Lines of CSV traces: a header, fields without quotes, and columns found by name.
 
 use super::row::{Row, RowContent, length};
-use super::{Format, TraceFault, azure};
+use super::{Format, Terms, TraceFault, azure};
 
 /// Column names of a format.
 struct Dialect {
@@ -54,6 +54,8 @@ pub(super) struct Columns {
     time: usize,
     input: usize,
     output: usize,
+    /// Columns of [`Terms::FIELDS`].
+    terms: [Option<usize>; 4],
     n_columns: usize,
 }
 
@@ -89,6 +91,7 @@ impl Columns {
             time: find(dialect.time)?,
             input: find(dialect.input)?,
             output: find(dialect.output)?,
+            terms: Terms::FIELDS.map(|column| fields(header).position(|name| name == column)),
             n_columns: fields(header).count(),
         })
     }
@@ -105,6 +108,7 @@ impl Columns {
     pub(super) fn parse(&self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let line = std::str::from_utf8(line).map_err(|_| self.malformed("not text"))?;
         let (mut time, mut input, mut output) = ("", "", "");
+        let mut terms = Terms::default();
         let mut n_columns = 0;
         for (i, field) in fields(line).enumerate() {
             n_columns = i + 1;
@@ -114,6 +118,8 @@ impl Columns {
                 input = field;
             } else if i == self.output {
                 output = field;
+            } else if let Some(term) = self.terms.iter().position(|column| *column == Some(i)) {
+                terms.set(Terms::FIELDS[term], field)?;
             }
         }
         if n_columns != self.n_columns {
@@ -133,6 +139,8 @@ impl Columns {
             input_tokens: length(dialect.input, input)?,
             output_tokens: length(dialect.output, output)?,
             content: RowContent::None,
+            output: None,
+            terms,
         }))
     }
 }

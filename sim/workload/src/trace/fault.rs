@@ -75,6 +75,21 @@ pub enum TraceFault {
         /// Value as found in the input.
         value: String,
     },
+    /// Recording of a server in the place of a trace.
+    #[error(
+        "is the recording of a server; make a trace of it with `trunkline trace convert RECORDING OUT --to-format tokens`"
+    )]
+    Recording,
+    /// Tenant, namespace, priority or deadline out of range.
+    #[error("{field} is {value}; it must be {expected}")]
+    BadTerm {
+        /// Name of the field or column.
+        field: &'static str,
+        /// Value as found in the input.
+        value: String,
+        /// Permitted values, in words.
+        expected: &'static str,
+    },
     /// Timestamp that cannot be read.
     #[error("{field} is {value}; it must be {expected}")]
     BadTimestamp {

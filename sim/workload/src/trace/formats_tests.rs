@@ -244,7 +244,7 @@ fn any_request(from: Format) -> impl Strategy<Value = TraceRequest> {
                 Content::Tokens(tokens) => tokens.len() as u32,
                 _ => input,
             };
-            TraceRequest { arrival_ns, input_tokens, output_tokens: output, content }
+            TraceRequest { arrival_ns, input_tokens, output_tokens: output, content, ..TraceRequest::default() }
         },
     )
 }
@@ -382,4 +382,43 @@ fn damaged_bytes_are_an_error_or_another_trace_but_never_a_panic() {
             }
         }
     }
+}
+
+#[test]
+fn terms_and_outputs_are_kept_by_formats_that_have_a_place_for_them() {
+    let terms = Terms { tenant: 3, namespace: 2, priority: -7, deadline_ns: Some(2_500_000_000) };
+    let request = TraceRequest {
+        input_tokens: 3,
+        output_tokens: 2,
+        content: Content::Tokens([5, 6, 7].into()),
+        output: Some([8, 9].into()),
+        terms,
+        ..TraceRequest::default()
+    };
+    let trace = Trace { format: Format::Tokens, requests: vec![request] };
+    assert_eq!(through(&trace, Format::Tokens, "a.jsonl"), trace);
+    let mooncake = through(&trace, Format::Mooncake, "a.jsonl.gz");
+    assert_eq!((mooncake.requests[0].terms, mooncake.requests[0].output.as_ref()), (terms, None));
+    assert_eq!(through(&trace, Format::Vidur, "a.csv").requests[0].terms, Terms::default());
+    let conversion = |to| {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = trace.requests.iter().cloned().map(Ok);
+        convert(requests, Format::Tokens, &folder.path().join("a"), to, &mut |_| {}).unwrap().losses
+    };
+    let lost = |to| conversion(to).contains(&"tenants, namespaces, priorities and deadlines are left out");
+    assert!(lost(Format::Vidur) && !lost(Format::Mooncake));
+}
+
+#[test]
+fn csv_may_have_columns_of_terms() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.csv");
+    let header = "priority,arrived_at,num_prefill_tokens,num_decode_tokens,deadline_s,tenant\n";
+    std::fs::write(&path, format!("{header}-1,0,10,2,1.5,4\n,1,10,2,,\n")).unwrap();
+    let read = Trace::load(&path, None, None).unwrap();
+    let terms = Terms { tenant: 4, priority: -1, deadline_ns: Some(1_500_000_000), ..Terms::default() };
+    assert_eq!(read.requests.iter().map(|request| request.terms).collect::<Vec<_>>(), [terms, Terms::default()]);
+    std::fs::write(&path, format!("{header}x,0,10,2,1.5,4\n")).unwrap();
+    let error = Trace::load(&path, None, None).unwrap_err().to_string();
+    assert!(error.contains("line 2: priority is x; it must be a whole number"), "{error}");
 }

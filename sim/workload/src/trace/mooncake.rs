@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::row::{Row, RowContent, length};
-use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, TraceFault};
+use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Terms, TraceFault};
 
 const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
 const NS_PER_MS: f64 = 1e6;
@@ -15,6 +15,10 @@ struct Object {
     input_length: Option<Value>,
     output_length: Option<Value>,
     hash_ids: Option<Vec<u64>>,
+    tenant: Option<Value>,
+    namespace: Option<Value>,
+    priority: Option<Value>,
+    deadline_s: Option<Value>,
 }
 
 /// Line with block ids, as in the Mooncake and Bailian formats, which differ in the unit of time and the size of a block.
@@ -23,6 +27,7 @@ pub(super) struct BlockIdLine {
     pub input_tokens: u32,
     pub output_tokens: u32,
     pub ids: Box<[u32]>,
+    pub terms: Terms,
 }
 
 impl BlockIdLine {
@@ -41,14 +46,15 @@ impl BlockIdLine {
         let input_tokens = tokens("input_length", object.input_length)?;
         let output_tokens = tokens("output_length", object.output_length)?;
         let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, block_tokens)?;
-        Ok(Self { at_ns, input_tokens, output_tokens, ids })
+        let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
+        Ok(Self { at_ns, input_tokens, output_tokens, ids, terms })
     }
 }
 
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
-    let BlockIdLine { at_ns, input_tokens, output_tokens, ids } =
+    let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms } =
         BlockIdLine::parse(line, Format::Mooncake, HASH_ID_TOKENS, timestamp_ns)?;
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids) })
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids), output: None, terms })
 }
 
 pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Option<T>) -> Result<T, TraceFault> {

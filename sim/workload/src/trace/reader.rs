@@ -110,6 +110,7 @@ impl TraceReader {
             Format::Mooncake => (Parser::Mooncake, Some(first)),
             Format::Bailian => (Parser::Bailian, Some(first)),
             Format::Tokens => (Parser::Tokens, Some(first)),
+            Format::Recording => return Err(fail(number, TraceFault::Recording)),
             format => {
                 let columns = csv::Columns::of_header(format, &first).map_err(|fault| fail(number, fault))?;
                 (Parser::Csv(columns), None)
@@ -204,6 +205,8 @@ impl TraceReader {
             input_tokens: row.input_tokens,
             output_tokens: row.output_tokens,
             content,
+            output: row.output,
+            terms: row.terms,
         })
     }
 }
@@ -255,6 +258,7 @@ fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
 struct Telltale {
     chat_id: Option<IgnoredAny>,
     input_tok_ids: Option<IgnoredAny>,
+    trunkline_recording: Option<IgnoredAny>,
 }
 
 fn detect(first: &[u8]) -> Option<Format> {
@@ -264,6 +268,7 @@ fn detect(first: &[u8]) -> Option<Format> {
     match serde_json::from_slice(first) {
         Ok(Telltale { chat_id: Some(_), .. }) => Some(Format::Bailian),
         Ok(Telltale { input_tok_ids: Some(_), .. }) => Some(Format::Tokens),
+        Ok(Telltale { trunkline_recording: Some(_), .. }) => Some(Format::Recording),
         // What is wrong with a damaged line is for its parser to say.
         _ => Some(Format::Mooncake),
     }

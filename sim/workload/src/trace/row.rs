@@ -2,7 +2,7 @@
 
 use trunkline_core::Token;
 
-use super::{LENGTH_TOKENS_MAX, Piece, TraceFault};
+use super::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
 /// Parsed line, before comparison with other lines.
 pub(super) struct Row {
@@ -11,6 +11,9 @@ pub(super) struct Row {
     pub input_tokens: u32,
     pub output_tokens: u32,
     pub content: RowContent,
+    /// Tokens of the output, if known.
+    pub output: Option<Box<[Token]>>,
+    pub terms: Terms,
 }
 
 /// Content according to a line.

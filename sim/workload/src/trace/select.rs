@@ -203,6 +203,7 @@ mod tests {
             input_tokens: i + 1,
             output_tokens: 1,
             content: Content::Unique(i),
+            ..TraceRequest::default()
         };
         let selection = Selection { slice: slice.parse().unwrap(), limit, speed, max_context: None };
         let all = selection.of((0..10).map(|i| Ok(request(i)))).map(Result::unwrap);
@@ -224,7 +225,13 @@ mod tests {
 
     #[test]
     fn prompts_are_cut_to_what_their_answers_leave() {
-        let long = |content| TraceRequest { arrival_ns: 0, input_tokens: 1200, output_tokens: 100, content };
+        let long = |content| TraceRequest {
+            arrival_ns: 0,
+            input_tokens: 1200,
+            output_tokens: 100,
+            content,
+            ..TraceRequest::default()
+        };
         let cut = |max_context, content| {
             let selection = Selection { max_context: Some(max_context), ..Selection::default() };
             selection.of([Ok(long(content))].into_iter()).next().unwrap().unwrap()
@@ -252,7 +259,13 @@ mod tests {
     #[test]
     fn what_comes_after_is_not_read() {
         let selection = Selection { slice: "..2".parse().unwrap(), ..Selection::default() };
-        let request = TraceRequest { arrival_ns: 0, input_tokens: 1, output_tokens: 1, content: Content::Unique(0) };
+        let request = TraceRequest {
+            arrival_ns: 0,
+            input_tokens: 1,
+            output_tokens: 1,
+            content: Content::Unique(0),
+            ..TraceRequest::default()
+        };
         let mut given = 0;
         let requests = std::iter::from_fn(|| {
             given += 1;

@@ -18,12 +18,15 @@ use std::path::Path;
 use serde::Serialize;
 
 use self::cache::Uses;
+use self::terms::TermCounts;
+pub use self::terms::TermStats;
 use super::blocks::{PrefixTree, blocks_of};
 use super::convert::PROGRESS_EVERY;
 use super::{Content, FileSource, Format, ReaderOptions, Selection, Source, TraceError, TraceRequest};
 use crate::summary::{Histogram, Summary};
 
 mod cache;
+mod terms;
 
 /// Block size in tokens, at most.
 pub const BLOCK_TOKENS_MAX: u32 = 1 << 20;
@@ -81,6 +84,8 @@ pub struct TraceStats {
     pub output_tokens: Lengths,
     /// Statistics of the arrival times.
     pub arrivals: ArrivalStats,
+    /// Tenants, priorities and deadlines; `None` if no request has any.
+    pub terms: Option<TermStats>,
     /// Prefix sharing among prompts with known content; `None` if the format has no content.
     pub prefixes: Option<PrefixStats>,
 }
@@ -228,8 +233,10 @@ pub fn stats(
     let mut outputs = Vec::new();
     let mut gaps = Gaps::default();
     let mut prefixes = Prefixes::new(block_tokens);
+    let mut terms = TermCounts::default();
     for request in requests {
         let request = request?;
+        terms.add(&request);
         inputs.push(request.input_tokens);
         outputs.push(request.output_tokens);
         gaps.arrive(request.arrival_ns);
@@ -245,6 +252,7 @@ pub fn stats(
         input_tokens: lengths(inputs),
         output_tokens: lengths(outputs),
         arrivals: gaps.stats(),
+        terms: terms.stats(),
         prefixes: prefixes.any_known.then(|| prefixes.stats(&options.capacities)),
     })
 }

@@ -180,7 +180,9 @@ fn faults_in_mooncake_lines_are_named() {
 
 #[test]
 fn contents_differ_in_every_place_and_prompts_from_what_is_generated() {
-    let prompt = |content| TraceRequest { arrival_ns: 0, input_tokens: 512, output_tokens: 1, content }.prompt();
+    let prompt = |content| {
+        TraceRequest { arrival_ns: 0, input_tokens: 512, output_tokens: 1, content, ..TraceRequest::default() }.prompt()
+    };
     let numbers = [0, 1, 511, 512, 1 << 30, HASH_ID_MAX - 1, HASH_ID_MAX];
     for a in numbers {
         let of_a = prompt(Content::Unique(a));

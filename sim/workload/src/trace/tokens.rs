@@ -6,7 +6,7 @@ use trunkline_core::Token;
 
 use super::mooncake::present;
 use super::row::{Row, RowContent, length};
-use super::{Format, LENGTH_TOKENS_MAX, TraceFault};
+use super::{Format, LENGTH_TOKENS_MAX, Terms, TraceFault};
 
 const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";
 /// First arrival time out of range, nanoseconds: 31 years, far below the limit of a replay's clock.
@@ -18,6 +18,11 @@ struct Object {
     input_toks: Option<u32>,
     output_toks: Option<Value>,
     input_tok_ids: Option<Vec<Token>>,
+    output_tok_ids: Option<Vec<Token>>,
+    tenant: Option<Value>,
+    namespace: Option<Value>,
+    priority: Option<Value>,
+    deadline_s: Option<Value>,
 }
 
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
@@ -38,6 +43,10 @@ pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     if !(1..=LENGTH_TOKENS_MAX as usize).contains(&found) {
         return Err(TraceFault::BadLength { field: "the number of input_tok_ids", value: found.to_string() });
     }
+    // Public workloads have lists of other lengths, of which nothing can be said.
+    let output = object.output_tok_ids.filter(|output| output.len() == output_tokens as usize);
+    let output = output.map(Vec::into_boxed_slice);
     let input_tokens = found as u32;
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Tokens(tokens.into()) })
+    let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Tokens(tokens.into()), output, terms })
 }

@@ -168,22 +168,28 @@ impl TraceWriter {
                 &made[..]
             }
         };
-        let TraceRequest { arrival_ns, input_tokens, output_tokens, .. } = request;
+        let TraceRequest { arrival_ns, input_tokens, output_tokens, output, terms, .. } = request;
         self.line = format!(
             r#"{{"input_toks": {input_tokens}, "output_toks": {output_tokens}, "arrival_time_ns": {arrival_ns}, "input_tok_ids": "#
         );
         push_list(&mut self.line, prompt);
+        if let Some(output) = output {
+            self.line.push_str(", \"output_tok_ids\": ");
+            push_list(&mut self.line, &output[..*output_tokens as usize]);
+        }
+        self.line.push_str(&terms.to_json());
         self.line.push_str("}\n");
     }
 
     fn mooncake(&mut self, request: &TraceRequest) -> Result<(), WriteFault> {
         let at_ms = decimal(request.arrival_ns, NS_PER_MS);
-        let TraceRequest { input_tokens, output_tokens, content, .. } = request;
+        let TraceRequest { input_tokens, output_tokens, content, terms, .. } = request;
         self.line = format!(
             r#"{{"timestamp": {at_ms}, "input_length": {input_tokens}, "output_length": {output_tokens}, "hash_ids": "#
         );
         let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.synthetic_ids(request)? };
         push_list(&mut self.line, &ids);
+        self.line.push_str(&terms.to_json());
         self.line.push_str("}\n");
         Ok(())
     }
@@ -225,7 +231,7 @@ fn push_list(line: &mut String, numbers: &[u32]) {
 }
 
 /// Returns `value_ns` in units of `unit_ns`, a power of ten, without rounding or trailing zeros.
-fn decimal(value_ns: u64, unit_ns: u64) -> String {
+pub(super) fn decimal(value_ns: u64, unit_ns: u64) -> String {
     let (whole, rest) = (value_ns / unit_ns, value_ns % unit_ns);
     if rest == 0 {
         return whole.to_string();

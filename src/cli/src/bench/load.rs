@@ -230,7 +230,13 @@ mod tests {
     use super::*;
 
     fn traced(number: u32) -> TraceRequest {
-        TraceRequest { arrival_ns: 0, input_tokens: 64, output_tokens: 7, content: Content::Unique(number) }
+        TraceRequest {
+            arrival_ns: 0,
+            input_tokens: 64,
+            output_tokens: 7,
+            content: Content::Unique(number),
+            ..TraceRequest::default()
+        }
     }
 
     #[test]

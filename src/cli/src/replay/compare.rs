@@ -77,7 +77,8 @@ fn compared(latencies: &Latencies) -> [String; COMPARED.len()] {
 pub(super) fn table(reports: &[Report]) -> String {
     let differing = Differing::of(reports);
     let names = differing.names();
-    let mut text = render::facts(reports, &names).trim_fmt();
+    let mut text = reports[0].baseline.as_ref().map_or(String::new(), render::baseline);
+    text.push_str(&render::facts(reports, &names).trim_fmt());
     text.push_str("\n\n");
     text.push_str(&rows(reports, &differing).trim_fmt());
     if reports.iter().any(|report| report.fairness.is_some()) {
@@ -96,6 +97,10 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
     if fair {
         header.push("service gap");
     }
+    let timed = reports.iter().any(|report| report.latencies.deadlines.is_some());
+    if timed {
+        header.push("deadlines met");
+    }
     table.set_header(header);
     for report in reports {
         let mut cells = differing.values(report);
@@ -104,6 +109,9 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
         cells.extend([report.preemptions, report.swaps.swap_outs].map(grouped));
         if fair {
             cells.push(report.fairness.as_ref().map_or_else(String::new, |it| grouped(it.service_gap_max)));
+        }
+        if timed {
+            cells.push(report.latencies.deadlines.as_ref().map_or_else(String::new, render::met));
         }
         table.add_row(cells);
     }

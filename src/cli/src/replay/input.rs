@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
+use trunkline_sim_replay::recorded::{self, Recorded};
 use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::synthetic::{Generator, Spec};
 use trunkline_sim_workload::trace::{FileSource, ReaderOptions, Selection, Source};
@@ -21,6 +22,8 @@ pub(crate) struct Part {
 pub(crate) enum Input {
     /// A trace in memory.
     Loaded(Trace),
+    /// The recording of a server, and its part to replay.
+    Recorded(Box<Recorded>, Trace),
     /// A file, read anew for each replay.
     Streamed(PathBuf, Part),
     /// A workload in TOML, generated anew for each replay: each session asks its next question after the previous answer.
@@ -32,6 +35,22 @@ pub(crate) fn is_workload(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"))
 }
 
+/// Reads the recording of a server as a trace, and selects a part.
+///
+/// # Errors
+/// If the recording cannot be read, a format is given, or the part is empty.
+pub(crate) fn recording(
+    path: &Path,
+    options: ReaderOptions,
+    selection: &Selection,
+) -> anyhow::Result<(Recorded, Trace)> {
+    ensure!(options.format.is_none(), "{} is the recording of a server, in no other format", path.display());
+    let recorded = recorded::load(path, &mut |_| {})?;
+    let trace = recorded.trace.select(selection);
+    ensure!(!trace.requests.is_empty(), "{}: no request in the slice {}", path.display(), selection.slice);
+    Ok((recorded, trace))
+}
+
 impl Part {
     /// Opens a trace, or a workload if the name ends in `.toml`.
     ///
@@ -40,6 +59,11 @@ impl Part {
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Input> {
         if is_workload(path) {
             return self.workload(path);
+        }
+        if recorded::is_recording(path) {
+            ensure!(!self.stream, "{} is a recording, and is read whole; leave out --stream", path.display());
+            let (recorded, trace) = recording(path, self.options, &self.selection)?;
+            return Ok(Input::Recorded(Box::new(recorded), trace));
         }
         if self.stream {
             return Ok(Input::Streamed(path.into(), self.clone()));
@@ -62,7 +86,7 @@ impl Input {
     /// Returns the requests, from the first.
     pub(crate) fn source(&self) -> anyhow::Result<Box<dyn Source + '_>> {
         Ok(match self {
-            Self::Loaded(trace) => Box::new(trace.source()),
+            Self::Loaded(trace) | Self::Recorded(_, trace) => Box::new(trace.source()),
             Self::Streamed(path, part) => Box::new(FileSource::open(path, part.options, &part.selection)?),
             Self::Workload(spec) => Box::new(Generator::new(spec)?),
         })
@@ -71,16 +95,25 @@ impl Input {
     /// Returns the number of requests, at most; `None` if unknown.
     pub(crate) fn requests(&self) -> Option<u64> {
         match self {
-            Self::Loaded(trace) => Some(trace.requests.len() as u64),
+            Self::Loaded(trace) | Self::Recorded(_, trace) => Some(trace.requests.len() as u64),
             Self::Streamed(_, part) => Some(part.selection.limit).filter(|limit| *limit < u64::MAX),
             Self::Workload(spec) => Some(spec.requests),
+        }
+    }
+
+    /// Returns the number of tenants: one more than the greatest number of a tenant. A streamed file counts as one.
+    pub(crate) fn tenants(&self) -> u64 {
+        match self {
+            Self::Loaded(trace) | Self::Recorded(_, trace) => trace.tenants(),
+            Self::Streamed(..) => 1,
+            Self::Workload(spec) => spec.tenants(),
         }
     }
 
     /// Returns the trace, if it is in memory.
     pub(crate) fn trace(&self) -> anyhow::Result<&Trace> {
         match self {
-            Self::Loaded(trace) => Ok(trace),
+            Self::Loaded(trace) | Self::Recorded(_, trace) => Ok(trace),
             Self::Streamed(..) => bail!("a load needs the whole trace in memory; leave out --stream"),
             Self::Workload(_) => {
                 bail!("a load needs a trace; write the workload's down with `trunkline trace generate`")

@@ -5,7 +5,7 @@ use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
 use trunkline_sim_report::figures::{Latency, Statistic};
-use trunkline_sim_report::report::{FairnessReport, SettingsReport};
+use trunkline_sim_report::report::{BaselineReport, DeadlineReport, FairnessReport, SettingsReport};
 use trunkline_sim_workload::summary::Summary;
 
 use crate::output::{align_right, grouped, per_cent, seconds, table};
@@ -30,7 +30,38 @@ pub(super) fn report(report: &Report) -> String {
     }
     align_right(&mut latencies, 1);
     tables.push(latencies);
-    tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n")
+    let tables = tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n");
+    report.baseline.as_ref().map_or(String::new(), baseline) + &tables
+}
+
+/// Returns the lines about a recording, above the report of the replay.
+pub(super) fn baseline(baseline: &BaselineReport) -> String {
+    let BaselineReport { digest, digest_equal, measured, simulated, left_out, cut_short } = baseline;
+    let decisions = match digest_equal {
+        Some(true) => "the recorded decisions replay equal",
+        Some(false) => "the recorded decisions DIFFER when replayed; another version made them",
+        None => "the recording has no digest to compare",
+    };
+    let error = |latency: Latency, statistic: Statistic| {
+        let [measured, simulated] = [measured, simulated].map(|all| statistic.of(&latency.of(all)));
+        let error = if measured > 0.0 { format!("{:+.1} %", (simulated / measured - 1.0) * 100.0) } else { "-".into() };
+        format!("{} {} {error}", latency.title(), statistic.name())
+    };
+    let errors = [Latency::Ttft, Latency::Tpot, Latency::E2e]
+        .map(|latency| [Statistic::Mean, Statistic::P99].map(|statistic| error(latency, statistic)).join(", "));
+    let mut text = format!(
+        "baseline: {decisions} (digest {digest}); simulated with the server's settings, against its own clock: {}\n",
+        errors.join(", ")
+    );
+    if left_out + cut_short > 0 {
+        text.push_str(&format!(
+            "{} requests without a token are left out; {} were cut short, and ask for the tokens they had\n",
+            grouped(*left_out),
+            grouped(*cut_short)
+        ));
+    }
+    text.push('\n');
+    text
 }
 
 /// Returns the settings common to all reports, without the settings of `differing`.
@@ -162,15 +193,13 @@ fn results(facts: &mut Table, report: &Report) {
         let text = format!("{} times; {blocks} blocks in {copies} copies, {:.3} s", grouped(swaps), link.busy_s);
         facts.add_row([name, &text]);
     }
-    for tier in &report.tiers {
-        let (hits, stored, evicted) =
-            (grouped(tier.hit_blocks), grouped(tier.stored_blocks), grouped(tier.evicted_blocks));
-        let busy = format!("link {:.1} s out, {:.1} s in", tier.link_out.busy_s, tier.link_in.busy_s);
-        facts.add_row([tier.name.as_str(), &format!("{hits} blocks hit, {stored} stored, {evicted} evicted; {busy}")]);
-    }
+    tiers(facts, report);
     if report.batches.drafted_tokens > 0 {
         let (accepted, drafted) = (grouped(report.batches.accepted_drafts), grouped(report.batches.drafted_tokens));
         facts.add_row(["accepted drafts", &format!("{accepted} of {drafted}")]);
+    }
+    if let Some(deadlines) = report.latencies.deadlines {
+        facts.add_row(["deadlines met", &met(&deadlines)]);
     }
     facts.add_rows([
         ["evicted blocks", &grouped(report.evicted_blocks)],
@@ -180,6 +209,22 @@ fn results(facts: &mut Table, report: &Report) {
     if let Some(fairness) = &report.fairness {
         facts.add_row(["service gap", &format!("{} units at most", grouped(fairness.service_gap_max))]);
     }
+}
+
+/// Adds a row for each tier behind the device.
+fn tiers(facts: &mut Table, report: &Report) {
+    for tier in &report.tiers {
+        let (hits, stored, evicted) =
+            (grouped(tier.hit_blocks), grouped(tier.stored_blocks), grouped(tier.evicted_blocks));
+        let busy = format!("link {:.1} s out, {:.1} s in", tier.link_out.busy_s, tier.link_in.busy_s);
+        facts.add_row([tier.name.as_str(), &format!("{hits} blocks hit, {stored} stored, {evicted} evicted; {busy}")]);
+    }
+}
+
+/// Returns the deadlines met, of all, and as a share.
+pub(super) fn met(deadlines: &DeadlineReport) -> String {
+    let DeadlineReport { met, missed } = *deadlines;
+    format!("{} of {}, {}", grouped(met), grouped(met + missed), per_cent(deadlines.share_met()))
 }
 
 fn tenants(fairness: &FairnessReport) -> Table {

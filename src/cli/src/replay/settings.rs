@@ -1,8 +1,10 @@
 //! Fleet, limits and policies of a replay: flags, and the settings made from them.
 
+use std::path::Path;
+
 use anyhow::{Context, ensure};
 use clap::Args;
-use trunkline_cluster::ROUTER_DEFAULT;
+use trunkline_cluster::{ClusterConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::config::Setting;
 use trunkline_core::{Config, Preemption};
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, Weights};
@@ -10,8 +12,10 @@ use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::engines::Engine;
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
+use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::settings::DRAFT_ACCEPTANCE_DEFAULT;
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
+use trunkline_sim_workload::tenants::Shares;
 
 use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
@@ -71,6 +75,14 @@ pub(crate) struct SettingsArgs {
 
     #[command(flatten)]
     pub(crate) tiers: TierArgs,
+
+    /// Settings of the recorded server, if the trace is a recording: defaults of the flags.
+    #[arg(skip)]
+    pub(crate) recorded: Option<Box<ClusterConfig>>,
+
+    /// `true` to give a device the KV blocks that fit, even if a recorded server had others.
+    #[arg(skip)]
+    pub(crate) fit_blocks: bool,
 }
 
 /// Hardware and model.
@@ -99,9 +111,9 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
     weights: Weights,
 
-    /// Number of replicas.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) replicas: u32,
+    /// Number of replicas [default: 1, or as many as in the recording].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) replicas: Option<u32>,
 
     /// Fleet of several kinds of replicas, each as `HARDWARE[:SHAPE][*REPLICAS]`, such as h100-80g*2,a100-80g:tp2*4; numbered
     /// in this order.
@@ -128,13 +140,14 @@ struct LimitArgs {
 /// Tenants, routing and faults.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RoutingArgs {
-    /// Split the requests among tenants in these shares, such as 0.9,0.1, and report latency and service of each.
-    #[arg(long, value_name = "SHARES", default_value = "1", allow_hyphen_values = true)]
-    tenants: String,
+    /// Split the requests among tenants in these shares, such as 0.9,0.1, and report latency and service of each [default: the tenants of the
+    /// trace, if it has any].
+    #[arg(long, value_name = "SHARES", allow_hyphen_values = true)]
+    pub(crate) tenants: Option<String>,
 
     /// Router, which assigns requests to replicas: round_robin, least_loaded, random2 or prefix_affinity, with parameters as in
-    /// prefix_affinity:stale_ms=500. Give it more than once to compare.
-    #[arg(long, value_name = "SPEC", default_values_t = [ROUTER_DEFAULT.to_string()])]
+    /// prefix_affinity:stale_ms=500. Give it more than once to compare [default: round_robin, or as in the recording].
+    #[arg(long, value_name = "SPEC")]
     router: Vec<String>,
 
     /// Fail a replica, numbered from 0, at a time, and restore it at a later one if given. Its requests wait for it, or start
@@ -159,6 +172,36 @@ pub(crate) struct Runs {
     pub(crate) cost: BoxedCost,
 }
 
+impl SettingsArgs {
+    /// Takes the settings of the recorded server as defaults if the file at `path` is a recording.
+    ///
+    /// # Errors
+    /// If the recording has no valid header.
+    pub(crate) fn follow(&mut self, path: &Path) -> anyhow::Result<()> {
+        if recorded::is_recording(path) {
+            self.recorded = Some(Box::new(recorded::settings(path)?));
+        }
+        Ok(())
+    }
+
+    /// Returns the flags for a simulation of the recorded server itself: hardware, model and cost model as given, all else as recorded.
+    pub(crate) fn as_recorded(&self) -> Self {
+        let mut flags = Self { core: CoreSettings::default(), ..self.clone() };
+        flags.fleet.replicas = None;
+        flags.limits.engine = None;
+        flags.routing =
+            RoutingArgs { tenants: None, router: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };
+        flags
+    }
+
+    /// Counts requests by the tenants of the trace, unless shares are given.
+    pub(crate) fn adopt_tenants(&self, settings: &mut Settings, tenants: u64) {
+        if self.routing.tenants.is_none() {
+            settings.tenants = Shares::traced(tenants);
+        }
+    }
+}
+
 /// Returns the settings of every run, checked: each policy with each eviction policy, each preemption and each router.
 ///
 /// # Errors
@@ -171,7 +214,9 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ru
             core.preemption != Preemption::Swap || core.host_blocks > 0,
             "preemption is swap, but there is no host memory; give --host-memory-gb or --host-blocks"
         );
-        for router in &args.routing.router {
+        let default = [args.recorded.as_ref().map_or(ROUTER_DEFAULT.into(), |recorded| recorded.router.clone())];
+        let routers = if args.routing.router.is_empty() { &default[..] } else { &args.routing.router };
+        for router in routers {
             let mut settings = Settings { core: core.clone(), ..base.clone() };
             settings.routing.router.clone_from(router);
             settings.validate()?;
@@ -185,8 +230,18 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ru
 fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, BoxedCost)> {
     let core = limits(args)?;
     let SettingsArgs { fleet, limits, routing, .. } = args;
-    let roles = routing.roles.as_deref().map(engines_roles).transpose()?.unwrap_or_default();
-    let replicas = if fleet.replicas == 1 { roles.len().max(1) as u32 } else { fleet.replicas };
+    let roles = match (routing.roles.as_deref(), &args.recorded) {
+        (Some(roles), _) => engines_roles(roles)?,
+        (None, Some(recorded)) if fleet.replicas.is_none() && fleet.fleet.is_none() => recorded_roles(recorded),
+        (None, _) => Vec::new(),
+    };
+    let known = if roles.is_empty() {
+        args.recorded.as_ref().map(|recorded| recorded.engines.len())
+    } else {
+        Some(roles.len())
+    };
+    let replicas = fleet.replicas.filter(|replicas| roles.is_empty() || *replicas > 1);
+    let replicas = replicas.unwrap_or(known.map_or(1, |known| known.max(1) as u32));
     let one = GroupSpec { hardware: fleet.hardware.clone(), parallel: fleet.parallel, replicas };
     let (first, others) = match &fleet.fleet {
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
@@ -202,7 +257,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         others: Vec::new(),
         core,
         arrivals,
-        tenants: routing.tenants.parse()?,
+        tenants: routing.tenants.as_deref().map_or(Ok(Shares::default()), str::parse)?,
         draft_acceptance: limits.draft_acceptance,
         far_links: Vec::new(),
         shared_memory: args.tiers.has_shared_memory(),
@@ -229,6 +284,19 @@ fn limits_of(engine: Option<Engine>) -> Config {
     }
 }
 
+/// Returns the limits of a recorded server as a replay has them: without its queue limits and its tiers.
+fn recorded_limits(recorded: &ClusterConfig) -> Config {
+    let Config { max_queue, max_queued_tokens, max_context, .. } = Settings::core();
+    let core = recorded.engines[0].core.clone();
+    Config { max_queue, max_queued_tokens, max_context, pipeline_stages: 1, tiers: Vec::new(), ..core }
+}
+
+/// Returns the roles of the recorded engines; none if all both prefill and decode.
+fn recorded_roles(recorded: &ClusterConfig) -> Vec<Role> {
+    let roles: Vec<_> = recorded.engines.iter().map(|engine| engine.role).collect();
+    if roles.iter().all(|role| *role == Role::Both) { Vec::new() } else { roles }
+}
+
 /// Returns the limits with the settings that are given.
 fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
     if let Some(text) = args.core.text(TARGET_STEP) {
@@ -238,7 +306,10 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
             "target-step-ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"
         );
     }
-    let mut config = limits_of(args.limits.engine);
+    let mut config = match &args.recorded {
+        Some(recorded) if args.limits.engine.is_none() => recorded_limits(recorded),
+        _ => limits_of(args.limits.engine),
+    };
     args.core.apply(&mut config)?;
     Ok(config)
 }
@@ -246,7 +317,9 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
 /// Adds the other kinds of replicas, and fills in numbers of blocks and costs that follow from hardware and model unless given.
 fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> anyhow::Result<BoxedCost> {
     let block_size = settings.core.block_size;
-    let device_blocks = args.core.has("device_blocks").then_some(settings.core.device_blocks);
+    let is_known =
+        args.core.has("device_blocks") || (args.recorded.is_some() && args.limits.engine.is_none() && !args.fit_blocks);
+    let device_blocks = is_known.then_some(settings.core.device_blocks);
     settings.core.device_blocks = match device_blocks {
         Some(blocks) => blocks,
         None => settings.fitting_device_blocks()?,

@@ -92,6 +92,42 @@ fn a_simulated_server_answers_and_its_recording_replays() {
     assert!(took_ns > 90 * 4_700_000, "{took_ns}");
 }
 
+#[derive(clap::Parser)]
+struct ReplayCli {
+    #[command(flatten)]
+    args: crate::replay::ReplayArgs,
+}
+
+#[test]
+fn a_recording_is_replayed_under_other_settings() {
+    use clap::Parser;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let flag = format!("--record={}", path("run.jsonl"));
+    let long = prompt(0, 200);
+    let (.., outcome, _) =
+        run(&["--simulate=h100-80g", "--policy=fcfs", "--device-blocks=99", &flag], &[&long, &long], 30);
+    let replay = |flags: &[&str]| -> serde_json::Value {
+        let (recording, report) = (path("run.jsonl"), path("report.json"));
+        let args = [&["replay", &recording, "--json", &report], flags].concat();
+        crate::replay::run(ReplayCli::try_parse_from(args).unwrap().args).unwrap();
+        serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap()
+    };
+    let same = replay(&[]);
+    assert_eq!(same["baseline"]["digest"], format!("{:016x}", outcome.digest));
+    assert_eq!(same["baseline"]["digest_equal"], true);
+    assert_eq!(same["requests"], 2);
+    assert_eq!((&same["settings"]["policy"], &same["settings"]["device_blocks"]), (&"fcfs".into(), &99.into()));
+    assert_eq!((&same["prefix_hit_tokens"], &same["output_tokens"]), (&192.into(), &60.into()));
+    let other = replay(&["--policy=sjf", "--device-blocks=20", "--replicas=2"]);
+    assert_eq!((&other["settings"]["device_blocks"], &other["settings"]["replicas"]), (&20.into(), &2.into()));
+    assert_eq!(
+        (&other["baseline"]["simulated"], &other["prefix_hit_tokens"]),
+        (&same["baseline"]["simulated"], &0.into())
+    );
+}
+
 #[test]
 fn blocks_fit_the_device_and_costs_are_those_of_replay() {
     let made = |flags: &[&str]| {
@@ -152,6 +188,7 @@ fn prefill_and_decode_apart_decide_in_a_replay_as_they_do_live() {
         input_tokens: prompt.len() as u32,
         output_tokens: n_tokens,
         content: Content::Tokens(prompt.as_slice().into()),
+        ..TraceRequest::default()
     };
     let trace = Trace { format: Format::Tokens, requests: prompts.iter().map(traced).collect() };
     let cost = fleet.cost_model().unwrap();

@@ -49,6 +49,8 @@ pub(super) struct Ready {
     pub part: Part,
     pub settings: Settings,
     pub load: Option<f64>,
+    /// `true` if requests have the tenants of the trace.
+    pub own_tenants: bool,
 }
 
 /// Reason why a cell cannot run.
@@ -155,13 +157,16 @@ fn in_folder(value: &str, folder: &Path) -> String {
 fn ready(point: &Point<'_>, trace: &Path, folder: &Path) -> Result<Ready, Fault> {
     let args = ReplayCli::try_parse_from(words(point, trace, folder))
         .map_err(|error| Fault { message: one_line(&error.to_string()), no_room: false })?;
-    let plan = args.args.plan().map_err(|error| Fault {
+    let mut args = args.args;
+    args.follow(trace).map_err(|error| Fault { message: format!("{error:#}"), no_room: false })?;
+    let plan = args.plan().map_err(|error| Fault {
         message: format!("{error:#}"),
         no_room: error.downcast_ref::<DoesNotFit>().is_some(),
     })?;
     let ReplayPlan { runs, part, load, .. } = plan;
+    let own_tenants = args.has_own_tenants();
     match <[Settings; 1]>::try_from(runs) {
-        Ok([settings]) => Ok(Ready { trace: trace.into(), part, settings, load }),
+        Ok([settings]) => Ok(Ready { trace: trace.into(), part, settings, load, own_tenants }),
         Err(runs) => Err(Fault {
             message: format!("a cell is one replay, but this compares {}; put the values into [grid]", runs.len()),
             no_room: false,

@@ -13,6 +13,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trunkline_sim_replay::replay_source;
 use trunkline_sim_report::Report;
 use trunkline_sim_report::outcome::Outcome;
+use trunkline_sim_workload::tenants::Shares;
 
 use super::cells::{Cell, Ready};
 use super::folder;
@@ -78,6 +79,9 @@ fn replay(input: &Input, ready: &Ready, share: &mut Share<'_>) -> anyhow::Result
     // At least one, so that shares of it are numbers.
     let requests = input.requests().unwrap_or(u64::MAX).max(1);
     let mut runs = [ready.settings.clone()];
+    if ready.own_tenants {
+        runs[0].tenants = Shares::traced(input.tenants());
+    }
     let mut before = 0;
     let load = match ready.load {
         Some(fraction) => {

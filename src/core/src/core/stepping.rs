@@ -136,7 +136,7 @@ impl Core {
         let seq = &mut sequences[slot];
         seq.end_step(part.n_tokens, part.sample);
         if seq.ending.is_none() && !sampled.is_empty() {
-            if matches!(seq.phase, Phase::Prefill) {
+            if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
             }
             journal.stats.drafts.accepted_draft_tokens += sampled.len() as u64 - 1;
@@ -146,7 +146,8 @@ impl Core {
                     waiting.note_generated(seq.tenant);
                 }
                 journal.stats.tokens.generated_tokens += 1;
-                actions.push(Action::Token { request: seq.id, token: *token });
+                // Made in its place in the list, not copied there.
+                actions.extend(std::iter::once(*token).map(|token| Action::Token { request: seq.id, token }));
                 seq.ending = seq.finished().map(Ending::Finish);
                 if seq.ending.is_some() {
                     break;
@@ -157,6 +158,7 @@ impl Core {
         let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
         seq.computed = computed.min(seq.n_tokens());
         if seq.ending.is_some() || seq.computed >= (seq.published + 1) * config.block_size {
+            seq.request_first();
             changed.push(slot);
         }
     }

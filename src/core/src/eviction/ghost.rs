@@ -6,6 +6,7 @@
 //! oldest entry early (about one entry in fifty): both cost quality, never correctness.
 
 use crate::huge_pages;
+use crate::prefetch::prefetch_at;
 
 /// Entries of a bucket, a cache line of 64 bytes.
 const ENTRIES: usize = 8;
@@ -26,6 +27,8 @@ pub(super) struct Ghost {
     capacity: u32,
     /// Fingerprints remembered so far, modulo 2^32.
     clock: u32,
+    /// Fingerprints to be remembered before the next call reads a bucket; the buckets are on the way from memory.
+    pending: Vec<u64>,
 }
 
 impl Ghost {
@@ -33,13 +36,26 @@ impl Ghost {
         let capacity = capacity.max(1);
         let buckets = vec![Bucket::default(); capacity.div_ceil(LOAD) as usize];
         huge_pages::advise(&buckets);
-        Self { buckets, capacity, clock: 0 }
+        Self { buckets, capacity, clock: 0, pending: Vec::new() }
     }
 
     /// Remembers some fingerprints, in order.
-    pub fn insert_all(&mut self, hashes: impl Iterator<Item = u64> + Clone) {
-        self.touch(hashes.clone());
-        hashes.for_each(|hash| self.insert(hash));
+    pub fn insert_all(&mut self, hashes: impl Iterator<Item = u64>) {
+        self.settle();
+        for hash in hashes {
+            self.request(hash);
+            self.pending.push(hash);
+        }
+    }
+
+    /// Remembers the pending fingerprints.
+    fn settle(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.drain(..).for_each(|hash| self.insert(hash));
+        self.pending = pending;
     }
 
     /// Remembers a fingerprint in place of the same fingerprint, of no entry, or of the oldest entry of the bucket.
@@ -57,13 +73,14 @@ impl Ghost {
         bucket.0[replaced] = tag << 32 | Entry::from(clock);
     }
 
-    /// Loads the buckets of some fingerprints, all at once, so that the next calls hit the processor's caches.
-    pub fn touch(&self, hashes: impl Iterator<Item = u64>) {
-        std::hint::black_box(hashes.fold(0, |sum, hash| sum ^ self.buckets[self.home(hash)].0[0]));
+    /// Requests the bucket of a fingerprint from memory.
+    pub fn request(&self, hash: u64) {
+        prefetch_at(&raw const self.buckets[self.home(hash)]);
     }
 
     /// Forgets a fingerprint. Returns `true` if it was remembered.
     pub fn take(&mut self, hash: u64) -> bool {
+        self.settle();
         let (clock, capacity, tag) = (self.clock, self.capacity, tag(hash));
         let Some(entry) = self.bucket(hash).0.iter_mut().find(|entry| **entry >> 32 == tag) else { return false };
         clock.wrapping_sub(std::mem::take(entry) as u32) < capacity
@@ -105,7 +122,7 @@ mod tests {
     fn nearly_all_of_the_last_fingerprints_are_remembered_and_none_of_the_older_ones() {
         let hash = |i: u64| crate::draw::mix(i);
         let mut ghost = Ghost::new(10_000);
-        (0..100_000).for_each(|i| ghost.insert(hash(i)));
+        ghost.insert_all((0..100_000).map(hash));
         assert_eq!((0..90_000).filter(|i| ghost.take(hash(*i))).count(), 0);
         let kept = (90_000..100_000).filter(|i| ghost.take(hash(*i))).count();
         assert!((9_700..10_000).contains(&kept), "{kept} of 10,000");
@@ -124,7 +141,7 @@ mod tests {
                 let was = known.is_some();
                 known.into_iter().for_each(|(_, counts)| *counts = false);
                 if insert {
-                    ghost.insert(hash);
+                    ghost.insert_all([hash].into_iter());
                     model.push((hash, true));
                 } else {
                     prop_assert_eq!(ghost.take(hash), was);

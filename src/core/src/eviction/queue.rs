@@ -1,6 +1,7 @@
 //! Doubly linked queues over one array of links: a block is in at most one queue.
 
 use crate::huge_pages;
+use crate::prefetch::prefetch;
 
 const NIL: u32 = u32::MAX;
 const NO_QUEUE: u16 = u16::MAX;
@@ -71,6 +72,12 @@ impl Queues {
     pub fn queue_of(&self, block: u32) -> Option<usize> {
         let queue = self.links.get(block as usize)?.queue;
         (queue != NO_QUEUE).then_some(usize::from(queue))
+    }
+
+    /// Requests the links of the block behind a block of a queue from memory.
+    pub fn request(&self, block: u32) {
+        let next = self.links[block as usize].next;
+        prefetch(self.links.get(next as usize).map_or(&[], std::slice::from_ref));
     }
 
     /// Adds a block at the end of a queue. The block MUST NOT be in any queue.

@@ -30,6 +30,7 @@ use super::queue::Queues;
 use super::segments::Segments;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
+use crate::prefetch::prefetch;
 
 /// Turns with classes of their own; later turns count as the last one.
 const TURNS: usize = 8;
@@ -42,6 +43,8 @@ const CLASSES: usize = LEFT_BEHIND + 1;
 /// Weight of one observation in a running mean.
 const STEP: f32 = 1.0 / 256.0;
 const NONE: u32 = u32::MAX;
+/// Slots before the tail of the next victim that are requested from memory with it.
+const KNOWN_AHEAD: u32 = 8;
 
 /// State of a block, by slot.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +104,8 @@ pub(super) struct Reuse {
     victim: u32,
     /// Segment being read by a request, if blocks are left behind; else [`NONE`].
     left: u32,
+    /// Class of the last segment to become the victim, and `true` if it was the youngest: a guess at the next.
+    last_victim: (u8, bool),
 }
 
 impl Reuse {
@@ -116,6 +121,7 @@ impl Reuse {
             follow_parent: false,
             victim: NONE,
             left: NONE,
+            last_victim: (0, false),
         }
     }
 
@@ -224,6 +230,8 @@ impl Reuse {
             victim => victim,
         };
         self.victim = segment;
+        let class = self.segments[segment].class;
+        self.last_victim = (class, self.queues.front(usize::from(class)) != Some(segment));
         self.queues.remove(segment);
         Some(segment)
     }
@@ -375,6 +383,16 @@ impl Eviction for Reuse {
         for block in chain {
             self.read_one(block.index, blocks);
         }
+    }
+
+    fn likely_next(&self) -> Option<u32> {
+        let (class, is_youngest) = self.last_victim;
+        let class = usize::from(class);
+        let segment = if is_youngest { self.queues.back(class) } else { self.queues.front(class) }?;
+        self.queues.request(segment);
+        let tail = self.segments[segment].tail;
+        prefetch(&self.known[tail.saturating_sub(KNOWN_AHEAD) as usize..=tail as usize]);
+        Some(tail)
     }
 
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {

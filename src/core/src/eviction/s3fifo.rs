@@ -10,6 +10,7 @@ use super::{Eviction, last};
 use crate::huge_pages;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
+use crate::prefetch::prefetch;
 use crate::spec::Param;
 
 const SMALL: usize = 0;
@@ -84,7 +85,6 @@ impl Eviction for S3Fifo {
     }
 
     fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
-        self.ghost.touch(chain.iter().map(|block| blocks.fingerprint(block.index)));
         for block in chain {
             let at = block.index as usize;
             if self.proven.len() <= at {
@@ -125,7 +125,14 @@ impl Eviction for S3Fifo {
     }
 
     fn likely_next(&self) -> Option<u32> {
-        self.queues.front(self.queue_to_evict(false))
+        let next = self.queues.front(self.queue_to_evict(false))?;
+        self.queues.request(next);
+        prefetch(&self.proven[next as usize..=next as usize]);
+        Some(next)
+    }
+
+    fn request_to_publish(&self, fingerprint: u64) {
+        self.ghost.request(fingerprint);
     }
 
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {

@@ -14,6 +14,7 @@ impl PrefixTree {
     #[inline]
     pub fn request_to_publish(&self, parent: Option<BlockHandle>, block: BlockHandle, hash: BlockHash) {
         self.index.prefetch(hash.fingerprint());
+        self.eviction.request_to_publish(hash.fingerprint());
         if let Some(parent) = parent {
             self.nodes.prefetch_counts(parent.index);
         }
@@ -40,6 +41,9 @@ impl PrefixTree {
             prefetch(&self.tokens[begin..begin + len * self.block_size]);
             self.pool.prefetch(first, len);
         });
-        hashes.iter().for_each(|hash| self.index.prefetch(hash.fingerprint()));
+        for hash in hashes {
+            self.index.prefetch(hash.fingerprint());
+            self.eviction.request_to_publish(hash.fingerprint());
+        }
     }
 }

@@ -30,8 +30,8 @@ fn what_is_found_in_the_cache_is_no_service() {
     // others, which run its last token only.
     let trace = trace(vec![request(0, 512, 3, &[0]); 20]);
     let shares: Shares = "1,1".parse().unwrap();
-    let first = shares.tenant_of(0);
-    let of_other = (0..20).filter(|i| shares.tenant_of(*i) != first).count();
+    let first = shares.tenant_of(0, 0);
+    let of_other = (0..20).filter(|i| shares.tenant_of(*i, 0) != first).count();
     assert!((5..15).contains(&of_other), "{of_other}");
     let mut settings = Settings { tenants: shares, ..settings(16, 1_000) };
     settings.core.max_batch_size = 1;

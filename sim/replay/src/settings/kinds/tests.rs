@@ -56,6 +56,7 @@ fn trace(n: u32) -> Trace {
         input_tokens: 1_000 + i * 53 % 500,
         output_tokens: 30,
         content: Content::Unique(i),
+        ..TraceRequest::default()
     };
     Trace { format: Format::Azure, requests: (0..n).map(request).collect() }
 }

@@ -9,7 +9,13 @@ use crate::trace::{Piece, TraceReader};
 
 fn request(arrival_ms: u64, input_tokens: u32, ids: &[u32]) -> TraceRequest {
     let arrival_ns = arrival_ms * 1_000_000;
-    TraceRequest { arrival_ns, input_tokens, output_tokens: 7, content: Content::Blocks(ids.into()) }
+    TraceRequest {
+        arrival_ns,
+        input_tokens,
+        output_tokens: 7,
+        content: Content::Blocks(ids.into()),
+        ..TraceRequest::default()
+    }
 }
 
 fn of(requests: &[TraceRequest], capacities: &[u64]) -> TraceStats {
@@ -54,7 +60,13 @@ fn hits_counted_by_hand() {
 
 #[test]
 fn no_content_has_no_prefixes() {
-    let unlike = TraceRequest { arrival_ns: 0, input_tokens: 9, output_tokens: 1, content: Content::Unique(0) };
+    let unlike = TraceRequest {
+        arrival_ns: 0,
+        input_tokens: 9,
+        output_tokens: 1,
+        content: Content::Unique(0),
+        ..TraceRequest::default()
+    };
     let stats = stats([Ok(unlike)].into_iter(), Format::Azure, &StatsOptions::default()).unwrap();
     assert_eq!(stats.prefixes, None);
     assert_eq!((stats.arrivals.rate_requests_s, stats.arrivals.peak_minute_requests), (0.0, 1));
@@ -86,7 +98,13 @@ fn tangle(n: usize, seed: u64) -> Vec<TraceRequest> {
         .map(|i| {
             let pieces: Box<[_]> = (0..1 + below(6)).map(|_| Piece { content: below(3) as u32, tokens: 10 }).collect();
             let input_tokens = pieces.len() as u32 * 10;
-            TraceRequest { arrival_ns: i as u64, input_tokens, output_tokens: 1, content: Content::Pieces(pieces) }
+            TraceRequest {
+                arrival_ns: i as u64,
+                input_tokens,
+                output_tokens: 1,
+                content: Content::Pieces(pieces),
+                ..TraceRequest::default()
+            }
         })
         .collect()
 }

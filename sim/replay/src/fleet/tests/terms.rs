@@ -1,0 +1,111 @@
+//! Priorities, deadlines, namespaces and known outputs of requests.
+
+use super::*;
+use trunkline_sim_report::observer::{Observer, StepSeen};
+use trunkline_sim_workload::trace::Terms;
+
+/// Observer of every step, which disables fast-forward.
+struct EveryStep;
+
+impl Observer for EveryStep {
+    fn ended(&mut self, _: &Outcome) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn wants_steps(&self) -> bool {
+        true
+    }
+
+    fn step(&mut self, _: &StepSeen<'_>) {}
+}
+
+/// Sixty requests that arrive at once and take 40 steps each, four at a time; every third has to be done within 300 ms.
+fn urgent_and_patient() -> Trace {
+    let made = |i: u32| {
+        let urgent = i % 3 == 2;
+        let terms = Terms {
+            priority: i32::from(!urgent),
+            deadline_ns: Some(if urgent { 300 } else { 700 } * MS),
+            ..Terms::default()
+        };
+        TraceRequest { terms, ..request(0, 64, 40, &[i]) }
+    };
+    trace((0..60).map(made).collect())
+}
+
+fn deadlines_met(policy: &str) -> (u64, u64) {
+    let mut settings = settings(16, 4000);
+    settings.core.policy = policy.into();
+    settings.core.max_batch_size = 4;
+    let report = run(&urgent_and_patient(), &settings);
+    let deadlines = report.latencies.deadlines.unwrap();
+    assert_eq!((report.requests, report.completed), (60, deadlines.met), "who misses a deadline is ended");
+    (deadlines.met, deadlines.missed)
+}
+
+#[test]
+fn edf_and_priority_meet_more_deadlines_than_fcfs() {
+    // 41 ms for four requests: 28 until 300 ms, 68 until 700 ms.
+    assert_eq!(deadlines_met("edf"), (60, 0));
+    assert_eq!(deadlines_met("priority"), (60, 0));
+    let (met, missed) = deadlines_met("fcfs");
+    assert!(met + missed == 60 && missed >= 8, "the last urgent ones come too late: {met} met, {missed} missed");
+}
+
+#[test]
+fn deadlines_change_nothing_between_steps_and_fast_forwards() {
+    let mut trace = conversations(200, 3);
+    for (i, request) in trace.requests.iter_mut().enumerate() {
+        request.terms.deadline_ns = (i % 4 == 0).then_some((5 + i as u64 % 50) * MS);
+        request.terms.priority = (i % 3) as i32;
+    }
+    for (policy, replicas, steps) in [("fcfs", 1, 1), ("edf", 3, 1), ("priority", 2, 2)] {
+        let mut settings = Settings { replicas, ..settings(16, 700) };
+        settings.core.policy = policy.into();
+        settings.core.max_steps_in_flight = steps;
+        let fast = run(&trace, &settings);
+        let stepped = replay_watched(&trace, &settings, &OneMs, &mut EveryStep).unwrap();
+        assert_eq!((&fast.digest, fast.latencies), (&stepped.digest, stepped.latencies), "{policy}");
+        let deadlines = fast.latencies.deadlines.unwrap();
+        assert!(deadlines.missed > 0 && deadlines.met + deadlines.missed == 50, "{policy}: {deadlines:?}");
+    }
+}
+
+#[test]
+fn a_later_turn_finds_a_known_output() {
+    let output: Box<[Token]> = (1000..1064).collect();
+    let question: Vec<Token> = (0..64).collect();
+    let later: Vec<Token> = question.iter().chain(&output).copied().chain(2000..2064).collect();
+    let hits = |output: Option<Box<[Token]>>, namespace| {
+        let first = TraceRequest {
+            input_tokens: 64,
+            output_tokens: 64,
+            content: Content::Tokens(question.clone().into()),
+            output,
+            ..TraceRequest::default()
+        };
+        let second = TraceRequest {
+            arrival_ns: 500 * MS,
+            input_tokens: 192,
+            content: Content::Tokens(later.clone().into()),
+            terms: Terms { namespace, ..Terms::default() },
+            ..TraceRequest::default()
+        };
+        run(&trace(vec![first, second]), &settings(16, 100)).tokens.prefix_hit_tokens
+    };
+    // The last token of an answer is never computed, so its block is not full.
+    assert_eq!(hits(Some(output.clone()), 0), 112);
+    assert_eq!(hits(None, 0), 64);
+    assert_eq!(hits(Some(output.clone()), 1), 0, "namespaces share nothing");
+}
+
+#[test]
+fn tenants_of_a_trace_are_reported() {
+    let mut trace = conversations(40, 5);
+    trace.requests.iter_mut().enumerate().for_each(|(i, request)| request.terms.tenant = u32::from(i % 4 == 0));
+    assert_eq!(trace.tenants(), 2);
+    let report = run(&trace, &Settings { tenants: Shares::traced(trace.tenants()), ..settings(16, 700) });
+    let of_tenant: Vec<_> =
+        report.fairness.unwrap().tenants.iter().map(|tenant| (tenant.requests, tenant.share)).collect();
+    assert_eq!(of_tenant, [(30, 0.75), (10, 0.25)]);
+}
