@@ -24,6 +24,8 @@ pub fn config(tiers: &[(&str, Write)]) -> Config {
         host_blocks: HOST_BLOCKS,
         preemption: Preemption::Swap,
         launch_watermark: 0.0,
+        // The small model computes a block in some ten microseconds: without a load to measure, the usual estimate may not pay.
+        swap_block_ns: 1_000,
         tiers: tiers.iter().map(tier).collect(),
         ..Config::default()
     }

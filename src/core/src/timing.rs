@@ -29,6 +29,7 @@ struct Sums {
     ns: f64,
     amount_amount: f64,
     amount_ns: f64,
+    ns_ns: f64,
 }
 
 impl Sums {
@@ -38,11 +39,12 @@ impl Sums {
         self.ns += weight * ns;
         self.amount_amount += weight * amount * amount;
         self.amount_ns += weight * amount * ns;
+        self.ns_ns += weight * ns * ns;
     }
 
     fn scale(&mut self, by: f64) {
-        let Self { weight, amount, ns, amount_amount, amount_ns } = self;
-        [weight, amount, ns, amount_amount, amount_ns].into_iter().for_each(|sum| *sum *= by);
+        let Self { weight, amount, ns, amount_amount, amount_ns, ns_ns } = self;
+        [weight, amount, ns, amount_amount, amount_ns, ns_ns].into_iter().for_each(|sum| *sum *= by);
     }
 }
 
@@ -84,7 +86,7 @@ impl Timing {
 
     /// Returns the fixed time and the time per unit, nanoseconds, neither below 0.
     pub fn line(&self) -> (f64, f64) {
-        let Sums { weight, amount, ns, amount_amount, amount_ns } = self.sums;
+        let Sums { weight, amount, ns, amount_amount, amount_ns, ns_ns } = self.sums;
         let spread = weight * amount_amount - amount * amount;
         let through_zero = (0.0, amount_ns / amount_amount);
         // With amounts that hardly differ, the line through them says nothing of other amounts.
@@ -92,6 +94,12 @@ impl Timing {
             return through_zero;
         }
         let per_unit = (weight * amount_ns - amount * ns) / spread;
+        // Nor does a line that the noise of the measurements may have turned: within two standard errors, time is in proportion.
+        let rest = ((weight * ns_ns - ns * ns) - per_unit * per_unit * spread).max(0.0);
+        let turned = per_unit - through_zero.1;
+        if turned * turned * spread * weight <= 4.0 * rest {
+            return through_zero;
+        }
         let fixed = (ns - per_unit * amount) / weight;
         if per_unit < 0.0 {
             (ns / weight, 0.0)
@@ -131,6 +139,11 @@ mod tests {
         let mut equal = Timing::new(100);
         (0..200).for_each(|_| equal.observe(8, 8_000));
         assert!((900..1100).contains(&(equal.estimate_ns(8) / 8)), "{:?}", equal.line());
+        // Amounts that hardly differ, and durations that differ by other causes: the slope of the line would be noise.
+        let mut noisy = Timing::new(100);
+        (0..200).for_each(|round| noisy.observe(290 + round % 21, 30_000 + 7_919 * u64::from(round) % 9_973));
+        let per_unit = noisy.line().1;
+        assert!((90.0..140.0).contains(&per_unit), "{:?}", noisy.line());
         let mut falling = Timing::new(100);
         (0..200).for_each(|round| falling.observe(1 + round % 2 * 50, [9_000, 1_000][round as usize % 2]));
         assert!(falling.line().1 >= 0.0 && falling.estimate_ns(1_000) < 10_000, "{:?}", falling.line());

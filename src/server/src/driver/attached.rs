@@ -37,50 +37,54 @@ impl Driver {
         self.note_served();
     }
 
-    /// Seats a worker, in place of an older one of its name if there is one.
-    pub(super) fn attach(&mut self, mut attaching: Attaching) {
+    /// Chooses the place of a worker, or the reason to refuse it.
+    fn place(&self, attaching: &Attaching) -> Result<Place, Status> {
         let (workers, cluster) = (&self.workers, &self.cluster);
         let requests = |engine| cluster.status(engine).load.requests;
         let (name, now_ns) = (&attaching.worker.name, self.clock.now_ns());
         let (life, heard) = (|engine| workers.life(engine), |engine| workers.is_heard(engine, now_ns));
-        let place = workers.seats.place(name, attaching.resume.as_ref(), life, heard, requests);
-        let lock_step = attaching.worker.lock_step.clone();
-        let place = match place {
-            // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group.
-            Some(Place::Resume(engine)) if workers.is_resetting(engine) || lock_step.is_some() => {
-                Some(Place::Replace(engine))
-            }
-            place => place,
+        let lock_step = attaching.worker.lock_step.as_ref();
+        let check = |vacant| match workers.lock_steps.check(lock_step, vacant) {
+            Ok(()) => Ok(()),
+            Err(fault) => Err(Status::resource_exhausted(fault.to_string())),
         };
-        let vacant = match place {
-            Some(Place::Take(_)) => Some(workers.seats.vacant()),
-            Some(Place::Replace(engine)) if !workers.lock_steps.has(engine) => Some(workers.seats.vacant() + 1),
-            // The worker's own place, or none.
-            _ => None,
-        };
-        if let Some(Err(fault)) = vacant.map(|vacant| workers.lock_steps.check(lock_step.as_ref(), vacant)) {
-            return attaching.refuse(Status::resource_exhausted(fault.to_string()));
-        }
-        let (engine, resumed) = match place {
+        match workers.seats.place(name, attaching.resume.as_ref(), life, heard, requests) {
             None => {
-                let n = self.workers.seats.engines().count();
+                let n = workers.seats.engines().count();
                 let why = format!("all {n} engines for attached workers have a worker; try again later");
-                return attaching.refuse(Status::resource_exhausted(why));
+                Err(Status::resource_exhausted(why))
             }
             Some(Place::NameTaken(engine)) => {
                 let why =
                     format!("a worker of this name is attached as {engine}; give each worker a --name of its own");
-                return attaching.refuse(Status::already_exists(why));
+                Err(Status::already_exists(why))
             }
-            Some(Place::Take(engine)) => (engine, false),
-            Some(Place::Resume(engine)) => {
+            // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group.
+            Some(Place::Resume(engine)) if workers.is_resetting(engine) || lock_step.is_some() => {
+                Ok(Place::Replace(engine))
+            }
+            Some(Place::Replace(engine)) if !workers.lock_steps.has(engine) => {
+                check(workers.seats.vacant() + 1).map(|()| Place::Replace(engine))
+            }
+            Some(Place::Take(engine)) => check(workers.seats.vacant()).map(|()| Place::Take(engine)),
+            Some(place) => Ok(place),
+        }
+    }
+
+    /// Seats a worker, in place of an older one of its name if there is one.
+    pub(super) fn attach(&mut self, mut attaching: Attaching) {
+        let lock_step = attaching.worker.lock_step.clone();
+        let (engine, resumed) = match self.place(&attaching) {
+            Err(status) => return attaching.refuse(status),
+            Ok(Place::Take(engine) | Place::NameTaken(engine)) => (engine, false),
+            Ok(Place::Resume(engine)) => {
                 // The session keeps its name.
                 if let Some(resume) = &attaching.resume {
                     attaching.worker.session.clone_from(&resume.session);
                 }
                 (engine, true)
             }
-            Some(Place::Replace(engine)) => {
+            Ok(Place::Replace(engine)) => {
                 let status = Status::aborted("another worker took this worker's place");
                 self.hand_over(engine);
                 self.vacate(engine, status, "another worker took its place");
