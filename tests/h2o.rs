@@ -1,7 +1,7 @@
 //! Eviction within sequences, through the server: the API's modes, prefixes that stay whole, sliding windows, and recordings.
 
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, H2oConfig, Keeps, WorkerFacts};
+use trunkline_core::{Config, H2oConfig, Keeps, Preemption, WorkerFacts};
 use trunkline_server::proto::GenerateRequest;
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{Answer, Client, TestServer, greedy};
@@ -74,4 +74,39 @@ async fn a_window_gives_the_same_text_whether_its_blocks_were_cached_or_computed
     assert_eq!(first.text, second.text);
     assert_eq!((first.usage.cached_tokens, second.usage.cached_tokens), (0, 199));
     server.drain().await;
+}
+
+/// Asks for four texts at once.
+async fn ask_four(server: &TestServer) -> Vec<String> {
+    let mut asked = Vec::new();
+    for word in ["river", "garden", "harbour", "market"] {
+        let text = format!("{word} is what they read of once and hardly ever again, ").repeat(2);
+        let mut client = server.client().await;
+        asked.push(tokio::spawn(async move { client.ask(greedy(&text, 120)).await.unwrap().text }));
+    }
+    let mut texts = Vec::new();
+    for answer in asked {
+        texts.push(answer.await.unwrap());
+    }
+    texts
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn swapped_requests_of_a_model_with_groups_have_the_text_of_others() {
+    for keeps in [Keeps::Scored, Keeps::Window(24)] {
+        // With two steps in flight a plan counts one step sooner for a sequence that just came back.
+        let wide = Config { max_batch_tokens: 1024, max_steps_in_flight: 1, ..config(keeps) };
+        let roomy = TestServer::start(wide.clone()).await;
+        let texts = ask_four(&roomy).await;
+        roomy.drain().await;
+
+        let tight =
+            Config { device_blocks: 60, host_blocks: 400, preemption: Preemption::Swap, launch_watermark: 0.0, ..wide };
+        let server = TestServer::start(tight).await;
+        assert_eq!(ask_four(&server).await, texts, "{keeps:?}");
+        let stats = server.drain().await.stats;
+        assert!(stats.swaps.swap_outs > 0 && stats.swaps.swap_ins == stats.swaps.swap_outs, "{keeps:?} {stats:?}");
+        assert_eq!(stats.h2o.h2o_dropped_blocks > 0, keeps == Keeps::Scored);
+        assert_eq!(stats.free_host_blocks, 400);
+    }
 }

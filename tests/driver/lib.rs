@@ -15,6 +15,7 @@ mod groups;
 mod keys;
 pub mod limits;
 mod memory;
+mod mirror;
 pub mod oracle;
 pub mod pressure;
 mod records;

@@ -11,6 +11,7 @@ use trunkline_core::{
 use crate::groups::{GroupTables, lineage_of};
 use crate::keys::Keys;
 use crate::memory::{Cell, EMPTY, Memory, POISON, SharedStorage};
+use crate::mirror::Mirror;
 
 /// Tokens it generates are below this.
 pub const VOCAB: u32 = 1000;
@@ -96,21 +97,6 @@ impl Truth {
     }
 }
 
-/// The worker's copy of a block table.
-#[derive(Clone, Debug)]
-struct Mirror {
-    request: RequestId,
-    /// Number of the request's [`Truth`], if it was expected.
-    number: Option<u64>,
-    /// Cell before the first of the request.
-    before: Cell,
-    table: Vec<u32>,
-    /// Block tables of the layer groups after the first, and what the sequence dropped from them.
-    groups: GroupTables,
-    /// Token that the last step of the sequence sampled.
-    sampled: Option<Token>,
-}
-
 /// Tokens that a test dictates to a sequence.
 type Dictation<'a> = dyn FnMut(&StepSeq) -> Vec<Token> + 'a;
 
@@ -131,7 +117,7 @@ pub struct OracleWorker {
     /// Storage of each shared tier; slots of the tier hold nothing by themselves.
     shared: Vec<Option<SharedStorage>>,
     mirrors: Vec<Option<Mirror>>,
-    /// Block tables of sequences from before a broken connection, by request and number of its [`Truth`].
+    /// Block tables of sequences from before a broken connection or a swap, by request and number of its [`Truth`].
     resumed: BTreeMap<(RequestId, Option<u64>), GroupTables>,
     /// Transfers in flight, with what their sources held at the begin.
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
@@ -248,9 +234,7 @@ impl OracleWorker {
             }
         }
         self.device.end_step();
-        for mirror in std::mem::take(&mut self.mirrors).into_iter().flatten() {
-            self.resumed.insert((mirror.request, mirror.number), mirror.groups);
-        }
+        self.resumed.extend(std::mem::take(&mut self.mirrors).into_iter().flatten().map(Mirror::into_groups));
         self.step = None;
         self.sent.clear();
     }
@@ -451,6 +435,13 @@ impl OracleWorker {
         if seq.start {
             let sent = self.sent.remove(&(step.id, seq.request));
             let (number, before) = sent.unwrap_or_else(|| self.start_of(seq.request));
+            // What is known of layer groups survives a swap.
+            let gone = self
+                .mirrors
+                .iter_mut()
+                .enumerate()
+                .filter_map(|(at, mirror)| mirror.take_if(|mirror| at == slot || mirror.request == seq.request));
+            self.resumed.extend(gone.map(Mirror::into_groups));
             self.mirrors[slot] = Some(Mirror {
                 request: seq.request,
                 number,

@@ -56,6 +56,8 @@ pub struct Outcome {
     pub swaps_in: u64,
     /// Blocks of those.
     pub blocks_in: u64,
+    /// Copies to the device that succeeded, of models with several layer groups.
+    pub groups_in: u64,
     /// Copies that failed.
     pub failed_transfers: u64,
     /// Copies from tiers to the device.
@@ -104,6 +106,7 @@ impl Outcome {
             blocks_out: self.blocks_out + other.blocks_out,
             swaps_in: self.swaps_in + other.swaps_in,
             blocks_in: self.blocks_in + other.blocks_in,
+            groups_in: self.groups_in + other.groups_in,
             failed_transfers: self.failed_transfers + other.failed_transfers,
             loads: self.loads + other.loads,
             blocks_loaded: self.blocks_loaded + other.blocks_loaded,
@@ -395,6 +398,8 @@ impl Run {
             _ => (&mut outcome.stores, &mut outcome.blocks_stored),
         };
         *transfers += u64::from(ok);
+        let is_divided = !self.driver.core.config().worker.groups.is_empty();
+        outcome.groups_in += u64::from(ok && is_divided && transfer.from == Place::Host);
         *moved += if ok { blocks } else { 0 };
         outcome.failed_transfers += u64::from(!ok);
         if is_partial {

@@ -255,9 +255,9 @@ fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
     let found = settings.model.as_deref().map(|path| LayerFile::layers_of(path, revision)).transpose()?.flatten();
     let model = settings.h2o.divide(model, found, &mut config)?;
-    let goes_behind = config.host_blocks > 0 || settings.tiers.tiers(1, 1)?.is_some();
-    if config.h2o.mode == Mode::Off && goes_behind && model.info().groups.len() > 1 {
-        info!("host memory and tiers hold whole blocks: layers with a sliding window keep all tokens");
+    let has_tiers = settings.tiers.tiers(1, 1)?.is_some();
+    if config.h2o.mode == Mode::Off && has_tiers && model.info().groups.len() > 1 {
+        info!("tiers hold whole blocks: layers with a sliding window keep all tokens");
         let model = model.with_groups(Vec::new())?;
         return Ok((model, Config { worker: WorkerFacts::default(), ..config }));
     }

@@ -1,5 +1,7 @@
 //! The checker: asserts that the whole state of a core is consistent.
 
+use trunkline_port::NO_BLOCK;
+
 use crate::block::BlockState;
 use crate::core::Core;
 use crate::ids::{BlockHandle, RequestId};
@@ -26,7 +28,8 @@ impl Core {
         assert_eq!(self.by_id.len() + state.reported, state.sequences.len());
         check_blocks(state);
         check_shared_work(state);
-        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts());
+        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().chain(seq.phase.beside()));
+        let holders = holders.filter(|host| **host != NO_BLOCK);
         state.kv.host.check(holders.chain(orphans(state).flat_map(|orphan| &orphan.hosts)).copied());
         state.kv.tiers.check(&state.kv.transfers);
     }
@@ -68,6 +71,11 @@ fn check_blocks(state: &State) {
                 let copied = at < swap_in.copied as usize;
                 expect(handle, if copied { BlockState::Moving } else { BlockState::Private }, seq.id);
             }
+            let n_copied = swap_in.copied as usize * state.kv.groups.n();
+            let beside = swap_in.arriving_beside.iter().enumerate().filter(|(_, handle)| **handle != BlockHandle::NONE);
+            for (at, handle) in beside {
+                expect(handle, if at < n_copied { BlockState::Moving } else { BlockState::Private }, seq.id);
+            }
         }
     }
     for transfer in state.kv.transfers.iter() {
@@ -78,39 +86,47 @@ fn check_blocks(state: &State) {
             assert!(kept.iter().flatten().all(reads), "a demotion reads a block that nobody holds");
         }
     }
-    for block in orphans(state).flat_map(|orphan| &orphan.blocks[orphan.published..]) {
-        assert!(pool.is_current(*block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
-        moving += 1;
+    for orphan in orphans(state) {
+        for block in orphan.blocks[orphan.published..].iter().copied().chain(orphan.moving_beside()) {
+            assert!(pool.is_current(block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
+            moving += 1;
+        }
     }
-    private += check_groups(state);
+    let (private_beside, moving_beside) = check_groups(state);
+    private += private_beside;
+    moving += moving_beside;
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
 }
 
 /// Panics unless the tables of the layer groups after the first agree with the table of the first, and with the cached blocks beside it.
-/// Returns the number of blocks there.
-fn check_groups(state: &State) -> u32 {
+/// Returns the number of blocks there, and of the blocks being copied.
+fn check_groups(state: &State) -> (u32, u32) {
     let (groups, pool) = (&state.kv.groups, state.kv.tree.pool());
-    let (mut private, mut readers) = (0, state.kv.n_retired_readers());
+    let (mut private, mut moving, mut readers) = (0, 0, state.kv.n_retired_readers());
+    readers += orphans(state).flat_map(Orphan::read_beside).count();
     for (_, seq) in &state.sequences {
         for (group, table) in seq.cold.tables.iter().enumerate() {
             assert_eq!(table.len(), seq.table.len(), "{} has tables of different lengths", seq.id);
             for (at, block) in table.iter().enumerate().filter(|(_, block)| **block != BlockHandle::NONE) {
-                assert!(pool.is_current(*block) && pool.state(block.index) == BlockState::Private, "{}", seq.id);
+                let is_moving = matches!(seq.phase, Phase::SwappingOut(_)) && at >= seq.published as usize;
+                let expected = if is_moving { BlockState::Moving } else { BlockState::Private };
+                assert!(pool.is_current(*block) && pool.state(block.index) == expected, "{}", seq.id);
                 if at < seq.published as usize {
                     let cached = groups.get(seq.table[at].index, group);
                     assert_eq!(cached, Some(*block), "{} reads a block that is not beside the first group's", seq.id);
                     readers += 1;
                 } else {
-                    private += 1;
+                    private += u32::from(!is_moving);
+                    moving += u32::from(is_moving);
                 }
             }
         }
     }
     let is_published = |node| matches!(pool.state(node), BlockState::Held | BlockState::Idle | BlockState::Stale);
     groups.check(readers, |node, block| is_published(node) && pool.state(block.index) == BlockState::Private);
-    private + groups.n_blocks()
+    (private + groups.n_blocks(), moving)
 }
 
 /// Panics unless prefills and loading sequences own the blocks that they are about to publish, and every parked request waits for

@@ -82,6 +82,11 @@ impl GroupBlocks {
         self.blocks.get(self.at(node, group)).copied().filter(|block| *block != BlockHandle::NONE)
     }
 
+    /// Returns the number of readers of a block; 0 if there is none.
+    pub fn readers(&self, node: u32, group: usize) -> u32 {
+        self.readers.get(self.at(node, group)).copied().unwrap_or(0)
+    }
+
     /// Adds a block, with one reader, beside a block of the tree that has none in the group.
     pub fn put(&mut self, node: u32, group: usize, block: BlockHandle) {
         let end = (node as usize + 1) * self.n();

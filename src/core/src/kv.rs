@@ -15,6 +15,7 @@ mod demotions;
 mod groups;
 mod remembered;
 mod shared_tier;
+mod swapped_groups;
 mod tier_copies;
 
 use std::collections::VecDeque;
@@ -330,21 +331,21 @@ impl Kv {
 
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
     pub fn release(&mut self, seq: &mut Sequence) {
-        let (hosts, arriving) = match &mut seq.phase {
-            Phase::SwappingOut(swap_out) => (std::mem::take(&mut swap_out.hosts), None),
-            Phase::Swapped(swapped) => (std::mem::take(&mut swapped.hosts), None),
+        let (hosts, beside) = match &mut seq.phase {
+            Phase::SwappingOut(swap_out) => (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside)),
+            Phase::Swapped(swapped) => (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside)),
             Phase::SwappingIn(swap_in) => {
                 debug_assert!(swap_in.transfer.is_none());
                 swap_in.copied = 0;
-                (std::mem::take(&mut swap_in.hosts), Some(&mut swap_in.arriving))
+                self.tree.release(&mut swap_in.arriving, 0);
+                self.release_beside(&mut swap_in.arriving_beside);
+                (std::mem::take(&mut swap_in.hosts), std::mem::take(&mut swap_in.beside))
             }
-            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode => (Vec::new(), None),
+            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode => (Vec::new(), Vec::new()),
         };
         hosts.into_iter().for_each(|host| self.leave_host(host));
-        if let Some(arriving) = arriving {
-            self.tree.release(arriving, 0);
-        }
-        self.release_groups(seq);
+        self.leave_beside(&beside);
+        self.release_groups(seq, 0);
         self.tree.release(&mut seq.table, seq.published as usize);
         self.free_left();
         seq.published = 0;

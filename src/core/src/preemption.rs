@@ -37,8 +37,10 @@ impl Loss {
     /// Estimates the cost of preempting a sequence whose first `shared` blocks have other readers, while `free_hosts` host blocks are
     /// free.
     fn new(seq: &Sequence, shared: u32, config: &Config, rehit: RehitRate, free_hosts: u32) -> Self {
+        let n = seq.computed_blocks(config.block_size);
+        let own = seq.blocks_at(shared as usize..n) as u64;
+        let freed = own + (seq.table.len() - n) as u64 * u64::from(config.n_groups());
         let shared = u64::from(shared);
-        let own = seq.computed_blocks(config.block_size) as u64 - shared;
         let idle = u64::from(seq.published) - shared;
         let found = (shared + rehit.expect(idle)) * u64::from(config.block_size);
         let recomputed = u64::from(seq.computed).saturating_sub(found);
@@ -46,7 +48,7 @@ impl Loss {
         Self {
             swap_ns: if can_swap { own.saturating_mul(2).saturating_mul(config.swap_block_ns) } else { u64::MAX },
             recompute_ns: recomputed.saturating_mul(config.recompute_token_ns),
-            freed: seq.table.len() as u64 - shared,
+            freed,
         }
     }
 

@@ -25,7 +25,9 @@ fn others(state: &State, slot: usize, at: usize) -> u32 {
     if others == 0 {
         return 0;
     }
-    others.saturating_sub(swapped_readers(state, slot, at, block) + transfers_reading(&state.kv, at, block))
+    // Swapped sequences take over each other's copies in host memory, but not with several layer groups.
+    let swapped = if state.kv.groups.n() > 0 { 0 } else { swapped_readers(state, slot, at, block) };
+    others.saturating_sub(swapped + transfers_reading(&state.kv, at, block))
 }
 
 /// Returns the number of other sequences, swapped or being swapped out, with this device block as the `at`-th block.
@@ -71,12 +73,14 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
         Purpose::SwapOut { slot } => {
             let seq = &state.sequences[*slot];
             let n = seq.table.len();
-            transfer.pairs.len().min(n - run_by_others(state, *slot, n)) as u32
+            let freed = seq.phase.hosts().len().min(n - run_by_others(state, *slot, n));
+            freed as u32 + kv.freed_beside(seq, n - freed)
         }
         Purpose::Demotion { .. } if transfer.from == Place::Device => kv.freed_by_demotion(transfer),
         Purpose::WriteThrough { chain, .. } => freed_chain(kv, transfer.id, chain),
         Purpose::Orphaned(orphan) => {
-            freed_chain(kv, transfer.id, transfer.purpose.chain()) + (orphan.blocks.len() - orphan.published) as u32
+            let moving = orphan.blocks.len() - orphan.published + orphan.moving_beside().count();
+            freed_chain(kv, transfer.id, transfer.purpose.chain()) + moving as u32
         }
         _ => 0,
     }

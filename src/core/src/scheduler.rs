@@ -386,6 +386,7 @@ fn charge(waiting: &mut Waiting, seq: &mut Sequence, n_tokens: u32) {
 
 /// Adds the new entries of a sequence's block tables in the layer groups after the first, and the entries dropped since the last step.
 fn add_groups(seq: &mut Sequence, start: bool, step: &mut Step) {
+    seq.cold.last_step = step.id;
     for table in &seq.cold.tables {
         step.blocks.extend(table[seq.mirror.table_sent as usize..].iter().map(|handle| handle.index));
     }
@@ -449,7 +450,8 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
             at += 1;
             continue;
         }
-        if stalled < *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
+        let entry_blocks = kv.entry_blocks() as usize;
+        if (stalled + 1) * entry_blocks <= *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
             stalled += 1;
             at += 1;
         } else if !alone {

@@ -27,6 +27,7 @@ mod phase;
 
 use std::mem::offset_of;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use trunkline_port::Dropped;
 
@@ -211,6 +212,8 @@ pub(crate) struct Cold {
     pub tables: Vec<Vec<BlockHandle>>,
     /// Entries dropped that the worker has still in its tables.
     pub drops: Vec<Dropped>,
+    /// Last step that ran the sequence; unknown without several layer groups.
+    pub last_step: u64,
     /// `true` if another core continues the request after its end here.
     pub continues: bool,
     /// Eviction within the sequence, as the request asks; `None` for the core's mode.
@@ -285,6 +288,7 @@ impl Sequence {
                 history,
                 tables: Vec::new(),
                 drops: Vec::new(),
+                last_step: 0,
                 continues: request.continues,
                 h2o: request.h2o,
                 planner: None,
@@ -507,6 +511,14 @@ impl Sequence {
     /// Returns the number of blocks with KV of the sequence.
     pub fn computed_blocks(&self, block_size: u32) -> usize {
         self.computed.div_ceil(block_size) as usize
+    }
+
+    /// Returns the number of blocks at some entries of the block tables, in all layer groups.
+    pub fn blocks_at(&self, entries: Range<usize>) -> usize {
+        let held = |table: &Vec<BlockHandle>| {
+            table[entries.clone()].iter().filter(|block| **block != BlockHandle::NONE).count()
+        };
+        entries.len() + self.cold.tables.iter().map(held).sum::<usize>()
     }
 
     /// Notes that step `step` runs the next `n_tokens`, samples if `sample`, and drafts if `drafts`.

@@ -8,7 +8,12 @@
 //! not copied twice: the second sequence joins the first one's transfer. The rest is copied, and published on arrival like freshly
 //! computed blocks: duplicates merge. Every other sequence that waits for the same host block is rebound to the device block.
 //!
+//! **Layer groups.** Everything holds for each group of layers, but that blocks with any other reader stay on the device
+//! ([`crate::kv`], `swapped_groups`).
+//!
 //! A failed transfer costs a recomputation. Transfers in both directions run at the same time.
+
+use trunkline_port::NO_BLOCK;
 
 use crate::digest::Decision;
 use crate::host::HostState;
@@ -28,23 +33,25 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let n = seq.computed_blocks(state.config.block_size);
     let pinned = readers::run_by_others(state, slot, n);
     let is_stuck = state.kv.transfers.is_stuck(Place::Host);
-    if n == pinned || (state.kv.free_hosts() as usize) < n - pinned || is_stuck {
+    if n == pinned || (state.kv.free_hosts() as usize) < seq.blocks_at(pinned..n) || is_stuck {
         return false;
     }
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
+    kv.release_groups(seq, n);
     let mut unused = seq.table.split_off(n);
     kv.tree.release(&mut unused, 0);
     for block in &seq.table[pinned.max(seq.published as usize)..] {
         kv.tree.begin_move(*block);
     }
     let hosts: Vec<u32> = (pinned..n).map(|_| kv.allocate_host().expect("counted a moment ago")).collect();
-    let pairs: Vec<BlockPair> = seq.table[pinned..]
+    let mut pairs: Vec<BlockPair> = seq.table[pinned..]
         .iter()
         .zip(&hosts)
         .map(|(block, host)| BlockPair { from: block.index, to: *host })
         .collect();
+    let beside = kv.begin_out_beside(seq, pinned, &mut pairs);
     let copied = pairs.len() as u64;
     journal.decide(Decision::SwapOut, seq.id.0, copied);
     fold_pairs(&mut journal.digest, &pairs);
@@ -55,7 +62,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let published = &seq.table[pinned..(seq.published as usize).max(pinned)];
     let contents = (kv.tiers.keys_on_device(published), Vec::new());
     let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, contents);
-    seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
+    seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts, beside })));
     true
 }
 
@@ -67,8 +74,8 @@ struct SwapInPlan {
     found: usize,
     /// Last host blocks, to be copied for this sequence.
     copied: usize,
-    /// Device blocks to allocate: for the copied blocks, and for tokens without KV.
-    needed: u32,
+    /// Entries of the block tables behind the leading blocks: of the copied blocks, and of tokens without KV.
+    new: usize,
 }
 
 /// Begins to bring the first swapped sequence back, or lets it be recomputed while transfers with the host are overdue. Returns `false`,
@@ -81,20 +88,20 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
         recompute(state, slot, SequenceEvent::Released);
         return true;
     }
-    let Some(SwapInPlan { pinned, found, copied, needed }) = plan_in(state, slot) else { return false };
+    let Some(SwapInPlan { pinned, found, copied, new }) = plan_in(state, slot) else { return false };
     state.swaps.swapped.remove(&place);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
     kv.tree.hold_again(&kv.found, &mut seq.table);
     seq.published = found as u32;
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
-    let mut hosts = std::mem::take(&mut swapped.hosts);
+    let (mut hosts, mut beside) = (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside));
     let on_device: Vec<u32> = hosts.drain(..found - pinned).collect();
-    let mut arriving = Vec::new();
-    let allocated = kv.tree.allocate(needed, &mut arriving);
-    assert!(allocated, "usable blocks were counted a moment ago");
+    let beside_on_device: Vec<u32> = beside.drain(..(found - pinned) * kv.groups.n()).collect();
+    kv.hold_beside(seq, &beside_on_device);
+    let (arriving, arriving_beside) = kv.allocate_arriving(new, &beside);
     journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
-    let swap_in = SwapIn { transfer: None, hosts, arriving, copied: copied as u32 };
+    let swap_in = SwapIn { transfer: None, hosts, beside, arriving, arriving_beside, copied: copied as u32 };
     seq.transition(SequenceEvent::SwapInBegan, Phase::SwappingIn(Box::new(swap_in)));
     state.swaps.arriving.push(slot);
     if copied > 0 {
@@ -104,6 +111,7 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
         rebind(state, at, host, state.sequences[slot].table[at]);
         state.kv.leave_host(host);
     }
+    state.kv.leave_beside(&beside_on_device);
     resume_arrived(state);
     true
 }
@@ -117,12 +125,15 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let seq = &mut sequences[slot];
     let pinned = seq.table.len();
     let n = pinned + seq.phase.hosts().len();
-    let full = (seq.computed / size) as usize;
+    let Phase::Swapped(swapped) = &seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
+    // What a sequence did not publish before depends on what it dropped.
+    let findable = if seq.unpublishable { swapped.published } else { seq.computed / size } as usize;
     kv.found.clear();
-    if full > pinned && !seq.unpublishable {
-        seq.hash_of_block(full - 1, size);
-        kv.tree.find(seq.cold.root, &seq.cold.hashes[..full], seq.tokens(), &mut kv.found);
+    if findable > pinned {
+        seq.hash_of_block(findable - 1, size);
+        kv.tree.find(seq.cold.root, &seq.cold.hashes[..findable], seq.tokens(), &mut kv.found);
     }
+    let idle = kv.find_beside(seq, pinned);
     let found = kv.found.len().max(pinned);
     let is_read = |host: &u32| kv.host.state(*host) == HostState::Reading;
     let awaited = &seq.phase.hosts()[found - pinned..];
@@ -134,10 +145,11 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let copied = n - found - joined;
     // Like a prefill, the sequence takes every block its tokens need at once, so that it can always continue.
     let total = (seq.n_tokens() as usize).div_ceil(size as usize);
-    let needed = (copied + total - n) as u32;
-    let usable = kv.tree.usable() - kv.tree.count_idle(&kv.found);
+    let new = copied + total - n;
+    let needed = kv.count_arriving(new, &seq.phase.beside()[(found - pinned) * kv.groups.n()..]);
+    let usable = kv.usable() - idle;
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
-    fits.then_some(SwapInPlan { pinned, found, copied, needed })
+    fits.then_some(SwapInPlan { pinned, found, copied, new })
 }
 
 /// Begins the transfer of a sequence being swapped in.
@@ -149,6 +161,12 @@ fn begin_copy_in(state: &mut State, slot: usize) {
         kv.tree.begin_move(*block);
         kv.host.begin_read(*host);
         pairs.push(BlockPair { from: *host, to: block.index });
+    }
+    let arriving_beside = swap_in.arriving_beside.iter().filter(|block| **block != BlockHandle::NONE);
+    for (block, host) in arriving_beside.zip(swap_in.copied_beside()) {
+        kv.tree.begin_move(*block);
+        kv.host.begin_read(host);
+        pairs.push(BlockPair { from: host, to: block.index });
     }
     fold_pairs(&mut journal.digest, &pairs);
     journal.stats.swaps.swapped_in_blocks += pairs.len() as u64;
@@ -176,15 +194,20 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
         Phase::SwappingOut(swap_out) => Orphan {
             blocks: std::mem::take(&mut seq.table),
             published: std::mem::take(&mut seq.published) as usize,
-            hosts: std::mem::take(&mut swap_out.hosts),
+            tables: std::mem::take(&mut seq.cold.tables),
+            hosts: swap_out.hosts.drain(..).chain(swap_out.beside.drain(..).filter(|host| *host != NO_BLOCK)).collect(),
         },
         Phase::SwappingIn(swap_in) if swap_in.transfer.is_some() => {
             swap_in.transfer = None;
             let copied = std::mem::take(&mut swap_in.copied) as usize;
-            let hosts = swap_in.hosts.split_off(swap_in.hosts.len() - copied);
+            let mut hosts = swap_in.hosts.split_off(swap_in.hosts.len() - copied);
+            let n_beside = copied * kv.groups.n();
+            let beside = swap_in.beside.split_off(swap_in.beside.len() - n_beside);
+            hosts.extend(held(&beside));
             // Others may read the blocks too; the orphaned transfer holds them, so that nobody fills them.
             hosts.iter().for_each(|host| kv.host.end_read(*host));
-            Orphan { blocks: swap_in.arriving.drain(..copied).collect(), published: 0, hosts }
+            let tables = vec![swap_in.arriving_beside.drain(..n_beside).collect()];
+            Orphan { blocks: swap_in.arriving.drain(..copied).collect(), tables, published: 0, hosts }
         }
         _ => return,
     };
@@ -199,28 +222,35 @@ fn end_copying(state: &mut State, slot: usize, ok: bool) -> bool {
     match &mut sequences[slot].phase {
         Phase::SwappingOut(swap_out) => {
             if ok {
-                swap_out.hosts.iter().for_each(|host| kv.host.filled(*host));
+                swap_out.hosts.iter().chain(held(&swap_out.beside)).for_each(|host| kv.host.filled(*host));
             } else {
-                swap_out.hosts.drain(..).for_each(|host| kv.host_fill_failed(host));
+                let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
+                hosts.iter().chain(held(&beside)).for_each(|host| kv.host_fill_failed(*host));
             }
             true
         }
         Phase::SwappingIn(swap_in) => {
             swap_in.transfer = None;
             swap_in.copied_hosts().iter().for_each(|host| kv.host.end_read(*host));
+            swap_in.copied_beside().for_each(|host| kv.host.end_read(host));
             false
         }
         phase => unreachable!("no swap is in flight for a sequence that is {:?}", phase.state()),
     }
 }
 
+/// Returns the host blocks of the layer groups after the first without the holes.
+fn held(beside: &[u32]) -> impl Iterator<Item = &u32> {
+    beside.iter().filter(|host| **host != NO_BLOCK)
+}
+
 /// Ends a swap-out: the device blocks are released, also by earlier swapped sequences with some of the blocks.
 fn end_out(state: &mut State, slot: usize) {
     let State { sequences, kv, swaps, waiting, .. } = state;
     let Phase::SwappingOut(swap_out) = &mut sequences[slot].phase else { unreachable!("its swap-out just ended") };
-    let hosts = std::mem::take(&mut swap_out.hosts);
+    let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
     let pinned = sequences[slot].table.len() - hosts.len();
-    let others: Vec<usize> = swaps.swapped_slots().collect();
+    let others: Vec<usize> = if kv.groups.n() > 0 { Vec::new() } else { swaps.swapped_slots().collect() };
     for at in (pinned..sequences[slot].table.len()).rev() {
         let (block, host) = (sequences[slot].table[at], hosts[at - pinned]);
         for other in &others {
@@ -236,12 +266,17 @@ fn end_out(state: &mut State, slot: usize) {
         }
     }
     let seq = &mut sequences[slot];
+    kv.release_groups(seq, pinned);
     let mut gone = seq.table.split_off(pinned);
     kv.tree.release(&mut gone, (seq.published as usize).saturating_sub(pinned));
-    seq.published = pinned as u32;
+    kv.free_left();
+    let published = std::mem::replace(&mut seq.published, pinned as u32);
     let preemption_rank = waiting.preemption_rank(&seq.view(seq.computed));
     swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.cold.view.arrival, slot));
-    seq.transition(SequenceEvent::SwapOutEnded, Phase::Swapped(Box::new(Swapped { hosts, preemption_rank })));
+    seq.transition(
+        SequenceEvent::SwapOutEnded,
+        Phase::Swapped(Box::new(Swapped { hosts, beside, published, preemption_rank })),
+    );
 }
 
 /// Brings every arriving sequence with all blocks present into the batch, and lets orphaned ones start over.
@@ -275,12 +310,19 @@ fn resume(state: &mut State, slot: usize) {
     let Phase::SwappingIn(swap_in) = seq.transition(SequenceEvent::SwapInEnded, next) else {
         unreachable!("the table lists no other state before")
     };
-    let SwapIn { hosts, mut arriving, copied, .. } = *swap_in;
+    let SwapIn { hosts, beside, mut arriving, arriving_beside, copied, .. } = *swap_in;
     let first = seq.table.len();
     for block in &arriving[..copied as usize] {
         kv.tree.end_move(*block);
     }
     seq.table.append(&mut arriving);
+    let n_copied = copied as usize * kv.groups.n();
+    for (i, block) in arriving_beside.into_iter().enumerate() {
+        if i < n_copied && block != BlockHandle::NONE {
+            kv.tree.end_move(block);
+        }
+        seq.cold.tables[i % kv.groups.n()].push(block);
+    }
     state.publish(slot);
     let published = state.sequences[slot].published as usize;
     for (at, host) in (first..).zip(hosts) {
@@ -289,6 +331,7 @@ fn resume(state: &mut State, slot: usize) {
         }
         state.kv.leave_host(host);
     }
+    state.kv.leave_beside(&beside);
     state.journal.stats.swaps.swap_ins += 1;
     if !decodes {
         state.begin_shared_work(slot);

@@ -64,10 +64,31 @@ pub(crate) enum Purpose {
 pub(crate) struct Orphan {
     /// Device blocks: published ones, which the transfer reads in place of the sequence, then moving ones.
     pub blocks: Vec<BlockHandle>,
+    /// Device blocks of the layer groups after the first, in tables as long as `blocks`, or with moving blocks alone if none of `blocks`
+    /// is published. Blocks beside published ones are read in place of the sequence too.
+    pub tables: Vec<Vec<BlockHandle>>,
     /// Number of published blocks.
     pub published: usize,
     /// Host blocks, held in place of the sequence.
     pub hosts: Vec<u32>,
+}
+
+impl Orphan {
+    /// Returns the blocks being copied of the layer groups after the first.
+    pub fn moving_beside(&self) -> impl Iterator<Item = BlockHandle> {
+        let moving = self.tables.iter().flat_map(|table| table.iter().skip(self.published));
+        moving.copied().filter(|block| *block != BlockHandle::NONE)
+    }
+
+    /// Returns the blocks read in the layer groups after the first: the block of the first group, and the group.
+    pub fn read_beside(&self) -> impl Iterator<Item = (BlockHandle, usize)> {
+        let chain = &self.blocks[..self.published];
+        let read_in = move |(group, table): (usize, &Vec<BlockHandle>)| {
+            let read = chain.iter().zip(table.clone()).filter(|(_, block)| *block != BlockHandle::NONE);
+            read.map(|(node, _)| (*node, group)).collect::<Vec<_>>()
+        };
+        self.tables.iter().enumerate().flat_map(read_in)
+    }
 }
 
 impl Purpose {

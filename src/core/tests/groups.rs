@@ -1,8 +1,10 @@
 //! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
 //! have them.
 
-use trunkline_core::{Config, Event, H2oConfig, Keeps, Namespace, Request, RequestId, WorkerFacts, h2o};
-use trunkline_driver::Driver;
+use trunkline_core::{
+    Config, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, TierConfig, WorkerFacts, Write, h2o,
+};
+use trunkline_driver::{Direction, Driver};
 
 /// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
 fn config(groups: &[Keeps], device_blocks: u32) -> Config {
@@ -169,18 +171,62 @@ fn a_worker_that_cannot_score_keeps_the_later_blocks() {
 }
 
 #[test]
-fn groups_go_without_host_and_tiers_for_now() {
-    let config = Config { host_blocks: 4, ..config(&[Keeps::All, Keeps::Scored], 20) };
+fn groups_go_without_tiers_for_now() {
+    let tier =
+        TierConfig { name: "disk".into(), blocks: 8, write: Write::Through, eviction: "lru".into(), shared: false };
+    let config = Config { tiers: vec![tier], ..config(&[Keeps::All, Keeps::Scored], 20) };
     let message = config.validate().unwrap_err().to_string();
-    assert_eq!(
-        message,
-        "a model with 2 layer groups cannot use host_blocks or tiers yet; set host_blocks to 0 and give no tier"
-    );
+    assert_eq!(message, "a model with 2 layer groups cannot use tiers yet; give no tier");
     let empty = Config {
         worker: WorkerFacts { groups: vec![Keeps::All, Keeps::Window(0)], ..WorkerFacts::default() },
         ..Config::default()
     };
     assert_eq!(empty.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
+}
+
+/// A request that keeps all and grows, and behind it one that evicts, which `device_blocks` blocks in each group cannot hold both.
+fn crowded(preemption: Preemption, host_blocks: u32, device_blocks: u32) -> Driver {
+    let groups = [Keeps::All, Keeps::Scored, Keeps::Window(8)];
+    let config = Config { host_blocks, preemption, ..third(&groups, device_blocks) };
+    let mut driver = Driver::with_content(config, 1);
+    driver.join();
+    let mut keeps = Request::new(RequestId(1), Namespace::default().root(), prompt(16), 60);
+    keeps.h2o = Some(h2o::Mode::Off);
+    driver.submit_request(keeps);
+    driver.submit(2, (500..540).collect(), 40);
+    driver
+}
+
+#[test]
+fn what_a_sequence_holds_in_each_group_goes_out_and_comes_back() {
+    let mut driver = crowded(Preemption::Swap, 64, 20);
+    driver.answer_until(|driver| !driver.copies.is_empty());
+    // 19 blocks in the group that keeps all, 12 fewer in the one that evicts, and the two that the window touches.
+    assert_eq!(driver.stats().h2o.h2o_dropped_blocks, 12);
+    assert_eq!(driver.moves(), [(Direction::Out, 19 + (19 - 12) + 2)]);
+    driver.finish_copy(0);
+    driver.answer_until(|driver| !driver.copies.is_empty());
+    // The device has the ten blocks of the prompt still. What came after the first drop was never published: 9 blocks, 4 that were not
+    // dropped, and the window.
+    assert_eq!(driver.moves(), [(Direction::In, 9 + 4 + 2)]);
+    assert_eq!(driver.running(), []);
+    driver.finish_copy(0);
+    let plans = driver.stats().h2o.h2o_plans;
+    driver.run_to_end();
+    assert!(driver.stats().h2o.h2o_plans > plans, "the planner goes on");
+    driver.assert_texts();
+    driver.assert_empty();
+}
+
+#[test]
+fn a_host_without_room_for_every_group_takes_nothing() {
+    for (host_blocks, swaps) in [(28, 1), (27, 0)] {
+        let mut driver = crowded(Preemption::Swap, host_blocks, 20);
+        driver.run_to_end();
+        assert_eq!((driver.stats().swaps.swap_outs, driver.stats().preemptions), (swaps, 1), "{host_blocks}");
+        driver.assert_texts();
+        driver.assert_empty();
+    }
 }
 
 #[test]

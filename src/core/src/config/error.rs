@@ -92,8 +92,8 @@ pub enum ConfigError {
     /// A layer group with a sliding window of no token.
     #[error("a layer group has a window of 0 tokens; give at least 1")]
     EmptyWindow,
-    /// Layer groups together with host blocks or tiers.
-    #[error("a model with {n} layer groups cannot use host_blocks or tiers yet; set host_blocks to 0 and give no tier")]
+    /// Layer groups together with tiers.
+    #[error("a model with {n} layer groups cannot use tiers yet; give no tier")]
     GroupsBehindDevice {
         /// Groups that were given.
         n: usize,

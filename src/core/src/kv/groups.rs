@@ -50,7 +50,7 @@ impl Kv {
     }
 
     /// Evicts cached blocks until `n` are free. At least `n` MUST be usable.
-    fn make_room(&mut self, n: u32) {
+    pub(super) fn make_room(&mut self, n: u32) {
         loop {
             let missing = n.saturating_sub(self.tree.pool().count(BlockState::Free));
             if missing == 0 {
@@ -68,7 +68,7 @@ impl Kv {
     }
 
     /// Frees the blocks beside those that left the tree.
-    pub(super) fn free_left(&mut self) {
+    pub fn free_left(&mut self) {
         if self.groups.n() == 0 {
             return;
         }
@@ -117,11 +117,12 @@ impl Kv {
         }
     }
 
-    /// Releases the blocks of a sequence in the groups after the first, and empties their tables.
-    pub(super) fn release_groups(&mut self, seq: &mut Sequence) {
+    /// Releases the blocks of a sequence in the groups after the first, from entry `first` on, and cuts the tables there.
+    pub fn release_groups(&mut self, seq: &mut Sequence, first: usize) {
         let published = seq.published as usize;
         for (group, table) in seq.cold.tables.iter_mut().enumerate() {
-            for (at, block) in table.drain(..).enumerate().filter(|(_, block)| *block != BlockHandle::NONE) {
+            let entries = (first..).zip(table.drain(first.min(table.len())..));
+            for (at, block) in entries.filter(|(_, block)| *block != BlockHandle::NONE) {
                 match seq.table.get(at) {
                     Some(node) if at < published => self.groups.leave(node.index, group),
                     _ => self.tree.release(&mut vec![block], 0),
@@ -130,8 +131,10 @@ impl Kv {
         }
     }
 
-    /// Drops the entries that lie behind the windows of a sequence whose next token is at `seq.computed`.
+    /// Drops the entries that lie behind the windows of a sequence whose next token is at `seq.computed`. The blocks stay as they are
+    /// until the end of steps in flight with the entries in a table.
     pub fn drop_behind_windows(&mut self, seq: &mut Sequence) {
+        let last_step = seq.is_in_step().then_some(seq.cold.last_step);
         for group in 0..seq.cold.tables.len() {
             if !matches!(self.groups.keeps()[group], Keeps::Window(_)) {
                 continue;
@@ -141,7 +144,7 @@ impl Kv {
             let is_there = |at: &usize| table[*at] != BlockHandle::NONE;
             // Entries are dropped first to last, so those before the first one there are gone.
             let n = (0..end.min(table.len())).rev().take_while(is_there).count();
-            self.drop_entries(seq, group, end.min(table.len()) - n, n, None);
+            self.drop_entries(seq, group, end.min(table.len()) - n, n, last_step);
         }
     }
 

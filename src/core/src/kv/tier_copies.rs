@@ -285,13 +285,18 @@ impl Kv {
 
     /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
     pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: &TransferEnd) {
-        let Orphan { mut blocks, published, hosts } = orphan;
+        for (node, group) in orphan.read_beside() {
+            self.groups.leave(node.index, group);
+        }
+        self.release_beside(&mut orphan.moving_beside().collect());
+        let Orphan { mut blocks, published, hosts, .. } = orphan;
         match (from, to) {
             (Place::Tier(tier), _) => self.end_reads(tier as usize, pairs, end),
             (_, Place::Host) => hosts.into_iter().for_each(|host| self.host_fill_failed(host)),
             _ => hosts.into_iter().for_each(|host| self.leave_host(host)),
         }
         self.tree.release(&mut blocks, published);
+        self.free_left();
     }
 
     /// Gives up a transfer from or to a tier that will not be answered.

@@ -1,5 +1,7 @@
 //! The state machine of a sequence, and the data of each state.
 
+use trunkline_port::NO_BLOCK;
+
 use crate::ids::BlockHandle;
 use crate::transitions::Transition;
 
@@ -125,6 +127,8 @@ pub(crate) struct SwapOut {
     pub transfer: u64,
     /// Host blocks being filled with the last blocks that have KV.
     pub hosts: Vec<u32>,
+    /// Host blocks being filled for the other layer groups, as in [`Swapped::beside`].
+    pub beside: Vec<u32>,
 }
 
 /// Data of a sequence in state [`SequenceState::Swapped`].
@@ -132,6 +136,10 @@ pub(crate) struct SwapOut {
 pub(crate) struct Swapped {
     /// Host blocks with the KV that follows the block table.
     pub hosts: Vec<u32>,
+    /// Host blocks of the layer groups after the first: for each of `hosts` one per group, [`NO_BLOCK`] where the sequence holds none.
+    pub beside: Vec<u32>,
+    /// Number of blocks that were published at the swap-out.
+    pub published: u32,
     /// The policy's rank at the swap-out; the highest comes back first.
     pub preemption_rank: i128,
 }
@@ -144,8 +152,12 @@ pub(crate) struct SwapIn {
     /// Host blocks with the KV that follows the block table: first those that transfers of others bring, then `copied` ones of the
     /// sequence's own transfer.
     pub hosts: Vec<u32>,
+    /// Host blocks of the layer groups after the first, as in [`Swapped::beside`].
+    pub beside: Vec<u32>,
     /// Device blocks taken for the swap-in: `copied` destinations of the own transfer, then private blocks for tokens without KV.
     pub arriving: Vec<BlockHandle>,
+    /// Device blocks of the layer groups after the first: for each of `arriving` one per group, or [`BlockHandle::NONE`].
+    pub arriving_beside: Vec<BlockHandle>,
     /// Blocks of the sequence's own transfer.
     pub copied: u32,
 }
@@ -154,6 +166,13 @@ impl SwapIn {
     /// Returns the host blocks that the sequence's own transfer reads.
     pub fn copied_hosts(&self) -> &[u32] {
         &self.hosts[self.hosts.len() - self.copied as usize..]
+    }
+
+    /// Returns the host blocks of the layer groups after the first, as far as the sequence's own transfer reads them.
+    pub fn copied_beside(&self) -> impl Iterator<Item = u32> {
+        let n_groups = self.beside.len().checked_div(self.hosts.len()).unwrap_or(0);
+        let others = self.beside.len() - self.copied as usize * n_groups;
+        self.beside[others..].iter().copied().filter(|host| *host != NO_BLOCK)
     }
 
     /// Returns `true` if no transfer is in flight for any block.
@@ -182,6 +201,16 @@ impl Phase {
             Self::SwappingOut(swap_out) => &swap_out.hosts,
             Self::Swapped(swapped) => &swapped.hosts,
             Self::SwappingIn(swap_in) => &swap_in.hosts,
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode => &[],
+        }
+    }
+
+    /// Returns the host blocks of the sequence in the layer groups after the first, with [`NO_BLOCK`] in the place of holes.
+    pub fn beside(&self) -> &[u32] {
+        match self {
+            Self::SwappingOut(swap_out) => &swap_out.beside,
+            Self::Swapped(swapped) => &swapped.beside,
+            Self::SwappingIn(swap_in) => &swap_in.beside,
             Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode => &[],
         }
     }
