@@ -36,6 +36,9 @@ const STEPS_PER_DOUBLING: i64 = 32;
 /// Range of the search: a factor of 2^20 above and below the rate of the trace.
 const DOUBLINGS_MAX: i64 = 20;
 
+/// Blocks of the device on which requests run alone, at most: each takes some fifty bytes.
+const ALONE_BLOCKS_MAX: u64 = 1 << 24;
+
 /// Quantity to find by the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
@@ -72,6 +75,10 @@ pub struct Answer {
     pub probes: Vec<Probe>,
     /// `true` if no probe failed where a harder one succeeded.
     pub monotone: bool,
+    /// Result of each SLO with one request at a time and all prefixes cached, if no number of replicas tried met them: what fails there, no
+    /// number of replicas meets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub alone: Vec<SloResult>,
     /// `true` if [`Answer::best`] lies at the end of the search range, so a better answer may exist.
     pub at_end: bool,
 }
@@ -213,6 +220,10 @@ pub fn plan(
         prober.done.pop();
         prober.done.push((number, probe));
     }
+    let alone = match (found, search.goal) {
+        (None, Goal::Replicas { .. }) => prober.alone()?,
+        _ => Vec::new(),
+    };
     let easiest_missed = prober.done.iter().rev().find(|(_, probe)| !probe.met).map(|(number, _)| *number);
     let probes = prober.done;
     let best =
@@ -220,6 +231,7 @@ pub fn plan(
     Ok(Answer {
         hardware: candidate.settings.devices(),
         monotone: found.is_none_or(|found| easiest_missed.is_none_or(|missed| missed < found)),
+        alone,
         at_end: found == Some(first),
         load: best.as_ref().map_or(Ok(None), |best| load_of(trace, candidate, best))?,
         best,
@@ -356,6 +368,17 @@ impl Prober<'_> {
             }
         }
         self.replay(settings, complete)
+    }
+
+    /// Replays one request at a time, on a device with room for all of them, and returns the figures.
+    fn alone(&self) -> Result<Vec<SloResult>, PlanError> {
+        let mut settings = self.candidate.settings.clone();
+        (settings.replicas, settings.arrivals) = (1, Arrivals::Serial);
+        let blocks = |tokens: u32| u64::from(tokens.div_ceil(settings.core.block_size));
+        let of_all = self.trace.requests.iter().map(|request| blocks(request.input_tokens + request.output_tokens));
+        let room = of_all.sum::<u64>().min(ALONE_BLOCKS_MAX) as u32;
+        settings.core.device_blocks = settings.core.device_blocks.max(room);
+        Ok(self.replay(settings, true)?.figures)
     }
 
     /// Looks for a division of `replicas` that meets the SLOs. Returns the probe of the first one found, else the last probe.

@@ -9,7 +9,7 @@ use trunkline_sim_perf::cost::BoxedCost;
 use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::{Arrivals, Settings};
-use trunkline_sim_report::slo::{Slo, Slos};
+use trunkline_sim_report::slo::{Slo, SloResult, Slos};
 use trunkline_sim_workload::Trace;
 
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
@@ -225,10 +225,14 @@ fn render(answer: &Answer, goal: Goal) -> String {
 fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     let Some(best) = &answer.best else {
         let tried = answer.probes.last().map_or(0, |probe| probe.replicas);
-        return vec![match goal {
-            Goal::Replicas { .. } => format!("not met by up to {tried} replicas; give more, or promise less"),
+        let mut lines = vec![match goal {
+            Goal::Replicas { .. } => format!("not met by up to {tried} replicas"),
             Goal::Rate => "not met at any rate, so that single requests take too long; promise less".into(),
         }];
+        if let Goal::Replicas { .. } = goal {
+            lines.extend(alone(answer));
+        }
+        return lines;
     };
     let mut lines = vec![match goal {
         Goal::Replicas { .. } => format!("met by {} replicas{}", best.replicas, division(best)),
@@ -262,6 +266,20 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones"));
     }
     lines
+}
+
+/// Says which SLOs no number of replicas meets, because a request by itself does not.
+fn alone(answer: &Answer) -> Vec<String> {
+    let missed = answer.alone.iter().filter(|figure| !figure.met);
+    let line = |figure: &SloResult| {
+        let (name, limit) = (&figure.name, value(&figure.name, figure.limit));
+        format!(
+            "no number of replicas meets {name}: it is {} of {limit} with one request at a time and all prefixes cached; promise less, or take a faster device",
+            value(name, figure.value)
+        )
+    };
+    let lines: Vec<String> = missed.map(line).collect();
+    if lines.is_empty() { vec!["one request at a time, with all prefixes cached, meets them; give more replicas, or a router that keeps prefixes together".into()] } else { lines }
 }
 
 /// Returns the division of the replicas, if there is one.

@@ -212,3 +212,19 @@ fn a_split_needs_two_replicas_and_no_roles() {
     roles.routing.roles = vec![Role::Prefill, Role::Decode];
     assert!(error(roles, max(4), false).starts_with("roles are those of a given number of replicas"));
 }
+
+#[test]
+fn an_slo_that_a_request_alone_does_not_meet_is_met_by_no_number_of_replicas() {
+    // A prompt of 100 tokens and more takes 3 ms and more.
+    let (trace, few) = (steady(200, 1), Goal::Replicas { max: 2 });
+    let alone = |specs: &[&str]| {
+        let answer = answer(&trace, settings(1, 400), &slos(specs, None), few, false).unwrap();
+        assert_eq!(answer.best, None);
+        answer.alone.iter().map(|figure| (figure.name.clone(), figure.met)).collect::<Vec<_>>()
+    };
+    let (ttft, e2e) = ("ttft_p99".to_owned(), "e2e_p99".to_owned());
+    assert_eq!(alone(&["ttft_p99=4ms", "e2e_p99=40ms"]), [(ttft.clone(), false), (e2e.clone(), true)]);
+    assert_eq!(alone(&["ttft_p99=6ms", "e2e_p99=40ms"]), [(ttft, true), (e2e, true)], "more replicas would do");
+    let met = answer(&trace, settings(1, 400), &slos(&["e2e_p99=10s"], None), few, false).unwrap();
+    assert!(met.best.is_some() && met.alone.is_empty());
+}
