@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::calibrate::{calibrate, from_benchmark, from_recording};
@@ -39,6 +39,10 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     step_tokens: u64,
 
+    /// Error of the time of all steps together, on steps left out of the fit, from which on the fit is refused.
+    #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
+    max_bias: f64,
+
     /// Device of the server: a preset or a file.
     #[arg(long, value_name = "NAME")]
     hardware: String,
@@ -65,6 +69,12 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         (None, None) => anyhow::bail!("name a recording with --recorded, or a benchmark with --benchmark"),
     };
     let found = calibrate(model.name, &samples)?;
+    let held_out = 100.0 * found.held_out_bias;
+    ensure!(
+        held_out.abs() <= args.max_bias,
+        "the fit says {held_out:+.1} % of the time that every fifth step took, by the others; more than {} %: record a longer or quieter run, or allow it with --max-bias",
+        args.max_bias
+    );
     let against = format!("{} steps of {} in {}", found.samples, model.name, source.display());
     let name = match args.output.file_stem() {
         Some(stem) if args.output.as_os_str() != "-" => stem.to_string_lossy().into_owned(),
@@ -79,7 +89,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     let residuals = found.residuals;
     writeln!(
         io::stderr(),
-        "fitted to {against}: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %",
+        "fitted to {against}: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %, held-out ones {held_out:+.1} %",
         100.0 * residuals.median,
         100.0 * residuals.p95,
         100.0 * residuals.bias

@@ -279,7 +279,11 @@ fn alone(answer: &Answer) -> Vec<String> {
         )
     };
     let lines: Vec<String> = missed.map(line).collect();
-    if lines.is_empty() { vec!["one request at a time, with all prefixes cached, meets them; give more replicas, or a router that keeps prefixes together".into()] } else { lines }
+    if lines.is_empty() {
+        vec!["one request at a time, with all prefixes cached, meets them; give more replicas, or a router that keeps prefixes together".into()]
+    } else {
+        lines
+    }
 }
 
 /// Returns the division of the replicas, if there is one.

@@ -65,8 +65,9 @@ def build(args: argparse.Namespace) -> Engine:
     Raises:
         ValueError: an argument or the model does not fit; one line says which.
     """
+    place = lock_step(args)
     engine = _build(args)
-    engine.lock_step = lock_step(args)
+    engine.lock_step = place
     return engine
 
 
@@ -77,6 +78,8 @@ def lock_step(args: argparse.Namespace) -> LockStep | None:
         raise ValueError(f"--data-parallel-size {size} needs --data-parallel-group NAME")
     if not 0 <= rank < size:
         raise ValueError(f"--data-parallel-rank is {rank}; it must be below --data-parallel-size, which is {size}")
+    if group is not None and args.engine == "vllm":
+        raise ValueError("--data-parallel-group: --engine vllm does not run in a group yet; run each worker alone")
     return LockStep(group, size, rank) if group is not None else None
 
 
