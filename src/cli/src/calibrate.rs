@@ -72,7 +72,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     let held_out = 100.0 * found.held_out_bias;
     ensure!(
         held_out.abs() <= args.max_bias,
-        "the fit says {held_out:+.1} % of the time that every fifth step took, by the others; more than {} %: record a longer or quieter run, or allow it with --max-bias",
+        "with every fifth step left out, the fit is {held_out:+.1} % off their time together, more than {} %: record a longer or quieter run, or allow it with --max-bias",
         args.max_bias
     );
     let against = format!("{} steps of {} in {}", found.samples, model.name, source.display());
