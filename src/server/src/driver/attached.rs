@@ -133,7 +133,7 @@ impl Driver {
         if !self.workers.seats.is_present(engine, link) {
             return;
         }
-        let name = self.workers.seats.occupant(engine).map_or("", |worker| &worker.name).to_owned();
+        let name = self.name_of(engine);
         let requests = self.cluster.status(engine).load.requests;
         match end {
             LinkEnd::Left => {
@@ -173,7 +173,8 @@ impl Driver {
     /// Takes a worker from its seat, and the others of its group; the requests go elsewhere, or wait for a worker.
     pub(super) fn vacate(&mut self, engine: EngineId, status: Status, why: &str) {
         let others = self.workers.lock_steps.leave(engine);
-        for other in &others {
+        let others: Vec<_> = others.into_iter().map(|other| (other, self.name_of(other))).collect();
+        for (other, _) in &others {
             let is_up = matches!(self.cluster.status(*other).state, EngineState::Up | EngineState::Draining);
             // Before any request moves: none is to blame for the steps of the others, nor moves there.
             if is_up {
@@ -181,12 +182,17 @@ impl Driver {
             }
             self.workers.vacate(*other, Status::aborted("another worker of the group is gone"));
         }
-        let name = self.workers.seats.occupant(engine).map_or("", |worker| &worker.name).to_owned();
+        let name = self.name_of(engine);
         self.workers.vacate(engine, status);
         self.leave(engine, &name, why);
-        for other in others {
-            self.leave(other, "", "another worker of its group is gone");
+        for (other, name) in others {
+            self.leave(other, &name, "another worker of its group is gone");
         }
+    }
+
+    /// Returns the name of an engine's worker; empty if there is none.
+    fn name_of(&self, engine: EngineId) -> String {
+        self.workers.seats.occupant(engine).map_or("", |worker| &worker.name).to_owned()
     }
 
     /// Moves the requests of an engine without a worker to other engines, or lets them wait for a worker.
