@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use trunkline_cluster::{ClusterConfig, EngineConfig, Role};
-use trunkline_core::{Config, Write};
+use trunkline_core::h2o::Mode;
+use trunkline_core::{Config, H2oConfig, Keeps, WorkerFacts, Write};
 use trunkline_port::ModelInfo;
 use trunkline_server::{EngineStore, Options, Outcome, layout};
 use trunkline_sim_replay::recorded::replay_recorded;
@@ -94,6 +95,45 @@ async fn a_server_that_was_restarted_finds_its_blocks_on_disk_and_says_the_same(
         assert!(cached.iter().sum::<u32>() > 0, "{compression:?}: {cached:?}");
         let outcome = server.drain().await;
         assert!(outcome.stats.tiers[tiers.len() - 1].hit_blocks > 0, "{:?}", outcome.stats.tiers);
+        assert_replays(&record, &outcome);
+    }
+}
+
+/// Limits of a model whose second layer forgets: what lies behind a window, or what attention hardly reads.
+fn forgetting(keeps: Keeps, tiers: &[(&str, Write)]) -> Config {
+    let mode = if keeps == Keeps::Scored { Mode::On } else { Mode::Off };
+    Config {
+        worker: WorkerFacts { groups: vec![Keeps::All, keeps], ..WorkerFacts::default() },
+        h2o: H2oConfig { mode, ratio: 3.0, sink: 16, recent: 32, trigger: 64, interval: 2, ..H2oConfig::default() },
+        ..config(tiers)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_forget_come_back_from_disk_with_the_others() {
+    for keeps in [Keeps::Scored, Keeps::Window(40)] {
+        let server = TestServer::start(Config { device_blocks: 512, ..forgetting(keeps, &[]) }).await;
+        let texts = ask_all(&mut server.client().await).await.0;
+        server.drain().await;
+
+        let dir = tempfile::tempdir().unwrap();
+        let media = || vec![TierMedium::Disk { path: dir.path().into(), bytes: 64 << 20 }];
+        let config = || forgetting(keeps, &[("disk", Write::Through)]);
+        let server = serve(config(), media(), Compression::Store, None).await;
+        let mut client = server.client().await;
+        assert_eq!(ask_all(&mut client).await.0, texts, "{keeps:?}");
+        let dropped = client.settled().await.counters.unwrap().h2o_dropped_blocks;
+        assert_eq!(dropped > 0, keeps == Keeps::Scored);
+        server.drain().await;
+
+        let record = dir.path().join("second.jsonl");
+        let server = serve(config(), media(), Compression::Store, Some(&record)).await;
+        let (second, cached) = ask_all(&mut server.client().await).await;
+        assert_eq!(second, texts, "{keeps:?}");
+        assert!(cached[0] > 200, "{keeps:?}: {cached:?}");
+        let outcome = server.drain().await;
+        let hits = outcome.stats.tiers[0].hit_blocks;
+        assert!(hits > u64::from(cached[0] / BLOCK_SIZE), "{keeps:?}: blocks of both groups, {hits}");
         assert_replays(&record, &outcome);
     }
 }

@@ -85,8 +85,8 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
     rng.random_range(0..4) == 0
 }
 
-/// Divides the layers of the model into groups, for some seeds. Such a core has no tiers. Draws nothing from the run's own
-/// generator, so that other seeds run as they did.
+/// Divides the layers of the model into groups, for some seeds. Draws nothing from the run's own generator, so that other seeds run as
+/// they did.
 pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
     let mut rng = Pcg64Mcg::seed_from_u64(!seed);
     if rng.random_range(0..4) > 0 {
@@ -95,9 +95,10 @@ pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
     let windows = [1, config.block_size, 3 * config.block_size + 1, 50].map(Keeps::Window);
     let kinds = [Keeps::Scored, Keeps::All, windows[0], windows[1], windows[2], windows[3]];
     config.worker.groups = (0..rng.random_range(2..5)).map(|_| pick(&mut rng, &kinds)).collect();
-    config.tiers.clear();
-    // Each group takes blocks of its own, on the host too.
+    // Each group takes blocks of its own, on the host and in tiers too.
     config.host_blocks *= pick(&mut rng, &[1, 4, 20]);
+    let times = pick(&mut rng, &[1, 4, 20]);
+    config.tiers.iter_mut().for_each(|tier| tier.blocks *= times);
     let size = config.block_size;
     config.h2o.mode = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
     config.h2o.scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));

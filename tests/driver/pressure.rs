@@ -58,6 +58,8 @@ pub struct Outcome {
     pub blocks_in: u64,
     /// Copies to the device that succeeded, of models with several layer groups.
     pub groups_in: u64,
+    /// Copies from tiers to the device that succeeded, of models with several layer groups.
+    pub groups_loaded: u64,
     /// Copies that failed.
     pub failed_transfers: u64,
     /// Copies from tiers to the device.
@@ -107,6 +109,7 @@ impl Outcome {
             swaps_in: self.swaps_in + other.swaps_in,
             blocks_in: self.blocks_in + other.blocks_in,
             groups_in: self.groups_in + other.groups_in,
+            groups_loaded: self.groups_loaded + other.groups_loaded,
             failed_transfers: self.failed_transfers + other.failed_transfers,
             loads: self.loads + other.loads,
             blocks_loaded: self.blocks_loaded + other.blocks_loaded,
@@ -400,6 +403,8 @@ impl Run {
         *transfers += u64::from(ok);
         let is_divided = !self.driver.core.config().worker.groups.is_empty();
         outcome.groups_in += u64::from(ok && is_divided && transfer.from == Place::Host);
+        let is_load = matches!((transfer.from, transfer.to), (Place::Tier(_), Place::Device));
+        outcome.groups_loaded += u64::from(ok && is_divided && is_load);
         *moved += if ok { blocks } else { 0 };
         outcome.failed_transfers += u64::from(!ok);
         if is_partial {

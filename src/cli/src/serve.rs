@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use trunkline_attach::Hello;
 use trunkline_cluster::Cluster;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, WorkerFacts, registry};
+use trunkline_core::{Config, registry};
 use trunkline_port::ModelInfo;
 use trunkline_server::{
     Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
@@ -255,12 +255,6 @@ fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
     let found = settings.model.as_deref().map(|path| LayerFile::layers_of(path, revision)).transpose()?.flatten();
     let model = settings.h2o.divide(model, found, &mut config)?;
-    let has_tiers = settings.tiers.tiers(1, 1)?.is_some();
-    if config.h2o.mode == Mode::Off && has_tiers && model.info().groups.len() > 1 {
-        info!("tiers hold whole blocks: layers with a sliding window keep all tokens");
-        let model = model.with_groups(Vec::new())?;
-        return Ok((model, Config { worker: WorkerFacts::default(), ..config }));
-    }
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
     }

@@ -82,9 +82,8 @@ fn check_blocks(state: &State) {
         let is_held = |handle: &BlockHandle| matches!(pool.state(handle.index), BlockState::Held | BlockState::Stale);
         let reads = |handle: &BlockHandle| pool.is_current(*handle) && is_held(handle);
         assert!(transfer.purpose.chain().iter().all(reads), "a transfer reads a block that nobody holds");
-        if let Purpose::Demotion { kept } = &transfer.purpose {
-            assert!(kept.iter().flatten().all(reads), "a demotion reads a block that nobody holds");
-        }
+        let kept = transfer.purpose.kept().iter();
+        assert!(kept.flat_map(|kept| &kept.chain).all(reads), "a demotion reads a block that nobody holds");
     }
     for orphan in orphans(state) {
         for block in orphan.blocks[orphan.published..].iter().copied().chain(orphan.moving_beside()) {
@@ -105,12 +104,19 @@ fn check_blocks(state: &State) {
 fn check_groups(state: &State) -> (u32, u32) {
     let (groups, pool) = (&state.kv.groups, state.kv.tree.pool());
     let (mut private, mut moving, mut readers) = (0, 0, state.kv.n_retired_readers());
-    readers += orphans(state).flat_map(Orphan::read_beside).count();
+    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.read_beside().len()).sum::<usize>();
     for (_, seq) in &state.sequences {
         for (group, table) in seq.cold.tables.iter().enumerate() {
             assert_eq!(table.len(), seq.table.len(), "{} has tables of different lengths", seq.id);
             for (at, block) in table.iter().enumerate().filter(|(_, block)| **block != BlockHandle::NONE) {
-                let is_moving = matches!(seq.phase, Phase::SwappingOut(_)) && at >= seq.published as usize;
+                let is_moving = match &seq.phase {
+                    Phase::SwappingOut(_) => at >= seq.published as usize,
+                    Phase::Loading(load) => {
+                        let loaded = seq.published as usize..(seq.published + load.blocks) as usize;
+                        loaded.contains(&at) && pool.state(block.index) == BlockState::Moving
+                    }
+                    _ => false,
+                };
                 let expected = if is_moving { BlockState::Moving } else { BlockState::Private };
                 assert!(pool.is_current(*block) && pool.state(block.index) == expected, "{}", seq.id);
                 if at < seq.published as usize {

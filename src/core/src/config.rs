@@ -294,9 +294,6 @@ impl Config {
         if self.worker.groups.contains(&Keeps::Window(0)) {
             return Err(ConfigError::EmptyWindow);
         }
-        if self.n_groups() > 1 && !self.tiers.is_empty() {
-            return Err(ConfigError::GroupsBehindDevice { n: self.worker.groups.len() });
-        }
         if u64::from(self.device_blocks) * u64::from(self.n_groups()) > u64::from(TOKENS_MAX) {
             return Err(ConfigError::TooManyGroups {
                 n: self.worker.groups.len(),

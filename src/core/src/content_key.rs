@@ -33,6 +33,19 @@ pub(crate) fn after(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash,
     }
 }
 
+/// Returns the key of the block with the same tokens in layer group `group`, counted from 0; `key` is the block's in the first group.
+///
+/// Such a block is found by itself, not behind the block before: its `parent` is its own hash. A hash over 17 bytes stands for no
+/// prefix, because the hash of a prefix is one over 16 bytes and some tokens of 4 bytes.
+pub(crate) fn in_group(key: &BlockKey, group: usize) -> BlockKey {
+    if group == 0 {
+        return *key;
+    }
+    let number = u8::try_from(group).expect("a model has few layer groups");
+    let hash = cut(&Sha256::new_with_prefix(key.hash.to_le_bytes()).chain_update([number]).finalize());
+    BlockKey { parent: hash, hash, fingerprint: hash as u64, ..*key }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +64,17 @@ mod tests {
         assert_ne!(after(BlockHash(8), None, BlockHash(5), &[1, 2]).hash, FIRST);
     }
 
+    #[test]
+    fn a_layer_group_has_keys_of_its_own() {
+        let first = after(BlockHash(7), None, BlockHash(5), &[1, 2]);
+        let (one, two) = (in_group(&first, 1), in_group(&first, 2));
+        // printf '\x22\x01\xaa\x14\xc1\xdc\xc0\x92\x0e\x1b\xeb\x43\xfe\x32\x83\x88\x01' | sha256sum
+        assert_eq!(one.hash, IN_GROUP_ONE);
+        assert_eq!((one.parent, one.fingerprint), (one.hash, one.hash as u64));
+        assert_eq!((one.root, one.first_token), (first.root, first.first_token));
+        assert_ne!((one.hash, one.fingerprint), (two.hash, two.fingerprint));
+    }
+
+    const IN_GROUP_ONE: u128 = 0x5e3d_d364_682b_2e6e_91f6_fa76_5e97_7504;
     const FIRST: u128 = 0x8883_32fe_43eb_1b0e_92c0_dcc1_14aa_0122;
 }

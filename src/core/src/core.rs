@@ -462,7 +462,9 @@ impl Core {
     /// Evicts every idle device block, as a request in need of all of them would. For tests that set a scene: no event does this.
     #[doc(hidden)]
     pub fn evict_idle(&mut self) -> u32 {
-        self.state.kv.tree.flush()
+        let blocks = self.state.kv.tree.flush();
+        self.state.kv.free_left();
+        blocks
     }
 
     /// Drops the cache. Requests that run keep their blocks, and publish no more of them: the weights may have changed since.

@@ -137,15 +137,17 @@ impl GroupBlocks {
         None
     }
 
+    /// Removes the block of a group beside a block about to leave the tree, and returns it. It MUST NOT have readers.
+    pub fn take_out(&mut self, node: u32, group: usize) -> Option<BlockHandle> {
+        self.get(node, group)?;
+        let at = self.at(node, group);
+        assert_eq!(self.readers[at], 0, "a reader of a block reads the block of the first group");
+        Some(self.take(at))
+    }
+
     /// Removes the blocks beside a block that left the tree, and appends them to `out`. None may have readers.
     pub fn remove(&mut self, node: u32, out: &mut Vec<BlockHandle>) {
-        let first = self.at(node, 0);
-        for at in first..(first + self.n()).min(self.blocks.len()) {
-            if self.blocks[at] != BlockHandle::NONE {
-                assert_eq!(self.readers[at], 0, "a reader of a block reads the block of the first group");
-                out.push(self.take(at));
-            }
-        }
+        out.extend((0..self.n()).filter_map(|group| self.take_out(node, group)));
     }
 
     /// Forgets all blocks.
@@ -160,21 +162,33 @@ impl GroupBlocks {
     /// Returns the number of leading blocks of a prefix that a request can use: every group has the blocks that the tokens behind
     /// the prefix read.
     pub fn usable(&self, found: &Prefix) -> usize {
-        let mut n = found.len();
+        self.usable_behind(0, found.slots(), |node, group| self.get(node, group).is_some())
+    }
+
+    /// Returns the number of leading blocks of `rest`, which continue a prefix of `before` blocks that can be used, for which the longer
+    /// prefix can be used too. `has` tells if a group has a block of `rest`.
+    pub fn usable_behind<T: Copy>(
+        &self,
+        before: usize,
+        rest: impl Iterator<Item = T> + Clone,
+        has: impl Fn(T, usize) -> bool,
+    ) -> usize {
+        let mut n = rest.clone().count();
         let mut agreed = 0;
         // Each group in turn may cut the prefix, until none does.
         while n > 0 && agreed < self.n() {
             agreed = 0;
             for group in 0..self.n() {
-                let slots = found.slots().take(n).enumerate().skip(self.first_read(group, n));
-                let missing: Vec<usize> =
-                    slots.filter(|(_, node)| self.get(*node, group).is_none()).map(|(at, _)| at).collect();
+                let first = self.first_read(group, before + n).saturating_sub(before);
+                let read = rest.clone().take(n).enumerate().skip(first);
+                let mut missing = read.filter(|(_, block)| !has(*block, group)).map(|(at, _)| at);
                 // Everything behind the first missing block is out of reach; a window may end before it.
-                match self.keeps[group] {
-                    Keeps::Window(_) => n = missing.last().copied().unwrap_or(n),
-                    Keeps::All | Keeps::Scored => n = missing.first().copied().unwrap_or(n),
-                }
-                agreed += usize::from(missing.is_empty());
+                let cut = match self.keeps[group] {
+                    Keeps::Window(_) => missing.last(),
+                    Keeps::All | Keeps::Scored => missing.next(),
+                };
+                agreed += usize::from(cut.is_none());
+                n = cut.unwrap_or(n);
             }
         }
         n

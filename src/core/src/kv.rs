@@ -17,6 +17,7 @@ mod remembered;
 mod shared_tier;
 mod swapped_groups;
 mod tier_copies;
+mod tiered_groups;
 
 use std::collections::VecDeque;
 
@@ -70,6 +71,9 @@ pub(crate) struct Kv {
     remembered: Remembered,
     /// Blocks in tiers continuing `found`, of the last plan.
     plan: Vec<PlannedBlock>,
+    /// Blocks in tiers beside those of the plan: for each, one entry for each layer group after the first, with the block if it is to
+    /// be loaded.
+    plan_beside: Vec<Option<PlannedBlock>>,
     /// Tier of the first block left out of the last plan because computing the block takes less time.
     passed_over: Option<usize>,
 }
@@ -112,6 +116,7 @@ impl Kv {
             demoting: Demotions::default(),
             remembered: Remembered::default(),
             plan: Vec::new(),
+            plan_beside: Vec::new(),
             passed_over: None,
         })
     }
@@ -147,8 +152,8 @@ impl Kv {
             self.tree.hold_again(&self.found, &mut seq.table);
         }
         seq.cold.history.admissions += 1;
-        self.hold_groups(seq);
         self.revive(seq.cold.root, &mut seq.table);
+        self.hold_groups(seq);
         seq.published = seq.table.len() as u32;
     }
 

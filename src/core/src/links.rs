@@ -64,20 +64,22 @@ impl Links {
         self.timeout_ns.min(expected_ns.saturating_mul(OVERDUE_FACTOR).max(OVERDUE_MIN_NS))
     }
 
-    /// Returns the number of leading blocks to load, of blocks in the tiers `plan`, to save the most time: the
-    /// time to compute the tokens of the blocks, less the time of the transfers, which run side by side.
-    pub fn worthwhile(&self, plan: impl IntoIterator<Item = usize>) -> usize {
+    /// Returns the number of leading blocks to load, to save the most time: the time to compute the tokens of the blocks, less the time
+    /// of the transfers, which run side by side. `plan` yields, for each block, the tiers that it is copied from: one for each layer group.
+    pub fn worthwhile<Copies: IntoIterator<Item = usize>>(&self, plan: impl IntoIterator<Item = Copies>) -> usize {
         let lines: [(f64, f64); TIERS_MAX] = std::array::from_fn(|tier| self.copies[3 + tier].line());
         let (_, token_ns) = self.prefill.line();
         let block_ns = token_ns * f64::from(self.block_size);
         let mut ends_ns = [0.0; TIERS_MAX];
         let (mut load_ns, mut saved_ns) = (0.0_f64, 0.0);
         let (mut best, mut most_ns) = (0, 0.0);
-        for (n, tier) in (1..).zip(plan) {
-            let (fixed_ns, copy_ns) = lines[tier];
-            let end_ns = &mut ends_ns[tier];
-            *end_ns += if *end_ns == 0.0 { fixed_ns + copy_ns } else { copy_ns };
-            load_ns = load_ns.max(*end_ns);
+        for (n, tiers) in (1..).zip(plan) {
+            for tier in tiers {
+                let (fixed_ns, copy_ns) = lines[tier];
+                let end_ns = &mut ends_ns[tier];
+                *end_ns += if *end_ns == 0.0 { fixed_ns + copy_ns } else { copy_ns };
+                load_ns = load_ns.max(*end_ns);
+            }
             saved_ns += block_ns;
             if saved_ns - load_ns >= most_ns {
                 (best, most_ns) = (n, saved_ns - load_ns);
@@ -94,11 +96,11 @@ impl Links {
         if self.prefill.is_measured() { compute_ns } else { compute_ns.max(UNMEASURED_NS) }
     }
 
-    /// Returns the time saved by loading so many blocks from a tier in place of computing them, nanoseconds; negative if computing is
-    /// faster.
-    pub fn saved_ns(&self, tier: usize, blocks: usize) -> f64 {
+    /// Returns the time saved by loading so many blocks from a tier, by so many copies, in place of computing them, nanoseconds; negative
+    /// if computing is faster.
+    pub fn saved_ns(&self, tier: usize, blocks: usize, copies: usize) -> f64 {
         let (fixed_ns, copy_ns) = self.copies[3 + tier].line();
-        self.compute_ns(blocks) - fixed_ns - copy_ns * blocks as f64
+        self.compute_ns(blocks) - fixed_ns - copy_ns * copies as f64
     }
 
     /// Takes note of a request admitted without loading blocks of a tier: the estimate of the tier fades, so that
@@ -120,12 +122,12 @@ mod tests {
     #[test]
     fn a_load_pays_by_the_start_values_until_transfers_prove_slow_and_is_tried_again_later() {
         let mut links = links();
-        let blocks = [0, 0, 1];
+        let blocks = [[0], [0], [1]];
         assert_eq!(links.worthwhile(blocks), 3);
         // Every read of tier 1 takes 10 ms, however little is read.
         (0..100).for_each(|n| links.observe(Place::Tier(1), Place::Device, 1 + n % 8, 10_000_000));
         assert_eq!(links.worthwhile(blocks), 2, "one block is computed sooner");
-        assert_eq!(links.worthwhile([1; 20]), 20, "but not twenty");
+        assert_eq!(links.worthwhile([[1]; 20]), 20, "but not twenty");
         (0..200).for_each(|_| links.passed_over(1));
         assert_eq!(links.worthwhile(blocks), 3);
         // A device that computes a token in 1 us loads nothing at 84 us a block.

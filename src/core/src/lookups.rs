@@ -35,21 +35,56 @@ impl Mean {
     }
 }
 
-/// A look-up in flight.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    /// Unique number, counting up from 1.
-    id: u64,
-    /// Hash of the first block asked for; requests wait under this hash.
-    pub first: BlockHash,
-    /// Identities of the blocks, a chain.
+/// Blocks asked for, or found.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    /// Identities of the blocks.
     pub keys: Vec<BlockKey>,
     /// Tokens of the blocks, equally many for each.
     pub tokens: Vec<Token>,
-    begun_ns: u64,
-    due_ns: u64,
+}
+
+impl Blocks {
+    /// Adds a block.
+    pub fn push(&mut self, key: BlockKey, tokens: &[Token]) {
+        self.keys.push(key);
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Forgets all blocks but the first `n`.
+    pub fn truncate(&mut self, n: usize) {
+        let block_size = self.tokens.len().checked_div(self.keys.len()).unwrap_or(0);
+        self.keys.truncate(n);
+        self.tokens.truncate(n * block_size);
+    }
+}
+
+/// What a look-up asks for, and why.
+#[derive(Debug)]
+pub(crate) struct Question {
+    /// Hash of the first block asked for; requests wait under this hash.
+    pub first: BlockHash,
+    /// Blocks of the prompt before that block.
+    pub before: usize,
+    /// The blocks.
+    pub blocks: Blocks,
+    /// Blocks that an earlier question of the same purpose found, and the share of the blocks asked for. They are of use only if
+    /// `blocks` are all there.
+    pub found: Option<(Blocks, f64)>,
+    /// Time of the first question, nanoseconds.
+    pub begun_ns: u64,
+    /// Time at which waiting for the answer ends, nanoseconds.
+    pub due_ns: u64,
     /// `true` while requests may wait for the answer.
-    is_awaited: bool,
+    pub is_awaited: bool,
+}
+
+/// A look-up in flight.
+#[derive(Debug)]
+struct Pending {
+    /// Unique number, counting up from 1.
+    id: u64,
+    question: Question,
 }
 
 /// Look-ups in flight, in the order of asking, and the record of earlier answers.
@@ -89,16 +124,15 @@ impl Lookups {
 
     /// Returns `true` if another look-up can begin: few are in flight, each in time, and the cache was not flushed.
     pub fn is_open(&self, now_ns: u64) -> bool {
-        let in_time = |pending: &Pending| pending.is_awaited || pending.due_ns > now_ns;
+        let in_time = |Pending { question, .. }: &Pending| question.is_awaited || question.due_ns > now_ns;
         !self.is_closed && self.pending.len() < IN_FLIGHT_MAX && self.pending.iter().all(in_time)
     }
 
     /// Begins no look-up any more, and forgets the blocks of look-ups in flight: storage may hold blocks from before the flush.
     pub fn close(&mut self) {
         self.is_closed = true;
-        for pending in &mut self.pending {
-            pending.keys.clear();
-            pending.tokens.clear();
+        for Pending { question, .. } in &mut self.pending {
+            (question.blocks, question.found) = (Blocks::default(), None);
         }
     }
 
@@ -111,62 +145,59 @@ impl Lookups {
         self.found_share.value() * saved_ns > self.took_ns.value()
     }
 
-    /// Asks a tier for a chain of blocks. Requests wait for the answer until `due_ns` if `is_awaited`. Returns the number of the
-    /// look-up.
-    pub fn begin(
-        &mut self,
-        tier: u8,
-        first: BlockHash,
-        (keys, tokens): (Vec<BlockKey>, Vec<Token>),
-        (now_ns, due_ns): (u64, u64),
-        is_awaited: bool,
-    ) -> u64 {
+    /// Asks a tier for blocks: how many of them, from the first on, are there. Requests wait for the answer until the question is due, if it is
+    /// awaited. Returns the number of the look-up.
+    pub fn begin(&mut self, tier: u8, question: Question) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.outbox.push(Lookup { id, tier, keys: keys.clone() });
-        self.pending.push(Pending { id, first, keys, tokens, begun_ns: now_ns, due_ns, is_awaited });
+        self.outbox.push(Lookup { id, tier, keys: question.blocks.keys.clone() });
+        self.pending.push(Pending { id, question });
         id
     }
 
-    /// Removes a look-up with `found` leading blocks found, and learns from the answer. Returns `None` for an id of no
-    /// look-up in flight.
-    pub fn end(&mut self, id: u64, found: u32, now_ns: u64) -> Option<Pending> {
+    /// Removes a look-up. Returns `None` for an id of no look-up in flight.
+    pub fn end(&mut self, id: u64) -> Option<Question> {
         let at = self.pending.iter().position(|pending| pending.id == id)?;
-        let pending = self.pending.remove(at);
-        if !pending.keys.is_empty() {
-            let share = f64::from(found).min(pending.keys.len() as f64) / pending.keys.len() as f64;
-            self.found_share.observe(share);
-            self.took_ns.observe((now_ns - pending.begun_ns) as f64);
-        }
-        Some(pending)
+        Some(self.pending.remove(at).question)
+    }
+
+    /// Learns from a question, begun at `begun_ns` and answered now, that found this share of its blocks.
+    pub fn learn(&mut self, begun_ns: u64, share: f64, now_ns: u64) {
+        self.found_share.observe(share);
+        self.took_ns.observe((now_ns - begun_ns) as f64);
     }
 
     /// Returns the earliest time at which the wait for a look-up ends.
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.pending.iter().filter(|pending| pending.is_awaited).map(|pending| pending.due_ns).min()
+        let awaited = self.questions().filter(|question| question.is_awaited);
+        awaited.map(|question| question.due_ns).min()
     }
 
     /// Ends the wait for the first look-up that is due by now. Returns its number, and the hash under which requests wait.
     pub fn take_overdue(&mut self, now_ns: u64) -> Option<(u64, BlockHash)> {
-        let is_due = |pending: &&mut Pending| pending.is_awaited && pending.due_ns <= now_ns;
-        let pending = self.pending.iter_mut().find(is_due)?;
-        pending.is_awaited = false;
-        Some((pending.id, pending.first))
+        let is_due = |pending: &&mut Pending| pending.question.is_awaited && pending.question.due_ns <= now_ns;
+        let Pending { id, question } = self.pending.iter_mut().find(is_due)?;
+        question.is_awaited = false;
+        Some((*id, question.first))
     }
 
     /// Returns `true` if requests wait for an answer on the block with this hash.
     pub fn is_awaited(&self, first: BlockHash) -> bool {
-        self.pending.iter().any(|pending| pending.is_awaited && pending.first == first)
+        self.questions().any(|question| question.is_awaited && question.first == first)
     }
 
     /// Returns `true` if requests may wait for an answer.
     pub fn is_any_awaited(&self) -> bool {
-        self.pending.iter().any(|pending| pending.is_awaited)
+        self.questions().any(|question| question.is_awaited)
     }
 
     /// Returns `true` if a look-up for the block with this hash is in flight, awaited or not.
     pub fn is_pending(&self, first: BlockHash) -> bool {
-        self.pending.iter().any(|pending| pending.first == first)
+        self.questions().any(|question| question.first == first)
+    }
+
+    fn questions(&self) -> impl Iterator<Item = &Question> {
+        self.pending.iter().map(|pending| &pending.question)
     }
 
     /// Removes and returns the look-ups to hand to the driver.

@@ -77,7 +77,9 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
             freed as u32 + kv.freed_beside(seq, n - freed)
         }
         Purpose::Demotion { .. } if transfer.from == Place::Device => kv.freed_by_demotion(transfer),
-        Purpose::WriteThrough { chain, .. } => freed_chain(kv, transfer.id, chain),
+        Purpose::WriteThrough { chain, .. } => {
+            freed_chain(kv, transfer.id, chain) + kv.freed_read(&transfer.purpose.read_beside())
+        }
         Purpose::Orphaned(orphan) => {
             let moving = orphan.blocks.len() - orphan.published + orphan.moving_beside().count();
             freed_chain(kv, transfer.id, transfer.purpose.chain()) + moving as u32

@@ -61,7 +61,7 @@ impl Tiers {
             writes: config.tiers.iter().map(|tier| tier.write).collect(),
             shared: config.tiers.iter().position(|tier| tier.shared),
             keys: Vec::new(),
-            device_spare: config.device_blocks / SPARE_SHARE,
+            device_spare: config.pool_blocks() / SPARE_SHARE,
             saturated: [false; TIERS_MAX],
             owed: [0; TIERS_MAX],
             counters: [TierStats::default(); TIERS_MAX],
@@ -261,21 +261,37 @@ impl Tiers {
         Contents { key: self.keys[block.index as usize], tokens: tree.contents(block).1 }
     }
 
+    /// Returns the contents of the block of a layer group beside a published device block, or beside one whose demotion began. Groups
+    /// are counted from the first after the tree's.
+    pub fn contents_beside<'a>(&self, tree: &'a PrefixTree, node: BlockHandle, group: usize) -> Contents<'a> {
+        let Contents { key, tokens } = self.contents_on_device(tree, node);
+        Contents { key: content_key::in_group(&key, group + 1), tokens }
+    }
+
+    /// Returns the block with the tokens of a planned one in a group after the first, in the nearest open tier that has it.
+    pub fn find_beside(&self, planned: PlannedBlock, group: usize, is_open: [bool; TIERS_MAX]) -> Option<PlannedBlock> {
+        let Contents { key, tokens } = self.contents(planned.tier, planned.block);
+        let BlockKey { fingerprint, parent, .. } = content_key::in_group(&key, group + 1);
+        let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
+        let hit = |(at, tier): (usize, &Tier)| {
+            tier.find(fingerprint, parent, tokens).map(|block| PlannedBlock { tier: at, block })
+        };
+        open.into_iter().find_map(hit)
+    }
+
     /// Returns the contents of a block of a tier.
     pub fn contents(&self, tier: usize, block: u32) -> Contents<'_> {
         self.tiers[tier].contents(block)
     }
 
-    /// Reserves a slot of the nearest tier for a published device block, or one whose demotion began. Returns `None` if the tier does
-    /// not take the block.
-    pub fn reserve(&mut self, tree: &PrefixTree, block: BlockHandle) -> Option<u32> {
-        let contents = self.contents_on_device(tree, block);
-        self.tiers[0].reserve(&contents)
+    /// Reserves a slot of the nearest tier for a block. Returns `None` if the tier does not take the block.
+    pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
+        self.tiers[0].reserve(contents)
     }
 
-    /// Returns `true` if the nearest tier neither has a published device block nor is about to get it.
-    pub fn lacks(&self, tree: &PrefixTree, block: BlockHandle) -> bool {
-        !self.tiers[0].has_fingerprint(tree.contents(block).0)
+    /// Returns `true` if the nearest tier neither has a block nor is about to get it.
+    pub fn lacks(&self, contents: &Contents) -> bool {
+        !self.tiers[0].has_fingerprint(contents.key.fingerprint)
     }
 
     /// Begins to demote a block of a tier to the next one. Returns the block and the slot reserved for it, which is `None` if the next

@@ -3,7 +3,7 @@
 //! Every copy of KV blocks, between whichever places, is one entry of this table from its request to its answer. The purpose says
 //! what happens at the end. A hand-over of blocks to another engine would be one more [`Purpose`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use trunkline_port::{BlockFault, BlockKey};
 
@@ -19,6 +19,20 @@ pub(crate) struct BlockPair {
     pub from: u32,
     /// Block in the place copied to.
     pub to: u32,
+}
+
+/// Blocks of the layer groups after the first among the sources of a transfer from the device: the block of the first group that each
+/// stands beside, and the group.
+pub(crate) type Beside = BTreeMap<u32, (BlockHandle, usize)>;
+
+/// A device prefix that ends with sources of a demotion found meanwhile. The transfer reads it as a sequence would, so that the sources
+/// stay as they are until the transfer's end.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// Blocks of the prefix.
+    pub chain: Vec<BlockHandle>,
+    /// Sources read in the layer groups after the first: the block of the first group, and the group.
+    pub beside: Vec<(BlockHandle, usize)>,
 }
 
 /// The reason for a transfer, with the data for the transfer's end.
@@ -43,14 +57,17 @@ pub(crate) enum Purpose {
     WriteThrough {
         /// Published blocks of the request, copied or not.
         chain: Vec<BlockHandle>,
+        /// Blocks copied that stand beside the chain; the transfer reads them.
+        beside: Beside,
         /// `true` if another core continues the request, and looks for these blocks.
         is_awaited: bool,
     },
     /// Saves blocks about to be evicted; the sources are freed at the end.
     Demotion {
-        /// Device prefixes that end with sources found meanwhile. The transfer reads each as a sequence would, so that the sources
-        /// stay as they are until its end.
-        kept: Vec<Vec<BlockHandle>>,
+        /// Prefixes found meanwhile.
+        kept: Vec<Kept>,
+        /// Sources that stood beside others.
+        beside: Beside,
     },
     /// Copies pinned blocks of a tier to another tier; the sources stay.
     Propagation,
@@ -104,9 +121,32 @@ impl Purpose {
 
     /// Returns the number of times that the transfer reads this device block as the `at`-th block of a prefix.
     pub fn reads(&self, at: usize, block: BlockHandle) -> u32 {
-        let kept: &[Vec<BlockHandle>] = if let Self::Demotion { kept } = self { kept } else { &[] };
         let is_there = |chain: &[BlockHandle]| u32::from(chain.get(at) == Some(&block));
-        is_there(self.chain()) + kept.iter().map(|chain| is_there(chain)).sum::<u32>()
+        is_there(self.chain()) + self.kept().iter().map(|kept| is_there(&kept.chain)).sum::<u32>()
+    }
+
+    /// Returns the prefixes that a demotion reads.
+    pub fn kept(&self) -> &[Kept] {
+        if let Self::Demotion { kept, .. } = self { kept } else { &[] }
+    }
+
+    /// Returns the blocks of the layer groups after the first among the sources of a copy of published blocks.
+    pub fn beside(&self) -> Option<&Beside> {
+        match self {
+            Self::WriteThrough { beside, .. } | Self::Demotion { beside, .. } => Some(beside),
+            _ => None,
+        }
+    }
+
+    /// Returns the blocks that the transfer reads in the layer groups after the first, as a sequence would: the block of the first group,
+    /// and the group.
+    pub fn read_beside(&self) -> Vec<(BlockHandle, usize)> {
+        match self {
+            Self::WriteThrough { beside, .. } => beside.values().copied().collect(),
+            Self::Demotion { kept, .. } => kept.iter().flat_map(|kept| &kept.beside).copied().collect(),
+            Self::Orphaned(orphan) => orphan.read_beside().collect(),
+            _ => Vec::new(),
+        }
     }
 
     /// Returns `true` if a request waits for the end.
@@ -322,10 +362,15 @@ impl TransferTable {
         }
     }
 
+    /// Returns a transfer in flight.
+    pub fn get(&self, id: u64) -> Option<&InFlight> {
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
+        Some(&self.in_flight[at])
+    }
+
     /// Returns the number of blocks of a transfer in flight. `None` for an id of no transfer in flight.
     pub fn pairs_of(&self, id: u64) -> Option<usize> {
-        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
-        Some(self.in_flight[at].pairs.len())
+        self.get(id).map(|transfer| transfer.pairs.len())
     }
 
     /// Returns `true` if a transfer to a place is in flight.
@@ -368,10 +413,10 @@ impl TransferTable {
     }
 
     /// Lets a demotion read a prefix of device blocks until its end.
-    pub fn keep(&mut self, id: u64, prefix: Vec<BlockHandle>) {
+    pub fn keep(&mut self, id: u64, prefix: Kept) {
         let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("the demotion is in flight");
         match &mut self.in_flight[at].purpose {
-            Purpose::Demotion { kept } => kept.push(prefix),
+            Purpose::Demotion { kept, .. } => kept.push(prefix),
             purpose => unreachable!("{purpose:?} keeps no prefix"),
         }
     }
@@ -399,7 +444,7 @@ mod tests {
             Place::Device,
             Place::Tier(0),
             pairs.clone(),
-            Purpose::Demotion { kept: Vec::new() },
+            Purpose::Demotion { kept: Vec::new(), beside: Beside::new() },
             Default::default(),
         );
         assert_eq!((out, load, demotion), (1, 2, 3));

@@ -1,9 +1,7 @@
 //! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
 //! have them.
 
-use trunkline_core::{
-    Config, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, TierConfig, WorkerFacts, Write, h2o,
-};
+use trunkline_core::{Config, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, WorkerFacts, h2o};
 use trunkline_driver::{Direction, Driver};
 
 /// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
@@ -171,17 +169,9 @@ fn a_worker_that_cannot_score_keeps_the_later_blocks() {
 }
 
 #[test]
-fn groups_go_without_tiers_for_now() {
-    let tier =
-        TierConfig { name: "disk".into(), blocks: 8, write: Write::Through, eviction: "lru".into(), shared: false };
-    let config = Config { tiers: vec![tier], ..config(&[Keeps::All, Keeps::Scored], 20) };
-    let message = config.validate().unwrap_err().to_string();
-    assert_eq!(message, "a model with 2 layer groups cannot use tiers yet; give no tier");
-    let empty = Config {
-        worker: WorkerFacts { groups: vec![Keeps::All, Keeps::Window(0)], ..WorkerFacts::default() },
-        ..Config::default()
-    };
-    assert_eq!(empty.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
+fn a_window_of_no_token_is_refused() {
+    let config = config(&[Keeps::All, Keeps::Window(0)], 20);
+    assert_eq!(config.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
 }
 
 /// A request that keeps all and grows, and behind it one that evicts, which `device_blocks` blocks in each group cannot hold both.

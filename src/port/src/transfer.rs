@@ -60,10 +60,11 @@ pub struct BlockKey {
     /// Hash of the namespace: model, revision, KV type, adapter, tenant, salt and further keys.
     #[serde(with = "hex")]
     pub root: u128,
-    /// Chained hash of the prefix before the block; `root` for the first block of a prefix.
+    /// Chained hash of the prefix before the block; `root` for the first block of a prefix. For a block of a layer group after the
+    /// first, which is found by itself, `hash`.
     #[serde(with = "hex")]
     pub parent: u128,
-    /// Chained hash of the prefix with the block.
+    /// Chained hash of the prefix with the block, and of the layer group's number if that is not the first.
     #[serde(with = "hex")]
     pub hash: u128,
     /// Number by which a core finds the block before it compares the rest; not unique.
@@ -92,7 +93,7 @@ pub struct Lookup {
     pub id: u64,
     /// Number of the tier, 0 for the nearest.
     pub tier: u8,
-    /// Identities of a chain of blocks, each the parent of the next; at least one.
+    /// Identities of blocks, at least one; each counts only if those before it are there.
     pub keys: Vec<BlockKey>,
 }
 

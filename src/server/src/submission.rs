@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use trunkline_core::{Config, Refusal, Request, RequestId};
-use trunkline_port::ModelInfo;
+use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_text::Tokenizer;
 
 mod prompt;
@@ -156,7 +156,7 @@ impl Submitter {
             offer: SamplingOffer::default(),
             sessions: Sessions::default(),
             tokenising: Tokenising::default(),
-            kv_layout: format!("{} {}x{}x{}", model.kv_dtype, model.n_layers, model.n_kv_heads, model.head_dim),
+            kv_layout: kv_layout(&model),
             model,
             share_cache: false,
             next_id: AtomicU64::new(1),
@@ -253,5 +253,38 @@ impl Submitter {
             self.driver.send(Command::Abort(vec![id]))?;
         }
         Ok((submitted, is_accepted))
+    }
+}
+
+/// Returns what makes the bytes of cached blocks differ for one model: the type and shape of KV, and the layer groups.
+fn kv_layout(model: &ModelInfo) -> String {
+    let ModelInfo { kv_dtype, n_layers, n_kv_heads, head_dim, groups, .. } = model;
+    let group = |group: &LayerGroup| format!(" {:?} {:?}", group.keeps, group.layers);
+    let groups: String = groups.iter().map(group).collect();
+    format!("{kv_dtype} {n_layers}x{n_kv_heads}x{head_dim}{groups}")
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::Keeps;
+
+    use super::*;
+
+    #[test]
+    fn blocks_are_cached_apart_for_other_types_shapes_and_groups_of_layers() {
+        let plain =
+            ModelInfo { kv_dtype: "bf16".into(), n_layers: 2, n_kv_heads: 3, head_dim: 64, ..ModelInfo::default() };
+        // Disks hold blocks under this: a change makes them unreadable.
+        assert_eq!(kv_layout(&plain), "bf16 2x3x64");
+        let group = |keeps, layers: &[u32]| LayerGroup { layers: layers.to_vec(), keeps };
+        let of = |groups: Vec<LayerGroup>| kv_layout(&ModelInfo { groups, ..plain.clone() });
+        let first = of(vec![group(Keeps::All, &[0]), group(Keeps::Window(8), &[1])]);
+        let others = [
+            of(vec![group(Keeps::All, &[1]), group(Keeps::Window(8), &[0])]),
+            of(vec![group(Keeps::All, &[0]), group(Keeps::Window(9), &[1])]),
+            of(vec![group(Keeps::All, &[0]), group(Keeps::Scored, &[1])]),
+            kv_layout(&plain),
+        ];
+        assert!(!others.contains(&first), "{first}");
     }
 }

@@ -92,10 +92,4 @@ pub enum ConfigError {
     /// A layer group with a sliding window of no token.
     #[error("a layer group has a window of 0 tokens; give at least 1")]
     EmptyWindow,
-    /// Layer groups together with tiers.
-    #[error("a model with {n} layer groups cannot use tiers yet; give no tier")]
-    GroupsBehindDevice {
-        /// Groups that were given.
-        n: usize,
-    },
 }

@@ -5,14 +5,14 @@
 //! block like a sequence, so that nobody rewrites the block before the transfer ends. If the transfer fails, the block goes back into
 //! the tree, unless the block before it is gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Kv;
 use crate::block::BlockState;
 use crate::hash::BlockHash;
 use crate::ids::BlockHandle;
 use crate::sequence::Sequence;
-use crate::transfer_table::{BlockPair, InFlight, TransferEnd};
+use crate::transfer_table::{Beside, BlockPair, InFlight, Kept, TransferEnd};
 use crate::tree::Parent;
 
 /// Blocks being demoted, to be taken back by fingerprint.
@@ -58,29 +58,44 @@ impl Kv {
         let mut before = self.tiers.prefix(seq.cold.root, self.found.last());
         let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         for (hash, tokens) in blocks.skip(self.found.len()) {
-            let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { return };
+            let Some(Demotion { block, .. }) = self.demoting.0.get(&hash.fingerprint()) else { break };
             let is_next = self.tiers.prefix_before(block.index) == before && self.tree.contents(*block).1 == tokens;
             if !is_next || self.tree.contains(*hash) {
-                return;
+                break;
             }
             before = self.tiers.prefix(seq.cold.root, Some(block.index));
             self.reviving.push(*block);
+        }
+        self.cut_reviving();
+    }
+
+    /// Cuts the blocks `reviving` to where every group has what the tokens behind read.
+    fn cut_reviving(&mut self) {
+        if self.groups.n() > 0 && !self.reviving.is_empty() {
+            let beside = self.transfers.device_demotions().filter_map(|transfer| transfer.purpose.beside());
+            let moving: BTreeSet<(u32, usize)> =
+                beside.flat_map(BTreeMap::values).map(|(node, group)| (node.index, *group)).collect();
+            let has = |block: &BlockHandle, group| moving.contains(&(block.index, group));
+            let usable = self.groups.usable_behind(self.found.len(), self.reviving.iter(), has);
+            self.reviving.truncate(usable);
         }
     }
 
     /// Takes the blocks `reviving` back into the tree behind the blocks of a table, in the namespace of `root`, and appends them.
     pub(super) fn revive(&mut self, root: BlockHash, table: &mut Vec<BlockHandle>) {
         // The longest prefix that ends with a block of each transfer.
-        let mut prefixes = BTreeMap::new();
+        let mut prefixes: BTreeMap<u64, Kept> = BTreeMap::new();
         for block in std::mem::take(&mut self.reviving) {
             let noted = self.demoting.end(self.tree.contents(block).0, block).expect("it was found there");
             self.tree.readopt(block, Parent::of(root, table));
             table.push(block);
-            prefixes.insert(noted.transfer, table.len());
+            let kept = prefixes.entry(noted.transfer).or_default();
+            kept.chain.clone_from(table);
+            kept.beside.extend(self.revive_beside(noted.transfer, block));
         }
-        for (transfer, n) in prefixes {
-            table[..n].iter().for_each(|block| self.tree.share(*block));
-            self.transfers.keep(transfer, table[..n].to_vec());
+        for (transfer, kept) in prefixes {
+            kept.chain.iter().for_each(|block| self.tree.share(*block));
+            self.transfers.keep(transfer, kept);
         }
     }
 
@@ -103,13 +118,23 @@ impl Kv {
 
     /// Ends a demotion: blocks that arrived and were not taken back are freed. Those that did not arrive go back into the
     /// tree if the block before is there.
-    pub(super) fn end_device_demotion(&mut self, pairs: &[BlockPair], kept: Vec<Vec<BlockHandle>>, end: &TransferEnd) {
+    pub(super) fn end_device_demotion(
+        &mut self,
+        pairs: &[BlockPair],
+        kept: Vec<Kept>,
+        beside: &Beside,
+        end: &TransferEnd,
+    ) {
         // Blocks were taken out of the tree tail first.
         for (at, pair) in pairs.iter().enumerate().rev() {
             if self.tree.pool().state(pair.from) != BlockState::Moving {
                 continue;
             }
             let block = self.tree.pool().handle(pair.from);
+            if let Some((node, group)) = beside.get(&pair.from) {
+                self.end_demotion_beside(block, *node, *group);
+                continue;
+            }
             let noted = self.demoting.end(self.tree.contents(block).0, block);
             let failed = end.fault(at).is_some();
             match noted.filter(|noted| failed && self.tree.can_readopt(block, noted.parent)) {
@@ -117,9 +142,11 @@ impl Kv {
                 None => self.tree.end_demotion(pair.from),
             }
         }
-        for mut prefix in kept {
-            let n = prefix.len();
-            self.tree.release(&mut prefix, n);
+        for Kept { mut chain, beside } in kept {
+            let n = chain.len();
+            self.leave_read(beside);
+            self.tree.release(&mut chain, n);
         }
+        self.free_left();
     }
 }

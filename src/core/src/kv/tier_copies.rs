@@ -6,12 +6,12 @@ use super::Kv;
 use crate::block::BlockState;
 use crate::config::Write;
 use crate::digest::Decision;
-use crate::ids::Token;
+use crate::ids::{BlockHandle, Token};
 use crate::journal::Journal;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
 use crate::transfer::Place;
-use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose, TransferEnd, fold_pairs};
+use crate::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, TransferEnd, fold_pairs};
 
 /// Blocks in one transfer begun ahead of need, at most.
 const AHEAD_MAX: usize = 1024;
@@ -79,18 +79,19 @@ impl Kv {
         }
         journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
         fold_pairs(&mut journal.digest, &pairs);
-        let contents = self.contents(from, &pairs);
+        let contents = self.contents(from, &pairs, purpose.beside());
         self.transfers.begin(from, to, pairs, purpose, contents);
     }
 
     /// Returns the identities and the tokens of the sources of a transfer from or to a tier.
-    fn contents(&self, from: Place, pairs: &[BlockPair]) -> (Vec<BlockKey>, Vec<Token>) {
+    fn contents(&self, from: Place, pairs: &[BlockPair], beside: Option<&Beside>) -> (Vec<BlockKey>, Vec<Token>) {
         let mut keys = Vec::with_capacity(pairs.len());
         let mut tokens = Vec::with_capacity(pairs.len() * self.block_size as usize);
         for pair in pairs {
-            let contents = match from {
-                Place::Tier(tier) => self.tiers.contents(tier as usize, pair.from),
-                _ => self.tiers.contents_on_device(&self.tree, self.tree.pool().handle(pair.from)),
+            let contents = match (from, beside.and_then(|beside| beside.get(&pair.from))) {
+                (Place::Tier(tier), _) => self.tiers.contents(tier as usize, pair.from),
+                (_, Some((node, group))) => self.tiers.contents_beside(&self.tree, *node, *group),
+                (_, None) => self.tiers.contents_on_device(&self.tree, self.tree.pool().handle(pair.from)),
             };
             keys.push(contents.key);
             tokens.extend_from_slice(contents.tokens);
@@ -107,30 +108,34 @@ impl Kv {
             return;
         }
         let is_open = self.is_open(0);
-        let (mut pairs, mut skipped) = (Vec::new(), 0);
+        let (mut pairs, mut beside, mut skipped) = (Vec::new(), Beside::new(), 0);
         for block in &seq.table[..published] {
             if write == Write::SecondUse && self.tree.hits(*block) == 0 {
                 // Blocks after this one were found at most as often.
                 break;
             }
+            let contents = self.tiers.contents_on_device(&self.tree, *block);
             if is_open {
-                let to = self.tiers.reserve(&self.tree, *block);
+                let to = self.tiers.reserve(&contents);
                 pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
+                self.write_beside(*block, &mut pairs, &mut beside);
             } else {
-                skipped += usize::from(self.tiers.lacks(&self.tree, *block));
+                skipped += usize::from(self.tiers.lacks(&contents)) + self.count_lacking_beside(*block);
             }
         }
         self.tiers.skip(0, skipped);
         if pairs.is_empty() {
             return;
         }
+        self.release_groups(seq, 0);
         let mut private = seq.table.split_off(published);
         self.tree.release(&mut private, 0);
         let chain = std::mem::take(&mut seq.table);
         seq.published = 0;
         // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
         pairs.reverse();
-        let purpose = Purpose::WriteThrough { chain, is_awaited: seq.cold.continues && self.tiers.shared() == Some(0) };
+        let is_awaited = seq.cold.continues && self.tiers.shared() == Some(0);
+        let purpose = Purpose::WriteThrough { chain, beside, is_awaited };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
@@ -152,10 +157,13 @@ impl Kv {
     }
 
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
-        let mut pairs = Vec::new();
-        for _ in 0..n.min(AHEAD_MAX) {
+        let (mut pairs, mut beside) = (Vec::new(), Beside::new());
+        for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
-            match self.tiers.reserve(&self.tree, block) {
+            let to = self.tiers.reserve(&self.tiers.contents_on_device(&self.tree, block));
+            // At the end a block's place in the tree is known before those beside the block are put back.
+            self.demote_beside(block, to.is_some(), &mut pairs, &mut beside);
+            match to {
                 Some(to) => {
                     pairs.push(BlockPair { from: block.index, to });
                     self.demoting.begin(self.tree.contents(block).0, block, parent, self.transfers.next_id());
@@ -163,7 +171,7 @@ impl Kv {
                 None => self.tree.end_demotion(block.index),
             }
         }
-        let purpose = Purpose::Demotion { kept: Vec::new() };
+        let purpose = Purpose::Demotion { kept: Vec::new(), beside };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
@@ -173,7 +181,7 @@ impl Kv {
             let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
             pairs.extend(to.map(|to| BlockPair { from, to }));
         }
-        let purpose = Purpose::Demotion { kept: Vec::new() };
+        let purpose = Purpose::Demotion { kept: Vec::new(), beside: Beside::new() };
         self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, purpose, journal);
     }
 
@@ -202,9 +210,16 @@ impl Kv {
     pub fn plan_load(&mut self, seq: &Sequence) -> bool {
         self.passed_over = None;
         self.plan_all(seq);
-        let worthwhile = self.transfers.links.worthwhile(self.plan.iter().map(|planned| planned.tier));
+        let copies = self.plan.iter().enumerate().map(|(at, planned)| {
+            let beside = self.planned_beside(at).iter().flatten();
+            std::iter::once(planned).chain(beside).map(|planned| planned.tier)
+        });
+        let worthwhile = self.transfers.links.worthwhile(copies);
         self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);
-        self.plan.truncate(worthwhile);
+        if worthwhile < self.plan.len() {
+            self.plan.truncate(worthwhile);
+            self.plan_groups();
+        }
         !self.plan.is_empty()
     }
 
@@ -218,6 +233,7 @@ impl Kv {
         let (hit, last) = (self.hit(), self.last_on_device());
         let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan);
+        self.plan_groups();
     }
 
     /// Returns the last block of the prefix found on the device.
@@ -235,22 +251,31 @@ impl Kv {
     /// Copies planned blocks in far tiers to the nearest one, for a request that has no room on the device yet.
     pub fn prefetch(&mut self, journal: &mut Journal) {
         for from in 1..self.tiers.len() {
-            let in_tier = |planned: &&PlannedBlock| planned.tier == from;
-            let there: Vec<u32> =
-                self.plan.iter().filter(in_tier).map(|planned| planned.block).take(AHEAD_MAX).collect();
+            let in_tier = |planned: &PlannedBlock| planned.tier == from;
+            let there: Vec<u32> = self
+                .all_planned_or_not()
+                .flatten()
+                .filter(in_tier)
+                .map(|planned| planned.block)
+                .take(AHEAD_MAX)
+                .collect();
             self.propagate(from, 0, there.into_iter().rev(), journal);
         }
     }
 
     /// Begins the transfers of the plan for the sequence in `slot`, which was just admitted with room for all its tokens.
     pub fn begin_load(&mut self, slot: usize, seq: &Sequence, journal: &mut Journal) -> Load {
-        let plan = std::mem::take(&mut self.plan);
         let first = seq.published as usize;
-        let targets = &seq.table[first..first + plan.len()];
-        targets.iter().for_each(|block| self.tree.begin_move(*block));
-        let mut load = Load { blocks: plan.len() as u32, transfers: 0, good: plan.len() as u32 };
+        let blocks = self.plan.len();
+        let targets = (first..first + blocks)
+            .flat_map(|at| std::iter::once(seq.table[at]).chain(seq.cold.tables.iter().map(move |table| table[at])));
+        let copies: Vec<(PlannedBlock, BlockHandle)> =
+            self.all_planned_or_not().zip(targets).filter_map(|(planned, to)| Some((planned?, to))).collect();
+        copies.iter().for_each(|(_, target)| self.tree.begin_move(*target));
+        let beside = self.plan_beside.iter().map(Option::is_some).collect();
+        let mut load = Load { blocks: blocks as u32, transfers: 0, good: blocks as u32, beside };
         for tier in 0..self.tiers.len() {
-            let there = plan.iter().zip(targets).rev().filter(|(planned, _)| planned.tier == tier);
+            let there = copies.iter().rev().filter(|(planned, _)| planned.tier == tier);
             let pairs: Vec<BlockPair> =
                 there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
             if !pairs.is_empty() {
@@ -261,8 +286,13 @@ impl Kv {
                 self.begin_tier_copy(tier_place(tier), Place::Device, pairs, Purpose::Load { slot }, journal);
             }
         }
-        self.plan = plan;
         load
+    }
+
+    /// Iterates over the entries of the plan, first to last, and in each entry over the groups: the block planned, if one is.
+    fn all_planned_or_not(&self) -> impl Iterator<Item = Option<PlannedBlock>> {
+        let entries = self.plan.iter().enumerate();
+        entries.flat_map(|(at, planned)| std::iter::once(Some(*planned)).chain(self.planned_beside(at).iter().copied()))
     }
 
     /// Ends a transfer from or to a tier: the blocks are released, and copied on where a further tier takes the blocks.
@@ -285,9 +315,7 @@ impl Kv {
 
     /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
     pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: &TransferEnd) {
-        for (node, group) in orphan.read_beside() {
-            self.groups.leave(node.index, group);
-        }
+        self.leave_read(orphan.read_beside());
         self.release_beside(&mut orphan.moving_beside().collect());
         let Orphan { mut blocks, published, hosts, .. } = orphan;
         match (from, to) {
@@ -326,16 +354,18 @@ impl Kv {
         let is_load = matches!(purpose, Purpose::Load { .. });
         let end = if *end == TransferEnd::Failed && !is_load { &TransferEnd::Interrupted } else { end };
         match (purpose, from) {
-            (Purpose::WriteThrough { mut chain, .. }, _) => {
+            (Purpose::WriteThrough { mut chain, beside, .. }, _) => {
                 let n = chain.len();
+                self.leave_read(beside.into_values());
                 self.tree.release(&mut chain, n);
+                self.free_left();
             }
             (Purpose::Demotion { .. }, Place::Tier(tier)) => {
                 for (at, pair) in pairs.iter().enumerate() {
                     self.tiers.end_demotion(tier as usize, pair.from, end.fault(at));
                 }
             }
-            (Purpose::Demotion { kept }, _) => self.end_device_demotion(pairs, kept, end),
+            (Purpose::Demotion { kept, beside }, _) => self.end_device_demotion(pairs, kept, &beside, end),
             (Purpose::Load { .. }, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
             (Purpose::Propagation, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
             (Purpose::Orphaned(_), _) => unreachable!("an orphaned transfer ends with its blocks"),

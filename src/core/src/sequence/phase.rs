@@ -96,7 +96,7 @@ pub(crate) enum Phase {
     /// In the waiting queue, see [`SequenceState::Waiting`].
     Waiting,
     /// Waits for tiers, see [`SequenceState::Loading`].
-    Loading(Load),
+    Loading(Box<Load>),
     /// Runs its prompt, see [`SequenceState::Prefill`].
     Prefill,
     /// Runs one token per step, see [`SequenceState::Decode`].
@@ -118,6 +118,8 @@ pub(crate) struct Load {
     pub transfers: u32,
     /// Leading blocks that no failed transfer was to fill.
     pub good: u32,
+    /// For each block, one entry for each layer group after the first: `true` for a block being filled, or filled.
+    pub beside: Vec<bool>,
 }
 
 /// Data of a sequence in state [`SequenceState::SwappingOut`].

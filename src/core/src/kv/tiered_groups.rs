@@ -1,0 +1,187 @@
+//! Layer groups in the tiers.
+//!
+//! A tier holds the blocks of the groups after the first as blocks of their own, each under a key that names prefix and group
+//! ([`crate::content_key::in_group`]). What goes down is what stands beside the blocks of the tree, whoever reads it. A prompt continues in the
+//! tiers as far as every group has what the tokens behind read: all blocks of a group that keeps every position, the last ones of
+//! a group with a window.
+
+use trunkline_port::Keeps;
+
+use super::Kv;
+use super::tier_copies::tier_place;
+use crate::block::BlockState;
+use crate::ids::BlockHandle;
+use crate::sequence::{Load, Sequence};
+use crate::tiers::PlannedBlock;
+use crate::transfer_table::{Beside, BlockPair};
+
+impl Kv {
+    /// Adds the blocks beside a published block to a copy to the nearest tier, which reads them until its end. Blocks that the tier does
+    /// not take are left out.
+    pub(super) fn write_beside(&mut self, node: BlockHandle, pairs: &mut Vec<BlockPair>, beside: &mut Beside) {
+        for group in 0..self.groups.n() {
+            let Some(block) = self.groups.get(node.index, group) else { continue };
+            let contents = self.tiers.contents_beside(&self.tree, node, group);
+            if let Some(to) = self.tiers.reserve(&contents) {
+                self.groups.enter(node.index, group);
+                pairs.push(BlockPair { from: block.index, to });
+                beside.insert(block.index, (node, group));
+            }
+        }
+    }
+
+    /// Returns the number of blocks beside a published block that the nearest tier lacks.
+    pub(super) fn count_lacking_beside(&self, node: BlockHandle) -> usize {
+        let lacks = |group: &usize| {
+            let is_there = self.groups.get(node.index, *group).is_some();
+            is_there && self.tiers.lacks(&self.tiers.contents_beside(&self.tree, node, *group))
+        };
+        (0..self.groups.n()).filter(lacks).count()
+    }
+
+    /// Lets go of blocks that a transfer read in the groups after the first.
+    pub(super) fn leave_read(&mut self, beside: impl IntoIterator<Item = (BlockHandle, usize)>) {
+        beside.into_iter().for_each(|(node, group)| self.groups.leave(node.index, group));
+    }
+
+    /// Takes the blocks beside `node`, which just left the tree, to a demotion. Blocks that the tier does not take are freed, and all of them
+    /// unless the tier takes `node` (`is_taken`).
+    pub(super) fn demote_beside(
+        &mut self,
+        node: BlockHandle,
+        is_taken: bool,
+        pairs: &mut Vec<BlockPair>,
+        beside: &mut Beside,
+    ) {
+        for group in 0..self.groups.n() {
+            let Some(block) = self.groups.take_out(node.index, group) else { continue };
+            let contents = self.tiers.contents_beside(&self.tree, node, group);
+            match is_taken.then(|| self.tiers.reserve(&contents)).flatten() {
+                Some(to) => {
+                    self.tree.begin_move(block);
+                    pairs.push(BlockPair { from: block.index, to });
+                    beside.insert(block.index, (node, group));
+                }
+                None => self.tree.release(&mut vec![block], 0),
+            }
+        }
+    }
+
+    /// Ends the demotion of a block of a group after the first: it goes back beside `node` if that is in the tree again, else it is
+    /// freed.
+    pub(super) fn end_demotion_beside(&mut self, block: BlockHandle, node: BlockHandle, group: usize) {
+        self.tree.end_move(block);
+        if self.tree.is_published(node) && self.groups.get(node.index, group).is_none() {
+            self.groups.put(node.index, group, block);
+            self.groups.leave(node.index, group);
+        } else {
+            self.tree.release(&mut vec![block], 0);
+        }
+    }
+
+    /// Puts the blocks of a demotion back beside `node`, which was taken back into the tree, to be read by the transfer. Returns what the
+    /// transfer reads.
+    pub(super) fn revive_beside(&mut self, transfer: u64, node: BlockHandle) -> Vec<(BlockHandle, usize)> {
+        let moving: Vec<(u32, usize)> =
+            match self.transfers.get(transfer).and_then(|transfer| transfer.purpose.beside()) {
+                Some(beside) => beside
+                    .iter()
+                    .filter(|(_, (of, _))| *of == node)
+                    .map(|(block, (_, group))| (*block, *group))
+                    .collect(),
+                None => Vec::new(),
+            };
+        for (block, group) in &moving {
+            let block = self.tree.pool().handle(*block);
+            self.tree.end_move(block);
+            self.groups.put(node.index, *group, block);
+        }
+        moving.into_iter().map(|(_, group)| (node, group)).collect()
+    }
+
+    /// Cuts the plan of a load to where every group has what the tokens behind read, and plans the blocks of the groups after the first.
+    pub(super) fn plan_groups(&mut self) {
+        let n = self.groups.n();
+        self.plan_beside.clear();
+        if n == 0 {
+            return;
+        }
+        let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
+        let before = self.hit();
+        let find = |planned: &PlannedBlock, group: usize| self.tiers.find_beside(*planned, group, is_open);
+        let usable =
+            self.groups.usable_behind(before, self.plan.iter(), |planned, group| find(planned, group).is_some());
+        self.plan.truncate(usable);
+        let first: Vec<usize> = (0..n).map(|group| self.groups.first_read(group, before + usable)).collect();
+        let planned = (before..).zip(&self.plan).flat_map(|(at, planned)| {
+            let (first, find) = (&first, &find);
+            (0..n).map(move |group| (at >= first[group]).then(|| find(planned, group)).flatten())
+        });
+        self.plan_beside.extend(planned);
+    }
+
+    /// Returns the planned copies of an entry of the plan, in the groups after the first.
+    pub(super) fn planned_beside(&self, at: usize) -> &[Option<PlannedBlock>] {
+        let n = self.groups.n();
+        self.plan_beside.get(at * n..(at + 1) * n).unwrap_or_default()
+    }
+
+    /// Ends the copies of a load in a sequence's tables. Returns the number of leading entries, behind the published ones, that the
+    /// sequence can use.
+    pub fn end_load(&mut self, seq: &Sequence, load: &Load) -> usize {
+        let entries = seq.published as usize..(seq.published + load.blocks) as usize;
+        seq.table[entries.clone()].iter().for_each(|block| self.tree.end_move(*block));
+        for table in &seq.cold.tables {
+            for block in &table[entries.clone()] {
+                if self.tree.pool().state(block.index) == BlockState::Moving {
+                    self.tree.end_move(*block);
+                }
+            }
+        }
+        let n = self.groups.n();
+        self.groups.usable_behind(entries.start, 0..load.good as usize, |at, group| load.beside[at * n + group])
+    }
+
+    /// Drops all entries behind the windows of a sequence that is on no worker, after a load: entries that no copy filled lie among them.
+    pub fn drop_behind_windows_after_load(&mut self, seq: &mut Sequence) {
+        for group in 0..seq.cold.tables.len() {
+            if !matches!(self.groups.keeps()[group], Keeps::Window(_)) {
+                continue;
+            }
+            let end = self.groups.first_visible(group, seq.computed) as usize;
+            for at in 0..end.min(seq.table.len()) {
+                if seq.cold.tables[group][at] != BlockHandle::NONE {
+                    self.drop_entries(seq, group, at, 1, None);
+                }
+            }
+        }
+    }
+
+    /// Takes the blocks that a transfer still fills out of a loading sequence's tables of the groups after the first, into `kept`. Ends the
+    /// copies of the others.
+    pub fn orphan_beside(
+        &mut self,
+        seq: &mut Sequence,
+        blocks: usize,
+        is_filled: impl Fn(u32) -> bool,
+    ) -> Vec<BlockHandle> {
+        let entries = seq.published as usize..seq.published as usize + blocks;
+        let mut kept = Vec::new();
+        for block in seq.cold.tables.iter_mut().flat_map(|table| &mut table[entries.clone()]) {
+            if self.tree.pool().state(block.index) != BlockState::Moving {
+                continue;
+            }
+            if is_filled(block.index) {
+                kept.push(std::mem::replace(block, BlockHandle::NONE));
+            } else {
+                self.tree.end_move(*block);
+            }
+        }
+        kept
+    }
+
+    /// Returns the number of blocks that only a transfer reads in the groups after the first: they fall idle at its end.
+    pub fn freed_read(&self, beside: &[(BlockHandle, usize)]) -> u32 {
+        beside.iter().filter(|(node, group)| self.groups.readers(node.index, *group) == 1).count() as u32
+    }
+}
