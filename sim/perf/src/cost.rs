@@ -38,7 +38,7 @@
 //! times becomes a large error of latencies: at 90 % of the capacity, one per cent of a step can become ten per cent of a waiting
 //! time.
 
-use trunkline_core::Step;
+use trunkline_core::{Step, StepSeq};
 
 use crate::hardware::Hardware;
 pub use crate::hardware::StepTime;
@@ -96,9 +96,14 @@ pub struct StepShape {
 impl StepShape {
     /// Returns the batch shape of a step.
     pub fn of(step: &Step) -> Self {
+        Self::reading(step, |seq| seq.computed.into())
+    }
+
+    /// Returns the batch shape of a step in which attention reads so many tokens of KV before the chunk of each sequence.
+    pub fn reading(step: &Step, read: impl Fn(&StepSeq) -> u64) -> Self {
         let mut shape = Self::default();
         for seq in &step.seqs {
-            let (drafts, computed) = (u64::from(seq.n_drafts), u64::from(seq.computed));
+            let (drafts, computed) = (u64::from(seq.n_drafts), read(seq));
             let chunk = u64::from(seq.n_tokens) + drafts;
             shape.tokens += chunk;
             shape.sampled += u64::from(seq.sample) + drafts;

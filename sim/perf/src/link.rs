@@ -14,7 +14,6 @@ use trunkline_core::TIERS_MAX;
 use trunkline_core::transfer::{Place, Transfer};
 
 use crate::hardware::Hardware;
-use crate::model::Model;
 
 mod direction;
 
@@ -98,16 +97,15 @@ fn ns(seconds: f64) -> u64 {
 }
 
 impl Links {
-    /// Returns idle links for blocks of `block_size` tokens; `far` are the links behind the host.
-    pub fn new(hardware: &Hardware, model: &Model, block_size: u32, far: &[TierLink]) -> Self {
+    /// Returns idle links for blocks of `block_bytes` bytes; `far` are the links behind the host.
+    pub fn new(hardware: &Hardware, block_bytes: u64, far: &[TierLink]) -> Self {
         let link = |latency_s, block_s| Link {
             latency_s,
             block_s,
             directions: [LinkDirection::default(), LinkDirection::default()],
         };
-        let block_bytes = block_bytes(model, block_size);
-        let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, model, block_size))];
-        links.extend(far.iter().map(|far| link(far.latency_s, far.bytes_take_s(block_bytes))));
+        let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, block_bytes))];
+        links.extend(far.iter().map(|far| link(far.latency_s, far.bytes_take_s(block_bytes as f64))));
         Self(links)
     }
 
@@ -157,18 +155,14 @@ impl Links {
     }
 }
 
-fn block_bytes(model: &Model, block_size: u32) -> f64 {
-    (model.kv_bytes_per_token() * u64::from(block_size)) as f64
+fn block_s(hardware: &Hardware, block_bytes: u64) -> f64 {
+    block_bytes as f64 / hardware.host_link_bytes_s
 }
 
-fn block_s(hardware: &Hardware, model: &Model, block_size: u32) -> f64 {
-    block_bytes(model, block_size) / hardware.host_link_bytes_s
-}
-
-/// Returns the cost of copying a block of `block_size` tokens one way, for [`trunkline_core::Config::swap_block_ns`]: its bytes
+/// Returns the cost of copying a block of `block_bytes` bytes one way, for [`trunkline_core::Config::swap_block_ns`]: its bytes
 /// alone, since the blocks of a request share one latency.
-pub fn swap_block_ns(hardware: &Hardware, model: &Model, block_size: u32) -> u64 {
-    (block_s(hardware, model, block_size) * 1e9).ceil() as u64
+pub fn swap_block_ns(hardware: &Hardware, block_bytes: u64) -> u64 {
+    (block_s(hardware, block_bytes) * 1e9).ceil() as u64
 }
 
 #[cfg(test)]
@@ -177,15 +171,18 @@ mod tests {
     use std::collections::BinaryHeap;
 
     use super::*;
-    use crate::{hardware, model};
+    use crate::hardware;
 
     const OUT: (Place, Place) = (Place::Device, Place::Host);
     const IN: (Place, Place) = (Place::Tier(0), Place::Device);
     const DOWN: (Place, Place) = (Place::Tier(0), Place::Tier(1));
     const UP: (Place, Place) = (Place::Tier(1), Place::Tier(0));
 
-    /// 16 tokens of Llama-3.1-8B are 2 MiB; here the link to the host moves one in 100 us after 10 us, and that to the disk
-    /// one in 1 ms after 1 ms, at half the size.
+    /// 16 tokens of Llama-3.1-8B.
+    const BLOCK_BYTES: u64 = 2 << 20;
+
+    /// Links of which the one to the host moves a block in 100 us after 10 us, and the one to the disk in 1 ms after 1 ms, at half the
+    /// size.
     fn links(codec_bytes_s: Option<f64>) -> Links {
         let hardware = Hardware {
             host_link_bytes_s: 2_097_152.0 / 100e-6,
@@ -193,7 +190,7 @@ mod tests {
             ..*hardware::by_name("h100-80g").unwrap()
         };
         let disk = TierLink { bytes_s: 2_097_152.0 / 2e-3, latency_s: 1e-3, ratio: 0.5, codec_bytes_s };
-        Links::new(&hardware, model::by_name("llama-3.1-8b").unwrap(), 16, &[disk])
+        Links::new(&hardware, BLOCK_BYTES, &[disk])
     }
 
     /// Asks for copies, each at a time with its ends and blocks, and says when each ended.
@@ -281,8 +278,7 @@ mod tests {
 
     #[test]
     fn what_a_block_costs() {
-        let ns =
-            |hardware| swap_block_ns(hardware::by_name(hardware).unwrap(), model::by_name("llama-3.1-8b").unwrap(), 16);
+        let ns = |hardware| swap_block_ns(hardware::by_name(hardware).unwrap(), BLOCK_BYTES);
         // 2 MiB at 55 and at 25 GB/s.
         assert_eq!((ns("h100-80g"), ns("a100-80g")), (38_131, 83_887));
     }

@@ -88,10 +88,10 @@ fn blocks_beside(
     Ok(((usable_bytes - weight_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
 }
 
-/// Returns the number of blocks of `block_size` tokens that fit in `bytes` of host memory. `block_size` MUST be at least 1.
-pub fn host_blocks(bytes: u64, model: &Model, block_size: u32) -> u32 {
-    assert!(block_size > 0, "block size is at least one token");
-    (bytes / (model.kv_bytes_per_token() * u64::from(block_size))).min(BLOCKS_MAX) as u32
+/// Returns the number of blocks of `block_bytes` bytes that fit in `bytes` of host memory. `block_bytes` MUST be at least 1.
+pub fn host_blocks(bytes: u64, block_bytes: u64) -> u32 {
+    assert!(block_bytes > 0, "a block holds at least one token");
+    (bytes / block_bytes).min(BLOCKS_MAX) as u32
 }
 
 #[cfg(test)]
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn a_host_holds_as_many_blocks_as_fit() {
         let llama = model::by_name("llama-3.1-8b").unwrap();
-        let blocks = |bytes| host_blocks(bytes, llama, 16);
+        let blocks = |bytes| host_blocks(bytes, 16 * llama.kv_bytes_per_token());
         assert_eq!([0, 2_097_151, 2_097_152, 64_000_000_000].map(blocks), [0, 0, 1, 30_517]);
         assert_eq!(blocks(u64::MAX), 1 << 30);
     }

@@ -20,7 +20,7 @@ use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
-use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepShape};
+use trunkline_sim_perf::cost::{CostModel, PipelinedStep};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
@@ -31,11 +31,13 @@ mod arriving;
 mod copying;
 mod fast_forward;
 mod faults;
+mod held;
 mod pipeline;
 mod reporting;
 mod roots;
 mod shared_storage;
 
+use self::held::Held;
 use self::pipeline::Pipeline;
 use self::roots::Roots;
 use self::shared_storage::SharedStorage;
@@ -140,6 +142,8 @@ struct Replica {
     /// End of the first step of the current fast-forward.
     fast_forward_first_ns: u64,
     links: Links,
+    /// Positions that the layer groups hold; of a model with several.
+    held: Held,
     /// Number of failures so far, to identify events of earlier lives.
     life: u32,
     /// Factor on the durations of the steps.
@@ -479,7 +483,7 @@ impl<'a> Fleet<'a> {
     }
 
     fn begin_step(&mut self, at_ns: u64, replica: usize, step: Box<Step>) {
-        let shape = StepShape::of(&step);
+        let shape = self.replicas[replica].held.shape(&step);
         self.totals.seqs_run += shape.sequences();
         self.totals.tokens_run += shape.tokens;
         let times = if self.settings.core.pipeline_stages > 1 {
@@ -519,13 +523,14 @@ fn engine(replica: usize) -> EngineId {
 impl Replica {
     /// Returns replica `number` of a fleet, up and idle.
     fn new(settings: &Settings, number: usize) -> Self {
-        let (hardware, block_size) = (settings.hardware_of(number), settings.core.block_size);
+        let hardware = settings.hardware_of(number);
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
         Self {
             in_flight: VecDeque::new(),
             pipeline: Pipeline::default(),
             fast_forward_first_ns: 0,
-            links: Links::new(hardware, &settings.model, block_size, &settings.far_links),
+            links: Links::new(hardware, settings.block_bytes(), &settings.far_links),
+            held: Held::new(settings),
             life: 0,
             slowness: slow.map_or(1.0, |slow| slow.factor),
         }

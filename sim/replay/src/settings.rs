@@ -47,6 +47,8 @@ pub struct Settings {
     pub others: Vec<Group>,
     /// Limits of each replica's core. [`Settings::core`] returns limits suited to a replay.
     pub core: Config,
+    /// Layers in each layer group of the core ([`trunkline_core::config::WorkerFacts::groups`]); empty for a model without groups.
+    pub group_layers: Vec<u32>,
     /// Links between the host and the further tiers of the prefix cache; one fewer than [`Config::tiers`].
     pub far_links: Vec<TierLink>,
     /// `true` if the shared tier is host memory of one server: look-ups there wait for the copies under way, as those of
@@ -112,6 +114,7 @@ impl Settings {
             parallel: Parallel::ONE,
             replicas: 1,
             core: Self::core(),
+            group_layers: Vec::new(),
             far_links: Vec::new(),
             shared_memory: false,
             arrivals: Arrivals::TRACED,
@@ -134,23 +137,41 @@ impl Settings {
         }
     }
 
-    /// Returns the number of KV blocks that fit on a device beside the weights.
+    /// Returns the number of KV blocks that fit on a device beside the weights, in each layer group.
     ///
     /// # Errors
     ///
     /// [`DoesNotFit`] if no block fits.
     pub fn fitting_device_blocks(&self) -> Result<u32, DoesNotFit> {
-        device_blocks_beside(self.weights, &self.hardware, &self.model, self.parallel, self.core.block_size)
+        self.blocks_beside_weights(&self.hardware, self.parallel)
+    }
+
+    /// Returns the number of KV blocks that fit on a device beside its share of the weights, in each layer group.
+    fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
+        let blocks = device_blocks_beside(self.weights, hardware, &self.model, parallel, self.core.block_size)?;
+        // All groups have blocks as large as those of the largest.
+        let block_layers = self.block_layers() * u64::from(self.core.n_groups());
+        Ok((u64::from(blocks) * self.model.layers / block_layers).max(1) as u32)
+    }
+
+    /// Returns the bytes of a KV block over all devices of a replica. With layer groups it holds the layers of the largest.
+    pub fn block_bytes(&self) -> u64 {
+        self.model.kv_bytes_per_token() / self.model.layers * self.block_layers() * u64::from(self.core.block_size)
+    }
+
+    /// Returns the number of layers in a KV block.
+    fn block_layers(&self) -> u64 {
+        self.group_layers.iter().max().map_or(self.model.layers, |layers| u64::from(*layers))
     }
 
     /// Sets the estimated costs of copying a block and recomputing a token, by which the cores choose between the two.
     pub fn estimate_costs(&mut self, cost: &dyn CostModel) {
-        let (model, block_size) = (self.model, self.core.block_size);
-        self.core.swap_block_ns = swap_block_ns(&self.hardware, &model, block_size);
+        let block_bytes = self.block_bytes();
+        self.core.swap_block_ns = swap_block_ns(&self.hardware, block_bytes);
         self.core.recompute_token_ns = recompute_token_ns(cost);
         let mut first = self.replicas as usize;
         for group in &mut self.others {
-            group.swap_block_ns = swap_block_ns(&group.hardware, &model, block_size);
+            group.swap_block_ns = swap_block_ns(&group.hardware, block_bytes);
             group.recompute_token_ns = replica_recompute_token_ns(cost, first);
             first += group.replicas as usize;
         }
@@ -163,6 +184,7 @@ impl Settings {
     /// [`SettingsError`] with the first invalid setting.
     pub fn validate(&self) -> Result<(), SettingsError> {
         self.core.validate()?;
+        self.check_layer_groups()?;
         self.parallel.check(&self.model)?;
         for group in &self.others {
             group.parallel.check(&self.model)?;
@@ -207,6 +229,15 @@ impl Settings {
             return Err(FaultError::AtOnce.into());
         }
         self.validate_roles()
+    }
+
+    /// Checks that the layer groups of the core share the layers of the model.
+    fn check_layer_groups(&self) -> Result<(), SettingsError> {
+        let (groups, layers) = (self.core.worker.groups.len(), self.group_layers.iter().map(|n| u64::from(*n)).sum());
+        if groups != self.group_layers.len() || (groups > 0 && layers != self.model.layers) {
+            return Err(SettingsError::LayerGroups { groups, layers, model_layers: self.model.layers });
+        }
+        Ok(())
     }
 
     /// Checks the roles of the replicas.
@@ -273,6 +304,16 @@ pub enum SettingsError {
     /// Speed out of range.
     #[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
     Speed(f64),
+    /// Layer groups without the layers of the model.
+    #[error("{layers} layers in {groups} layer groups for a model of {model_layers} layers")]
+    LayerGroups {
+        /// Number of groups of the core.
+        groups: usize,
+        /// Layers of all groups.
+        layers: u64,
+        /// Layers of the model.
+        model_layers: u64,
+    },
     /// Different numbers of links and further tiers.
     #[error("{links} links for {tiers} tiers behind the first")]
     FarLinks {

@@ -190,6 +190,9 @@ pub const FIGURES: &[Figure<Report>] = &[
     count("evicted_blocks", "Evicted blocks", Neither, "Cached blocks evicted from devices.", |r| {
         Some(r.evicted_blocks)
     }),
+    count("dropped_blocks", "Dropped blocks", Neither, "Blocks dropped by sequences (H2O).", |r| {
+        Some(r.tokens.dropped_blocks)
+    }),
     real("utilisation", "Utilisation", Share, Neither, "Share of the replicas' time spent in steps.", |r| {
         Some(r.utilisation)
     }),

@@ -78,6 +78,8 @@ pub struct TokenTotals {
     pub prefix_runs: u64,
     /// Mean length of these runs, blocks: `prefix_blocks / prefix_runs`. Long runs are found fast; 0 if no prefix was found.
     pub mean_prefix_run: f64,
+    /// Blocks that sequences dropped from their tables (H2O), without those behind a sliding window.
+    pub dropped_blocks: u64,
 }
 
 /// Swaps between device and host.

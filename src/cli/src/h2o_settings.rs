@@ -6,6 +6,7 @@ use serde::de::MapAccess;
 use tracing::warn;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, ConfigError, Keeps};
+use trunkline_port::LayerGroup;
 use trunkline_worker::{Model, equal_groups};
 
 /// Keys of a config file, each the name of a flag.
@@ -151,28 +152,44 @@ impl H2oSettings {
                     );
                     config.h2o.ratio = RATIO_MAX_UNKNOWN;
                 }
-                let n_full = (info.n_layers / FULL_LAYERS_UNKNOWN).max(1);
-                (0..n_full).map(|layer| (2 * layer + 1) * info.n_layers / (2 * n_full)).collect()
+                spread_layers(info.n_layers)
             }
         };
-        let mut kinds: Vec<(Keeps, Vec<u32>)> = vec![(Keeps::All, full.clone())];
-        let windows = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
-        kinds.extend(windows.clone().map(|group| (group.keeps, group.layers.clone())));
-        let is_windowed = |layer: &u32| windows.clone().any(|group| group.layers.contains(layer));
-        if let Some(layer) = full.iter().find(|layer| is_windowed(layer)) {
-            anyhow::bail!(
-                "h2o-layers names layer {layer}, which has a sliding window; name layers that read every token"
-            );
-        }
-        let drops = |layer: &u32| !full.contains(layer) && !is_windowed(layer);
-        kinds.push((Keeps::Scored, (0..info.n_layers).filter(drops).collect()));
-        kinds.retain(|(_, layers)| !layers.is_empty());
-        Ok(model.with_groups(equal_groups(&kinds))?)
+        let windows: Vec<_> = info.groups.into_iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).collect();
+        Ok(model.with_groups(dropping_groups(info.n_layers, full, &windows)?)?)
     }
 }
 
+/// Returns the layers that keep every token in a model for which nobody found them: every fourth.
+pub fn spread_layers(n_layers: u32) -> Vec<u32> {
+    let n_full = (n_layers / FULL_LAYERS_UNKNOWN).max(1);
+    (0..n_full).map(|layer| (2 * layer + 1) * n_layers / (2 * n_full)).collect()
+}
+
+/// Divides the layers of a model into those that keep every token (`full`), those with sliding windows, and the others, which drop
+/// tokens.
+///
+/// # Errors
+/// If a layer of `full` has a sliding window.
+pub fn dropping_groups(n_layers: u32, full: Vec<u32>, windows: &[LayerGroup]) -> anyhow::Result<Vec<LayerGroup>> {
+    let is_windowed = |layer: &u32| windows.iter().any(|group| group.layers.contains(layer));
+    if let Some(layer) = full.iter().find(|layer| is_windowed(layer)) {
+        anyhow::bail!("h2o-layers names layer {layer}, which has a sliding window; name layers that read every token");
+    }
+    let drops = |layer: &u32| !full.contains(layer) && !is_windowed(layer);
+    let dropping = (0..n_layers).filter(drops).collect();
+    let mut kinds = vec![(Keeps::All, full.clone())];
+    kinds.extend(windows.iter().map(|group| (group.keeps, group.layers.clone())));
+    kinds.push((Keeps::Scored, dropping));
+    kinds.retain(|(_, layers)| !layers.is_empty());
+    Ok(equal_groups(&kinds))
+}
+
 /// Reads a list of layers.
-fn layers(text: &str, n_layers: u32) -> anyhow::Result<Vec<u32>> {
+///
+/// # Errors
+/// If a layer is no number, or does not exist.
+pub fn layers(text: &str, n_layers: u32) -> anyhow::Result<Vec<u32>> {
     let layer = |text: &str| -> anyhow::Result<u32> {
         let layer =
             text.trim().parse().with_context(|| format!("h2o-layers names '{text}'; give numbers, as in 7,14"))?;

@@ -72,7 +72,7 @@ pub fn backend(
     let device = Arc::new(Device {
         cost,
         link: BlockTimes {
-            block_ns: swap_block_ns(&fleet.hardware, &fleet.model, fleet.core.block_size),
+            block_ns: swap_block_ns(&fleet.hardware, fleet.block_bytes()),
             latency_ns: (fleet.hardware.host_link_latency_s * 1e9) as u64,
         },
         clock,

@@ -7,7 +7,7 @@ use trunkline_core::{Config, Token};
 
 use super::*;
 use crate::settings::Routing;
-use trunkline_sim_perf::cost::{Parallel, Roofline};
+use trunkline_sim_perf::cost::{Parallel, Roofline, StepShape};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
@@ -15,6 +15,7 @@ use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceReques
 mod arrivals;
 mod failures;
 mod fast_forwards;
+mod layer_groups;
 mod routers;
 mod steps_in_flight;
 mod tenants;

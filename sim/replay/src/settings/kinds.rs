@@ -3,7 +3,7 @@
 use trunkline_core::Config;
 use trunkline_sim_perf::cost::{BoxedCost, CostError, Mixed, Parallel};
 use trunkline_sim_perf::hardware::Hardware;
-use trunkline_sim_perf::memory::{DoesNotFit, device_blocks_beside};
+use trunkline_sim_perf::memory::DoesNotFit;
 use trunkline_sim_report::FleetShape;
 
 use super::Settings;
@@ -73,7 +73,7 @@ impl Settings {
         replicas: u32,
         device_blocks: Option<u32>,
     ) -> Result<(), DoesNotFit> {
-        let fitting = || device_blocks_beside(self.weights, &hardware, &self.model, parallel, self.core.block_size);
+        let fitting = || self.blocks_beside_weights(&hardware, parallel);
         let device_blocks = device_blocks.map_or_else(fitting, Ok)?;
         let Config { swap_block_ns, recompute_token_ns, .. } = self.core;
         self.others.push(Group { hardware, parallel, replicas, device_blocks, swap_block_ns, recompute_token_ns });
@@ -111,8 +111,8 @@ impl Settings {
         let tiers = self.core.tiers.iter();
         let lost = self.routing.failures.iter().filter(|failure| failure.back_ns.is_none());
         FleetShape {
-            device_blocks: (0..n as usize).map(|replica| self.core_of(replica).device_blocks.into()).collect(),
-            block_bytes: self.model.kv_bytes_per_token() * u64::from(self.core.block_size),
+            device_blocks: (0..n as usize).map(|replica| self.core_of(replica).pool_blocks().into()).collect(),
+            block_bytes: self.block_bytes(),
             tiers: tiers.map(|tier| (tier.name.clone(), u64::from(tier.blocks) * u64::from(n))).collect(),
             lost: lost.map(|failure| (failure.at_ns, failure.replica)).collect(),
         }

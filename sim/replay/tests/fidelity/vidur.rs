@@ -20,6 +20,7 @@ fn run(requests: u64, block_size: u32) -> Report {
     let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
+        group_layers: Vec::new(),
         far_links: Vec::new(),
         shared_memory: false,
         routing: trunkline_sim_replay::Routing::default(),

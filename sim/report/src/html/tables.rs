@@ -51,7 +51,7 @@ enum Row {
 }
 
 /// Rows of the comparison of runs, in order.
-const ROWS: [Row; 18] = [
+const ROWS: [Row; 19] = [
     Row::Figure("requests_s"),
     Row::OutputRate,
     Row::Latency(Latency::Ttft, Statistic::Mean),
@@ -68,12 +68,13 @@ const ROWS: [Row; 18] = [
     Row::Figure("refused"),
     Row::Figure("rerouted"),
     Row::Figure("evicted_blocks"),
+    Row::Figure("dropped_blocks"),
     Row::Figure("utilisation"),
     Row::Figure("duration_s"),
 ];
 
 /// Figures left out of the comparison when they are 0 in all runs.
-const RARE: [&str; 3] = ["refused", "rerouted", "preemptions"];
+const RARE: [&str; 4] = ["refused", "rerouted", "preemptions", "dropped_blocks"];
 
 impl Row {
     fn figure(name: &str) -> &'static Figure<Report> {

@@ -1,6 +1,7 @@
 //! Reports of replays as tables of text.
 
 use comfy_table::Table;
+use trunkline_core::h2o::Mode;
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
@@ -91,6 +92,9 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     .map(|row| row.map(String::from))
     .filter(|[name, _]| !differing.contains(&name.as_str()))
     .collect::<Vec<_>>();
+    if settings.core.h2o.mode != Mode::Off {
+        rows.push(["h2o".into(), settings.core.h2o.to_string()]);
+    }
     for (name, faults) in [("failures", &settings.failures), ("slow", &settings.slow)] {
         if !faults.is_empty() {
             rows.push([name.into(), faults.join(", ")]);
@@ -128,7 +132,11 @@ fn blocks(settings: &SettingsReport) -> String {
     let each = if settings.replicas == 1 { "" } else { " each" };
     let mut blocks: Vec<_> = settings.groups.iter().map(|group| grouped(group.device_blocks.into())).collect();
     blocks.dedup();
-    format!("{} of {} tokens{each}", blocks.join(" or "), settings.core.block_size)
+    let groups = match settings.core.worker.groups.len() {
+        0 | 1 => String::new(),
+        n => format!(", in each of {n} layer groups"),
+    };
+    format!("{} of {} tokens{each}{groups}", blocks.join(" or "), settings.core.block_size)
 }
 
 fn arrivals(report: &Report) -> String {
@@ -200,6 +208,9 @@ fn results(facts: &mut Table, report: &Report) {
     }
     if let Some(deadlines) = report.latencies.deadlines {
         facts.add_row(["deadlines met", &met(&deadlines)]);
+    }
+    if report.tokens.dropped_blocks > 0 {
+        facts.add_row(["dropped blocks", &grouped(report.tokens.dropped_blocks)]);
     }
     facts.add_rows([
         ["evicted blocks", &grouped(report.evicted_blocks)],

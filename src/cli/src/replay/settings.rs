@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use trunkline_cluster::{ClusterConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::config::Setting;
+use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Preemption};
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, Weights};
 use trunkline_sim_perf::memory::host_blocks;
@@ -20,6 +21,7 @@ use trunkline_sim_workload::tenants::Shares;
 use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::engines::roles as engines_roles;
+use crate::h2o_settings::{dropping_groups, layers, spread_layers};
 
 /// Token budget of a step that keeps a GPU busy.
 pub(crate) const MAX_BATCH_TOKENS: u32 = 8192;
@@ -110,6 +112,10 @@ pub(crate) struct FleetArgs {
     /// stream:device_layers=4,host_layers=50,disk_mb_s=3000; an unknown one lists all.
     #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
     weights: Weights,
+
+    /// Layers that keep every token while --h2o is on and the others drop tokens, as in 7,14,17,18,20,21,23,24 [default: each fourth].
+    #[arg(long, value_name = "LAYERS")]
+    h2o_layers: Option<String>,
 
     /// Number of replicas [default: 1, or as many as in the recording].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -256,6 +262,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         replicas: first.replicas,
         others: Vec::new(),
         core,
+        group_layers: Vec::new(),
         arrivals,
         tenants: routing.tenants.as_deref().map_or(Ok(Shares::default()), str::parse)?,
         draft_acceptance: limits.draft_acceptance,
@@ -268,6 +275,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
             slow: routing.slow.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
         },
     };
+    divide_layers(&mut settings, fleet.h2o_layers.as_deref())?;
     // Numbers of blocks and estimates of their cost follow only from a block size within its range.
     settings.core.validate()?;
     let cost = size(&mut settings, others, args)?;
@@ -314,9 +322,31 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
     Ok(config)
 }
 
+/// Divides the layers into those that keep every token (`full`) and those that drop tokens, if eviction within sequences is on. The groups of a
+/// recorded server are those of its model; how many layers each has is not recorded, so they share them evenly.
+fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<()> {
+    let n_layers = settings.model.layers as u32;
+    let recorded = settings.core.worker.groups.len() as u32;
+    if recorded > 0 {
+        ensure!(full.is_none(), "h2o-layers does not go with a recording, whose layers are divided already");
+        ensure!(
+            recorded <= n_layers,
+            "the recorded model has {recorded} layer groups, more than {} has layers",
+            settings.model.name
+        );
+        settings.group_layers =
+            (0..recorded).map(|group| (group + 1) * n_layers / recorded - group * n_layers / recorded).collect();
+    } else if settings.core.h2o.mode != Mode::Off || full.is_some() {
+        let full = full.map_or_else(|| Ok(spread_layers(n_layers)), |text| layers(text, n_layers))?;
+        let groups = dropping_groups(n_layers, full, &[])?;
+        settings.core.worker.groups = groups.iter().map(|group| group.keeps).collect();
+        settings.group_layers = groups.iter().map(|group| group.layers.len() as u32).collect();
+    }
+    Ok(())
+}
+
 /// Adds the other kinds of replicas, and fills in numbers of blocks and costs that follow from hardware and model unless given.
 fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> anyhow::Result<BoxedCost> {
-    let block_size = settings.core.block_size;
     let is_known =
         args.core.has("device_blocks") || (args.recorded.is_some() && args.limits.engine.is_none() && !args.fit_blocks);
     let device_blocks = is_known.then_some(settings.core.device_blocks);
@@ -332,7 +362,7 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
             (0.0..=HOST_MEMORY_GB_MAX).contains(&gb),
             "host-memory-gb is {gb}; it must be between 0 and {HOST_MEMORY_GB_MAX}"
         );
-        settings.core.host_blocks = host_blocks((gb * 1e9) as u64, &settings.model, block_size);
+        settings.core.host_blocks = host_blocks((gb * 1e9) as u64, settings.block_bytes());
     }
     let measured = args.tiers.measured()?;
     if let Some(gb_s) = measured.host_gb_s {

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use trunkline_core::Preemption;
+use trunkline_core::{Keeps, Preemption};
 use trunkline_sim_perf::link::TierLink;
 
 use super::*;
@@ -228,6 +228,22 @@ fn an_engine_sets_the_defaults_of_limits() {
     assert_eq!((plain.preemption, plain.device_blocks), (Preemption::Cost, vllm.device_blocks));
     let unknown = parse(&["t", "--engine", "orca"]).unwrap_err().to_string();
     assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, sarathi"), "{unknown}");
+}
+
+#[test]
+fn eviction_within_sequences_divides_the_layers() {
+    let of = |words: &str| settings_of(words);
+    assert!(of("t").group_layers.is_empty());
+    let fourth = of("t --h2o on:ratio=4");
+    assert_eq!((fourth.group_layers.as_slice(), fourth.core.device_blocks), (&[8; 4][..], of("t").core.device_blocks));
+    let keeps = [Keeps::All, Keeps::Scored, Keeps::Scored, Keeps::Scored];
+    assert_eq!((fourth.core.worker.groups.as_slice(), fourth.core.h2o.ratio), (&keeps[..], 4.0));
+    let given = of("t --h2o probe --h2o-layers 0,8,16,24,31");
+    assert_eq!(given.core.worker.groups.len(), given.group_layers.len());
+    assert_eq!((given.group_layers[0], given.group_layers.iter().sum::<u32>()), (5, 32));
+    assert_eq!(given.core.worker.groups.iter().filter(|keeps| **keeps == Keeps::All).count(), 1);
+    let layers = fault(&["none", "--h2o-layers", "32"]);
+    assert_eq!(layers, "h2o-layers names layer 32; the model has the layers 0 to 31");
 }
 
 #[test]

@@ -93,7 +93,6 @@ impl TierArgs {
         settings: &Settings,
         measured: &Measured,
     ) -> anyhow::Result<(Vec<TierConfig>, Vec<TierLink>)> {
-        let (model, block_size) = (&settings.model, settings.core.block_size);
         let asked =
             [("host", &self.host_mem), ("disk", &self.disk_size), (SHARED, &self.shared_mem), ("remote", &self.remote)];
         let asked: Vec<_> = asked.iter().filter_map(|(name, size)| Some((*name, size.as_ref()?))).collect();
@@ -104,7 +103,7 @@ impl TierArgs {
             let ratio = if ["host", SHARED].contains(&name) { 1.0 } else { self.ratio(measured) };
             ensure!(ratio > 0.0 && ratio.is_finite(), "compression is {ratio}; it must be above 0, such as 0.5");
             let bytes = parse_size(&format!("the size of the {name} tier"), size)? / ratio;
-            let blocks = host_blocks(bytes as u64, model, block_size).min(1 << 30);
+            let blocks = host_blocks(bytes as u64, settings.block_bytes()).min(1 << 30);
             ensure!(blocks > 0, "the {name} tier of {size} has no room for one block");
             let write: Write = writes[at].parse()?;
             let shared = name == SHARED || self.remote_shared && name == "remote";

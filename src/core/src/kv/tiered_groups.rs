@@ -1,9 +1,9 @@
 //! Layer groups in the tiers.
 //!
-//! A tier holds the blocks of the groups after the first as blocks of their own, each under a key that names prefix and group
-//! ([`crate::content_key::in_group`]). What goes down is what stands beside the blocks of the tree, whoever reads it. A prompt continues in the
-//! tiers as far as every group has what the tokens behind read: all blocks of a group that keeps every position, the last ones of
-//! a group with a window.
+//! A tier holds the blocks of the groups after the first as further blocks, each under a key of prefix and group
+//! ([`crate::content_key::in_group`]). The blocks beside those of the tree go down, whoever reads them. A prompt continues in the tiers as far
+//! as every group has the blocks read by the tokens behind: all blocks of a group that keeps every position, the last ones of a
+//! group with a window.
 
 use trunkline_port::Keeps;
 
@@ -16,8 +16,7 @@ use crate::tiers::PlannedBlock;
 use crate::transfer_table::{Beside, BlockPair};
 
 impl Kv {
-    /// Adds the blocks beside a published block to a copy to the nearest tier, which reads them until its end. Blocks that the tier does
-    /// not take are left out.
+    /// Adds the blocks beside a published block to a copy to the nearest tier, which reads the blocks until the end. Blocks refused by the tier are left out.
     pub(super) fn write_beside(&mut self, node: BlockHandle, pairs: &mut Vec<BlockPair>, beside: &mut Beside) {
         for group in 0..self.groups.n() {
             let Some(block) = self.groups.get(node.index, group) else { continue };
@@ -67,8 +66,7 @@ impl Kv {
         }
     }
 
-    /// Ends the demotion of a block of a group after the first: it goes back beside `node` if that is in the tree again, else it is
-    /// freed.
+    /// Ends the demotion of a block of a group after the first: back beside `node` if `node` is in the tree again, else the block is freed.
     pub(super) fn end_demotion_beside(&mut self, block: BlockHandle, node: BlockHandle, group: usize) {
         self.tree.end_move(block);
         if self.tree.is_published(node) && self.groups.get(node.index, group).is_none() {
