@@ -74,7 +74,7 @@ def test_what_the_engine_announces(engine):
     assert engine.model.kv_bytes_per_token == 3 * 2 * 2 * 32 * 4
     assert not engine.abilities.partial_writes and engine.abilities.seeded_sampling
     # The order of elements on the wire is known, not assumed.
-    assert engine._layout is not None
+    assert engine._parts.layout is not None
 
 
 @pytest.mark.parametrize("attempt", ["first", "again with the same engine"])

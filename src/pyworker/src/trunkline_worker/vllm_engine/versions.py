@@ -70,6 +70,7 @@ def check_parts() -> None:
         from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
         from vllm.v1.executor import Executor
         from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.worker.worker_base import WorkerBase
 
         planner, grouper = kv_planner()
     except ImportError as error:
@@ -79,9 +80,10 @@ def check_parts() -> None:
         *compare_fields(CachedRequestData, CACHED_REQUESTS),
         *compare_fields(SchedulerOutput, SCHEDULER_OUTPUT),
         *compare_fields(ModelRunnerOutput, RUNNER_OUTPUT, built=False),
-        *compare_call(Executor.execute_model, ("self", "scheduler_output")),
-        *compare_call(Executor.sample_tokens, ("self", "grammar_output")),
-        *compare_call(Executor.collective_rpc, ("self", "method"), keywords=("args",)),
+        *compare_call(WorkerBase.execute_model, ("self", "scheduler_output")),
+        *compare_call(WorkerBase.sample_tokens, ("self", "grammar_output")),
+        *compare_call(Executor.collective_rpc, ("self", "method"), keywords=("args", "non_block")),
+        *compare_call(Executor.register_failure_callback, ("self", "callback")),
         *compare_call(
             Executor.set_kv_cache_layout,
             ("self", "layout_name"),
