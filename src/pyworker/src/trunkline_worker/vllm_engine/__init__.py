@@ -19,6 +19,11 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
         ImportError: vLLM is not installed.
         ValueError: vLLM's version, the model or an argument does not fit.
     """
+    if group is not None and args.pipeline_parallel > 1:
+        raise ValueError(
+            f"--pipeline-parallel {args.pipeline_parallel}: not together with --data-parallel-group; use --tensor-parallel"
+        )
+    where = address(args.data_parallel_address)
     raw = read_config(args.model)
     version = versions.check()
     if args.threads:
@@ -41,7 +46,7 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
         tensor_parallel=args.tensor_parallel,
         pipeline_parallel=args.pipeline_parallel,
         group=group,
-        group_address=address(args.data_parallel_address),
+        group_address=where,
         eager=args.eager,
     )
     return VllmEngine(options, version)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from . import cpu_experts
+
 
 class Extension:
     """Mixed into vLLM's worker class; names begin with `trunkline_`, so that none meets a method of vLLM."""
@@ -66,6 +68,10 @@ class Extension:
                 at += size
             if place.is_cuda:
                 torch.cuda.synchronize()
+
+    def trunkline_lend_cpu_experts(self) -> None:
+        """Gives vLLM what experts divided among workers need on a CPU."""
+        cpu_experts.lend()
 
     def trunkline_recover(self) -> None:
         """Makes the model runner forget all requests and the half of a step that it may hold, after a step that failed."""

@@ -57,11 +57,14 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm.platforms import current_platform
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
     from vllm.v1.executor import Executor
 
     config = configure(options)
     executor = Executor.get_class(config)(config)
+    if options.group and current_platform.is_cpu():
+        executor.collective_rpc("trunkline_lend_cpu_experts")
     specs = executor.get_kv_cache_specs()
     kinds = {type(spec).__name__ for worker in specs for spec in worker.values()}
     if kinds != {"FullAttentionSpec"}:
@@ -123,7 +126,10 @@ def configure(options: Options) -> Any:
             os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.n_processes)))
     if options.group is None:
         return EngineArgs(**fields).create_engine_config()
-    if not EngineArgs(**fields).create_model_config().is_moe:
+    model = EngineArgs(**fields).create_model_config()
+    if cpu and model.is_quantized:
+        raise ValueError(f"--data-parallel-group {options.group.group}: on a CPU experts are divided in f32, bf16 or f16 alone")
+    if not model.is_moe:
         raise ValueError(
             f"--data-parallel-group {options.group.group}: {options.name} has no experts to divide; start each worker "
             "without --data-parallel-*, and the server balances them"
