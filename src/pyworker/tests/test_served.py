@@ -203,10 +203,3 @@ def test_a_group_that_loses_a_rank_loses_no_request(served, experts):
     # The first that leaves ends the group of the other.
     assert 0 in [rank.end() for rank in second]
     assert served.stop()["generated_tokens"] == 24 * N_TOKENS
-
-
-@pytest.mark.parametrize("flags", [["--data-parallel-group", "g", "--data-parallel-size", "2"]])
-def test_a_model_without_experts_is_refused_in_a_group(dense, flags):
-    worker = Worker(dense, "127.0.0.1:1", "dense", *flags)
-    assert worker.end() == 1
-    assert "has no experts to divide; start each worker without --data-parallel-*" in worker.lines[-1]

@@ -293,10 +293,29 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
     assert not np.allclose(blocks[0][0], blocks[0][1], atol=1e-4)
 
 
-def test_block_sizes_that_vllm_lacks_are_refused(model):
-    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--block-size", "16"]
-    with pytest.raises(ValueError, match="multiple of 32"):
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--block-size", "16"], "--block-size 16: vLLM needs a multiple of 32"),
+        (["--pipeline-parallel", "4"], "--pipeline-parallel 4: choose from 1 to 3, the layers of the model"),
+        (["--pipeline-parallel", "0"], "--pipeline-parallel 0: choose from 1 to 3, the layers of the model"),
+        (
+            ["--data-parallel-group", "g", "--data-parallel-size", "2", "--pipeline-parallel", "2"],
+            "--pipeline-parallel 2: not together with --data-parallel-group; use --tensor-parallel",
+        ),
+        (["--data-parallel-address", "here"], "--data-parallel-address here: HOST:PORT is wanted, as in 127.0.0.1:29500"),
+        (
+            ["--data-parallel-group", "g", "--data-parallel-size", "2"],
+            "--data-parallel-group g: llama has no experts to divide; start each worker "
+            "without --data-parallel-*, and the server balances them",
+        ),
+    ],
+)
+def test_what_vllm_lacks_is_refused_with_one_line(model, flags, line):
+    arguments = ["--engine", "vllm", "--model", str(model.folder), "--model-name", "llama", "--connect", "x:1", *flags]
+    with pytest.raises(ValueError) as refused:
         build(parser().parse_args(arguments))
+    assert str(refused.value) == line
 
 
 def test_a_process_of_vllm_that_dies_ends_the_worker_with_one_line(staged):

@@ -7,6 +7,7 @@ import os
 
 from ..engine import LockStep
 from ..model_folder import end_tokens, fingerprint, read_config
+from ..pipeline import MAX_STAGES
 from . import versions
 from .runner import VllmEngine
 from .start import Options
@@ -25,6 +26,11 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
         )
     where = address(args.data_parallel_address)
     raw = read_config(args.model)
+    layers = int(raw.get("text_config", raw).get("num_hidden_layers", MAX_STAGES))
+    if not 1 <= args.pipeline_parallel <= min(layers, MAX_STAGES):
+        raise ValueError(
+            f"--pipeline-parallel {args.pipeline_parallel}: choose from 1 to {min(layers, MAX_STAGES)}, the layers of the model"
+        )
     version = versions.check()
     if args.threads:
         processes = args.tensor_parallel * args.pipeline_parallel

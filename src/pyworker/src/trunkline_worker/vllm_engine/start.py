@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from ..engine import LockStep, ModelFacts
 from .calls import Calls
 from .layout import Parts, Shape
-from .versions import plan_kv
+from .versions import check_group, plan_kv
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,11 @@ class Options:
         """Processes of vLLM's that run the model."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    @property
+    def divides_experts(self) -> bool:
+        """The experts of the model are divided among the workers of a group."""
+        return self.group is not None and self.group.size > 1
+
 
 def start(options: Options) -> tuple[Any, Any, list[Any]]:
     """Returns vLLM's configuration, its executor with the model loaded, and the KV configuration of each worker.
@@ -62,8 +68,8 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     from vllm.v1.executor import Executor
 
     config = configure(options)
-    executor = Executor.get_class(config)(config)
-    if options.group and current_platform.is_cpu():
+    executor = _meet(options, lambda: Executor.get_class(config)(config))
+    if options.divides_experts and current_platform.is_cpu():
         executor.collective_rpc("trunkline_lend_cpu_experts")
     specs = executor.get_kv_cache_specs()
     kinds = {type(spec).__name__ for worker in specs for spec in worker.values()}
@@ -83,6 +89,26 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
         # Stages behind the first have no room for rows before an empty step, and without compilation nothing runs one on a CPU.
         executor.collective_rpc("execute_dummy_batch")
     return config, executor, caches
+
+
+def _meet(options: Options, make: Callable[[], Any]) -> Any:
+    """Returns vLLM's executor, made when all workers of the group are there.
+
+    Raises:
+        ValueError: the workers did not meet.
+    """
+    from torch.distributed import DistError
+
+    if options.group is None or not options.divides_experts:
+        return make()
+    host, port = options.group_address
+    group = options.group
+    log.info("rank %d of %d waits for the others of group %s at %s:%d", group.rank, group.size, group.group, host, port)
+    try:
+        return make()
+    except DistError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--data-parallel-address {host}:{port}: the workers of the group did not meet: {reason}") from error
 
 
 def configure(options: Options) -> Any:
@@ -120,11 +146,11 @@ def configure(options: Options) -> Any:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(_gigabytes(options, tokens or CPU_KV_TOKENS)))
-        if options.n_processes > 1 or options.group:
+        if options.n_processes > 1 or options.divides_experts:
             # Else vLLM wants a NUMA node for each process.
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.n_processes)))
-    if options.group is None:
+    if options.group is None or not options.divides_experts:
         return EngineArgs(**fields).create_engine_config()
     model = EngineArgs(**fields).create_model_config()
     if cpu and model.is_quantized:
@@ -135,6 +161,7 @@ def configure(options: Options) -> Any:
             "without --data-parallel-*, and the server balances them"
         )
     config = EngineArgs(**fields, **_group_fields(options.group, options.group_address[0])).create_engine_config()
+    check_group()
     # vLLM picks free ports where it starts all ranks itself; here each rank finds the others by itself.
     config.parallel_config._data_parallel_master_port_list = []
     config.parallel_config.data_parallel_master_port = options.group_address[1]

@@ -27,6 +27,7 @@ SCHEDULER_OUTPUT = (
     *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
     *("scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "finished_req_ids", "free_encoder_mm_hashes"),
 )
+GROUP_CONFIG = ("data_parallel_master_port", "_data_parallel_master_port_list", "enable_expert_parallel")
 RUNNER_OUTPUT = ("req_id_to_index", "sampled_token_ids", "logprobs")
 
 
@@ -99,6 +100,18 @@ def check_parts() -> None:
     ]
     if wrong:
         raise ValueError("--engine vllm cannot drive this vLLM: " + "; ".join(wrong))
+
+
+def check_group() -> None:
+    """Compares the parts of the installed vLLM that a group of workers needs.
+
+    Raises:
+        ValueError: a part is missing.
+    """
+    from vllm.config import ParallelConfig
+
+    if wrong := compare_fields(ParallelConfig, GROUP_CONFIG, built=False):
+        raise ValueError("--data-parallel-group: this vLLM runs in no group: " + "; ".join(wrong))
 
 
 def kv_planner() -> tuple[Callable[..., Any], Callable[..., Any] | None]:
