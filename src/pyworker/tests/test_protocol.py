@@ -312,10 +312,6 @@ def test_a_worker_ends_with_its_group():
             ["--data-parallel-group", "g", "--data-parallel-rank", "1"],
             "--data-parallel-rank is 1; it must be below --data-parallel-size, which is 1",
         ),
-        (
-            ["--data-parallel-group", "g", "--engine", "vllm"],
-            "--data-parallel-group: --engine vllm does not run in a group yet; run each worker alone",
-        ),
     ],
 )
 def test_a_place_outside_the_group_is_refused_in_one_line(flags, line, capsys):

@@ -1,6 +1,8 @@
 """The vllm engine: equal to transformers under chunks, batches, shared blocks, preemption, swap and cut tables."""
 
 import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -47,11 +49,35 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def engine(model):
-    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
-    made = build(parser().parse_args([*arguments, "--tensor-parallel", TENSOR_PARALLEL]))
-    yield made
-    made.close()
+def engines(model):
+    """Builds an engine for a number of stages, once for each."""
+    made = {}
+
+    def build_once(stages):
+        if stages not in made:
+            arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
+            parallel = ["--tensor-parallel", TENSOR_PARALLEL, "--pipeline-parallel", str(stages)]
+            made[stages] = build(parser().parse_args([*arguments, *parallel]))
+        return made[stages]
+
+    yield build_once
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.fixture(params=[1, 2], ids=["one stage", "two stages"])
+def engine(request, engines):
+    return engines(request.param)
+
+
+@pytest.fixture
+def one(engines):
+    return engines(1)
+
+
+@pytest.fixture
+def staged(engines):
+    return engines(2)
 
 
 def alone(model, prompt, n):
@@ -73,8 +99,12 @@ def test_what_the_engine_announces(engine):
     assert engine.kv.block_io and engine.kv.block_sizes == (32,) and engine.kv.tokens == 1280
     assert engine.model.kv_bytes_per_token == 3 * 2 * 2 * 32 * 4
     assert not engine.abilities.partial_writes and engine.abilities.seeded_sampling
+    stages = engine.abilities.pipeline_stages
+    assert (
+        engine.abilities.steps_in_flight == 2 * stages and sum(engine._parts.layers) == 3 and len(engine._parts.layers) == stages
+    )
     # The order of elements on the wire is known, not assumed.
-    assert engine._layout is not None
+    assert engine._parts.layout is not None
 
 
 @pytest.mark.parametrize("attempt", ["first", "again with the same engine"])
@@ -163,8 +193,30 @@ def test_kv_survives_a_broken_connection(engine, model):
 
 
 @pytest.mark.parametrize("half", ["execute_model", "sample_tokens"])
-def test_a_step_that_vllm_fails_is_answered_and_the_next_life_says_the_same(engine, model, half, monkeypatch):
-    """The second step fails, before or after the model has run."""
+def test_a_step_that_vllm_fails_is_answered_and_the_next_life_says_the_same(one, model, half, monkeypatch):
+    with Attached(one) as worker:
+        scheduler = fail_the_second_step(worker, one, half, monkeypatch)
+        scheduler.peer.send(reset=pb.Reset(life=2))
+        assert scheduler.peer.receive("reset_done").life == 2
+        say_the_same(scheduler.peer, scheduler.hello, model)
+
+
+@pytest.mark.parametrize("half", ["execute_model", "sample_tokens"])
+def test_a_server_that_is_gone_after_a_failed_step_is_greeted_anew(one, model, half, monkeypatch):
+    """No reset arrives: the Welcome of the next connection begins the life in which vLLM must have forgotten the step."""
+    with Attached(one) as worker:
+        scheduler = fail_the_second_step(worker, one, half, monkeypatch)
+        scheduler.peer.hang_up()
+        peer = worker.server.accept()
+        hello = peer.receive("hello")
+        assert not hello.HasField("resume")
+        fresh = Scheduler(peer, hello, blocks=30, block_size=32)
+        fresh.welcome(life=2, session="s2")
+        say_the_same(peer, hello, model)
+
+
+def fail_the_second_step(worker, engine, half, monkeypatch):
+    """Fails a step before or after the model has run, and returns the scheduler that was told so."""
     runner = engine._executor.driver_worker.worker.model_runner
     plain, calls = getattr(runner, half), []
 
@@ -174,34 +226,103 @@ def test_a_step_that_vllm_fails_is_answered_and_the_next_life_says_the_same(engi
             raise RuntimeError("no memory for this")
         return plain(*arguments, **named)
 
-    with Attached(engine) as worker:
+    scheduler = greet(worker, blocks=30, block_size=32)
+    scheduler.welcome()
+    monkeypatch.setattr(runner, half, fails)
+    scheduler.add(prompts(24)[20], 8)
+    scheduler.step()
+    step, _ = scheduler.plan()
+    scheduler.peer.send(step=step)
+    failed = scheduler.peer.receive("step_failed")
+    assert failed.id == step.id and "no memory for this" in failed.reason
+    assert engine._failed
+    return scheduler
+
+
+def say_the_same(peer, hello, model):
+    """Runs sequences in life 2, which say what transformers says."""
+    fresh = Scheduler(peer, hello, blocks=30, block_size=32)
+    fresh.life = 2
+    for prompt in prompts(24)[18:22]:
+        fresh.add(prompt, 12)
+    for seq in fresh.run(every=4):
+        assert seq.tokens == alone(model, seq.prompt, 12)
+
+
+def test_a_vllm_that_says_another_thing_after_a_failed_step_ends_the_worker(one, monkeypatch):
+    monkeypatch.setattr(one, "_expected", [1, 2, 3, 4])
+    monkeypatch.setattr(one, "_failed", True)
+    with pytest.raises(EngineLost, match="said \\[1, 2, 3, 4\\] at the start"):
+        one.reset()
+
+
+def test_a_step_enters_while_another_is_under_way(staged, model, monkeypatch):
+    """No answer of vLLM is taken before the second step is sent."""
+    first, second = prompts(24)[20:22]
+    sent, plain = threading.Semaphore(0), staged._calls.send
+
+    def send(method, *arguments):
+        answer = plain(method, *arguments)
+        sent.release()
+        return answer
+
+    with Attached(staged) as worker:
         scheduler = greet(worker, blocks=30, block_size=32)
         scheduler.welcome()
-        monkeypatch.setattr(runner, half, fails)
-        scheduler.add(prompts(24)[20], 8)
-        scheduler.step()
-        step, _ = scheduler.plan()
-        scheduler.peer.send(step=step)
-        failed = scheduler.peer.receive("step_failed")
-        assert failed.id == step.id and "no memory for this" in failed.reason
-        scheduler.peer.send(reset=pb.Reset(life=2))
-        assert scheduler.peer.receive("reset_done").life == 2
-        fresh = Scheduler(scheduler.peer, scheduler.hello, blocks=30, block_size=32)
-        fresh.life = 2
-        for prompt in prompts(24)[18:22]:
-            fresh.add(prompt, 12)
-        for seq in fresh.run(every=4):
-            assert seq.tokens == alone(model, seq.prompt, 12)
+        scheduler.step_id = 1
+        monkeypatch.setattr(staged._calls, "send", send)
+        with staged._calls._answering:
+            for step, (slot, prompt) in enumerate(((0, first), (1, second)), start=1):
+                blocks = -(-len(prompt) // 32)
+                columns = {"slots": [slot], "n_tokens": [len(prompt)], "sample": [1], "n_blocks": [blocks]}
+                message = pb.Step(id=step, life=1, blocks=range(10 * slot, 10 * slot + blocks), **columns)
+                message.starts.add(index=0, request=slot + 1, tokens=prompt, n_prompt=len(prompt), sampling=greedy())
+                scheduler.peer.send(step=message)
+            assert sent.acquire(timeout=60) and sent.acquire(timeout=60)
+        said = [list(scheduler.peer.receive("step_done").tokens) for _ in range(2)]
+    assert said == [alone(model, prompt, 1)[-1:] for prompt in (first, second)]
 
 
-def test_a_vllm_that_says_another_thing_after_a_failed_step_ends_the_worker(engine, monkeypatch):
-    monkeypatch.setattr(engine, "_expected", [1, 2, 3, 4])
-    monkeypatch.setattr(engine, "_failed", True)
-    with pytest.raises(EngineLost, match="said \\[1, 2, 3, 4\\] at the start"):
-        engine.reset()
+def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
+    """The layers of the first stage, then those of the second: workers of both kinds may share a tier."""
+    blocks = []
+    for engine in (one, staged):
+        engine._trial_prompt(steps=1)
+        blocks.append(np.frombuffer(engine.read_block(0), "<f4").reshape(3, -1))
+    assert np.abs(blocks[0]).max() > 0.1 and np.allclose(blocks[0], blocks[1], atol=1e-4)
+    assert not np.allclose(blocks[0][0], blocks[0][1], atol=1e-4)
 
 
-def test_block_sizes_that_vllm_lacks_are_refused(model):
-    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--block-size", "16"]
-    with pytest.raises(ValueError, match="multiple of 32"):
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--block-size", "16"], "--block-size 16: vLLM needs a multiple of 32"),
+        (["--pipeline-parallel", "4"], "--pipeline-parallel 4: choose from 1 to 3, the layers of the model"),
+        (["--pipeline-parallel", "0"], "--pipeline-parallel 0: choose from 1 to 3, the layers of the model"),
+        (
+            ["--data-parallel-group", "g", "--data-parallel-size", "2", "--pipeline-parallel", "2"],
+            "--pipeline-parallel 2: not together with --data-parallel-group; use --tensor-parallel",
+        ),
+        (["--data-parallel-address", "here"], "--data-parallel-address here: HOST:PORT is wanted, as in 127.0.0.1:29500"),
+        (
+            ["--data-parallel-group", "g", "--data-parallel-size", "2"],
+            "--data-parallel-group g: llama has no experts to divide; start each worker "
+            "without --data-parallel-*, and the server balances them",
+        ),
+    ],
+)
+def test_what_vllm_lacks_is_refused_with_one_line(model, flags, line):
+    arguments = ["--engine", "vllm", "--model", str(model.folder), "--model-name", "llama", "--connect", "x:1", *flags]
+    with pytest.raises(ValueError) as refused:
         build(parser().parse_args(arguments))
+    assert str(refused.value) == line
+
+
+def test_a_process_of_vllm_that_dies_ends_the_worker_with_one_line(staged):
+    """Runs last: the engine is lost."""
+    with Attached(staged) as worker:
+        greet(worker, blocks=30, block_size=32).welcome()
+        os.kill(staged._executor.workers[0].proc.pid, signal.SIGKILL)
+        worker.thread.join(60)
+        assert isinstance(worker.failure, EngineLost)
+        assert str(worker.failure) == "a process of vLLM ended; its KV is lost"

@@ -46,11 +46,17 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="toy, torch: processes that each run a part of the layers, with as many steps under way (default: 1)",
+        help="processes that each run a part of the layers, with as many steps under way (default: 1)",
     )
     p.add_argument("--data-parallel-group", metavar="NAME", help="group of workers that run every step together")
     p.add_argument("--data-parallel-size", type=int, default=1, metavar="N", help="workers of the group (default: 1)")
     p.add_argument("--data-parallel-rank", type=int, default=0, metavar="N", help="number of this worker in the group, from 0")
+    p.add_argument(
+        "--data-parallel-address",
+        metavar="HOST:PORT",
+        default="127.0.0.1:29500",
+        help="vllm: where the workers of the group meet, an address of rank 0 (default: 127.0.0.1:29500)",
+    )
     p.add_argument(
         "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
     )
@@ -66,6 +72,8 @@ def build(args: argparse.Namespace) -> Engine:
         ValueError: an argument or the model does not fit; one line says which.
     """
     place = lock_step(args)
+    if args.engine == "vllm":
+        return _build_vllm(args, place)
     engine = _build(args)
     engine.lock_step = place
     return engine
@@ -78,8 +86,6 @@ def lock_step(args: argparse.Namespace) -> LockStep | None:
         raise ValueError(f"--data-parallel-size {size} needs --data-parallel-group NAME")
     if not 0 <= rank < size:
         raise ValueError(f"--data-parallel-rank is {rank}; it must be below --data-parallel-size, which is {size}")
-    if group is not None and args.engine == "vllm":
-        raise ValueError("--data-parallel-group: --engine vllm does not run in a group yet; run each worker alone")
     return LockStep(group, size, rank) if group is not None else None
 
 
@@ -89,15 +95,22 @@ def _build(args: argparse.Namespace) -> Engine:
 
         tokens = args.kv_tokens or 4096
         return toy.staged(tokens, args.pipeline_parallel) if args.pipeline_parallel > 1 else toy.ToyEngine(tokens)
-    if args.model is None:
-        raise ValueError(f"--engine {args.engine} needs --model DIR")
-    if args.engine == "torch":
-        from .torch_engine import build as build_torch
+    _check_model(args)
+    from .torch_engine import build as build_torch
 
-        return build_torch(args)
+    return build_torch(args)
+
+
+def _build_vllm(args: argparse.Namespace, place: LockStep | None) -> Engine:
+    _check_model(args)
     from .vllm_engine import build as build_vllm
 
-    return build_vllm(args)
+    return build_vllm(args, place)
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    if args.model is None:
+        raise ValueError(f"--engine {args.engine} needs --model DIR")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

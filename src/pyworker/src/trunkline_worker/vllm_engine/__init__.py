@@ -5,26 +5,36 @@ from __future__ import annotations
 import argparse
 import os
 
+from ..engine import LockStep
 from ..model_folder import end_tokens, fingerprint, read_config
+from ..pipeline import MAX_STAGES
 from . import versions
-from .runner import Options, VllmEngine
+from .runner import VllmEngine
+from .start import Options
 
 
-def build(args: argparse.Namespace) -> VllmEngine:
-    """Returns an engine for the command line's arguments.
+def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
+    """Returns an engine for the command line's arguments, with its place in a group.
 
     Raises:
         ImportError: vLLM is not installed.
         ValueError: vLLM's version, the model or an argument does not fit.
     """
-    if args.pipeline_parallel > 1:
+    if group is not None and args.pipeline_parallel > 1:
         raise ValueError(
-            f"--pipeline-parallel {args.pipeline_parallel}: --engine vllm has no stages; use --tensor-parallel, or --engine torch"
+            f"--pipeline-parallel {args.pipeline_parallel}: not together with --data-parallel-group; use --tensor-parallel"
         )
+    where = address(args.data_parallel_address)
     raw = read_config(args.model)
+    layers = int(raw.get("text_config", raw).get("num_hidden_layers", MAX_STAGES))
+    if not 1 <= args.pipeline_parallel <= min(layers, MAX_STAGES):
+        raise ValueError(
+            f"--pipeline-parallel {args.pipeline_parallel}: choose from 1 to {min(layers, MAX_STAGES)}, the layers of the model"
+        )
     version = versions.check()
     if args.threads:
-        os.environ["OMP_NUM_THREADS"] = str(args.threads)
+        processes = args.tensor_parallel * args.pipeline_parallel
+        os.environ["OMP_NUM_THREADS"] = str(max(1, args.threads // processes))
     block_size = args.block_size or 32
     if block_size % 32:
         raise ValueError(f"--block-size {block_size}: vLLM needs a multiple of 32")
@@ -40,6 +50,21 @@ def build(args: argparse.Namespace) -> VllmEngine:
         max_sequences=args.max_sequences,
         max_tokens=args.max_tokens,
         tensor_parallel=args.tensor_parallel,
+        pipeline_parallel=args.pipeline_parallel,
+        group=group,
+        group_address=where,
         eager=args.eager,
     )
     return VllmEngine(options, version)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Returns host and port of an address.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"--data-parallel-address {text}: HOST:PORT is wanted, as in 127.0.0.1:29500")
+    return host.strip("[]"), int(port)

@@ -24,7 +24,9 @@ class Live:
 class Batches:
     """Builds SchedulerOutputs, and remembers which sequences vLLM's model runner knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells_tokens: bool = False) -> None:
+        self._tells_tokens = tells_tokens
+        """Stages before the last one never see what is sampled, and are told the tokens to run."""
         from vllm import SamplingParams
         from vllm.v1.core.sched import output
 
@@ -67,6 +69,8 @@ class Batches:
             cached.req_ids.append(live.request)
             cached.num_computed_tokens.append(computed[i])
             cached.num_output_tokens.append(int(table.n_tokens[slot]) - live.n_given)
+            if self._tells_tokens:
+                cached.new_token_ids.append(batch.tokens_of(i).tolist())
             length = int(table.table_len[slot])
             if i in cut:
                 # The model runner only appends to block tables: a cut one is sent again, as after a preemption.

@@ -1,4 +1,4 @@
-"""Methods that vLLM's worker processes get: copies of blocks, and seeds of random generators."""
+"""Methods that vLLM's worker processes get: whole steps, copies of blocks, and seeds of random generators."""
 
 from __future__ import annotations
 
@@ -6,27 +6,59 @@ from typing import Any
 
 import torch
 
+from . import cpu_experts
+
 
 class Extension:
     """Mixed into vLLM's worker class; names begin with `trunkline_`, so that none meets a method of vLLM."""
 
     model_runner: Any
+    parallel_config: Any
     rank: int
+    execute_model: Any
+    sample_tokens: Any
+
+    def trunkline_step(self, step: Any, seeds: dict[str, int]) -> Any:
+        """Runs a step, and returns what vLLM says about it: on the first worker of the last stage, None on others.
+
+        All workers answer, so that a failure in any of them is heard.
+        """
+        output = self.execute_model(step)
+        if seeds:
+            self._seed(seeds)
+        if output is None:
+            output = self.sample_tokens(None)
+        config = self.parallel_config
+        return output if self.rank == config.world_size - config.tensor_parallel_size else None
+
+    def _seed(self, seeds: dict[str, int]) -> None:
+        """Gives each of these requests a generator with this seed for the token to be sampled now, and others none."""
+        batch = self.model_runner.input_batch
+        batch.generators.clear()
+        for request, seed in seeds.items():
+            generator = torch.Generator(self.model_runner.device)
+            generator.manual_seed(seed)
+            batch.generators[batch.req_id_to_index[request]] = generator
+
+    def trunkline_seeds_work(self) -> bool:
+        """Returns `True` if the model runner keeps a generator for each request, as `trunkline_step` needs."""
+        batch = getattr(self.model_runner, "input_batch", None)
+        return hasattr(batch, "generators") and hasattr(batch, "req_id_to_index")
 
     def trunkline_caches(self) -> list[tuple[tuple[int, ...], str]]:
-        """Returns shape and element type of the KV tensor of each layer."""
+        """Returns shape and element type of the KV tensor of each layer that this worker runs."""
         return [(tuple(cache.shape), str(cache.dtype)) for cache in self.model_runner.kv_caches]
 
     def trunkline_read(self, block: int) -> bytes:
-        """Returns the bytes of a block in all layers, each as [head, token, content]."""
+        """Returns the bytes of a block in the layers of this worker, each as [head, token, content]."""
         with torch.inference_mode():
             layers = [cache[block].contiguous().reshape(-1).view(torch.uint8) for cache in self.model_runner.kv_caches]
             return bytes(torch.cat(layers).cpu().numpy().tobytes())
 
-    def trunkline_write(self, block: int, data: bytes) -> None:
-        """Replaces a block in all layers."""
+    def trunkline_write(self, block: int, parts: list[bytes]) -> None:
+        """Replaces a block: `parts` has the bytes for each worker."""
         with torch.inference_mode():
-            source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            source = torch.frombuffer(bytearray(parts[self.rank]), dtype=torch.uint8)
             at = 0
             for cache in self.model_runner.kv_caches:
                 place = cache[block]
@@ -37,19 +69,9 @@ class Extension:
             if place.is_cuda:
                 torch.cuda.synchronize()
 
-    def trunkline_seed(self, seeds: dict[str, int]) -> None:
-        """Gives each of these requests a generator with this seed for the token to be sampled now, and others none."""
-        batch = self.model_runner.input_batch
-        batch.generators.clear()
-        for request, seed in seeds.items():
-            generator = torch.Generator(self.model_runner.device)
-            generator.manual_seed(seed)
-            batch.generators[batch.req_id_to_index[request]] = generator
-
-    def trunkline_seeds_work(self) -> bool:
-        """Returns `True` if the model runner keeps a generator for each request, as `trunkline_seed` needs."""
-        batch = getattr(self.model_runner, "input_batch", None)
-        return hasattr(batch, "generators") and hasattr(batch, "req_id_to_index")
+    def trunkline_lend_cpu_experts(self) -> None:
+        """Gives vLLM what experts divided among workers need on a CPU."""
+        cpu_experts.lend()
 
     def trunkline_recover(self) -> None:
         """Makes the model runner forget all requests and the half of a step that it may hold, after a step that failed."""
@@ -60,8 +82,3 @@ class Extension:
         runner.requests.clear()
         for request in list(runner.input_batch.req_id_to_index):
             runner.input_batch.remove_request(request)
-
-    def trunkline_write_at(self, rank: int, block: int, data: bytes) -> None:
-        """Replaces a block on one worker."""
-        if self.rank == rank:
-            self.trunkline_write(block, data)

@@ -85,3 +85,57 @@ def from_wire(wire: Raw, shape: Shape, layout: str | None) -> Raw:
         # The parts are views of `raw`.
         part[...] = source.transpose(1, 0, 2)
     return raw
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a block is divided among vLLM's workers: each stage holds its layers, and the workers of a stage share their heads."""
+
+    shape: Shape
+    element: str
+    """Type of an element, as numpy names it."""
+    layers: tuple[int, ...]
+    """Number of layers of each stage, in the order of the model."""
+    n_workers: int
+    """Workers of a stage."""
+    layout: str | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of a whole block."""
+        return sum(self.layers) * self.n_workers * self._layer_elements * np.dtype(self.element).itemsize
+
+    @property
+    def _layer_elements(self) -> int:
+        return 2 * self.shape.heads * self.shape.tokens * self.shape.dim
+
+    def raw_layers(self, raws: list[bytes]) -> list[Raw]:
+        """Returns the layers of all workers, each flat."""
+        return [layer for raw in raws for layer in np.frombuffer(raw, self.element).reshape(-1, self._layer_elements)]
+
+    def join(self, raws: list[bytes]) -> bytes:
+        """Returns a block in the order of the wire from the bytes of each worker."""
+        whole = b""
+        for i in range(len(self.layers)):
+            stage = raws[i * self.n_workers : (i + 1) * self.n_workers]
+            workers = [np.stack([to_wire(layer, self.shape, self.layout) for layer in self.raw_layers([raw])]) for raw in stage]
+            whole += np.concatenate(workers, axis=3 if self.layout else 1).tobytes()
+        return whole
+
+    def split(self, data: bytes) -> list[bytes]:
+        """Returns the bytes for each worker from a block in the order of the wire.
+
+        Raises:
+            ValueError: the block has another size.
+        """
+        if len(data) != self.n_bytes:
+            raise ValueError(f"{len(data)} bytes for a block of {self.n_bytes}")
+        elements, parts, at = np.frombuffer(data, self.element), [], 0
+        for layers in self.layers:
+            n = layers * self.n_workers * self._layer_elements
+            stage, at = elements[at : at + n], at + n
+            s = self.shape
+            sizes = (layers, 2, s.tokens, self.n_workers, s.heads * s.dim) if self.layout else (layers, self.n_workers, -1)
+            wire = np.moveaxis(stage.reshape(sizes), 3 if self.layout else 1, 0)
+            parts += [np.stack([from_wire(layer, s, self.layout) for layer in worker]).tobytes() for worker in wire]
+        return parts

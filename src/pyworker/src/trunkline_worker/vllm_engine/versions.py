@@ -27,6 +27,7 @@ SCHEDULER_OUTPUT = (
     *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
     *("scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "finished_req_ids", "free_encoder_mm_hashes"),
 )
+GROUP_CONFIG = ("data_parallel_master_port", "_data_parallel_master_port_list", "enable_expert_parallel")
 RUNNER_OUTPUT = ("req_id_to_index", "sampled_token_ids", "logprobs")
 
 
@@ -70,6 +71,7 @@ def check_parts() -> None:
         from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
         from vllm.v1.executor import Executor
         from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.worker.worker_base import WorkerBase
 
         planner, grouper = kv_planner()
     except ImportError as error:
@@ -79,9 +81,10 @@ def check_parts() -> None:
         *compare_fields(CachedRequestData, CACHED_REQUESTS),
         *compare_fields(SchedulerOutput, SCHEDULER_OUTPUT),
         *compare_fields(ModelRunnerOutput, RUNNER_OUTPUT, built=False),
-        *compare_call(Executor.execute_model, ("self", "scheduler_output")),
-        *compare_call(Executor.sample_tokens, ("self", "grammar_output")),
-        *compare_call(Executor.collective_rpc, ("self", "method"), keywords=("args",)),
+        *compare_call(WorkerBase.execute_model, ("self", "scheduler_output")),
+        *compare_call(WorkerBase.sample_tokens, ("self", "grammar_output")),
+        *compare_call(Executor.collective_rpc, ("self", "method"), keywords=("args", "non_block")),
+        *compare_call(Executor.register_failure_callback, ("self", "callback")),
         *compare_call(
             Executor.set_kv_cache_layout,
             ("self", "layout_name"),
@@ -97,6 +100,18 @@ def check_parts() -> None:
     ]
     if wrong:
         raise ValueError("--engine vllm cannot drive this vLLM: " + "; ".join(wrong))
+
+
+def check_group() -> None:
+    """Compares the parts of the installed vLLM that a group of workers needs.
+
+    Raises:
+        ValueError: a part is missing.
+    """
+    from vllm.config import ParallelConfig
+
+    if wrong := compare_fields(ParallelConfig, GROUP_CONFIG, built=False):
+        raise ValueError("--data-parallel-group: this vLLM runs in no group: " + "; ".join(wrong))
 
 
 def kv_planner() -> tuple[Callable[..., Any], Callable[..., Any] | None]:
