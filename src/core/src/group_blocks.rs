@@ -145,7 +145,7 @@ impl GroupBlocks {
         Some(self.take(at))
     }
 
-    /// Removes the blocks beside a block that left the tree, and appends them to `out`. None may have readers.
+    /// Removes the blocks beside a block gone from the tree, and appends them to `out`. None may have readers.
     pub fn remove(&mut self, node: u32, out: &mut Vec<BlockHandle>) {
         out.extend((0..self.n()).filter_map(|group| self.take_out(node, group)));
     }
@@ -194,7 +194,7 @@ impl GroupBlocks {
         n
     }
 
-    /// Returns the first of `n` blocks of a prefix that tokens behind the prefix, or the last token in it, read in a group.
+    /// Returns the first of `n` blocks of a prefix read in a group by tokens behind the prefix, or by the last token of the prefix.
     pub fn first_read(&self, group: usize, n: usize) -> usize {
         let position = (n as u32 * self.block_size).saturating_sub(1);
         self.first_visible(group, position) as usize

@@ -7,7 +7,7 @@ use crate::sequence::{Load, Phase, Sequence, SequenceEvent};
 use crate::state::State;
 use crate::transfer_table::{BlockPair, InFlight, Orphan, Purpose, TransferEnd};
 
-/// Begins the planned load of a sequence that was just admitted with room for all its tokens.
+/// Begins the planned load of a sequence just admitted with room for all its tokens.
 pub(crate) fn begin(state: &mut State, slot: usize) {
     let State { sequences, kv, journal, loading, .. } = state;
     let seq = &mut sequences[slot];
@@ -37,7 +37,7 @@ pub(crate) fn end_transfer(state: &mut State, transfer: InFlight, end: &Transfer
     state.kv.end_tier_copy(transfer, end, &mut state.journal);
 }
 
-/// Takes the data of a loading sequence, which stays in its state.
+/// Takes the data of a loading sequence, without a change of state.
 fn take_load(seq: &mut Sequence) -> Box<Load> {
     let Phase::Loading(load) = &mut seq.phase else { unreachable!("{} is loading", seq.id) };
     std::mem::take(load)

@@ -161,7 +161,7 @@ impl Lookups {
         Some(self.pending.remove(at).question)
     }
 
-    /// Learns from a question, begun at `begun_ns` and answered now, that found this share of its blocks.
+    /// Learns from a question, begun at `begun_ns` and answered now, with this share of its blocks found.
     pub fn learn(&mut self, begun_ns: u64, share: f64, now_ns: u64) {
         self.found_share.observe(share);
         self.took_ns.observe((now_ns - begun_ns) as f64);
@@ -173,7 +173,7 @@ impl Lookups {
         awaited.map(|question| question.due_ns).min()
     }
 
-    /// Ends the wait for the first look-up that is due by now. Returns its number, and the hash under which requests wait.
+    /// Ends the wait for the first look-up due by now. Returns its number, and the hash under which requests wait.
     pub fn take_overdue(&mut self, now_ns: u64) -> Option<(u64, BlockHash)> {
         let is_due = |pending: &&mut Pending| pending.question.is_awaited && pending.question.due_ns <= now_ns;
         let Pending { id, question } = self.pending.iter_mut().find(is_due)?;

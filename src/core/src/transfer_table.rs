@@ -57,7 +57,7 @@ pub(crate) enum Purpose {
     WriteThrough {
         /// Published blocks of the request, copied or not.
         chain: Vec<BlockHandle>,
-        /// Blocks copied that stand beside the chain; the transfer reads them.
+        /// Copied blocks beside the chain; the transfer reads them.
         beside: Beside,
         /// `true` if another core continues the request, and looks for these blocks.
         is_awaited: bool,
@@ -310,7 +310,7 @@ impl TransferTable {
         self.due.first().map(|(due_ns, _)| *due_ns)
     }
 
-    /// Marks the first transfer that is overdue by now, and returns it. `None` if there is none that is not marked.
+    /// Marks the first transfer overdue by now, and returns it. `None` if all of them are marked.
     pub fn take_overdue(&mut self) -> Option<&InFlight> {
         let (due_ns, id) = *self.due.first()?;
         if due_ns > self.now_ns {

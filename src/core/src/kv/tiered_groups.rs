@@ -29,7 +29,7 @@ impl Kv {
         }
     }
 
-    /// Returns the number of blocks beside a published block that the nearest tier lacks.
+    /// Returns the number of blocks beside a published block missing in the nearest tier.
     pub(super) fn count_lacking_beside(&self, node: BlockHandle) -> usize {
         let lacks = |group: &usize| {
             let is_there = self.groups.get(node.index, *group).is_some();
@@ -124,8 +124,8 @@ impl Kv {
         self.plan_beside.get(at * n..(at + 1) * n).unwrap_or_default()
     }
 
-    /// Ends the copies of a load in a sequence's tables. Returns the number of leading entries, behind the published ones, that the
-    /// sequence can use.
+    /// Ends the copies of a load in a sequence's tables. Returns the number of leading entries usable by the
+    /// sequence, behind the published ones.
     pub fn end_load(&mut self, seq: &Sequence, load: &Load) -> usize {
         let entries = seq.published as usize..(seq.published + load.blocks) as usize;
         seq.table[entries.clone()].iter().for_each(|block| self.tree.end_move(*block));
@@ -140,7 +140,7 @@ impl Kv {
         self.groups.usable_behind(entries.start, 0..load.good as usize, |at, group| load.beside[at * n + group])
     }
 
-    /// Drops all entries behind the windows of a sequence that is on no worker, after a load: entries that no copy filled lie among them.
+    /// Drops all entries behind the windows of a sequence on no worker, after a load: some were filled by no copy.
     pub fn drop_behind_windows_after_load(&mut self, seq: &mut Sequence) {
         for group in 0..seq.cold.tables.len() {
             if !matches!(self.groups.keeps()[group], Keeps::Window(_)) {
@@ -155,8 +155,8 @@ impl Kv {
         }
     }
 
-    /// Takes the blocks that a transfer still fills out of a loading sequence's tables of the groups after the first, into `kept`. Ends the
-    /// copies of the others.
+    /// Moves the blocks still filled by a transfer from a loading sequence's tables of the groups after the first to the result. Ends
+    /// the copies of the others.
     pub fn orphan_beside(
         &mut self,
         seq: &mut Sequence,
@@ -178,7 +178,7 @@ impl Kv {
         kept
     }
 
-    /// Returns the number of blocks that only a transfer reads in the groups after the first: they fall idle at its end.
+    /// Returns the number of blocks in the groups after the first read by a transfer alone: idle at the end of the transfer.
     pub fn freed_read(&self, beside: &[(BlockHandle, usize)]) -> u32 {
         beside.iter().filter(|(node, group)| self.groups.readers(node.index, *group) == 1).count() as u32
     }
