@@ -20,6 +20,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use crate::cost::StepErrors;
 use trunkline_sim_workload::UnknownName;
 
 pub mod file;
@@ -55,8 +56,8 @@ pub struct Hardware {
     pub step_overhead_s: f64,
     /// Overhead of a layer, seconds.
     pub layer_overhead_s: f64,
-    /// Measured error of `step_time`, or else of a roofline with these factors; `None` without a measurement.
-    pub fit: Option<Fit>,
+    /// Measured errors of rooflines with these factors, by model and number of devices.
+    pub errors: &'static [RooflineError],
     /// Measured step times with one model; `None` without a measurement.
     pub step_time: Option<StepTime>,
 }
@@ -77,15 +78,17 @@ pub struct Efficiency {
     pub mixed_rows: f64,
 }
 
-/// Error of a model against measured steps: relative error of the step time, without sign.
+/// Errors of a roofline for one model on some devices, against a table that its factors were not fitted to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fit {
+pub struct RooflineError {
+    /// Name of a model's preset.
+    pub model: &'static str,
+    /// Tensor parallelism: number of devices that share each layer.
+    pub tensor: u32,
     /// Reference of the comparison.
     pub against: &'static str,
-    /// Median of the errors.
-    pub median_error: f64,
-    /// 95th percentile of the errors.
-    pub p95_error: f64,
+    /// Errors by kind of batch.
+    pub errors: StepErrors,
 }
 
 /// Coefficients of a linear step-time model: `time = sum(coefficient * feature)`. All are non-negative.
@@ -103,19 +106,10 @@ pub struct StepTime {
     pub context_token_s: f64,
     /// Time per (query, key) pair of prefill attention, seconds.
     pub prefill_pair_s: f64,
-}
-
-impl Fit {
-    /// Describes the error for the name of a cost model, as shown in reports.
-    pub fn describe(fit: Option<Self>) -> String {
-        match fit {
-            None => "error not measured".into(),
-            Some(Self { against, median_error, p95_error }) => {
-                let (median, p95) = (100.0 * median_error, 100.0 * p95_error);
-                format!("median error {median:.1} %, p95 {p95:.1} % against {against}")
-            }
-        }
-    }
+    /// Reference of the errors.
+    pub against: &'static str,
+    /// Errors against steps left out of the fit.
+    pub errors: StepErrors,
 }
 
 impl Efficiency {

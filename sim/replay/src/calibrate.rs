@@ -15,8 +15,8 @@
 //! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
 //! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
-use trunkline_sim_perf::cost::{FEATURES, StepShape, StepTime, features};
-use trunkline_sim_perf::hardware::{Fit, Hardware};
+use trunkline_sim_perf::cost::{FEATURES, Residuals, Sample, StepErrors, StepTime, features};
+use trunkline_sim_perf::hardware::Hardware;
 
 mod benchmark;
 mod least_squares;
@@ -24,15 +24,6 @@ mod recording;
 
 pub use benchmark::{BenchmarkError, from_benchmark};
 pub use recording::from_recording;
-
-/// Step with a measured duration.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    /// Batch shape of the step.
-    pub shape: StepShape,
-    /// Measured duration of the step, seconds.
-    pub time_s: f64,
-}
 
 /// Result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,17 +36,8 @@ pub struct Calibration {
     pub residuals: Residuals,
     /// Sum of predicted times over sum of measured times, minus 1, of every fifth step, with a fit to the others.
     pub held_out_bias: f64,
-}
-
-/// Relative errors of predicted times.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Residuals {
-    /// Median of the absolute errors.
-    pub median: f64,
-    /// 95th percentile of the absolute errors.
-    pub p95: f64,
-    /// Sum of predicted times over sum of measured times, minus 1: the error of a long run.
-    pub bias: f64,
+    /// Errors of every fifth step by kind of batch, with a fit to the others.
+    pub held_out: StepErrors,
 }
 
 /// Too few samples for a fit.
@@ -89,9 +71,11 @@ pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration,
     let (held_out, others): (Vec<_>, Vec<_>) = usable.iter().copied().enumerate().partition(|(at, _)| at % 5 == 4);
     let of = |numbered: Vec<(usize, Sample)>| numbered.into_iter().map(|(_, sample)| sample).collect::<Vec<_>>();
     let by_others = fit(model, &of(others));
-    let held_out_bias = Residuals::of(&of(held_out), |shape| by_others.step_s(shape)).bias;
+    let left_out = of(held_out);
+    let held_out_bias = Residuals::of(&left_out, |shape| by_others.step_s(shape)).bias;
+    let held_out = StepErrors::of(&left_out, |shape| by_others.step_s(shape));
     let residuals = Residuals::of(&usable, |shape| time.step_s(shape));
-    Ok(Calibration { time, samples: usable.len(), residuals, held_out_bias })
+    Ok(Calibration { time, samples: usable.len(), residuals, held_out_bias, held_out })
 }
 
 /// Fits the usual step, and scales it to the time of all steps together.
@@ -105,47 +89,23 @@ fn fit(model: &'static str, usable: &[Sample]) -> StepTime {
         x = least_squares::non_negative(weighted);
     }
     let [constant_s, token_s, sequence_s, context_token_s, prefill_pair_s] = x;
-    let time = StepTime { model, constant_s, token_s, sequence_s, context_token_s, prefill_pair_s };
+    let (against, errors) = ("", StepErrors::default());
+    let time = StepTime { model, constant_s, token_s, sequence_s, context_token_s, prefill_pair_s, against, errors };
     let scale = 1.0 / (1.0 + Residuals::of(usable, |shape| time.step_s(shape)).bias);
     if !scale.is_finite() {
         return time;
     }
     let [constant_s, token_s, sequence_s, context_token_s, prefill_pair_s] = x.map(|coefficient| scale * coefficient);
-    StepTime { model, constant_s, token_s, sequence_s, context_token_s, prefill_pair_s }
-}
-
-impl Residuals {
-    /// Returns the errors of `predict` against samples.
-    pub fn of(samples: &[Sample], predict: impl Fn(&StepShape) -> f64) -> Self {
-        if samples.is_empty() {
-            return Self::default();
-        }
-        let (mut predicted_s, mut measured_s) = (0.0, 0.0);
-        let error = |sample: &Sample| {
-            let time_s = predict(&sample.shape);
-            predicted_s += time_s;
-            measured_s += sample.time_s;
-            (time_s / sample.time_s - 1.0).abs()
-        };
-        let mut errors: Vec<f64> = samples.iter().map(error).collect();
-        errors.sort_unstable_by(f64::total_cmp);
-        let at = |share: f64| errors[((errors.len() as f64 * share).ceil() as usize).clamp(1, errors.len()) - 1];
-        Self { median: at(0.5), p95: at(0.95), bias: predicted_s / measured_s - 1.0 }
-    }
+    StepTime { constant_s, token_s, sequence_s, context_token_s, prefill_pair_s, ..time }
 }
 
 impl Calibration {
-    /// Returns `base` with the fitted step times. `name` and `against`, the reference of the fit, stay in memory for the life of
-    /// the program.
+    /// Returns `base` with the fitted step times and their held-out errors. `name` and `against`, the reference of the errors, stay in
+    /// memory for the life of the program.
     pub fn hardware(&self, base: &Hardware, name: &str, against: &str) -> Hardware {
         Hardware {
             name: name.to_owned().leak(),
-            fit: Some(Fit {
-                against: against.to_owned().leak(),
-                median_error: self.residuals.median,
-                p95_error: self.residuals.p95,
-            }),
-            step_time: Some(self.time),
+            step_time: Some(StepTime { against: against.to_owned().leak(), errors: self.held_out, ..self.time }),
             ..*base
         }
     }
@@ -154,7 +114,7 @@ impl Calibration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trunkline_sim_perf::cost::{self, Parallel};
+    use trunkline_sim_perf::cost::{self, Parallel, StepShape};
     use trunkline_sim_perf::{hardware, model};
 
     fn samples(time: StepTime, noise: f64) -> Vec<Sample> {
@@ -179,6 +139,8 @@ mod tests {
         sequence_s: 10e-6,
         context_token_s: 90e-9,
         prefill_pair_s: 2e-9,
+        against: "",
+        errors: StepErrors { prefill: None, decode: None, mixed: None },
     };
 
     #[test]
@@ -206,12 +168,14 @@ mod tests {
         let mine = hardware::parse(&text).unwrap();
         let llama = model::by_name("llama-3.1-8b").unwrap();
         let cost = cost::of(&mine, llama, Parallel::ONE);
-        assert!(cost.name().starts_with("fitted (median error 0.0 %"), "{}", cost.name());
+        let stated = "held-out error, median / p95: prefill 0.0 / 0.0 %, decode 0.0 / 0.0 %, mixed 0.0 / 0.0 %";
+        assert_eq!(cost.name(), format!("fitted ({stated}; against a recording)"));
+        assert_eq!(cost.errors(0), found.held_out);
         let shape = StepShape::decodes(10, 1000);
         assert!((cost.step_ns(&shape) as f64 / 1e9 / TRUE.step_s(&shape) - 1.0).abs() < 1e-6);
-        // Of another model nothing was measured.
+        // Another model has the roofline of the device, and its error.
         let other = cost::of(&mine, model::by_name("qwen3-8b").unwrap(), Parallel::ONE);
-        assert_eq!(other.name(), "roofline (error not measured)");
+        assert_eq!(other.name(), cost::of(h100, model::by_name("qwen3-8b").unwrap(), Parallel::ONE).name());
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //!
 //! With a split, each probe looks for a division of its replicas into prefill and decode ones, guided by the SLOs that fail.
 //!
+//! If the cost model states its error for every kind of batch, the search is repeated with all step times shorter and longer by it, from
+//! the answer on: [`Answer::range`].
+//!
 //! A probe stops once an SLO can no longer be met ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the
 //! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to the end.
 
@@ -28,6 +31,10 @@ use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
+
+mod range;
+
+pub use range::Range;
 
 /// Highest load with reliable tails of latency: above, small errors of step times become large errors of waiting times.
 pub const LOAD_RELIABLE_MAX: f64 = 0.85;
@@ -79,6 +86,10 @@ pub struct Answer {
     /// number of replicas meets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alone: Vec<SloResult>,
+    /// Cost model of the step times, with its error.
+    pub cost_model: String,
+    /// Answers with step times off by the error of the cost model; `None` if the error was not measured.
+    pub range: Option<Range>,
     /// `true` if [`Answer::best`] lies at the end of the search range, so a better answer may exist.
     pub at_end: bool,
 }
@@ -229,6 +240,8 @@ pub fn plan(
     let best =
         found.and_then(|found| probes.iter().find(|(number, _)| *number == found)).map(|(_, probe)| probe.clone());
     Ok(Answer {
+        cost_model: candidate.cost.name().into(),
+        range: range::of(trace, candidate, search, progress, (first, found, last))?,
         hardware: candidate.settings.devices(),
         monotone: found.is_none_or(|found| easiest_missed.is_none_or(|missed| missed < found)),
         alone,

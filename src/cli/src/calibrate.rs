@@ -75,7 +75,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         "with every fifth step left out, the fit is {held_out:+.1} % off their time together, more than {} %: record a longer or quieter run, or allow it with --max-bias",
         args.max_bias
     );
-    let against = format!("{} steps of {} in {}", found.samples, model.name, source.display());
+    let against = format!("every fifth of {} steps of {} in {}", found.samples, model.name, source.display());
     let name = match args.output.file_stem() {
         Some(stem) if args.output.as_os_str() != "-" => stem.to_string_lossy().into_owned(),
         _ => format!("{}-calibrated", base.name),
@@ -89,10 +89,12 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     let residuals = found.residuals;
     writeln!(
         io::stderr(),
-        "fitted to {against}: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %, held-out ones {held_out:+.1} %",
+        "fitted to {} steps: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %; of every fifth step with a fit to the others, median / p95: {}; these together {held_out:+.1} %",
+        found.samples,
         100.0 * residuals.median,
         100.0 * residuals.p95,
-        100.0 * residuals.bias
+        100.0 * residuals.bias,
+        found.held_out,
     )?;
     Ok(())
 }

@@ -32,7 +32,8 @@ Examples:
   How much more traffic do four take?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
 
-Every answer depends on a cost model, whose error `replay` states: leave a margin, and calibrate before you buy.";
+Every answer depends on a cost model. If its error was measured for this model, parallelism and kind of batch, the answer is a range: the
+search again with all step times shorter and longer by that error. If not, leave a margin, and calibrate before you buy.";
 
 /// Find the least number of replicas that meets SLOs on a trace, or the highest rate at which a fleet does.
 ///
@@ -232,6 +233,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         if let Goal::Replicas { .. } = goal {
             lines.extend(alone(answer));
         }
+        lines.extend(range(answer, goal));
         return lines;
     };
     let mut lines = vec![match goal {
@@ -239,6 +241,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         Goal::Rate if answer.at_end => format!("met at {} times the rate of the trace and perhaps more", best.speed),
         Goal::Rate => format!("met up to {} requests/s, {:.3} times the rate of the trace", rate(best), best.speed),
     }];
+    lines.extend(range(answer, goal));
     for figure in &best.figures {
         let (name, limit) = (&figure.name, value(&figure.name, figure.limit));
         lines.push(format!(
@@ -266,6 +269,35 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones"));
     }
     lines
+}
+
+/// Returns the answers with step times off by the error of the cost model, and the statement of that error.
+fn range(answer: &Answer, goal: Goal) -> Vec<String> {
+    let model = format!("step times: {}", answer.cost_model);
+    let Some(range) = &answer.range else {
+        return vec![
+            "no range: the error of the step times was not measured; leave a margin, or calibrate".into(),
+            model,
+        ];
+    };
+    let end = |probe: &Option<Probe>| match (probe, goal) {
+        (None, Goal::Replicas { .. }) => "no number tried".into(),
+        (None, Goal::Rate) => "no rate".into(),
+        (Some(probe), Goal::Replicas { .. }) => format!("{} replicas{}", probe.replicas, division(probe)),
+        (Some(probe), Goal::Rate) => format!("{} requests/s", rate(probe)),
+    };
+    let (prefill, decode, mixed) = (range.prefill_error, range.decode_error, range.mixed_error);
+    let errors = if prefill == decode && decode == mixed {
+        per_cent(prefill)
+    } else {
+        format!("{} (prefill), {} (decode) and {} (both)", per_cent(prefill), per_cent(decode), per_cent(mixed))
+    };
+    let faster = format!("{} if steps are faster", end(&range.if_faster));
+    let answers = match &answer.best {
+        Some(_) => format!("{faster}, {} if they are slower", end(&range.if_slower)),
+        None => faster,
+    };
+    vec![format!("{answers} than modelled by {errors}"), model]
 }
 
 /// Says which SLOs no number of replicas meets, because a request by itself does not.
@@ -397,7 +429,15 @@ mod tests {
             let candidate = Candidate { settings, cost: &*cost, price_hour: Some(2.0) };
             let search = Search { slos: &slos, goal, complete: false, split: false };
             let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
-            for part in ["h100-80g", "ttft_p99 is 0.", "a margin of", "load is", "for a million tokens", "busy"] {
+            for part in [
+                " if steps are faster, ",
+                "step times: roofline (",
+                "ttft_p99 is 0.",
+                "a margin of",
+                "load is",
+                "for a million tokens",
+                "busy",
+            ] {
                 assert!(text.contains(part), "{part}: {text}");
             }
         }

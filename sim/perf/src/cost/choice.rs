@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::table::{Profile, Skew, TableError};
+use super::table::{Points, Profile, Skew, TableError};
 use super::{
     BoxedCost, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Streaming, StreamingError, Table, Weights,
 };
@@ -204,7 +204,7 @@ impl CostChoice {
 /// Returns the step times of the device's file if they are of this model on one device.
 pub(super) fn fitted(hardware: &Hardware, model: &Model, parallel: Parallel) -> Option<Fitted> {
     let time = hardware.step_time.filter(|time| time.model == model.name && parallel == Parallel::ONE)?;
-    Some(Fitted::new(time, LowerBound::new(hardware, model, parallel), hardware.fit))
+    Some(Fitted::new(time, LowerBound::new(hardware, model, parallel)))
 }
 
 /// Detects the layout of a folder from its files.
@@ -230,10 +230,18 @@ fn read(
                 return Err(spread(measured(&profile)));
             }
             check_model(&profile, path, model)?;
-            Ok(Table::from_llmservingsim(path, hardware, model, parallel.tensor, Skew::Published)?)
+            let of =
+                |points| Table::read_llmservingsim(path, hardware, model, parallel.tensor, Skew::Published, points);
+            Ok(of(Points::All)?.held_out(of(Points::TwoOfThree)))
         }
-        Layout::Vidur => Ok(Table::from_vidur(path, hardware, model, parallel.tensor)?),
-        Layout::Aiconfigurator => Ok(Table::from_aiconfigurator(path, hardware, model, parallel.tensor)?),
+        Layout::Vidur => {
+            let table = Table::from_vidur(path, hardware, model, parallel.tensor)?;
+            Ok(table.unmeasured("its points are predictions of Vidur"))
+        }
+        Layout::Aiconfigurator => {
+            let of = |points| Table::read_aiconfigurator(path, hardware, model, parallel.tensor, points);
+            Ok(of(Points::All)?.held_out(of(Points::TwoOfThree)))
+        }
     }
 }
 

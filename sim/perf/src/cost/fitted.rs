@@ -1,7 +1,7 @@
 //! Linear model of the step time, with coefficients fitted to a server.
 
-use super::{CostModel, LowerBound, StepShape, nanoseconds};
-use crate::hardware::{Fit, StepTime};
+use super::{CostModel, LowerBound, StepErrors, StepShape, nanoseconds};
+use crate::hardware::StepTime;
 
 /// Number of features of a [`StepTime`].
 pub const FEATURES: usize = 5;
@@ -32,15 +32,23 @@ pub struct Fitted {
 }
 
 impl Fitted {
-    /// Returns the model with the coefficients `time`, bounded below by `limit`; `fit` is its measured error.
-    pub fn new(time: StepTime, limit: LowerBound, fit: Option<Fit>) -> Self {
-        Self { time, limit, name: format!("fitted ({})", Fit::describe(fit)) }
+    /// Returns the model with the coefficients `time`, bounded below by `limit`.
+    pub fn new(time: StepTime, limit: LowerBound) -> Self {
+        let error = match time.errors.is_empty() {
+            true => "error not measured".into(),
+            false => format!("held-out error, median / p95: {}; against {}", time.errors, time.against),
+        };
+        Self { time, limit, name: format!("fitted ({error})") }
     }
 }
 
 impl CostModel for Fitted {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn errors(&self, _: usize) -> StepErrors {
+        self.time.errors
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {

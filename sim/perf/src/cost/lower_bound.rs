@@ -71,7 +71,7 @@ mod tests {
                     let devices = f64::from(tensor * pipeline);
                     let limit = LowerBound::new(hardware, model, parallel);
                     let roofline = Roofline::parallel(hardware, model, parallel);
-                    let fitted = Fitted::new(nothing, limit, None);
+                    let fitted = Fitted::new(nothing, limit);
                     let streaming = Streaming::new(
                         StreamingPlan::new(model, Resident::all_in_host(model)),
                         Box::new(Roofline::parallel(hardware, model, parallel)),

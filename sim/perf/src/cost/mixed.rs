@@ -1,6 +1,6 @@
 //! Cost model of a fleet with several kinds of replica.
 
-use super::{BoxedCost, CostModel, PipelinedStep, StepShape};
+use super::{BoxedCost, CostModel, PipelinedStep, StepErrors, StepShape};
 
 /// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
@@ -35,6 +35,11 @@ impl CostModel for Mixed {
     /// Returns the step time of the first kind.
     fn step_ns(&self, shape: &StepShape) -> u64 {
         self.kinds[0].step_ns(shape)
+    }
+
+    fn errors(&self, replica: usize) -> StepErrors {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].errors(0)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

@@ -24,9 +24,11 @@
 //! waiting, but reads the weights once more per part.
 
 use super::work::{Demand, Parts, Work};
-use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
-use crate::hardware::{Fit, Hardware};
+use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepErrors, StepShape, nanoseconds};
+use crate::hardware::Hardware;
 use crate::model::Model;
+
+mod stated;
 
 /// Bytes per element of the residual stream.
 pub(super) const RESIDUAL_BYTES: f64 = 2.0;
@@ -46,6 +48,7 @@ pub struct Roofline {
     token_bytes: f64,
     /// FLOPs per (query, key) pair in one query head, all layers.
     head_pair_flops: f64,
+    errors: StepErrors,
     name: String,
 }
 
@@ -58,6 +61,7 @@ impl Roofline {
     /// Returns the roofline of `model` spread over several devices.
     pub fn parallel(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let stage_layers = model.layers.div_ceil(u64::from(parallel.pipeline)) as f64;
+        let (errors, trust) = stated::of(hardware, model, parallel);
         let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
         Self {
             hardware: *hardware,
@@ -69,7 +73,8 @@ impl Roofline {
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
             token_bytes: RESIDUAL_BYTES * model.hidden as f64,
-            name: format!("roofline{spread} ({})", trust(hardware)),
+            errors,
+            name: format!("roofline{spread} ({trust})"),
         }
     }
 
@@ -132,19 +137,13 @@ impl Roofline {
     }
 }
 
-/// Describes the measured error of the roofline of a device.
-fn trust(hardware: &Hardware) -> String {
-    match (hardware.fit, hardware.step_time) {
-        (Some(fit), None) => Fit::describe(Some(fit)),
-        // If steps of one model were measured, it is they that the fit is of.
-        (_, Some(_)) => Fit::describe(None),
-        (None, None) => format!("shares of the peaks assumed, {}", Fit::describe(None)),
-    }
-}
-
 impl CostModel for Roofline {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn errors(&self, _: usize) -> StepErrors {
+        self.errors
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
@@ -250,11 +249,5 @@ mod tests {
         let of = |n| seconds(&Roofline::new(h100, qwen), StepShape::decodes(n, 100));
         assert!(of(16) > 3.0 * of(1), "{} {}", of(1), of(16));
         assert!(of(256) < 1.7 * of(64), "all experts are read already");
-    }
-
-    #[test]
-    fn the_name_says_how_far_it_is_to_be_trusted() {
-        let name = roofline("l4-24g", "llama-3.1-8b").name().to_owned();
-        assert_eq!(name, "roofline (shares of the peaks assumed, error not measured)");
     }
 }

@@ -23,6 +23,7 @@
 
 use std::path::PathBuf;
 
+use super::errors::{Sample, StepErrors, usual_steps};
 use super::grid::Grid;
 use super::work::{Demand, Work};
 use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
@@ -94,6 +95,32 @@ impl TableFault {
         matches!(self, Self::MissingColumn(_) | Self::Columns(ColumnFault::MissingColumn(_)))
     }
 }
+
+/// Measured points of a table to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Points {
+    /// All points.
+    All,
+    /// Two of three along each axis, first and last ones among them.
+    TwoOfThree,
+}
+
+impl Points {
+    /// Removes the points of an ascending axis that are not used. The first two stay: the first may stand for no work at all.
+    fn thin<T>(self, axis: &mut Vec<T>) {
+        if self == Self::All {
+            return;
+        }
+        let (mut at, last) = (0, axis.len().saturating_sub(1));
+        axis.retain(|_| {
+            at += 1;
+            at % 3 != 0 || at > last
+        });
+    }
+}
+
+/// Greatest number of tokens of a prefill chunk in the steps that interpolation is tried on.
+const CHUNK_TOKENS_MAX: u64 = 2048;
 
 /// Time of a part of a step as a function of one count, with extrapolation.
 #[derive(Clone, Debug)]
@@ -195,9 +222,29 @@ pub struct Table {
     tokens_step: u64,
     step_overhead_s: f64,
     sequence_overhead_s: f64,
+    errors: StepErrors,
 }
 
 impl Table {
+    /// States the error of interpolation: that of `thinned`, the same table with every third point of each axis left out, against
+    /// this one.
+    pub(super) fn held_out(mut self, thinned: Result<Self, TableError>) -> Self {
+        let Ok(thinned) = thinned else { return self.unmeasured("it has too few points to leave some out") };
+        let sample = |shape: StepShape| Sample { shape, time_s: self.step_s(&shape) };
+        let samples: Vec<Sample> = usual_steps(CHUNK_TOKENS_MAX).into_iter().map(sample).collect();
+        self.errors = StepErrors::of(&samples, |shape| thinned.step_s(shape));
+        self.name = format!(
+            "{}; error of interpolation with every third point left out, median / p95: {}",
+            self.name, self.errors
+        );
+        self
+    }
+
+    /// States that the error was not measured, and the reason.
+    pub(super) fn unmeasured(self, why: &str) -> Self {
+        Self { name: format!("{}; error not measured: {why}", self.name), ..self }
+    }
+
     /// Adds an overhead per step and per sequence, for an engine's work between launches, seconds.
     pub fn with_overhead(self, step_s: f64, sequence_s: f64) -> Self {
         Self { step_overhead_s: step_s, sequence_overhead_s: sequence_s, ..self }
@@ -222,6 +269,10 @@ impl Table {
 impl CostModel for Table {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn errors(&self, _: usize) -> StepErrors {
+        self.errors
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {

@@ -28,10 +28,11 @@
 //! step_us = 100.0
 //! layer_us = 15.0
 //!
-//! [fit]                               # how far [step_time], or else the roofline, is from measurements; optional
+//! [roofline_error]                    # of the roofline, against measurements that these factors were not fitted to; optional
 //! against = "which measurements"
-//! median_error = 0.05
-//! p95_error = 0.12
+//! of = [                              # median, 95th percentile and bias by kind of batch; each is optional
+//!     { model = "llama-3.1-8b", tensor = 1, prefill = [0.05, 0.12, 0.01], decode = [0.04, 0.1, 0.0], mixed = [0.05, 0.13, -0.01] },
+//! ]
 //!
 //! [step_time]                         # what steps of one model take here; optional; made by calibration
 //! model = "llama-3.1-8b"
@@ -40,14 +41,18 @@
 //! sequence_us = 4.0                   # each sequence in the step
 //! context_token_ns = 40.0             # each token of context that decodes read
 //! prefill_pair_ns = 0.9               # each pair of a prefill's token and one it attends to
+//!
+//! [step_time.error]                   # against steps left out of the fit; optional
+//! against = "which steps"
+//! decode = [0.02, 0.05, -0.01]
 //! ```
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Efficiency, Fit, Hardware};
-use crate::cost::StepTime;
+use super::{Efficiency, Hardware, RooflineError};
+use crate::cost::{Residuals, StepErrors, StepTime};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.
@@ -111,7 +116,7 @@ struct File {
     efficiency: EfficiencyFile,
     #[serde(default)]
     overhead: OverheadFile,
-    fit: Option<FitFile>,
+    roofline_error: Option<RooflineErrorFile>,
     step_time: Option<StepTimeFile>,
 }
 
@@ -155,10 +160,28 @@ impl Default for OverheadFile {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FitFile {
+struct RooflineErrorFile {
     against: String,
-    median_error: f64,
-    p95_error: f64,
+    of: Vec<ModelErrorFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelErrorFile {
+    model: String,
+    tensor: u32,
+    prefill: Option<[f64; 3]>,
+    decode: Option<[f64; 3]>,
+    mixed: Option<[f64; 3]>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepErrorFile {
+    against: String,
+    prefill: Option<[f64; 3]>,
+    decode: Option<[f64; 3]>,
+    mixed: Option<[f64; 3]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -170,6 +193,74 @@ struct StepTimeFile {
     sequence_us: f64,
     context_token_ns: f64,
     prefill_pair_ns: f64,
+    error: Option<StepErrorFile>,
+}
+
+/// Errors of the kinds of batch: prefills, decodes, both.
+type KindsFile = [Option<[f64; 3]>; 3];
+
+fn errors([prefill, decode, mixed]: KindsFile) -> StepErrors {
+    let of = |figures: Option<[f64; 3]>| figures.map(|[median, p95, bias]| Residuals { median, p95, bias });
+    StepErrors { prefill: of(prefill), decode: of(decode), mixed: of(mixed) }
+}
+
+fn kinds(StepErrors { prefill, decode, mixed }: StepErrors) -> KindsFile {
+    [prefill, decode, mixed].map(|errors| errors.map(|Residuals { median, p95, bias }| [median, p95, bias]))
+}
+
+impl RooflineErrorFile {
+    fn errors(self) -> &'static [RooflineError] {
+        let against: &'static str = self.against.leak();
+        let of = |ModelErrorFile { model, tensor, prefill, decode, mixed }: ModelErrorFile| {
+            let errors = errors([prefill, decode, mixed]);
+            RooflineError { model: model.leak(), tensor, against, errors }
+        };
+        self.of.into_iter().map(of).collect::<Vec<_>>().leak()
+    }
+
+    fn of(errors: &[RooflineError]) -> Option<Self> {
+        let of = |error: &RooflineError| {
+            let [prefill, decode, mixed] = kinds(error.errors);
+            ModelErrorFile { model: error.model.into(), tensor: error.tensor, prefill, decode, mixed }
+        };
+        Some(Self { against: errors.first()?.against.into(), of: errors.iter().map(of).collect() })
+    }
+
+    /// Returns all figures of the file.
+    fn figures(&self) -> impl Iterator<Item = [f64; 3]> {
+        self.of.iter().flat_map(|of| [of.prefill, of.decode, of.mixed]).flatten()
+    }
+}
+
+impl StepTimeFile {
+    fn step_time(self) -> StepTime {
+        let (against, errors): (&'static str, _) = match self.error {
+            Some(error) => (error.against.leak(), errors([error.prefill, error.decode, error.mixed])),
+            None => ("", StepErrors::default()),
+        };
+        StepTime {
+            model: self.model.leak(),
+            constant_s: self.constant_us / 1e6,
+            token_s: self.token_us / 1e6,
+            sequence_s: self.sequence_us / 1e6,
+            context_token_s: self.context_token_ns / 1e9,
+            prefill_pair_s: self.prefill_pair_ns / 1e9,
+            against,
+            errors,
+        }
+    }
+
+    /// Returns all figures of the errors.
+    fn figures(&self) -> impl Iterator<Item = [f64; 3]> {
+        self.error.iter().flat_map(|error| [error.prefill, error.decode, error.mixed]).flatten()
+    }
+}
+
+impl StepErrorFile {
+    fn of(time: &StepTime) -> Option<Self> {
+        let [prefill, decode, mixed] = kinds(time.errors);
+        (!time.errors.is_empty()).then(|| Self { against: time.against.into(), prefill, decode, mixed })
+    }
 }
 
 /// Reads the file at `path`.
@@ -245,10 +336,24 @@ impl File {
                 ("step_time.prefill_pair_ns", time.prefill_pair_ns),
             ]);
         }
-        match times.into_iter().find(|(_, value)| !(0.0..NUMBER_MAX).contains(value)) {
-            Some((field, value)) => out(field, value, "at least 0 and below a milliard"),
-            None => Ok(()),
+        if let Some((field, value)) = times.into_iter().find(|(_, value)| !(0.0..NUMBER_MAX).contains(value)) {
+            return out(field, value, "at least 0 and below a milliard");
         }
+        self.check_errors()
+    }
+
+    fn check_errors(&self) -> Result<(), HardwareError> {
+        let of_roofline = self.roofline_error.iter().flat_map(RooflineErrorFile::figures);
+        let of_steps = self.step_time.iter().flat_map(StepTimeFile::figures);
+        let all = of_roofline.map(|it| ("roofline_error", it)).chain(of_steps.map(|it| ("step_time.error", it)));
+        for (field, [median, p95, bias]) in all {
+            let fault = [median, p95, bias.abs()].into_iter().find(|value| !(0.0..NUMBER_MAX).contains(value));
+            if let Some(value) = fault {
+                let expected = "a median and a 95th percentile of at least 0, and a bias";
+                return Err(HardwareError::OutOfRange { field, value, expected });
+            }
+        }
+        Ok(())
     }
 
     fn hardware(self) -> Hardware {
@@ -269,19 +374,8 @@ impl File {
             efficiency: Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
             step_overhead_s: self.overhead.step_us / 1e6,
             layer_overhead_s: self.overhead.layer_us / 1e6,
-            fit: self.fit.map(|fit| Fit {
-                against: fit.against.leak(),
-                median_error: fit.median_error,
-                p95_error: fit.p95_error,
-            }),
-            step_time: self.step_time.map(|time| StepTime {
-                model: time.model.leak(),
-                constant_s: time.constant_us / 1e6,
-                token_s: time.token_us / 1e6,
-                sequence_s: time.sequence_us / 1e6,
-                context_token_s: time.context_token_ns / 1e9,
-                prefill_pair_s: time.prefill_pair_ns / 1e9,
-            }),
+            errors: self.roofline_error.map_or(&[], RooflineErrorFile::errors),
+            step_time: self.step_time.map(StepTimeFile::step_time),
         }
     }
 
@@ -304,11 +398,7 @@ impl File {
                 step_us: hardware.step_overhead_s * 1e6,
                 layer_us: hardware.layer_overhead_s * 1e6,
             },
-            fit: hardware.fit.map(|fit| FitFile {
-                against: fit.against.into(),
-                median_error: fit.median_error,
-                p95_error: fit.p95_error,
-            }),
+            roofline_error: RooflineErrorFile::of(hardware.errors),
             step_time: hardware.step_time.map(|time| StepTimeFile {
                 model: time.model.into(),
                 constant_us: time.constant_s * 1e6,
@@ -316,6 +406,7 @@ impl File {
                 sequence_us: time.sequence_s * 1e6,
                 context_token_ns: time.context_token_s * 1e9,
                 prefill_pair_ns: time.prefill_pair_s * 1e9,
+                error: StepErrorFile::of(&time),
             }),
         }
     }
@@ -334,7 +425,7 @@ mod tests {
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;
         for preset in presets() {
             let read = parse(&to_toml(preset)).unwrap();
-            assert_eq!((read.name, read.memory_bytes, read.fit), (preset.name, preset.memory_bytes, preset.fit));
+            assert_eq!((read.name, read.memory_bytes, read.errors), (preset.name, preset.memory_bytes, preset.errors));
             assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.fp8_flops_s, preset.fp8_flops_s));
             assert!(near(read.bandwidth_bytes_s, preset.bandwidth_bytes_s));
             assert_eq!(read.efficiency, preset.efficiency);
@@ -345,7 +436,7 @@ mod tests {
     fn what_is_left_out_is_assumed() {
         let least = parse(LEAST).unwrap();
         assert_eq!(least.efficiency, Efficiency::ASSUMED);
-        assert_eq!((least.fp8_flops_s, least.peer_link_bytes_s, least.fit), (1e14, 1e10, None));
+        assert_eq!((least.fp8_flops_s, least.peer_link_bytes_s, least.errors), (1e14, 1e10, &[][..]));
         let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();
         assert_eq!(one.efficiency, Efficiency { kv_bandwidth: 0.5, ..Efficiency::ASSUMED });
     }

@@ -18,8 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::Sample;
-use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::cost::{Sample, StepShape};
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
 /// Failure to read samples from a benchmark.

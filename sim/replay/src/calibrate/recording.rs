@@ -6,9 +6,8 @@ use std::path::Path;
 use trunkline_cluster::{EngineId, Output};
 use trunkline_core::event::Action;
 
-use super::Sample;
 use crate::recorded::{RecordingError, replay_watched};
-use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::cost::{Sample, StepShape};
 
 /// Step that has not ended yet.
 struct InFlight {
@@ -72,7 +71,7 @@ mod tests {
 
     use super::*;
     use crate::calibrate::calibrate;
-    use trunkline_sim_perf::cost::StepTime;
+    use trunkline_sim_perf::cost::{StepErrors, StepTime};
 
     /// What a step of the recorded server takes, seconds.
     const TRUE: StepTime = StepTime {
@@ -82,6 +81,8 @@ mod tests {
         sequence_s: 100e-6,
         context_token_s: 1e-6,
         prefill_pair_s: 20e-9,
+        against: "",
+        errors: StepErrors { prefill: None, decode: None, mixed: None },
     };
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fleet::replay;
-use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::cost::{Residuals, StepErrors, StepShape};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::Slo;
@@ -227,4 +227,68 @@ fn an_slo_that_a_request_alone_does_not_meet_is_met_by_no_number_of_replicas() {
     assert_eq!(alone(&["ttft_p99=6ms", "e2e_p99=40ms"]), [(ttft, true), (e2e, true)], "more replicas would do");
     let met = answer(&trace, settings(1, 400), &slos(&["e2e_p99=10s"], None), few, false).unwrap();
     assert!(met.best.is_some() && met.alone.is_empty());
+}
+
+/// Steps as of [`Linear`], with an error of so much for all kinds of batch, or for none.
+struct Doubtful(Option<f64>);
+
+impl CostModel for Doubtful {
+    fn name(&self) -> &str {
+        "doubtful"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        Linear.step_ns(shape)
+    }
+
+    fn errors(&self, _: usize) -> StepErrors {
+        let of = self.0.map(|median| Residuals { median, p95: 1.0, bias: -median / 2.0 });
+        StepErrors { prefill: of, decode: of, mixed: of }
+    }
+}
+
+/// Steps as of [`Linear`], so many times as long.
+struct Times(f64);
+
+impl CostModel for Times {
+    fn name(&self) -> &str {
+        "times"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        (Linear.step_ns(shape) as f64 * self.0).round() as u64
+    }
+}
+
+#[test]
+fn an_error_of_step_times_makes_the_answer_a_range() {
+    let trace = steady(400, 1);
+    let slos = slos(&["ttft_p99=40ms"], None);
+    for goal in [Goal::Replicas { max: 32 }, Goal::Rate] {
+        let plan = |cost: &(dyn CostModel + Sync)| {
+            let candidate = Candidate { settings: settings(2, 5_000), cost, price_hour: None };
+            plan(&trace, &candidate, &Search { slos: &slos, goal, complete: false, split: false }, &|| {}).unwrap()
+        };
+        let range = plan(&Doubtful(Some(0.4))).range.unwrap();
+        let ends = [range.if_faster, range.if_slower].map(|probe| probe.map(|it| (it.replicas, it.speed)));
+        // The same as planning with steps that are so much shorter or longer.
+        let expected = [1.0 / 1.4, 1.0 / 0.6].map(|times| plan(&Times(times)).best.map(|it| (it.replicas, it.speed)));
+        assert_eq!(ends, expected, "{goal:?}");
+        assert_ne!(expected[0], expected[1]);
+        assert_eq!(plan(&Doubtful(Some(0.0))).range.unwrap().if_slower, plan(&Linear).best);
+        assert_eq!(plan(&Doubtful(None)).range, None, "an unknown error gives no range");
+    }
+}
+
+#[test]
+fn a_range_says_when_slower_steps_can_be_met_by_no_number() {
+    let trace = steady(50, 10);
+    // A prompt of 199 tokens takes 5 ms alone.
+    let slos = slos(&["ttft_max=5500us"], None);
+    let candidate = Candidate { settings: settings(1, 5_000), cost: &Doubtful(Some(0.5)), price_hour: None };
+    let search = Search { slos: &slos, goal: Goal::Replicas { max: 4 }, complete: false, split: false };
+    let answer = plan(&trace, &candidate, &search, &|| {}).unwrap();
+    let range = answer.range.unwrap();
+    assert!(answer.best.is_some() && range.if_faster.is_some());
+    assert_eq!(range.if_slower, None);
 }

@@ -10,12 +10,13 @@ use serde::Deserialize;
 use trunkline_core::event::{Action, Event};
 use trunkline_core::step::{Step, StepResult};
 use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
+use trunkline_sim_perf::cost::Sample;
 use trunkline_sim_perf::cost::table::Skew;
 use trunkline_sim_perf::cost::{
     CostChoice, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Table, Weights,
 };
 use trunkline_sim_perf::{hardware, model};
-use trunkline_sim_replay::calibrate::{Sample, calibrate, from_benchmark};
+use trunkline_sim_replay::calibrate::{calibrate, from_benchmark};
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines, replay};
 use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::summary::{Kept, Summary};
@@ -266,7 +267,7 @@ fn a_calibrated_model_is_near_what_it_was_calibrated_to() {
     {
         let found = calibrate(model.name, &samples).unwrap();
         println!("from {what}, {} steps: {:?}\n{:?}", found.samples, found.residuals, found.time);
-        let fitted = Fitted::new(found.time, limit, None);
+        let fitted = Fitted::new(found.time, limit);
         let config = engines::by_name("vllm-v1").unwrap().core(BLOCKS);
         let (jobs, steps, preemptions) = drive(&run.jobs, config, &fitted);
         let title = format!("{steps} steps, {preemptions} preemptions; against the real run:");

@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, LowerBound, Parallel, Series, StepShape, Table, TableError, TableFault, describe,
-    head_work, linear_work, rows,
+    Attention, Device, Grid, LowerBound, Parallel, Points, Series, StepErrors, StepShape, Table, TableError,
+    TableFault, describe, head_work, linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -68,16 +68,27 @@ impl Table {
         model: &Model,
         tensor: u32,
     ) -> Result<Self, TableError> {
+        Self::read_aiconfigurator(path, hardware, model, tensor, Points::All)
+    }
+
+    /// Builds the table from some of its points.
+    pub(in super::super) fn read_aiconfigurator(
+        path: &Path,
+        hardware: &Hardware,
+        model: &Model,
+        tensor: u32,
+        points: Points,
+    ) -> Result<Self, TableError> {
         if model.experts.is_some() || model.latent.is_some() {
             return Err(TableError { path: path.into(), line: 0, fault: TableFault::NotDense(model.name) });
         }
         let device = Device::new(hardware, model, tensor);
         let parallel = Parallel { tensor, pipeline: 1 };
-        let products = Products::read(&path.join("gemm_perf.csv"), device)?;
+        let products = Products::read(&path.join("gemm_perf.csv"), device, points)?;
         let layers = model.layers as f64;
         let mut linear = products.linear(model, tensor);
         if tensor > 1 {
-            let all_reduce = all_reduce(&path.join("custom_allreduce_perf.csv"), tensor, model)?;
+            let all_reduce = all_reduce(&path.join("custom_allreduce_perf.csv"), tensor, model, points)?;
             linear
                 .iter_mut()
                 .for_each(|(tokens, time_s)| *time_s += 2.0 * all_reduce.at(all_reduce.clamp([*tokens as f64])));
@@ -91,10 +102,11 @@ impl Table {
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
-            attention: Attention::Separate(apart(path, model, tensor, device)?),
+            attention: Attention::Separate(apart(path, model, tensor, device, points)?),
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
+            errors: StepErrors::default(),
         })
     }
 }
@@ -111,7 +123,7 @@ struct Products {
 }
 
 impl Products {
-    fn read(path: &Path, device: Device) -> Result<Self, TableError> {
+    fn read(path: &Path, device: Device, points: Points) -> Result<Self, TableError> {
         let mut shapes: BTreeMap<(u64, u64), BTreeMap<u64, f64>> = BTreeMap::new();
         rows::read(path, ["gemm_dtype", "m", "n", "k", "latency"], |row| {
             if row.text(0)? == "bfloat16" {
@@ -121,9 +133,9 @@ impl Products {
             Ok(())
         })?;
         let grid = |rows: BTreeMap<u64, f64>| {
-            let axis = rows.keys().map(|m| *m as f64).collect();
-            let mut times = rows.into_values();
-            Grid::new([axis], |_| times.next()).expect("a time for each number of rows")
+            let mut rows: Vec<(u64, f64)> = rows.into_iter().collect();
+            points.thin(&mut rows);
+            curve(rows.into_iter().map(|(m, time_s)| (m as f64, time_s)).collect())
         };
         let shapes: Vec<_> = shapes
             .into_iter()
@@ -170,7 +182,7 @@ impl Products {
 }
 
 /// Returns the time of a step's all-reduces of the residual stream, seconds by tokens.
-fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableError> {
+fn all_reduce(path: &Path, tensor: u32, model: &Model, points: Points) -> Result<Grid<1>, TableError> {
     let mut sizes = BTreeMap::new();
     rows::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {
         if row.count(0)? == u64::from(tensor) && row.text(3)? == "vllm_graph" {
@@ -178,19 +190,34 @@ fn all_reduce(path: &Path, tensor: u32, model: &Model) -> Result<Grid<1>, TableE
         }
         Ok(())
     })?;
-    let axis: Vec<f64> = sizes.keys().map(|bytes| *bytes as f64 / (BF16_BYTES * model.hidden as f64)).collect();
-    let mut times = sizes.into_values();
-    if axis.is_empty() {
+    if sizes.is_empty() {
         let fault = TableFault::Empty(format!("{tensor} devices"));
         return Err(TableError { path: path.into(), line: 0, fault });
     }
-    Ok(Grid::new([axis], |_| times.next()).expect("a time for each size"))
+    let token_bytes = BF16_BYTES * model.hidden as f64;
+    let mut sizes: Vec<(f64, f64)> =
+        sizes.into_iter().map(|(bytes, time_s)| (bytes as f64 / token_bytes, time_s)).collect();
+    points.thin(&mut sizes);
+    Ok(curve(sizes))
+}
+
+/// Returns the grid of a time for each of ascending counts.
+fn curve(points: Vec<(f64, f64)>) -> Grid<1> {
+    let (axis, times): (Vec<f64>, Vec<f64>) = points.into_iter().unzip();
+    let mut times = times.into_iter();
+    Grid::new([axis], |_| times.next()).expect("a time for each point")
 }
 
 const ATTENTION: [&str; 8] =
     ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "latency"];
 
-fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<SeparateAttention, TableError> {
+fn apart(
+    path: &Path,
+    model: &Model,
+    tensor: u32,
+    device: Device,
+    points: Points,
+) -> Result<SeparateAttention, TableError> {
     let share = |n: u64| (n / u64::from(tensor)).max(1);
     let (heads, kv_heads) = (share(model.heads), share(model.kv_heads));
     let read = |name: &str, column: usize, offset: u64| {
@@ -213,15 +240,19 @@ fn apart(path: &Path, model: &Model, tensor: u32, device: Device) -> Result<Sepa
         Err(TableError { path, line: 0, fault: TableFault::Empty(what) })
     };
     let prefills = read("context_attention_perf.csv", 1, 0)?;
-    let prefills: Vec<_> = prefills.into_iter().filter(|((batch, _), _)| *batch == 1).collect();
-    let mut times = prefills.iter().map(|(_, time_s)| *time_s);
-    let axis = prefills.iter().map(|((_, chunk), _)| *chunk as f64).collect();
-    let prefill = Grid::new([axis], |_| times.next()).expect("a time for each chunk");
+    let prefills = prefills.into_iter().filter(|((batch, _), _)| *batch == 1);
+    let mut prefills: Vec<_> = prefills.map(|((_, chunk), time_s)| (chunk as f64, time_s)).collect();
+    points.thin(&mut prefills);
+    let prefill = curve(prefills);
 
     let decodes = read("generation_attention_perf.csv", 6, 1)?;
     let batches: BTreeSet<u64> = decodes.keys().map(|(batch, _)| *batch).collect();
     let contexts: BTreeSet<u64> = decodes.keys().map(|(_, context)| *context).collect();
-    let axis = |values: &BTreeSet<u64>| values.iter().map(|n| *n as f64).collect::<Vec<_>>();
+    let axis = |values: &BTreeSet<u64>| {
+        let mut values: Vec<f64> = values.iter().map(|n| *n as f64).collect();
+        points.thin(&mut values);
+        values
+    };
     let ideal_s = |n: u64, context: u64| device.attention_s([0.0, 0.0, n as f64, context as f64]);
     let decode = Grid::new([axis(&batches), axis(&contexts)], |[n, context]| {
         let (n, context) = (n as u64, context as u64);

@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, LowerBound, Parallel, Series, Table, TableError, TableFault, describe, head_work, linear_work,
-    rows,
+    Attention, Device, LowerBound, Parallel, Points, Series, StepErrors, Table, TableError, TableFault, describe,
+    head_work, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
@@ -76,6 +76,18 @@ impl Table {
         tensor: u32,
         skew: Skew,
     ) -> Result<Self, TableError> {
+        Self::read_llmservingsim(path, hardware, model, tensor, skew, Points::All)
+    }
+
+    /// Builds the table from some of its points.
+    pub(in super::super) fn read_llmservingsim(
+        path: &Path,
+        hardware: &Hardware,
+        model: &Model,
+        tensor: u32,
+        skew: Skew,
+        points: Points,
+    ) -> Result<Self, TableError> {
         let profile = Profile::find(path, tensor);
         let path = &profile.tables;
         let parallel = Parallel { tensor, pipeline: 1 };
@@ -93,15 +105,18 @@ impl Table {
         for (tokens, time_s) in &mut linear {
             *time_s += layers * 2.0 * parallel.all_reduce_s(hardware, *tokens as f64, token_bytes);
         }
-        let head = sum(&path.join("per_sequence.csv"), ["layer", "sequences", "time_us"], &mut notes, |operation| {
-            HEAD.contains(&operation).then_some(1.0)
-        })?;
+        points.thin(&mut linear);
+        let mut head =
+            sum(&path.join("per_sequence.csv"), ["layer", "sequences", "time_us"], &mut notes, |operation| {
+                HEAD.contains(&operation).then_some(1.0)
+            })?;
+        points.thin(&mut head);
         let skew = match skew {
             Skew::Share(share) => share,
             Skew::Fitted => fitted_skew(&path.join("skew_fit.csv"))?,
             Skew::Published => profile.skew(tensor, &mut notes),
         };
-        let attention = attention::read(&path.join("attention.csv"), device, skew, &mut notes)?;
+        let attention = attention::read(&path.join("attention.csv"), device, skew, points, &mut notes)?;
         Ok(Self {
             name: describe("LLMServingSim", hardware, model, parallel, &notes),
             limit: Some(LowerBound::new(hardware, model, parallel)),
@@ -112,6 +127,7 @@ impl Table {
             tokens_step: 1,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
+            errors: StepErrors::default(),
         })
     }
 }

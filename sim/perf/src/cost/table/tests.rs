@@ -400,3 +400,17 @@ fn kernels_are_put_together_for_a_model() {
     let dense_only = Table::from_aiconfigurator(folder.path(), hardware, experts, 1).unwrap_err().to_string();
     assert!(dense_only.ends_with("grouped-query attention only, which mixtral-8x7b is not"), "{dense_only}");
 }
+
+#[test]
+fn every_third_point_inside_an_axis_is_left_out() {
+    let thinned = |n: u32| {
+        let mut axis: Vec<u32> = (0..n).collect();
+        Points::TwoOfThree.thin(&mut axis);
+        axis
+    };
+    assert_eq!(thinned(9), [0, 1, 3, 4, 6, 7, 8]);
+    assert_eq!((thinned(3), thinned(1), thinned(0)), (vec![0, 1, 2], vec![0], vec![]));
+    let mut all = vec![0, 1, 2, 3, 4];
+    Points::All.thin(&mut all);
+    assert_eq!(all, [0, 1, 2, 3, 4]);
+}

@@ -15,12 +15,14 @@
 //! ```
 //!
 //! `n8` is rounded up to a multiple of 8, `k64` to one of 64, and the tenth applies to models with fewer key than query heads.
-//! Embedding, output matrix, sampling and stages are left out.
+//! Embedding, output matrix, sampling and stages are left out. The points are predictions of Vidur's model at equal distances, not
+//! measurements, so leaving some out says nothing about the error.
 
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Parallel, Series, StepShape, Table, TableError, TableFault, describe, linear_work, rows,
+    Attention, Device, Grid, Parallel, Series, StepErrors, StepShape, Table, TableError, TableFault, describe,
+    linear_work, rows,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -105,6 +107,7 @@ impl Table {
             tokens_step: TOKENS_STEP,
             step_overhead_s: 0.0,
             sequence_overhead_s: 0.0,
+            errors: StepErrors::default(),
         })
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use super::super::{Device, Grid, StepShape, TableError, TableFault, rows};
+use super::super::{Device, Grid, Points, StepShape, TableError, TableFault, rows};
 
 /// Coordinates of a point: chunk, tokens computed before (or effective key), decodes, and context of each decode, as the bits of
 /// numbers of at least 0, which are in the order of the numbers.
@@ -86,10 +86,12 @@ pub(super) fn read(
     path: &Path,
     device: Device,
     skew: f64,
+    points: Points,
     notes: &mut Vec<String>,
 ) -> Result<FusedAttention, TableError> {
     let fail = |fault| TableError { path: path.into(), line: 0, fault };
-    let (history, measured) = measured(path, notes)?;
+    let (history, mut measured) = measured(path, notes)?;
+    thin(&mut measured, points);
     let axis = |d: usize| {
         let values: BTreeSet<u64> = measured.keys().map(|point| point[d]).collect();
         values.into_iter().map(f64::from_bits).collect::<Vec<_>>()
@@ -125,6 +127,19 @@ pub(super) fn read(
         )))
     })?;
     Ok(FusedAttention { grid, device, skew, history, chunk_min, history_min })
+}
+
+/// Removes the points at coordinates that are not used.
+fn thin(measured: &mut Known, points: Points) {
+    if points == Points::All {
+        return;
+    }
+    for d in 0..4 {
+        let axis: BTreeSet<u64> = measured.keys().map(|point| point[d]).collect();
+        let mut axis: Vec<u64> = axis.into_iter().collect();
+        points.thin(&mut axis);
+        measured.retain(|point, _| axis.binary_search(&point[d]).is_ok());
+    }
 }
 
 /// Reads the rows in either form: of one prefill with its computed tokens, or of prefills with their effective key.

@@ -1,0 +1,130 @@
+//! Answer of a plan if step times are shorter or longer than modelled, by the error that the cost model states.
+
+use serde::Serialize;
+
+use super::{Candidate, PlanError, Probe, Prober, Search};
+use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepErrors, StepShape};
+use trunkline_sim_workload::trace::Trace;
+
+/// Typical errors of step times by kind of batch, and the answers with all step times off by them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Range {
+    /// Relative error of steps with prefills alone, without sign; the largest of all kinds of replica.
+    pub prefill_error: f64,
+    /// The same of steps with decodes alone.
+    pub decode_error: f64,
+    /// The same of steps with both.
+    pub mixed_error: f64,
+    /// Best probe if steps are faster than modelled by these errors; `None` if none meets the SLOs.
+    pub if_faster: Option<Probe>,
+    /// Best probe if steps are slower than modelled by these errors; `None` if none meets the SLOs.
+    pub if_slower: Option<Probe>,
+}
+
+/// Greatest error by which steps are taken to be faster than they are: at 1 a step would last for ever.
+const ERROR_MAX: f64 = 0.9;
+
+/// Cost model whose predictions are all wrong by its typical error.
+struct Wrong<'a> {
+    cost: &'a (dyn CostModel + Sync),
+    /// `true` if the model predicts too short steps.
+    slower: bool,
+}
+
+impl Wrong<'_> {
+    /// Returns the true time of a step that the model gives `ns`.
+    fn scaled(&self, replica: usize, shape: &StepShape, ns: u64) -> u64 {
+        let error = self.cost.errors(replica).of_shape(shape).map_or(0.0, |errors| errors.typical());
+        let predicted_to_true = if self.slower { 1.0 - error.min(ERROR_MAX) } else { 1.0 + error };
+        (ns as f64 / predicted_to_true).round() as u64
+    }
+
+    fn scaled_both(&self, replica: usize, shape: &StepShape, step: PipelinedStep) -> PipelinedStep {
+        PipelinedStep {
+            latency_ns: self.scaled(replica, shape, step.latency_ns),
+            stage_ns: self.scaled(replica, shape, step.stage_ns),
+        }
+    }
+}
+
+impl CostModel for Wrong<'_> {
+    fn name(&self) -> &str {
+        self.cost.name()
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        self.scaled(0, shape, self.cost.step_ns(shape))
+    }
+
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        self.scaled_both(0, shape, self.cost.pipelined(shape))
+    }
+
+    fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
+        self.scaled_both(replica, shape, self.cost.replica_pipelined(replica, shape))
+    }
+
+    fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
+        self.scaled(replica, shape, self.cost.replica_step_ns(replica, shape))
+    }
+}
+
+/// Searches again with step times off both ways, from the number of the answer on, or from the easiest one if there is no answer.
+/// Returns `None` if the error of a kind of batch was not measured.
+///
+/// # Errors
+///
+/// [`PlanError`] if a replay fails.
+pub(super) fn of(
+    trace: &Trace,
+    candidate: &Candidate<'_>,
+    search: &Search<'_>,
+    progress: &(dyn Fn() + Sync),
+    (first, found, last): (i64, Option<i64>, i64),
+) -> Result<Option<Range>, PlanError> {
+    let kinds = candidate.settings.n_replicas() as usize;
+    let all = (0..kinds).map(|replica| candidate.cost.errors(replica)).reduce(StepErrors::or_larger);
+    let StepErrors { prefill: Some(prefill), decode: Some(decode), mixed: Some(mixed) } = all.unwrap_or_default()
+    else {
+        return Ok(None);
+    };
+    let best = |slower: bool| {
+        let cost = Wrong { cost: candidate.cost, slower };
+        let candidate =
+            Candidate { settings: candidate.settings.clone(), cost: &cost, price_hour: candidate.price_hour };
+        let mut prober = Prober { trace, candidate: &candidate, search, progress, done: Vec::new() };
+        let number = prober.from(found.unwrap_or(last), first, last)?;
+        Ok::<_, PlanError>(number.and_then(|number| prober.into_probe(number)))
+    };
+    Ok(Some(Range {
+        prefill_error: prefill.typical(),
+        decode_error: decode.typical(),
+        mixed_error: mixed.typical(),
+        if_faster: best(false)?,
+        if_slower: if found.is_some() { best(true)? } else { None },
+    }))
+}
+
+impl Prober<'_> {
+    /// Probes `start`, then away from it in doubling steps until the result changes, then between. Returns the least successful number.
+    fn from(&mut self, start: i64, first: i64, last: i64) -> Result<Option<i64>, PlanError> {
+        let easier = !self.probe(&[start])?[0];
+        let (mut reached, mut step) = (start, 1);
+        loop {
+            let next = if easier { last.min(reached + step) } else { first.max(reached - step) };
+            if next == reached {
+                return Ok((!easier).then_some(reached));
+            }
+            if self.probe(&[next])?[0] == easier {
+                let (missed, met) = if easier { (reached, next) } else { (next, reached) };
+                return self.narrow(missed, met).map(Some);
+            }
+            (reached, step) = (next, 2 * step);
+        }
+    }
+
+    /// Returns the probe of a number.
+    fn into_probe(self, number: i64) -> Option<Probe> {
+        self.done.into_iter().find(|(other, _)| *other == number).map(|(_, probe)| probe)
+    }
+}
