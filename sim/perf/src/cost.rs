@@ -43,7 +43,7 @@
 use trunkline_core::{Step, StepSeq};
 
 use crate::hardware::Hardware;
-pub use crate::hardware::StepTime;
+pub use crate::hardware::{Residuals, StepErrors, StepTime};
 use crate::model::Model;
 
 pub mod choice;
@@ -60,7 +60,7 @@ pub mod weights;
 mod work;
 
 pub use choice::{CostChoice, CostChoiceError, CostError};
-pub use errors::{Residuals, Sample, StepErrors};
+pub use errors::Sample;
 pub use fitted::{FEATURES, Fitted, features};
 pub use lower_bound::LowerBound;
 pub use mixed::Mixed;

@@ -20,12 +20,13 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use crate::cost::StepErrors;
 use trunkline_sim_workload::UnknownName;
 
 pub mod file;
+mod step_errors;
 
 pub use file::{HardwareError, parse};
+pub use step_errors::{Residuals, StepErrors};
 
 /// Device with its peaks, links and efficiency.
 #[derive(Clone, Copy, Debug, PartialEq)]

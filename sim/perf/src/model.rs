@@ -3,6 +3,10 @@
 //! The numbers come from each model's published `config.json`, which [`from_config`] reads. Covered are decoders with grouped-query
 //! or multi-head attention, or with a latent cache as in DeepSeek, and gated feed-forward networks of three matrices, dense or with
 //! experts. Norms, biases, routers and rotary tables are ignored: below 0.1 % of the weights.
+//!
+//! Layers with a sliding window keep and read the window alone, where the blocks of a replica are divided into layer groups. Other
+//! attention that reads a part of the context (chunks, sparse indexes) is planned as full attention, and [`Model::label`] says so.
+//! Models with recurrent layers are refused.
 
 use std::path::Path;
 
@@ -41,6 +45,20 @@ pub struct Model {
     pub experts: Option<Experts>,
     /// Latent cache; `None` for ordinary attention.
     pub latent: Option<Latent>,
+    /// Layers with a sliding window; `None` if every layer reads every token.
+    pub windows: Option<Windows>,
+    /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
+    /// model has full attention.
+    pub planned_as_full: Option<&'static str>,
+}
+
+/// Layers with a sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Tokens that such a layer reads, itself included.
+    pub tokens: u32,
+    /// Number of such layers, at least one.
+    pub layers: u64,
 }
 
 /// Mixture of experts: a router chooses some feed-forward networks for each token.
@@ -73,10 +91,23 @@ pub struct Latent {
     pub value_dim: u64,
 }
 
+/// Tokens in a KV block by default for a latent cache, as the kernels for such caches want them.
+pub const LATENT_BLOCK_TOKENS: u32 = 64;
+
 /// Elements in a matrix, at most: beyond any model, and few enough to count the bytes of all weights.
 const ELEMENTS_MAX: f64 = (1u64 << 58) as f64;
 
 impl Model {
+    /// Returns the name for reports, with what the model is planned as if that is something else.
+    pub fn label(&self) -> String {
+        match self.planned_as_full {
+            Some(what) => {
+                format!("{} ({what} planned as full attention: KV and step times are upper bounds)", self.name)
+            }
+            None => self.name.into(),
+        }
+    }
+
     /// Returns the elements of the attention matrices of a layer.
     const fn attention_elements(&self) -> u64 {
         match self.latent {
@@ -180,6 +211,8 @@ const DENSE: Model = Model {
     kv_dtype_bytes: BF16_BYTES,
     experts: None,
     latent: None,
+    windows: None,
+    planned_as_full: None,
 };
 
 const BF16_BYTES: u64 = 2;

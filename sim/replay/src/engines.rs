@@ -11,6 +11,7 @@ pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
     whole_block_hits: bool,
+    prefill_first: bool,
 }
 
 /// All presets, with their imitated and missing features.
@@ -23,13 +24,36 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                     below the last token. Unlike it, a request \
                     takes all blocks of its prompt when it is admitted, and others may be admitted after a preemption",
             params: &[],
-            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256, whole_block_hits: true },
+            make: |_, ()| Engine {
+                max_batch_tokens: 2048,
+                max_batch_size: 256,
+                whole_block_hits: true,
+                prefill_first: false,
+            },
+        },
+        Entry {
+            name: "vllm-v0",
+            about: "vLLM's V0 engine without chunked prefill: while a waiting request can be admitted, a step runs whole prompts alone, of \
+                    8,192 tokens together at most, else all decodes; recomputation of the latest. Unlike it, a \
+                    longer prompt runs in chunks instead of being refused, and no hundredth of the blocks is kept free",
+            params: &[],
+            make: |_, ()| Engine {
+                max_batch_tokens: 8192,
+                max_batch_size: 256,
+                whole_block_hits: true,
+                prefill_first: true,
+            },
         },
         Entry {
             name: "sarathi",
             about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
             params: &[],
-            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128, whole_block_hits: false },
+            make: |_, ()| Engine {
+                max_batch_tokens: 512,
+                max_batch_size: 128,
+                whole_block_hits: false,
+                prefill_first: false,
+            },
         },
     ],
 );
@@ -47,6 +71,7 @@ impl Engine {
             swap_in_watermark: 0.0,
             host_blocks: 0,
             preemption: Preemption::Recompute,
+            prefill_first: self.prefill_first,
             worker: WorkerFacts { whole_block_hits: self.whole_block_hits, ..WorkerFacts::default() },
             ..Settings::core()
         }
@@ -68,15 +93,17 @@ mod tests {
 
     #[test]
     fn a_core_can_work_under_every_preset() {
-        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "sarathi"]);
+        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "vllm-v0", "sarathi"]);
         for name in PRESETS.names() {
             assert_eq!(by_name(name).unwrap().core(1000).validate(), Ok(()));
         }
         let limits = |name: &str| (by_name(name).unwrap().max_batch_tokens, by_name(name).unwrap().max_batch_size);
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
+        let prefill_first = |name: &str| by_name(name).unwrap().core(1000).prefill_first;
+        assert_eq!(["vllm-v1", "vllm-v0", "sarathi"].map(prefill_first), [false, true, false]);
         let hits = |name: &str| by_name(name).unwrap().core(1000).worker.whole_block_hits;
         assert!(hits("vllm-v1") && !hits("sarathi"));
         let message = by_name("orca").unwrap_err().to_string();
-        assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, sarathi");
+        assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sarathi");
     }
 }

@@ -271,7 +271,10 @@ impl<'a> Fleet<'a> {
         Ok(Self {
             settings,
             cost,
-            can_fast_forward: !observer.wants_steps() && routing.failures.is_empty() && meters.is_alone(),
+            can_fast_forward: !observer.wants_steps()
+                && routing.failures.is_empty()
+                && meters.is_alone()
+                && settings.group_layers.is_empty(),
             observer,
             stopped: false,
             pending: Pending {

@@ -282,8 +282,8 @@ pub struct SettingsReport {
     pub format: &'static str,
     /// Device of each replica; of the first kind in a fleet of several.
     pub hardware: &'static str,
-    /// Name of the model served.
-    pub model: &'static str,
+    /// Name of the model served, with what it is planned as if that is something else.
+    pub model: String,
     /// Number of replicas of all kinds.
     pub replicas: u32,
     /// Kinds of replica, in numerical order.

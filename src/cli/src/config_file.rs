@@ -40,8 +40,8 @@ pub const POLICY_DEFAULT: &str = "vtc";
 pub struct ServeFlags;
 
 impl CoreFlags for ServeFlags {
-    // The embedded worker decides these.
-    const OMITTED: &'static [&'static str] = &["align_chunks", "swap_block_ns", "recompute_token_ns"];
+    // The embedded worker decides these, and a server imitates no other engine.
+    const OMITTED: &'static [&'static str] = &["align_chunks", "prefill_first", "swap_block_ns", "recompute_token_ns"];
     const COMPARED: &'static [&'static str] = &[];
 
     fn default_text(setting: &Setting) -> String {

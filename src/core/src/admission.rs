@@ -22,10 +22,12 @@ pub(crate) enum Admission {
 
 /// Moves a waiting request into the batch, with the prefix hit and every block needed for the tokens, if there is room.
 ///
-/// `aligned_budget` is the token budget left if the request's first chunk must end at a block boundary; a request that cannot run a
-/// block within this budget is not admitted, unless it loads blocks first.
-pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>) -> Admission {
+/// `limited_budget` is the token budget left if the request's first chunk must end at a block boundary, or with its prompt for
+/// [`crate::Config::prefill_first`]; a request that cannot run such a chunk within this budget is not admitted, unless it loads blocks
+/// first.
+pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>) -> Admission {
     let size = state.config.block_size;
+    let least_chunk = if state.config.prefill_first { u32::MAX } else { size };
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
@@ -47,7 +49,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, aligned_budget: Option<u32>)
     let loads = (has_room || !seq.cold.history.prefetched) && kv.plan_load(seq);
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
-    let needs_budget = !loads && aligned_budget.is_some_and(|budget| budget < (total - computed).min(size));
+    let needs_budget = !loads && limited_budget.is_some_and(|budget| budget < (total - computed).min(least_chunk));
     if needs_budget || !has_room {
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
             kv.prefetch(&mut state.journal);

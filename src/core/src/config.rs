@@ -84,6 +84,12 @@ settings! {
         /// Avoids attending to half-filled blocks. Set to `false` to reproduce engines that do not align chunks.
         align_chunks: bool { default: true, value: "BOOL" }
 
+        /// Prefills before decodes, never beside them: while a waiting request can be admitted, a step runs whole prompts alone, else all
+        /// decodes.
+        ///
+        /// Imitates engines without chunked prefill. A prompt longer than the token budget of a step runs in chunks.
+        prefill_first: bool { default: false, value: "BOOL", recorded: unless_default }
+
         /// Positions sampled from in one step, at most: one for each sequence that samples, and one for each draft.
         max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }
 

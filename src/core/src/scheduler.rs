@@ -10,6 +10,8 @@
 //! on. Nothing is admitted while a request that ran before is swapped out. If nothing at all can run, swapped requests release
 //! their blocks, the last first. A request that could not run alone was refused at submission.
 //!
+//! With [`Config::prefill_first`] a step runs prompts alone, as long as some can run, and else decodes alone.
+//!
 //! **Work is shared in flight.** A request whose next block a prefill in the batch is about to publish is parked until that block,
 //! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass.
 
@@ -67,6 +69,9 @@ impl Scheduler {
             return;
         }
         let is_plain = is_plain(state);
+        if state.config.prefill_first && self.run_prompts(state, step) {
+            return;
+        }
         if !is_plain && !reserve_decode_blocks(state, alone, step.id) {
             return;
         }
@@ -85,6 +90,9 @@ impl Scheduler {
                 self.run_decodes(state, &mut budget, step);
             }
             if !step.seqs.is_empty() {
+                if state.config.prefill_first {
+                    return;
+                }
                 budget = budget.min(self.prefill_budget.tokens());
             }
             self.run_prefills(state, &mut budget, step);
@@ -93,6 +101,18 @@ impl Scheduler {
                 return;
             }
         }
+    }
+
+    /// Fills a step with prompts alone, for [`Config::prefill_first`]. Returns `false` if none can run.
+    fn run_prompts(&mut self, state: &mut State, step: &mut Step) -> bool {
+        if state.suspects.is_narrowing() {
+            return false;
+        }
+        while swap::begin_in(state) {}
+        let mut budget = state.config.max_batch_tokens;
+        self.run_prefills(state, &mut budget, step);
+        self.admit_waiting(state, &mut budget, step);
+        !step.seqs.is_empty()
     }
 
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
@@ -263,8 +283,8 @@ impl Scheduler {
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next else { break };
-            let aligned_budget = (self.aligned && !step.seqs.is_empty()).then_some(*budget);
-            match admit(state, slot, aligned_budget) {
+            let limited = (self.aligned || state.config.prefill_first) && !step.seqs.is_empty();
+            match admit(state, slot, limited.then_some(*budget)) {
                 Admission::Admitted => {
                     let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                     self.run(state, slot, chunk, 0, step);

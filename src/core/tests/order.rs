@@ -164,3 +164,48 @@ fn requests_after_a_shutdown_are_refused() {
     driver.run_to_end();
     assert_eq!((driver.drained, driver.ends.len()), (1, 1));
 }
+
+#[test]
+fn prompts_go_first_and_alone_without_chunked_prefill() {
+    let limits = Config { prefill_first: true, max_batch_tokens: 40, max_batch_size: 4, ..config() };
+    let mut driver = Driver::without_worker(limits);
+    for (id, tokens) in [(1, 20), (2, 15), (3, 10)] {
+        driver.submit_request(request(id, tokens, 6));
+    }
+    driver.join();
+    assert_eq!(driver.running(), [(1, 0, 20, true), (2, 0, 15, true)], "5 tokens are left, and a prompt stays whole");
+    driver.submit_request(request(4, 5, 6));
+    driver.answer();
+    assert_eq!(driver.running(), [(3, 0, 10, true), (4, 0, 5, true)], "decodes wait for prompts");
+    driver.answer();
+    assert_eq!(driver.running(), [(1, 20, 1, true), (2, 15, 1, true), (3, 10, 1, true), (4, 5, 1, true)]);
+    // The batch is full, so decodes run on until one ends.
+    driver.submit_request(request(5, 8, 6));
+    for computed in 21..25 {
+        driver.answer();
+        assert_eq!((driver.running()[0], driver.running().len()), ((1, computed, 1, true), 4));
+    }
+    driver.answer();
+    assert_eq!(
+        driver.running(),
+        [(5, 0, 8, true)],
+        "1 and 2 have ended, and the prompt goes before the decodes of 3 and 4"
+    );
+}
+
+#[test]
+fn a_prompt_longer_than_a_step_runs_in_chunks_that_decodes_wait_for() {
+    let limits = Config { prefill_first: true, align_chunks: false, max_batch_tokens: 30, ..config() };
+    let mut driver = Driver::without_worker(limits);
+    driver.submit_request(request(1, 10, 9));
+    driver.submit_request(request(2, 70, 9));
+    driver.join();
+    let mut steps = Vec::new();
+    for _ in 0..5 {
+        steps.push(driver.running());
+        driver.answer();
+    }
+    let chunks = [vec![(2, 0, 30, false)], vec![(2, 30, 30, false)], vec![(2, 60, 10, true)]];
+    assert_eq!((&steps[0], &steps[1..4]), (&vec![(1, 0, 10, true)], &chunks[..]));
+    assert_eq!(steps[4], [(1, 10, 1, true), (2, 70, 1, true)]);
+}

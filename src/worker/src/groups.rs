@@ -72,7 +72,8 @@ impl Groups {
         Ok(Self { keeps, places: places?, largest, listed })
     }
 
-    /// Returns the groups of a model by the windows of its layers: none if no layer has a window.
+    /// Returns the groups of a model by the windows of its layers: none if no layer has a window. Layers that keep every position come
+    /// first, because the first group does so anyway.
     pub(crate) fn of_windows(windows: &[Option<u32>]) -> Vec<LayerGroup> {
         let mut kinds: Vec<(Keeps, Vec<u32>)> = Vec::new();
         for (layer, window) in windows.iter().enumerate() {
@@ -82,6 +83,7 @@ impl Groups {
                 None => kinds.push((keeps, vec![layer as u32])),
             }
         }
+        kinds.sort_by_key(|(keeps, _)| *keeps != Keeps::All);
         if kinds.iter().all(|(keeps, _)| *keeps == Keeps::All) { Vec::new() } else { equal_groups(&kinds) }
     }
 
@@ -219,6 +221,6 @@ mod tests {
         assert!(Groups::of_windows(&[None; 4]).is_empty());
         assert_eq!(Groups::of_windows(&[Some(8); 3]), [group(&[0, 1, 2], Keeps::Window(8))]);
         let mixed = [Some(8), None, Some(8), None];
-        assert_eq!(Groups::of_windows(&mixed), [group(&[0, 2], Keeps::Window(8)), group(&[1, 3], Keeps::All)]);
+        assert_eq!(Groups::of_windows(&mixed), [group(&[1, 3], Keeps::All), group(&[0, 2], Keeps::Window(8))]);
     }
 }

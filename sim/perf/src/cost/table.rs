@@ -23,12 +23,12 @@
 
 use std::path::PathBuf;
 
-use super::errors::{Sample, StepErrors, usual_steps};
+use super::errors::{Sample, usual_steps};
 use super::grid::Grid;
 use super::work::{Demand, Work};
 use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
 use crate::columns::ColumnFault;
-use crate::hardware::Hardware;
+use crate::hardware::{Hardware, StepErrors};
 use crate::model::Model;
 use trunkline_sim_workload::lines::{LineFault, LineNumber};
 

@@ -51,8 +51,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Efficiency, Hardware, RooflineError};
-use crate::cost::{Residuals, StepErrors, StepTime};
+use super::{Efficiency, Hardware, Residuals, RooflineError, StepErrors, StepTime};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{Experts, Latent, Model};
+use super::{Experts, Latent, Model, Windows};
 use trunkline_sim_workload::UnknownName;
 
 /// Failure to load a model.
@@ -40,6 +40,14 @@ pub enum ModelError {
         value: u64,
         /// Permitted values, in words.
         expected: &'static str,
+    },
+    /// Layers without attention: their state has another size, and their steps other times.
+    #[error("{name}: {field} names layers that are no attention, such as recurrent ones, which are not modelled")]
+    Recurrent {
+        /// Name of the model.
+        name: String,
+        /// Field that names the layers.
+        field: &'static str,
     },
     /// Weights of a type with unknown size or speed.
     #[error("{name}: weights of type '{dtype}' are not known here; there are: bfloat16, float16, float32, fp8")]
@@ -79,6 +87,89 @@ struct Config {
     first_k_dense_replace: u64,
     #[serde(flatten)]
     latent: LatentConfig,
+    #[serde(flatten)]
+    attention: AttentionConfig,
+}
+
+/// Fields that say which tokens the attention of a layer reads, and which layers have none.
+#[derive(Deserialize)]
+struct AttentionConfig {
+    sliding_window: Option<u64>,
+    use_sliding_window: Option<bool>,
+    sliding_window_pattern: Option<u64>,
+    max_window_layers: Option<u64>,
+    model_type: Option<String>,
+    attention_chunk_size: Option<u64>,
+    index_topk: Option<u64>,
+    max_position_embeddings: Option<u64>,
+    layer_types: Option<Vec<String>>,
+    #[serde(alias = "layers_block_type")]
+    block_types: Option<Vec<String>>,
+    hybrid_override_pattern: Option<String>,
+    attn_layer_period: Option<u64>,
+    full_attention_interval: Option<u64>,
+    #[serde(alias = "mamba_d_state", alias = "ssm_state_size")]
+    state_size: Option<u64>,
+}
+
+/// Sorts of layers with attention, as in `layer_types`.
+const ATTENTION_LAYERS: [&str; 4] = ["full_attention", "sliding_attention", "chunked_attention", "attention"];
+
+impl AttentionConfig {
+    /// Returns the field that names layers without attention, such as recurrent ones.
+    fn recurrent(&self) -> Option<&'static str> {
+        let others = |types: &Option<Vec<String>>| {
+            types.iter().flatten().any(|layer| !ATTENTION_LAYERS.contains(&layer.as_str()))
+        };
+        [
+            ("layer_types", others(&self.layer_types)),
+            ("layers_block_type", others(&self.block_types)),
+            ("hybrid_override_pattern", self.hybrid_override_pattern.is_some()),
+            ("attn_layer_period", self.attn_layer_period.is_some_and(|period| period > 1)),
+            ("full_attention_interval", self.full_attention_interval.is_some_and(|interval| interval > 1)),
+            ("mamba_d_state", self.state_size.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(field, is)| is.then_some(field))
+    }
+
+    /// Returns `true` if a context can be longer than so many tokens.
+    fn limits(&self, tokens: Option<u64>) -> bool {
+        tokens.is_some_and(|tokens| tokens < self.max_position_embeddings.unwrap_or(u64::MAX))
+    }
+
+    /// Returns the number of layers of a sort, if the configuration lists the sorts.
+    fn count(&self, sort: &str) -> Option<u64> {
+        let types = self.layer_types.as_ref()?;
+        Some(types.iter().filter(|layer| *layer == sort).count() as u64)
+    }
+
+    /// Returns the layers with a sliding window, if a context can be longer than the window.
+    fn windows(&self, n_layers: u64) -> Option<Windows> {
+        let tokens = self.sliding_window.filter(|tokens| *tokens > 0 && self.limits(Some(*tokens)))?;
+        if self.use_sliding_window == Some(false) {
+            return None;
+        }
+        // One layer of so many reads every token; in Gemma 2 every second, which its configuration does not say.
+        let alternates = self.model_type.as_deref() == Some("gemma2");
+        let pattern = self.sliding_window_pattern.or(alternates.then_some(2)).filter(|pattern| *pattern > 0);
+        let unlisted = match (pattern, self.max_window_layers.filter(|_| self.use_sliding_window == Some(true))) {
+            (Some(pattern), _) => n_layers - n_layers / pattern,
+            (None, Some(full)) => n_layers.saturating_sub(full),
+            (None, None) => n_layers,
+        };
+        let layers = self.count("sliding_attention").unwrap_or(unlisted).min(n_layers);
+        (layers > 0).then_some(Windows { tokens: tokens.min(u64::from(u32::MAX)) as u32, layers })
+    }
+
+    /// Returns the attention that is planned as full attention though it reads a part of the context alone, if a context can be longer
+    /// than that part.
+    fn partial(&self) -> Option<&'static str> {
+        if self.limits(self.attention_chunk_size) && self.count("chunked_attention") != Some(0) {
+            return Some("chunked attention");
+        }
+        self.limits(self.index_topk).then_some("sparse attention")
+    }
 }
 
 /// Fields of multi-head latent attention.
@@ -121,6 +212,9 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let config: Config =
         serde_json::from_str(text).map_err(|fault| ModelError::Malformed { name: name.into(), fault })?;
     config.check(name)?;
+    if let Some(field) = config.attention.recurrent() {
+        return Err(ModelError::Recurrent { name: name.into(), field });
+    }
     let dtype_bytes = config.dtype_bytes(name)?;
     let heads = config.num_attention_heads;
     Ok(Model {
@@ -138,6 +232,8 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
         kv_dtype_bytes: dtype_bytes.max(2),
         experts: config.experts(),
         latent: config.latent(),
+        windows: config.attention.windows(config.num_hidden_layers),
+        planned_as_full: config.attention.partial(),
     })
 }
 
@@ -260,6 +356,75 @@ mod tests {
         let active = model.active_elements() + model.head_elements();
         assert!((active as f64 / 37e9 - 1.0).abs() < 0.03, "{active}");
         assert_eq!(model.kv_bytes_per_token(), 61 * 576 * 2);
+    }
+
+    #[test]
+    fn windows_are_those_of_the_families() {
+        let windows = |more: &str| {
+            let text = format!(
+                r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 26, "vocab_size": 9,
+                "max_position_embeddings": 32768{more}}}"#
+            );
+            parse_config("m", &text).unwrap().windows.map(|windows| (windows.tokens, windows.layers))
+        };
+        let types = |sorts: [&str; 2]| format!("{:?}", sorts.repeat(13));
+        for (more, expected) in [
+            // Mistral 0.1 and 0.2, Phi-3, and Qwen2 without and with windows.
+            (r#", "sliding_window": 4096"#.into(), Some((4096, 26))),
+            (r#", "sliding_window": null"#.into(), None),
+            (r#", "sliding_window": 2047"#.into(), Some((2047, 26))),
+            (r#", "sliding_window": 4096, "use_sliding_window": false"#.into(), None),
+            (
+                r#", "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 20"#.into(),
+                Some((4096, 6)),
+            ),
+            (r#", "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 26"#.into(), None),
+            // Gemma 2 and 3, gpt-oss; a window as long as any context.
+            (r#", "sliding_window": 4096, "model_type": "gemma2""#.into(), Some((4096, 13))),
+            (r#", "sliding_window": 512, "sliding_window_pattern": 6"#.into(), Some((512, 22))),
+            (
+                format!(
+                    r#", "sliding_window": 128, "layer_types": {}"#,
+                    types(["sliding_attention", "full_attention"])
+                ),
+                Some((128, 13)),
+            ),
+            (format!(r#", "sliding_window": 128, "layer_types": {}"#, types(["full_attention"; 2])), None),
+            (r#", "sliding_window": 32768"#.into(), None),
+        ] {
+            assert_eq!(windows(&more), expected, "{more}");
+        }
+    }
+
+    #[test]
+    fn attention_that_is_planned_as_full_is_named_and_recurrent_layers_are_refused() {
+        let parse = |more: &str| {
+            let text = format!(
+                r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9,
+                "max_position_embeddings": 32768{more}}}"#
+            );
+            parse_config("m", &text).map(|model| model.planned_as_full).map_err(|error| error.to_string())
+        };
+        for (more, what) in [
+            // Mistral, Llama 4, DeepSeek 3.2; chunks as long as any context.
+            (r#", "sliding_window": 4096"#, None),
+            (r#", "attention_chunk_size": 8192"#, Some("chunked attention")),
+            (r#", "index_topk": 2048"#, Some("sparse attention")),
+            (r#", "attention_chunk_size": 32768"#, None),
+        ] {
+            assert_eq!(parse(more), Ok(what), "{more}");
+        }
+        for (more, field) in [
+            (r#", "layer_types": ["linear_attention", "full_attention"]"#, "layer_types"),
+            (r#", "layers_block_type": ["mamba", "attention"]"#, "layers_block_type"),
+            (r#", "hybrid_override_pattern": "M-*-""#, "hybrid_override_pattern"),
+            (r#", "attn_layer_period": 8"#, "attn_layer_period"),
+            (r#", "full_attention_interval": 4"#, "full_attention_interval"),
+            (r#", "mamba_d_state": 16"#, "mamba_d_state"),
+        ] {
+            let error = "names layers that are no attention, such as recurrent ones, which are not modelled";
+            assert_eq!(parse(more), Err(format!("m: {field} {error}")));
+        }
     }
 
     #[test]

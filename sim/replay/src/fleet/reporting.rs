@@ -119,7 +119,7 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         trace: String::new(),
         format: format.as_str(),
         hardware: settings.hardware.name,
-        model: settings.model.name,
+        model: settings.model.label(),
         replicas: settings.n_replicas(),
         groups: settings.kinds().map(group_report).collect(),
         router: settings.routing.router.clone(),

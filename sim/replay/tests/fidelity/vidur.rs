@@ -1,4 +1,5 @@
-//! Vidur's own run of Sarathi-Serve (8B on an A100, Azure's conversations at two thirds of their rate), replayed from Vidur's own tables.
+//! Vidur's own runs of Sarathi-Serve and of vLLM's first scheduler (8B on an A100, Azure's conversations at two thirds of their rate and at
+//! their own), replayed from Vidur's own tables.
 
 use trunkline_core::Config;
 use trunkline_sim_perf::cost::{CostChoice, CostModel, Parallel, Roofline, StepShape, Table, Weights};
@@ -16,6 +17,11 @@ const BLOCKS: u32 = 30_208;
 const CONTEXT_MAX: u32 = 4096;
 
 fn run(requests: u64, block_size: u32) -> Report {
+    let core = Config { block_size, ..engines::by_name("sarathi").unwrap().core(BLOCKS * 16 / block_size) };
+    run_with(core, requests, 1.0 / 1.5)
+}
+
+fn run_with(core: Config, requests: u64, speed: f64) -> Report {
     let (profile, trace) = (data("profiles/vidur/llama3_8b_tp1"), data("traces/azure_conv_2023.csv.gz"));
     let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
@@ -31,8 +37,8 @@ fn run(requests: u64, block_size: u32) -> Report {
         hardware: *hardware::by_name("a100-80g").unwrap(),
         model: *model::by_name("llama-3.1-8b").unwrap(),
         replicas: 1,
-        core: Config { block_size, ..engines::by_name("sarathi").unwrap().core(BLOCKS * 16 / block_size) },
-        arrivals: Arrivals::Traced { speed: 1.0 / 1.5 },
+        core,
+        arrivals: Arrivals::Traced { speed },
         tenants: "1".parse().unwrap(),
         draft_acceptance: 0.0,
     };
@@ -77,6 +83,51 @@ fn the_whole_run_has_its_percentiles() {
         assert!(errors.iter().all(|error| error.abs() < 0.005), "{what}: {errors:?}");
     }
     assert_eq!((report.completed, report.preemptions), (19_366, 0));
+}
+
+/// Vidur's batches of vLLM's scheduler: 4,096 tokens, 128 sequences. What it reports of three runs, seconds: mean, p50, p90 and p99 of the
+/// time to the first token; p50, p90 and p99 of the time between tokens after the first, and to the end.
+#[test]
+#[cfg_attr(
+    not(all(trunkline_profiles, trunkline_traces)),
+    ignore = "TRUNKLINE_DATA names no folder with profiles/ and traces/"
+)]
+fn runs_of_vllms_first_scheduler_have_their_percentiles() {
+    let runs = [
+        (
+            ("two thirds of the rate", BLOCKS, 1.0 / 1.5),
+            [0.1757, 0.0996, 0.3897, 0.9591],
+            [0.01989, 0.04329, 0.1038],
+            [3.477, 10.05, 19.98],
+        ),
+        (
+            ("and 4,000 blocks", 4000, 1.0 / 1.5),
+            [0.2522, 0.1010, 0.4599, 3.239],
+            [0.01990, 0.04470, 0.07456],
+            [3.556, 9.931, 20.21],
+        ),
+        (
+            ("the whole rate", BLOCKS, 1.0),
+            [9.093, 0.220, 38.46, 63.31],
+            [0.03937, 0.1380, 0.1758],
+            [10.73, 56.35, 101.2],
+        ),
+    ];
+    for ((name, blocks, speed), ttft, tpot, e2e) in runs {
+        let preset = engines::by_name("vllm-v0").unwrap().core(blocks);
+        let core = Config { max_batch_tokens: CONTEXT_MAX, max_batch_size: 128, ..preset };
+        let report = run_with(core, u64::MAX, speed);
+        let of = |s: &Summary| [s.p50, s.p90, s.p99];
+        let latencies = &report.latencies;
+        let [p50, p90, p99] = of(&latencies.ttft_s);
+        let found =
+            [&[latencies.ttft_s.mean, p50, p90, p99][..], &of(&latencies.tpot_s), &of(&latencies.e2e_s)].concat();
+        let expected = [&ttft[..], &tpot, &e2e].concat();
+        let errors: Vec<f64> = found.iter().zip(&expected).map(|(found, expected)| found / expected - 1.0).collect();
+        let each: Vec<String> = errors.iter().map(|error| format!("{:+.2}", 100.0 * error)).collect();
+        println!("{name}: {} % ({} preemptions)", each.join(" "), report.preemptions);
+        assert!(errors.iter().all(|error| error.abs() < 0.03), "{name}: {errors:?}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ const ROWS: [Row; 11] = [
     ("Trace", |it| format!("{} ({})", it.report.settings.trace, it.report.settings.format)),
     ("Arrivals", |it| arrivals(it.report)),
     ("Hardware", |it| hardware(&it.report.settings)),
-    ("Model", |it| it.report.settings.model.into()),
+    ("Model", |it| it.report.settings.model.clone()),
     ("Replicas", |it| grouped(it.report.settings.replicas.into())),
     ("Router", |it| it.report.settings.router.clone()),
     ("Failures", |it| list(&it.report.settings.failures)),

@@ -7,9 +7,11 @@ use clap::Args;
 use trunkline_cluster::{ClusterConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::config::Setting;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, Preemption};
+use trunkline_core::{Config, Keeps, Preemption};
+use trunkline_port::LayerGroup;
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, Weights};
 use trunkline_sim_perf::memory::host_blocks;
+use trunkline_sim_perf::model::LATENT_BLOCK_TOKENS;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::engines::Engine;
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
@@ -276,6 +278,10 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         },
     };
     divide_layers(&mut settings, fleet.h2o_layers.as_deref())?;
+    let is_latent = settings.model.latent.is_some();
+    if is_latent && args.recorded.is_none() && !args.core.has("block_size") {
+        settings.core.block_size = LATENT_BLOCK_TOKENS;
+    }
     // Numbers of blocks and estimates of their cost follow only from a block size within its range.
     settings.core.validate()?;
     let cost = size(&mut settings, others, args)?;
@@ -322,8 +328,9 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Divides the layers into those that keep every token (`full`) and those that drop tokens, if eviction within sequences is on. The groups of a
-/// recorded server are those of its model; how many layers each has is not recorded, so they share them evenly.
+/// Divides the layers into groups: those with a sliding window, and with eviction within sequences those that keep every token (`full`)
+/// and those that drop tokens. Which layers is the same to a replay, but not how many. The groups of a recorded server are those of its
+/// model; how many layers each has is not recorded, so they share them evenly.
 fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<()> {
     let n_layers = settings.model.layers as u32;
     let recorded = settings.core.worker.groups.len() as u32;
@@ -336,9 +343,25 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<
         );
         settings.group_layers =
             (0..recorded).map(|group| (group + 1) * n_layers / recorded - group * n_layers / recorded).collect();
-    } else if settings.core.h2o.mode != Mode::Off || full.is_some() {
-        let full = full.map_or_else(|| Ok(spread_layers(n_layers)), |text| layers(text, n_layers))?;
-        let groups = dropping_groups(n_layers, full, &[])?;
+        return Ok(());
+    }
+    let windows = settings.model.windows.map(|windows| LayerGroup {
+        layers: (n_layers - windows.layers as u32..n_layers).collect(),
+        keeps: Keeps::Window(windows.tokens),
+    });
+    let n_unlimited = n_layers - windows.iter().map(|group| group.layers.len() as u32).sum::<u32>();
+    let n_full = match full {
+        Some(text) => layers(text, n_layers)?.len() as u32,
+        None if settings.core.h2o.mode == Mode::Off => n_unlimited,
+        None => (spread_layers(n_unlimited).len() as u32).min(n_unlimited),
+    };
+    ensure!(
+        n_full <= n_unlimited,
+        "h2o-layers names {n_full} layers, but {n_unlimited} layers of {} read every token",
+        settings.model.name
+    );
+    let groups = dropping_groups(n_layers, (0..n_full).collect(), windows.as_slice())?;
+    if groups.iter().any(|group| group.keeps != Keeps::All) {
         settings.core.worker.groups = groups.iter().map(|group| group.keeps).collect();
         settings.group_layers = groups.iter().map(|group| group.layers.len() as u32).collect();
     }

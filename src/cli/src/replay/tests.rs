@@ -227,7 +227,7 @@ fn an_engine_sets_the_defaults_of_limits() {
     assert_eq!((plain.max_batch_tokens, plain.launch_watermark, plain.align_chunks), (8192, 1.0, true));
     assert_eq!((plain.preemption, plain.device_blocks), (Preemption::Cost, vllm.device_blocks));
     let unknown = parse(&["t", "--engine", "orca"]).unwrap_err().to_string();
-    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, sarathi"), "{unknown}");
+    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, vllm-v0, sarathi"), "{unknown}");
 }
 
 #[test]
@@ -244,6 +244,32 @@ fn eviction_within_sequences_divides_the_layers() {
     assert_eq!(given.core.worker.groups.iter().filter(|keeps| **keeps == Keeps::All).count(), 1);
     let layers = fault(&["none", "--h2o-layers", "32"]);
     assert_eq!(layers, "h2o-layers names layer 32; the model has the layers 0 to 31");
+}
+
+#[test]
+fn layers_with_windows_are_groups_of_their_own() {
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    let with = |more: &str, flags: &str| {
+        let text = format!(
+            r#"{{"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_hidden_layers": 26, "vocab_size": 9000,
+            "num_key_value_heads": 4{more}}}"#
+        );
+        fs::write(file.path(), text).unwrap();
+        settings_of(&format!("t --model {}{flags}", file.path().display()))
+    };
+    let (window, plain) = (Keeps::Window(512), with("", ""));
+    assert!(plain.group_layers.is_empty());
+    let gemma = with(r#", "sliding_window": 512, "sliding_window_pattern": 6"#, "");
+    let keeps = [Keeps::All, window, window, window, window, window, window];
+    assert_eq!((&gemma.core.worker.groups[..], &gemma.group_layers[..]), (&keeps[..], &[4, 4, 4, 4, 4, 3, 3][..]));
+    // Groups of four layers in a pool for 28: a fourteenth is unused.
+    assert_eq!(gemma.core.device_blocks, (u64::from(plain.core.device_blocks) * 26 / 28) as u32);
+    let dropping = with(r#", "sliding_window": 512, "sliding_window_pattern": 6"#, " --h2o on").core.worker.groups;
+    let count = |keeps| dropping.iter().filter(|group| **group == keeps).count();
+    assert_eq!((count(Keeps::All), count(Keeps::Scored), count(window)), (1, 3, 22));
+    let mistral = with(r#", "sliding_window": 4096"#, "");
+    assert_eq!((&mistral.core.worker.groups[..], &mistral.group_layers[..]), (&[Keeps::Window(4096)][..], &[26][..]));
+    assert_eq!(mistral.core.device_blocks, plain.core.device_blocks);
 }
 
 #[test]

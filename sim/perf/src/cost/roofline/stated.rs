@@ -44,6 +44,8 @@ fn is(name: &str, model: &Model) -> bool {
 /// Returns the property of `model` that no measured model has, if any.
 fn unlike(model: &Model) -> Option<&'static str> {
     [
+        (model.windows.is_some(), "sliding windows"),
+        (model.planned_as_full.is_some(), "attention that is not full, and is planned as if it were"),
         (model.experts.is_some(), "mixtures of experts"),
         (model.latent.is_some(), "latent attention"),
         (model.dtype_bytes != 2, "weights that are not of 16 bits"),
