@@ -274,7 +274,7 @@ fn stores(
     let Some(tiers) = settings.tiers.tiers(layout.block_bytes as u64, workers)? else { return Ok(Vec::new()) };
     tiers.apply(config);
     config.validate()?;
-    tiers.open(&layout, config.device_blocks)
+    tiers.open(&layout, config.pool_blocks())
 }
 
 /// Returns the rotation of a model's keys in each layer, in units of 2^-64 turns for each position.
@@ -318,7 +318,7 @@ fn simulated(
     backend.stores = match settings.tiers.tiers(block_bytes, workers)? {
         Some(tiers) => {
             tiers.apply(&mut config);
-            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(&layout, config.device_blocks)?
+            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(&layout, config.pool_blocks())?
         }
         None => simulated::swap_stores(&config, workers)?,
     };

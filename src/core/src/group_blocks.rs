@@ -162,36 +162,34 @@ impl GroupBlocks {
     /// Returns the number of leading blocks of a prefix that a request can use: every group has the blocks that the tokens behind
     /// the prefix read.
     pub fn usable(&self, found: &Prefix) -> usize {
-        self.usable_behind(0, found.slots(), |node, group| self.get(node, group).is_some())
+        let slots: Vec<u32> = found.slots().collect();
+        self.usable_behind(0, &slots, |at, group| self.get(slots[at], group).is_some())
     }
 
     /// Returns the number of leading blocks of `rest`, which continue a prefix of `before` blocks that can be used, for which the longer
-    /// prefix can be used too. `has` tells if a group has a block of `rest`.
-    pub fn usable_behind<T: Copy>(
-        &self,
-        before: usize,
-        rest: impl Iterator<Item = T> + Clone,
-        has: impl Fn(T, usize) -> bool,
-    ) -> usize {
-        let mut n = rest.clone().count();
-        let mut agreed = 0;
-        // Each group in turn may cut the prefix, until none does.
-        while n > 0 && agreed < self.n() {
-            agreed = 0;
-            for group in 0..self.n() {
-                let first = self.first_read(group, before + n).saturating_sub(before);
-                let read = rest.clone().take(n).enumerate().skip(first);
-                let mut missing = read.filter(|(_, block)| !has(*block, group)).map(|(at, _)| at);
-                // Everything behind the first missing block is out of reach; a window may end before it.
-                let cut = match self.keeps[group] {
-                    Keeps::Window(_) => missing.last(),
-                    Keeps::All | Keeps::Scored => missing.next(),
-                };
-                agreed += usize::from(cut.is_none());
-                n = cut.unwrap_or(n);
+    /// prefix can be used too. `has` tells if a group has a block of `rest`, and is asked at most once for each.
+    pub fn usable_behind<T>(&self, before: usize, rest: &[T], mut has: impl FnMut(usize, usize) -> bool) -> usize {
+        let is_window = |group: usize| matches!(self.keeps[group], Keeps::Window(_));
+        let (windows, whole): (Vec<usize>, Vec<usize>) = (0..self.n()).partition(|group| is_window(*group));
+        let is_lacking = |at: &usize| whole.iter().any(|group| !has(*at, *group));
+        let mut n = (0..rest.len()).find(is_lacking).unwrap_or(rest.len());
+        // Each window has the blocks from here on, up to `n`.
+        let mut there_from = vec![n; windows.len()];
+        'shorter: loop {
+            for (group, from) in windows.iter().zip(&mut there_from) {
+                *from = n.min(*from);
+                let first = self.first_read(*group, before + n).saturating_sub(before);
+                while *from > first {
+                    if !has(*from - 1, *group) {
+                        // No window with this block in it can be read; one may end before.
+                        n = *from - 1;
+                        continue 'shorter;
+                    }
+                    *from -= 1;
+                }
             }
+            return n;
         }
-        n
     }
 
     /// Returns the first of `n` blocks of a prefix read in a group by tokens behind the prefix, or by the last token of the prefix.
@@ -318,6 +316,24 @@ mod tests {
         assert_eq!((blocks.usable(&prefix(9)), blocks.usable(&prefix(8))), (7, 7));
         assert_eq!((blocks.usable(&prefix(4)), blocks.usable(&prefix(3))), (2, 2));
         assert_eq!([blocks.first_visible(1, 7), blocks.first_visible(1, 8), blocks.first_visible(1, 12)], [0, 0, 1]);
+    }
+
+    #[test]
+    fn what_is_usable_is_found_by_asking_for_each_block_once() {
+        let groups = GroupBlocks::new(&[Keeps::All, Keeps::Scored, Keeps::Window(8), Keeps::Window(12)], 4);
+        // All sets of missing blocks, of 7 behind 3: compared with the definition.
+        for missing in 0..1u32 << 14 {
+            let is_missing = |at: usize, group: usize| group > 0 && missing >> (7 * (group - 1) + at) & 1 == 1;
+            let reads = |n: usize, group: usize| groups.first_read(group, 3 + n).saturating_sub(3)..n;
+            let can_use = |n: &usize| (1..3).all(|group| reads(*n, group).all(|at| !is_missing(at, group)));
+            let mut asked = std::collections::BTreeSet::new();
+            let usable = groups.usable_behind(3, &[(); 7], |at, group| {
+                assert!(asked.insert((at, group)), "{at} in group {group} is asked for twice");
+                !is_missing(at, group)
+            });
+            assert_eq!(Some(usable), (0..=7).rev().find(can_use), "{missing:b}");
+        }
+        assert_eq!(groups.usable_behind(3, &[(); 7], |at, group| group > 0 || at != 4), 4);
     }
 
     #[test]

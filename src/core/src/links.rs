@@ -67,25 +67,35 @@ impl Links {
     /// Returns the number of leading blocks to load, to save the most time: the time to compute the tokens of the blocks, less the time
     /// of the transfers, which run side by side. `plan` yields, for each block, the tiers that it is copied from: one for each layer group.
     pub fn worthwhile<Copies: IntoIterator<Item = usize>>(&self, plan: impl IntoIterator<Item = Copies>) -> usize {
+        let (mut best, mut most_ns) = (0, 0.0);
+        for (n, saved_ns) in (1..).zip(self.savings(plan)) {
+            if saved_ns >= most_ns {
+                (best, most_ns) = (n, saved_ns);
+            }
+        }
+        best
+    }
+
+    /// Returns, for each number of leading blocks of a plan, the time saved by loading them, nanoseconds.
+    pub fn savings<Copies: IntoIterator<Item = usize>>(
+        &self,
+        plan: impl IntoIterator<Item = Copies>,
+    ) -> impl Iterator<Item = f64> {
         let lines: [(f64, f64); TIERS_MAX] = std::array::from_fn(|tier| self.copies[3 + tier].line());
         let (_, token_ns) = self.prefill.line();
         let block_ns = token_ns * f64::from(self.block_size);
         let mut ends_ns = [0.0; TIERS_MAX];
         let (mut load_ns, mut saved_ns) = (0.0_f64, 0.0);
-        let (mut best, mut most_ns) = (0, 0.0);
-        for (n, tiers) in (1..).zip(plan) {
+        plan.into_iter().map(move |tiers| {
             for tier in tiers {
                 let (fixed_ns, copy_ns) = lines[tier];
-                let end_ns = &mut ends_ns[tier];
+                let end_ns: &mut f64 = &mut ends_ns[tier];
                 *end_ns += if *end_ns == 0.0 { fixed_ns + copy_ns } else { copy_ns };
                 load_ns = load_ns.max(*end_ns);
             }
             saved_ns += block_ns;
-            if saved_ns - load_ns >= most_ns {
-                (best, most_ns) = (n, saved_ns - load_ns);
-            }
-        }
-        best
+            saved_ns - load_ns
+        })
     }
 
     /// Returns the time to compute the tokens of so many blocks, nanoseconds. Before the first prefill nobody knows, and a second is

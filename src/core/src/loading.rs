@@ -75,9 +75,11 @@ fn end_load(state: &mut State, slot: usize) {
     if good > 0 {
         // The last token is run again even if its KV is there, because its logits are not.
         seq.computed = ((seq.published + good) * config.block_size).min(seq.n_tokens() - 1);
-        kv.drop_behind_windows_after_load(seq);
+        kv.drop_empty(seq, &load, good as usize);
     }
     state.publish(slot);
+    let State { sequences, kv, .. } = state;
+    kv.drop_behind_windows(&mut sequences[slot]);
     state.count_cached(slot);
     state.enter_batch(slot);
 }

@@ -209,6 +209,27 @@ fn what_a_sequence_holds_in_each_group_goes_out_and_comes_back() {
 }
 
 #[test]
+fn slots_of_evicted_blocks_are_clean_for_what_comes_back_from_the_host() {
+    // A pool that evicts a little more than it must, so that blocks of a table can be neighbours.
+    let limits = Config {
+        host_blocks: 4096,
+        preemption: Preemption::Swap,
+        max_batch_tokens: 4096,
+        ..config(&[Keeps::All; 2], 1024)
+    };
+    let mut driver = Driver::with_content(limits, 1);
+    driver.join();
+    for id in 0..2 {
+        driver.submit(id, (0..1960).map(|at| 10_000 * id as u32 + at).collect(), 400);
+    }
+    driver.run_to_end();
+    let swaps = driver.stats().swaps;
+    assert_eq!((swaps.swap_outs, swaps.swap_ins, driver.stats().preemptions), (1, 1, 1));
+    driver.assert_texts();
+    driver.assert_empty();
+}
+
+#[test]
 fn a_host_without_room_for_every_group_takes_nothing() {
     for (host_blocks, swaps) in [(28, 1), (27, 0)] {
         let mut driver = crowded(Preemption::Swap, host_blocks, 20);

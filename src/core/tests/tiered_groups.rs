@@ -74,6 +74,35 @@ fn blocks_of_all_groups_go_down_when_the_request_ends_and_come_back() {
 }
 
 #[test]
+fn a_window_that_came_back_is_found_on_the_device_by_the_next_request() {
+    // A window that ends one token into a block: the prompt's last token reads a block that the next token does not.
+    let mut driver = asked_and_evicted(&[Keeps::All, Keeps::Window(9)]);
+    driver.submit(2, prompt(33), 1);
+    assert_eq!(copies(&driver), [(UP.0, UP.1, 8 + 3)]);
+    driver.run_to_end();
+    driver.submit(3, prompt(33), 1);
+    assert_eq!((copies(&driver), driver.running()), (vec![], vec![(3, 32, 1, true)]));
+    driver.run_to_end();
+    assert_eq!([cached(&driver, 2), cached(&driver, 3)], [32, 32]);
+    driver.assert_texts();
+}
+
+#[test]
+fn a_load_that_pays_with_its_window_alone_is_not_cut_before_it() {
+    // A block takes 1.6 ms to compute and 1 ms to load. The last two entries take two copies each and pay nothing, but without them the two
+    // before would be the window: 8 copies in place of 6 blocks, not 10 in place of 8.
+    let costs = |config| Config { recompute_token_ns: 400_000, swap_block_ns: 1_000_000, ..config };
+    let mut driver = joined(costs(config(&[Keeps::All, Keeps::Window(8)], Write::Through)));
+    driver.submit(1, prompt(33), 1);
+    driver.run_to_end();
+    driver.evict_idle();
+    driver.submit(2, prompt(33), 1);
+    assert_eq!(copies(&driver), [(UP.0, UP.1, 8 + 2)]);
+    driver.run_to_end();
+    driver.assert_texts();
+}
+
+#[test]
 fn of_a_window_only_what_the_next_token_reads_comes_back() {
     let mut driver = asked_and_evicted(&[Keeps::All, Keeps::Window(8)]);
     driver.submit(2, prompt(33), 1);

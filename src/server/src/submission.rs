@@ -279,6 +279,7 @@ mod tests {
         let group = |keeps, layers: &[u32]| LayerGroup { layers: layers.to_vec(), keeps };
         let of = |groups: Vec<LayerGroup>| kv_layout(&ModelInfo { groups, ..plain.clone() });
         let first = of(vec![group(Keeps::All, &[0]), group(Keeps::Window(8), &[1])]);
+        assert_eq!(first, "bf16 2x3x64 All [0] Window(8) [1]");
         let others = [
             of(vec![group(Keeps::All, &[1]), group(Keeps::Window(8), &[0])]),
             of(vec![group(Keeps::All, &[0]), group(Keeps::Window(9), &[1])]),

@@ -29,6 +29,8 @@ const TABLE_MAX: usize = 64 << 20;
 
 /// Blocks asked for at once by a look-up.
 const PROBES: usize = 8;
+/// Blocks asked for at once where every block is asked for.
+const ASKED_AT_ONCE: usize = 64;
 
 /// Returns positions from `low` to below `high`, both ends among them, evenly spread.
 fn probes(low: usize, high: usize) -> Vec<usize> {
@@ -191,9 +193,13 @@ impl Remote {
         Ok((header, record))
     }
 
-    /// Returns the number of leading blocks of a chain with objects; 0 without an answer. Asks for a few blocks at a time, so some blocks
-    /// before the last one found may be missing all the same: writers write whole chains, but objects expire.
+    /// Returns the number of leading blocks with objects; 0 without an answer. Of a chain, asks for a few blocks at a time, so some blocks
+    /// before the last one found may be missing all the same: writers write whole chains, but objects expire. Of blocks of windows, which
+    /// are written as far as they are at hand, asks for all.
     pub fn leading(&self, keys: &[BlockKey]) -> usize {
+        if keys.iter().all(|key| key.parent == key.hash) {
+            return self.leading_one_by_one(keys);
+        }
         // Objects are there below `low`, and not from `high` on.
         let (mut low, mut high) = (0, keys.len());
         while low < high {
@@ -209,6 +215,20 @@ impl Remote {
             }
         }
         high
+    }
+
+    /// Returns the number of leading blocks with objects, and asks for each.
+    fn leading_one_by_one(&self, keys: &[BlockKey]) -> usize {
+        let mut there = 0;
+        for keys in keys.chunks(ASKED_AT_ONCE) {
+            let names: Vec<String> = keys.iter().map(|key| self.name(key)).collect();
+            let Ok(found) = self.call(|deadline| self.objects.has(&names, deadline)) else { return 0 };
+            there += found.iter().take_while(|found| **found).count();
+            if found.contains(&false) {
+                break;
+            }
+        }
+        there
     }
 
     /// Asks for a block, so that a store is noticed that answers again.

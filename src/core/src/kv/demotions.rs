@@ -75,25 +75,26 @@ impl Kv {
             let beside = self.transfers.device_demotions().filter_map(|transfer| transfer.purpose.beside());
             let moving: BTreeSet<(u32, usize)> =
                 beside.flat_map(BTreeMap::values).map(|(node, group)| (node.index, *group)).collect();
-            let has = |block: &BlockHandle, group| moving.contains(&(block.index, group));
-            let usable = self.groups.usable_behind(self.found.len(), self.reviving.iter(), has);
+            let has = |at: usize, group| moving.contains(&(self.reviving[at].index, group));
+            let usable = self.groups.usable_behind(self.found.len(), &self.reviving, has);
             self.reviving.truncate(usable);
         }
     }
 
     /// Takes the blocks `reviving` back into the tree behind the blocks of a table, in the namespace of `root`, and appends them.
     pub(super) fn revive(&mut self, root: BlockHash, table: &mut Vec<BlockHandle>) {
-        // The longest prefix that ends with a block of each transfer.
-        let mut prefixes: BTreeMap<u64, Kept> = BTreeMap::new();
+        // The longest prefix that ends with a block of each transfer, and those blocks.
+        let mut prefixes: BTreeMap<u64, (usize, Vec<BlockHandle>)> = BTreeMap::new();
         for block in std::mem::take(&mut self.reviving) {
             let noted = self.demoting.end(self.tree.contents(block).0, block).expect("it was found there");
             self.tree.readopt(block, Parent::of(root, table));
             table.push(block);
-            let kept = prefixes.entry(noted.transfer).or_default();
-            kept.chain.clone_from(table);
-            kept.beside.extend(self.revive_beside(noted.transfer, block));
+            let (len, revived) = prefixes.entry(noted.transfer).or_default();
+            *len = table.len();
+            revived.push(block);
         }
-        for (transfer, kept) in prefixes {
+        for (transfer, (len, revived)) in prefixes {
+            let kept = Kept { chain: table[..len].to_vec(), beside: self.revive_beside(transfer, &revived) };
             kept.chain.iter().for_each(|block| self.tree.share(*block));
             self.transfers.keep(transfer, kept);
         }

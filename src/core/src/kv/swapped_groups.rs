@@ -83,6 +83,8 @@ impl Kv {
         let mut arriving = Vec::new();
         let allocated = self.tree.allocate(needed, &mut arriving);
         assert!(allocated, "usable blocks were counted a moment ago");
+        // More may have been evicted than were missing, and their slots are the first to be taken.
+        self.free_left();
         let mut others = arriving.split_off(entries).into_iter();
         let hosts = beside.iter().copied().map(Some).chain(std::iter::repeat(None));
         let taken = hosts.take(entries * self.groups.n()).map(|host| match host {

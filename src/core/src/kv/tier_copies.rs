@@ -114,6 +114,9 @@ impl Kv {
                 // Blocks after this one were found at most as often.
                 break;
             }
+            if !self.can_follow(*block) {
+                break;
+            }
             let contents = self.tiers.contents_on_device(&self.tree, *block);
             if is_open {
                 let to = self.tiers.reserve(&contents);
@@ -158,7 +161,7 @@ impl Kv {
 
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
         let (mut pairs, mut beside) = (Vec::new(), Beside::new());
-        for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
+        for _ in 0..n.min(AHEAD_MAX).div_ceil(self.entry_blocks() as usize) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
             let to = self.tiers.reserve(&self.tiers.contents_on_device(&self.tree, block));
             // At the end a block's place in the tree is known before those beside the block are put back.
@@ -210,16 +213,12 @@ impl Kv {
     pub fn plan_load(&mut self, seq: &Sequence) -> bool {
         self.passed_over = None;
         self.plan_all(seq);
-        let copies = self.plan.iter().enumerate().map(|(at, planned)| {
-            let beside = self.planned_beside(at).iter().flatten();
-            std::iter::once(planned).chain(beside).map(|planned| planned.tier)
-        });
-        let worthwhile = self.transfers.links.worthwhile(copies);
-        self.passed_over = self.plan.get(worthwhile).map(|planned| planned.tier);
+        let worthwhile = self.transfers.links.worthwhile(self.planned_copies());
+        let after = self.plan.get(worthwhile).map(|planned| planned.tier);
         if worthwhile < self.plan.len() {
-            self.plan.truncate(worthwhile);
-            self.plan_groups();
+            self.cut_plan(worthwhile);
         }
+        self.passed_over = after.filter(|_| self.plan.len() <= worthwhile);
         !self.plan.is_empty()
     }
 

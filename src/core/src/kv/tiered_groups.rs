@@ -5,6 +5,8 @@
 //! as every group has the blocks read by the tokens behind: all blocks of a group that keeps every position, the last ones of a
 //! group with a window.
 
+use std::collections::BTreeSet;
+
 use trunkline_port::Keeps;
 
 use super::Kv;
@@ -27,6 +29,16 @@ impl Kv {
                 beside.insert(block.index, (node, group));
             }
         }
+    }
+
+    /// Returns `true` if the nearest tier has, or can get, the blocks beside a published block in every group needed whole by prompts:
+    /// no prompt loads a block behind one without them.
+    pub(super) fn can_follow(&self, node: BlockHandle) -> bool {
+        let is_whole = |group: &usize| !matches!(self.groups.keeps()[*group], Keeps::Window(_));
+        (0..self.groups.n()).filter(is_whole).all(|group| {
+            self.groups.get(node.index, group).is_some()
+                || !self.tiers.lacks(&self.tiers.contents_beside(&self.tree, node, group))
+        })
     }
 
     /// Returns the number of blocks beside a published block missing in the nearest tier.
@@ -77,24 +89,21 @@ impl Kv {
         }
     }
 
-    /// Puts the blocks of a demotion back beside `node`, which was taken back into the tree, to be read by the transfer. Returns what the
+    /// Puts the blocks of a demotion back beside `nodes`, which were taken back into the tree, to be read by the transfer. Returns what the
     /// transfer reads.
-    pub(super) fn revive_beside(&mut self, transfer: u64, node: BlockHandle) -> Vec<(BlockHandle, usize)> {
-        let moving: Vec<(u32, usize)> =
-            match self.transfers.get(transfer).and_then(|transfer| transfer.purpose.beside()) {
-                Some(beside) => beside
-                    .iter()
-                    .filter(|(_, (of, _))| *of == node)
-                    .map(|(block, (_, group))| (*block, *group))
-                    .collect(),
-                None => Vec::new(),
-            };
-        for (block, group) in &moving {
+    pub(super) fn revive_beside(&mut self, transfer: u64, nodes: &[BlockHandle]) -> Vec<(BlockHandle, usize)> {
+        let nodes: BTreeSet<u32> = nodes.iter().map(|node| node.index).collect();
+        let beside = self.transfers.get(transfer).and_then(|transfer| transfer.purpose.beside()).into_iter().flatten();
+        let moving: Vec<(u32, (BlockHandle, usize))> = beside
+            .filter(|(_, (node, _))| nodes.contains(&node.index))
+            .map(|(block, place)| (*block, *place))
+            .collect();
+        for (block, (node, group)) in &moving {
             let block = self.tree.pool().handle(*block);
             self.tree.end_move(block);
             self.groups.put(node.index, *group, block);
         }
-        moving.into_iter().map(|(_, group)| (node, group)).collect()
+        moving.into_iter().map(|(_, place)| place).collect()
     }
 
     /// Cuts the plan of a load to where every group has what the tokens behind read, and plans the blocks of the groups after the first.
@@ -106,16 +115,47 @@ impl Kv {
         }
         let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
         let before = self.hit();
-        let find = |planned: &PlannedBlock, group: usize| self.tiers.find_beside(*planned, group, is_open);
-        let usable =
-            self.groups.usable_behind(before, self.plan.iter(), |planned, group| find(planned, group).is_some());
-        self.plan.truncate(usable);
-        let first: Vec<usize> = (0..n).map(|group| self.groups.first_read(group, before + usable)).collect();
-        let planned = (before..).zip(&self.plan).flat_map(|(at, planned)| {
-            let (first, find) = (&first, &find);
-            (0..n).map(move |group| (at >= first[group]).then(|| find(planned, group)).flatten())
+        self.plan_beside.resize(self.plan.len() * n, None);
+        let (plan, beside, tiers) = (&self.plan, &mut self.plan_beside, &self.tiers);
+        let usable = self.groups.usable_behind(before, plan, |at, group| {
+            beside[at * n + group] = tiers.find_beside(plan[at], group, is_open);
+            beside[at * n + group].is_some()
         });
-        self.plan_beside.extend(planned);
+        self.plan.truncate(usable);
+        self.plan_beside.truncate(usable * n);
+        for group in 0..n {
+            let unread = self.groups.first_read(group, before + usable).saturating_sub(before).min(usable);
+            (0..unread).for_each(|at| self.plan_beside[at * n + group] = None);
+        }
+    }
+
+    /// Cuts the plan of a load to its first `n` entries, or further to where every group has what the tokens behind read. Keeps the whole plan if
+    /// that saves more time.
+    pub(super) fn cut_plan(&mut self, n: usize) {
+        if self.groups.n() == 0 {
+            self.plan.truncate(n);
+            return;
+        }
+        let whole = (self.plan.clone(), self.plan_beside.clone());
+        let saved_ns = self.saved_by_plan();
+        self.plan.truncate(n);
+        self.plan_groups();
+        if saved_ns > self.saved_by_plan() {
+            (self.plan, self.plan_beside) = whole;
+        }
+    }
+
+    /// Returns the time saved by the planned load, nanoseconds.
+    fn saved_by_plan(&self) -> f64 {
+        self.transfers.links.savings(self.planned_copies()).last().unwrap_or(0.0)
+    }
+
+    /// Returns, for each entry of the plan, the tiers of its copies: one for each layer group.
+    pub(super) fn planned_copies(&self) -> impl Iterator<Item = impl Iterator<Item = usize>> {
+        self.plan.iter().enumerate().map(|(at, planned)| {
+            let beside = self.planned_beside(at).iter().flatten();
+            std::iter::once(planned).chain(beside).map(|planned| planned.tier)
+        })
     }
 
     /// Returns the planned copies of an entry of the plan, in the groups after the first.
@@ -127,29 +167,28 @@ impl Kv {
     /// Ends the copies of a load in a sequence's tables. Returns the number of leading entries usable by the
     /// sequence, behind the published ones.
     pub fn end_load(&mut self, seq: &Sequence, load: &Load) -> usize {
-        let entries = seq.published as usize..(seq.published + load.blocks) as usize;
-        seq.table[entries.clone()].iter().for_each(|block| self.tree.end_move(*block));
+        let range = seq.published as usize..(seq.published + load.blocks) as usize;
+        let entries = &seq.table[range.clone()];
+        entries.iter().for_each(|block| self.tree.end_move(*block));
         for table in &seq.cold.tables {
-            for block in &table[entries.clone()] {
+            for block in &table[range.clone()] {
                 if self.tree.pool().state(block.index) == BlockState::Moving {
                     self.tree.end_move(*block);
                 }
             }
         }
         let n = self.groups.n();
-        self.groups.usable_behind(entries.start, 0..load.good as usize, |at, group| load.beside[at * n + group])
+        let good = &entries[..load.good as usize];
+        self.groups.usable_behind(seq.published as usize, good, |at, group| load.beside[at * n + group])
     }
 
-    /// Drops all entries behind the windows of a sequence on no worker, after a load: some were filled by no copy.
-    pub fn drop_behind_windows_after_load(&mut self, seq: &mut Sequence) {
-        for group in 0..seq.cold.tables.len() {
-            if !matches!(self.groups.keeps()[group], Keeps::Window(_)) {
-                continue;
-            }
-            let end = self.groups.first_visible(group, seq.computed) as usize;
-            for at in 0..end.min(seq.table.len()) {
-                if seq.cold.tables[group][at] != BlockHandle::NONE {
-                    self.drop_entries(seq, group, at, 1, None);
+    /// Drops the entries that a load left empty, of the `good` first ones: those behind windows.
+    pub fn drop_empty(&mut self, seq: &mut Sequence, load: &Load, good: usize) {
+        let (first, n) = (seq.published as usize, self.groups.n());
+        for at in 0..good {
+            for group in (0..n).filter(|group| !load.beside[at * n + group]) {
+                if seq.cold.tables[group][first + at] != BlockHandle::NONE {
+                    self.drop_entries(seq, group, first + at, 1, None);
                 }
             }
         }

@@ -86,6 +86,18 @@ fn the_leading_blocks_of_a_chain_are_found_in_few_questions() {
 }
 
 #[test]
+fn a_hole_in_a_window_is_found() {
+    let keys: Vec<BlockKey> = (0..200).map(|at| BlockKey { hash: at, parent: at, ..KEY }).collect();
+    for hole in [0, 5, 64, 131, 199, 200] {
+        let (remote, fake) = remote();
+        let written = keys.iter().enumerate().filter(|(at, _)| *at != hole);
+        written.for_each(|(_, key)| _ = remote.put(key, Vec::new()).unwrap());
+        *fake.calls.lock().unwrap() = 0;
+        assert_eq!((remote.leading(&keys), *fake.calls.lock().unwrap()), (hole, (hole as u32 / 64 + 1).min(4)));
+    }
+}
+
+#[test]
 fn objects_that_are_not_the_block_are_misses_by_kind() {
     let (remote, fake) = remote();
     remote.put(&KEY, record(&KEY)).unwrap();
