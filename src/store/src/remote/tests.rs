@@ -38,7 +38,7 @@ impl Objects for Fake {
     }
 
     fn has(&self, names: &[String], _: Instant) -> Result<Vec<bool>, Unanswered> {
-        assert!((1..=PROBES).contains(&names.len()), "{} questions at once", names.len());
+        assert!((1..=ASKED_AT_ONCE).contains(&names.len()), "{} questions at once", names.len());
         let has = names.iter().map(|name| self.objects.lock().unwrap().contains_key(name)).collect();
         self.answer(has)
     }
