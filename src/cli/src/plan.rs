@@ -227,7 +227,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     let Some(best) = &answer.best else {
         let tried = answer.probes.last().map_or(0, |probe| probe.replicas);
         let mut lines = vec![match goal {
-            Goal::Replicas { .. } => format!("not met by up to {tried} replicas"),
+            Goal::Replicas { .. } => format!("not met by up to {}", replicas(tried)),
             Goal::Rate => "not met at any rate, so that single requests take too long; promise less".into(),
         }];
         if let Goal::Replicas { .. } = goal {
@@ -237,7 +237,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         return lines;
     };
     let mut lines = vec![match goal {
-        Goal::Replicas { .. } => format!("met by {} replicas{}", best.replicas, division(best)),
+        Goal::Replicas { .. } => format!("met by {}{}", replicas(best.replicas), division(best)),
         Goal::Rate if answer.at_end => format!("met at {} times the rate of the trace and perhaps more", best.speed),
         Goal::Rate => format!("met up to {} requests/s, {:.3} times the rate of the trace", rate(best), best.speed),
     }];
@@ -271,6 +271,11 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     lines
 }
 
+/// Returns a number of replicas in words: `1 replica`, `3 replicas`.
+fn replicas(n: u32) -> String {
+    if n == 1 { "1 replica".into() } else { format!("{n} replicas") }
+}
+
 /// Returns the answers with step times off by the error of the cost model, and the statement of that error.
 fn range(answer: &Answer, goal: Goal) -> Vec<String> {
     let model = format!("step times: {}", answer.cost_model);
@@ -283,7 +288,7 @@ fn range(answer: &Answer, goal: Goal) -> Vec<String> {
     let end = |probe: &Option<Probe>| match (probe, goal) {
         (None, Goal::Replicas { .. }) => "no number tried".into(),
         (None, Goal::Rate) => "no rate".into(),
-        (Some(probe), Goal::Replicas { .. }) => format!("{} replicas{}", probe.replicas, division(probe)),
+        (Some(probe), Goal::Replicas { .. }) => format!("{}{}", replicas(probe.replicas), division(probe)),
         (Some(probe), Goal::Rate) => format!("{} requests/s", rate(probe)),
     };
     let (prefill, decode, mixed) = (range.prefill_error, range.decode_error, range.mixed_error);
