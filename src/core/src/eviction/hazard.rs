@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-/// Kinds of one turn. Ordered classes come in groups of this many, one group for each turn.
+/// Kinds of one turn. Ordered classes come in groups of this many, one group for each turn of a sequence.
 pub(super) const KINDS: usize = 4;
 /// Age buckets per doubling of the age.
 const PER_DOUBLING: usize = 3;
@@ -29,6 +29,8 @@ const LEARN_FIRST: u32 = 32;
 const LEARN_EVERY: u32 = 512;
 /// Weight of a prior, in observations.
 const PRIOR: f32 = 16.0;
+/// Returns added to both sides when the returns of a class are compared with what its prior expects.
+const RATIO_PRIOR: f32 = 4.0;
 /// Probability of a return in the prior of all classes.
 const PRIOR_RETURN: f32 = 0.1;
 
@@ -40,6 +42,8 @@ pub(super) struct Followed {
     pub since: u32,
     pub class: u8,
     pub turn: u8,
+    /// Requests known to have used the segment.
+    pub uses: u16,
     /// `false` once the segment returned or is followed anew.
     alive: bool,
 }
@@ -54,8 +58,11 @@ struct Class {
 /// Followed segments, and the life tables and indices learned from their returns.
 #[derive(Debug)]
 pub(super) struct HazardTable {
-    /// First class without an order. The classes below come in groups of [`KINDS`]; the prior of a group is the group before.
+    /// First class without an order. The classes below come in sequences of groups of [`KINDS`]; the prior of a group is the
+    /// group before in its sequence.
     unordered: usize,
+    /// Classes of a sequence.
+    sequence: usize,
     classes: Vec<Class>,
     /// Worth of keeping a segment, by class and age bucket (Gittins index).
     pub index: Vec<[f32; BUCKETS]>,
@@ -77,15 +84,16 @@ pub(super) struct HazardTable {
     learn_every: u32,
     /// Next class whose indices are to be computed.
     to_learn: usize,
-    /// Hazards over all classes: the prior of unordered classes and of the first group.
+    /// Hazards over all classes: the prior of unordered classes and of the first group of a sequence.
     prior_of_all: [f32; BUCKETS],
     /// Hazards of the group before: the prior of an ordered class.
     prior_of_turn: [f32; BUCKETS],
 }
 
 impl HazardTable {
-    /// Creates a table of `classes` classes for a cache of `capacity` blocks. Classes from `unordered` on have no order.
-    pub fn new(capacity: u32, classes: usize, unordered: usize) -> Self {
+    /// Creates a table of `classes` classes for a cache of `capacity` blocks. Classes from `unordered` on have no order; the ones
+    /// below come in sequences of `sequence` classes.
+    pub fn new(capacity: u32, classes: usize, unordered: usize, sequence: usize) -> Self {
         let mut ages = [0; BUCKETS];
         for (bucket, age) in ages.iter_mut().enumerate().skip(1) {
             let doublings = (bucket - 1) as f64 / PER_DOUBLING as f64;
@@ -93,6 +101,7 @@ impl HazardTable {
         }
         let mut table = Self {
             unordered,
+            sequence,
             classes: vec![Class { events: [0.0; BUCKETS], at_risk: [0.0; BUCKETS] }; classes],
             index: vec![[0.0; BUCKETS]; classes],
             followed: VecDeque::new(),
@@ -121,12 +130,12 @@ impl HazardTable {
     }
 
     /// Follows the segment with this fingerprint from now on.
-    pub fn follow(&mut self, fingerprint: u64, class: u8, turn: u8) {
+    pub fn follow(&mut self, fingerprint: u64, class: u8, turn: u8, uses: u16) {
         self.advance();
         if let Some(old) = self.numbers.insert(fingerprint, self.base + self.followed.len() as u64) {
             self.followed[(old - self.base) as usize].alive = false;
         }
-        self.followed.push_back(Followed { fingerprint, since: self.clock, class, turn, alive: true });
+        self.followed.push_back(Followed { fingerprint, since: self.clock, class, turn, uses, alive: true });
         if self.followed.len() > self.followed_max {
             self.forget();
         }
@@ -196,7 +205,6 @@ impl HazardTable {
             self.prior_of_all[bucket] = PRIOR_RETURN * (end - age) / (end + self.capacity as f32);
         }
         self.prior_of_all = hazards(&self.classes, &self.prior_of_all);
-        self.prior_of_turn = self.prior_of_all;
         self.to_learn = 0;
     }
 
@@ -207,6 +215,9 @@ impl HazardTable {
             return false;
         }
         let ordered = class < self.unordered;
+        if class.is_multiple_of(self.sequence) {
+            self.prior_of_turn = self.prior_of_all;
+        }
         if ordered && class.is_multiple_of(KINDS) {
             self.prior_of_turn = hazards(&self.classes[class..class + KINDS], &self.prior_of_turn);
         }
@@ -217,9 +228,15 @@ impl HazardTable {
     }
 }
 
-/// Returns, for each age bucket, the probability of a return of the given classes. With few counts, mostly the prior.
+/// Returns, for each age bucket, the probability of a return of the given classes. With few counts, mostly the prior, times the
+/// ratio of the returns counted at all ages to the ones expected by the prior: how often a class returns is known long before
+/// when.
 fn hazards(classes: &[Class], prior: &[f32; BUCKETS]) -> [f32; BUCKETS] {
-    let mut hazards = *prior;
+    let events: f32 = classes.iter().flat_map(|class| &class.events).sum();
+    let expected: f32 =
+        classes.iter().flat_map(|class| class.at_risk.iter().zip(prior)).map(|(n, prior)| n * prior).sum();
+    let ratio = (events + RATIO_PRIOR) / (expected + RATIO_PRIOR);
+    let mut hazards = prior.map(|prior| (prior * ratio).min(1.0));
     for (bucket, hazard) in hazards.iter_mut().enumerate() {
         let events: f32 = classes.iter().map(|class| class.events[bucket]).sum();
         let at_risk: f32 = classes.iter().map(|class| class.at_risk[bucket]).sum();
@@ -233,14 +250,18 @@ fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
     let mut out = [0.0; BUCKETS];
     for (from, out) in out.iter_mut().enumerate() {
         let (mut hits, mut time, mut alive) = (0.0, 0.0, 1.0);
+        let mut best = (0.0, 1.0);
         for to in from..BUCKETS {
             let end = ages.get(to + 1).copied().unwrap_or(ages[to].saturating_mul(2));
             let width = (end - ages[to]).max(1) as f32;
             hits += alive * hazard[to];
             time += alive * (1.0 - hazard[to] * 0.5) * width;
             alive *= 1.0 - hazard[to];
-            *out = f32::max(*out, hits / time.max(f32::MIN_POSITIVE));
+            if hits * best.1 > best.0 * time {
+                best = (hits, time);
+            }
         }
+        *out = best.0 / best.1;
     }
     out
 }

@@ -2,12 +2,14 @@
 //!
 //! **Victims are segments.** A segment is the blocks of one prefix that one request was the last to use. The blocks fall idle
 //! together and will be read together or not at all, so the policy judges a segment as one and evicts the blocks tail first.
-//! Blocks shared by many requests form segments apart from blocks of a single conversation: a block found more often than its
-//! conversation had turns is shared.
+//! Blocks shared by many requests form segments apart from blocks of a single conversation: a block used more often than its
+//! conversation had turns is shared. Blocks computed by a request form segments apart from the ones found: where many ask
+//! about one document, the document returns and the questions do not.
 //!
 //! **Classes.** Conversations return, the more surely the longer they have lasted; one-off prompts do not. The class of a
-//! segment is the *turn* of its request. First turns are further classed by the length of the prompt, later turns by the time
-//! since the turn before, each compared with a running mean; shared segments are classed by hits. A request counts as a
+//! segment is the *turn* of its request, once for computed and once for found segments. First turns are further classed by the
+//! length of the prompt, later turns by the time since the turn before, each compared with a running mean, and a single
+//! computed block of a later turn, often partial, has a class of its own; shared segments are classed by uses. A request counts as a
 //! further turn of a segment if it leaves behind at most a quarter of the segment, or one block (the last block of a prompt is
 //! often partial). Blocks left behind have a class of their own.
 //!
@@ -16,7 +18,7 @@
 //! used again (a life table; Kaplan and Meier 1958; unfollowed segments add no bias). Age is counted in blocks
 //! published or read, so that age is proportional to the time a block survives, whatever the load. The prior of a class with
 //! few counts is the turn before, and the prior of all classes a probability of return that falls with age, which is least
-//! recently used.
+//! recently used. A [`Ghost`] of the blocks evicted of late tells a block computed again from one that is new, as in S3-FIFO.
 //!
 //! **Deciding.** From the hazards follows the worth of keeping a segment of a class and age: the best ratio, over all
 //! horizons, of the probability of a read within the horizon to the expected time in the cache (the Gittins index; least hit
@@ -25,6 +27,7 @@
 //! candidates: the probability of a return first rises with age and then falls, so the least is mostly at one of the ends.
 
 use super::Eviction;
+use super::ghost::Ghost;
 use super::hazard::{Followed, HazardTable, KINDS};
 use super::queue::Queues;
 use super::segments::Segments;
@@ -32,14 +35,23 @@ use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
 use crate::prefetch::prefetch;
 
+/// Kind of a later turn with a single computed block.
+const SINGLE: usize = 0;
 /// Turns with classes of their own; later turns count as the last one.
 const TURNS: usize = 8;
+/// Classes of a sequence: of the computed segments, which come first, and of the segments found.
+const SEQUENCE: usize = TURNS * KINDS;
 /// First class of shared segments.
-const SHARED: usize = TURNS * KINDS;
-const SHARED_CLASSES: usize = 4;
+const SHARED: usize = 2 * SEQUENCE;
+/// Classes of shared segments, one for each doubling of the uses; more uses than that count as the last one.
+const SHARED_CLASSES: usize = 8;
 /// Class of the blocks left behind when a request continued only part of a segment.
 const LEFT_BEHIND: usize = SHARED + SHARED_CLASSES;
 const CLASSES: usize = LEFT_BEHIND + 1;
+/// Blocks in the ghost, as a multiple of the capacity, and at most: more than the processor's caches hold would cost time at every
+/// eviction.
+const GHOST: u32 = 2;
+const GHOST_MAX: u32 = 1 << 20;
 /// Weight of one observation in a running mean.
 const STEP: f32 = 1.0 / 256.0;
 const NONE: u32 = u32::MAX;
@@ -50,6 +62,8 @@ const KNOWN_AHEAD: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 struct Known {
     segment: u32,
+    /// Requests known to have used the contents before the block was last computed.
+    uses_before: u16,
     /// Turn of the last request to use the block.
     turn: u8,
     /// Kind of `turn`: by length or by gap.
@@ -66,8 +80,8 @@ struct Known {
 
 impl Known {
     /// Creates the state of a block just published.
-    fn new(turn: u8, gap: u8) -> Self {
-        Self { segment: NONE, turn, gap, next_gap: 0, settled: false, continues: false, followed: false }
+    fn new(turn: u8, gap: u8, uses_before: u16) -> Self {
+        Self { segment: NONE, uses_before, turn, gap, next_gap: 0, settled: false, continues: false, followed: false }
     }
 }
 
@@ -90,6 +104,7 @@ struct Segment {
 pub(super) struct Reuse {
     queues: Queues,
     hazards: HazardTable,
+    ghost: Ghost,
     known: Vec<Known>,
     segments: Segments<Segment>,
     /// Running mean of the time between two turns, in blocks published or read.
@@ -98,6 +113,8 @@ pub(super) struct Reuse {
     mean_length: f32,
     /// Last block to fall idle; `None` after another event.
     last_idle: Option<u32>,
+    /// Uses of that block.
+    last_uses: u32,
     /// `true` if the parent of `last_idle` is to be followed instead.
     follow_parent: bool,
     /// Segment being evicted, or [`NONE`].
@@ -112,12 +129,14 @@ impl Reuse {
     pub fn new(capacity: u32) -> Self {
         Self {
             queues: Queues::new(CLASSES),
-            hazards: HazardTable::new(capacity, CLASSES, SHARED),
+            hazards: HazardTable::new(capacity, CLASSES, SHARED, SEQUENCE),
+            ghost: Ghost::new(capacity.saturating_mul(GHOST).min(GHOST_MAX)),
             known: Vec::new(),
             segments: Segments::new(),
             mean_gap: capacity as f32,
             mean_length: 1.0,
             last_idle: None,
+            last_uses: 0,
             follow_parent: false,
             victim: NONE,
             left: NONE,
@@ -248,7 +267,7 @@ impl Reuse {
         let tail = self.segments[segment].tail;
         if queued {
             self.enqueue(segment);
-            self.hazards.follow(blocks.fingerprint(tail), LEFT_BEHIND as u8, 0);
+            self.follow(tail, LEFT_BEHIND as u8, 0, self.uses(tail, blocks), blocks);
             self.known[tail as usize].followed = true;
         }
     }
@@ -266,20 +285,47 @@ impl Reuse {
         (turn, if first { self.length_class(blocks.depth(block) + 1) } else { gap })
     }
 
+    /// Returns the number of requests known to have used a block.
+    fn uses(&self, block: u32, blocks: &Nodes) -> u32 {
+        u32::from(self.known[block as usize].uses_before) + blocks.hits(block) + 1
+    }
+
+    /// Returns `true` if a block was computed by the request holding it, for the first time as far as is known.
+    fn is_new(&self, block: u32, blocks: &Nodes) -> bool {
+        !self.known[block as usize].settled && self.uses(block, blocks) == 1
+    }
+
+    /// Returns the class of a segment ending with a block. `parent_is_new` is `None` for the first block of a prompt.
+    fn class(&self, block: u32, (turn, gap): (u8, u8), uses: u32, parent_is_new: Option<bool>) -> usize {
+        if uses > u32::from(turn) + 1 {
+            return SHARED + (uses.ilog2() as usize).min(SHARED_CLASSES) - 1;
+        }
+        let group = usize::from(turn).min(TURNS - 1) * KINDS;
+        let computed = !self.known[block as usize].settled && uses == 1;
+        match computed {
+            true if turn > 0 && parent_is_new == Some(false) => group + SINGLE,
+            true => group + usize::from(gap),
+            false => SEQUENCE + group + usize::from(gap),
+        }
+    }
+
+    fn follow(&mut self, block: u32, class: u8, turn: u8, uses: u32, blocks: &Nodes) {
+        let uses = uses.min(u16::MAX.into()) as u16;
+        self.hazards.follow(blocks.fingerprint(block), class, turn, uses);
+    }
+
     /// Puts a block into a segment on falling idle. The descendants in the chain fell idle before.
     fn fall_idle(&mut self, block: u32, blocks: &Nodes) {
         let before = self.last_idle.filter(|before| blocks.parent(*before) == Some(block));
         let (turn, gap) = self.turn(block, before, blocks);
-        let shared = blocks.hits(block) > u32::from(turn) + 1;
-        let class = if shared {
-            SHARED + (blocks.hits(block).ilog2() as usize).min(SHARED_CLASSES) - 1
-        } else {
-            usize::from(turn).min(TURNS - 1) * KINDS + usize::from(gap)
-        } as u8;
-        let joined = before.map(|before| self.known[before as usize].segment).filter(|segment| {
-            let class = usize::from(self.segments[*segment].class);
-            shared == (SHARED..LEFT_BEHIND).contains(&class)
-        });
+        // A block was used whenever a descendant was.
+        let uses = self.uses(block, blocks).max(before.map_or(1, |_| self.last_uses));
+        let parent_is_new = blocks.parent(block).map(|parent| self.is_new(parent, blocks));
+        let class = self.class(block, (turn, gap), uses, parent_is_new);
+        let sort = |class| if class < SHARED { class / SEQUENCE } else { class };
+        let joined = before
+            .map(|before| self.known[before as usize].segment)
+            .filter(|segment| sort(usize::from(self.segments[*segment].class)) == sort(class));
         let (segment, follow) = match joined {
             Some(segment) => {
                 self.segments[segment].len += 1;
@@ -287,21 +333,19 @@ impl Reuse {
                 (segment, self.follow_parent)
             }
             None => {
-                let idle_at = self.hazards.clock;
+                let (idle_at, class) = (self.hazards.clock, class as u8);
                 let segment = self.segments.insert(Segment { tail: block, len: 1, full: 1, idle_at, class });
                 // The next request often does not continue the last block of this one; follow the block before the last.
-                let follow =
-                    shared || blocks.parent(block).is_none() || blocks.parent_hits(block) > u32::from(turn) + 1;
-                (segment, follow)
+                (segment, class as usize >= SEQUENCE || parent_is_new != Some(true))
             }
         };
         self.follow_parent = joined.is_none() && !follow;
         let known = &mut self.known[block as usize];
         *known = Known { segment, turn, gap, settled: true, continues: false, followed: follow, ..*known };
         if follow {
-            self.hazards.follow(blocks.fingerprint(block), self.segments[segment].class, turn);
+            self.follow(block, self.segments[segment].class, turn, uses, blocks);
         }
-        self.last_idle = Some(block);
+        (self.last_idle, self.last_uses) = (Some(block), uses);
     }
 
     /// Takes an idle block out of its segment for a request. The parent was taken out before.
@@ -327,27 +371,42 @@ impl Reuse {
         }
     }
 
+    /// Returns the turn of a request computing a block after `parent`, and the kind of the turn.
+    fn turn_after(&self, parent: Option<u32>, blocks: &Nodes) -> (u8, u8) {
+        let Some(parent) = parent else { return (0, 0) };
+        let known = &self.known[parent as usize];
+        if !known.settled {
+            (known.turn, known.gap)
+        } else if known.continues && self.uses(parent, blocks) <= u32::from(known.turn) + 2 {
+            (known.turn.saturating_add(1), known.next_gap)
+        } else {
+            (0, 0)
+        }
+    }
+
     /// Takes note of a newly computed block. The turn follows from the parent, or from a return of the contents.
     fn published_one(&mut self, block: u32, blocks: &Nodes) {
         self.hazards.clock = self.hazards.clock.wrapping_add(1);
         self.settle_left(blocks);
         let at = block as usize;
         if self.known.len() <= at {
-            self.known.resize(at + 1, Known::new(0, 0));
+            self.known.resize(at + 1, Known::new(0, 0, 0));
         }
-        let (mut turn, mut gap) = match blocks.parent(block).map(|parent| &self.known[parent as usize]) {
-            None => (0, 0),
-            Some(parent) if !parent.settled => (parent.turn, parent.gap),
-            Some(parent) if !parent.continues || blocks.parent_hits(block) > u32::from(parent.turn) + 1 => (0, 0),
-            Some(parent) => (parent.turn.saturating_add(1), parent.next_gap),
-        };
-        if let Some(entry) = self.returned(blocks.fingerprint(block))
-            && usize::from(entry.class) < SHARED
-        {
-            turn = entry.turn.saturating_add(1);
-            gap = self.gap_class(entry.since);
+        let (mut turn, mut gap) = self.turn_after(blocks.parent(block), blocks);
+        // A parent is evicted after its children, so behind a block that the ghost does not know are none that it knows.
+        let is_behind_new = blocks.parent(block).is_some_and(|parent| {
+            let known = &self.known[parent as usize];
+            !known.settled && known.uses_before == 0
+        });
+        let mut uses_before = u16::from(!is_behind_new && self.ghost.take(blocks.fingerprint(block)));
+        if let Some(entry) = self.returned(blocks.fingerprint(block)) {
+            uses_before = entry.uses;
+            if usize::from(entry.class) < SHARED {
+                turn = entry.turn.saturating_add(1);
+                gap = self.gap_class(entry.since);
+            }
         }
-        self.known[at] = Known::new(turn, gap);
+        self.known[at] = Known::new(turn, gap, uses_before);
     }
 }
 
@@ -399,12 +458,14 @@ impl Eviction for Reuse {
         let segment = self.next_victim(blocks)?;
         let block = self.segments[segment].tail;
         self.shrink(segment);
+        self.ghost.insert_all(std::iter::once(blocks.fingerprint(block)));
         Some(block)
     }
 
     fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
         let Some(segment) = self.next_victim(blocks) else { return };
         let mut block = self.segments[segment].tail;
+        let begin = out.len();
         for _ in 0..n {
             out.push(block);
             self.segments[segment].len -= 1;
@@ -414,6 +475,7 @@ impl Eviction for Reuse {
                 None => break,
             }
         }
+        self.ghost.insert_all(out[begin..].iter().map(|block| blocks.fingerprint(*block)));
         self.release_if_empty(segment);
     }
 }
