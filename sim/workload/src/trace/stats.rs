@@ -7,6 +7,8 @@
 //! partial last block; the Mooncake paper counts this way. A serving cache holds whole blocks only, and so finds slightly less; it
 //! also holds generated tokens, and so may find slightly more.
 //!
+//! Prompts of different namespaces ([`Terms::namespace`](super::Terms::namespace)) share no prefix.
+//!
 //! A cache of limited capacity never keeps a block without its prefix. Under *LRU*, a prompt uses its blocks from the last to the
 //! first, so the least recently used block is never the prefix of a kept block. A block is then a hit in a cache of `c` blocks if
 //! fewer than `c` other blocks were used since its last use, so one pass gives the hits of all capacities. *Belady* knows the
@@ -24,6 +26,7 @@ use super::blocks::{PrefixTree, blocks_of};
 use super::convert::PROGRESS_EVERY;
 use super::{Content, FileSource, Format, ReaderOptions, Selection, Source, TraceError, TraceRequest};
 use crate::summary::{Histogram, Summary};
+use trunkline_core::draw::mix;
 
 mod cache;
 mod terms;
@@ -355,7 +358,10 @@ impl Prefixes {
             return Err(too_many);
         }
         let (mut parent, mut full, mut hits) = (None, false, 0);
+        // Prompts of different namespaces share no prefix, as in a cache.
+        let namespace = mix(request.terms.namespace.into());
         blocks_of(request, self.block_tokens, |content, n_tokens| {
+            let content = if parent.is_none() { mix(content ^ namespace) } else { content };
             let Some((node, seen)) = self.tree.child(parent, content) else {
                 full = true;
                 return;

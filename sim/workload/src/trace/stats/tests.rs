@@ -59,6 +59,15 @@ fn hits_counted_by_hand() {
 }
 
 #[test]
+fn prompts_of_other_namespaces_are_not_found() {
+    let mut requests = [1000, 1000, 1000, 600].map(|tokens| request(0, tokens, &[1, 2]));
+    (requests[1].terms.namespace, requests[3].terms.namespace) = (7, 7);
+    let prefixes = of(&requests, &[]).prefixes.unwrap();
+    // The third finds two blocks of the first, and the fourth one of the second.
+    assert_eq!((prefixes.blocks, prefixes.distinct_blocks, prefixes.hit_ratio_blocks), (8, 5, 3.0 / 8.0));
+}
+
+#[test]
 fn no_content_has_no_prefixes() {
     let unlike = TraceRequest {
         arrival_ns: 0,
