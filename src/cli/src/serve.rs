@@ -303,6 +303,10 @@ fn simulated(
     Simulation { mut fleet, text }: Simulation,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<(Config, Backend)> {
+    let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.planned_as_full);
+    if let Some(partial) = partial {
+        warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
+    }
     fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), simulated::MAX_CONTEXT)?;
     if !settings.core.has("device_blocks") {
         fleet.core.device_blocks = fleet.fitting_device_blocks()?;
