@@ -78,7 +78,7 @@ impl Prefix {
     }
 
     /// Iterates over the slots of all blocks.
-    pub fn slots(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs.iter().flat_map(|(first, len)| *first..first + len)
     }
 

@@ -358,15 +358,18 @@ mod tests {
         assert_eq!(model.kv_bytes_per_token(), 61 * 576 * 2);
     }
 
+    /// A model of 26 layers and 32,768 tokens of context, with further fields.
+    fn small(more: &str) -> Result<Model, ModelError> {
+        let text = format!(
+            r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 26, "vocab_size": 9,
+            "max_position_embeddings": 32768{more}}}"#
+        );
+        parse_config("m", &text)
+    }
+
     #[test]
     fn windows_are_those_of_the_families() {
-        let windows = |more: &str| {
-            let text = format!(
-                r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 26, "vocab_size": 9,
-                "max_position_embeddings": 32768{more}}}"#
-            );
-            parse_config("m", &text).unwrap().windows.map(|windows| (windows.tokens, windows.layers))
-        };
+        let windows = |more: &str| small(more).unwrap().windows.map(|windows| (windows.tokens, windows.layers));
         let types = |sorts: [&str; 2]| format!("{:?}", sorts.repeat(13));
         for (more, expected) in [
             // Mistral 0.1 and 0.2, Phi-3, and Qwen2 without and with windows.
@@ -398,13 +401,7 @@ mod tests {
 
     #[test]
     fn attention_that_is_planned_as_full_is_named_and_recurrent_layers_are_refused() {
-        let parse = |more: &str| {
-            let text = format!(
-                r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9,
-                "max_position_embeddings": 32768{more}}}"#
-            );
-            parse_config("m", &text).map(|model| model.planned_as_full).map_err(|error| error.to_string())
-        };
+        let parse = |more: &str| small(more).map(|model| model.planned_as_full).map_err(|error| error.to_string());
         for (more, what) in [
             // Mistral, Llama 4, DeepSeek 3.2; chunks as long as any context.
             (r#", "sliding_window": 4096"#, None),

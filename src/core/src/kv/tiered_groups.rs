@@ -18,7 +18,8 @@ use crate::tiers::PlannedBlock;
 use crate::transfer_table::{Beside, BlockPair};
 
 impl Kv {
-    /// Adds the blocks beside a published block to a copy to the nearest tier, which reads the blocks until the end. Blocks refused by the tier are left out.
+    /// Adds the blocks beside a published block to a copy to the nearest tier, which reads the blocks until the end. Blocks
+    /// refused by the tier are left out.
     pub(super) fn write_beside(&mut self, node: BlockHandle, pairs: &mut Vec<BlockPair>, beside: &mut Beside) {
         for group in 0..self.groups.n() {
             let Some(block) = self.groups.get(node.index, group) else { continue };
@@ -129,8 +130,8 @@ impl Kv {
         }
     }
 
-    /// Cuts the plan of a load to its first `n` entries, or further to where every group has what the tokens behind read. Keeps the whole plan if
-    /// that saves more time.
+    /// Cuts the plan of a load to its first `n` entries, or further to where every group has what the tokens behind read. Keeps
+    /// the whole plan if that saves more time.
     pub(super) fn cut_plan(&mut self, n: usize) {
         if self.groups.n() == 0 {
             self.plan.truncate(n);
