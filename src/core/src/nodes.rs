@@ -7,6 +7,7 @@ use crate::hash::BlockHash;
 use crate::huge_pages;
 use crate::namespaces::is_namespace;
 use crate::prefetch::prefetch;
+use crate::run_bits::RunBits;
 
 /// Parent of a block without a parent and without a namespace of its own: a block of a tier.
 pub(crate) const ROOT: u32 = u32::MAX;
@@ -20,6 +21,8 @@ pub struct Nodes {
     pub(crate) fingerprints: Vec<u64>,
     /// Parents: the block before in the prefix, the namespace of a first block, or [`UNPUBLISHED`].
     pub(crate) parents: Vec<u32>,
+    /// Whether the parent lies in the slot before, by slot.
+    runs: RunBits,
     /// Numbers of published child blocks.
     pub(crate) children: Vec<u32>,
     /// Numbers of sequences reading the block.
@@ -36,6 +39,7 @@ impl Nodes {
         Self {
             fingerprints: huge_pages::with_capacity(blocks),
             parents: huge_pages::with_capacity(blocks),
+            runs: RunBits::with_capacity(blocks),
             children: huge_pages::with_capacity(blocks),
             readers: huge_pages::with_capacity(blocks),
             depths: huge_pages::with_capacity(blocks),
@@ -52,6 +56,7 @@ impl Nodes {
     pub(crate) fn open(&mut self, len: usize) {
         self.fingerprints.resize(len, 0);
         self.parents.resize(len, UNPUBLISHED);
+        self.runs.open(len);
         self.children.resize(len, 0);
         self.readers.resize(len, 0);
         self.depths.resize(len, 0);
@@ -62,6 +67,7 @@ impl Nodes {
     pub(crate) fn clear(&mut self) {
         self.fingerprints.clear();
         self.parents.clear();
+        self.runs.close();
         self.children.clear();
         self.readers.clear();
         self.depths.clear();
@@ -79,6 +85,8 @@ impl Nodes {
         self.fingerprints[range.clone()].iter_mut().zip(hashes).for_each(|(to, hash)| *to = hash.fingerprint());
         self.parents[range.start] = parent;
         self.parents[range.start + 1..range.end].iter_mut().zip(first..).for_each(|(to, before)| *to = before);
+        let is_neighbour = !is_namespace(parent) && parent + 1 == first;
+        self.runs.set(range.start + usize::from(!is_neighbour), range.len() - usize::from(!is_neighbour));
         self.children[range.clone()].fill(1);
         self.children[range.end - 1] = 0;
         self.readers[range.clone()].fill(1);
@@ -95,6 +103,7 @@ impl Nodes {
     /// Removes a leaf. Returns the parent if that is now an idle leaf.
     pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
         let parent = std::mem::replace(&mut self.parents[index as usize], UNPUBLISHED);
+        self.runs.clear(index as usize, 1);
         if is_namespace(parent) {
             return None;
         }
@@ -117,25 +126,27 @@ impl Nodes {
                 self.children[last] == 0 && self.children[at..last].iter().fold(true, |one, n| one & (*n == 1));
             let is_idle = self.readers[at..=last].iter().fold(true, |idle, n| idle & (*n == 0));
             assert!(is_alone && is_idle, "of {len} blocks from {first} on some are no idle leaves, last to first");
-            let links = &self.parents[at + 1..=last];
-            assert_eq!(
-                ascending(links.len(), first, |i| links[i]),
-                links.len(),
-                "a block is not the parent of the next"
-            );
+            assert_eq!(self.run(first, len), len, "a block is not the parent of the next");
             self.children[at..last].fill(0);
             self.parents[at + 1..=last].fill(UNPUBLISHED);
+            self.runs.clear(at + 1, len - 1);
             parent = self.remove(first);
         });
         parent
     }
 
-    /// Requests the links of up to `len` blocks from `first` on from memory, with what tells the first from others.
+    /// Requests what tells a block from others with an equal tag in the index from memory.
     #[inline]
-    pub(crate) fn prefetch_links(&self, first: u32, len: usize) {
-        let first = first as usize;
-        prefetch(&self.parents[first..self.len().min(first + len)]);
-        prefetch(&self.fingerprints[first..=first]);
+    pub(crate) fn prefetch_identity(&self, index: u32) {
+        let at = index as usize..=index as usize;
+        prefetch(&self.parents[at.clone()]);
+        prefetch(&self.fingerprints[at]);
+    }
+
+    /// Requests the numbers of readers of `len` blocks from `first` on from memory.
+    #[inline]
+    pub(crate) fn prefetch_readers(&self, first: u32, len: usize) {
+        prefetch(&self.readers[first as usize..first as usize + len]);
     }
 
     /// Requests the counts of a block, for publishing a child, from memory.
@@ -195,13 +206,23 @@ impl Nodes {
         })
     }
 
-    /// Returns the number of leading blocks of a walk from `last` towards the beginning of the prefix, `n` at most, that lie in
-    /// neighbouring slots: `last`, `last - 1` and so on.
+    /// Returns `true` if the block is published and its parent lies in the slot before.
+    #[inline]
+    pub(crate) fn follows(&self, index: u32) -> bool {
+        self.runs.get(index as usize)
+    }
+
+    /// Returns the number of blocks of a chain from `first` on in neighbouring slots, 1 to `n`.
+    #[inline]
+    pub(crate) fn run(&self, first: u32, n: usize) -> usize {
+        1 + self.runs.ones_from(first as usize + 1, n - 1)
+    }
+
+    /// Returns the number of leading blocks of a walk from `last` towards the beginning of the prefix that lie in neighbouring slots,
+    /// `last`, `last - 1` and so on: 1 to `n`.
+    #[inline]
     pub(crate) fn falling(&self, last: u32, n: usize) -> usize {
-        let n = n.min(last as usize + 1);
-        let at = last as usize + 1 - n;
-        let links = &self.parents[at + 1..=last as usize];
-        1 + ascending(links.len(), !(last.wrapping_sub(1)), |i| !links[links.len() - 1 - i])
+        1 + self.runs.ones_down_from(last as usize, n - 1)
     }
 
     /// Returns `true` if no published block continues this one.

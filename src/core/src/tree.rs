@@ -633,6 +633,7 @@ impl PrefixTree {
             match self.pool.state(index) {
                 BlockState::Free | BlockState::Private | BlockState::Moving => {
                     assert_eq!(nodes.parents[at], UNPUBLISHED, "block {index} has a parent and is not published");
+                    assert!(!nodes.follows(index), "block {index} is in a run and is not published");
                     continue;
                 }
                 BlockState::Held | BlockState::Stale => {
@@ -646,7 +647,13 @@ impl PrefixTree {
             let found = self.index.find(nodes.fingerprint(index), |index| nodes.fingerprint(index));
             let same = found.is_some_and(|found| found == index || nodes.parents[found as usize] != nodes.parents[at]);
             assert!(same || !is_findable, "block {index} is lost: its hash finds {found:?}");
-            if let Some(parent) = nodes.parent(index) {
+            let before = nodes.parent(index);
+            assert_eq!(
+                nodes.follows(index),
+                before.is_some_and(|parent| parent + 1 == index),
+                "the run of block {index}"
+            );
+            if let Some(parent) = before {
                 children[parent as usize] += 1;
                 assert_ne!(nodes.parents[parent as usize], UNPUBLISHED, "block {index} outlived its parent");
                 assert!(

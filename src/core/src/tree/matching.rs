@@ -1,22 +1,20 @@
 //! Matching of a prompt: the longest published prefix, verified by tokens.
 //!
-//! In a used pool a prefix lies in runs of neighbouring slots all over memory. A few stretches are found by their links alone, and then
-//! their tokens are compared side by side, some of each in turn: the processor loads several streams at once faster than one after
-//! another. Heads of later runs are requested from memory where full extents would put them.
+//! In a used pool a prefix lies in runs of neighbouring slots all over memory. A stretch is found by its links alone while the one
+//! before is still to be compared: during the comparison the processor loads its tokens, and the counts that [`PrefixTree::hold`]
+//! changes next. Heads of later runs are requested from memory where full extents would put them.
 
 use super::PrefixTree;
 use crate::extents::EXTENT;
 use crate::hash::BlockHash;
 use crate::ids::Token;
 use crate::namespaces::is_namespace;
-use crate::nodes::ascending;
+use crate::prefetch::prefetch;
 use crate::prefix::Prefix;
 
 /// Tokens of a stretch, at most.
 const STRETCH_TOKENS: usize = 2048;
-/// Stretches compared side by side, at most.
-const STRETCHES: usize = 4;
-/// Tokens of a stretch compared in its turn: eight cache lines.
+/// Tokens compared, and tokens of the next stretch requested from memory, in turn: eight cache lines.
 const TURN: usize = 128;
 /// Full extents from a run to the one whose links are requested ahead, and to the one whose entry in the index is.
 const LINKS_AHEAD: usize = 4;
@@ -52,16 +50,13 @@ impl Walk<'_> {
         let (nodes, size) = (&self.tree.nodes, self.tree.block_size);
         let hash = self.hashes.get(self.at)?;
         let neighbour = self.last.wrapping_add(1);
-        let is_linked = !self.by_hash && nodes.parents.get(neighbour as usize) == Some(&self.last);
+        let is_linked = !self.by_hash && nodes.follows(neighbour);
         let first = if is_linked { neighbour } else { self.tree.lookup(*hash)? };
-        let at = first as usize;
-        let n = (self.hashes.len() - self.at).min((STRETCH_TOKENS / size).max(1)).min(nodes.len() - at);
-        let parents = &nodes.parents[at..at + n];
-        if parents[0] != self.last {
+        if !is_linked && nodes.parents[first as usize] != self.last {
             self.collided = true;
             return None;
         }
-        let len = 1 + ascending(n - 1, first, |i| parents[1 + i]);
+        let len = nodes.run(first, (self.hashes.len() - self.at).min((STRETCH_TOKENS / size).max(1)));
         if !is_linked && !is_namespace(self.last) {
             self.request_ahead(self.at + len);
         }
@@ -79,7 +74,7 @@ impl Walk<'_> {
             self.tree.index.prefetch(fingerprint);
         }
         if let Some(block) = fingerprint(LINKS_AHEAD).and_then(|fingerprint| self.tree.index.guess(fingerprint)) {
-            self.tree.nodes.prefetch_links(block, EXTENT as usize);
+            self.tree.nodes.prefetch_identity(block);
         }
     }
 
@@ -102,64 +97,46 @@ impl PrefixTree {
     /// Appends the matching blocks to `found`. Returns `true` if the match ended at a block of another prefix with the same hash.
     fn matched(&self, namespace: u32, hashes: &[BlockHash], tokens: &[Token], found: &mut Prefix) -> bool {
         let mut walk = Walk { tree: self, hashes, at: 0, last: namespace, by_hash: true, collided: false };
-        loop {
-            let (mut stretches, mut pairs) = ([Stretch::default(); STRETCHES], [Pair::default(); STRETCHES]);
-            let (mut n, mut at) = (0, found.len());
-            while n < STRETCHES
-                && let Some(stretch) = walk.next()
-            {
-                stretches[n] = stretch;
-                pairs[n] = self.pair(stretch, &tokens[at * self.block_size..]);
-                at += stretch.len;
-                n += 1;
+        let mut ahead = walk.next();
+        while let Some(stretch) = ahead {
+            ahead = walk.next();
+            let equal =
+                self.common_blocks(stretch, &tokens[found.len() * self.block_size..], ahead.unwrap_or_default());
+            if equal == 0 && stretch.is_found {
+                return true;
             }
-            if n == 0 {
-                return walk.collided;
-            }
-            let are_equal = equal_together(&pairs[..n]);
-            for (stretch, pair) in stretches[..n].iter().zip(pairs) {
-                let equal = if are_equal { stretch.len } else { common_blocks(pair, self.block_size) };
-                if equal == 0 && stretch.is_found {
-                    return true;
-                }
-                found.append(stretch.first, equal);
-                if equal < stretch.len {
-                    // The walk went along another prefix.
-                    walk.go_back(found.len(), found.last().unwrap_or(namespace));
-                    break;
-                }
+            found.append(stretch.first, equal);
+            if equal < stretch.len {
+                // The walk went along another prefix.
+                walk.go_back(found.len(), found.last().unwrap_or(namespace));
+                ahead = walk.next();
             }
         }
+        walk.collided
     }
 
-    /// Returns the tokens of a stretch, and the first tokens of a prompt's rest to compare them with.
-    fn pair<'a>(&'a self, stretch: Stretch, rest: &'a [Token]) -> Pair<'a> {
-        let n = stretch.len * self.block_size;
-        (&self.tokens[stretch.first as usize * self.block_size..][..n], &rest[..n])
+    /// Returns the number of leading blocks of a stretch whose tokens are those of `rest`, a prompt from there on. Requests what is read
+    /// of the stretch `ahead` from memory, a turn at a time.
+    fn common_blocks(&self, stretch: Stretch, rest: &[Token], ahead: Stretch) -> usize {
+        self.nodes.prefetch_readers(ahead.first, ahead.len);
+        self.pool.prefetch(ahead.first, ahead.len);
+        let (there, asked) = (self.stored(stretch), &rest[..stretch.len * self.block_size]);
+        let mut requests = self.stored(ahead).chunks(TURN);
+        let is_equal = there.chunks(TURN).zip(asked.chunks(TURN)).all(|(there, asked)| {
+            requests.next().into_iter().for_each(prefetch);
+            there == asked
+        });
+        if is_equal {
+            return stretch.len;
+        }
+        let blocks = there.chunks_exact(self.block_size).zip(asked.chunks_exact(self.block_size));
+        blocks.take_while(|(there, asked)| there == asked).count()
     }
-}
 
-/// Tokens in the tree and in a prompt, equally many.
-type Pair<'a> = (&'a [Token], &'a [Token]);
-
-/// Returns `true` if the tokens of each pair are equal. Compares some tokens of each pair in turn.
-fn equal_together(pairs: &[Pair<'_>]) -> bool {
-    if let [(there, asked)] = pairs {
-        return there == asked;
+    /// Returns the tokens of a stretch.
+    fn stored(&self, stretch: Stretch) -> &[Token] {
+        &self.tokens[stretch.first as usize * self.block_size..][..stretch.len * self.block_size]
     }
-    let longest = pairs.iter().map(|(there, _)| there.len()).max().unwrap_or(0);
-    (0..longest).step_by(TURN).all(|from| {
-        pairs.iter().all(|(there, asked)| {
-            let turn = from.min(there.len())..(from + TURN).min(there.len());
-            there[turn.clone()] == asked[turn]
-        })
-    })
-}
-
-/// Returns the number of leading blocks with equal tokens.
-fn common_blocks((there, asked): Pair<'_>, block_size: usize) -> usize {
-    let blocks = there.chunks_exact(block_size).zip(asked.chunks_exact(block_size));
-    blocks.take_while(|(there, asked)| there == asked).count()
 }
 
 #[cfg(test)]
