@@ -21,8 +21,9 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         Entry {
             name: "vllm-v1",
             about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
-                    below the last token. Unlike it, a request \
-                    takes all blocks of its prompt when it is admitted, and others may be admitted after a preemption",
+                    below the last token; with --max-steps-in-flight 2, its asynchronous scheduling. Unlike it, a request takes the \
+                    blocks of its whole prompt when it is admitted, waits for the step that computes a prefix it shares, and is \
+                    preempted when the steps in flight have ended",
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 2048,
