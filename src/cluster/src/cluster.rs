@@ -9,6 +9,7 @@ use trunkline_core::{
     RequestId, SteadyBatch, SteadyStep, Step, StepResult, Token, Usage,
 };
 
+use crate::deadlines::Deadlines;
 use crate::digest::{ClusterDigest, decision};
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role};
 use crate::handover::HandOver;
@@ -119,6 +120,7 @@ pub struct Cluster {
     moving: VecDeque<Departure>,
     digest: ClusterDigest,
     now_ns: u64,
+    deadlines: Deadlines,
     closing: Closing,
     /// The end of draining has been reported.
     drained: bool,
@@ -164,6 +166,7 @@ impl Cluster {
         let router = router::make(&config.router, config.router_context())?;
         Ok(Self {
             placements: Placements::new(router, engines.len()),
+            deadlines: Deadlines::new(engines.len()),
             engines,
             moving: VecDeque::new(),
             digest: ClusterDigest::default(),
@@ -417,7 +420,9 @@ impl Cluster {
     /// Delivers an event to the core of an engine, and turns the resulting actions into outputs.
     fn deliver(&mut self, engine: EngineId, event: Event, out: &mut Vec<Output>) {
         let mut actions = std::mem::take(&mut self.actions);
-        self.engines[engine.index()].core.handle(self.now_ns, event, &mut actions);
+        let core = &mut self.engines[engine.index()].core;
+        core.handle(self.now_ns, event, &mut actions);
+        self.deadlines.set(engine, core.next_deadline_ns());
         self.absorb_all(engine, &mut actions, out);
         self.actions = actions;
     }
@@ -548,7 +553,7 @@ impl Cluster {
 
     /// Returns the earliest deadline of a request or a copy: the driver delivers [`Event::Tick`] then, unless another input comes first.
     pub fn next_deadline_ns(&self) -> Option<u64> {
-        self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min()
+        self.deadlines.first_ns()
     }
 
     /// Leaves the tokens of prefills out of steps from now on ([`Core::omit_tokens`]), for workers without computation.
@@ -577,7 +582,9 @@ impl Cluster {
     ) -> FastForwardResult {
         let mut counted = CountedTokens { driver, tokens: 0 };
         let mut actions = std::mem::take(&mut self.actions);
-        let result = self.engines[engine.index()].core.fast_forward(now_ns, &mut counted, &mut actions);
+        let core = &mut self.engines[engine.index()].core;
+        let result = core.fast_forward(now_ns, &mut counted, &mut actions);
+        self.deadlines.set(engine, core.next_deadline_ns());
         self.placements.count_tokens(engine, counted.tokens);
         self.absorb_all(engine, &mut actions, out);
         self.actions = actions;
@@ -587,6 +594,8 @@ impl Cluster {
     /// Panics unless every core is consistent ([`Core::check`]) and the loads are the sums over the requests.
     pub fn check(&self) {
         self.engines.iter().for_each(|engine| engine.core.check());
+        let first_ns = self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min();
+        assert_eq!(self.deadlines.first_ns(), first_ns, "a deadline of an engine is not known");
         self.placements.check();
     }
 }

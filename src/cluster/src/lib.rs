@@ -41,6 +41,7 @@
 //! ```
 
 mod cluster;
+mod deadlines;
 mod digest;
 mod engine;
 pub mod handover;
