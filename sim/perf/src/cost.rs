@@ -14,7 +14,8 @@
 //! A sequence with speculative decoding runs its drafts as further rows of the same step: drafts pass through all matrices, are
 //! sampled, and attend to the context, which is read once for all. Proposing drafts costs nothing, as with lookups in the context.
 //!
-//! Not modelled: tokenising, transport, and the time of the core itself.
+//! The engine around the kernels, its scheduling, sampling and sending, is an [`EngineOverhead`], 0 unless given. A fit to a server has it
+//! in it.
 //!
 //! # Accuracy
 //!
@@ -52,6 +53,7 @@ mod fitted;
 mod grid;
 mod lower_bound;
 mod mixed;
+mod overhead;
 mod parallel;
 mod roofline;
 mod streaming;
@@ -64,6 +66,7 @@ pub use errors::Sample;
 pub use fitted::{FEATURES, Fitted, features};
 pub use lower_bound::LowerBound;
 pub use mixed::Mixed;
+pub use overhead::{EngineOverhead, EngineOverheadError};
 pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};

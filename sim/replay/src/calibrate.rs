@@ -12,6 +12,8 @@
 //! | [`from_recording`] | every step | exact shapes; times include the server's work between steps |
 //! | [`from_benchmark`] | every gap between tokens of any request | shapes reconstructed from the clients' view; see there |
 //!
+//! [`engine_overhead`] takes the kernels as given, and fits what the engine adds to them.
+//!
 //! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
 //! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
@@ -20,9 +22,11 @@ use trunkline_sim_perf::hardware::Hardware;
 
 mod benchmark;
 mod least_squares;
+mod overhead;
 mod recording;
 
 pub use benchmark::{BenchmarkError, from_benchmark};
+pub use overhead::{OverheadFit, engine_overhead};
 pub use recording::from_recording;
 
 /// Result of a calibration.
@@ -63,7 +67,7 @@ const ROUNDS: usize = 20;
 ///
 /// [`TooFewSamples`] with fewer than [`SAMPLES_MIN`] usable samples.
 pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration, TooFewSamples> {
-    let usable: Vec<Sample> = samples.iter().copied().filter(|s| s.time_s > 0.0 && s.time_s.is_finite()).collect();
+    let usable = usable(samples);
     if usable.len() < SAMPLES_MIN {
         return Err(TooFewSamples { found: usable.len() });
     }
@@ -79,13 +83,18 @@ pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration,
 }
 
 /// Fits the usual step, and scales it to the time of all steps together.
+/// Returns the samples with a duration.
+fn usable(samples: &[Sample]) -> Vec<Sample> {
+    samples.iter().copied().filter(|s| s.time_s > 0.0 && s.time_s.is_finite()).collect()
+}
+
 fn fit(model: &'static str, usable: &[Sample]) -> StepTime {
     let rows = usable.iter().map(|sample| features(&sample.shape).map(|feature| feature / sample.time_s));
     let rows: Vec<_> = rows.collect();
-    let mut x = least_squares::non_negative(rows.iter().map(|row| (*row, 1.0)));
+    let mut x = least_squares::non_negative(rows.iter().map(|row| (*row, 1.0, 1.0)));
     for _ in 0..ROUNDS {
         let error = |row: &[f64; FEATURES]| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>() - 1.0;
-        let weighted = rows.iter().map(|row| (*row, (OUTLIER / error(row).abs()).min(1.0)));
+        let weighted = rows.iter().map(|row| (*row, 1.0, (OUTLIER / error(row).abs()).min(1.0)));
         x = least_squares::non_negative(weighted);
     }
     let [constant_s, token_s, sequence_s, context_token_s, prefill_pair_s] = x;

@@ -8,7 +8,8 @@ use trunkline_core::{Config, ConfigError};
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::group::Group;
 use trunkline_sim_perf::cost::{
-    CostChoice, CostModel, Parallel, ParallelError, Weights, recompute_token_ns, replica_recompute_token_ns,
+    CostChoice, CostModel, EngineOverhead, Parallel, ParallelError, Weights, recompute_token_ns,
+    replica_recompute_token_ns,
 };
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::{TierLink, swap_block_ns};
@@ -39,6 +40,8 @@ pub struct Settings {
     pub parallel: Parallel,
     /// Cost model of the steps.
     pub cost: CostChoice,
+    /// Time of the engine around the kernels of a step.
+    pub engine_overhead: EngineOverhead,
     /// Placement of the weights.
     pub weights: Weights,
     /// Number of replicas of this kind, at least one.
@@ -122,6 +125,7 @@ impl Settings {
             draft_acceptance: DRAFT_ACCEPTANCE_DEFAULT,
             routing: Routing::default(),
             cost: CostChoice::Auto,
+            engine_overhead: EngineOverhead::default(),
             weights: Weights::Resident,
             others: Vec::new(),
         }

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trunkline_sim_perf::{hardware, model};
-use trunkline_sim_replay::calibrate::{calibrate, from_benchmark, from_recording};
+use trunkline_sim_perf::cost::{CostChoice, Parallel, Sample, Weights};
+use trunkline_sim_perf::hardware::{self, Hardware};
+use trunkline_sim_perf::model::{self, Model};
+use trunkline_sim_replay::calibrate::{calibrate, engine_overhead, from_benchmark, from_recording};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,7 +20,10 @@ Examples:
     trunkline calibrate --benchmark result.json --hardware h100-80g --model llama-3.1-8b -o mine.toml
 
   Replay on the calibrated hardware:
-    trunkline replay trace.jsonl.gz --hardware mine.toml --model llama-3.1-8b";
+    trunkline replay trace.jsonl.gz --hardware mine.toml --model llama-3.1-8b
+
+  What an engine adds to measured kernels, for other models and devices of that engine:
+    trunkline calibrate --benchmark result.json --hardware a100-80g --model llama-3.1-8b --kernels table:FOLDER";
 
 /// Fit step times to a server's recording, or to a benchmark of a server.
 ///
@@ -51,6 +56,15 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "NAME")]
     model: String,
 
+    /// Fit what the engine adds to these kernels, instead of whole steps, and print it for `--engine-overhead`: roofline, or
+    /// table:FOLDER as for `replay --cost`.
+    #[arg(long, value_name = "SPEC", conflicts_with = "output")]
+    kernels: Option<CostChoice>,
+
+    /// Devices of the server, for --kernels: tp2 for tensor parallel.
+    #[arg(long, value_name = "SHAPE", default_value = "tp1", requires = "kernels")]
+    parallel: Parallel,
+
     /// Hardware file to write; `-` is standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
@@ -68,13 +82,12 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         (None, Some(path)) => (from_benchmark(path, args.step_tokens)?, path),
         (None, None) => anyhow::bail!("name a recording with --recorded, or a benchmark with --benchmark"),
     };
+    if let Some(kernels) = &args.kernels {
+        return fit_overhead(args, kernels, &base, &model, &samples);
+    }
     let found = calibrate(model.name, &samples)?;
     let held_out = 100.0 * found.held_out_bias;
-    ensure!(
-        held_out.abs() <= args.max_bias,
-        "with every fifth step left out, the fit is {held_out:+.1} % off their time together, more than {} %: record a longer or quieter run, or allow it with --max-bias",
-        args.max_bias
-    );
+    check_bias(args, held_out)?;
     let against = format!("every fifth of {} steps of {} in {}", found.samples, model.name, source.display());
     let name = match args.output.file_stem() {
         Some(stem) if args.output.as_os_str() != "-" => stem.to_string_lossy().into_owned(),
@@ -96,5 +109,40 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         100.0 * residuals.bias,
         found.held_out,
     )?;
+    Ok(())
+}
+
+/// Prints what an engine adds to the kernels of each step.
+fn fit_overhead(
+    args: &CalibrateArgs,
+    kernels: &CostChoice,
+    hardware: &Hardware,
+    model: &Model,
+    samples: &[Sample],
+) -> anyhow::Result<()> {
+    let kernels = kernels.make(hardware, model, args.parallel, Weights::Resident)?;
+    let found = engine_overhead(&*kernels, samples)?;
+    let held_out = 100.0 * found.held_out.bias;
+    check_bias(args, held_out)?;
+    writeln!(io::stdout(), "--engine-overhead {}:{}", found.overhead.step_us, found.overhead.sequence_us)?;
+    writeln!(
+        io::stderr(),
+        "{} steps; by kernels alone, median error {:.1} %, all steps together {:+.1} %; with the overhead, of every fifth step with a fit to the others, median {:.1} %, p95 {:.1} %, together {held_out:+.1} %",
+        found.samples,
+        100.0 * found.kernels.median,
+        100.0 * found.kernels.bias,
+        100.0 * found.held_out.median,
+        100.0 * found.held_out.p95,
+    )?;
+    Ok(())
+}
+
+/// Fails if the time of all held-out steps together is too far off, percent.
+fn check_bias(args: &CalibrateArgs, held_out: f64) -> anyhow::Result<()> {
+    ensure!(
+        held_out.abs() <= args.max_bias,
+        "with every fifth step left out, the fit is {held_out:+.1} % off their time together, more than {} %: record a longer or quieter run, or allow it with --max-bias",
+        args.max_bias
+    );
     Ok(())
 }

@@ -306,6 +306,7 @@ mod tests {
             "--simulate=h100-80g",
             "--parallel=tp2",
             "--cost=roofline",
+            "--engine-overhead=850:12",
             "--weights=resident",
             "--simulate-text=echo",
             "--workers=2",

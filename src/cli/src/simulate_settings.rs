@@ -13,7 +13,7 @@ use trunkline_text::Tokenizer;
 use crate::simulated::text::TextKind;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const SIMULATE_KEYS: [&str; 5] = ["simulate", "parallel", "cost", "weights", "simulate-text"];
+pub const SIMULATE_KEYS: [&str; 6] = ["simulate", "parallel", "cost", "engine-overhead", "weights", "simulate-text"];
 
 /// Model without `--model`, as for `replay`.
 const MODEL_DEFAULT: &str = "llama-3.1-8b";
@@ -36,6 +36,10 @@ pub struct SimulateSettings {
     /// Cost model of the simulated steps: auto, roofline, fitted, or table:FOLDER, as for `replay` [default: auto].
     #[arg(long, value_name = "SPEC")]
     pub cost: Option<String>,
+
+    /// Time of the engine around the kernels of each simulated step, STEP_US or STEP_US:SEQUENCE_US, as for `replay` [default: 0].
+    #[arg(long, value_name = "US")]
+    pub engine_overhead: Option<String>,
 
     /// Placement of the weights on the simulated device: resident, stream or stream_first, as for `replay` [default: resident].
     #[arg(long, value_name = "SPEC")]
@@ -63,6 +67,7 @@ impl SimulateSettings {
             simulate: self.simulate.or(other.simulate),
             parallel: self.parallel.or(other.parallel),
             cost: self.cost.or(other.cost),
+            engine_overhead: self.engine_overhead.or(other.engine_overhead),
             weights: self.weights.or(other.weights),
             simulate_text: self.simulate_text.or(other.simulate_text),
         }
@@ -77,6 +82,7 @@ impl SimulateSettings {
             "simulate" => self.simulate = Some(file.next_value()?),
             "parallel" => self.parallel = Some(file.next_value()?),
             "cost" => self.cost = Some(file.next_value()?),
+            "engine-overhead" => self.engine_overhead = Some(file.next_value()?),
             "weights" => self.weights = Some(file.next_value()?),
             _ => self.simulate_text = Some(file.next_value()?),
         }
@@ -91,6 +97,7 @@ impl SimulateSettings {
         let of_devices = [
             ("parallel", &self.parallel),
             ("cost", &self.cost),
+            ("engine-overhead", &self.engine_overhead),
             ("weights", &self.weights),
             ("simulate-text", &self.simulate_text),
         ];
@@ -107,6 +114,9 @@ impl SimulateSettings {
         }
         if let Some(text) = &self.cost {
             fleet.cost = text.parse()?;
+        }
+        if let Some(text) = &self.engine_overhead {
+            fleet.engine_overhead = text.parse()?;
         }
         if let Some(text) = &self.weights {
             fleet.weights = text.parse()?;
@@ -189,6 +199,8 @@ mod tests {
         assert_eq!(error(&alone, None), "cost is given without simulate; name the hardware to simulate");
         let bad = SimulateSettings { simulate_text: Some("poem".into()), ..on("h100-80g") };
         assert_eq!(error(&bad, None), "unknown simulate-text 'poem'; there are: random, echo");
+        let bad = SimulateSettings { engine_overhead: Some("1:2:3".into()), ..on("h100-80g") };
+        assert!(error(&bad, None).starts_with("engine overhead '1:2:3' is not STEP_US or STEP_US:SEQUENCE_US"));
     }
 
     #[test]

@@ -220,8 +220,6 @@ pub struct Table {
     attention: Attention,
     /// Granularity of lookups: tokens are rounded up to a multiple of this.
     tokens_step: u64,
-    step_overhead_s: f64,
-    sequence_overhead_s: f64,
     errors: StepErrors,
 }
 
@@ -245,11 +243,6 @@ impl Table {
         Self { name: format!("{}; error not measured: {why}", self.name), ..self }
     }
 
-    /// Adds an overhead per step and per sequence, for an engine's work between launches, seconds.
-    pub fn with_overhead(self, step_s: f64, sequence_s: f64) -> Self {
-        Self { step_overhead_s: step_s, sequence_overhead_s: sequence_s, ..self }
-    }
-
     /// Returns the time of a step before applying the lower bound, seconds.
     pub(super) fn step_s(&self, shape: &StepShape) -> f64 {
         let attention_s = match &self.attention {
@@ -258,11 +251,7 @@ impl Table {
             Attention::Separate(apart) => apart.layer_s(shape),
         };
         let head_s = self.head.as_ref().map_or(0.0, |head| head.at(shape.sampled));
-        self.linear.at(shape.tokens.next_multiple_of(self.tokens_step))
-            + self.layers * attention_s
-            + head_s
-            + self.step_overhead_s
-            + self.sequence_overhead_s * shape.sequences() as f64
+        self.linear.at(shape.tokens.next_multiple_of(self.tokens_step)) + self.layers * attention_s + head_s
     }
 }
 

@@ -1,13 +1,13 @@
 //! Non-negative least squares.
 
-/// Returns the non-negative `x` with the least sum of `weight * (row * x - 1)^2` over rows and their weights. Coordinate descent,
-/// which cannot fail: sets each coefficient in turn to its best value, until none changes.
-pub(super) fn non_negative<const N: usize>(rows: impl Iterator<Item = ([f64; N], f64)>) -> [f64; N] {
+/// Returns the non-negative `x` with the least sum of `weight * (row * x - target)^2` over rows, their targets and weights. Coordinate
+/// descent, which cannot fail: sets each coefficient in turn to its best value, until none changes.
+pub(super) fn non_negative<const N: usize>(rows: impl Iterator<Item = ([f64; N], f64, f64)>) -> [f64; N] {
     let mut products = [[0.0; N]; N];
     let mut sums = [0.0; N];
-    for (row, weight) in rows {
+    for (row, target, weight) in rows {
         for i in 0..N {
-            sums[i] += weight * row[i];
+            sums[i] += weight * target * row[i];
             for j in 0..N {
                 products[i][j] += weight * row[i] * row[j];
             }
@@ -46,16 +46,16 @@ mod tests {
     #[test]
     fn the_unconstrained_solution_if_it_is_positive() {
         // 1 = 2 a + b and 1 = a + 3 b.
-        let [a, b] = non_negative([([2.0, 1.0], 1.0), ([1.0, 3.0], 5.0)].into_iter());
+        let [a, b] = non_negative([([2.0, 1.0], 1.0, 1.0), ([1.0, 3.0], 1.0, 5.0)].into_iter());
         assert!((a - 0.4).abs() < 1e-9 && (b - 0.2).abs() < 1e-9, "{a} {b}");
     }
 
     #[test]
     fn what_would_be_negative_is_zero() {
         // Without bounds a = 2 and b = -1.
-        let [a, b] = non_negative([[1.0, 1.0], [0.5, 0.0], [1.5, 2.0]].map(|row| (row, 1.0)).into_iter());
+        let [a, b] = non_negative([[1.0, 1.0], [0.5, 0.0], [1.5, 2.0]].map(|row| (row, 1.0, 1.0)).into_iter());
         assert!(b == 0.0 && a > 0.0, "{a} {b}");
-        assert_eq!(non_negative([([0.0, 0.0], 1.0)].into_iter()), [0.0, 0.0]);
-        assert_eq!(non_negative(std::iter::empty::<([f64; 1], f64)>()), [0.0]);
+        assert_eq!(non_negative([([0.0, 0.0], 1.0, 1.0)].into_iter()), [0.0, 0.0]);
+        assert_eq!(non_negative(std::iter::empty::<([f64; 1], f64, f64)>()), [0.0]);
     }
 }

@@ -96,13 +96,13 @@ impl Settings {
     pub fn cost_model(&self) -> Result<BoxedCost, CostError> {
         let make = |hardware, parallel| self.cost.make(hardware, &self.model, parallel, self.weights);
         if self.others.is_empty() {
-            return make(&self.hardware, self.parallel);
+            return Ok(self.engine_overhead.around(make(&self.hardware, self.parallel)?));
         }
         let kinds = self.kinds().map(|(replicas, hardware, parallel, _)| {
             let cost = make(hardware, parallel)?;
             Ok((replicas, format!("{replicas} x {}: {}", hardware.name, cost.name()), cost))
         });
-        Ok(Box::new(Mixed::new(kinds.collect::<Result<_, CostError>>()?)))
+        Ok(self.engine_overhead.around(Box::new(Mixed::new(kinds.collect::<Result<_, CostError>>()?))))
     }
 
     /// Returns the sizes and permanent failures of this fleet, as the observers of a replay need them.

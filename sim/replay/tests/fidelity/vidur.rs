@@ -2,7 +2,7 @@
 //! their own), replayed from Vidur's own tables.
 
 use trunkline_core::Config;
-use trunkline_sim_perf::cost::{CostChoice, CostModel, Parallel, Roofline, StepShape, Table, Weights};
+use trunkline_sim_perf::cost::{CostChoice, CostModel, EngineOverhead, Parallel, Roofline, StepShape, Table, Weights};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::{Arrivals, Settings, engines, replay};
 use trunkline_sim_report::Report;
@@ -32,6 +32,7 @@ fn run_with(core: Config, requests: u64, speed: f64) -> Report {
         routing: trunkline_sim_replay::Routing::default(),
         parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: profile },
+        engine_overhead: EngineOverhead::default(),
         weights: Weights::Resident,
         others: Vec::new(),
         hardware: *hardware::by_name("a100-80g").unwrap(),

@@ -13,7 +13,7 @@ use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 use trunkline_sim_perf::cost::Sample;
 use trunkline_sim_perf::cost::table::Skew;
 use trunkline_sim_perf::cost::{
-    CostChoice, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Table, Weights,
+    CostChoice, CostModel, EngineOverhead, Fitted, LowerBound, Parallel, Roofline, StepShape, Table, Weights,
 };
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::calibrate::{calibrate, from_benchmark};
@@ -184,6 +184,7 @@ fn a_replay_of_the_workload_is_near() {
         model: *model::by_name("llama-3.1-8b").unwrap(),
         parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: data("profiles/llmservingsim/RTX4090") },
+        engine_overhead: EngineOverhead::default(),
         weights: Weights::Resident,
         others: Vec::new(),
         replicas: 1,

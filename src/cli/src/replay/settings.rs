@@ -9,7 +9,7 @@ use trunkline_core::config::Setting;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps, Preemption};
 use trunkline_port::LayerGroup;
-use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, Weights};
+use trunkline_sim_perf::cost::{BoxedCost, CostChoice, EngineOverhead, Parallel, Weights};
 use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::model::LATENT_BLOCK_TOKENS;
 use trunkline_sim_perf::{hardware, model};
@@ -108,6 +108,11 @@ pub(crate) struct FleetArgs {
     /// or table:FOLDER with step times measured by LLMServingSim, Vidur or aiconfigurator.
     #[arg(long, value_name = "SPEC", default_value_t = CostChoice::Auto)]
     cost: CostChoice,
+
+    /// Time of the engine around the kernels of each step, STEP_US or STEP_US:SEQUENCE_US: scheduling, sampling, sending tokens.
+    /// `trunkline calibrate --kernels` finds it for an engine [default: 0].
+    #[arg(long, value_name = "US", default_value = "0", hide_default_value = true)]
+    engine_overhead: EngineOverhead,
 
     /// Placement of weights: resident on the device; stream, from disk through host memory, for a model larger than the device;
     /// or stream_first, which keeps the first layers on the device, not evenly spread ones. Parameters as in
@@ -260,6 +265,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         model: model::find(&fleet.model)?,
         parallel: first.parallel,
         cost: fleet.cost.clone(),
+        engine_overhead: fleet.engine_overhead,
         weights: fleet.weights,
         replicas: first.replicas,
         others: Vec::new(),

@@ -231,6 +231,19 @@ fn an_engine_sets_the_defaults_of_limits() {
 }
 
 #[test]
+fn an_engine_adds_its_own_time_to_steps() {
+    let name = |words: &str| settings_of(words).cost_model().unwrap().name().to_string();
+    assert!(name("t --engine-overhead 850:12").ends_with("; engine overhead 850 us a step, 12 us a sequence"));
+    assert!(
+        name("t --fleet h100-80g,a100-80g --engine-overhead 40")
+            .ends_with("; engine overhead 40 us a step, 0 us a sequence")
+    );
+    assert!(!name("t").contains("overhead"));
+    let wrong = parse(&["t", "--engine-overhead", "fast"]).unwrap_err().to_string();
+    assert!(wrong.contains("engine overhead 'fast' is not STEP_US or STEP_US:SEQUENCE_US"), "{wrong}");
+}
+
+#[test]
 fn eviction_within_sequences_divides_the_layers() {
     let of = |words: &str| settings_of(words);
     assert!(of("t").group_layers.is_empty());

@@ -104,8 +104,6 @@ impl Table {
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
             attention: Attention::Separate(apart(path, model, tensor, device, points)?),
             tokens_step: 1,
-            step_overhead_s: 0.0,
-            sequence_overhead_s: 0.0,
             errors: StepErrors::default(),
         })
     }

@@ -105,8 +105,6 @@ impl Table {
                 batching: if model.kv_heads < model.heads { BATCHING } else { 1.0 },
             }),
             tokens_step: TOKENS_STEP,
-            step_overhead_s: 0.0,
-            sequence_overhead_s: 0.0,
             errors: StepErrors::default(),
         })
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::group::FleetSpec;
 use crate::{Arrivals, Routing, replay};
 use trunkline_cluster::ROUTER_DEFAULT;
-use trunkline_sim_perf::cost::{CostChoice, StepShape, Weights};
+use trunkline_sim_perf::cost::{CostChoice, EngineOverhead, StepShape, Weights};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::Report;
 use trunkline_sim_workload::Trace;
@@ -22,6 +22,7 @@ fn settings(hardware: &str, replicas: u32) -> Settings {
         model: *model::by_name("llama-3.1-8b").unwrap(),
         parallel: Parallel::ONE,
         cost: CostChoice::Auto,
+        engine_overhead: EngineOverhead::default(),
         weights: Weights::Resident,
         replicas,
         others: Vec::new(),
