@@ -197,6 +197,27 @@ fn blocks_leave_the_device_with_those_beside_them() {
 }
 
 #[test]
+fn blocks_go_down_again_beside_one_that_the_tier_kept() {
+    let mut driver = full();
+    driver.answer();
+    // The last block of the prompt arrives without the one beside it.
+    driver.end_copy_partly(0, &[(0, BlockFault::Interrupted)]);
+    driver.run_to_end();
+    driver.submit(4, prompt(101), 1);
+    driver.run_to_end();
+    assert_eq!(cached(&driver, 4), 96, "the last block is computed again, in both groups");
+    // Others push the prompt off the device.
+    for id in 5..20 {
+        driver.submit(id, (1000 * id as u32..).take(13).collect(), 3);
+        driver.run_to_end();
+    }
+    driver.submit(90, prompt(101), 1);
+    driver.run_to_end();
+    assert_eq!(cached(&driver, 90), 100);
+    driver.assert_texts();
+}
+
+#[test]
 fn blocks_on_their_way_down_are_found_and_those_that_did_not_arrive_come_back() {
     let mut found = full();
     found.answer();

@@ -73,9 +73,10 @@ impl Kv {
     fn cut_reviving(&mut self) {
         if self.groups.n() > 0 && !self.reviving.is_empty() {
             let beside = self.transfers.device_demotions().filter_map(|transfer| transfer.purpose.beside());
-            let moving: BTreeSet<(u32, usize)> =
-                beside.flat_map(BTreeMap::values).map(|(node, group)| (node.index, *group)).collect();
-            let has = |at: usize, group| moving.contains(&(self.reviving[at].index, group));
+            let key = |node: BlockHandle, group: usize| (node.index, node.generation, group);
+            let moving: BTreeSet<_> =
+                beside.flat_map(BTreeMap::values).map(|(node, group)| key(*node, *group)).collect();
+            let has = |at: usize, group| moving.contains(&key(self.reviving[at], group));
             let usable = self.groups.usable_behind(self.found.len(), &self.reviving, has);
             self.reviving.truncate(usable);
         }

@@ -160,22 +160,27 @@ impl Kv {
     }
 
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
-        let (mut pairs, mut beside) = (Vec::new(), Beside::new());
+        let (mut pairs, mut beside, mut left) = (Vec::new(), Beside::new(), Vec::new());
         for _ in 0..n.min(AHEAD_MAX).div_ceil(self.entry_blocks() as usize) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
-            let to = self.tiers.reserve(&self.tiers.contents_on_device(&self.tree, block));
+            let contents = self.tiers.contents_on_device(&self.tree, block);
+            let to = self.tiers.reserve(&contents);
+            // Blocks beside one that the tier refused would be of no use there.
+            let is_there = to.is_some() || !self.tiers.lacks(&contents);
             // At the end a block's place in the tree is known before those beside the block are put back.
-            self.demote_beside(block, to.is_some(), &mut pairs, &mut beside);
+            self.demote_beside(block, is_there, &mut pairs, &mut beside);
             match to {
                 Some(to) => {
                     pairs.push(BlockPair { from: block.index, to });
                     self.demoting.begin(self.tree.contents(block).0, block, parent, self.transfers.next_id());
                 }
-                None => self.tree.end_demotion(block.index),
+                None => left.push(block.index),
             }
         }
         let purpose = Purpose::Demotion { kept: Vec::new(), beside };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+        // The contents of blocks beside them were named by theirs.
+        left.into_iter().for_each(|block| self.tree.end_demotion(block));
     }
 
     fn demote_from_tier(&mut self, tier: usize, n: usize, journal: &mut Journal) {

@@ -57,18 +57,18 @@ impl Kv {
     }
 
     /// Takes the blocks beside `node`, which just left the tree, to a demotion. Blocks that the tier does not take are freed, and all of them
-    /// unless the tier takes `node` (`is_taken`).
+    /// unless the tier has `node` or takes it (`is_there`).
     pub(super) fn demote_beside(
         &mut self,
         node: BlockHandle,
-        is_taken: bool,
+        is_there: bool,
         pairs: &mut Vec<BlockPair>,
         beside: &mut Beside,
     ) {
         for group in 0..self.groups.n() {
             let Some(block) = self.groups.take_out(node.index, group) else { continue };
             let contents = self.tiers.contents_beside(&self.tree, node, group);
-            match is_taken.then(|| self.tiers.reserve(&contents)).flatten() {
+            match is_there.then(|| self.tiers.reserve(&contents)).flatten() {
                 Some(to) => {
                     self.tree.begin_move(block);
                     pairs.push(BlockPair { from: block.index, to });
@@ -93,12 +93,12 @@ impl Kv {
     /// Puts the blocks of a demotion back beside `nodes`, which were taken back into the tree, to be read by the transfer. Returns what the
     /// transfer reads.
     pub(super) fn revive_beside(&mut self, transfer: u64, nodes: &[BlockHandle]) -> Vec<(BlockHandle, usize)> {
-        let nodes: BTreeSet<u32> = nodes.iter().map(|node| node.index).collect();
+        // By generation too: the slot of a block that the tier had before was freed at once, and may have another.
+        let key = |node: &BlockHandle| (node.index, node.generation);
+        let nodes: BTreeSet<_> = nodes.iter().map(key).collect();
         let beside = self.transfers.get(transfer).and_then(|transfer| transfer.purpose.beside()).into_iter().flatten();
-        let moving: Vec<(u32, (BlockHandle, usize))> = beside
-            .filter(|(_, (node, _))| nodes.contains(&node.index))
-            .map(|(block, place)| (*block, *place))
-            .collect();
+        let moving: Vec<(u32, (BlockHandle, usize))> =
+            beside.filter(|(_, (node, _))| nodes.contains(&key(node))).map(|(block, place)| (*block, *place)).collect();
         for (block, (node, group)) in &moving {
             let block = self.tree.pool().handle(*block);
             self.tree.end_move(block);
