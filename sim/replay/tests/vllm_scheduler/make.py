@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Writes truth.json: requests, and when vLLM's own scheduler answers them under a virtual clock.
 
 vLLM's `Scheduler` and its KV cache manager run unmodified, without a model: a step takes STEP_NS + TOKEN_NS for each token it runs +
