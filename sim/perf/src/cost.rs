@@ -14,8 +14,8 @@
 //! A sequence with speculative decoding runs its drafts as further rows of the same step: drafts pass through all matrices, are
 //! sampled, and attend to the context, which is read once for all. Proposing drafts costs nothing, as with lookups in the context.
 //!
-//! The engine around the kernels, its scheduling, sampling and sending, is an [`EngineOverhead`], 0 unless given. A fit to a server has it
-//! in it.
+//! The work of an engine between kernels, as scheduling and sampling, is an [`EngineOverhead`], 0 unless given; a fit to a server includes
+//! it. Not modelled: tokenising, and transport to clients.
 //!
 //! # Accuracy
 //!

@@ -55,48 +55,39 @@ pub struct TooFewSamples {
 /// Samples required: ten per coefficient.
 pub const SAMPLES_MIN: usize = 10 * FEATURES;
 
-/// Threshold of Huber's loss: larger relative errors count linearly, since a misattributed step, or one with other work of the
-/// server, says little about the rest.
-const OUTLIER: f64 = 0.05;
-/// Number of reweighted fits; the coefficients converge long before.
-const ROUNDS: usize = 20;
-
 /// Fits step times to samples of `model`.
 ///
 /// # Errors
 ///
 /// [`TooFewSamples`] with fewer than [`SAMPLES_MIN`] usable samples.
 pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration, TooFewSamples> {
-    let usable = usable(samples);
-    if usable.len() < SAMPLES_MIN {
-        return Err(TooFewSamples { found: usable.len() });
-    }
+    let usable = usable(samples)?;
     let time = fit(model, &usable);
-    let (held_out, others): (Vec<_>, Vec<_>) = usable.iter().copied().enumerate().partition(|(at, _)| at % 5 == 4);
-    let of = |numbered: Vec<(usize, Sample)>| numbered.into_iter().map(|(_, sample)| sample).collect::<Vec<_>>();
-    let by_others = fit(model, &of(others));
-    let left_out = of(held_out);
+    let (left_out, others) = every_fifth(&usable);
+    let by_others = fit(model, &others);
     let held_out_bias = Residuals::of(&left_out, |shape| by_others.step_s(shape)).bias;
     let held_out = StepErrors::of(&left_out, |shape| by_others.step_s(shape));
     let residuals = Residuals::of(&usable, |shape| time.step_s(shape));
     Ok(Calibration { time, samples: usable.len(), residuals, held_out_bias, held_out })
 }
 
-/// Fits the usual step, and scales it to the time of all steps together.
-/// Returns the samples with a duration.
-fn usable(samples: &[Sample]) -> Vec<Sample> {
-    samples.iter().copied().filter(|s| s.time_s > 0.0 && s.time_s.is_finite()).collect()
+/// Returns the samples with a duration, if there are enough.
+fn usable(samples: &[Sample]) -> Result<Vec<Sample>, TooFewSamples> {
+    let usable: Vec<_> = samples.iter().copied().filter(|s| s.time_s > 0.0 && s.time_s.is_finite()).collect();
+    if usable.len() < SAMPLES_MIN { Err(TooFewSamples { found: usable.len() }) } else { Ok(usable) }
 }
 
+/// Returns every fifth sample, and the others.
+fn every_fifth(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
+    let (fifths, others): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(at, _)| at % 5 == 4);
+    let of = |numbered: Vec<(usize, &Sample)>| numbered.into_iter().map(|(_, sample)| *sample).collect();
+    (of(fifths), of(others))
+}
+
+/// Fits the usual step, and scales it to the time of all steps together.
 fn fit(model: &'static str, usable: &[Sample]) -> StepTime {
-    let rows = usable.iter().map(|sample| features(&sample.shape).map(|feature| feature / sample.time_s));
-    let rows: Vec<_> = rows.collect();
-    let mut x = least_squares::non_negative(rows.iter().map(|row| (*row, 1.0, 1.0)));
-    for _ in 0..ROUNDS {
-        let error = |row: &[f64; FEATURES]| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>() - 1.0;
-        let weighted = rows.iter().map(|row| (*row, 1.0, (OUTLIER / error(row).abs()).min(1.0)));
-        x = least_squares::non_negative(weighted);
-    }
+    let row = |sample: &Sample| (features(&sample.shape).map(|feature| feature / sample.time_s), 1.0);
+    let x = least_squares::robust(&usable.iter().map(row).collect::<Vec<_>>());
     let [constant_s, token_s, sequence_s, context_token_s, prefill_pair_s] = x;
     let (against, errors) = ("", StepErrors::default());
     let time = StepTime { model, constant_s, token_s, sequence_s, context_token_s, prefill_pair_s, against, errors };

@@ -21,7 +21,7 @@ pub struct Nodes {
     pub(crate) fingerprints: Vec<u64>,
     /// Parents: the block before in the prefix, the namespace of a first block, or [`UNPUBLISHED`].
     pub(crate) parents: Vec<u32>,
-    /// Whether the parent lies in the slot before, by slot.
+    /// Marks of the blocks whose parent lies in the slot before.
     runs: RunBits,
     /// Numbers of published child blocks.
     pub(crate) children: Vec<u32>,

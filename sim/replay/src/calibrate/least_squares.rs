@@ -1,8 +1,26 @@
-//! Non-negative least squares.
+//! Non-negative least squares, also robust against outliers.
+
+/// Threshold of Huber's loss: larger errors count linearly, since a misattributed step, or one with other work of the server, says little
+/// about the rest.
+const OUTLIER: f64 = 0.05;
+/// Number of reweighted fits; the coefficients converge long before.
+const ROUNDS: usize = 20;
+
+/// Returns the non-negative `x` with the least sum of `(row * x - target)^2` over rows and their targets, in which errors above
+/// [`OUTLIER`] count linearly.
+pub(super) fn robust<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
+    let mut x = non_negative(rows.iter().map(|(row, target)| (*row, *target, 1.0)));
+    for _ in 0..ROUNDS {
+        let error = |row: &[f64; N], target: f64| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>() - target;
+        let weight = |row: &[f64; N], target: f64| (OUTLIER / error(row, target).abs()).min(1.0);
+        x = non_negative(rows.iter().map(|(row, target)| (*row, *target, weight(row, *target))));
+    }
+    x
+}
 
 /// Returns the non-negative `x` with the least sum of `weight * (row * x - target)^2` over rows, their targets and weights. Coordinate
 /// descent, which cannot fail: sets each coefficient in turn to its best value, until none changes.
-pub(super) fn non_negative<const N: usize>(rows: impl Iterator<Item = ([f64; N], f64, f64)>) -> [f64; N] {
+fn non_negative<const N: usize>(rows: impl Iterator<Item = ([f64; N], f64, f64)>) -> [f64; N] {
     let mut products = [[0.0; N]; N];
     let mut sums = [0.0; N];
     for (row, target, weight) in rows {

@@ -2,7 +2,7 @@
 
 use trunkline_sim_perf::cost::{CostModel, EngineOverhead, Residuals, Sample};
 
-use super::{OUTLIER, ROUNDS, SAMPLES_MIN, TooFewSamples, least_squares, usable};
+use super::{TooFewSamples, every_fifth, least_squares, usable};
 
 /// Overhead of an engine, and what is left to explain.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,21 +23,17 @@ pub struct OverheadFit {
 ///
 /// # Errors
 ///
-/// [`TooFewSamples`] with fewer than [`SAMPLES_MIN`] usable samples.
+/// [`TooFewSamples`] with fewer than [`super::SAMPLES_MIN`] usable samples.
 pub fn engine_overhead(kernels: &dyn CostModel, samples: &[Sample]) -> Result<OverheadFit, TooFewSamples> {
-    let samples = usable(samples);
-    if samples.len() < SAMPLES_MIN {
-        return Err(TooFewSamples { found: samples.len() });
-    }
+    let samples = usable(samples)?;
     let step_s = |overhead: EngineOverhead| move |shape: &_| (kernels.step_ns(shape) + overhead.ns(shape)) as f64 / 1e9;
-    let (held_out, others): (Vec<_>, Vec<_>) = samples.iter().copied().enumerate().partition(|(at, _)| at % 5 == 4);
-    let of = |numbered: Vec<(usize, Sample)>| numbered.into_iter().map(|(_, sample)| sample).collect::<Vec<_>>();
-    let by_others = fit(kernels, &of(others));
+    let (held_out, others) = every_fifth(&samples);
+    let by_others = fit(kernels, &others);
     Ok(OverheadFit {
         overhead: fit(kernels, &samples),
         samples: samples.len(),
         kernels: Residuals::of(&samples, step_s(EngineOverhead::default())),
-        held_out: Residuals::of(&of(held_out), step_s(by_others)),
+        held_out: Residuals::of(&held_out, step_s(by_others)),
     })
 }
 
@@ -48,12 +44,7 @@ fn fit(kernels: &dyn CostModel, samples: &[Sample]) -> EngineOverhead {
         ([1.0 / us, sequences / us], 1.0 - kernels.step_ns(&sample.shape) as f64 / 1e3 / us)
     };
     let rows: Vec<_> = samples.iter().map(row).collect();
-    let mut x = least_squares::non_negative(rows.iter().map(|(row, left)| (*row, *left, 1.0)));
-    for _ in 0..ROUNDS {
-        let error = |(row, left): &([f64; 2], f64)| row[0] * x[0] + row[1] * x[1] - left;
-        let weighted = rows.iter().map(|pair| (pair.0, pair.1, (OUTLIER / error(pair).abs()).min(1.0)));
-        x = least_squares::non_negative(weighted);
-    }
+    let x = least_squares::robust(&rows);
     let left_us: f64 = rows.iter().zip(samples).map(|((_, left), sample)| left * sample.time_s * 1e6).sum();
     let found_us: f64 = samples.iter().map(|sample| x[0] + x[1] * sample.shape.sequences() as f64).sum();
     let scale = if found_us > 0.0 { (left_us / found_us).max(0.0) } else { 0.0 };
@@ -63,6 +54,7 @@ fn fit(kernels: &dyn CostModel, samples: &[Sample]) -> EngineOverhead {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SAMPLES_MIN;
     use super::*;
     use trunkline_sim_perf::cost::{self, BoxedCost, Parallel, StepShape};
     use trunkline_sim_perf::{hardware, model};

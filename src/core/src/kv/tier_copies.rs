@@ -179,7 +179,7 @@ impl Kv {
         }
         let purpose = Purpose::Demotion { kept: Vec::new(), beside };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
-        // The contents of blocks beside them were named by theirs.
+        // Until here their contents name those of the blocks beside them.
         left.into_iter().for_each(|block| self.tree.end_demotion(block));
     }
 
