@@ -74,12 +74,14 @@ fn apply(state: &mut State, slot: usize, plan: &Plan) {
     journal.decide(Decision::Drop, seq.id.0, u64::from(plan.held) << 32 | u64::from(plan.final_keep()));
     seq.unpublishable = true;
     let last_step = seq.last_step(journal.stats.steps);
-    for Range { start, end } in &plan.drops {
+    let entry = |position: u32| (position / planners.block_size) as usize;
+    let entries: Vec<Range<usize>> = plan.drops.iter().map(|drop| entry(drop.start)..entry(drop.end)).collect();
+    kv.save_dropped(seq, &entries, journal);
+    for (Range { start, end }, entries) in plan.drops.iter().zip(&entries) {
         journal.digest.fold(u64::from(*start) << 32 | u64::from(*end));
-        let (first, n) = ((start / planners.block_size) as usize, ((end - start) / planners.block_size) as usize);
         for group in &planners.groups {
-            kv.drop_entries(seq, *group, first, n, last_step);
-            journal.stats.h2o.h2o_dropped_blocks += n as u64;
+            kv.drop_entries(seq, *group, entries.start, entries.len(), last_step);
+            journal.stats.h2o.h2o_dropped_blocks += entries.len() as u64;
         }
     }
 }

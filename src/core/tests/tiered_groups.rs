@@ -1,6 +1,6 @@
 //! Layer groups in the tiers of the prefix cache: what goes down, what comes back, and how much of a prompt is found.
 
-use trunkline_core::{BlockFault, Config, Keeps, Place, TierConfig, Token, WorkerFacts, Write};
+use trunkline_core::{BlockFault, Config, H2oConfig, Keeps, Place, TierConfig, Token, WorkerFacts, Write, h2o};
 use trunkline_driver::Driver;
 
 /// Blocks of 4 tokens, 32 on the device for each group, and a tier of 200.
@@ -46,6 +46,14 @@ fn asked_and_evicted(groups: &[Keeps]) -> Driver {
     driver.evict_idle();
     assert_eq!(driver.stats().idle_blocks, 0);
     driver
+}
+
+/// Runs requests that take the device's blocks from all that was there.
+fn push_out(driver: &mut Driver) {
+    for id in 5..20 {
+        driver.submit(id, (1000 * id as u32..).take(13).collect(), 3);
+        driver.run_to_end();
+    }
 }
 
 const DOWN: (Place, Place) = (Place::Device, Place::Tier(0));
@@ -206,15 +214,34 @@ fn blocks_go_down_again_beside_one_that_the_tier_kept() {
     driver.submit(4, prompt(101), 1);
     driver.run_to_end();
     assert_eq!(cached(&driver, 4), 96, "the last block is computed again, in both groups");
-    // Others push the prompt off the device.
-    for id in 5..20 {
-        driver.submit(id, (1000 * id as u32..).take(13).collect(), 3);
-        driver.run_to_end();
-    }
+    push_out(&mut driver);
     driver.submit(90, prompt(101), 1);
     driver.run_to_end();
     assert_eq!(cached(&driver, 90), 100);
     driver.assert_texts();
+}
+
+#[test]
+fn dropped_blocks_of_a_prompt_are_saved_before_others_take_their_room() {
+    for write in [Write::Back, Write::Through] {
+        let mut config = config(&[Keeps::All, Keeps::Scored], write);
+        let settings = H2oConfig { ratio: 3.0, sink: 4, recent: 4, trigger: 24, interval: 2, ..H2oConfig::default() };
+        config.h2o = H2oConfig { mode: h2o::Mode::On, ..settings };
+        let mut driver = joined(config);
+        driver.submit(1, prompt(101), 16);
+        while driver.stats().h2o.h2o_dropped_blocks == 0 {
+            driver.answer();
+        }
+        // The first request holds 26 blocks of one group and 10 of the other; the next needs more than the 12 that are free.
+        driver.submit(2, (500..541).collect(), 8);
+        driver.run_to_end();
+        assert_eq!(driver.stats().preemptions, 0);
+        push_out(&mut driver);
+        driver.submit(90, prompt(101), 1);
+        driver.run_to_end();
+        assert_eq!(cached(&driver, 90), 100, "{write:?}");
+        driver.assert_texts();
+    }
 }
 
 #[test]

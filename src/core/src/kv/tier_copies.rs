@@ -1,5 +1,7 @@
 //! Transfers between the device and the tiers, and among the tiers.
 
+use std::ops::Range;
+
 use trunkline_port::{BlockFault, BlockKey, KnownBlock};
 
 use super::Kv;
@@ -139,6 +141,34 @@ impl Kv {
         pairs.reverse();
         let is_awaited = seq.cold.continues && self.tiers.shared() == Some(0);
         let purpose = Purpose::WriteThrough { chain, beside, is_awaited };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+    }
+
+    /// Begins to copy cached blocks of the groups after the first to the nearest tier, before a sequence drops `entries` from its tables: such
+    /// a block may be evicted while the block of the first group is still read, and the prefix is of no use without it.
+    pub fn save_dropped(&mut self, seq: &Sequence, entries: &[Range<usize>], journal: &mut Journal) {
+        let published = seq.published as usize;
+        let Some(write) = self.tiers.write(0).filter(|_| self.is_open(0)) else { return };
+        if seq.table[..published].first().is_none_or(|first| !self.tree.is_findable(*first)) {
+            return;
+        }
+        let (mut pairs, mut beside, mut end) = (Vec::new(), Beside::new(), 0);
+        for at in entries.iter().cloned().flatten().take_while(|at| *at < published) {
+            let node = seq.table[at];
+            if write == Write::SecondUse && self.tree.hits(node) == 0 {
+                break;
+            }
+            self.write_beside(node, &mut pairs, &mut beside);
+            end = at + 1;
+        }
+        if pairs.is_empty() {
+            return;
+        }
+        pairs.reverse();
+        // The blocks of the first group stay in the tree until the end of the copy.
+        let chain = seq.table[..end].to_vec();
+        chain.iter().for_each(|block| self.tree.share(*block));
+        let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
