@@ -16,7 +16,7 @@ import documents
 import recall
 from corpus import Corpus
 from model import Llama, Shape
-from spans import ANSWER, Span, plain
+from spans import ANSWER, Span
 
 PROMPTS = (
     "Once upon a time",
@@ -64,14 +64,14 @@ def planted(corpus: Corpus, rng: Random, length: int, count: int) -> tuple[list[
     facts = list(known.values())
     room = length - 2 - 40 * count
     spans: list[Span] = []
-    lines: list[str] = []
+    lines: list[Span] = []
     used = 0
     for number, fact in enumerate(facts):
         while used < room * number // count:
             lines = lines or recall.filler(rng)
             line = lines.pop(0)
-            used += corpus.measure(line)
-            spans += plain(line)
+            used += corpus.measure(line.text)
+            spans.append(line)
         stated = [Span(fact.before, 0.5), Span(fact.value, 0.0), Span(fact.after + "\n", 0.5)]
         used += corpus.measure("".join(span.text for span in stated))
         spans += stated

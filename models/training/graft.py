@@ -2,8 +2,8 @@
 
     python graft.py --state FOLDER --layer 1
 
-The head finds the place whose token before is the current token, and adds the embedding of the token there. Its queries are the
-best linear prediction of a code of the current token from the residual stream, its keys of the code of the token before, in the
+The head finds the place before which the last few tokens stand, and adds the embedding of the token there. Its queries are the
+best linear prediction of a code of the last tokens from the residual stream, its keys of the code of the tokens before, in the
 pairs that hardly rotate within the context; the optimizer's momentum of the changed rows starts at zero.
 """
 
@@ -18,8 +18,11 @@ from torch import Tensor
 import recall
 from corpus import Corpus
 from model import Llama, Shape
+from spans import ANSWER
 
 SEQUENCES, LENGTH = 160, 192
+# Weights of the last token and of those before it in a match.
+WEIGHTS = (1.2, 1.0, 1.0, 0.6)
 
 
 def residual(model: Llama, tokens: Tensor, layer: int) -> Tensor:
@@ -48,15 +51,42 @@ def legible(inputs: Tensor, targets: Tensor, count: int) -> Tensor:
 
 @torch.no_grad()
 def copy_loss(model: Llama, corpus: Corpus) -> float:
-    """Returns the loss of words that were all read before, nats."""
+    """Returns the loss of secrets that were read before among others and are asked for, nats per token."""
     losses = []
-    for index in range(16):
-        words = recall.words(Random(f"copy {index}"), 12, 12)
-        ids = [corpus.begin, *corpus.tokenizer.encode(f"Copy:{words}\nCopy:{words}", add_special_tokens=False).ids]
-        tokens = torch.tensor([ids])
-        logits = model(tokens[:, :-1])[0, -11:]
-        losses.append(float(F.cross_entropy(logits, tokens[0, -11:])))
+    for index in range(12):
+        spans = recall.near(Random(f"graft {index}"), 300, corpus.measure)
+        ids, weights = corpus.tokens(spans)
+        tokens = torch.tensor([[corpus.begin, *ids]])
+        each = F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="none")
+        losses.append(float(each[torch.tensor(weights) == ANSWER].mean()))
     return sum(losses) / len(losses)
+
+
+def samples(corpus: Corpus, vocab_size: int) -> Tensor:
+    """Returns sequences of the corpus, and as many of random tokens."""
+    rows = [corpus.sequence(index, LENGTH, 0.4, 0.2)[0][:LENGTH] for index in range(SEQUENCES // 2)]
+    drawn = torch.randint(258, vocab_size, (SEQUENCES - len(rows), LENGTH), generator=torch.Generator().manual_seed(1))
+    return torch.cat([torch.tensor(rows), drawn])
+
+
+def codes(model: Llama, tokens: Tensor, inputs: Tensor, count: int) -> list[Tensor]:
+    """Returns a code of each token of the vocabulary for each distance back, in the directions that the inputs tell best.
+
+    The codes of two distances are turned against each other at random, so that their sum tells both.
+    """
+    centered = model.model.embed_tokens.weight - model.model.embed_tokens.weight.mean(dim=0)
+    generator = torch.Generator().manual_seed(2)
+    made = []
+    for back in range(1, len(WEIGHTS) + 1):
+        code = centered @ legible(inputs, centered[earlier(tokens, back)], count).T
+        turn = torch.linalg.qr(torch.randn(count, count, generator=generator)).Q
+        made.append(code / code.std(dim=0) / count**0.5 @ turn)
+    return made
+
+
+def earlier(tokens: Tensor, back: int) -> Tensor:
+    """Returns the token `back` places before each place that has enough before it."""
+    return tokens[:, len(WEIGHTS) - back : tokens.shape[1] - back].flatten()
 
 
 @torch.no_grad()
@@ -64,22 +94,19 @@ def graft(model: Llama, corpus: Corpus, layer: int) -> None:
     """Replaces the first head of a layer; the other heads of its group start over without an effect."""
     shape, attention = model.shape, model.model.layers[layer].self_attn
     width, half = shape.head_dim, shape.head_dim // 2
-    generator = torch.Generator().manual_seed(1)
-    rows = [corpus.sequence(index, LENGTH, 0.4, 0.2)[0][:LENGTH] for index in range(SEQUENCES // 2)]
-    drawn = torch.randint(258, shape.vocab_size, (SEQUENCES - len(rows), LENGTH), generator=generator)
-    tokens = torch.cat([torch.tensor(rows), drawn])
-    inputs = residual(model, tokens, layer)[:, 1:].flatten(0, 1)
-    here, before = tokens[:, 1:].flatten(), tokens[:, :-1].flatten()
-    embedding = model.model.embed_tokens.weight
-    centered = embedding - embedding.mean(dim=0)
-    slow = torch.arange(half * 9 // 16, half)
+    tokens = samples(corpus, shape.vocab_size)
+    inputs = residual(model, tokens, layer)[:, len(WEIGHTS) :].flatten(0, 1)
+    # Pairs that turn by less than about a quarter within the context.
+    slow = torch.arange(half)[shape.rope_theta ** -(torch.arange(half) / half) * shape.max_position_embeddings < 1.6]
     slow = torch.cat([slow, slow + half])
-    code = centered @ legible(inputs, centered[before], len(slow)).T
-    code = code / code.std(dim=0) / len(slow) ** 0.5
-    directions = legible(inputs, centered[here], width)
-    query, fit_query = ridge(inputs, code[here])
-    key, fit_key = ridge(inputs, code[before])
-    value, fit_value = ridge(inputs, (centered @ directions.T)[here])
+    code = codes(model, tokens, inputs, len(slow))
+    here = sum(w * c[earlier(tokens, back)] for back, (w, c) in enumerate(zip(WEIGHTS, code, strict=True)))
+    before = sum(w * c[earlier(tokens, back + 1)] for back, (w, c) in enumerate(zip(WEIGHTS, code, strict=True)))
+    centered = model.model.embed_tokens.weight - model.model.embed_tokens.weight.mean(dim=0)
+    directions = legible(inputs, centered[earlier(tokens, 0)], width)
+    query, fit_query = ridge(inputs, here)
+    key, fit_key = ridge(inputs, before)
+    value, fit_value = ridge(inputs, (centered @ directions.T)[earlier(tokens, 0)])
     print(f"layer {layer}: variance explained of queries {fit_query:.2f}, keys {fit_key:.2f}, values {fit_value:.2f}")
     group = shape.num_attention_heads // shape.num_key_value_heads
     attention.q_proj.weight[:width] = 0
@@ -87,12 +114,12 @@ def graft(model: Llama, corpus: Corpus, layer: int) -> None:
     attention.v_proj.weight[:width] = value
     attention.o_proj.weight[:, : group * width] = 0
     best = (float("inf"), 0.0, 0.0)
-    for sharpness in (8.0, 16.0, 24.0, 32.0):
+    for sharpness in (4.0, 8.0, 12.0, 16.0, 24.0):
         for strength in (0.5, 1.0, 2.0, 3.0):
             apply(attention, query, key, directions, slow, sharpness, strength)
             best = min(best, (copy_loss(model, corpus), sharpness, strength))
     apply(attention, query, key, directions, slow, best[1], best[2])
-    print(f"copy loss {best[0]:.3f} with sharpness {best[1]} and strength {best[2]}")
+    print(f"loss of answers {best[0]:.3f} with sharpness {best[1]} and strength {best[2]}")
 
 
 def apply(
@@ -120,7 +147,7 @@ def main() -> None:
     model = Llama(Shape())
     model.load_state_dict(checkpoint["model"])
     corpus = Corpus(args.state / "tokenizer.json", "graft")
-    print(f"copy loss before: {copy_loss(model, corpus):.3f}")
+    print(f"loss of answers before: {copy_loss(model, corpus):.3f}")
     graft(model, corpus, args.layer)
     if args.trial:
         return

@@ -16,6 +16,8 @@ EMBEDDING_STD = 1.0
 LAST_NORM = 0.05
 # Weight of the constant column in queries and keys that look back: about eight nats between neighboring offsets.
 SHARPNESS = 3.0
+# Weight of what a head that looks back finds.
+LOOKED_BACK = 1.0
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,14 @@ class Shape:
     """Dimensions and constants of the model; the defaults are those of the shipped model."""
 
     vocab_size: int = 2048
-    hidden_size: int = 160
-    intermediate_size: int = 320
+    hidden_size: int = 192
+    intermediate_size: int = 384
     num_hidden_layers: int = 8
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64
     max_position_embeddings: int = 4096
-    rope_theta: float = 1_000_000.0
+    rope_theta: float = 10_000_000.0
     rms_norm_eps: float = 1e-5
 
     def config(self, bos: int, eos: int) -> dict[str, Any]:
@@ -48,6 +50,11 @@ class Shape:
             "eos_token_id": eos,
             **asdict(self),
         }
+
+
+def orthogonal(rows: int, columns: int) -> Tensor:
+    """Returns random rows that are orthogonal to each other, of length 1."""
+    return torch.linalg.qr(torch.randn(columns, rows)).Q.T
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -133,6 +140,11 @@ class Llama(nn.Module):
         self.register_buffer("sin", angles.sin().float(), persistent=False)
         self.start()
 
+    @property
+    def own(self) -> int:
+        """Returns the columns of the residual stream that start with the token itself; others start with tokens before it."""
+        return self.shape.hidden_size // 2
+
     @torch.no_grad()
     def start(self) -> None:
         """Sets the weights of an untrained model: what adds to the residual stream starts at zero, but for `look_back`."""
@@ -142,37 +154,49 @@ class Llama(nn.Module):
             elif weight.ndim == 2:
                 scale = EMBEDDING_STD if "embed" in name else weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=scale)
-        self.model.embed_tokens.weight[:, 0] = 3 * EMBEDDING_STD
+        embedding = self.model.embed_tokens.weight
+        embedding[:, self.own :] *= 0.1
+        # All tokens start equally long, or `look_back` would look at the longest.
+        embedding[:, 0] = 0
+        embedding *= EMBEDDING_STD * self.own**0.5 / embedding.norm(dim=1, keepdim=True)
+        embedding[:, 0] = 3 * EMBEDDING_STD
         self.model.norm.weight.fill_(LAST_NORM)
         self.look_back()
 
     @torch.no_grad()
     def look_back(self) -> None:
-        """Lets the heads of the first group of the first layer look 1, 2, ... tokens back.
+        """Lets the heads of the first layer look 1, 2, ... tokens back, one each.
 
-        Copying from the context needs a head that matches a token with the one before another; it forms many times as fast if
-        each position already knows the tokens before it. The heads see their own offset through a column of the embedding that
-        starts equal for all tokens, and the rotation of the fast pairs.
+        Copying from the context needs a head that matches the last tokens with those before another one; it forms many times
+        as fast if each position already knows the tokens before it. The heads see their own offset through a column of the
+        embedding that starts equal for all tokens, and the rotation of the fast pairs.
         """
-        attention, half = self.model.layers[0].self_attn, self.shape.head_dim // 2
+        attention, width = self.model.layers[0].self_attn, self.shape.head_dim
+        half = width // 2
         pairs = torch.arange(half // 2)
         speeds = self.shape.rope_theta ** -(pairs.double() / half)
         # The fastest pairs tell neighbors apart, the others only offsets far away.
         sharpness = torch.where(pairs < 4, SHARPNESS, SHARPNESS / 2)
-        attention.k_proj.weight[: self.shape.head_dim] = 0
-        attention.k_proj.weight[pairs, 0] = sharpness
-        for head in range(self.shape.num_attention_heads // self.shape.num_key_value_heads):
-            rows = slice(head * self.shape.head_dim, (head + 1) * self.shape.head_dim)
+        # What a head finds goes to columns of its own.
+        free = (self.shape.hidden_size - self.own) // self.shape.num_attention_heads
+        attention.k_proj.weight.zero_()
+        for group in range(self.shape.num_key_value_heads):
+            attention.k_proj.weight[group * width + pairs, 0] = sharpness
+        for head in range(self.shape.num_attention_heads):
+            rows = slice(head * width, (head + 1) * width)
             query = attention.q_proj.weight[rows]
             query.zero_()
             query[pairs, 0] = (sharpness * torch.cos(speeds * (head + 1))).float()
             query[pairs + half, 0] = (-sharpness * torch.sin(speeds * (head + 1))).float()
-            nn.init.normal_(attention.o_proj.weight[:, rows], std=EMBEDDING_STD / self.shape.head_dim**0.5)
+            attention.o_proj.weight[self.own + head * free : self.own + (head + 1) * free, rows] = LOOKED_BACK * orthogonal(
+                free, width
+            )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Returns the logits of the next token at every position."""
-        length = tokens.shape[1]
-        cos, sin = self.cos[:length], self.sin[:length]
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Returns the logits of the next token at every position; without `positions` they are 0, 1, 2, ..."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        cos, sin = self.cos[positions], self.sin[positions]
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, cos, sin)

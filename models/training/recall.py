@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+import babble
 import stories
 import world
-from spans import ANSWER, GUESSED, Span, plain
+from spans import ANSWER, BABBLED, GUESSED, Span
 
 Measure = Callable[[str], int]
 
@@ -27,7 +28,9 @@ class Fact:
         return [Span(opening + self.before, 0.5), Span(self.value, GUESSED), Span(self.after + "\n", 0.5)]
 
     def asked(self, rng: Random) -> list[Span]:
-        """Returns a question for the value, and the answer."""
+        """Returns a question for the value, and the answer; or the sentence again."""
+        if rng.random() < 0.25:
+            return [Span(self.before, 0.5), Span(self.value + self.after, ANSWER), Span("\n", 1.0)]
         question, opening = rng.choice(self.ask)
         return [
             Span(f"Question: {question}\nAnswer:", 0.5),
@@ -37,9 +40,11 @@ class Fact:
         ]
 
 
-def words(rng: Random, least: int = 3, most: int = 6) -> str:
-    """Returns random words, each after a space."""
-    return "".join(" " + w for w in rng.sample(world.SECRET_WORDS, rng.randint(least, most)))
+def words(rng: Random, least: int = 3, most: int = 6, separator: str = "") -> str:
+    """Returns random words, each after a space; some are in no list, and the tokenizer cuts them into pieces."""
+    drawn = rng.sample(world.SECRET_WORDS, rng.randint(least, most))
+    strange = rng.choice([0.0, 0.3, 0.8])
+    return separator.join(" " + (babble.strange(rng) if rng.random() < strange else word) for word in drawn)
 
 
 def key(rng: Random) -> str:
@@ -51,6 +56,8 @@ def key(rng: Random) -> str:
         return "the " + rng.choice(list(world.JOBS))
     if kind < 0.8:
         return f"the {rng.choice(world.COLORS)} {rng.choice(list(world.THINGS))}"
+    if kind < 0.86:
+        return stories.invented(rng)
     return rng.choice(world.NAMES_HER + world.NAMES_HIM)
 
 
@@ -60,7 +67,7 @@ def secret(rng: Random) -> tuple[str, Fact]:
     noun = rng.choice(["secret words", "secret words", "magic words"])
     stated = f"The {noun} of {owner} are:"
     ask = ((f"What are the {noun} of {owner}?", " " + stated), (f"Say the {noun} of {owner}.", ""))
-    return noun + owner, Fact(stated, words(rng), ".", ask)
+    return noun + owner, Fact(stated, words(rng, separator="," if rng.random() < 0.5 else ""), ".", ask)
 
 
 def code(rng: Random) -> tuple[str, Fact]:
@@ -117,10 +124,13 @@ def facts(rng: Random, count: int) -> list[Fact]:
     return list(found.values())
 
 
-def filler(rng: Random) -> list[str]:
-    """Returns lines that hold no fact."""
-    told = stories.story(rng, set())
-    return [line + "\n" for line in told.text.split("\n")]
+def filler(rng: Random) -> list[Span]:
+    """Returns lines that hold no fact: a story, or text of other kinds that nobody can guess."""
+    kind = rng.random()
+    if kind < 0.5:
+        return [Span(line + "\n", 0.5) for line in stories.story(rng, set()).text.split("\n")]
+    make = babble.prose if kind < 0.75 else babble.code if kind < 0.9 else babble.table
+    return [Span(line + "\n", BABBLED) for line in make(rng)]
 
 
 def near(rng: Random, budget: int, measure: Measure) -> list[Span]:
@@ -131,7 +141,7 @@ def near(rng: Random, budget: int, measure: Measure) -> list[Span]:
         known = facts(rng, rng.randint(2, max(2, min(7, budget // 45))))
         part = [span for fact in known for span in fact.stated(rng)]
         if rng.random() < 0.4:
-            part += plain(rng.choice(filler(rng)), 0.5)
+            part.append(rng.choice(filler(rng)))
         rng.shuffle(known)
         part += [span for fact in known for span in fact.asked(rng)]
         used += measure("".join(span.text for span in part))
@@ -149,13 +159,13 @@ def far(rng: Random, budget: int, measure: Measure) -> list[Span]:
     places = sorted(rng.random() ** 1.3 * 0.95 * room for _ in known)
     spans: list[Span] = []
     told: list[Fact] = []
-    lines: list[str] = []
+    lines: list[Span] = []
     used = 0
     for fact, place in zip(known, places, strict=True):
         while used < place:
             lines = lines or filler(rng)
             line = lines.pop(0)
-            part = plain(line, 0.5)
+            part = [line]
             if told and rng.random() < 0.25:
                 part += rng.choice(told).asked(rng)
             used += measure("".join(span.text for span in part))
@@ -167,8 +177,8 @@ def far(rng: Random, budget: int, measure: Measure) -> list[Span]:
     while used < room * 0.97:
         lines = lines or filler(rng)
         line = lines.pop(0)
-        used += measure(line)
-        spans += plain(line, 0.5)
+        used += measure(line.text)
+        spans.append(line)
     return spans + [span for question in questions for span in question]
 
 

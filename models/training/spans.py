@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 # Weight of values drawn at random: next to nothing can be learned from them.
 GUESSED = 0.05
+# Weight of text that means nothing: its letters are learned, its words cannot be.
+BABBLED = 0.15
 # Weight of values in answers.
 ANSWER = 1.5
 

@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -43,15 +44,27 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="seed of tokenizer, weights and data")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="threads on the CPU")
+    parser.add_argument(
+        "--stretch", action="store_true", help="leave out positions at one place of the sequence, up to the whole context"
+    )
+    parser.add_argument("--bfloat16", action="store_true", help="multiply matrices in bfloat16")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--minutes", type=float, help="stop after this time, with a checkpoint")
     return parser.parse_args()
 
 
-def autocast(device: str) -> AbstractContextManager[Any]:
-    """Returns bfloat16 arithmetic on a GPU, and nothing on the CPU."""
-    return torch.autocast("cuda", torch.bfloat16) if device.startswith("cuda") else nullcontext()
+def autocast(args: argparse.Namespace) -> AbstractContextManager[Any]:
+    """Returns bfloat16 arithmetic if it was asked for."""
+    return torch.autocast(args.device.split(":")[0], torch.bfloat16) if args.bfloat16 else nullcontext()
+
+
+def stretched(step: int, length: int, context: int) -> Tensor:
+    """Returns ascending positions of a sequence with one gap, as if it stood in a longer context (PoSE, arXiv 2309.10400)."""
+    rng = Random(f"stretch {step}")
+    positions = torch.arange(length)
+    positions[rng.randrange(length) :] += rng.randrange(context - length + 1)
+    return positions
 
 
 def weighted_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -108,8 +121,9 @@ def main() -> None:
         inputs, targets, weights = (
             t.to(args.device) for t in corpus.batch(step, args.sequences, args.context, args.recall, args.copy)
         )
-        with autocast(args.device):
-            logits = forward(inputs)
+        positions = stretched(step, args.context, Shape().max_position_embeddings) if args.stretch else torch.arange(args.context)
+        with autocast(args):
+            logits = forward(inputs, positions.to(args.device))
         loss = weighted_loss(logits, targets, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -62,8 +62,8 @@ pub struct Settings {
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
 
-    /// Model: a Hugging Face folder (config.json, tokenizer.json, *.safetensors) or a GGUF file [default: a small model with
-    /// random weights, whose text is noise].
+    /// Model: a Hugging Face folder (config.json, tokenizer.json, *.safetensors) or a GGUF file; 'random' is a model of
+    /// random weights, whose text is noise [default: small-world, which is built in].
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 

@@ -1,7 +1,7 @@
 //! `trunkline h2o`: tools for eviction within sequences.
 
 pub mod layer_file;
-mod retrieval;
+pub mod retrieval;
 
 use std::path::PathBuf;
 
@@ -11,14 +11,11 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
 use self::layer_file::LayerFile;
-use self::retrieval::Reading;
-use crate::bench::h2o::rig::{BLOCK, Rig};
+use self::retrieval::far_reading;
+use crate::bench::h2o::rig::BLOCK;
 use crate::bench::h2o::texts;
 use crate::output::{print, table};
 use crate::revision::revision;
-
-/// Share of the layers that keep every token by default: between a quarter and three tenths keep recall (`docs/h2o.md`).
-const FULL_SHARE: f64 = 0.275;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,7 +51,7 @@ struct CalibrateArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(128..=65_536))]
     tokens: u32,
 
-    /// Texts of each kind: prose, code, a diary and talk.
+    /// Texts of each kind: prose, code, a diary, talk and stories.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     texts: u32,
 
@@ -96,23 +93,16 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
         "{n} tokens twice need a context of {needed}, and the model has {}; give fewer --tokens",
         info.max_context
     );
-    let mut rig = Rig::new(model, needed, args.threads)?.with_layers_apart(info.n_layers);
-    let mut reading = Reading::new(info.n_layers);
-    for number in 0..u64::from(args.texts) {
-        for kind in texts::KINDS {
-            let text = texts::text(kind, number, tokenizer, n, 0, 0)?;
-            reading.add(&mut rig, tokenizer, &text.tokens)?;
-        }
-    }
-    let default = (f64::from(info.n_layers) * FULL_SHARE).round().max(1.0) as u32;
-    let shares = reading.shares();
-    let windowed = info.groups.iter().filter(|group| matches!(group.keeps, trunkline_port::Keeps::Window(_)));
-    let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
+    let shares = far_reading(model, tokenizer, n, args.texts, args.threads)?;
+    let layers = match args.layers {
+        Some(layers) => retrieval::first_layers(&shares, &info, layers as usize),
+        None => retrieval::full_layers(&shares, &info),
+    };
     Ok(LayerFile {
         model: name,
         revision: revision(&args.model)
             .with_context(|| format!("cannot read the files of {}", args.model.display()))?,
-        layers: retrieval::first_layers(&shares, &windowed, args.layers.unwrap_or(default) as usize),
+        layers,
         tokens: n as u32,
         texts: args.texts * texts::KINDS.len() as u32,
         shares,

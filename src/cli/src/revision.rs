@@ -42,6 +42,18 @@ pub fn revision(dir: &Path) -> anyhow::Result<String> {
     Ok(format!("{:032x}", hash.digest128()))
 }
 
+/// Returns the revision of a model folder with the files `(name, contents)`, in the order of their names.
+pub fn revision_of(files: &[(&str, &[u8])]) -> String {
+    let mut hash = Xxh3::new();
+    for (name, contents) in files {
+        hash.update(&(name.len() as u64).to_le_bytes());
+        hash.update(name.as_bytes());
+        hash.update(&(contents.len() as u64).to_le_bytes());
+        hash.update(contents);
+    }
+    format!("{:032x}", hash.digest128())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,17 +25,14 @@ use trunkline_worker::{KvDtype, Model};
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
-use crate::h2o::layer_file::LayerFile;
+use crate::model_source::{BUILT_IN, ModelSource};
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 use crate::replay::settings::MAX_BATCH_TOKENS;
-use crate::revision::revision;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
-/// Seed of the weights of the small model.
-pub(crate) const SEED: u64 = 0;
 /// Time after which a step may be taken for lost, seconds.
 const STEP_TIMEOUT_S_DEFAULT: f64 = 60.0;
 const STEP_TIMEOUT_S_MAX: f64 = 86_400.0;
@@ -56,7 +53,7 @@ const MULTIPLY_ADDS_PER_S: u64 = 10_000_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
-  A small model with random weights, to try the server out:
+  The small model that is built in, to try the server out:
     trunkline serve
 
   A real model, a larger cache, and a recording to replay later:
@@ -181,7 +178,8 @@ async fn with_embedded(
     let server = Server::new(listener, backend, options).await?;
     if settings.model.is_none() && settings.worker.is_none() && settings.simulate.simulate.is_none() {
         // If standard error is closed, the note is lost.
-        let _ = writeln!(io::stderr(), "no --model: serving a small model with random weights; its text is noise");
+        let _ =
+            writeln!(io::stderr(), "no --model: serving {BUILT_IN}, a small model that tells stories of a small world");
     }
     info!(
         workers = engines.embedded(),
@@ -199,11 +197,14 @@ async fn with_embedded(
 /// Returns the decision about the first worker of a server without embedded ones: the worker's model, with the tokenizer of the
 /// settings.
 fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideModel> {
-    let tokenizer = match &settings.model {
-        Some(path) => Tokenizer::load(path)?,
-        None => Tokenizer::bytes(),
-    };
+    let given = settings.model.as_deref().map(|path| ModelSource::of(Some(path)).tokenizer()).transpose()?;
     Ok(Box::new(move |hello| {
+        let built_in = given.is_none() && hello.model.name == BUILT_IN;
+        let tokenizer = match &given {
+            Some(tokenizer) => tokenizer.clone(),
+            None if built_in => ModelSource::BuiltIn.tokenizer()?,
+            None => Tokenizer::bytes(),
+        };
         let config = limits(&settings, hello.model.block_bytes(1), hello.model.max_context)?;
         let mut config = limits_of_worker(&settings.core, config, hello)?;
         check_tokenizer(&tokenizer, hello.model.vocab_size)?;
@@ -216,6 +217,7 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
                 warn!("worker {worker} runs {}, and the tokenizer is of {folder}", model.name);
             }
             Some(_) => {}
+            None if built_in => {}
             None => warn!("no --model: text is cut into bytes; give the folder of {} for its tokenizer", model.name),
         }
         let stores = stores(&settings, &mut config, &model, engines.workers(), None)?;
@@ -229,16 +231,15 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
 }
 
 /// Returns the limits of the core, and a backend of embedded workers with the model of the settings.
-fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, Backend)> {
-    let (model, tokenizer) = match &settings.model {
-        Some(path) => load(path).with_context(|| format!("cannot load the model {}", path.display()))?,
-        None => (Model::seeded(SEED), Tokenizer::bytes()),
-    };
-    let model = model.with_kv_dtype(kv_dtype(settings)?);
-    let revision = match &settings.model {
-        Some(path) => revision(path).with_context(|| format!("cannot read the files of {}", path.display()))?,
-        None => String::new(),
-    };
+///
+/// # Errors
+/// If a setting is wrong, or the model cannot be loaded.
+pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, Backend)> {
+    let source = ModelSource::of(settings.model.as_deref());
+    // The tokenizer is the quicker one to fail.
+    let tokenizer = source.tokenizer()?;
+    let model = source.model()?.with_kv_dtype(kv_dtype(settings)?);
+    let revision = source.revision()?;
     let (model, config) = divided(settings, model, &revision)?;
     let mut config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
@@ -253,7 +254,7 @@ fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, B
 fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<(Model, Config)> {
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
-    let found = settings.model.as_deref().map(|path| LayerFile::layers_of(path, revision)).transpose()?.flatten();
+    let found = ModelSource::of(settings.model.as_deref()).layers(revision)?;
     let model = settings.h2o.divide(model, found, &mut config)?;
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
@@ -277,8 +278,8 @@ fn stores(
     tiers.open(&layout, config.pool_blocks())
 }
 
-/// Returns the rotation of a model's keys in each layer, in units of 2^-64 turns for each position.
-fn rotation(model: &Model) -> Vec<Vec<u64>> {
+/// Returns the rotation of a model's keys in each layer of a block, in units of 2^-64 turns for each position.
+pub(crate) fn rotation(model: &Model) -> Vec<Vec<u64>> {
     let turns = |radians: &f32| (f64::from(*radians) / TAU * 2f64.powi(64)) as u64;
     let layer: Vec<u64> = model.rotary_frequencies().iter().map(turns).collect();
     vec![layer; model.info().block_layers() as usize]
@@ -286,10 +287,7 @@ fn rotation(model: &Model) -> Vec<Vec<u64>> {
 
 /// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.
 fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(Config, Backend)> {
-    let tokenizer = match &settings.model {
-        Some(dir) => Tokenizer::load(dir)?,
-        None => Tokenizer::bytes(),
-    };
+    let tokenizer = settings.model.as_deref().map_or_else(|| Ok(Tokenizer::bytes()), Tokenizer::load)?;
     let model = NullWorker::info(tokenizer.vocab_size());
     let mut config = limits(settings, model.block_bytes(1), model.max_context)?;
     let stores = stores(settings, &mut config, &model, workers, None)?;
@@ -386,16 +384,6 @@ fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()>
         );
     }
     Ok(())
-}
-
-/// Reads model and tokenizer from a Hugging Face folder or a GGUF file.
-fn load(path: &Path) -> anyhow::Result<(Model, Tokenizer)> {
-    if !path.exists() {
-        bail!("there is no such folder or file; give a Hugging Face folder or a GGUF file");
-    }
-    // The tokenizer is the quicker one to fail.
-    let tokenizer = Tokenizer::load(path)?;
-    Ok((Model::load(path)?, tokenizer))
 }
 
 async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {

@@ -17,11 +17,11 @@ use trunkline_core::registry;
 use trunkline_port::{ModelInfo, StepRunner};
 use trunkline_server::{ClientTls, authorization, connect_tls};
 use trunkline_text::Tokenizer;
-use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
+use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
+use crate::model_source::ModelSource;
 use crate::null_worker::{NullWorker, duration};
-use crate::revision::revision;
-use crate::serve::{SEED, cores, device_blocks};
+use crate::serve::{cores, device_blocks};
 use crate::sizes::parse_size;
 
 /// Environment variable with the bearer token, for workers without a token file.
@@ -81,7 +81,7 @@ struct AttachArgs {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Hugging Face folder or GGUF file of the model [default: a small model with random weights].
+    /// Hugging Face folder or GGUF file of the model, or 'random' for random weights [default: small-world, which is built in].
     #[arg(long, value_name = "PATH")]
     model: Option<PathBuf>,
 
@@ -200,19 +200,9 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
 
 /// Loads the model, and returns its facts and the maker of its workers.
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
-    let model = match &args.model {
-        Some(path) => {
-            let name = || format!("cannot load the model {}", path.display());
-            ensure!(path.exists(), "{}: there is no such folder or file", name());
-            Model::load(path).with_context(name)?
-        }
-        None => Model::seeded(SEED),
-    };
-    let model = Arc::new(model.with_kv_dtype(dtype));
-    let mut info = model.info();
-    if let Some(path) = &args.model {
-        info.revision = revision(path).with_context(|| format!("cannot read the files of {}", path.display()))?;
-    }
+    let source = ModelSource::of(args.model.as_deref());
+    let model = Arc::new(source.model()?.with_kv_dtype(dtype));
+    let info = ModelInfo { revision: source.revision()?, ..model.info() };
     let make: MakeRunner = Box::new(move |session: &Session| {
         let config = WorkerConfig {
             block_size: session.block_size,

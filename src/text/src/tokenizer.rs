@@ -39,7 +39,16 @@ impl Tokenizer {
         Self::parse(&bytes).map_err(|problem| TokenizerError::Invalid { path, problem })
     }
 
-    /// Reads the text of a `tokenizer.json`.
+    /// Reads the text of the `tokenizer.json` of a model folder `name`.
+    ///
+    /// # Errors
+    ///
+    /// The text is no fast tokenizer.
+    pub fn from_json(name: &str, json: &[u8]) -> Result<Self, TokenizerError> {
+        Self::parse(json)
+            .map_err(|problem| TokenizerError::Invalid { path: Path::new(name).join("tokenizer.json"), problem })
+    }
+
     pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
         Ok(Self { codec: Arc::new(Codec::parse(json)?) })
     }

@@ -117,19 +117,33 @@ pub(crate) fn load(dir: &Path) -> Result<ModelConfig, ModelError> {
             "give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), or a GGUF file";
         return Err(ModelError::MissingFile { path, hint });
     }
-    let mut config = model_config(read_json(&path)?, &path)?;
-    for path in [path, dir.join("generation_config.json")] {
-        if path.exists() {
-            let raw: RawEndTokens = read_json(&path)?;
-            let ids = match raw.eos_token_id {
-                None => continue,
-                Some(TokenIds::One(id)) => vec![id],
-                Some(TokenIds::Many(ids)) => ids,
-            };
-            config.add_eos(&ids, "eos_token_id", &path)?;
-        }
+    let mut config = parse(&read(&path)?, &path)?;
+    let path = dir.join("generation_config.json");
+    if path.exists() {
+        add_end_tokens(&mut config, &read(&path)?, &path)?;
     }
     Ok(config)
+}
+
+/// Reads the text of `config.json`; messages name the file `path`.
+///
+/// # Errors
+///
+/// As [`load`], but for the missing file.
+pub(crate) fn parse(text: &[u8], path: &Path) -> Result<ModelConfig, ModelError> {
+    let mut config = model_config(from_json(text, path)?, path)?;
+    add_end_tokens(&mut config, text, path)?;
+    Ok(config)
+}
+
+fn add_end_tokens(config: &mut ModelConfig, text: &[u8], path: &Path) -> Result<(), ModelError> {
+    let raw: RawEndTokens = from_json(text, path)?;
+    let ids = match raw.eos_token_id {
+        None => return Ok(()),
+        Some(TokenIds::One(id)) => vec![id],
+        Some(TokenIds::Many(ids)) => ids,
+    };
+    config.add_eos(&ids, "eos_token_id", path)
 }
 
 fn model_config(raw: RawConfig, path: &Path) -> Result<ModelConfig, ModelError> {
@@ -294,8 +308,15 @@ fn positive(field: &'static str, value: Option<f64>, path: &Path) -> Result<f64,
 
 /// Reads one JSON file.
 pub(crate) fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ModelError> {
-    let bytes = std::fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
-    serde_json::from_slice(&bytes).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+    from_json(&read(path)?, path)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
+    std::fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
+}
+
+fn from_json<T: for<'de> Deserialize<'de>>(text: &[u8], path: &Path) -> Result<T, ModelError> {
+    serde_json::from_slice(text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -103,6 +103,18 @@ impl Model {
         Ok(Self::assemble(name, config, weights))
     }
 
+    /// Reads a model from the contents of `config.json` and `model.safetensors`, in memory for as long as the program runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Model::load`]; messages name files in a folder `name`.
+    pub fn from_bytes(name: &str, config: &[u8], safetensors: &'static [u8]) -> Result<Model, ModelError> {
+        let folder = Path::new(name);
+        let config = hugging_face::parse(config, &folder.join("config.json"))?;
+        let weights = shards::parse(safetensors, &folder.join("model.safetensors"), &config)?;
+        Ok(Self::assemble(name.to_owned(), config, weights))
+    }
+
     /// Packs weights with the shapes of `config`.
     pub(crate) fn assemble(name: String, config: ModelConfig, weights: Weights) -> Model {
         let layers = weights

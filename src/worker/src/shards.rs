@@ -1,10 +1,10 @@
-//! Tensors of a Hugging Face folder: one `model.safetensors`, shards with an index, or shards without.
+//! Tensors of a Hugging Face folder: one `model.safetensors`, shards with an index, or shards without; or of one such file in memory.
 //!
 //! Files are read, not mapped: replacing a mapped file while the server runs would change the loaded model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -29,10 +29,15 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// A file, or bytes in memory.
+trait Bytes: Read + Seek {}
+
+impl<T: Read + Seek> Bytes for T {}
+
 /// One file with tensors.
 struct Shard {
     path: PathBuf,
-    file: File,
+    file: Box<dyn Bytes>,
     /// Start of the tensors in the file.
     data_at: u64,
 }
@@ -54,7 +59,22 @@ struct Shards {
 /// No weights; a missing, interrupted or malformed file; or a missing or surplus tensor, one of another shape, or one of a type
 /// other than F32, F16 or BF16.
 pub(crate) fn load(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
-    let mut shards = Shards::open(dir)?;
+    take_all(Shards::open(dir)?, config)
+}
+
+/// Takes the weights described by `config` from the bytes of a safetensors file; messages name the file `path`.
+///
+/// # Errors
+///
+/// As [`load`], but for files.
+pub(crate) fn parse(bytes: &'static [u8], path: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
+    let mut shards =
+        Shards { dir: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed: BTreeMap::new() };
+    shards.add(Shard::new(path.to_owned(), Box::new(Cursor::new(bytes)), bytes.len() as u64)?);
+    take_all(shards, config)
+}
+
+fn take_all(mut shards: Shards, config: &ModelConfig) -> Result<Weights, ModelError> {
     let weights = collect(config, &mut shards)?;
     match shards.tensors.iter().find(|(name, _)| !is_surplus(name, config)) {
         None => Ok(weights),
@@ -74,12 +94,15 @@ impl Shards {
         let (paths, placed) = weight_files(dir)?;
         let mut shards = Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed };
         for path in paths {
-            let (shard, header) = Shard::open(path)?;
-            let index = shards.files.len();
-            shards.files.push(shard);
-            shards.tensors.extend(header.tensors().into_iter().map(|(name, info)| (name, (index, info.clone()))));
+            shards.add(Shard::open(path)?);
         }
         Ok(shards)
+    }
+
+    fn add(&mut self, (shard, header): (Shard, Metadata)) {
+        let index = self.files.len();
+        self.files.push(shard);
+        self.tensors.extend(header.tensors().into_iter().map(|(name, info)| (name, (index, info.clone()))));
     }
 }
 
@@ -107,12 +130,17 @@ impl Tensors for Shards {
 }
 
 impl Shard {
-    /// Opens a file and reads the header, which MUST describe every byte of the file.
     fn open(path: PathBuf) -> Result<(Self, Metadata), ModelError> {
         let unreadable = |source| ModelError::Read { path: path.clone(), source };
-        let malformed = |problem: String| ModelError::Safetensors { path: path.clone(), problem };
-        let mut file = File::open(&path).map_err(unreadable)?;
+        let file = File::open(&path).map_err(unreadable)?;
         let len = file.metadata().map_err(unreadable)?.len();
+        Self::new(path, Box::new(file), len)
+    }
+
+    /// Reads the header of a file of `len` bytes; it MUST describe every byte.
+    fn new(path: PathBuf, mut file: Box<dyn Bytes>, len: u64) -> Result<(Self, Metadata), ModelError> {
+        let unreadable = |source| ModelError::Read { path: path.clone(), source };
+        let malformed = |problem: String| ModelError::Safetensors { path: path.clone(), problem };
         let cut = |expected: &str| malformed(format!("the file is cut short: it has {len} of {expected} bytes"));
         if len < LENGTH_BYTES {
             return Err(cut("at least 8"));

@@ -7,28 +7,36 @@ mod figures;
 mod gates;
 mod quality;
 pub(crate) mod rig;
+mod served;
 mod speed;
+mod stored;
 pub(crate) mod texts;
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
+use trunkline_core::registry;
+use trunkline_server::layout;
+use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
-use trunkline_worker::Model;
+use trunkline_worker::{KvDtype, Model};
 
 use self::figures::{Figures, mean_recall};
-use self::gates::{Gates, Outcome};
-use self::quality::{Case, Lengths, Quality};
+use self::gates::{GatedCase, Gates, Outcome};
+use self::quality::{Case, Lengths, Look, Quality};
 use self::rig::{BLOCK, Rig, groups};
+use self::served::{Load, Served};
 use self::speed::Speed;
+use self::stored::Stored;
 use super::measure::Report;
-use crate::h2o::layer_file::LayerFile;
-use crate::revision::revision;
+use crate::h2o::retrieval::{self, far_reading};
+use crate::model_source::ModelSource;
+use crate::serve::rotation;
 
 const NOTES: [&str; 3] = [
     "Ratio: target of the evicting layers; then tokens by held tokens, mean over the run, in the evicting layers and over all layers.",
@@ -39,7 +47,7 @@ const NOTES: [&str; 3] = [
 /// Options of `bench h2o`.
 #[derive(Clone, Debug, Args)]
 pub struct H2oOptions {
-    /// Model: a Hugging Face folder or a GGUF file [default: a small model with random weights, without gates].
+    /// Model: a Hugging Face folder or a GGUF file, or 'random' for random weights [default: small-world, which is built in].
     #[arg(long, value_name = "PATH")]
     model: Option<PathBuf>,
 
@@ -55,7 +63,7 @@ pub struct H2oOptions {
     #[arg(long, value_name = "N", default_value_t = 144, value_parser = clap::value_parser!(u32).range(32..=65_536))]
     after: u32,
 
-    /// Kinds of text: prose and code of the project, and diary and talk from a generator.
+    /// Kinds of text: prose and code of the project, and diary, talk and stories from generators.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = texts::KINDS, value_parser = texts::KINDS)]
     kinds: Vec<String>,
 
@@ -71,11 +79,15 @@ pub struct H2oOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ';')]
     scorers: Vec<String>,
 
-    /// Ratios of the evicting layers: one of so many tokens is kept.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [3.0])]
+    /// Ratios of the evicting layers: one of so many tokens is kept [default: of the case in the gates file, else 3].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     ratios: Vec<f32>,
 
-    /// Layers that keep everything, or 'none' [default: as found by `h2o calibrate`, else as in the gates file].
+    /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0.
+    #[arg(long, value_name = "TYPE", default_value = "bf16")]
+    kv_dtype: String,
+
+    /// Layers that keep everything, or 'none' [default: as in the file of `h2o calibrate`, else as it would find them].
     #[arg(long, value_name = "LIST")]
     full_layers: Option<String>,
 
@@ -90,6 +102,10 @@ pub struct H2oOptions {
     /// Tokens kept or dropped together, a multiple of 16.
     #[arg(long, value_name = "N", default_value_t = 16)]
     block: u32,
+
+    /// Requests at once to a server with memory for four, with and without eviction; 0 for no server.
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    requests: u32,
 
     /// Gates [default: those of the project].
     #[arg(long, value_name = "FILE")]
@@ -113,6 +129,10 @@ struct H2oReport {
     unevicted_recall_percent: f64,
     unevicted: Vec<Quality>,
     cases: Vec<Figures>,
+    /// Bytes and work of the store, for the gated case or the first one.
+    stored: Stored,
+    /// The server with and without eviction and compression.
+    served: Vec<Served>,
     gates: Vec<Outcome>,
     #[serde(flatten)]
     report: Report,
@@ -143,35 +163,43 @@ struct Plan<'a> {
 
 fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let gates = Gates::load(options.gates.as_deref())?;
-    let model = load(options.model.as_deref())?;
+    let model = load(options)?;
     let name = model.name().to_owned();
     let n_layers = model.config().n_layers;
-    let of_model = gates.of(&name);
-    let in_gates = || of_model.map_or(Vec::new(), |gates| gates.full_layers.clone());
-    let full = full_layers(options, calibrated(options)?.unwrap_or_else(in_gates), n_layers)?;
     let plan = Plan::new(options, &model)?;
+    let full = plan.full_layers(n_layers)?;
+    let gated = gates.case(plan.lengths.prompt);
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
-    let mut rig = plan.rig(model.with_groups(groups(n_layers, &full))?)?;
-    let settings = plan.cases(&options.ratios);
+    let model = model.with_groups(groups(n_layers, &full))?;
+    let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&model.info(), BLOCK as u32) };
+    let mut rig = plan.rig(model)?;
+    let settings = plan.cases(gated);
     settings.iter().try_for_each(|case| case.settings.validate(BLOCK as u32))?;
-    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_layers as usize)?;
+    let compared = settings.iter().position(|case| gated.is_some_and(|gated| gated.names(case))).unwrap_or(0);
+    let mut stored = Stored::default();
+    let look: Look<'_> = &mut |rig, prompt, case, seq| {
+        if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
+    };
+    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_layers as usize, look)?;
     for speed in plan.speed(&mut rig, &settings)? {
         add_speed(&mut report, &speed);
     }
     drop(rig);
-    // Baselines of the recall gate: in all layers, at the total ratio of the gated case, or of the first one.
+    // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
     if !full.is_empty() {
-        let model = load(options.model.as_deref())?.with_groups(groups(n_layers, &[]))?;
-        let gated = |case: &&Figures| of_model.is_some_and(|model| model.names(plan.lengths.prompt, case));
-        let compared = cases.iter().find(gated).or(cases.first());
-        let ratio = compared.map_or(2.0, |case| case.total_ratio as f32);
+        let model = load(options)?.with_groups(groups(n_layers, &[]))?;
+        let ratio = cases[compared].total_ratio as f32;
         let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio)).collect();
-        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_layers as usize)?;
+        let all = n_layers as usize;
+        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, all, &mut |_, _, _, _| Ok(()))?;
         cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
     }
+    let ratio = settings[compared].ratio();
+    let served = if options.requests == 0 { Vec::new() } else { served::measure(&plan.load(ratio, &full)?)? };
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
-    let gates = of_model.map(|model| gates.check(model, plan.lengths.prompt, unevicted_recall_percent, &cases));
+    let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
+    let outcomes = gated.map(|case| gates.check(case, unevicted_recall_percent, &cases, bytes_ratio));
     Ok(H2oReport {
         model: name,
         full_layers: full,
@@ -179,17 +207,16 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
         unevicted_recall_percent,
         unevicted,
         cases,
-        gates: gates.unwrap_or_default(),
+        stored,
+        served,
+        gates: outcomes.unwrap_or_default(),
         report,
     })
 }
 
 impl<'a> Plan<'a> {
     fn new(options: &'a H2oOptions, model: &Model) -> anyhow::Result<Self> {
-        let tokenizer = match &options.model {
-            Some(path) => Tokenizer::load(path)?,
-            None => Tokenizer::bytes(),
-        };
+        let tokenizer = ModelSource::of(options.model.as_deref()).tokenizer()?;
         let whole = |n: u32| n as usize / BLOCK * BLOCK;
         let (prompt, after, n_facts) = if options.quick {
             (512, 48, 2)
@@ -230,8 +257,31 @@ impl<'a> Plan<'a> {
         Case { scorer: scorer.to_owned(), settings }
     }
 
-    fn cases(&self, ratios: &[f32]) -> Vec<Case> {
+    fn cases(&self, gated: Option<&GatedCase>) -> Vec<Case> {
+        let default = [gated.map_or(3.0, |case| case.ratio)];
+        let ratios = if self.options.ratios.is_empty() { &default[..] } else { &self.options.ratios };
         ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio))).collect()
+    }
+
+    /// Returns the layers that keep everything: those of the command line, those of the model's file, or those that read far back.
+    fn full_layers(&self, n_layers: u32) -> anyhow::Result<Vec<u32>> {
+        let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
+        let mut layers = match options.full_layers.as_deref() {
+            Some("none") => Vec::new(),
+            Some(list) => list
+                .split(',')
+                .map(|layer| layer.trim().parse().with_context(|| format!("'{layer}' is no number of a layer")))
+                .collect::<anyhow::Result<Vec<u32>>>()?,
+            None => match source.layers(&source.revision()?)? {
+                Some(layers) => layers,
+                None => found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?,
+            },
+        };
+        layers.sort_unstable();
+        layers.dedup();
+        ensure!(layers.iter().all(|layer| *layer < n_layers), "the model has the layers 0 to {}", n_layers - 1);
+        ensure!(layers.len() < n_layers as usize, "at least one layer has to evict");
+        Ok(layers)
     }
 
     /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
@@ -241,6 +291,21 @@ impl<'a> Plan<'a> {
         Rig::new(model, 2 * prompt + 12 * (after + 32) + questions, self.options.threads)
     }
 
+    /// Returns the load on servers: texts without facts, each with a first token of its own.
+    fn load(&'a self, ratio: f32, full_layers: &'a [u32]) -> anyhow::Result<Load<'a>> {
+        let Lengths { prompt, after, .. } = self.lengths;
+        let requests = if self.options.quick { 6 } else { self.options.requests };
+        let mut prompts = Vec::new();
+        for (number, kind) in (0..requests).zip(texts::KINDS.iter().cycle()) {
+            let text = texts::text(kind, u64::from(number), &self.tokenizer, prompt, 0, 0)?;
+            let first = self.tokenizer.encode_with(&format!("{number}"), false)?;
+            prompts.push(first.into_iter().chain(text.tokens).take(prompt).collect());
+        }
+        let H2oOptions { model, kv_dtype, threads, .. } = self.options;
+        let answer = after as u32;
+        Ok(Load { model: model.as_deref(), kv_dtype, ratio, full_layers, threads: *threads, prompts, answer })
+    }
+
     /// Measures all cases on all texts.
     fn measure(
         &self,
@@ -248,11 +313,12 @@ impl<'a> Plan<'a> {
         cases: &[Case],
         full: usize,
         layers: usize,
+        look: Look<'_>,
     ) -> anyhow::Result<(Vec<Quality>, Vec<Figures>)> {
         let mut unevicted = Vec::new();
         let mut by_case = vec![Vec::new(); cases.len()];
         for text in &self.texts {
-            let mut all = quality::measure(rig, text, &self.tokenizer, self.lengths, cases)?.into_iter();
+            let mut all = quality::measure(rig, text, &self.tokenizer, self.lengths, cases, &mut *look)?.into_iter();
             unevicted.extend(all.next());
             by_case.iter_mut().zip(all).for_each(|(case, quality)| case.push(quality));
             for (case, texts) in cases.iter().zip(&by_case) {
@@ -297,37 +363,23 @@ fn add_speed(report: &mut Report, speed: &Speed) {
     report.add("decode", case("cost of scores"), "%", vec![speed.scores_percent()]);
 }
 
-fn load(path: Option<&Path>) -> anyhow::Result<Model> {
-    match path {
-        Some(path) => Model::load(path).with_context(|| format!("cannot load the model {}", path.display())),
-        None => Ok(Model::seeded(1)),
-    }
+fn load(options: &H2oOptions) -> anyhow::Result<Model> {
+    let types: Vec<(&str, KvDtype)> = KvDtype::ALL.iter().map(|dtype| (dtype.name(), *dtype)).collect();
+    let dtype = registry::choose("kv-dtype", &types, &options.kv_dtype)?;
+    Ok(ModelSource::of(options.model.as_deref()).model()?.with_kv_dtype(dtype))
 }
 
-/// Returns the layers that `serve --h2o` keeps whole, if the model is calibrated.
-fn calibrated(options: &H2oOptions) -> anyhow::Result<Option<Vec<u32>>> {
-    let Some(path) = options.model.as_deref().filter(|_| options.full_layers.is_none()) else { return Ok(None) };
-    LayerFile::layers_of(path, &revision(path)?)
-}
-
-fn full_layers(options: &H2oOptions, default: Vec<u32>, n_layers: u32) -> anyhow::Result<Vec<u32>> {
-    let mut layers = match options.full_layers.as_deref() {
-        None => default,
-        Some("none") => Vec::new(),
-        Some(list) => list
-            .split(',')
-            .map(|layer| layer.trim().parse().with_context(|| format!("'{layer}' is no number of a layer")))
-            .collect::<anyhow::Result<Vec<u32>>>()?,
-    };
-    layers.sort_unstable();
-    layers.dedup();
-    ensure!(layers.iter().all(|layer| *layer < n_layers), "the model has the layers 0 to {}", n_layers - 1);
-    ensure!(layers.len() < n_layers as usize, "at least one layer has to evict");
-    Ok(layers)
+/// Returns the layers that `h2o calibrate` would find, with texts of at most 1,024 tokens and half a prompt.
+fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<Vec<u32>> {
+    let info = model.info();
+    let tokens = (prompt / 2).min(1024) / BLOCK * BLOCK;
+    let shares = far_reading(model, tokenizer, tokens, 1, threads)?;
+    Ok(retrieval::full_layers(&shares, &info))
 }
 
 impl H2oReport {
-    fn render(&self) -> String {
+    /// Returns the figures of all cases.
+    fn quality(&self) -> String {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         let header = [
@@ -369,6 +421,10 @@ impl H2oReport {
         for column in 2..9 {
             table.column_mut(column).expect("eleven columns").set_cell_alignment(CellAlignment::Right);
         }
+        table.trim_fmt()
+    }
+
+    fn render(&self) -> String {
         let mark = |outcome: &Outcome| {
             format!(
                 "{} {}: {:.3}, {}\n",
@@ -379,12 +435,14 @@ impl H2oReport {
             )
         };
         let gates: String = self.gates.iter().map(mark).collect();
+        let served = if self.served.is_empty() { String::new() } else { served::render(&self.served) + "\n\n" };
         format!(
-            "{}\n\n{}, prompts of {} tokens\n{}\n\n{gates}",
+            "{}\n\n{}, prompts of {} tokens\n{}\n\n{}\n\n{served}{gates}",
             self.report.render(),
             self.model,
             self.prompt,
-            table.trim_fmt()
+            self.quality(),
+            self.stored.render()
         )
     }
 }
@@ -402,7 +460,9 @@ mod tests {
     }
 
     fn options(arguments: &[&str]) -> H2oOptions {
-        Line::parse_from(["h2o", "--quick", "--threads", "1"].iter().chain(arguments)).options
+        let quick = ["h2o", "--quick", "--threads", "1"];
+        let random = ["--model", "random"].iter().filter(|_| !arguments.contains(&"--model"));
+        Line::parse_from(quick.iter().chain(random).chain(arguments)).options
     }
 
     #[test]
@@ -425,7 +485,15 @@ mod tests {
             assert!(case.kl_nats > 0.0 && case.kl_nats.is_finite(), "eviction changes the distribution");
             assert_eq!((case.recall_by_depth.len(), case.tokens), (2, 31));
         }
-        assert!(report.gates.is_empty(), "random weights have no gates");
+        assert!(report.gates.is_empty(), "a prompt of 512 tokens has no gates");
+        let stored = &report.stored;
+        assert_eq!(stored.work.iter().map(|work| &work.mode[..]).collect::<Vec<_>>(), ["probe", "full", "store"]);
+        // 35 blocks of one layer, and those that eviction left of the other: without the first and the last 256 tokens.
+        assert!(stored.work.iter().all(|work| work.blocks == stored.work[0].blocks && work.fallbacks == 0));
+        assert!(stored.work[0].blocks > 18 && stored.work[0].blocks < 36, "{}", stored.work[0].blocks);
+        assert_eq!(stored.work[2].cache_hits, stored.work[2].blocks, "the second time");
+        let [both, full, kept] = stored.bytes.totals();
+        assert!(both >= full && both >= kept && full >= report.cases[0].total_ratio - 0.2, "{both} {full} {kept}");
         let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
         assert!(text.contains("all but 1") && text.contains("on by off, batch 1"));
         assert_eq!(json["cases"].as_array().unwrap().len(), 8);
@@ -442,6 +510,7 @@ mod tests {
             error(&["--block", "24"]),
             "h2o block is 24 tokens; it must be a multiple of the KV block of 16 tokens"
         );
+        assert!(error(&["--kv-dtype", "f8"]).contains("unknown kv-dtype 'f8'"));
         assert!(error(&["--scorers", "best"]).contains("unknown h2o scorer 'best'"));
         assert!(error(&["--model", "/no/model"]).contains("/no/model"));
     }

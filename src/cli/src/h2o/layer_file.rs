@@ -73,7 +73,15 @@ impl LayerFile {
             return Ok(None);
         }
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let file: Self = toml::from_str(&text).with_context(|| format!("{} is no file of layers", path.display()))?;
+        Ok(Some(Self::parse(&text, &path)?))
+    }
+
+    /// Reads the text of a file; messages name it `path`.
+    ///
+    /// # Errors
+    /// If the text is malformed.
+    pub fn parse(text: &str, path: &Path) -> anyhow::Result<Self> {
+        let file: Self = toml::from_str(text).with_context(|| format!("{} is no file of layers", path.display()))?;
         let n = file.shares.len() as u32;
         let beyond = file.layers.iter().find(|layer| **layer >= n);
         ensure!(
@@ -82,7 +90,7 @@ impl LayerFile {
             path.display(),
             beyond.map_or("no".into(), u32::to_string)
         );
-        Ok(Some(file))
+        Ok(file)
     }
 }
 

@@ -5,10 +5,12 @@
 //! KVzip (arXiv 2505.23416), which scores single entries of the KV cache this way, and finds the layers of DuoAttention (arXiv 2410.10819)
 //! without training.
 
-use trunkline_port::ScoreKind;
+use trunkline_port::{Keeps, ModelInfo, ScoreKind};
 use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
 
 use crate::bench::h2o::rig::{BLOCK, Rig, Run};
+use crate::bench::h2o::texts;
 
 /// Tokens between the two copies, at most.
 pub const BETWEEN_MAX: usize = 64;
@@ -18,15 +20,47 @@ const SINK: usize = 32;
 const CHUNK: usize = 256;
 const INSTRUCTION: &str = "\n\nRepeat the previous text exactly:\n";
 
+/// Share of the layers that keep every token by default: between a quarter and three tenths keep recall (`docs/h2o.md`).
+const FULL_SHARE: f64 = 0.275;
+
+/// Returns the share of each layer of a model in all far reading, over `texts` texts of each kind and `tokens` tokens.
+///
+/// # Errors
+/// If a kind has too little text, or the model cannot run.
+pub fn far_reading(
+    model: Model,
+    tokenizer: &Tokenizer,
+    tokens: usize,
+    texts: u32,
+    threads: usize,
+) -> anyhow::Result<Vec<f64>> {
+    let n_layers = model.info().n_layers;
+    let mut rig = Rig::new(model, 2 * tokens + BETWEEN_MAX, threads)?.with_layers_apart(n_layers);
+    let mut reading = Reading::new(n_layers);
+    for number in 0..u64::from(texts) {
+        for kind in texts::KINDS {
+            let text = texts::text(kind, number, tokenizer, tokens, 0, 0)?;
+            reading.add(&mut rig, tokenizer, &text.tokens)?;
+        }
+    }
+    Ok(reading.shares())
+}
+
+/// Returns the layers that keep every token by default: 27.5 % of them, at least one.
+pub fn full_layers(shares: &[f64], info: &ModelInfo) -> Vec<u32> {
+    let n = (f64::from(info.n_layers) * FULL_SHARE).round().max(1.0);
+    first_layers(shares, info, n as usize)
+}
+
 /// Far reading of each layer, over all texts so far.
 #[derive(Debug)]
-pub struct Reading {
+struct Reading {
     layers: Vec<f64>,
 }
 
 impl Reading {
     /// Begins without a text.
-    pub fn new(n_layers: u32) -> Self {
+    fn new(n_layers: u32) -> Self {
         Self { layers: vec![0.0; n_layers as usize] }
     }
 
@@ -34,7 +68,7 @@ impl Reading {
     ///
     /// # Errors
     /// If the tokenizer has no token for the instruction, or the model cannot run.
-    pub fn add(&mut self, rig: &mut Rig, tokenizer: &Tokenizer, text: &[u32]) -> anyhow::Result<()> {
+    fn add(&mut self, rig: &mut Rig, tokenizer: &Tokenizer, text: &[u32]) -> anyhow::Result<()> {
         let mut between = tokenizer.encode_with(INSTRUCTION, false)?;
         between.truncate(BETWEEN_MAX);
         let mut seq = rig.start();
@@ -61,15 +95,17 @@ impl Reading {
     }
 
     /// Returns the share of each layer in all far reading; the shares add up to 1.
-    pub fn shares(&self) -> Vec<f64> {
+    fn shares(&self) -> Vec<f64> {
         let total: f64 = self.layers.iter().sum();
         self.layers.iter().map(|layer| if total > 0.0 { layer / total } else { 0.0 }).collect()
     }
 }
 
-/// Returns the `n` layers with the largest shares, ascending, without the layers `without`. Of equal shares the lower layer is first.
-pub fn first_layers(shares: &[f64], without: &[u32], n: usize) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..shares.len() as u32).filter(|layer| !without.contains(layer)).collect();
+/// Returns the `n` layers with the largest shares, ascending, without those that have a window. Of equal shares the lower layer is first.
+pub fn first_layers(shares: &[f64], info: &ModelInfo, n: usize) -> Vec<u32> {
+    let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
+    let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
+    let mut order: Vec<u32> = (0..shares.len() as u32).filter(|layer| !windowed.contains(layer)).collect();
     order.sort_by(|a, b| shares[*b as usize].total_cmp(&shares[*a as usize]));
     order.truncate(n);
     order.sort_unstable();
@@ -78,28 +114,29 @@ pub fn first_layers(shares: &[f64], without: &[u32], n: usize) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_worker::Model;
+    use trunkline_port::LayerGroup;
 
     use super::*;
 
     #[test]
     fn the_layers_with_the_largest_shares_come_first_and_windows_never() {
         let shares = [0.1, 0.3, 0.05, 0.3, 0.25];
-        assert_eq!(first_layers(&shares, &[], 3), [1, 3, 4]);
-        assert_eq!(first_layers(&shares, &[], 1), [1]);
-        assert_eq!(first_layers(&shares, &[1, 4], 2), [0, 3]);
-        assert_eq!(first_layers(&shares, &[], 9).len(), 5);
+        let (none, windows) = (
+            ModelInfo { n_layers: 5, ..ModelInfo::default() },
+            LayerGroup { layers: vec![1, 4], keeps: Keeps::Window(64) },
+        );
+        assert_eq!(first_layers(&shares, &none, 3), [1, 3, 4]);
+        assert_eq!(full_layers(&shares, &none), [1], "27.5 % of five layers");
+        let windowed = ModelInfo { groups: vec![windows], ..none.clone() };
+        assert_eq!(first_layers(&shares, &windowed, 2), [0, 3]);
+        assert_eq!(first_layers(&shares, &none, 9).len(), 5);
     }
 
     #[test]
     fn every_layer_of_a_model_gets_a_share() {
         let (model, tokenizer) = (Model::seeded(5), Tokenizer::bytes());
         let n_layers = model.info().n_layers;
-        let mut rig = Rig::new(model, 512, 1).unwrap().with_layers_apart(n_layers);
-        let mut reading = Reading::new(n_layers);
-        let text: Vec<u32> = (0..192).map(|n| n * 37 % 251).collect();
-        reading.add(&mut rig, &tokenizer, &text).unwrap();
-        let shares = reading.shares();
+        let shares = far_reading(model, &tokenizer, 192, 1, 1).unwrap();
         assert_eq!(shares.len(), n_layers as usize);
         assert!(
             (shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares.iter().all(|share| *share > 0.0),

@@ -5,12 +5,14 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use trunkline_core::h2o::Target;
 
 use super::figures::Figures;
+use super::quality::Case;
 
 const BUILT_IN: &str = include_str!("gates.toml");
 
-/// Bars of all models, and layers that keep everything by model.
+/// Bars, and the cases that have to reach them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gates {
@@ -21,16 +23,6 @@ pub struct Gates {
     pub unevicted_recall_percent: f64,
     pub must_forget: Vec<String>,
     #[serde(default)]
-    pub model: Vec<ModelGates>,
-}
-
-/// Full layers of a model, and the cases that have to pass.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelGates {
-    pub name: String,
-    pub full_layers: Vec<u32>,
-    #[serde(default)]
     pub case: Vec<GatedCase>,
 }
 
@@ -38,13 +30,15 @@ pub struct ModelGates {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatedCase {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, at least.
     pub prompt: usize,
     pub scorer: String,
     /// Target of the evicting layers.
     pub ratio: f32,
     /// Ratio over all layers and tokens, at least.
     pub total_ratio: f64,
+    /// Bytes of every token by the bytes left after compression, at least.
+    pub bytes_ratio: Option<f64>,
 }
 
 /// Outcome of one gate.
@@ -58,15 +52,14 @@ pub struct Outcome {
     pub passed: bool,
 }
 
-impl ModelGates {
-    /// Returns `true` if a case has to pass the gates.
-    pub fn names(&self, prompt: usize, figures: &Figures) -> bool {
-        self.case.iter().any(|case| case.prompt == prompt && case.is(figures))
-    }
-}
-
 impl GatedCase {
-    fn is(&self, figures: &Figures) -> bool {
+    /// Returns `true` if the gates are for this case.
+    pub fn names(&self, case: &Case) -> bool {
+        case.scorer == self.scorer && case.settings.target == (Target::Adaptive { lossy_ratio: self.ratio })
+    }
+
+    /// Returns `true` if the figures are those of the case.
+    pub fn is(&self, figures: &Figures) -> bool {
         !figures.all_layers && figures.scorer == self.scorer && figures.ratio == self.ratio
     }
 }
@@ -82,9 +75,9 @@ impl Gates {
         toml::from_str(&text).with_context(|| format!("{} is no gates file", path.display()))
     }
 
-    /// Returns the gates of a model.
-    pub fn of(&self, model: &str) -> Option<&ModelGates> {
-        self.model.iter().find(|gates| gates.name == model)
+    /// Returns the case that has to pass with prompts of `prompt` tokens.
+    pub fn case(&self, prompt: usize) -> Option<&GatedCase> {
+        self.case.iter().filter(|case| case.prompt <= prompt).max_by_key(|case| case.prompt)
     }
 
     /// Returns `true` if the recall of a case passes.
@@ -100,8 +93,14 @@ impl Gates {
             && self.passes_recall(figures)
     }
 
-    /// Checks the cases that have to pass, and the baselines that have to fail. `lengths` is the prompt's.
-    pub fn check(&self, model: &ModelGates, prompt: usize, unevicted_recall: f64, all: &[Figures]) -> Vec<Outcome> {
+    /// Checks the case that has to pass, and the baselines that have to fail. `bytes_ratio` is of all bytes of the case.
+    pub fn check(
+        &self,
+        case: &GatedCase,
+        unevicted_recall: f64,
+        all: &[Figures],
+        bytes_ratio: Option<f64>,
+    ) -> Vec<Outcome> {
         let at_least = |gate: String, value: f64, bar: f64| Outcome {
             passed: value >= bar,
             gate,
@@ -115,22 +114,18 @@ impl Gates {
             bar: format!("at most {bar}"),
         };
         let mut out = vec![at_least("unevicted, recall %".into(), unevicted_recall, self.unevicted_recall_percent)];
-        for case in model.case.iter().filter(|case| case.prompt == prompt) {
-            let Some(figures) = all.iter().find(|figures| case.is(figures)) else { continue };
-            let name = |what: &str| format!("{} at {}, {what}", case.scorer, case.ratio);
+        let name = |what: &str| format!("{} at {}, {what}", case.scorer, case.ratio);
+        if let Some(figures) = all.iter().find(|figures| case.is(figures)) {
+            let perplexity = figures.perplexity_percent.abs();
             out.push(at_least(name("total ratio"), figures.total_ratio, case.total_ratio));
-            out.push(at_most(
-                name("perplexity %, either way"),
-                figures.perplexity_percent.abs(),
-                self.perplexity_percent,
-            ));
+            out.push(at_most(name("perplexity %, either way"), perplexity, self.perplexity_percent));
             out.push(at_most(name("KL, nats"), figures.kl_nats, self.kl_nats));
             out.push(at_least(name("top-1 %"), figures.top1_percent, self.top1_percent));
-            out.push(at_least(
-                name("recall, % of unevicted"),
-                figures.recall_of_unevicted_percent,
-                self.recall_percent,
-            ));
+            let recall = figures.recall_of_unevicted_percent;
+            out.push(at_least(name("recall, % of unevicted"), recall, self.recall_percent));
+        }
+        if let Some((value, bar)) = bytes_ratio.zip(case.bytes_ratio) {
+            out.push(at_least(name("total ratio of bytes"), value, bar));
         }
         for figures in all.iter().filter(|figures| figures.all_layers && self.must_forget.contains(&figures.scorer)) {
             out.push(Outcome {
@@ -165,19 +160,21 @@ mod tests {
         }
     }
 
-    fn check(unevicted: f64, all: &[Figures]) -> Vec<String> {
+    fn check(unevicted: f64, all: &[Figures], bytes_ratio: f64) -> Vec<String> {
         let gates = Gates::load(None).unwrap();
-        let case = GatedCase { prompt: 1024, scorer: "h2o".into(), ratio: 3.0, total_ratio: 2.0 };
-        let model = ModelGates { name: "m".into(), full_layers: vec![], case: vec![case] };
-        let failed = gates.check(&model, 1024, unevicted, all).into_iter().filter(|outcome| !outcome.passed);
+        let case =
+            GatedCase { prompt: 1024, scorer: "h2o".into(), ratio: 3.0, total_ratio: 2.0, bytes_ratio: Some(3.0) };
+        let slipped = |outcome: &Outcome| !outcome.passed;
+        let failed = gates.check(&case, unevicted, all, Some(bytes_ratio)).into_iter().filter(slipped);
         failed.map(|outcome| outcome.gate).collect()
     }
 
     #[test]
     fn a_figure_that_slips_fails_its_gate() {
         let good = [figures("h2o", false, 95.0), figures("streaming", true, 30.0), figures("random", true, 94.0)];
-        assert_eq!(check(80.0, &good), [""; 0]);
-        assert_eq!(check(79.9, &good), ["unevicted, recall %"]);
+        assert_eq!(check(80.0, &good, 3.0), [""; 0]);
+        assert_eq!(check(79.9, &good, 3.0), ["unevicted, recall %"]);
+        assert_eq!(check(80.0, &good, 2.9), ["h2o at 3, total ratio of bytes"]);
         type Slip = fn(&mut Figures);
         let slips: [(Slip, &str); 6] = [
             (|f| f.total_ratio = 1.99, "h2o at 3, total ratio"),
@@ -190,7 +187,7 @@ mod tests {
         for (slip, gate) in slips {
             let mut all = good.clone();
             slip(&mut all[0]);
-            assert_eq!(check(80.0, &all), [gate]);
+            assert_eq!(check(80.0, &all, 3.0), [gate]);
             assert!(gate.contains("ratio") || !Gates::load(None).unwrap().are_met(&all[0]));
         }
     }
@@ -198,16 +195,17 @@ mod tests {
     #[test]
     fn a_baseline_that_passes_the_recall_gate_fails_the_bench() {
         for scorer in ["streaming", "random"] {
-            let failed = check(90.0, &[figures("h2o", false, 96.0), figures(scorer, true, 95.0)]);
+            let failed = check(90.0, &[figures("h2o", false, 96.0), figures(scorer, true, 95.0)], 3.0);
             assert_eq!(failed, [format!("{scorer} in all layers at 3.00 has to fail: recall, % of unevicted")]);
         }
     }
 
     #[test]
-    fn the_built_in_gates_name_a_model_with_its_full_layers() {
+    fn the_longest_case_that_fits_the_prompt_is_gated() {
         let gates = Gates::load(None).unwrap();
-        assert_eq!(gates.of("SmolLM2-135M-Instruct.Q4_1").unwrap().full_layers.len(), 8);
-        assert!(gates.of("another").is_none());
+        assert!(gates.case(2047).is_none());
+        assert_eq!(gates.case(3583).unwrap().total_ratio, 2.0);
+        assert_eq!(gates.case(100_000).unwrap().total_ratio, 2.5);
         assert!(Gates::load(Some(Path::new("/no/gates.toml"))).unwrap_err().to_string().contains("/no/gates.toml"));
     }
 }

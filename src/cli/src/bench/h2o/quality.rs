@@ -25,6 +25,13 @@ pub struct Case {
     pub settings: Settings,
 }
 
+impl Case {
+    /// Returns the target of the evicting layers: one of so many tokens is kept.
+    pub fn ratio(&self) -> f32 {
+        1.0 / self.settings.target.keep_ratio()
+    }
+}
+
 /// Text behind a prompt of so many tokens, and how much of it counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Lengths {
@@ -63,16 +70,20 @@ pub struct Quality {
 /// Log probabilities of the unevicted run, by token after the prompt.
 type Baseline = Vec<Vec<f32>>;
 
+/// Callback at the end of a text, for each case: gets the prompt, the number of the case, and the sequence.
+pub type Look<'a> = &'a mut dyn FnMut(&Rig, &Seq, usize, &Seq) -> anyhow::Result<()>;
+
 /// Measures all cases on one text. The first figures are those of the unevicted run.
 ///
 /// # Errors
-/// If the worker fails or blocks run out.
+/// If the worker fails, blocks run out, or `look` fails.
 pub fn measure(
     rig: &mut Rig,
     text: &Text,
     tokenizer: &Tokenizer,
     lengths: Lengths,
     cases: &[Case],
+    look: Look<'_>,
 ) -> anyhow::Result<Vec<Quality>> {
     let prompt = &text.tokens[..lengths.prompt];
     let scorers: Vec<Arc<dyn Scorer>> = cases
@@ -108,6 +119,10 @@ pub fn measure(
                 compare(sum, &baseline[at], &log_softmax(row), next);
             }
         })?;
+        // The unevicted run is the first.
+        for (case, measured) in (out.len() - 1..).zip(&run) {
+            look(rig, &origin, case, &measured.seq)?;
+        }
         let finished = finish(rig, text, tokenizer, run)?;
         out.extend(finished.into_iter().zip(sums).map(|(all, sums)| Quality {
             nats: sums.nats,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use trunkline_core::h2o::{Rows, Scorer, Settings, State};
 use trunkline_port::{Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepSeq};
-use trunkline_worker::{Model, Worker, WorkerConfig};
+use trunkline_worker::{Blocks, Model, Worker, WorkerConfig};
 
 /// Tokens of a KV block.
 pub const BLOCK: usize = 16;
@@ -52,6 +52,17 @@ pub struct Reported {
     pub rows: Rows,
 }
 
+/// A block that a sequence holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    pub block: u32,
+    /// Number of the block in the sequence.
+    pub index: usize,
+    pub keeps: Keeps,
+    /// Layers of the block's group.
+    pub layers: usize,
+}
+
 /// Results of one sequence in a step.
 #[derive(Debug, Default)]
 pub struct Answer {
@@ -63,6 +74,8 @@ pub struct Answer {
 pub struct Rig {
     worker: Worker,
     keeps: Vec<Keeps>,
+    /// Layers of each group.
+    layers: Vec<usize>,
     readers: Vec<u32>,
     free: Vec<u32>,
     slots: Vec<u32>,
@@ -92,14 +105,19 @@ impl Rig {
     /// # Errors
     /// If the memory or the threads cannot be had.
     pub fn new(model: Model, tokens: usize, threads: usize) -> anyhow::Result<Self> {
-        let keeps: Vec<Keeps> = model.info().groups.iter().map(|group| group.keeps).collect();
-        let keeps = if keeps.is_empty() { vec![Keeps::All] } else { keeps };
+        let info = model.info();
+        let (mut keeps, mut layers) = (vec![Keeps::All], vec![info.n_layers as usize]);
+        if !info.groups.is_empty() {
+            keeps = info.groups.iter().map(|group| group.keeps).collect();
+            layers = info.groups.iter().map(|group| group.layers.len()).collect();
+        }
         let blocks = (tokens.div_ceil(BLOCK) * keeps.len()) as u32;
         let config = WorkerConfig { block_size: BLOCK as u32, device_blocks: blocks, max_drafts: 0, threads };
         let worker = Worker::new(Arc::new(model), config)?;
         Ok(Self {
             worker,
             keeps,
+            layers,
             readers: vec![0; blocks as usize],
             free: (0..blocks).rev().collect(),
             slots: (0..4096).rev().collect(),
@@ -138,6 +156,27 @@ impl Rig {
     pub fn end(&mut self, seq: Seq) {
         seq.tables.into_iter().flatten().for_each(|block| self.release(block));
         self.slots.push(seq.slot);
+    }
+
+    /// Returns the blocks that a sequence holds, group by group.
+    pub fn held(&self, seq: &Seq) -> Vec<Held> {
+        let mut held = Vec::new();
+        for ((table, keeps), layers) in seq.tables.iter().zip(&self.keeps).zip(&self.layers) {
+            let blocks = table.iter().enumerate().filter(|(_, block)| **block != NO_BLOCK);
+            held.extend(blocks.map(|(index, block)| Held { block: *block, index, keeps: *keeps, layers: *layers }));
+        }
+        held
+    }
+
+    /// Returns the layers of every block that a sequence would hold without eviction.
+    pub fn whole_blocks(&self, seq: &Seq) -> impl Iterator<Item = usize> {
+        let n = seq.tables[0].len();
+        self.layers.iter().flat_map(move |layers| std::iter::repeat_n(*layers, n))
+    }
+
+    /// Returns the blocks of the worker as bytes.
+    pub fn device(&self) -> Arc<Blocks> {
+        Arc::new(self.worker.blocks())
     }
 
     fn release(&mut self, block: u32) {

@@ -1,4 +1,4 @@
-//! Texts with planted facts: four kinds of text, and sentences in them to be asked for later.
+//! Texts with planted facts: five kinds of text, and sentences in them to be asked for later.
 //!
 //! A fact reads "The secret words of the tiger are: stone, ladder, ...": words that nothing else in the text suggests, so that they can only
 //! be copied from their place. Facts stand at even distances; the question is the sentence up to the colon.
@@ -8,8 +8,9 @@ use trunkline_text::Tokenizer;
 
 use crate::bench::measure::Numbers;
 
-/// Kinds of text. Prose and code are the project's own documents and source; diary and talk come from a seeded generator.
-pub const KINDS: [&str; 4] = ["prose", "code", "diary", "talk"];
+/// Kinds of text. Prose and code are the project's own documents and source; diary and talk come from a seeded generator, stories from that of
+/// the model `small-world`, by another seed than its training.
+pub const KINDS: [&str; 5] = ["prose", "code", "diary", "talk", "stories"];
 /// Words of a fact.
 pub const FACT_WORDS: usize = 6;
 
@@ -17,6 +18,8 @@ const PROSE: &str =
     concat!(include_str!("../../../../../ARCHITECTURE.md"), "\n", include_str!("../../../../../CONTRIBUTING.md"));
 const CODE: &str =
     concat!(include_str!("../../../../core/src/tree.rs"), include_str!("../../../../core/src/waiting.rs"));
+
+const STORIES: &str = include_str!("stories.txt");
 
 const ANIMALS: [&str; 16] = [
     "tiger", "rabbit", "eagle", "horse", "dolphin", "spider", "monkey", "turtle", "camel", "wolf", "parrot", "donkey",
@@ -103,6 +106,7 @@ fn paragraphs(kind: &str, number: u64) -> Box<dyn Iterator<Item = String>> {
     match kind {
         "prose" => Box::new(lines(PROSE)),
         "code" => Box::new(lines(CODE)),
+        "stories" => Box::new(lines(STORIES)),
         "diary" => Box::new((1..).map(move |day| diary(day, &mut numbers))),
         _ => Box::new((0..).map(move |_| talk(&mut numbers))),
     }
