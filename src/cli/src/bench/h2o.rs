@@ -291,10 +291,10 @@ impl<'a> Plan<'a> {
         Rig::new(model, 2 * prompt + 12 * (after + 32) + questions, self.options.threads)
     }
 
-    /// Returns the load on servers: texts without facts, each with a first token of its own.
+    /// Returns the load on servers: texts without facts, each with a number before it.
     fn load(&'a self, ratio: f32, full_layers: &'a [u32]) -> anyhow::Result<Load<'a>> {
         let Lengths { prompt, after, .. } = self.lengths;
-        let requests = if self.options.quick { 6 } else { self.options.requests };
+        let requests = self.options.requests.min(if self.options.quick { 6 } else { u32::MAX });
         let mut prompts = Vec::new();
         for (number, kind) in (0..requests).zip(texts::KINDS.iter().cycle()) {
             let text = texts::text(kind, u64::from(number), &self.tokenizer, prompt, 0, 0)?;
@@ -494,6 +494,9 @@ mod tests {
         assert_eq!(stored.work[2].cache_hits, stored.work[2].blocks, "the second time");
         let [both, full, kept] = stored.bytes.totals();
         assert!(both >= full && both >= kept && full >= report.cases[0].total_ratio - 0.2, "{both} {full} {kept}");
+        let served: Vec<_> = report.served.iter().map(|served| (&served.way[..], served.mismatches)).collect();
+        assert_eq!(served, [("off", 0), ("h2o", 0), ("h2o, full", 0), ("h2o, store", 0)]);
+        assert!(report.served.iter().all(|served| served.requests == 6 && served.peak >= 1));
         let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
         assert!(text.contains("all but 1") && text.contains("on by off, batch 1"));
         assert_eq!(json["cases"].as_array().unwrap().len(), 8);

@@ -70,12 +70,12 @@ struct Seen {
 
 /// One request, seen by its client.
 #[derive(Clone, Copy, Debug, Default)]
-struct Stream {
-    prompt_tokens: u32,
-    cached_tokens: u32,
-    output_tokens: u32,
-    ttft_ns: u64,
-    e2e_ns: u64,
+pub(crate) struct Stream {
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cached_tokens: u32,
+    pub(crate) output_tokens: u32,
+    pub(crate) ttft_ns: u64,
+    pub(crate) e2e_ns: u64,
 }
 
 /// Sends the load and prints the latencies.
@@ -145,7 +145,11 @@ fn request(traced: &TraceRequest, vocab_size: u32) -> GenerateRequest {
     }
 }
 
-async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> anyhow::Result<Stream> {
+/// Sends a request and reads the answer to the end.
+///
+/// # Errors
+/// If the server is not there or fails the request.
+pub(crate) async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> anyhow::Result<Stream> {
     let begin = Instant::now();
     let elapsed_ns = || begin.elapsed().as_nanos() as u64;
     let mut seen = Stream::default();

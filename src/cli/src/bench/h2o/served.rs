@@ -1,7 +1,7 @@
 //! End to end: a server with and without eviction and compression, under more long requests than the device memory holds at once.
 //!
 //! Every way has a new server with equal device memory, and the same prompts twice: all at once, and again after the last answer, when
-//! prefixes come back from host memory. Prompts differ from the first token on, so that no request finds the prefix of another.
+//! prefixes come back from host memory. Prompts differ within the first block, so that no request finds the prefix of another.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,12 +14,12 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use trunkline_server::proto::generate_request::Prompt;
-use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, GetServerInfoRequest, GetServerInfoResponse, Stopping, TokenIds};
 use trunkline_server::{Options, Server, listen};
 
 use super::rig::BLOCK;
+use crate::bench::load::{Stream, read};
 use crate::bench::measure::quantile;
 use crate::config_file::Settings;
 use crate::engines::Engines;
@@ -111,14 +111,23 @@ pub struct Served {
     pub mismatches: u64,
 }
 
-/// Time of one request: first token, last token, seconds since the start of its round; and its tokens.
+/// One request: the time at which it was sent, seconds since the start of its round, and what its client saw.
 #[derive(Clone, Copy, Debug)]
 struct Answered {
     sent: f64,
-    first: f64,
-    last: f64,
-    tokens: u64,
-    cached: u64,
+    stream: Stream,
+}
+
+impl Answered {
+    /// Returns the time of the first token, seconds since the start of the round.
+    fn first(&self) -> f64 {
+        self.sent + self.stream.ttft_ns as f64 / 1e9
+    }
+
+    /// Returns the time of the last token, seconds since the start of the round.
+    fn last(&self) -> f64 {
+        self.sent + self.stream.e2e_ns as f64 / 1e9
+    }
 }
 
 #[derive(Parser)]
@@ -192,37 +201,19 @@ async fn round(load: &Load<'_>, client: &InferenceClient<Channel>) -> anyhow::Re
             stopping: Some(Stopping { max_tokens: Some(load.answer), ignore_eos: true, ..Stopping::default() }),
             ..GenerateRequest::default()
         };
-        streams.spawn(read(client.clone(), request, begin));
+        let client = client.clone();
+        streams.spawn(async move {
+            let sent = begin.elapsed().as_secs_f64();
+            anyhow::Ok(Answered { sent, stream: read(client, request).await? })
+        });
     }
     let mut answered = Vec::new();
     while let Some(stream) = streams.join_next().await {
         answered.push(stream??);
     }
-    let tokens: u64 = answered.iter().map(|one| one.tokens).sum();
+    let tokens = tokens_of(&answered);
     ensure!(tokens == load.prompts.len() as u64 * u64::from(load.answer), "{tokens} tokens arrived");
     Ok(answered)
-}
-
-async fn read(
-    mut client: InferenceClient<Channel>,
-    request: GenerateRequest,
-    begin: Instant,
-) -> anyhow::Result<Answered> {
-    let now = || begin.elapsed().as_secs_f64();
-    let mut of = Answered { sent: now(), first: f64::NAN, last: 0.0, tokens: 0, cached: 0 };
-    let mut stream = client.generate(request).await?.into_inner();
-    while let Some(message) = stream.message().await? {
-        match message.event {
-            Some(Event::Chunk(chunk)) => {
-                of.tokens += chunk.token_ids.len() as u64;
-                of.last = now();
-                of.first = if of.first.is_nan() { of.last } else { of.first };
-            }
-            Some(Event::Finish(finish)) => of.cached = u64::from(finish.usage.unwrap_or_default().cached_tokens),
-            None => {}
-        }
-    }
-    Ok(of)
 }
 
 fn figures(
@@ -235,28 +226,30 @@ fn figures(
     let (counters, stores) =
         (info.counters.unwrap_or_default(), info.engines.iter().filter_map(|engine| engine.store.as_ref()));
     let (peak, mean) = at_once(first);
-    let end = first.iter().map(|one| one.last).fold(0.0, f64::max);
+    let end = first.iter().map(Answered::last).fold(0.0, f64::max);
     let sorted = |of: &dyn Fn(&Answered) -> f64| {
         let mut all: Vec<f64> = first.iter().map(of).collect();
         all.sort_by(f64::total_cmp);
         all
     };
+    let tpot_s =
+        |one: &Answered| (one.last() - one.first()) / f64::from(one.stream.output_tokens.saturating_sub(1).max(1));
     let (mut before, mut after, mut mismatches) = (0, 0, 0);
     for store in stores {
         before += store.encoded_bytes;
         after += store.frame_bytes;
         mismatches += store.mismatches;
     }
-    let cached: u64 = second.iter().map(|one| one.cached).sum();
+    let cached: u64 = second.iter().map(|one| u64::from(one.stream.cached_tokens)).sum();
     let prompts: usize = load.prompts.iter().map(Vec::len).sum();
     Served {
         way: way.to_owned(),
         requests: first.len(),
-        tokens_per_s: first.iter().map(|one| one.tokens).sum::<u64>() as f64 / end,
+        tokens_per_s: tokens_of(first) as f64 / end,
         peak,
         mean,
-        ttft_p50_ms: 1e3 * quantile(&sorted(&|one| one.first - one.sent), 0.5),
-        tpot_p99_ms: 1e3 * quantile(&sorted(&|one| (one.last - one.first) / (one.tokens - 1).max(1) as f64), 0.99),
+        ttft_p50_ms: quantile(&sorted(&|one| one.stream.ttft_ns as f64 / 1e6), 0.5),
+        tpot_p99_ms: 1e3 * quantile(&sorted(&tpot_s), 0.99),
         preemptions: counters.preemptions,
         dropped_tokens: counters.h2o_dropped_tokens,
         cached_percent: 100.0 * cached as f64 / prompts.max(1) as f64,
@@ -265,9 +258,13 @@ fn figures(
     }
 }
 
+fn tokens_of(answered: &[Answered]) -> u64 {
+    answered.iter().map(|one| u64::from(one.stream.output_tokens)).sum()
+}
+
 /// Returns how many requests were between their first and last token: most at once, and the mean while there were any.
 fn at_once(answered: &[Answered]) -> (usize, f64) {
-    let mut events: Vec<(f64, i32)> = answered.iter().flat_map(|one| [(one.first, 1), (one.last, -1)]).collect();
+    let mut events: Vec<(f64, i32)> = answered.iter().flat_map(|one| [(one.first(), 1), (one.last(), -1)]).collect();
     events.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let (mut now, mut peak, mut busy, mut area, mut since) = (0, 0, 0.0, 0.0, 0.0);
     for (at, change) in events {
@@ -288,8 +285,11 @@ mod tests {
 
     #[test]
     fn requests_at_once_are_counted_between_first_and_last_tokens() {
-        let one = |first, last| Answered { sent: 0.0, first, last, tokens: 2, cached: 0 };
-        assert_eq!(at_once(&[one(1.0, 3.0), one(2.0, 4.0), one(6.0, 7.0)]), (2, 5.0 / 4.0));
+        let one = |ttft_s: u64, e2e_s: u64| {
+            let stream = Stream { ttft_ns: ttft_s * 1_000_000_000, e2e_ns: e2e_s * 1_000_000_000, ..Stream::default() };
+            Answered { sent: 1.0, stream }
+        };
+        assert_eq!(at_once(&[one(0, 2), one(1, 3), one(5, 6)]), (2, 5.0 / 4.0));
         assert_eq!(at_once(&[]), (0, 0.0));
     }
 }

@@ -89,7 +89,7 @@ pub struct Work {
     pub wait_in_us: f64,
     /// Most jobs that waited for a thread at once.
     pub queue_peak: u64,
-    /// Blocks that the store refused or that came back changed.
+    /// Blocks that the store refused, or kept as they are because the codec would have changed them.
     pub fallbacks: u64,
     /// Look-ups in the cache of decoded blocks.
     pub cache_hits: u64,
@@ -243,6 +243,7 @@ fn run(
         after.codec.decoded_blocks - middle.codec.decoded_blocks,
     );
     let changed = digests.iter().zip(self::digests(&device, blocks)).filter(|(a, b)| **a != *b).count() as u64;
+    ensure!(changed == 0, "{changed} blocks came back changed");
     let frames = middle.codec.frame_bytes - before.codec.frame_bytes;
     let failed: u64 = after.links.iter().map(|link| link.refused + link.failed).sum();
     let per = |ns: u64, n: u64| ns as f64 / 1e3 / n.max(1) as f64;
@@ -255,7 +256,7 @@ fn run(
         wait_out_us,
         wait_in_us,
         queue_peak: peak,
-        fallbacks: failed + after.codec.mismatches + changed,
+        fallbacks: failed + after.codec.mismatches,
         cache_hits: after.cache.hits,
         cache_misses: after.cache.misses,
         ..Work::default()
