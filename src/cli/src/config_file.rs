@@ -325,6 +325,7 @@ mod tests {
             "--shared-mem=3GiB",
             "--remote=file:///r",
             "--compression=off",
+            "--compression-layers=full",
             "--tier-write=back",
             "--tier-eviction=lfu",
             "--token-file=t",

@@ -275,7 +275,7 @@ fn stores(
     let Some(tiers) = settings.tiers.tiers(layout.block_bytes as u64, workers)? else { return Ok(Vec::new()) };
     tiers.apply(config);
     config.validate()?;
-    tiers.open(&layout, config.pool_blocks())
+    tiers.open(&layout, config)
 }
 
 /// Returns the rotation of a model's keys in each layer of a block, in units of 2^-64 turns for each position.
@@ -320,7 +320,7 @@ fn simulated(
     backend.stores = match settings.tiers.tiers(block_bytes, workers)? {
         Some(tiers) => {
             tiers.apply(&mut config);
-            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(&layout, config.pool_blocks())?
+            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(&layout, &config)?
         }
         None => simulated::swap_stores(&config, workers)?,
     };
@@ -338,6 +338,7 @@ fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -> anyhow::R
         ("disk", settings.tiers.disk.is_some(), "a disk keeps real KV; use host-mem or shared-mem"),
         ("remote", settings.tiers.remote.is_some(), "remote storage keeps real KV; use host-mem or shared-mem"),
         ("compression", settings.tiers.compression.is_some(), "a simulated device has no KV to compress"),
+        ("compression-layers", settings.tiers.compression_layers.is_some(), "a simulated device has no KV to compress"),
     ];
     if let Some((flag, _, reason)) = kept.into_iter().find(|(_, given, _)| *given) {
         bail!("{flag} does not go with simulate: {reason}");

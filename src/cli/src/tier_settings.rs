@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::de::MapAccess;
-use trunkline_core::{Config, TierConfig, Write, registry};
+use trunkline_core::{Config, Keeps, TierConfig, Write, registry};
 use trunkline_server::EngineStore;
 use trunkline_store::{BlockLayout, Compression, SharedMemory, StoreSettings, TierMedium};
 
@@ -37,8 +37,17 @@ const REMOTE_BLOCKS_MIN: u64 = 8;
 const THREADS_MAX: usize = 4;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const TIER_KEYS: [&str; 8] =
-    ["host-mem", "disk", "disk-size", "shared-mem", "remote", "compression", "tier-write", "tier-eviction"];
+pub const TIER_KEYS: [&str; 9] = [
+    "host-mem",
+    "disk",
+    "disk-size",
+    "shared-mem",
+    "remote",
+    "compression",
+    "compression-layers",
+    "tier-write",
+    "tier-eviction",
+];
 
 /// Ways to compress blocks, by name.
 const COMPRESSIONS: [(&str, Compression); 5] = [
@@ -48,6 +57,10 @@ const COMPRESSIONS: [(&str, Compression); 5] = [
     ("full", Compression::Full),
     ("store", Compression::Store),
 ];
+
+/// Layers whose blocks are compressed, by name; `None` for all.
+const LAYERS: [(&str, Option<Keeps>); 3] =
+    [("all", None), ("full", Some(Keeps::All)), ("evicting", Some(Keeps::Scored))];
 
 /// Settings of host memory, disk and remote storage behind the device.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -79,6 +92,10 @@ pub struct TierSettings {
     #[arg(long, value_name = "NAME")]
     pub compression: Option<String>,
 
+    /// Layers whose blocks are compressed: all, full (those that keep every token) or evicting (those that `--h2o` thins) [default: all].
+    #[arg(long, value_name = "LAYERS")]
+    pub compression_layers: Option<String>,
+
     /// Moment at which a tier takes a block: through (at the end of its request), second_use (after a prefix hit) or back
     /// (before eviction). One for all tiers, or one for each, separated by commas [default: through].
     #[arg(long, value_name = "WHEN")]
@@ -99,6 +116,8 @@ pub struct ServerTiers {
     shared_bytes: Option<u64>,
     remote: Option<String>,
     compression: Compression,
+    /// Kind of layers whose blocks are compressed; `None` for all.
+    compressed: Option<Keeps>,
     tiers: Vec<TierConfig>,
     host_blocks: u32,
     workers: usize,
@@ -115,6 +134,7 @@ impl TierSettings {
             shared_mem: self.shared_mem.or(other.shared_mem),
             remote: self.remote.or(other.remote),
             compression: self.compression.or(other.compression),
+            compression_layers: self.compression_layers.or(other.compression_layers),
             tier_write: self.tier_write.or(other.tier_write),
             tier_eviction: self.tier_eviction.or(other.tier_eviction),
         }
@@ -132,6 +152,7 @@ impl TierSettings {
             "shared-mem" => self.shared_mem = Some(file.next_value()?),
             "remote" => self.remote = Some(file.next_value()?),
             "compression" => self.compression = Some(file.next_value()?),
+            "compression-layers" => self.compression_layers = Some(file.next_value()?),
             "tier-write" => self.tier_write = Some(file.next_value()?),
             _ => self.tier_eviction = Some(file.next_value()?),
         }
@@ -145,6 +166,8 @@ impl TierSettings {
     pub fn tiers(&self, block_bytes: u64, workers: usize) -> anyhow::Result<Option<ServerTiers>> {
         let compression = self.compression.as_deref().map(|name| registry::choose("compression", &COMPRESSIONS, name));
         let compression = compression.transpose()?.unwrap_or_default();
+        let compressed = self.compression_layers.as_deref().unwrap_or(LAYERS[0].0);
+        let compressed = registry::choose("compression layers", &LAYERS, compressed)?;
         ensure!(self.disk.is_some() || self.disk_size.is_none(), "disk-size is given without disk; name a folder");
         ensure!(
             self.shared_mem.is_none() || self.remote.is_none(),
@@ -161,6 +184,7 @@ impl TierSettings {
             shared_bytes: shared.map(|bytes| bytes as u64),
             remote: self.remote.clone(),
             compression,
+            compressed,
             tiers: Vec::new(),
             host_blocks: 0,
             workers,
@@ -231,13 +255,28 @@ impl ServerTiers {
         }
     }
 
-    /// Opens the store of each worker, whose device has `device_blocks` blocks.
+    /// Opens the store of each worker, for a core with these limits.
     ///
     /// # Errors
-    /// If a folder or an address cannot be used.
-    pub fn open(&self, layout: &BlockLayout, device_blocks: u32) -> anyhow::Result<Vec<EngineStore>> {
+    /// If a folder or an address cannot be used, or no layer is of the kind to be compressed.
+    pub fn open(&self, layout: &BlockLayout, core: &Config) -> anyhow::Result<Vec<EngineStore>> {
+        let groups = self.compressed_groups(&core.worker.groups)?;
         let shared = self.shared_bytes.map(SharedMemory::new);
-        (0..self.workers).map(|worker| self.open_one(layout, device_blocks, worker, shared.as_ref())).collect()
+        let open = |worker| self.open_one(layout, core.pool_blocks(), worker, groups.clone(), shared.as_ref());
+        (0..self.workers).map(open).collect()
+    }
+
+    /// Returns the numbers of the layer groups whose blocks are compressed; `None` for all.
+    fn compressed_groups(&self, groups: &[Keeps]) -> anyhow::Result<Option<Vec<u8>>> {
+        let Some(compressed) = self.compressed else { return Ok(None) };
+        let all = std::iter::once(Keeps::All).chain(groups.iter().skip(1).copied());
+        let of_kind: Vec<u8> =
+            (0..).zip(all).filter(|(_, keeps)| *keeps == compressed).map(|(group, _)| group).collect();
+        ensure!(
+            !of_kind.is_empty(),
+            "compression-layers is evicting, but no layer evicts; add --h2o on, or compress all layers"
+        );
+        Ok(Some(of_kind))
     }
 
     fn open_one(
@@ -245,10 +284,12 @@ impl ServerTiers {
         layout: &BlockLayout,
         device_blocks: u32,
         worker: usize,
+        compressed_groups: Option<Vec<u8>>,
         shared: Option<&SharedMemory>,
     ) -> anyhow::Result<EngineStore> {
         let mut settings = StoreSettings::new(layout.clone(), self.host_bytes);
         settings.compression = self.compression;
+        settings.compressed_groups = compressed_groups;
         settings.background_blocks = BACKGROUND_BLOCKS;
         // Remote storage may take long; memory does not hold the blocks of the device for long.
         settings.remote_blocks = match shared {
@@ -312,6 +353,26 @@ mod tests {
         let disk = settings(None, Some("32MiB")).tiers(100_000, 2).unwrap().unwrap();
         let message = disk.without_contents(100_000, 4096).unwrap_err().to_string();
         assert!(message.starts_with("disk and remote keep real KV"), "{message}");
+    }
+
+    #[test]
+    fn layers_to_compress_are_groups_of_their_kind() {
+        let groups = |layers: Option<&str>, keeps: &[Keeps]| {
+            let settings = TierSettings { compression_layers: layers.map(Into::into), ..settings(Some("1GiB"), None) };
+            settings.tiers(4096, 1)?.expect("a tier").compressed_groups(keeps)
+        };
+        let keeps = [Keeps::All, Keeps::Scored, Keeps::Window(64), Keeps::Scored];
+        assert_eq!((groups(None, &keeps).unwrap(), groups(Some("all"), &keeps).unwrap()), (None, None));
+        assert_eq!(groups(Some("full"), &keeps).unwrap(), Some(vec![0]));
+        assert_eq!(groups(Some("evicting"), &keeps).unwrap(), Some(vec![1, 3]));
+        assert_eq!(groups(Some("full"), &[]).unwrap(), Some(vec![0]), "a model without groups keeps every token");
+        let message = groups(Some("evicting"), &[]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "compression-layers is evicting, but no layer evicts; add --h2o on, or compress all layers"
+        );
+        let message = groups(Some("front"), &[]).unwrap_err().to_string();
+        assert_eq!(message, "unknown compression layers 'front'; there are: all, full, evicting");
     }
 
     #[test]

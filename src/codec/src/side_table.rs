@@ -2,7 +2,7 @@
 //!
 //! Keys are taken before the rotation. Both elements of a pair have one deviation, because the rotation mixes them.
 
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::huffman::LENGTH_MAX;
 use crate::lanes;
@@ -21,8 +21,8 @@ struct Channel {
     upper: bool,
 }
 
-/// Magic and version of a table in bytes.
-const HEAD: [u8; 8] = *b"TKVS\x01\0\0\0";
+/// Magic and version of a table in bytes; the label follows.
+const HEAD: [u8; 5] = *b"TKVS\x01";
 
 /// Part of a context's number for deviations in the upper half of an octave.
 const UPPER: u16 = 16 << LENGTH_MAX;
@@ -62,6 +62,7 @@ pub struct SideTable {
     /// For each layer the first one with equal frequencies.
     like: Vec<usize>,
     id: u64,
+    label: u8,
 }
 
 impl SideTable {
@@ -69,9 +70,8 @@ impl SideTable {
         let planes = channels.chunks_exact(channels_each).map(|plane| plane.iter().copied().collect()).collect();
         let first = |own: &Vec<u64>| frequencies.iter().position(|other| other == own).unwrap_or(0);
         let like = frequencies.iter().map(first).collect();
-        let mut table = Self { channels_each, head_dim, planes, frequencies, like, id: 0 };
-        table.id = xxh3_64(&table.contents());
-        table
+        let table = Self { channels_each, head_dim, planes, frequencies, like, id: 0, label: 0 };
+        table.labelled(0)
     }
 
     /// Makes a table from the mean and the deviation of each channel: `[layer][keys, values][head][dim]`, keys before the rotation.
@@ -107,7 +107,8 @@ impl SideTable {
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, contents) = bytes.split_first_chunk::<8>()?;
         let (id, contents) = contents.split_first_chunk::<8>()?;
-        if *head != HEAD || u64::from_le_bytes(*id) != xxh3_64(contents) {
+        let &[label, 0, 0] = head.strip_prefix(&HEAD)? else { return None };
+        if u64::from_le_bytes(*id) != xxh3_64_with_seed(contents, label.into()) {
             return None;
         }
         let mut numbers = Numbers(contents);
@@ -131,12 +132,24 @@ impl SideTable {
             upper: bytes[3] != 0,
         };
         let channels: Vec<Channel> = numbers.0.as_chunks::<4>().0.iter().map(channel).collect();
-        is_whole.then(|| Self::new(channels_each, head_dim, &channels, frequencies))
+        is_whole.then(|| Self::new(channels_each, head_dim, &channels, frequencies).labelled(label))
     }
 
     /// Returns the hash of the contents: the name by which frames ask for the table.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Returns the table with a label: a number by which a store with several tables, one per layer group say, tells them apart.
+    /// The id changes with it.
+    #[must_use]
+    pub fn labelled(self, label: u8) -> Self {
+        Self { label, id: xxh3_64_with_seed(&self.contents(), label.into()), ..self }
+    }
+
+    /// Returns the label; 0 if none was given.
+    pub fn label(&self) -> u8 {
+        self.label
     }
 
     /// Returns `true` if blocks of the shape can be encoded against the table.
@@ -170,12 +183,13 @@ impl SideTable {
     /// Writes the table, to be kept beside frames. [`Self::from_bytes`] reads the bytes.
     ///
     /// ```text
-    /// "TKVS" | version (1):u8 | 0:u8 three times | id:u64, the XXH3 of what follows |
+    /// "TKVS" | version (1):u8 | label:u8 | 0:u8 twice | id:u64, the XXH3 of what follows with the label as seed |
     /// channels:u32 | elements of a head:u32 | layers:u32 | for each layer: frequencies:u32, each u64 |
     /// for each layer, keys then values, each channel: mean:i16, exponent:i8, upper:u8
     /// ```
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = HEAD.to_vec();
+        out.extend([self.label, 0, 0]);
         out.extend(self.id.to_le_bytes());
         out.extend(self.contents());
         out
@@ -223,7 +237,7 @@ struct Sums {
 }
 
 /// Collector of a model's statistics, from blocks that pass.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Calibrator {
     shape: Shape,
     frequencies: Vec<Vec<u64>>,

@@ -30,6 +30,7 @@ pub(crate) fn after(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash,
         hash: cut(&sha.finalize()),
         fingerprint: hash.fingerprint(),
         first_token: parent.map_or(0, |parent| parent.first_token + tokens.len() as u32),
+        group: 0,
     }
 }
 
@@ -41,9 +42,9 @@ pub(crate) fn in_group(key: &BlockKey, group: usize) -> BlockKey {
     if group == 0 {
         return *key;
     }
-    let number = u8::try_from(group).expect("a model has few layer groups");
-    let hash = cut(&Sha256::new_with_prefix(key.hash.to_le_bytes()).chain_update([number]).finalize());
-    BlockKey { parent: hash, hash, fingerprint: hash as u64, ..*key }
+    let group = u8::try_from(group).expect("a model has few layer groups");
+    let hash = cut(&Sha256::new_with_prefix(key.hash.to_le_bytes()).chain_update([group]).finalize());
+    BlockKey { parent: hash, hash, fingerprint: hash as u64, group, ..*key }
 }
 
 #[cfg(test)]
@@ -56,7 +57,7 @@ mod tests {
         let root = BlockHash(7);
         let first = after(root, None, BlockHash(1 << 64 | 5), &[1, 2]);
         // printf '\x07' + 15 zero bytes + '\x01\0\0\0\x02\0\0\0' | sha256sum, its first 16 bytes from the last to the first
-        let expected = BlockKey { root: 7, parent: 7, hash: FIRST, fingerprint: 5, first_token: 0 };
+        let expected = BlockKey { root: 7, parent: 7, hash: FIRST, fingerprint: 5, first_token: 0, group: 0 };
         assert_eq!(first, expected);
         let second = after(root, Some(&first), BlockHash(6), &[3, 4]);
         assert_eq!((second.parent, second.first_token, second.root), (FIRST, 2, 7));
@@ -71,7 +72,7 @@ mod tests {
         // printf '\x22\x01\xaa\x14\xc1\xdc\xc0\x92\x0e\x1b\xeb\x43\xfe\x32\x83\x88\x01' | sha256sum
         assert_eq!(one.hash, IN_GROUP_ONE);
         assert_eq!((one.parent, one.fingerprint), (one.hash, one.hash as u64));
-        assert_eq!((one.root, one.first_token), (first.root, first.first_token));
+        assert_eq!((one.root, one.first_token, one.group), (first.root, first.first_token, 1));
         assert_ne!((one.hash, one.fingerprint), (two.hash, two.fingerprint));
     }
 

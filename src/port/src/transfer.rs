@@ -72,6 +72,13 @@ pub struct BlockKey {
     pub fingerprint: u64,
     /// Position of the block's first token in the prefix.
     pub first_token: u32,
+    /// Layer group of the block; 0 for the first.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub group: u8,
+}
+
+fn is_first(group: &u8) -> bool {
+    *group == 0
 }
 
 /// A block held by a tier, with key and tokens.
@@ -142,13 +149,18 @@ mod hex {
 mod tests {
     use super::*;
 
+    const FIRST: BlockKey = BlockKey { root: 1, parent: 1, hash: 2, fingerprint: 3, first_token: 0, group: 0 };
+
     #[test]
     fn a_known_block_survives_json_with_all_bits_of_its_hashes() {
         let key =
-            BlockKey { root: 1, parent: u128::MAX, hash: 1 << 127 | 5, fingerprint: u64::MAX - 1, first_token: 16 };
+            BlockKey { parent: u128::MAX, hash: 1 << 127 | 5, fingerprint: u64::MAX - 1, first_token: 16, ..FIRST };
         let block = KnownBlock { block: 7, key, tokens: vec![1, 2] };
         let text = serde_json::to_string(&block).unwrap();
-        assert!(text.contains("\"fingerprint\":\"fffffffffffffffe\""), "{text}");
+        assert!(text.contains("\"fingerprint\":\"fffffffffffffffe\"") && !text.contains("group"), "{text}");
+        let in_group = KnownBlock { key: BlockKey { group: 1, ..key }, ..block.clone() };
+        let text_in_group = serde_json::to_string(&in_group).unwrap();
+        assert_eq!(serde_json::from_str::<KnownBlock>(&text_in_group).unwrap(), in_group);
         assert_eq!(serde_json::from_str::<KnownBlock>(&text).unwrap(), block);
         let long = text.replace("fffffffffffffffe", "1fffffffffffffffe");
         assert!(serde_json::from_str::<KnownBlock>(&long).is_err());

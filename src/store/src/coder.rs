@@ -1,18 +1,34 @@
 //! Compression of blocks: the one file that knows the codec.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use trunkline_codec::frame::{Block, Codec, FrameError, inspect};
 use trunkline_codec::{Calibrator, Dtype, SideTable};
+use trunkline_port::BlockKey;
 
 use crate::counters::Fault;
 use crate::layout::BlockLayout;
 
-/// Tokens seen before statistics of the model are frozen.
+/// Tokens of a layer group seen before the group's statistics are frozen.
 const CALIBRATION_TOKENS: u64 = 512;
+
+/// Part of the model and of the text that a block is of, as far as the codec makes use of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Position of the first token.
+    pub position: u32,
+    /// Layer group; 0 for the first.
+    pub group: u8,
+}
+
+impl From<BlockKey> for Origin {
+    fn from(key: BlockKey) -> Self {
+        Self { position: key.first_token, group: key.group }
+    }
+}
 
 /// Encoder and decoder of one thread, with buffers.
 #[derive(Debug, Default)]
@@ -24,10 +40,19 @@ pub struct Coder {
     layout: BlockLayout,
     dtype: Option<Dtype>,
     tables: RwLock<HashMap<u64, Arc<SideTable>>>,
-    /// Table that new frames are encoded against.
-    current: RwLock<Option<Arc<SideTable>>>,
-    calibrator: Mutex<Option<Calibrator>>,
+    /// Tables that new frames are encoded against, by layer group.
+    current: RwLock<BTreeMap<u8, Arc<SideTable>>>,
+    calibrators: Mutex<Calibrators>,
     counters: Counters,
+}
+
+/// Collectors of statistics.
+#[derive(Debug)]
+struct Calibrators {
+    /// Collector without a token; `None` for layouts of which the codec learns nothing.
+    empty: Option<Calibrator>,
+    /// Collectors by layer group; `None` for a group with a table.
+    by_group: BTreeMap<u8, Option<Calibrator>>,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +118,7 @@ impl Coder {
             len.is_some_and(|len| len > 0 && len == layout.block_bytes)
         };
         let dtype = dtype_of(&layout.dtype).filter(fits);
-        let calibrator = dtype.and(layout.shape).zip(layout.frequencies.clone()).and_then(|(shape, frequencies)| {
+        let empty = dtype.and(layout.shape).zip(layout.frequencies.clone()).and_then(|(shape, frequencies)| {
             let half = usize::from(shape.head_dim / 2);
             let is_whole = frequencies.len() == usize::from(shape.layers)
                 && frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half);
@@ -104,7 +129,7 @@ impl Coder {
             dtype,
             tables: RwLock::default(),
             current: RwLock::default(),
-            calibrator: Mutex::new(calibrator),
+            calibrators: Mutex::new(Calibrators { empty, by_group: BTreeMap::new() }),
             counters: Counters::default(),
         }
     }
@@ -114,30 +139,32 @@ impl Coder {
         self.dtype.is_some()
     }
 
-    /// Takes in a block for the statistics of the model. When this block completes the statistics, `keep` gets id and bytes of the table before
-    /// any frame is encoded against the table.
-    pub fn observe(&self, bytes: &[u8], position: u32, keep: impl FnOnce(u64, &[u8])) {
-        if let Some(table) = self.observed(bytes, position) {
+    /// Takes in a block for the statistics of the block's layer group. When this block completes the statistics, `keep` gets id and bytes of the
+    /// table before any frame is encoded against the table.
+    pub fn observe(&self, bytes: &[u8], origin: Origin, keep: impl FnOnce(u64, &[u8])) {
+        if let Some(table) = self.observed(bytes, origin) {
             keep(table.id(), &table.to_bytes());
             self.adopt(table);
         }
     }
 
-    fn observed(&self, bytes: &[u8], position: u32) -> Option<SideTable> {
+    fn observed(&self, bytes: &[u8], Origin { position, group }: Origin) -> Option<SideTable> {
         let dtype = self.dtype?;
         // A thread that finds another one at work need not wait: any block will do.
-        let mut calibrator = self.calibrator.try_lock().ok()?;
+        let mut calibrators = self.calibrators.try_lock().ok()?;
+        let Calibrators { empty, by_group } = &mut *calibrators;
+        let calibrator = by_group.entry(group).or_insert_with(|| empty.clone());
         let collector = calibrator.as_mut()?;
         collector.add(dtype, position, bytes);
         if collector.tokens() < CALIBRATION_TOKENS {
             return None;
         }
-        let table = collector.finish();
+        let table = collector.finish().labelled(group);
         *calibrator = None;
         Some(table)
     }
 
-    /// Adds a table that was kept. New frames use the first table added or learned.
+    /// Adds a table that was kept. New frames of its layer group use the first table added or learned.
     ///
     /// # Errors
     /// If the bytes are no table, or of another model's shape.
@@ -147,7 +174,9 @@ impl Coder {
             return Err(Fault::Stale);
         }
         let id = table.id();
-        *self.calibrator.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut calibrators = self.calibrators.lock().unwrap_or_else(PoisonError::into_inner);
+        calibrators.by_group.insert(table.label(), None);
+        drop(calibrators);
         self.adopt(table);
         Ok(id)
     }
@@ -156,7 +185,7 @@ impl Coder {
         let table = Arc::new(table);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(table.id(), Arc::clone(&table));
-        self.current.write().unwrap_or_else(PoisonError::into_inner).get_or_insert(table);
+        self.current.write().unwrap_or_else(PoisonError::into_inner).entry(table.label()).or_insert(table);
     }
 
     /// Returns the id of the table that a frame needs, if it needs one.
@@ -170,13 +199,15 @@ impl Coder {
         tables.get(&id).map(|table| table.to_bytes())
     }
 
-    /// Appends the frame of a block to `out`. Returns `false` if blocks of the layout have no frames; `out` is unchanged then.
-    pub fn encode(&self, engine: &mut Engine, bytes: &[u8], position: Option<u32>, out: &mut Vec<u8>) -> bool {
+    /// Appends the frame of a block to `out`; a block of unknown origin uses the table of the first layer group. Returns `false` if blocks of the
+    /// layout have no frames; `out` is unchanged then.
+    pub fn encode(&self, engine: &mut Engine, bytes: &[u8], origin: Option<Origin>, out: &mut Vec<u8>) -> bool {
         let (Some(dtype), Some(shape)) = (self.dtype, self.layout.shape) else { return false };
         let begin = Instant::now();
-        let table = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let group = origin.map_or(0, |origin| origin.group);
+        let table = self.current.read().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
         let before = out.len();
-        let block = Block { dtype, shape, position, bytes };
+        let block = Block { dtype, shape, position: origin.map(|origin| origin.position), bytes };
         if engine.0.encode(&block, table.as_deref(), out).is_err() {
             return false;
         }

@@ -10,6 +10,7 @@ use crate::aligned::Aligned;
 
 use crate::announced::Announced;
 use crate::answer::Pair;
+use crate::coder::Origin;
 use crate::counters::Fault;
 use crate::disk::{Disk, Write};
 use crate::held::{Coding, Held};
@@ -133,7 +134,7 @@ impl Copy<'_> {
             Err(failure) => return self.fail(pair, failure),
         };
         if let Source::Raw = source {
-            self.places.learn(&scratch.raw, self.position());
+            self.places.learn(&scratch.raw, self.origin());
         }
         let result = match self.places.tier(self.transfer.to) {
             Some(Tier::Disk(disk, _)) => match self.disk_record(scratch, disk, source) {
@@ -163,8 +164,8 @@ impl Copy<'_> {
         matches!(self.places.tier(self.transfer.to), Some(Tier::Disk(..) | Tier::Remote(..)))
     }
 
-    fn position(&self) -> Option<u32> {
-        self.key.map(|key| key.first_token)
+    fn origin(&self) -> Option<Origin> {
+        self.key.map(Origin::from)
     }
 
     /// Reads the source and proves its identity.
@@ -223,11 +224,11 @@ impl Copy<'_> {
     /// Fills a slot in host memory. Returns the memory taken.
     fn deliver_to_host(&self, scratch: &mut Scratch, source: Source) -> Result<u64, Failure> {
         let place = self.places.host_place(self.transfer.to).ok_or(Failure::Refused)?;
-        let position = self.position();
+        let origin = self.origin();
         let held = match source {
             Source::Held(held) => Some(held),
             Source::Device => return Err(Failure::Interrupted),
-            Source::Raw => self.places.hold_block(scratch, position),
+            Source::Raw => self.places.hold_block(scratch, origin),
             Source::Record(coding, range) => self.places.hold(&scratch.record.as_slice()[range], coding),
         };
         let held = held.ok_or(Failure::Refused)?;
@@ -240,7 +241,7 @@ impl Copy<'_> {
         if let Some(key) = &self.key {
             self.places.named.insert(key, &held);
         }
-        self.places.compress_later(&held, position);
+        self.places.compress_later(&held, origin);
         Ok(stored_bytes)
     }
 
@@ -290,7 +291,7 @@ impl Copy<'_> {
         buffer.resize(begin);
         let Scratch { engine, raw, record, .. } = scratch;
         let mut encode = |block: &[u8], out: &mut Vec<u8>| {
-            if self.places.encode(engine, block, self.position(), out) {
+            if self.places.encode(engine, block, self.origin(), out) {
                 return Coding::Frame;
             }
             out.extend_from_slice(block);

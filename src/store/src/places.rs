@@ -8,7 +8,7 @@ use trunkline_port::{BlockFault, Place};
 use crate::aligned::Aligned;
 use crate::arena::Arena;
 use crate::cache::DecodeCache;
-use crate::coder::{Coder, Engine};
+use crate::coder::{Coder, Engine, Origin};
 use crate::counters::{Fault, FaultCounters};
 use crate::disk::{Disk, record_max};
 use crate::held::{Coding, Held, HostPlace};
@@ -90,6 +90,7 @@ pub struct Places {
     /// Bytes of the longest record.
     pub record_max: usize,
     compression: Compression,
+    compressed_groups: Option<Vec<u8>>,
     links: Mutex<HashMap<(Place, Place), Arc<Link>>>,
 }
 
@@ -108,6 +109,7 @@ impl Places {
             layout: settings.layout.id(),
             record_max: record_max(settings.layout.block_bytes, settings.layout.block_size),
             compression: settings.compression,
+            compressed_groups: settings.compressed_groups.clone(),
             links: Mutex::default(),
         }
     }
@@ -242,9 +244,9 @@ impl Places {
     }
 
     /// Appends the frame of a block to `out`, if blocks are to be compressed. With compression `full` the frame is decoded and compared.
-    pub fn encode(&self, engine: &mut Engine, raw: &[u8], position: Option<u32>, out: &mut Vec<u8>) -> bool {
+    pub fn encode(&self, engine: &mut Engine, raw: &[u8], origin: Option<Origin>, out: &mut Vec<u8>) -> bool {
         let begin = out.len();
-        if !self.compresses() || !self.coder.encode(engine, raw, position, out) {
+        if !self.compresses() || !self.is_compressed(origin) || !self.coder.encode(engine, raw, origin, out) {
             return false;
         }
         if self.compression == Compression::Full {
@@ -283,6 +285,12 @@ impl Places {
         }
     }
 
+    /// Returns `true` if blocks of this origin are among those to compress.
+    fn is_compressed(&self, origin: Option<Origin>) -> bool {
+        let group = origin.map_or(0, |origin| origin.group);
+        self.compressed_groups.as_ref().is_none_or(|groups| groups.contains(&group))
+    }
+
     /// Returns `true` if blocks go to records as they are, and are not looked at on the way.
     pub fn stores_unchanged(&self) -> bool {
         match self.compression {
@@ -292,31 +300,32 @@ impl Places {
         }
     }
 
-    /// Takes in a block for the statistics of the model, which make later frames smaller.
-    pub fn learn(&self, raw: &[u8], position: Option<u32>) {
-        if let (Some(position), true) = (position, self.compression != Compression::Off) {
-            self.coder.observe(raw, position, |id, table| {
-                tracing::info!("statistics of the model are complete: side table {id:016x}, {} bytes", table.len());
+    /// Takes in a block for the statistics of the block's layer group, which make later frames smaller.
+    pub fn learn(&self, raw: &[u8], origin: Option<Origin>) {
+        if let (Some(origin), true) = (origin, self.compression != Compression::Off) {
+            self.coder.observe(raw, origin, |id, table| {
+                let (group, bytes) = (origin.group, table.len());
+                tracing::info!("statistics of layer group {group} are complete: side table {id:016x}, {bytes} bytes");
                 self.save_table(id, table);
             });
         }
     }
 
     /// Copies an uncompressed block into host memory, compressed at once with compression `full`.
-    pub fn hold_block(&self, scratch: &mut Scratch, position: Option<u32>) -> Option<Arc<Held>> {
+    pub fn hold_block(&self, scratch: &mut Scratch, origin: Option<Origin>) -> Option<Arc<Held>> {
         let Scratch { engine, raw, frame, .. } = scratch;
         frame.clear();
-        if self.compression == Compression::Full && self.encode(engine, raw, position, frame) {
+        if self.compression == Compression::Full && self.encode(engine, raw, origin, frame) {
             return self.hold(frame, Coding::Frame);
         }
         self.hold(raw, Coding::Raw)
     }
 
     /// Compresses a block in host memory when a thread has nothing else to do, if blocks are to be compressed.
-    pub fn compress_later(self: &Arc<Self>, held: &Arc<Held>, position: Option<u32>) {
+    pub fn compress_later(self: &Arc<Self>, held: &Arc<Held>, origin: Option<Origin>) {
         let only_measures = self.compression == Compression::Probe;
         let encodes = self.compresses() || only_measures && self.coder.can_encode();
-        if !encodes || held.body().coding() == Coding::Frame {
+        if !encodes || !self.is_compressed(origin) || held.body().coding() == Coding::Frame {
             return;
         }
         // A block that is gone by then needs no compression.
@@ -326,7 +335,7 @@ impl Places {
             scratch.frame.clear();
             let body = held.body();
             let is_encoded = body.coding() == Coding::Raw
-                && places.coder.encode(&mut scratch.engine, body.bytes(), position, &mut scratch.frame);
+                && places.coder.encode(&mut scratch.engine, body.bytes(), origin, &mut scratch.frame);
             drop(body);
             if is_encoded && !only_measures {
                 held.compress(&places.arena, &scratch.frame);

@@ -5,7 +5,7 @@
 //! | 0 | 4 | `TKVR` |
 //! | 4 | 2 | version, 1 |
 //! | 6 | 1 | form of the payload: 0 the block's bytes, 1 a KV frame |
-//! | 7 | 1 | 0 |
+//! | 7 | 1 | layer group of the key |
 //! | 8 | 8 | id of the layout |
 //! | 16 | 8 | sequence: the number of the write, rising |
 //! | 24 | 8 | number of the segment; 0 in remote storage |
@@ -76,6 +76,7 @@ pub fn seal(record: &mut [u8], layout: u64, coding: Coding, key: &BlockKey, toke
     header[..4].copy_from_slice(&MAGIC);
     header[4..6].copy_from_slice(&VERSION.to_le_bytes());
     header[6] = coding as u8;
+    header[7] = key.group;
     header[8..16].copy_from_slice(&layout.to_le_bytes());
     header[40..56].copy_from_slice(&key.root.to_le_bytes());
     header[56..72].copy_from_slice(&key.parent.to_le_bytes());
@@ -144,7 +145,7 @@ impl Header {
         }
         let first_token = u32::from_le_bytes(std::array::from_fn(|at| fixed[96 + at]));
         let [root, parent, hash] = [wide(40), wide(56), wide(72)];
-        let key = BlockKey { root, parent, hash, fingerprint: long(88), first_token };
+        let key = BlockKey { root, parent, hash, fingerprint: long(88), first_token, group: fixed[7] };
         Ok(Self {
             coding,
             layout: long(8),

@@ -57,6 +57,9 @@ pub struct StoreSettings {
     pub tiers: Vec<TierMedium>,
     /// Blocks to compress.
     pub compression: Compression,
+    /// Layer groups whose blocks are compressed, by [`trunkline_port::BlockKey::group`]; all if `None`. A block of unknown group counts to the
+    /// first.
+    pub compressed_groups: Option<Vec<u8>>,
     /// Threads for copies between device and host, and for compression; at least 1. Disks and remotes have threads of their own.
     pub threads: usize,
     /// Most bytes of decoded blocks kept for the next use, within `host_bytes`; 0 by default, because a decoded block is on the device,
@@ -77,6 +80,7 @@ impl StoreSettings {
             host_bytes,
             tiers: Vec::new(),
             compression: Compression::Auto,
+            compressed_groups: None,
             threads: 2,
             decode_cache_bytes: 0,
             background_blocks: 256,

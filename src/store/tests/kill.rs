@@ -31,7 +31,14 @@ fn contents(seed: u32) -> Vec<u8> {
 }
 
 fn key(seed: u32) -> BlockKey {
-    BlockKey { root: 1, parent: 2, hash: u128::from(seed) << 66 | 3, fingerprint: seed.into(), first_token: 16 * seed }
+    BlockKey {
+        root: 1,
+        parent: 2,
+        hash: u128::from(seed) << 66 | 3,
+        fingerprint: seed.into(),
+        first_token: 16 * seed,
+        group: 0,
+    }
 }
 
 fn tokens(seed: u32) -> Vec<Token> {

@@ -46,8 +46,13 @@ impl DeviceBlocks for Device {
 
 /// Copies `n` blocks, some transfers at once. Returns MB/s.
 fn copy(store: &Store, device: &Arc<Device>, from: Place, to: Place, n: u32) -> anyhow::Result<f64> {
-    let key =
-        |block: u32| BlockKey { root: 1, parent: 1, hash: block.into(), fingerprint: block.into(), first_token: 0 };
+    let key = |block: u32| BlockKey {
+        root: 1,
+        parent: 1,
+        hash: block.into(),
+        fingerprint: block.into(),
+        ..BlockKey::default()
+    };
     let is_keyed = [from, to].iter().any(|place| matches!(place, Place::Tier(_)));
     let begin = Instant::now();
     let mut reports: VecDeque<mpsc::Receiver<_>> = VecDeque::new();

@@ -231,6 +231,9 @@ fn fast_frames_come_back_and_only_of_types_with_long_exponents() {
 #[test]
 fn a_table_is_read_as_it_was_written() {
     let table = calibrated(Dtype::Bf16);
+    let labelled = table.clone().labelled(3);
+    assert_eq!(SideTable::from_bytes(&labelled.to_bytes()).map(|table| table.label()), Some(3));
+    assert_ne!((labelled.id(), table.label()), (table.id(), 3), "tables of two layer groups are two tables");
     let bytes = table.to_bytes();
     assert_eq!(SideTable::from_bytes(&bytes), Some(table));
     assert!((0..bytes.len()).all(|len| SideTable::from_bytes(&bytes[..len]).is_none()));

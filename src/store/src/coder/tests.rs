@@ -29,21 +29,25 @@ fn block(seed: u64) -> Vec<u8> {
     (0..BLOCK / 2).flat_map(element).collect()
 }
 
+fn at(position: u32) -> Origin {
+    Origin { position, group: 0 }
+}
+
 #[test]
 fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
     let (coder, mut engine) = (Coder::new(layout()), Engine::default());
     let mut plain = Vec::new();
-    assert!(coder.encode(&mut engine, &block(0), Some(0), &mut plain));
+    assert!(coder.encode(&mut engine, &block(0), Some(at(0)), &mut plain));
     let observe = |coder: &Coder, seed: u64| {
         let mut kept = None;
-        coder.observe(&block(seed), seed as u32 * 16, |id, table| kept = Some((id, table.to_vec())));
+        coder.observe(&block(seed), at(seed as u32 * 16), |id, table| kept = Some((id, table.to_vec())));
         kept
     };
-    let tables: Vec<_> = (0..40).filter_map(|at| Some((at, observe(&coder, at)?))).collect();
+    let tables: Vec<_> = (0..40).filter_map(|n| Some((n, observe(&coder, n)?))).collect();
     assert_eq!(tables.len(), 1, "statistics are frozen once");
     assert_eq!(tables[0].0, 31, "512 tokens are 32 blocks");
     let mut predicted = Vec::new();
-    assert!(coder.encode(&mut engine, &block(50), Some(800), &mut predicted));
+    assert!(coder.encode(&mut engine, &block(50), Some(at(800)), &mut predicted));
     let mut out = Vec::new();
     for (frame, seed) in [(&plain, 0), (&predicted, 50)] {
         assert_eq!(coder.decode(&mut engine, frame, &mut out), Ok(()));
@@ -55,7 +59,41 @@ fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
     let (id, bytes) = &tables[0].1;
     assert_eq!((other.add_table(bytes), other.add_table(&bytes[1..])), (Ok(*id), Err(Fault::Flipped)));
     assert_eq!((other.decode(&mut engine, &predicted, &mut out), out == block(50)), (Ok(()), true));
-    assert_eq!((0..40).find_map(|at| observe(&other, at)), None, "statistics that were kept are not learned again");
+    assert_eq!((0..40).find_map(|n| observe(&other, n)), None, "statistics that were kept are not learned again");
+}
+
+/// Returns a block of a layer group whose channels have other means: those of the first group, in other places.
+fn block_of_second_group(seed: u64) -> Vec<u8> {
+    let mut bytes = block(seed);
+    bytes.as_chunks_mut::<128>().0.iter_mut().for_each(|head| head.rotate_left(80));
+    bytes
+}
+
+#[test]
+fn each_layer_group_has_statistics_of_its_own() {
+    let (coder, mut engine) = (Coder::new(layout()), Engine::default());
+    let mut tables = Vec::new();
+    for n in 0..40 {
+        let second = Origin { group: 1, ..at(n * 16) };
+        for (bytes, origin) in [(block(n.into()), at(n * 16)), (block_of_second_group(n.into()), second)] {
+            coder.observe(&bytes, origin, |_, table| tables.push((n, origin.group, table.to_vec())));
+        }
+    }
+    assert_eq!(tables.iter().map(|(n, group, _)| (*n, *group)).collect::<Vec<_>>(), [(31, 0), (31, 1)]);
+    // A process that reads the tables later encodes as this one.
+    let restarted = Coder::new(layout());
+    tables.iter().for_each(|(_, _, table)| drop(restarted.add_table(table).unwrap()));
+    for coder in [&coder, &restarted] {
+        let mut len = |bytes: &[u8], group: u8| {
+            let (mut frame, mut out) = (Vec::new(), Vec::new());
+            assert!(coder.encode(&mut engine, bytes, Some(Origin { position: 800, group }), &mut frame));
+            assert_eq!((coder.decode(&mut engine, &frame, &mut out), out == bytes), (Ok(()), true));
+            frame.len()
+        };
+        let (first, second) = (block(50), block_of_second_group(50));
+        assert!(len(&first, 0) < len(&first, 1) && len(&second, 1) < len(&second, 0), "each by its own statistics");
+        assert!(len(&second, 2) > len(&second, 1), "a group without statistics is encoded without");
+    }
 }
 
 #[test]
@@ -73,9 +111,9 @@ fn quantised_blocks_are_encoded_once_there_are_statistics() {
         let coder = Coder::new(BlockLayout { dtype: name.to_owned(), block_bytes, ..layout() });
         let mut engine = Engine::default();
         assert!(coder.can_encode());
-        (0..32).for_each(|at| coder.observe(&quantised(at), at as u32 * 16, |_, _| ()));
+        (0..32).for_each(|n| coder.observe(&quantised(n), at(n as u32 * 16), |_, _| ()));
         let (mut frame, mut out) = (Vec::new(), Vec::new());
-        assert!(coder.encode(&mut engine, &quantised(50), Some(800), &mut frame));
+        assert!(coder.encode(&mut engine, &quantised(50), Some(at(800)), &mut frame));
         assert_eq!((coder.decode(&mut engine, &frame, &mut out), out == quantised(50)), (Ok(()), true));
         assert!(coder.stats().ratio() > 1.05, "{name}: {}", coder.stats().ratio());
     }
@@ -107,7 +145,7 @@ fn layouts_that_the_codec_does_not_know_are_not_encoded() {
     for layout in unknown {
         let (coder, bytes, mut out) = (Coder::new(layout.clone()), vec![0; layout.block_bytes], Vec::new());
         assert!(!coder.can_encode() && !coder.encode(&mut Engine::default(), &bytes, None, &mut out), "{layout:?}");
-        coder.observe(&bytes, 0, |id, _| panic!("table {id}"));
+        coder.observe(&bytes, at(0), |id, _| panic!("table {id}"));
         assert_eq!(out.len(), 0);
     }
 }

@@ -28,7 +28,7 @@ fn open(settings: &DiskSettings) -> Result<(Disk, Vec<KnownBlock>), StoreError> 
 
 fn key(seed: u32) -> BlockKey {
     let hash = u128::from(seed) << 70 | 1;
-    BlockKey { root: 1, parent: 2, hash, fingerprint: u64::from(seed), first_token: 4 * seed }
+    BlockKey { root: 1, parent: 2, hash, fingerprint: u64::from(seed), first_token: 4 * seed, group: 0 }
 }
 
 fn tokens(seed: u32) -> Vec<Token> {

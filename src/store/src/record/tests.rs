@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const KEY: BlockKey = BlockKey { root: 1 << 100, parent: 2 << 90, hash: 3 << 80, fingerprint: 4, first_token: 32 };
+const KEY: BlockKey =
+    BlockKey { root: 1 << 100, parent: 2 << 90, hash: 3 << 80, fingerprint: 4, first_token: 32, group: 1 };
 const TOKENS: [Token; 3] = [7, 8, 1 << 20];
 
 fn record() -> Vec<u8> {
@@ -37,6 +38,7 @@ fn each_part_of_the_identity_is_proven() {
         BlockKey { hash: 5, ..KEY },
         BlockKey { fingerprint: 5, ..KEY },
         BlockKey { first_token: 48, ..KEY },
+        BlockKey { group: 0, ..KEY },
     ];
     for key in others {
         assert_eq!(header.prove(99, &key, &TOKENS), Err(Fault::Swapped), "{key:?}");

@@ -7,7 +7,7 @@ use super::*;
 use crate::held::Coding;
 use crate::record::{header_len, seal};
 
-const KEY: BlockKey = BlockKey { root: 1, parent: 2, hash: 3, fingerprint: 4, first_token: 0 };
+const KEY: BlockKey = BlockKey { root: 1, parent: 2, hash: 3, fingerprint: 4, first_token: 0, group: 0 };
 const TOKENS: [Token; 2] = [5, 6];
 
 /// Objects in memory.

@@ -47,6 +47,7 @@ fn key(seed: u32) -> BlockKey {
         hash: u128::from(seed) << 64 | 1,
         fingerprint: u64::from(seed),
         first_token: seed * 16,
+        group: 0,
     }
 }
 

@@ -58,6 +58,8 @@ pub struct Held {
     pub block: u32,
     /// Number of the block in the sequence.
     pub index: usize,
+    /// Number of the block's layer group.
+    pub group: u8,
     pub keeps: Keeps,
     /// Layers of the block's group.
     pub layers: usize,
@@ -161,9 +163,15 @@ impl Rig {
     /// Returns the blocks that a sequence holds, group by group.
     pub fn held(&self, seq: &Seq) -> Vec<Held> {
         let mut held = Vec::new();
-        for ((table, keeps), layers) in seq.tables.iter().zip(&self.keeps).zip(&self.layers) {
+        for (((group, table), keeps), layers) in (0..).zip(&seq.tables).zip(&self.keeps).zip(&self.layers) {
             let blocks = table.iter().enumerate().filter(|(_, block)| **block != NO_BLOCK);
-            held.extend(blocks.map(|(index, block)| Held { block: *block, index, keeps: *keeps, layers: *layers }));
+            held.extend(blocks.map(|(index, block)| Held {
+                block: *block,
+                index,
+                group,
+                keeps: *keeps,
+                layers: *layers,
+            }));
         }
         held
     }

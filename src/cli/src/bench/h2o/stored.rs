@@ -23,7 +23,7 @@ const HOT_SINK: usize = 16;
 const HOT_RECENT: usize = 256;
 /// Blocks of one transfer.
 const BATCH: usize = 8;
-/// Blocks from which the statistics of the model follow.
+/// Blocks of a layer group from which the statistics of the group follow.
 const KNOWN: usize = 512 / BLOCK;
 /// Times that blocks are brought back: the second time the cache has them.
 const READS: usize = 2;
@@ -317,7 +317,8 @@ fn copy(
 
 fn key(slot: u32, held: &Held) -> BlockKey {
     let hash = u128::from(slot) + 2;
-    BlockKey { root: 1, parent: 1, hash, fingerprint: hash as u64, first_token: (held.index * BLOCK) as u32 }
+    let first_token = (held.index * BLOCK) as u32;
+    BlockKey { root: 1, parent: 1, hash, fingerprint: hash as u64, first_token, group: held.group }
 }
 
 /// Returns a hash of each block on the device.
