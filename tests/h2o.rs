@@ -110,3 +110,25 @@ async fn swapped_requests_of_a_model_with_groups_have_the_text_of_others() {
         assert_eq!(stats.free_host_blocks, 400);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_read_again_beside_its_answer_and_clients_see_nothing_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("kvzip.jsonl");
+    let mut config = config(Keeps::Scored);
+    config.h2o.scorer = "kvzip:part=64".into();
+    let server = TestServer::start_with(config, Some(record.clone()), |worker| Box::new(worker)).await;
+    let mut client = server.client().await;
+    let first = ask(&mut client, "").await;
+    assert_eq!((first.usage.completion_tokens, first.usage.prompt_tokens), (60, 200));
+    let again = ask(&mut client, "").await;
+    assert_eq!(again.usage.cached_tokens, 199);
+    let outcome = server.drain().await;
+    let stats = outcome.stats;
+    assert!(stats.h2o.h2o_dropped_blocks > 20, "{stats:?}");
+    // 50 blocks in four parts, three of them behind the block before; the scores of a published prompt are kept.
+    assert_eq!(stats.h2o.h2o_reread_tokens, 200 + 3 * 4);
+    assert_eq!((stats.requests.accepted, stats.requests.finished), (2, 2));
+    let replayed = replay_recorded(&record, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+}

@@ -1,6 +1,7 @@
 //! Driver of one core: delivers events, performs actions with the content oracle, and records all answers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use trunkline_core::{
     Action, BlockFault, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Place, Refusal, Request,
@@ -94,6 +95,8 @@ pub struct Driver {
     pub requests: BTreeMap<RequestId, Known>,
     /// Requests that have no answer yet.
     pub live: BTreeSet<RequestId>,
+    /// Requests of the core's own among them.
+    inner: BTreeSet<RequestId>,
     pub(crate) blame: Blame,
     found: Found,
     sent: Sent,
@@ -157,6 +160,7 @@ impl Driver {
             tables: BTreeMap::new(),
             requests: BTreeMap::new(),
             live: BTreeSet::new(),
+            inner: BTreeSet::new(),
             blame: Blame::default(),
             found,
             sent: Sent::default(),
@@ -223,6 +227,7 @@ impl Driver {
         }
         let mut actions = Vec::new();
         self.core.handle(self.now_ns, event, &mut actions);
+        self.forget_inner();
         actions.into_iter().for_each(|action| self.perform(action));
         if !self.sent.answering.is_empty() {
             self.blame.succeeded();
@@ -287,6 +292,28 @@ impl Driver {
         }
     }
 
+    /// Expects the requests of the core's own that a step starts.
+    fn meet_inner(&mut self, step: &Step) {
+        for seq in step.seqs.iter().filter(|seq| seq.start) {
+            let inner = self.core.inner_request(seq.request);
+            if let Some(request) = inner.filter(|inner| !self.requests.contains_key(&inner.id)) {
+                self.inner.insert(request.id);
+                self.expect(&request);
+            }
+        }
+    }
+
+    /// Forgets the requests of the core's own that have ended.
+    fn forget_inner(&mut self) {
+        let ended: Vec<RequestId> =
+            self.inner.iter().copied().filter(|id| self.core.inner_request(*id).is_none()).collect();
+        for id in ended {
+            self.inner.remove(&id);
+            self.requests.remove(&id);
+            self.answered(id);
+        }
+    }
+
     /// Submits a request in the default namespace.
     pub fn submit(&mut self, id: u64, prompt: Vec<Token>, max_tokens: u32) {
         self.submit_request(Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens));
@@ -341,6 +368,7 @@ impl Driver {
     fn perform(&mut self, action: Action) {
         match action {
             Action::RunStep(step) => {
+                self.meet_inner(&step);
                 self.check_step(&step);
                 self.blame.sent(step.id);
                 self.note_first_runs(&step);
@@ -603,6 +631,12 @@ impl Driver {
     /// Returns the requests of the oldest step in flight.
     pub fn ids(&self) -> Vec<u64> {
         self.seqs().map(|seq| seq.request.0).collect()
+    }
+
+    /// Returns the entries that sequences of the oldest step in flight drop from their tables: layer group and entries.
+    pub fn drops(&self) -> Vec<(u32, Range<u32>)> {
+        let drops = self.steps.front().into_iter().flat_map(|step| &step.drops);
+        drops.map(|drop| (drop.group, drop.first..drop.first + drop.n)).collect()
     }
 
     /// Returns the core's counters.

@@ -106,7 +106,7 @@ impl<'a> Meters<'a> {
 
     /// Counts the start of a step with the given sequences.
     pub(crate) fn step_began(&mut self, flights: &mut InFlightRequests, now_ns: u64, replica: usize, seqs: &[StepSeq]) {
-        for seq in seqs.iter().filter(|seq| seq.start) {
+        for seq in seqs.iter().filter(|seq| seq.start && !seq.request.is_inner()) {
             let flight = flights.get(seq.request.0);
             if std::mem::replace(&mut flight.began, true) {
                 continue;

@@ -1,5 +1,6 @@
 //! The state machine: events in, actions out.
 
+mod rereading;
 mod stepping;
 
 use std::cmp::Reverse;
@@ -11,6 +12,7 @@ use crate::digest::Decision;
 use crate::event::{Action, Event};
 use crate::fast_forward::FastForward;
 use crate::ids::RequestId;
+use crate::journal::Journal;
 use crate::remains::Remains;
 use crate::request::{FinishReason, Refusal, Request};
 use crate::scheduler::Scheduler;
@@ -123,6 +125,7 @@ impl Core {
             Event::Shutdown => self.shutdown(actions),
         }
         self.expire(actions);
+        self.tend_rereads(actions);
         self.begin_steps(actions);
         self.send_transfers(actions);
         if self.draining && !self.drained && self.state.sequences.is_empty() && !self.is_storing() {
@@ -176,6 +179,16 @@ impl Core {
     /// Returns `true` if a request is in the waiting queue, with no block and in no step.
     pub fn is_waiting(&self, id: RequestId) -> bool {
         self.by_id.get(&id).is_some_and(|slot| self.state.sequences[*slot].state() == SequenceState::Waiting)
+    }
+
+    /// Returns a request of the core's own, which reads a prompt again, unless it has ended. For workers of tests, which check what they run.
+    #[doc(hidden)]
+    pub fn inner_request(&mut self, id: RequestId) -> Option<Request> {
+        let slot = self.by_id.get(&id).filter(|_| id.is_inner())?;
+        let seq = &mut self.state.sequences[*slot];
+        seq.settle();
+        let prompt = &seq.tokens()[..seq.prompt_tokens as usize];
+        Some(Request::new(id, seq.cold.root, prompt.to_vec(), seq.max_tokens))
     }
 
     /// Returns the limits of the core.
@@ -240,7 +253,8 @@ impl Core {
         self.state.journal.decide(Decision::Accept, id.0, request.prompt.len() as u64);
         self.state.journal.stats.requests.accepted += 1;
         let arrival = self.next_arrival;
-        self.next_arrival += 1;
+        // The odd numbers are for second readings of the prompt, which wait right behind.
+        self.next_arrival += 2;
         if let Some(deadline_ns) = request.deadline_ns {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
         }
@@ -278,6 +292,8 @@ impl Core {
             Some(Refusal::QueueTokensFull { queued_tokens, limit: config.max_queued_tokens })
         } else if self.by_id.contains_key(&request.id) {
             Some(Refusal::DuplicateId)
+        } else if request.id.is_inner() {
+            Some(Refusal::ReservedId)
         } else {
             None
         }
@@ -320,7 +336,7 @@ impl Core {
 
     /// Hands a request back: at once, or at the end of the steps in flight that run the request, whose tokens are dropped.
     fn withdraw(&mut self, id: RequestId, actions: &mut Vec<Action>) {
-        let Some(slot) = self.by_id.get(&id).copied() else { return };
+        let Some(slot) = self.by_id.get(&id).copied().filter(|_| !id.is_inner()) else { return };
         let seq = &mut self.state.sequences[slot];
         if seq.is_in_step() {
             seq.ending = Some(Ending::Withdraw);
@@ -359,25 +375,23 @@ impl Core {
         state.end_shared_work(slot);
         state.free_worker_slot(slot);
         let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
-        if self.worker_joined && !failed {
+        if self.worker_joined && !failed && !state.sequences[slot].id.is_inner() {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);
         let seq = state.sequences.remove(slot);
         state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
-        let (journal, generated) = (&mut state.journal, u64::from(seq.generated()));
+        let journal = &mut state.journal;
         match ending {
             Ending::Withdraw => {
                 journal.stats.requests.withdrawn += 1;
-                journal.decide(Decision::Withdraw, seq.id.0, generated);
+                journal.decide(Decision::Withdraw, seq.id.0, u64::from(seq.generated()));
                 actions.push(Action::Withdrawn(Box::new(seq.into_request(state.config.block_size))));
             }
             Ending::Reported(_) => unreachable!("the end is reported once"),
             Ending::Finish(reason) => {
-                journal.stats.requests.finished += 1;
-                journal.decide(Decision::Finish, seq.id.0, generated << 8 | reason as u64);
-                actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
+                finish(journal, &seq, reason, actions);
                 self.remains.push(seq);
             }
         }
@@ -394,9 +408,7 @@ impl Core {
         state.reported += 1;
         state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
-        state.journal.stats.requests.finished += 1;
-        state.journal.decide(Decision::Finish, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
-        actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
+        finish(&mut state.journal, seq, reason, actions);
         self.forget_deadlines();
     }
 
@@ -405,7 +417,8 @@ impl Core {
         let state = &mut self.state;
         state.reported -= 1;
         state.free_worker_slot(slot);
-        if self.worker_joined && !state.sequences[slot].has_failed() {
+        let seq = &state.sequences[slot];
+        if self.worker_joined && !seq.has_failed() && !seq.id.is_inner() {
             state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
         }
         state.release(slot);
@@ -480,6 +493,16 @@ impl Core {
         self.state.journal.decide(Decision::Flush, 0, u64::from(blocks));
         actions.push(Action::Flushed { blocks });
     }
+}
+
+/// Reports the end of a request. Of an inner request nobody knows.
+fn finish(journal: &mut Journal, seq: &Sequence, reason: FinishReason, actions: &mut Vec<Action>) {
+    if seq.id.is_inner() {
+        return;
+    }
+    journal.stats.requests.finished += 1;
+    journal.decide(Decision::Finish, seq.id.0, u64::from(seq.generated()) << 8 | reason as u64);
+    actions.push(Action::Finish { request: seq.id, reason, usage: seq.usage() });
 }
 
 #[cfg(test)]

@@ -68,6 +68,8 @@ pub enum Decision {
     Drop = 26,
     /// The worker came back with its KV; amount: the oldest step in flight, which will not be answered.
     WorkerResumed = 27,
+    /// A part of a prompt is to be read again; amount: its first block and the one behind it.
+    Reread = 28,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

@@ -35,7 +35,10 @@ pub(crate) fn end_step(state: &mut State, picked: &Picked, scores: &[f32]) {
 
 /// Hands the scores of one sequence to its planner, and drops what is due.
 fn report(state: &mut State, part: Part, rows: u32, scores: &[f32]) {
-    let State { sequences, planners, .. } = state;
+    let State { sequences, planners, rereads, .. } = state;
+    if let Some(seq) = sequences.get(part.slot()).filter(|seq| seq.id.is_inner()) {
+        return rereads.observe(seq.id, scores, part.sample);
+    }
     let Some(seq) = sequences.get_mut(part.slot()).filter(|seq| seq.ending.is_none()) else { return };
     let is_decode = matches!(seq.phase, Phase::Decode);
     let id = seq.id;

@@ -13,12 +13,8 @@
 //! | `snapkv` | most read by the last rows of the prompt | Li et al., arXiv 2404.14469 |
 //! | `tova` | most read by the last row | Oren et al., arXiv 2401.06104 |
 //! | `hmax` | highest probability in any row and head, from 32 positions or more | measured with the project |
+//! | `kvzip` | most read when the prompt is repeated | Kim et al., arXiv 2505.23416 |
 //! | `random` | highest hash; a baseline, which must fail every gate | |
-//!
-//! KVzip (arXiv 2505.23416) is missing. The scores there say how much of a context is read when the context is repeated after itself,
-//! which takes a second pass over the prompt, without KV of its rows. [`Needs`] describes rows of the request's own steps
-//! alone; a scorer with an extra pass needs a field there, and a worker to run the pass. Everything after the scores stays as it is:
-//! the pass would call [`State::report`].
 //!
 //! ```
 //! use trunkline_core::h2o::{REGISTRY, Rows, Settings, State, Target};
@@ -43,6 +39,7 @@
 
 mod heavy_hitters;
 mod hmax;
+mod kvzip;
 mod mode;
 pub mod plan;
 mod random;
@@ -73,6 +70,9 @@ pub struct Needs {
     pub prompt_rows: u32,
     /// Rows of each decode step to be scored: 1, or 0 for none.
     pub decode_rows: u32,
+    /// Tokens of the prompt to be read again at a time, behind the prompt, after the first token of the answer; 0 for no second reading. The
+    /// first plan waits for its scores ([`State::report_reread`]).
+    pub reread_tokens: u32,
 }
 
 impl Needs {
@@ -85,7 +85,7 @@ impl Needs {
 
     /// Returns `true` if the scorer knows nothing before the first decode steps, so that the first plan has to wait for an interval.
     pub fn waits_for_decodes(&self) -> bool {
-        self.prompt_rows == 0 && self.decode_rows > 0
+        self.prompt_rows == 0 && self.reread_tokens == 0 && self.decode_rows > 0
     }
 }
 
@@ -150,6 +150,12 @@ pub static REGISTRY: Registry<Box<dyn Scorer>, Settings> = Registry::new(
             about: "highest probability in any row and head, from 32 positions or more",
             params: &[],
             make: |_, _| Box::new(hmax::HighestProbability),
+        },
+        Entry {
+            name: "kvzip",
+            about: "most read when the prompt is repeated, in a second pass over it (arXiv 2505.23416)",
+            params: &kvzip::PARAMS,
+            make: |values, _| Box::new(kvzip::KvZip::new(values)),
         },
         Entry {
             name: "random",

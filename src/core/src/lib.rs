@@ -97,6 +97,7 @@ pub mod registry;
 mod rehit;
 mod remains;
 pub mod request;
+mod rereads;
 mod run_bits;
 mod scheduler;
 pub mod sequence;

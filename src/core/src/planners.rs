@@ -52,6 +52,9 @@ impl Planners {
 
     /// Returns the number of rows to score of a sequence that runs `n_tokens` tokens next.
     pub fn rows(&self, seq: &Sequence, n_tokens: u32) -> u32 {
+        if let Some(from) = seq.cold.reread_from {
+            return (seq.planned() + n_tokens).saturating_sub(seq.planned().max(from));
+        }
         if seq.cold.planner.is_none() {
             return 0;
         }

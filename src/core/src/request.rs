@@ -10,7 +10,7 @@ use crate::ids::{RequestId, Token};
 /// A request as the core sees it. Text, channels and credentials stay with the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// Identifier chosen by the driver.
+    /// Identifier chosen by the driver, below 2^63.
     pub id: RequestId,
     /// Prompt, at least one token.
     pub prompt: Vec<Token>,
@@ -185,6 +185,9 @@ pub enum Refusal {
     /// Another request with this id has not ended.
     #[error("a request with this id is still active")]
     DuplicateId,
+    /// The id is one of those that the core gives to requests of its own.
+    #[error("ids of requests are below 2^63")]
+    ReservedId,
 }
 
 impl Refusal {
@@ -200,6 +203,7 @@ impl Refusal {
             Self::Draining => 7,
             Self::NoEngine => 8,
             Self::DuplicateId => 9,
+            Self::ReservedId => 10,
         }
     }
 }

@@ -218,6 +218,8 @@ pub(crate) struct Cold {
     pub continues: bool,
     /// Eviction within the sequence, as the request asks; `None` for the core's mode.
     pub h2o: Option<h2o::Mode>,
+    /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
+    pub reread_from: Option<u32>,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
     pub planner: Option<Box<Planner>>,
 }
@@ -291,9 +293,17 @@ impl Sequence {
                 last_step: 0,
                 continues: request.continues,
                 h2o: request.h2o,
+                reread_from: None,
                 planner: None,
             }),
         }
+    }
+
+    /// Makes this the sequence of an inner request: attention is scored from position `from` on, and nothing is published or counted as a hit.
+    pub fn read_again(&mut self, from: u32) {
+        self.cold.reread_from = Some(from);
+        self.cold.history.admissions = 1;
+        self.unpublishable = true;
     }
 
     /// Returns the state, without its data.
@@ -550,7 +560,7 @@ impl Sequence {
         self.cold.drops.clear();
         self.cold.planner = None;
         self.on_worker = false;
-        self.unpublishable = false;
+        self.unpublishable = self.cold.reread_from.is_some();
         self.computed = 0;
         self.published = 0;
         self.mirror.table_sent = 0;

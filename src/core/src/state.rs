@@ -11,6 +11,7 @@ use crate::planners::Planners;
 use crate::policy::RequestView;
 use crate::prefetch::prefetch;
 use crate::rehit::RehitRate;
+use crate::rereads::Rereads;
 use crate::sequence::{Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
 use crate::suspects::Suspects;
@@ -47,6 +48,8 @@ pub(crate) struct State {
     pub suspects: Suspects,
     /// Eviction within sequences.
     pub planners: Planners,
+    /// Prompts being read again for their planners.
+    pub rereads: Rereads,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
     /// Blocks in all places, and transfers.
@@ -73,6 +76,7 @@ impl State {
             victims: Victims::default(),
             suspects: Suspects::default(),
             planners: Planners::new(&config)?,
+            rereads: Rereads::default(),
             rehit: RehitRate::default(),
             kv: Kv::new(&config)?,
             reported: 0,
@@ -292,6 +296,9 @@ impl State {
         if seq.cold.history.cached_tokens.is_none() {
             let cached = seq.computed.min(seq.prompt_tokens);
             seq.cold.history.cached_tokens = Some(cached);
+            if seq.cold.reread_from.is_some() {
+                return;
+            }
             self.journal.stats.tokens.prompt_tokens += u64::from(seq.prompt_tokens);
             self.journal.stats.tokens.cached_tokens += u64::from(cached);
         }

@@ -82,6 +82,8 @@ pub struct H2oCounters {
     pub h2o_dropped_tokens: u64,
     /// Blocks that sequences dropped from their tables so far, without those behind a sliding window.
     pub h2o_dropped_blocks: u64,
+    /// Tokens run to read prompts again, for scorers that ask for it.
+    pub h2o_reread_tokens: u64,
 }
 
 /// Gauges and counters of a core. Serialised as one flat map, with the fields of the nested counters in place.
@@ -195,11 +197,12 @@ impl AddAssign for DraftCounters {
 
 impl AddAssign for H2oCounters {
     fn add_assign(&mut self, other: Self) {
-        let Self { h2o_plans, h2o_floor_plans, h2o_dropped_tokens, h2o_dropped_blocks } = other;
+        let Self { h2o_plans, h2o_floor_plans, h2o_dropped_tokens, h2o_dropped_blocks, h2o_reread_tokens } = other;
         self.h2o_plans += h2o_plans;
         self.h2o_floor_plans += h2o_floor_plans;
         self.h2o_dropped_tokens += h2o_dropped_tokens;
         self.h2o_dropped_blocks += h2o_dropped_blocks;
+        self.h2o_reread_tokens += h2o_reread_tokens;
     }
 }
 
@@ -273,7 +276,13 @@ mod tests {
                 failed_transfers: 1,
             },
             drafts: DraftCounters { draft_tokens: 1, accepted_draft_tokens: 1 },
-            h2o: H2oCounters { h2o_plans: 1, h2o_floor_plans: 1, h2o_dropped_tokens: 1, h2o_dropped_blocks: 1 },
+            h2o: H2oCounters {
+                h2o_plans: 1,
+                h2o_floor_plans: 1,
+                h2o_dropped_tokens: 1,
+                h2o_dropped_blocks: 1,
+                h2o_reread_tokens: 1,
+            },
             preemptions: 1,
             published_blocks: 1,
             merged_blocks: 1,
@@ -301,7 +310,7 @@ mod tests {
             &",".repeat(TIERS_MAX - 1),
             r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,
             r#""draft_tokens","accepted_draft_tokens","#,
-            r#""h2o_plans","h2o_floor_plans","h2o_dropped_tokens","h2o_dropped_blocks","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
+            r#""h2o_plans","h2o_floor_plans","h2o_dropped_tokens","h2o_dropped_blocks","h2o_reread_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
             r#""prefix_blocks","prefix_runs"}"#,
         ];
         assert_eq!(keys, expected.concat());

@@ -446,6 +446,7 @@ fn what_cannot_run_is_refused_at_the_door() {
     bench.submit_request(request(4, prompt(32), 2));
     bench.submit_request(request(5, prompt(32), 1));
     bench.submit_request(request(5, prompt(3), 1));
+    bench.submit_request(request(1 << 63, prompt(3), 1));
     bench.submit_request(request(6, prompt(3), 1));
     bench.submit_request(request(7, prompt(3), 1));
     bench.event(Event::Drain);
@@ -461,6 +462,7 @@ fn what_cannot_run_is_refused_at_the_door() {
             (3, long),
             (4, never),
             (5, Refusal::DuplicateId),
+            (1 << 63, Refusal::ReservedId),
             (7, Refusal::QueueFull { limit: 2 }),
             (8, Refusal::Draining),
         ]

@@ -264,3 +264,99 @@ fn twice_as_many_requests_run_at_once_with_the_same_memory() {
     assert!(on >= 2 * off, "{on} at once with eviction, {off} without");
     assert_eq!((off, on), (2, 4));
 }
+
+/// Settings of [`third`] with a scorer that reads prompts again, 16 tokens at a time.
+fn zipped(groups: &[Keeps], device_blocks: u32) -> Config {
+    let mut config = third(groups, device_blocks);
+    config.h2o.scorer = "kvzip:part=16".into();
+    config
+}
+
+#[test]
+fn a_prompt_is_read_again_before_the_first_plan() {
+    let mut driver = Driver::with_content(zipped(&[Keeps::All, Keeps::Scored], 40), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 30);
+    driver.answer_until(|driver| !driver.said(1).is_empty());
+    // Ten blocks in parts of four, each behind the prompt of 40 tokens, of which all is found, and behind the block before the part.
+    let mut parts = Vec::new();
+    while driver.stats().h2o.h2o_plans == 0 {
+        let inner = driver.running().into_iter().filter(|(id, ..)| *id > 1).map(|(_, begin, n, _)| (begin, n));
+        parts.extend(inner);
+        driver.answer();
+    }
+    assert_eq!(parts, [(40, 12), (52, 4), (40, 12), (52, 8), (40, 12)]);
+    assert_eq!(driver.stats().h2o.h2o_reread_tokens, 16 + 20 + 12);
+    assert!(driver.stats().h2o.h2o_dropped_blocks > 0);
+    let (requests, tokens) = (driver.stats().requests, driver.stats().tokens);
+    assert_eq!(
+        (requests.accepted, tokens.prompt_tokens, tokens.cached_tokens),
+        (1, 40, 0),
+        "clients asked for no more"
+    );
+    driver.run_to_end();
+    driver.assert_empty();
+}
+
+#[test]
+fn a_prefix_is_read_again_once_for_all_its_readers() {
+    let mut driver = Driver::with_content(zipped(&[Keeps::All, Keeps::Scored], 60), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 30);
+    driver.run_to_end();
+    let once = driver.stats().h2o.h2o_reread_tokens;
+    driver.submit(2, [prompt(40), (600..608).collect()].concat(), 30);
+    driver.run_to_end();
+    // Two blocks are new, behind the last one of the prefix.
+    assert_eq!((once, driver.stats().h2o.h2o_reread_tokens - once), (48, 12));
+    // Blocks that left the cache take their scores along.
+    driver.evict_idle();
+    driver.submit(3, prompt(40), 30);
+    driver.run_to_end();
+    assert_eq!(driver.stats().h2o.h2o_reread_tokens, 48 + 12 + 48);
+    driver.assert_empty();
+}
+
+#[test]
+fn what_repeating_the_prompt_reads_stays() {
+    // 45 tokens in twelve blocks, 15 to stay: the first block and the last two by the floors, which have 9, and two by score. The worker's
+    // scores are a hash of request and entry. The first inner request reads the blocks 0 to 3 and gives 0.14, 0.25, 0.56 and 0.81, the
+    // second reads 4 to 7, with 0.90, 0.98, 0.16 and 0.05, the third the rest, with 0.10 and 0.51.
+    let mut driver = Driver::with_content(zipped(&[Keeps::All, Keeps::Scored], 40), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 30);
+    driver.answer_until(|driver| driver.stats().h2o.h2o_plans == 1);
+    assert_eq!(driver.drops(), [(1, 1..4), (1, 6..10)], "blocks 4 and 5 stay");
+}
+
+#[test]
+fn a_second_reading_ends_with_its_request() {
+    let mut driver = Driver::with_content(zipped(&[Keeps::All, Keeps::Scored], 40), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 30);
+    driver.answer_until(|driver| driver.running().len() == 2);
+    driver.abort(1);
+    driver.answer();
+    driver.assert_empty();
+    // A worker that is lost takes the first reading along; the request starts over, and so does the reading.
+    driver.submit(2, (700..740).collect(), 30);
+    driver.answer_until(|driver| driver.running().len() == 2);
+    driver.lose_worker();
+    driver.join();
+    driver.run_to_end();
+    assert!(driver.stats().h2o.h2o_dropped_blocks > 0);
+    driver.assert_empty();
+}
+
+#[test]
+fn a_prompt_without_room_behind_it_is_thinned_without_a_second_reading() {
+    // 44 tokens of context: nothing fits behind 40 tokens. The later blocks stay.
+    let mut config = zipped(&[Keeps::All, Keeps::Scored], 40);
+    config.max_context = 44;
+    let mut driver = Driver::with_content(config, 1);
+    driver.join();
+    driver.submit(1, prompt(40), 4);
+    driver.run_to_end();
+    let h2o = driver.stats().h2o;
+    assert_eq!((h2o.h2o_reread_tokens, h2o.h2o_plans > 0), (0, true));
+}

@@ -53,7 +53,8 @@ impl From<Rejection> for Status {
                 Refusal::EmptyPrompt
                 | Refusal::NoTokensAsked
                 | Refusal::ContextTooLong { .. }
-                | Refusal::NeverFits { .. } => Self::invalid_argument(message),
+                | Refusal::NeverFits { .. }
+                | Refusal::ReservedId => Self::invalid_argument(message),
                 Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::resource_exhausted(message),
                 Refusal::Draining | Refusal::NoEngine => Self::unavailable(message),
                 Refusal::DuplicateId => Self::already_exists(message),
@@ -514,6 +515,7 @@ mod tests {
             (Refusal::Draining, Code::Unavailable),
             (Refusal::NoEngine, Code::Unavailable),
             (Refusal::DuplicateId, Code::AlreadyExists),
+            (Refusal::ReservedId, Code::InvalidArgument),
         ];
         for (refusal, code) in cases {
             assert_eq!(Status::from(Rejection::Refused(refusal)).code(), code, "{refusal}");

@@ -288,7 +288,8 @@ impl<'a> Plan<'a> {
     fn rig(&self, model: Model) -> anyhow::Result<Rig> {
         let questions = 9 * self.n_facts * 96;
         let Lengths { prompt, after, .. } = self.lengths;
-        Rig::new(model, 2 * prompt + 12 * (after + 32) + questions, self.options.threads)
+        // A second reading of the prompt runs beside the cases of a batch.
+        Rig::new(model, 3 * prompt + 12 * (after + 32) + questions, self.options.threads)
     }
 
     /// Returns the load on servers: texts without facts, each with a number before it.

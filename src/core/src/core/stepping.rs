@@ -131,13 +131,16 @@ impl Core {
     /// or leaves the core.
     #[inline]
     fn apply(&mut self, part: Part, sampled: &[Token], changed: &mut Vec<usize>, actions: &mut Vec<Action>) {
-        let State { sequences, waiting, journal, config, .. } = &mut self.state;
+        let State { sequences, waiting, journal, config, rereads, .. } = &mut self.state;
         let slot = part.slot();
         let seq = &mut sequences[slot];
         seq.end_step(part.n_tokens, part.sample);
         if seq.ending.is_none() && !sampled.is_empty() {
             if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
+                if seq.cold.planner.as_ref().is_some_and(|planner| planner.state.awaits_reread()) {
+                    rereads.begin(seq.id, slot);
+                }
             }
             journal.stats.drafts.accepted_draft_tokens += sampled.len() as u64 - 1;
             for token in sampled {
@@ -145,9 +148,11 @@ impl Core {
                 if waiting.counts_service() {
                     waiting.note_generated(seq.tenant);
                 }
-                journal.stats.tokens.generated_tokens += 1;
-                // Made in its place in the list, not copied there.
-                actions.extend(std::iter::once(*token).map(|token| Action::Token { request: seq.id, token }));
+                if !seq.id.is_inner() {
+                    journal.stats.tokens.generated_tokens += 1;
+                    // Made in its place in the list, not copied there.
+                    actions.extend(std::iter::once(*token).map(|token| Action::Token { request: seq.id, token }));
+                }
                 seq.ending = seq.finished().map(Ending::Finish);
                 if seq.ending.is_some() {
                     break;

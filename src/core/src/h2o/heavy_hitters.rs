@@ -21,7 +21,7 @@ impl HeavyHitters {
 
 impl Scorer for HeavyHitters {
     fn needs(&self) -> Needs {
-        Needs { kind: ScoreKind::Mean, prompt_rows: 0, decode_rows: 1 }
+        Needs { kind: ScoreKind::Mean, prompt_rows: 0, decode_rows: 1, ..Needs::default() }
     }
 
     fn observe(&self, scores: &mut Scores, step: &[f32], _rows: Rows) {

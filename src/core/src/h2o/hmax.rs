@@ -13,7 +13,7 @@ pub(super) struct HighestProbability;
 
 impl Scorer for HighestProbability {
     fn needs(&self) -> Needs {
-        Needs { kind: ScoreKind::Max, prompt_rows: u32::MAX, decode_rows: 1 }
+        Needs { kind: ScoreKind::Max, prompt_rows: u32::MAX, decode_rows: 1, ..Needs::default() }
     }
 
     fn observe(&self, scores: &mut Scores, step: &[f32], _rows: Rows) {

@@ -26,7 +26,7 @@ impl SnapKv {
 
 impl Scorer for SnapKv {
     fn needs(&self) -> Needs {
-        Needs { kind: ScoreKind::Mean, prompt_rows: self.rows, decode_rows: 0 }
+        Needs { kind: ScoreKind::Mean, prompt_rows: self.rows, decode_rows: 0, ..Needs::default() }
     }
 
     fn observe(&self, scores: &mut Scores, step: &[f32], rows: Rows) {

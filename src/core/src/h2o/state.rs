@@ -14,6 +14,8 @@ pub struct State {
     scores: Scores,
     holes: Holes,
     steps: u32,
+    /// `true` until the prompt was read again, if the scorer asks for that.
+    awaits_reread: bool,
     /// Scores of the last step by planner block; kept for its memory.
     step: Vec<f32>,
 }
@@ -22,7 +24,11 @@ impl State {
     /// Creates the state of a sequence without KV. The first plan is due an interval after the first decode step, or with the first
     /// one if the scorer needs no decode steps ([`Needs::waits_for_decodes`]).
     pub fn new(needs: &Needs) -> Self {
-        Self { steps: if needs.waits_for_decodes() { 0 } else { u32::MAX }, ..Self::default() }
+        Self {
+            steps: if needs.waits_for_decodes() { 0 } else { u32::MAX },
+            awaits_reread: needs.reread_tokens > 0,
+            ..Self::default()
+        }
     }
 
     /// Takes in the scores of a step: `reported` has one number for each KV block of `kv_block` tokens with a position of the
@@ -40,6 +46,24 @@ impl State {
         scorer.observe(&mut self.scores, &self.step, rows);
     }
 
+    /// Takes in the scores of a second reading of the prompt: of each KV block of `kv_block` tokens that has a position of the sequence; those behind
+    /// the prompt have 0. Plans wait for it.
+    pub fn report_reread(&mut self, scorer: &dyn Scorer, settings: &Settings, scores: &[f32], kv_block: u32) {
+        self.awaits_reread = false;
+        let n = scores.len() as u32 * kv_block;
+        self.report(scorer, settings, scores, kv_block, Rows { n, prefill: true });
+    }
+
+    /// Lets plans begin without a second reading of the prompt, which is not possible.
+    pub fn give_up_reread(&mut self) {
+        self.awaits_reread = false;
+    }
+
+    /// Returns `true` while plans wait for a second reading of the prompt.
+    pub fn awaits_reread(&self) -> bool {
+        self.awaits_reread
+    }
+
     /// Counts token steps: one for each decoded token, also if the step reported no scores.
     pub fn count_steps(&mut self, steps: u32) {
         self.steps = self.steps.saturating_add(steps);
@@ -48,7 +72,7 @@ impl State {
     /// Makes a plan if one is due for a sequence of `tokens` tokens, and begins a new interval. The plan changes nothing before
     /// [`Self::apply`].
     pub fn plan(&mut self, scorer: &dyn Scorer, settings: &Settings, request: RequestId, tokens: u32) -> Option<Plan> {
-        if !settings.is_due(tokens, self.steps) {
+        if self.awaits_reread || !settings.is_due(tokens, self.steps) {
             return None;
         }
         self.steps = 0;

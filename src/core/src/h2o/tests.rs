@@ -126,18 +126,18 @@ fn random_depends_on_seed_request_and_block_alone() {
 
 #[test]
 fn the_first_plan_waits_for_an_interval_only_if_the_scorer_needs_decode_steps() {
-    for (spec, at_once) in
-        [("h2o", false), ("streaming", true), ("snapkv", true), ("tova", true), ("hmax", true), ("random", true)]
-    {
+    let specs = ["h2o", "streaming", "snapkv", "tova", "hmax", "kvzip", "random"];
+    for (spec, at_once) in specs.map(|spec| (spec, spec != "h2o")) {
         let (scorer, settings) = (scorer(spec), small());
         let mut state = State::new(&scorer.needs());
+        state.give_up_reread();
         assert_eq!(state.plan(&*scorer, &settings, REQUEST, 96).is_some(), at_once, "{spec}");
         state.count_steps(15);
         assert!(state.plan(&*scorer, &settings, REQUEST, 111).is_none(), "{spec}");
         state.count_steps(1);
         assert!(state.plan(&*scorer, &settings, REQUEST, 112).is_some(), "{spec}");
     }
-    assert_eq!(REGISTRY.names().count(), 6, "every scorer is in the list above");
+    assert!(REGISTRY.names().eq(specs), "every scorer is in the list above");
 }
 
 #[test]
@@ -146,6 +146,7 @@ fn a_sequence_under_repeated_plans_stays_within_a_block_of_the_target() {
     for entry in REGISTRY.entries() {
         let scorer = REGISTRY.make(entry.name, settings).unwrap();
         let mut state = State::new(&scorer.needs());
+        state.give_up_reread();
         let mut gone: Vec<u32> = Vec::new();
         for tokens in 256..768u32 {
             let scores: Vec<f32> = (0..tokens.div_ceil(4)).map(|n| (n * 7 % 13) as f32).collect();
@@ -161,4 +162,25 @@ fn a_sequence_under_repeated_plans_stays_within_a_block_of_the_target() {
         }
         assert!(gone.len() >= 28, "{}: {gone:?}", entry.name);
     }
+}
+
+#[test]
+fn kvzip_waits_for_the_second_reading_and_keeps_what_it_read() {
+    let (scorer, settings) = (scorer("kvzip"), small());
+    let begin = || {
+        let mut state = State::new(&scorer.needs());
+        // A decode step that reads block 1 says nothing of the prompt.
+        state.report(&*scorer, &settings, &reported(&[(4, 0.2)]), 4, Rows { n: 1, prefill: false });
+        state.count_steps(settings.interval_steps);
+        state
+    };
+    let mut state = begin();
+    assert!(state.awaits_reread() && state.plan(&*scorer, &settings, REQUEST, 96).is_none());
+    // One position of block 3 was read more than the four KV blocks of block 2 each.
+    let scores = reported(&[(8, 0.4), (9, 0.4), (10, 0.4), (11, 0.4), (13, 0.5)]);
+    state.report_reread(&*scorer, &settings, &scores, 4);
+    assert_eq!(middle(&state.plan(&*scorer, &settings, REQUEST, 96).unwrap()), 3);
+    let mut state = begin();
+    state.give_up_reread();
+    assert_eq!(middle(&state.plan(&*scorer, &settings, REQUEST, 96).unwrap()), 1, "what decode steps read");
 }

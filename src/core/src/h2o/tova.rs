@@ -10,7 +10,7 @@ pub(super) struct Tova;
 
 impl Scorer for Tova {
     fn needs(&self) -> Needs {
-        Needs { kind: ScoreKind::Mean, prompt_rows: 1, decode_rows: 1 }
+        Needs { kind: ScoreKind::Mean, prompt_rows: 1, decode_rows: 1, ..Needs::default() }
     }
 
     fn observe(&self, scores: &mut Scores, step: &[f32], _rows: Rows) {

@@ -103,12 +103,14 @@ pub fn measure(
     let mut out = finish(rig, text, tokenizer, run)?;
     let counted = baseline[lengths.before..].iter().zip(&text.tokens[lengths.prompt + lengths.before + 1..]);
     out[0].nats = counted.map(|(row, token)| -f64::from(row[*token as usize])).sum();
-    for at_once in scorers.iter().zip(cases).collect::<Vec<_>>().chunks(CASES_AT_ONCE) {
+    out.resize_with(1 + cases.len(), Quality::default);
+    for at_once in of_one_kind(&scorers) {
         let mut run = Vec::new();
-        for (scorer, case) in at_once {
+        for at in &at_once {
+            let (scorer, settings) = (&scorers[*at], cases[*at].settings);
             let mut measured = Measured::new(rig.fork(&origin), text);
-            let state = prompt_scores(rig, &mut origin, prompt, &***scorer, &case.settings, &of_all)?;
-            measured.seq.eviction = Some(Eviction { scorer: Arc::clone(scorer), settings: case.settings, state });
+            let state = prompt_scores(rig, &mut origin, prompt, &**scorer, &settings, &of_all)?;
+            measured.seq.eviction = Some(Eviction { scorer: Arc::clone(scorer), settings, state });
             rig.evict(&mut measured.seq);
             run.push(measured);
         }
@@ -119,20 +121,27 @@ pub fn measure(
                 compare(sum, &baseline[at], &log_softmax(row), next);
             }
         })?;
-        // The unevicted run is the first.
-        for (case, measured) in (out.len() - 1..).zip(&run) {
-            look(rig, &origin, case, &measured.seq)?;
+        for (case, measured) in at_once.iter().zip(&run) {
+            look(rig, &origin, *case, &measured.seq)?;
         }
         let finished = finish(rig, text, tokenizer, run)?;
-        out.extend(finished.into_iter().zip(sums).map(|(all, sums)| Quality {
-            nats: sums.nats,
-            kl: sums.kl,
-            agree: sums.agree,
-            ..all
-        }));
+        for (case, (all, sums)) in at_once.iter().zip(finished.into_iter().zip(sums)) {
+            // The unevicted run is the first.
+            out[1 + case] = Quality { nats: sums.nats, kl: sums.kl, agree: sums.agree, ..all };
+        }
     }
     rig.end(origin);
     Ok(out)
+}
+
+/// Divides cases into those that run in one batch: a step has scores of one kind.
+fn of_one_kind(scorers: &[Arc<dyn Scorer>]) -> Vec<Vec<usize>> {
+    let mut batches = Vec::new();
+    for kind in [ScoreKind::Mean, ScoreKind::Max] {
+        let of_kind: Vec<usize> = (0..scorers.len()).filter(|at| scorers[*at].needs().kind == kind).collect();
+        batches.extend(of_kind.chunks(CASES_AT_ONCE).map(<[usize]>::to_vec));
+    }
+    batches
 }
 
 /// A sequence under measurement.
@@ -148,7 +157,7 @@ impl Measured {
 }
 
 /// Returns the state of a sequence after the prompt, with the scores that the scorer needs from it.
-fn prompt_scores(
+pub fn prompt_scores(
     rig: &mut Rig,
     origin: &mut Seq,
     prompt: &[u32],
@@ -158,6 +167,10 @@ fn prompt_scores(
 ) -> anyhow::Result<State> {
     let needs = scorer.needs();
     let mut state = State::new(&needs);
+    if needs.reread_tokens > 0 {
+        let scores = rig.read_again(origin, prompt, needs.reread_tokens as usize)?;
+        state.report_reread(scorer, settings, &scores, BLOCK as u32);
+    }
     let mut report =
         |reported: &Reported| state.report(scorer, settings, &reported.scores, BLOCK as u32, reported.rows);
     match (needs.kind, needs.prompt_rows) {

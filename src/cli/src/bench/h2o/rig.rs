@@ -84,6 +84,7 @@ pub struct Rig {
     steps: u64,
     /// Layers with scores of their own; 1 if they have common ones.
     layers_apart: usize,
+    max_context: usize,
 }
 
 /// Returns layer groups: the layers `full` keep all positions, the others evict. Groups have as many layers as `full`.
@@ -115,6 +116,7 @@ impl Rig {
         }
         let blocks = (tokens.div_ceil(BLOCK) * keeps.len()) as u32;
         let config = WorkerConfig { block_size: BLOCK as u32, device_blocks: blocks, max_drafts: 0, threads };
+        let max_context = info.max_context as usize;
         let worker = Worker::new(Arc::new(model), config)?;
         Ok(Self {
             worker,
@@ -125,6 +127,7 @@ impl Rig {
             slots: (0..4096).rev().collect(),
             steps: 0,
             layers_apart: 1,
+            max_context,
         })
     }
 
@@ -331,6 +334,31 @@ impl Rig {
         let mut answers = self.step(&mut [Run { seq, tokens, scored, sample: false, again: true }])?;
         let scores = answers.pop().context("an answer for each sequence")?.scores;
         Ok(Reported { scores, rows: Rows { n, prefill: true } })
+    }
+
+    /// Reads a computed prompt of whole blocks again in parts, each behind the prompt and the block before the part, as the core does. Returns the
+    /// scores of its blocks; those of parts without room in the model's context are 0.
+    ///
+    /// # Errors
+    /// Fails as [`Self::step`] does.
+    pub fn read_again(&mut self, of: &Seq, prompt: &[u32], part_tokens: usize) -> anyhow::Result<Vec<f32>> {
+        let room = self.max_context.saturating_sub(prompt.len() + BLOCK + 1);
+        let part_tokens = part_tokens.min(room) / BLOCK * BLOCK;
+        let mut scores = vec![0f32; prompt.len() / BLOCK];
+        let parts = (0..prompt.len()).step_by(part_tokens.max(1)).take_while(|_| part_tokens > 0);
+        for begin in parts {
+            let (lead, end) = (begin.saturating_sub(BLOCK), (begin + part_tokens).min(prompt.len()));
+            let mut fork = self.fork(of);
+            self.prefill(&mut fork, &prompt[lead..begin], false)?;
+            let (_, reported) = self.prefill(&mut fork, &prompt[begin..end], true)?;
+            self.end(fork);
+            for reported in reported {
+                let own = begin / BLOCK..end / BLOCK;
+                let new = scores[own.clone()].iter_mut().zip(&reported.scores[own]);
+                new.for_each(|(score, new)| *score = score.max(*new));
+            }
+        }
+        Ok(scores)
     }
 }
 

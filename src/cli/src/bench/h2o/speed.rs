@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use trunkline_core::h2o::{REGISTRY, Rows, Scorer, State};
+use trunkline_core::h2o::{REGISTRY, Rows, Scorer};
 use trunkline_port::ScoreKind;
 
-use super::quality::{Case, Lengths};
+use super::quality::{Case, Lengths, prompt_scores};
 use super::rig::{BLOCK, Eviction, Rig, Run, Seq};
 use super::texts::Text;
 use crate::bench::measure::{quantile, time_ns};
@@ -55,17 +55,19 @@ pub fn measure(
     batches: &[usize],
 ) -> anyhow::Result<Vec<Speed>> {
     let mut origin = rig.start();
-    rig.prefill(&mut origin, &text.tokens[..lengths.prompt], false)?;
+    let prompt = &text.tokens[..lengths.prompt];
+    rig.prefill(&mut origin, prompt, false)?;
     let mut thin = rig.fork(&origin);
     let scorer: Arc<dyn Scorer> = REGISTRY.make(&case.scorer, case.settings)?.into();
-    let state = State::new(&scorer.needs());
+    let kind = scorer.needs().kind;
+    let state = prompt_scores(rig, &mut origin, prompt, &*scorer, &case.settings, &[])?;
     thin.eviction = Some(Eviction { scorer, settings: case.settings, state });
     // Both are as long, and one has had its plans.
     for at in 0..lengths.after {
         let token = [text.tokens[lengths.prompt + at]];
         let mut runs = [
             Run { seq: &mut origin, tokens: &token, scored: None, sample: true, again: false },
-            Run { seq: &mut thin, tokens: &token, scored: Some((1, ScoreKind::Mean)), sample: true, again: false },
+            Run { seq: &mut thin, tokens: &token, scored: Some((1, kind)), sample: true, again: false },
         ];
         let answers = rig.step(&mut runs)?;
         if let Some(Eviction { scorer, settings, state }) = &mut thin.eviction {
