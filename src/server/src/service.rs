@@ -233,6 +233,7 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         h2o_plans: stats.h2o.h2o_plans,
         h2o_dropped_tokens: stats.h2o.h2o_dropped_tokens,
         h2o_dropped_blocks: stats.h2o.h2o_dropped_blocks,
+        h2o_reread_tokens: stats.h2o.h2o_reread_tokens,
     }
 }
 
