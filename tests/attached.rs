@@ -598,7 +598,14 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
         }
         let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
         let (tokenizer, offer) = (Tokenizer::bytes(), SamplingOffer::within(3, true));
-        let backend = Backend { model: hello.model.clone(), tokenizer, workers, stores: Vec::new(), offer };
+        let backend = Backend {
+            model: hello.model.clone(),
+            further_kv: Vec::new(),
+            tokenizer,
+            workers,
+            stores: Vec::new(),
+            offer,
+        };
         Ok((backend, attaching(1).cluster))
     };
     let server = TestServer::of_first_worker(attaching(1), Box::new(decide)).await;

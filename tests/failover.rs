@@ -121,7 +121,7 @@ async fn two_workers_serve_behind_one_port() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_worker_hands_over_to_a_decode_worker() {
     let prompts = prompts(6);
-    let engine = |role| EngineConfig { core: limits(), role };
+    let engine = |role| EngineConfig { core: limits(), role, kv_class: 0 };
     let cluster = ClusterConfig {
         engines: vec![engine(Role::Prefill), engine(Role::Decode)],
         ..ClusterConfig::uniform(&limits(), 1)

@@ -207,7 +207,7 @@ async fn a_decode_worker_takes_the_blocks_of_a_prefill_worker_from_shared_memory
     let record = dir.path().join("run.jsonl");
     let mut core = Config { host_blocks: 0, recompute_token_ns: 10_000_000, ..config(&[("shared", Write::Through)]) };
     core.tiers[0].shared = true;
-    let engine = |role| EngineConfig { core: core.clone(), role };
+    let engine = |role| EngineConfig { core: core.clone(), role, kv_class: 0 };
     let cluster = ClusterConfig {
         engines: vec![engine(Role::Prefill), engine(Role::Decode)],
         ..ClusterConfig::uniform(&core, 1)

@@ -174,7 +174,8 @@ fn settings(rng: &mut Pcg64Mcg) -> ClusterConfig {
             &[Role::Both, Role::Prefill, Role::Decode],
         ],
     );
-    let engines = roles.iter().map(|role| EngineConfig { core: one_of(rng, &core), role: *role }).collect();
+    let engines =
+        roles.iter().map(|role| EngineConfig { core: one_of(rng, &core), role: *role, kv_class: 0 }).collect();
     let routers: Vec<_> = router::REGISTRY.names().collect();
     ClusterConfig { engines, router: pick(rng, &routers).into() }
 }

@@ -131,8 +131,14 @@ impl TestServer {
             };
             Ok(wrap(engine, Worker::new(model.clone(), worker)?))
         });
-        let backend =
-            Backend { model: info, tokenizer: Tokenizer::bytes(), workers, stores, offer: SamplingOffer::default() };
+        let backend = Backend {
+            model: info,
+            further_kv: Vec::new(),
+            tokenizer: Tokenizer::bytes(),
+            workers,
+            stores,
+            offer: SamplingOffer::default(),
+        };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
         let server = Server::new(listener, backend, options).await?;
         let (addr, handle) = (server.local_addr(), server.handle());

@@ -276,7 +276,7 @@ impl Settings {
 
     /// Returns the settings of the cluster: an engine for each replica, and the router.
     pub(crate) fn cluster(&self) -> ClusterConfig {
-        let engine = |number| EngineConfig { core: self.core_of(number), role: self.role_of(number) };
+        let engine = |number| EngineConfig { core: self.core_of(number), role: self.role_of(number), kv_class: 0 };
         let engines = (0..self.n_replicas() as usize).map(engine).collect();
         ClusterConfig { engines, router: self.routing.router.clone() }
     }

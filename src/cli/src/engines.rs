@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, registry};
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
-use trunkline_worker::{Model, Worker, WorkerConfig};
+use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
 
 use crate::config_file::Settings;
 
@@ -30,6 +30,10 @@ pub struct Engines {
     attached: usize,
     /// Threads of all embedded workers together.
     threads: usize,
+    /// Types of KV, in the order of their first worker: the classes of engines.
+    kv_types: Vec<KvDtype>,
+    /// Class of each engine.
+    kv_classes: Vec<u8>,
 }
 
 impl Engines {
@@ -66,7 +70,30 @@ impl Engines {
             bail!("roles names {} and workers is {workers}{and}; give one role for each worker", roles.len());
         }
         let router = settings.router.clone().unwrap_or_else(|| ROUTER_DEFAULT.into());
-        Ok(Self { roles, router, attached, threads })
+        let types = kv_types(settings.kv_dtype.as_deref(), workers, all)?;
+        ensure!(
+            attached == 0 || types.iter().all(|dtype| *dtype == types[0]),
+            "kv-dtype names several types and attached-workers is {attached}; attached workers have their own"
+        );
+        let mut kv_types: Vec<KvDtype> = Vec::new();
+        for dtype in &types {
+            if !kv_types.contains(dtype) {
+                kv_types.push(*dtype);
+            }
+        }
+        let class = |dtype: &KvDtype| kv_types.iter().position(|other| other == dtype).unwrap_or_default() as u8;
+        let kv_classes = types.iter().map(class).collect();
+        Ok(Self { roles, router, attached, threads, kv_types, kv_classes })
+    }
+
+    /// Returns the types of KV of the embedded workers, by class.
+    pub fn kv_types(&self) -> &[KvDtype] {
+        &self.kv_types
+    }
+
+    /// Returns the numbers of the workers of a class.
+    pub fn workers_of_class(&self, class: usize) -> Vec<usize> {
+        (0..self.workers()).filter(|worker| usize::from(self.kv_classes[*worker]) == class).collect()
     }
 
     /// Returns the number of workers, embedded and attached.
@@ -95,33 +122,56 @@ impl Engines {
         self.threads_each() + usize::from(worker < left_over)
     }
 
-    /// Returns the settings of the cluster whose engines all have these limits. Beside embedded workers, any attached one must do,
-    /// also one that writes KV for every token that it runs.
-    pub fn cluster(&self, core: &Config) -> ClusterConfig {
+    /// Returns the settings of the cluster whose engines have the limits of their class; of one set of limits, all. Beside embedded workers, any
+    /// attached one must do, also one that writes KV for every token that it runs.
+    pub fn cluster(&self, cores: &[Config]) -> ClusterConfig {
         let engine = |(at, role): (usize, &Role)| {
-            let mut core = core.clone();
+            let kv_class = self.kv_classes[at];
+            let mut core = cores.get(usize::from(kv_class)).unwrap_or(&cores[0]).clone();
             core.worker.whole_block_hits |= at >= self.embedded() && self.embedded() > 0;
-            EngineConfig { core, role: *role }
+            EngineConfig { core, role: *role, kv_class }
         };
         ClusterConfig { engines: self.roles.iter().enumerate().map(engine).collect(), router: self.router.clone() }
     }
 
-    /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads.
-    pub fn backend(&self, model: Model, tokenizer: Tokenizer, core: &Config) -> Backend {
-        let info = model.info();
-        let (model, engines) = (Arc::new(model), self.clone());
-        let config = WorkerConfig {
-            block_size: core.block_size,
-            device_blocks: core.pool_blocks(),
-            max_drafts: core.max_drafts,
-            threads: 0,
-        };
+    /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads. `cores` are the limits by class.
+    pub fn backend(&self, model: Model, tokenizer: Tokenizer, cores: &[Config]) -> Backend {
+        let mut infos = self.kv_types.iter().map(|dtype| model.info_with(*dtype));
+        let (info, further_kv) = (infos.next().unwrap_or_default(), infos.collect());
+        let (model, engines, cores) = (Arc::new(model), self.clone(), cores.to_vec());
         let workers: MakeWorker = Arc::new(move |engine| {
-            let config = WorkerConfig { threads: engines.threads_of(engine.index()), ..config };
-            Ok(Box::new(Worker::new(model.clone(), config)?))
+            let class = usize::from(engines.kv_classes[engine.index()]);
+            let config = WorkerConfig {
+                block_size: cores[class].block_size,
+                device_blocks: cores[class].pool_blocks(),
+                max_drafts: cores[class].max_drafts,
+                threads: engines.threads_of(engine.index()),
+            };
+            Ok(Box::new(Worker::with_kv_dtype(model.clone(), engines.kv_types[class], config)?))
         });
-        Backend { model: info, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }
+        Backend { model: info, further_kv, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }
     }
+}
+
+/// Returns the type of KV of each of `all` workers, from one for all or one for each of `embedded` workers.
+///
+/// # Errors
+/// If a type is unknown, or types and workers differ in number.
+fn kv_types(names: Option<&str>, embedded: usize, all: usize) -> anyhow::Result<Vec<KvDtype>> {
+    let types = KvDtype::ALL.map(|dtype| (dtype.name(), dtype));
+    let Some(names) = names else { return Ok(vec![KvDtype::default(); all]) };
+    let choose = |name: &str| Ok(registry::choose("kv-dtype", &types, name.trim())?);
+    let mut chosen = names.split(',').map(choose).collect::<anyhow::Result<Vec<_>>>()?;
+    if let [one] = chosen[..] {
+        return Ok(vec![one; all]);
+    }
+    ensure!(
+        chosen.len() == embedded,
+        "kv-dtype names {} types and workers is {embedded}; give one type for all, or one for each worker",
+        chosen.len()
+    );
+    chosen.resize(all, chosen[0]);
+    Ok(chosen)
 }
 
 /// Returns the roles of a list as in `prefill*2,decode`.
@@ -170,12 +220,15 @@ mod tests {
     #[test]
     fn one_worker_is_a_cluster_of_one_engine() {
         let config = Config::default();
-        assert_eq!(engines(None, None, 1).unwrap().cluster(&config), ClusterConfig::uniform(&config, 1));
+        assert_eq!(
+            engines(None, None, 1).unwrap().cluster(std::slice::from_ref(&config)),
+            ClusterConfig::uniform(&config, 1)
+        );
     }
 
     #[test]
     fn roles_give_the_number_of_workers() {
-        let cluster = engines(None, Some("prefill, decode,both"), 4).unwrap().cluster(&Config::default());
+        let cluster = engines(None, Some("prefill, decode,both"), 4).unwrap().cluster(&[Config::default()]);
         let roles: Vec<Role> = cluster.engines.iter().map(|engine| engine.role).collect();
         assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Both]);
         assert_eq!(super::roles("prefill*2, decode").unwrap(), [Role::Prefill, Role::Prefill, Role::Decode]);
@@ -210,7 +263,7 @@ mod tests {
         assert_eq!(mismatch, "roles names 2 and workers is 3; give one role for each worker");
         let unknown = engines(None, Some("both,decoder"), 1).unwrap_err();
         assert_eq!(unknown, "unknown role 'decoder'; there are: both, prefill, decode");
-        let alone = engines(None, Some("decode"), 1).unwrap().cluster(&Config::default());
+        let alone = engines(None, Some("decode"), 1).unwrap().cluster(&[Config::default()]);
         let error = Cluster::new(&alone).map(|_| ()).unwrap_err().to_string();
         assert_eq!(error, "no engine takes new requests; give at least one engine the role 'prefill' or 'both'");
     }
@@ -219,7 +272,7 @@ mod tests {
     fn workers_are_made_for_each_engine_and_again() {
         let engines = engines(Some(2), None, 2).unwrap();
         let core = Config { device_blocks: 8, ..Config::default() };
-        let backend = engines.backend(Model::seeded(0), Tokenizer::bytes(), &core);
+        let backend = engines.backend(Model::seeded(0), Tokenizer::bytes(), std::slice::from_ref(&core));
         for engine in [0, 1, 1] {
             assert!((backend.workers)(EngineId(engine)).is_ok());
         }

@@ -76,6 +76,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "MODE")]
     h2o: Option<String>,
 
+    /// Type of the KV in which the request is computed, one of those of the server's workers [default: that of the first worker].
+    #[arg(long, value_name = "TYPE")]
+    kv_dtype: Option<String>,
+
     /// Id of the request in logs and for aborts [default: made by the server].
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
@@ -260,6 +264,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,
         h2o: args.h2o.clone().unwrap_or_default(),
+        kv_dtype: args.kv_dtype.clone().unwrap_or_default(),
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
         ..Default::default()
     })

@@ -12,15 +12,15 @@ use tokio::net::TcpListener;
 use tracing::{info, warn};
 use trunkline_attach::Hello;
 use trunkline_cluster::Cluster;
+use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, registry};
 use trunkline_port::ModelInfo;
 use trunkline_server::{
     Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
 };
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
-use trunkline_worker::{KvDtype, Model};
+use trunkline_worker::Model;
 
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
@@ -113,12 +113,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let step_timeout = step_timeout(settings.step_timeout)?;
     let attach = settings.attach.options(engines.attached())?;
     // Mistakes in settings and address are reported before a large model is read.
-    kv_dtype(&settings)?;
     let mut config = limits(&settings, 1 << 10, Config::default().max_context)?;
     if let Some(tiers) = settings.tiers.tiers(1, engines.workers())? {
         tiers.apply(&mut config);
     }
-    Cluster::new(&engines.cluster(&config))?;
+    Cluster::new(&engines.cluster(&[config]))?;
     settings.network.apply(&mut Options::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -164,16 +163,22 @@ async fn with_embedded(
     listener: TcpListener,
     settings: &Settings,
     engines: &Engines,
-    (config, backend): (Config, Backend),
+    (cores, backend): (Vec<Config>, Backend),
     mut options: Options,
 ) -> anyhow::Result<Server> {
+    let config = &cores[0];
     let stages = config.pipeline_stages;
     ensure!(
         stages == 1,
         "--pipeline-stages {stages}: an embedded or simulated worker has one stage; use --workers 0 with attached ones"
     );
-    options.cluster = engines.cluster(&config);
-    let kv_bytes = u64::from(config.pool_blocks()) * backend.model.block_bytes(config.block_size);
+    options.cluster = engines.cluster(&cores);
+    let infos = std::iter::once(&backend.model).chain(&backend.further_kv).zip(&cores).enumerate();
+    let kv_bytes = infos.map(|(class, (info, core))| {
+        let workers = engines.workers_of_class(class).iter().filter(|worker| **worker < engines.embedded()).count();
+        u64::from(core.pool_blocks()) * info.block_bytes(core.block_size) * workers as u64
+    });
+    let kv_bytes: u64 = kv_bytes.sum();
     let name = backend.model.name.clone();
     let server = Server::new(listener, backend, options).await?;
     if settings.model.is_none() && settings.worker.is_none() && settings.simulate.simulate.is_none() {
@@ -187,7 +192,7 @@ async fn with_embedded(
         blocks = config.device_blocks,
         host_blocks = config.host_blocks,
         block_size = config.block_size,
-        kv_bytes = kv_bytes * engines.embedded() as u64,
+        kv_bytes,
         threads = engines.threads_each(),
         "serving {name}"
     );
@@ -220,34 +225,62 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
             None if built_in => {}
             None => warn!("no --model: text is cut into bytes; give the folder of {} for its tokenizer", model.name),
         }
-        let stores = stores(&settings, &mut config, &model, engines.workers(), None)?;
+        let all: Vec<usize> = (0..engines.workers()).collect();
+        let stores = stores(&settings, &mut config, &model, (all.len(), &all), None)?;
         let Config { device_blocks: blocks, block_size, max_steps_in_flight: steps_in_flight, .. } = config;
         info!(attached_workers = engines.attached(), blocks, block_size, steps_in_flight, "serving {}", model.name);
         let offer = SamplingOffer::within(abilities.max_logprobs, abilities.seeded_sampling);
         let workers: MakeWorker = Arc::new(|_| Err("the server has no embedded workers".into()));
-        let backend = Backend { model, tokenizer: tokenizer.clone(), workers, stores, offer };
-        Ok((backend, engines.cluster(&config)))
+        let backend = Backend { model, further_kv: Vec::new(), tokenizer: tokenizer.clone(), workers, stores, offer };
+        Ok((backend, engines.cluster(&[config])))
     }))
 }
 
-/// Returns the limits of the core, and a backend of embedded workers with the model of the settings.
+/// Returns the limits of the cores by class of KV, and a backend of embedded workers with the model of the settings.
 ///
 /// # Errors
 /// If a setting is wrong, or the model cannot be loaded.
-pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Config, Backend)> {
+pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Vec<Config>, Backend)> {
     let source = ModelSource::of(settings.model.as_deref());
     // The tokenizer is the quicker one to fail.
     let tokenizer = source.tokenizer()?;
-    let model = source.model()?.with_kv_dtype(kv_dtype(settings)?);
+    let model = source.model()?.with_kv_dtype(engines.kv_types()[0]);
     let revision = source.revision()?;
     let (model, config) = divided(settings, model, &revision)?;
-    let mut config = with_estimates(config, &model, engines.threads_each());
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
-    let rotation = rotation(&model);
-    let mut backend = engines.backend(model, tokenizer, &config);
-    backend.stores = stores(settings, &mut config, &backend.model, engines.workers(), Some(rotation))?;
+    ensure!(
+        engines.kv_types().len() == 1 || settings.tiers.shared_mem.is_none(),
+        "shared-mem holds blocks of one type; give kv-dtype one type, or leave shared-mem out"
+    );
+    let (mut cores, mut opened) = (Vec::new(), Vec::new());
+    for (class, dtype) in engines.kv_types().iter().enumerate() {
+        let (info, workers) = (model.info_with(*dtype), engines.workers_of_class(class));
+        let mut core = of_class(settings, &config, &model, &info, engines.threads_each())?;
+        let stores = stores(settings, &mut core, &info, (engines.workers(), &workers), Some(rotation(&model)))?;
+        opened.extend(workers.into_iter().zip(stores));
+        cores.push(core);
+    }
+    opened.sort_by_key(|(worker, _)| *worker);
+    let mut backend = engines.backend(model, tokenizer, &cores);
+    backend.stores = opened.into_iter().map(|(_, store)| store).collect();
     backend.model.revision = revision;
-    Ok((config, backend))
+    Ok((cores, backend))
+}
+
+/// Returns the limits of cores whose workers have the KV of `info`.
+fn of_class(
+    settings: &Settings,
+    config: &Config,
+    model: &Model,
+    info: &ModelInfo,
+    threads: usize,
+) -> anyhow::Result<Config> {
+    let mut core = with_estimates(config.clone(), model, info, threads);
+    if !settings.core.has("device_blocks") {
+        core.device_blocks = device_blocks(core.block_size, info.kv_bytes_per_token);
+    }
+    core.validate()?;
+    Ok(core)
 }
 
 /// Divides the layers of the model into groups. Returns the model, and the limits of the core.
@@ -263,19 +296,19 @@ fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<
     Ok((model, config))
 }
 
-/// Opens the store of each worker, and puts the tiers into the limits of the core. Returns no store if no tier is asked for.
+/// Opens the stores of some of `all` workers, and puts the tiers into the limits of the core. Returns no store if no tier is asked for.
 fn stores(
     settings: &Settings,
     config: &mut Config,
     model: &ModelInfo,
-    workers: usize,
+    (all, workers): (usize, &[usize]),
     frequencies: Option<Vec<Vec<u64>>>,
 ) -> anyhow::Result<Vec<EngineStore>> {
     let layout = BlockLayout { frequencies, ..layout(model, config.block_size) };
-    let Some(tiers) = settings.tiers.tiers(layout.block_bytes as u64, workers)? else { return Ok(Vec::new()) };
+    let Some(tiers) = settings.tiers.tiers(layout.block_bytes as u64, all)? else { return Ok(Vec::new()) };
     tiers.apply(config);
     config.validate()?;
-    tiers.open(&layout, config)
+    tiers.open(&layout, config, workers)
 }
 
 /// Returns the rotation of a model's keys in each layer of a block, in units of 2^-64 turns for each position.
@@ -286,12 +319,13 @@ pub(crate) fn rotation(model: &Model) -> Vec<Vec<u64>> {
 }
 
 /// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.
-fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(Config, Backend)> {
+fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(Vec<Config>, Backend)> {
     let tokenizer = settings.model.as_deref().map_or_else(|| Ok(Tokenizer::bytes()), Tokenizer::load)?;
     let model = NullWorker::info(tokenizer.vocab_size());
     let mut config = limits(settings, model.block_bytes(1), model.max_context)?;
-    let stores = stores(settings, &mut config, &model, workers, None)?;
-    Ok((config, Backend { stores, ..null_backend(model, tokenizer, step) }))
+    let all: Vec<usize> = (0..workers).collect();
+    let stores = stores(settings, &mut config, &model, (workers, &all), None)?;
+    Ok((vec![config], Backend { stores, ..null_backend(model, tokenizer, step) }))
 }
 
 /// Returns the limits of the core, and a backend of simulated workers.
@@ -300,7 +334,7 @@ fn simulated(
     workers: usize,
     Simulation { mut fleet, text }: Simulation,
     clock: Arc<dyn Clock>,
-) -> anyhow::Result<(Config, Backend)> {
+) -> anyhow::Result<(Vec<Config>, Backend)> {
     let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.planned_as_full);
     if let Some(partial) = partial {
         warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
@@ -320,12 +354,16 @@ fn simulated(
     backend.stores = match settings.tiers.tiers(block_bytes, workers)? {
         Some(tiers) => {
             tiers.apply(&mut config);
-            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(&layout, &config)?
+            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(
+                &layout,
+                &config,
+                &(0..workers).collect::<Vec<_>>(),
+            )?
         }
         None => simulated::swap_stores(&config, workers)?,
     };
     config.validate()?;
-    Ok((config, backend))
+    Ok((vec![config], backend))
 }
 
 /// Refuses settings that a simulated device cannot have.
@@ -346,16 +384,6 @@ fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -> anyhow::R
     let core = limits(settings, 1 << 10, Config::default().max_context)?;
     ensure!(core.h2o.mode == Mode::Off, "h2o does not go with simulate: a simulated device has no attention scores");
     Ok(())
-}
-
-/// Returns the element type of the KV cache.
-///
-/// # Errors
-/// If there is no type of the name in the settings.
-fn kv_dtype(settings: &Settings) -> anyhow::Result<KvDtype> {
-    let types = KvDtype::ALL.map(|dtype| (dtype.name(), dtype));
-    let name = settings.kv_dtype.as_deref();
-    Ok(name.map(|name| registry::choose("kv-dtype", &types, name)).transpose()?.unwrap_or_default())
 }
 
 /// Returns the time after which a step may be taken for lost.
@@ -450,8 +478,8 @@ fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Re
 }
 
 /// Fills in the estimated costs of swapping and recomputing on the embedded worker; the scheduler only compares the two.
-fn with_estimates(config: Config, model: &Model, threads: usize) -> Config {
-    let block_bytes = model.info().block_bytes(config.block_size);
+fn with_estimates(config: Config, model: &Model, info: &ModelInfo, threads: usize) -> Config {
+    let block_bytes = info.block_bytes(config.block_size);
     let shape = model.config();
     let (hidden, head_dim) = (u64::from(shape.hidden_size), u64::from(shape.head_dim));
     let heads = 2 * u64::from(shape.n_heads) + 2 * u64::from(shape.n_kv_heads);
@@ -529,7 +557,7 @@ pub(crate) mod tests {
     #[test]
     fn a_null_worker_needs_no_model() {
         let (config, backend) = null(&given(&["--block-size=32"]), 1, Duration::ZERO).unwrap();
-        assert_eq!((config.block_size, config.device_blocks), (32, DEVICE_BLOCKS_DEFAULT_MAX as u32));
+        assert_eq!((config[0].block_size, config[0].device_blocks), (32, DEVICE_BLOCKS_DEFAULT_MAX as u32));
         assert_eq!(backend.model.vocab_size, Tokenizer::bytes().vocab_size());
         assert!((backend.workers)(trunkline_cluster::EngineId(0)).is_ok());
         assert!(
@@ -601,7 +629,7 @@ pub(crate) mod tests {
     fn estimates_follow_the_size_of_blocks_and_of_the_model() {
         let model = Model::seeded(0);
         let estimated = |block_size, threads| {
-            let config = with_estimates(Config { block_size, ..Config::default() }, &model, threads);
+            let config = with_estimates(Config { block_size, ..Config::default() }, &model, &model.info(), threads);
             (config.swap_block_ns, config.recompute_token_ns)
         };
         // Blocks of 16 times 512 bytes; two layers of 64 by 192 and 3 by 64 by 128.

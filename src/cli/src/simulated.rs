@@ -80,7 +80,14 @@ pub fn backend(
         vocab_size: model.vocab_size,
     });
     let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(SimulatedWorker::new(device.clone()))));
-    Ok(Backend { model, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() })
+    Ok(Backend {
+        model,
+        further_kv: Vec::new(),
+        tokenizer,
+        workers,
+        stores: Vec::new(),
+        offer: SamplingOffer::default(),
+    })
 }
 
 /// Returns the layout of a block in a store: few bytes without contents.

@@ -120,7 +120,6 @@ pub struct ServerTiers {
     compressed: Option<Keeps>,
     tiers: Vec<TierConfig>,
     host_blocks: u32,
-    workers: usize,
 }
 
 impl TierSettings {
@@ -187,7 +186,6 @@ impl TierSettings {
             compressed,
             tiers: Vec::new(),
             host_blocks: 0,
-            workers,
         };
         tiers.number(self, block_bytes)?;
         Ok(Some(tiers).filter(|tiers| !tiers.tiers.is_empty()))
@@ -255,15 +253,15 @@ impl ServerTiers {
         }
     }
 
-    /// Opens the store of each worker, for a core with these limits.
+    /// Opens the stores of some workers, for a core with these limits.
     ///
     /// # Errors
     /// If a folder or an address cannot be used, or no layer is of the kind to be compressed.
-    pub fn open(&self, layout: &BlockLayout, core: &Config) -> anyhow::Result<Vec<EngineStore>> {
+    pub fn open(&self, layout: &BlockLayout, core: &Config, workers: &[usize]) -> anyhow::Result<Vec<EngineStore>> {
         let groups = self.compressed_groups(&core.worker.groups)?;
         let shared = self.shared_bytes.map(SharedMemory::new);
-        let open = |worker| self.open_one(layout, core.pool_blocks(), worker, groups.clone(), shared.as_ref());
-        (0..self.workers).map(open).collect()
+        let open = |worker: &usize| self.open_one(layout, core.pool_blocks(), *worker, groups.clone(), shared.as_ref());
+        workers.iter().map(open).collect()
     }
 
     /// Returns the numbers of the layer groups whose blocks are compressed; `None` for all.

@@ -32,7 +32,7 @@ pub struct ClusterConfig {
 impl ClusterConfig {
     /// Returns the settings of `n` equal engines serving whole requests.
     pub fn uniform(core: &trunkline_core::Config, n: usize) -> Self {
-        let engine = EngineConfig { core: core.clone(), role: Role::Both };
+        let engine = EngineConfig { core: core.clone(), role: Role::Both, kv_class: 0 };
         Self { engines: vec![engine; n], router: ROUTER_DEFAULT.into() }
     }
 
@@ -48,13 +48,16 @@ impl ClusterConfig {
                 return Err(ClusterError::BlockSizes { engine: EngineId(at as u32), size, first });
             }
         }
-        let any = |role: Role| self.engines.iter().any(|engine| engine.role == role || engine.role == Role::Both);
         let error = |missing, role| ClusterError::Roles { missing, role };
-        if !any(Role::Prefill) {
-            return Err(error("takes new requests", "prefill"));
-        }
-        if !any(Role::Decode) {
-            return Err(error("takes over what others prefilled", "decode"));
+        for first in &self.engines {
+            let serves = |engine: &EngineConfig, role| engine.role == role || engine.role == Role::Both;
+            let of_class = || self.engines.iter().filter(|engine| engine.kv_class == first.kv_class);
+            if !of_class().any(|engine| serves(engine, Role::Prefill)) {
+                return Err(error("takes new requests", "prefill"));
+            }
+            if !of_class().any(|engine| serves(engine, Role::Decode)) {
+                return Err(error("takes over what others prefilled", "decode"));
+            }
         }
         Ok(())
     }
@@ -161,7 +164,7 @@ impl Cluster {
         let mut engines = Vec::with_capacity(config.engines.len());
         for (at, engine) in config.engines.iter().enumerate() {
             let fail = |error| ClusterError::Core { engine: EngineId(at as u32), error };
-            engines.push(Engine::new(Core::new(engine.core.clone()).map_err(fail)?, engine.role));
+            engines.push(Engine::new(Core::new(engine.core.clone()).map_err(fail)?, engine.role, engine.kv_class));
         }
         let router = router::make(&config.router, config.router_context())?;
         Ok(Self {
@@ -320,16 +323,18 @@ impl Cluster {
     }
 
     /// Chooses an engine for a request and returns the choice with the prompt tokens believed cached there. Engines that are up go
-    /// before engines expected to come up; engines of the role `unfit`, and those that refused the request, are left out.
+    /// before engines expected to come up; engines of another KV class, of the role `unfit`, and those that refused the request, are left out.
     fn pick(&mut self, request: &Request, unfit: Role, refused: &[EngineId]) -> Option<(EngineId, u32)> {
         if let [engine] = &self.engines[..] {
             let open = !matches!(engine.state, EngineState::Closed | EngineState::Gone) && refused.is_empty();
+            let open = open && engine.kv_class == request.kv_class;
             return open.then_some((EngineId(0), 0));
         }
         let engines = &self.engines;
         let fits = |id: EngineId, state| {
             let engine = &engines[id.index()];
-            engine.role != unfit && engine.state == state && !refused.contains(&id)
+            let is_of_class = engine.kv_class == request.kv_class;
+            is_of_class && engine.role != unfit && engine.state == state && !refused.contains(&id)
         };
         let any_up = (0..engines.len()).any(|at| fits(EngineId(at as u32), EngineState::Up));
         let open = if any_up { EngineState::Up } else { EngineState::Absent };
@@ -361,8 +366,11 @@ impl Cluster {
     /// Takes back the requests of an engine that can run elsewhere: all requests, or only the waiting requests of a draining
     /// engine.
     fn withdraw_all(&mut self, engine: EngineId, why: Move, out: &mut Vec<Output>) {
+        let kv_class = self.engines[engine.index()].kv_class;
         let takes = |engine: &Engine| {
-            engine.role != Role::Decode && matches!(engine.state, EngineState::Up | EngineState::Absent)
+            engine.kv_class == kv_class
+                && engine.role != Role::Decode
+                && matches!(engine.state, EngineState::Up | EngineState::Absent)
         };
         if !self.engines.iter().any(takes) {
             // There is nowhere to go; the worker may come back after all.
@@ -530,9 +538,16 @@ impl Cluster {
 
     /// Returns the state of an engine at this moment.
     pub fn status(&self, engine: EngineId) -> EngineStatus {
-        let Engine { core, role, state, .. } = &self.engines[engine.index()];
+        let Engine { core, role, kv_class, state, .. } = &self.engines[engine.index()];
         let load = *self.placements.load(engine);
-        EngineStatus { role: *role, state: *state, load, stats: core.stats(), digest: core.digest() }
+        EngineStatus {
+            role: *role,
+            kv_class: *kv_class,
+            state: *state,
+            load,
+            stats: core.stats(),
+            digest: core.digest(),
+        }
     }
 
     /// Returns the number of unfinished requests.

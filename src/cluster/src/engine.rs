@@ -57,6 +57,13 @@ pub struct EngineConfig {
     /// Phases served by the engine.
     #[serde(default)]
     pub role: Role,
+    /// Class of the engine by the type of its KV: it serves requests of the class ([`trunkline_core::Request::kv_class`]) and no others.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub kv_class: u8,
+}
+
+fn is_first(class: &u8) -> bool {
+    *class == 0
 }
 
 /// State of an engine's worker.
@@ -126,6 +133,8 @@ impl EngineState {
 pub struct EngineStatus {
     /// Phases served by the engine.
     pub role: Role,
+    /// Class of the engine by the type of its KV.
+    pub kv_class: u8,
     /// State of the engine's worker.
     pub state: EngineState,
     /// Load as seen by routers.
@@ -141,6 +150,7 @@ pub struct EngineStatus {
 pub(crate) struct Engine {
     pub core: Core,
     pub role: Role,
+    pub kv_class: u8,
     pub state: EngineState,
     /// `true` if the core has reported an empty engine after a drain or shutdown.
     pub drained: bool,
@@ -149,8 +159,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub fn new(core: Core, role: Role) -> Self {
-        Self { core, role, state: EngineState::Absent, drained: false, notify_empty: false }
+    pub fn new(core: Core, role: Role, kv_class: u8) -> Self {
+        Self { core, role, kv_class, state: EngineState::Absent, drained: false, notify_empty: false }
     }
 }
 

@@ -103,7 +103,7 @@ impl Line {
     /// Returns the header of a cluster's recording.
     pub fn header(cluster: &ClusterConfig) -> Self {
         match &cluster.engines[..] {
-            [EngineConfig { core, role: Role::Both }] => {
+            [EngineConfig { core, role: Role::Both, kv_class: 0 }] => {
                 Self::Header { trunkline_recording: VERSION, config: core.clone() }
             }
             _ => Self::ClusterHeader { trunkline_recording: VERSION_CLUSTER, cluster: cluster.clone() },
@@ -114,7 +114,7 @@ impl Line {
     pub fn cluster(self) -> Option<ClusterConfig> {
         match self {
             Self::Header { config, .. } => {
-                let engines = vec![EngineConfig { core: config, role: Role::Both }];
+                let engines = vec![EngineConfig { core: config, role: Role::Both, kv_class: 0 }];
                 Some(ClusterConfig { engines, router: ROUTER_DEFAULT.into() })
             }
             Self::ClusterHeader { cluster, .. } => Some(cluster),

@@ -48,6 +48,9 @@ pub struct Request {
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,
+    /// Class of the engines that may serve the request, by the type of their KV; 0 for the first. For clusters: a core has one type.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub kv_class: u8,
     /// `true` if another core continues the request after its end here, and looks for its blocks in a shared tier: copies there are urgent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub continues: bool,
@@ -55,6 +58,10 @@ pub struct Request {
 
 fn is_zero(n: &u32) -> bool {
     *n == 0
+}
+
+fn is_first(class: &u8) -> bool {
+    *class == 0
 }
 
 impl Request {
@@ -76,6 +83,7 @@ impl Request {
             deadline_ns: None,
             sampling: Sampling::default(),
             h2o: None,
+            kv_class: 0,
             continues: false,
         }
     }

@@ -214,6 +214,8 @@ pub(crate) struct Cold {
     pub drops: Vec<Dropped>,
     /// Last step that ran the sequence; unknown without several layer groups.
     pub last_step: u64,
+    /// Class of the engines that may serve the request, for when it is handed back.
+    kv_class: u8,
     /// `true` if another core continues the request after its end here.
     pub continues: bool,
     /// Eviction within the sequence, as the request asks; `None` for the core's mode.
@@ -291,6 +293,7 @@ impl Sequence {
                 tables: Vec::new(),
                 drops: Vec::new(),
                 last_step: 0,
+                kv_class: request.kv_class,
                 continues: request.continues,
                 h2o: request.h2o,
                 reread_from: None,
@@ -591,6 +594,7 @@ impl Sequence {
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
             h2o: cold.h2o,
+            kv_class: cold.kv_class,
             continues: cold.continues,
             worker_failures: u32::from(self.worker_failures),
             suspicion: u32::from(self.suspicion),

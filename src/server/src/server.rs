@@ -58,6 +58,8 @@ const LINGER_HURRIED: Duration = Duration::from_millis(500);
 pub struct Backend {
     /// Name, limits and shape of the model.
     pub model: ModelInfo,
+    /// The model as engines with other types of KV have it, in the order of [`EngineConfig::kv_class`] from 1 on.
+    pub further_kv: Vec<ModelInfo>,
     /// Converts between text and tokens.
     pub tokenizer: Tokenizer,
     /// Makes the worker of each engine but those for attached workers.
@@ -165,6 +167,14 @@ pub enum ServerError {
         stores: usize,
         /// Engines of the server.
         engines: usize,
+    },
+    /// An engine is of a class of KV that the backend does not have.
+    #[error("an engine is of KV class {class}, and the backend has {classes}, numbered from 0")]
+    KvClass {
+        /// Class of the engine.
+        class: u8,
+        /// Classes of the backend.
+        classes: usize,
     },
     /// The file for the recording cannot be written.
     #[error("cannot record to {}", path.display())]
@@ -436,7 +446,7 @@ impl Start {
         backend: Backend,
         cluster: Option<ClusterConfig>,
     ) -> Result<oneshot::Receiver<Outcome>, ServerError> {
-        let Backend { model, tokenizer, workers, mut stores, offer } = backend;
+        let Backend { model, further_kv, tokenizer, workers, mut stores, offer } = backend;
         let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
         let Options { queue_per_client, requests_per_client, .. } = self.options;
         let mut config = cluster.unwrap_or(config);
@@ -446,11 +456,16 @@ impl Start {
         let embedded = config.engines.len().saturating_sub(attach.engines);
         // The protocol sends the tokens of a sequence once.
         config.engines[embedded..].iter_mut().for_each(|engine| engine.core.worker.all_tokens = true);
+        let classes = 1 + further_kv.len();
+        if let Some(engine) = config.engines.iter().find(|engine| usize::from(engine.kv_class) >= classes) {
+            return Err(ServerError::KvClass { class: engine.kv_class, classes });
+        }
         let cluster = Cluster::new(&config)?;
         let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
         let runners = (0..embedded as u32).map(make).collect::<Result<Vec<_>, _>>()?;
         if stores.is_empty() {
-            let open = |engine: &EngineConfig| EngineStore::in_host_memory(&model, &engine.core);
+            let of_class = |class: u8| further_kv.get(usize::from(class).wrapping_sub(1)).unwrap_or(&model);
+            let open = |engine: &EngineConfig| EngineStore::in_host_memory(of_class(engine.kv_class), &engine.core);
             stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
         }
         if stores.len() != config.engines.len() {
@@ -470,6 +485,7 @@ impl Start {
         let limits = config.engines.swap_remove(0).core;
         let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &self.network.limits);
         let submitter = Submitter::new(self.driver, model, tokenizer, limits)
+            .with_kv(&further_kv)
             .share_cache(share_cache)
             .offering(offer)
             .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));

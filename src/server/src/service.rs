@@ -154,7 +154,13 @@ impl Inference for InferenceService {
             load: Some(load(&stats)),
             blocks: Some(blocks(&stats)),
             counters: Some(counters(&stats, drafts)),
-            engines: (0..).zip(&snapshot.engines).map(|(number, engine)| engine_info(number, engine, now_ns)).collect(),
+            engines: (0..)
+                .zip(&snapshot.engines)
+                .map(|(number, engine)| {
+                    let kv_dtype = self.shared.kv_dtype(engine.status.kv_class).to_owned();
+                    proto::EngineInfo { kv_dtype, ..engine_info(number, engine, now_ns) }
+                })
+                .collect(),
             ..public
         }))
     }
@@ -264,6 +270,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot, now_ns: u64) -> proto::Engi
         abandoned_workers: engine.abandoned,
         store: Some(store_info(&engine.store, &tiers)),
         worker: engine.worker.as_ref().map(|worker| attached_worker(worker, now_ns)),
+        ..proto::EngineInfo::default()
     }
 }
 

@@ -138,8 +138,8 @@ pub(crate) struct Submitter {
     open: Shares,
     /// Room for texts being tokenised.
     pub(crate) tokenising: Tokenising,
-    /// Element type and shape of the model's KV.
-    kv_layout: String,
+    /// Types of KV by class of the engines, and what the types and the shape of KV make of cached blocks.
+    kv: Vec<KvClass>,
     /// `true` if tenants share cached blocks unless a request asks otherwise.
     share_cache: bool,
     next_id: AtomicU64,
@@ -156,7 +156,7 @@ impl Submitter {
             offer: SamplingOffer::default(),
             sessions: Sessions::default(),
             tokenising: Tokenising::default(),
-            kv_layout: kv_layout(&model),
+            kv: vec![KvClass::of(&model)],
             model,
             share_cache: false,
             next_id: AtomicU64::new(1),
@@ -167,6 +167,17 @@ impl Submitter {
     pub(crate) fn share_cache(mut self, share_cache: bool) -> Self {
         self.share_cache = share_cache;
         self
+    }
+
+    /// Adds the model as the engines of further classes of KV have it, in the order of the classes.
+    pub(crate) fn with_kv(mut self, models: &[ModelInfo]) -> Self {
+        self.kv.extend(models.iter().map(KvClass::of));
+        self
+    }
+
+    /// Returns the type of the KV of a class of engines.
+    pub(crate) fn kv_dtype(&self, class: u8) -> &str {
+        self.kv.get(usize::from(class)).map_or("", |kv| &kv.dtype)
     }
 
     /// Bounds sampling by the abilities of the workers.
@@ -253,6 +264,20 @@ impl Submitter {
             self.driver.send(Command::Abort(vec![id]))?;
         }
         Ok((submitted, is_accepted))
+    }
+}
+
+/// KV of one class of engines.
+struct KvClass {
+    /// Type of the elements.
+    dtype: String,
+    /// Type and shape: blocks of another layout are cached apart.
+    layout: String,
+}
+
+impl KvClass {
+    fn of(model: &ModelInfo) -> Self {
+        Self { dtype: model.kv_dtype.clone(), layout: kv_layout(model) }
     }
 }
 

@@ -48,6 +48,8 @@ pub(crate) struct Checked {
     pub(crate) priority: i32,
     /// Eviction within the sequence; `None` is the server's mode.
     pub(crate) h2o: Option<Mode>,
+    /// Type of the KV; empty for that of the first engine.
+    pub(crate) kv_dtype: String,
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -109,6 +111,7 @@ pub(crate) fn check(
         extra_keys,
         share_cache,
         h2o,
+        kv_dtype,
     } = request;
     check_names(&request_id, &cache_salt, &tenant)?;
     // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
@@ -140,6 +143,7 @@ pub(crate) fn check(
         share_cache,
         priority,
         h2o: check_h2o(&h2o)?,
+        kv_dtype,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
     })
 }
@@ -343,6 +347,7 @@ mod tests {
             extra_keys: vec!["image".into()],
             share_cache: Some(true),
             h2o: "probe".into(),
+            kv_dtype: "q8_0".into(),
         });
         assert_eq!(
             checked,
@@ -371,6 +376,7 @@ mod tests {
                 share_cache: Some(true),
                 priority: -3,
                 h2o: Some(Mode::Probe),
+                kv_dtype: "q8_0".into(),
                 timeout: Some(Duration::from_millis(1500)),
             })
         );

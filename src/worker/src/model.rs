@@ -215,12 +215,21 @@ impl Model {
     /// Returns the memory of one token in the blocks of all layer groups, in bytes: keys and values of all layers, and what groups smaller than
     /// the largest leave unused.
     pub fn kv_bytes_per_token(&self) -> u64 {
+        self.kv_bytes_per_token_of(self.kv_dtype)
+    }
+
+    fn kv_bytes_per_token_of(&self, kv_dtype: KvDtype) -> u64 {
         let layers = u64::from(self.groups.block_layers()) * self.groups.keeps().len() as u64;
-        2 * self.kv_dtype.bytes_of(self.config.head_dim.into()) * layers * u64::from(self.config.n_kv_heads)
+        2 * kv_dtype.bytes_of(self.config.head_dim.into()) * layers * u64::from(self.config.n_kv_heads)
     }
 
     /// Returns the facts about the model for a front end.
     pub fn info(&self) -> ModelInfo {
+        self.info_with(self.kv_dtype)
+    }
+
+    /// Returns the facts about the model for a front end, of workers with another type of KV ([`crate::Worker::with_kv_dtype`]).
+    pub fn info_with(&self, kv_dtype: KvDtype) -> ModelInfo {
         ModelInfo {
             name: self.name.clone(),
             revision: String::new(),
@@ -232,8 +241,8 @@ impl Model {
             n_heads: self.config.n_heads,
             n_kv_heads: self.config.n_kv_heads,
             head_dim: self.config.head_dim,
-            kv_dtype: self.kv_dtype.name().to_owned(),
-            kv_bytes_per_token: self.kv_bytes_per_token(),
+            kv_dtype: kv_dtype.name().to_owned(),
+            kv_bytes_per_token: self.kv_bytes_per_token_of(kv_dtype),
             groups: self.groups.listed().to_vec(),
         }
     }

@@ -9,7 +9,7 @@ use crate::attention::Sequence;
 use crate::block_tables::BlockTables;
 use crate::blocks::Blocks;
 use crate::error::WorkerError;
-use crate::kv::{KvCache, KvMemory};
+use crate::kv::{KvCache, KvDtype, KvMemory};
 use crate::mirror::{Limits, Mirror};
 use crate::model::{Batch, Model, Scratch};
 use crate::sampler::{log_probabilities, sample};
@@ -75,6 +75,16 @@ impl Worker {
     ///
     /// A block size or a number of blocks of 0, too many threads, no memory for the cache, or no threads.
     pub fn new(model: Arc<Model>, config: WorkerConfig) -> Result<Worker, WorkerError> {
+        let kv_dtype = model.kv_dtype();
+        Self::with_kv_dtype(model, kv_dtype, config)
+    }
+
+    /// Starts as [`Self::new`] does, with another type of KV than the model's: workers of several types share the weights of one model.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn with_kv_dtype(model: Arc<Model>, kv_dtype: KvDtype, config: WorkerConfig) -> Result<Worker, WorkerError> {
         for (field, value) in [("block_size", config.block_size), ("device_blocks", config.device_blocks)] {
             if value == 0 {
                 return Err(WorkerError::Config { field, value: 0, expected: "at least 1" });
@@ -88,7 +98,7 @@ impl Worker {
         let memory = KvMemory::new(
             model.config(),
             model.groups().block_layers(),
-            model.kv_dtype(),
+            kv_dtype,
             config.block_size,
             config.device_blocks,
         )?;

@@ -470,9 +470,9 @@ mod tests {
     fn a_quick_run_has_figures_of_every_scorer_and_of_the_baselines() {
         let report = measure(&options(&["--full-layers", "1", "--ratios", "1.5", "--recent", "64"])).unwrap();
         let names: Vec<_> = report.cases.iter().map(|case| (&case.scorer[..], case.all_layers)).collect();
-        let scorers = ["h2o", "streaming", "snapkv", "tova", "hmax", "random"].map(|name| (name, false));
-        assert_eq!(names[..6], scorers);
-        assert_eq!(names[6..], [("streaming", true), ("random", true)]);
+        let scorers = ["h2o", "streaming", "snapkv", "tova", "hmax", "kvzip", "random"].map(|name| (name, false));
+        assert_eq!(names[..7], scorers);
+        assert_eq!(names[7..], [("streaming", true), ("random", true)]);
         for case in &report.cases {
             // One of two layers evicts, from the first plan on; baselines evict in both, to the same total.
             let (evicting, total) = (case.evicting_ratio, case.total_ratio);

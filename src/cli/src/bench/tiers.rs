@@ -240,7 +240,7 @@ fn backend(
         let (starts, blocks) = (Arc::clone(&starts), Arc::clone(&blocks));
         Ok(Box::new(TimedWorker { worker: NullWorker::new(step, vocab_size), starts, blocks }))
     });
-    Ok(Backend { model, tokenizer, workers, stores, offer: SamplingOffer::default() })
+    Ok(Backend { model, further_kv: Vec::new(), tokenizer, workers, stores, offer: SamplingOffer::default() })
 }
 
 /// Runs one case with a server of its own.

@@ -32,7 +32,7 @@ fn run(flags: &[&str], prompts: &[&[u32]], max_tokens: u32) -> (Vec<Answer>, Out
     refuse_beside_simulation(&settings, &engines).unwrap();
     let mut made = simulated(&settings, engines.workers(), simulation, clock.clone()).unwrap();
     // Waiting for a look-up always pays, so that no decision depends on how fast this machine is.
-    made.0.recompute_token_ns = RECOMPUTE_TOKEN_NS;
+    made.0[0].recompute_token_ns = RECOMPUTE_TOKEN_NS;
     let options = Options { record: settings.record.clone(), ..Options::default() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (answers, outcome) = runtime.block_on(async {
@@ -137,12 +137,13 @@ fn blocks_fit_the_device_and_costs_are_those_of_replay() {
     };
     let (config, backend) = made(&["--simulate=h100-80g"]);
     assert_eq!(
-        (config.device_blocks, config.max_batch_tokens, config.swap_block_ns),
+        (config[0].device_blocks, config[0].max_batch_tokens, config[0].swap_block_ns),
         (29_043, MAX_BATCH_TOKENS, 38_131)
     );
     assert_eq!((backend.model.name.as_str(), backend.model.vocab_size), ("llama-3.1-8b", 128_256));
     let (config, backend) = made(&["--simulate=h100-80g", "--device-blocks=77", "--host-mem=1GiB"]);
     // Blocks of 2 MiB: half a thousand in host memory.
+    let config = &config[0];
     assert_eq!((config.device_blocks, config.host_blocks, config.tiers[0].blocks), (77, 512, 512));
     assert_eq!(backend.stores.len(), 1);
 }
@@ -180,7 +181,7 @@ fn prefill_and_decode_apart_decide_in_a_replay_as_they_do_live() {
     let settings = given(&flags);
     let simulation = settings.simulate.simulation(None).unwrap().unwrap();
     let (core, _) = simulated(&settings, 2, simulation.clone(), Arc::new(ManualTime::default())).unwrap();
-    let core = Config { recompute_token_ns: RECOMPUTE_TOKEN_NS, ..core };
+    let core = Config { recompute_token_ns: RECOMPUTE_TOKEN_NS, ..core[0].clone() };
     let mut fleet = Fleet { core, replicas: 2, arrivals: Arrivals::Serial, shared_memory: true, ..simulation.fleet };
     fleet.routing.roles = vec![Role::Prefill, Role::Decode];
     let traced = |prompt: &Vec<u32>| TraceRequest {

@@ -36,7 +36,7 @@ fn config() -> Config {
 }
 
 fn roles(roles: &[Role]) -> ClusterConfig {
-    let engines = roles.iter().map(|role| EngineConfig { core: config(), role: *role }).collect();
+    let engines = roles.iter().map(|role| EngineConfig { core: config(), role: *role, kv_class: 0 }).collect();
     ClusterConfig { engines, router: ROUTER_DEFAULT.into() }
 }
 
@@ -553,4 +553,50 @@ fn tiers_of_a_retired_engine_are_gone_with_their_worker() {
     assert_eq!(idle(&rig), 2, "the worker comes back with its tiers");
     rig.retire(0);
     assert_eq!(idle(&rig), 0, "the next worker brings empty ones");
+}
+
+/// Two engines of KV class 0 and one of class 1.
+fn classes() -> ClusterConfig {
+    let engine = |kv_class| EngineConfig { core: config(), role: Role::Both, kv_class };
+    ClusterConfig { engines: [0, 1, 0].map(engine).to_vec(), router: ROUTER_DEFAULT.into() }
+}
+
+fn submit_of_class(rig: &mut Rig, id: u64, kv_class: u8) {
+    let prompt = (0..8).map(|at| id as u32 * 1_000 + at).collect();
+    let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 3);
+    request.hash_prompt(4);
+    request.kv_class = kv_class;
+    rig.expect(&request);
+    rig.client_event(Event::Submit(Box::new(request)));
+}
+
+#[test]
+fn a_request_runs_on_engines_of_its_kv_class_alone() {
+    let mut rig = Rig::new(&classes());
+    (0..4).for_each(|id| submit_of_class(&mut rig, id, 1));
+    (4..8).for_each(|id| submit_of_class(&mut rig, id, 0));
+    let places: Vec<Option<u32>> = (0..8).map(|id| rig.at(id)).collect();
+    assert_eq!(places[..4], [Some(1); 4], "however many there are already");
+    assert!(places[4..].iter().all(|at| [Some(0), Some(2)].contains(at)), "{places:?}");
+    // What an engine leaves behind goes to one of the class; where there is none, it waits for the worker.
+    rig.retire(0);
+    assert!((4..8).all(|id| rig.at(id) == Some(2)));
+    rig.retire(1);
+    assert!((0..4).all(|id| rig.at(id) == Some(1)), "{:?}", rig.moves);
+    submit_of_class(&mut rig, 8, 1);
+    assert_eq!(rig.refusals, [(8, Refusal::NoEngine)]);
+    rig.engine(1, Event::WorkerJoined);
+    rig.run_all();
+    (0..8).for_each(|id| rig.assert_whole(id, 3));
+}
+
+#[test]
+fn every_kv_class_has_both_roles() {
+    let mut config = classes();
+    config.engines[1].role = Role::Prefill;
+    let error = Cluster::new(&config).err().unwrap().to_string();
+    assert_eq!(
+        error,
+        "no engine takes over what others prefilled; give at least one engine the role 'decode' or 'both'"
+    );
 }

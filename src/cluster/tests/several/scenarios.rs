@@ -10,7 +10,7 @@ use crate::rig::{Rig, config};
 /// A prefill engine with a large batch, and a decode engine with these limits.
 fn apart(decode: Config) -> Rig {
     let prefill = Config { max_batch_size: 64, max_batch_tokens: 4096, tiers: decode.tiers.clone(), ..config() };
-    let engine = |role, core| EngineConfig { core, role };
+    let engine = |role, core| EngineConfig { core, role, kv_class: 0 };
     let engines = vec![engine(Role::Prefill, prefill), engine(Role::Decode, decode)];
     Rig::new(&ClusterConfig { engines, router: ROUTER_DEFAULT.into() })
 }

@@ -146,8 +146,10 @@ impl Submitter {
         self.ensure_fits(prompt.len(), "")?;
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt));
-        let root = self.namespace(&checked).root();
+        let kv_class = self.kv_class(&checked.kv_dtype)?;
+        let root = self.namespace(&checked, kv_class).root();
         let mut request = Request::new(id, root, prompt, max_tokens);
+        request.kv_class = kv_class as u8;
         request.min_tokens = checked.min_tokens;
         request.stop_token_ids = checked.stop_token_ids;
         request.tenant = checked.tenant;
@@ -158,13 +160,23 @@ impl Submitter {
         Ok(request)
     }
 
+    /// Returns the class of engines whose KV is of a type; the first for an empty name.
+    fn kv_class(&self, dtype: &str) -> Result<usize, Invalid> {
+        if dtype.is_empty() {
+            return Ok(0);
+        }
+        let known = || self.kv.iter().map(|kv| kv.dtype.as_str()).collect::<Vec<_>>().join(", ");
+        let class = self.kv.iter().position(|kv| kv.dtype == dtype);
+        class.ok_or_else(|| Invalid(format!("kv_dtype is '{dtype}'; the workers of this server have: {}", known())))
+    }
+
     /// Returns the scope within which a request shares cached blocks.
-    fn namespace<'a>(&'a self, checked: &'a Checked) -> Namespace<'a> {
+    fn namespace<'a>(&'a self, checked: &'a Checked, kv_class: usize) -> Namespace<'a> {
         let shares = checked.share_cache.unwrap_or(self.share_cache);
         Namespace {
             model: &self.model.name,
             revision: &self.model.revision,
-            kv_dtype: &self.kv_layout,
+            kv_dtype: &self.kv[kv_class].layout,
             adapter: "",
             tenant: if shares { "" } else { &checked.tenant_name },
             salt: &checked.cache_salt,

@@ -174,9 +174,9 @@ fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
 async fn served(load: &Load<'_>, way: &str, flags: &[&str]) -> anyhow::Result<Served> {
     let settings = settings(load, flags)?;
     let engines = Engines::of(&settings, crate::serve::cores())?;
-    let (config, backend) = embedded(&settings, &engines)?;
+    let (cores, backend) = embedded(&settings, &engines)?;
     let options =
-        Options { cluster: engines.cluster(&config), queue_per_client: Some(config.max_queue), ..Options::default() };
+        Options { cluster: engines.cluster(&cores), queue_per_client: Some(cores[0].max_queue), ..Options::default() };
     let server = Server::new(listen("127.0.0.1:0").await?, backend, options).await?;
     let (address, handle) = (format!("http://{}", server.local_addr()), server.handle());
     let serving = tokio::spawn(server.run());
