@@ -152,6 +152,9 @@ pub enum PlanError {
         "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
     )]
     Faults,
+    /// Autoscaling with an unknown number of replicas.
+    #[error("an autoscaled fleet finds the number of replicas itself; look for the rate")]
+    Autoscale,
     /// Search over zero replicas.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,
@@ -208,6 +211,9 @@ pub fn plan(
     let routing = &candidate.settings.routing;
     if search.goal != Goal::Rate && !(routing.failures.is_empty() && routing.slow.is_empty()) {
         return Err(PlanError::Faults);
+    }
+    if search.goal != Goal::Rate && routing.autoscale.is_some() {
+        return Err(PlanError::Autoscale);
     }
     if search.goal != Goal::Rate && !candidate.settings.others.is_empty() {
         return Err(PlanError::Mixed);
@@ -387,6 +393,7 @@ impl Prober<'_> {
     fn alone(&self) -> Result<Vec<SloResult>, PlanError> {
         let mut settings = self.candidate.settings.clone();
         (settings.replicas, settings.arrivals) = (1, Arrivals::Serial);
+        settings.routing.random_failures = None;
         let blocks = |tokens: u32| u64::from(tokens.div_ceil(settings.core.block_size));
         let of_all = self.trace.requests.iter().map(|request| blocks(request.input_tokens + request.output_tokens));
         let room = of_all.sum::<u64>().min(ALONE_BLOCKS_MAX) as u32;
@@ -469,9 +476,11 @@ impl Prober<'_> {
         // A figure of nothing is 0, but a fleet that completes nothing keeps no promise.
         // Percentiles leave out requests that ended at their deadlines; the judge does not.
         probe.met = report.completed > 0 && is_kept && probe.figures.iter().all(|figure| figure.met);
-        probe.utilisation = Some(report.utilisation);
+        probe.utilisation = Some(report.fleet.utilisation);
         if let Some(price_hour) = self.candidate.price_hour {
-            let price = price_hour * f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
+            let fixed_hours = f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
+            let service = report.fleet.service.as_ref();
+            let price = price_hour * service.map_or(fixed_hours, |service| service.replica_hours);
             let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
             probe.price_million_tokens = million(report.tokens.prompt_tokens + report.tokens.output_tokens);
             probe.price_million_output_tokens = million(report.tokens.output_tokens);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use trunkline_sim_perf::cost::BoxedCost;
@@ -67,10 +67,6 @@ pub struct PlanArgs {
     /// computed again.
     #[arg(long, conflicts_with_all = ["find_rate", "roles"])]
     split: bool,
-
-    /// Price of a replica of a kind for an hour, such as h100-80g=2.5. May be given more than once.
-    #[arg(long, value_name = "HARDWARE=PRICE")]
-    price: Vec<String>,
 
     /// Run every probe to its end, so that probes that fail have figures too.
     #[arg(long)]
@@ -140,6 +136,10 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
         args.find_rate || args.settings.routing.roles.is_none(),
         "roles are those of a given number of replicas; find the division with --split, or the rate with --find-rate"
     );
+    ensure!(
+        args.find_rate || !args.settings.service.is_autoscaled(),
+        "an autoscaled fleet finds the number of replicas itself; look for the rate with --find-rate"
+    );
     let of_hardware = |hardware: &str| {
         let mut of_one = args.settings.clone();
         of_one.fleet.hardware = hardware.trim().into();
@@ -161,38 +161,13 @@ fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<(Settings, 
 
 /// Returns the price of a replica of each of `fleets` for an hour, the mean over kinds if there are several; `None` if not given.
 fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<Vec<Option<f64>>> {
-    let mut prices = Vec::new();
-    for spec in &args.price {
-        let parsed = spec.split_once('=').and_then(|(name, price)| Some((name, price.parse::<f64>().ok()?)));
-        let (name, price) =
-            parsed.with_context(|| format!("price is '{spec}'; give HARDWARE=PRICE, such as h100-80g=2.5"))?;
-        let planned = fleets.iter().any(|(fleet, _)| kinds(fleet).any(|(hardware, _)| hardware == name));
-        ensure!(planned, "price of '{name}', which is not planned with; name it in --hardware");
-        prices.push((name, price));
-    }
-    let price_of = |name: &str| prices.iter().rev().find(|(known, _)| *known == name).map(|(_, price)| *price);
+    args.settings.service.check_prices(fleets.iter().map(|(fleet, _)| fleet))?;
     let mean = |(fleet, _): &(Settings, BoxedCost)| {
-        if fleet.others.is_empty() {
-            return Ok(price_of(fleet.hardware.name));
-        }
-        if kinds(fleet).all(|(name, _)| price_of(name).is_none()) {
-            return Ok(None);
-        }
-        let mut sum = 0.0;
-        for (name, replicas) in kinds(fleet) {
-            let price =
-                price_of(name).with_context(|| format!("price of '{name}' is missing; the fleet has it too"))?;
-            sum += price * f64::from(replicas);
-        }
-        Ok(Some(sum / f64::from(fleet.n_replicas())))
+        let replicas = std::iter::once(fleet.replicas).chain(fleet.others.iter().map(|group| group.replicas));
+        let sum = replicas.zip(&fleet.prices).map(|(replicas, price)| f64::from(replicas) * price).sum::<f64>();
+        (!fleet.prices.is_empty()).then(|| sum / f64::from(fleet.n_replicas()))
     };
-    fleets.iter().map(mean).collect()
-}
-
-/// Returns the hardware and the number of replicas of each kind.
-fn kinds(fleet: &Settings) -> impl Iterator<Item = (&'static str, u32)> {
-    let others = fleet.others.iter().map(|group| (group.hardware.name, group.replicas));
-    std::iter::once((fleet.hardware.name, fleet.replicas)).chain(others)
+    Ok(fleets.iter().map(mean).collect())
 }
 
 /// Returns the table of probes, and the answer below.

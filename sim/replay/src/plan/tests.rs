@@ -139,7 +139,7 @@ fn prices_are_per_token() {
     let million = 2.0 * report.duration_s / 3600.0 / (100.0 * 20.0 / 1e6);
     assert!((best.price_million_output_tokens.unwrap() / million - 1.0).abs() < 1e-9);
     assert!(best.price_million_tokens.unwrap() < million);
-    assert_eq!(best.utilisation, Some(report.utilisation));
+    assert_eq!(best.utilisation, Some(report.fleet.utilisation));
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn slices_of_a_thread_do_not_overlap_and_steps_sum_up_to_the_busy_time() {
     assert_eq!(threads.len(), 3, "the steps of each replica");
     assert_eq!(cut, 2, "both failures come in the middle of a step");
     assert_eq!(of(&events, "X").filter(|slice| slice["tid"] == STEPS_THREAD).count() as u64, report.batches.steps);
-    let busy_s = report.utilisation * report.duration_s * 3.0;
+    let busy_s = report.fleet.utilisation * report.duration_s * 3.0;
     assert!((busy_ns as f64 / 1e9 - busy_s).abs() < 1e-9, "{busy_ns} {busy_s}");
 }
 

@@ -42,7 +42,7 @@ fn a_full_pipeline_runs_a_step_per_stage_time() {
     assert_eq!(one.duration_s, 0.404);
     assert!((0.4..0.42).contains(&four.duration_s), "{} s", four.duration_s);
     assert!((9.5..=10.5).contains(&four.batches.mean_batch), "{} decodes of forty in a step", four.batches.mean_batch);
-    assert_eq!(four.utilisation, 1.0);
+    assert_eq!(four.fleet.utilisation, 1.0);
 }
 
 fn trace_of(requests: u32) -> Trace {
@@ -91,7 +91,7 @@ fn preemptions_and_failures_lose_nothing_with_steps_ahead() {
         tight.routing.failures = vec!["0@0.05..0.08".parse().unwrap(), "1@0.2".parse().unwrap()];
         let report = run_staged(&trace, &tight);
         assert_eq!((report.completed, report.tokens.output_tokens), (80, 80 * 60), "{steps} steps, {stages} stages");
-        assert!(report.preemptions > 0 && report.rerouted > 0);
+        assert!(report.preemptions > 0 && report.fleet.rerouted > 0);
         assert_eq!(report.digest, run_staged(&trace, &tight).digest);
     }
 }
