@@ -13,6 +13,8 @@
 //! If the cost model states its error for every kind of batch, the search is repeated with all step times shorter and longer by it, from
 //! the answer on: [`Answer::range`].
 //!
+//! [`plan_day`] repeats the search for each rate of a daily curve.
+//!
 //! A probe stops once an SLO can no longer be met ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the
 //! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to the end.
 
@@ -32,8 +34,10 @@ use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
+mod day;
 mod range;
 
+pub use day::{Day, DayAnswer, FleetDay, HourAnswer, plan_day};
 pub use range::Range;
 
 /// Highest load with reliable tails of latency: above, small errors of step times become large errors of waiting times.
@@ -155,6 +159,12 @@ pub enum PlanError {
     /// Autoscaling with an unknown number of replicas.
     #[error("an autoscaled fleet finds the number of replicas itself; look for the rate")]
     Autoscale,
+    /// Daily curve for a rate.
+    #[error("a daily curve gives the rates; leave out the search for the highest rate")]
+    DayRate,
+    /// Start delay out of range.
+    #[error("start delay is {0}; it must be from 0 to 3600 seconds")]
+    StartDelay(f64),
     /// Search over zero replicas.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,

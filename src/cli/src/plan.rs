@@ -1,17 +1,21 @@
 //! `trunkline plan`: the least number of replicas, or the highest rate of requests, that meets SLOs on latency.
 
+mod day;
+
 use std::path::PathBuf;
 
 use anyhow::{bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use trunkline_sim_perf::cost::BoxedCost;
-use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
+use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan, plan_day};
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, SloResult, Slos};
 use trunkline_sim_workload::Trace;
 
+use self::day::DayArgs;
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::{is_workload, recording};
 use crate::replay::settings::{Runs, SettingsArgs, runs};
@@ -28,6 +32,9 @@ Examples:
 
   How many prefill and how many decode replicas, with blocks that travel through the host memory of one machine?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --slo tpot_p95=30ms --split --shared-mem 256GB
+
+  How many in each hour of a working day, and what does a fleet that follows the day save?
+    trunkline plan trace.jsonl.gz --slo ttft_p99=2s --daily-curve examples/curves/office-day.csv --price h100-80g=2.5
 
   How much more traffic do four take?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
@@ -73,6 +80,9 @@ pub struct PlanArgs {
     complete: bool,
 
     #[command(flatten)]
+    day: DayArgs,
+
+    #[command(flatten)]
     part: SelectionArgs,
 
     /// Fleet. `--hardware` may name several kinds, separated by commas; `--replicas` and `--fleet` count only with `--find-rate`.
@@ -93,6 +103,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let mut args = args;
     args.settings.follow(&args.trace)?;
     args.settings.fit_blocks = true;
+    let day = args.day.day()?;
     let mut fleets = fleets(&args)?;
     let prices = prices(&args, &fleets)?;
     let path = args.trace.display();
@@ -112,17 +123,29 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let search = Search { slos: &slos, goal, complete: args.complete, split: args.split };
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
-    let answers = fleets.into_iter().zip(prices).map(|((settings, cost), price_hour)| {
-        let candidate = Candidate { settings, cost: &*cost, price_hour };
-        plan(&trace, &candidate, &search, &|| spinner.inc(1))
+    let candidates = fleets.iter().zip(prices).map(|((settings, cost), price_hour)| Candidate {
+        settings: settings.clone(),
+        cost: &**cost,
+        price_hour,
     });
+    let progress = || spinner.inc(1);
+    if let Some(day) = day {
+        let answers = candidates.map(|candidate| plan_day(&trace, &candidate, &search, &day, &progress));
+        let answers = answers.collect::<Result<Vec<_>, _>>();
+        spinner.finish_and_clear();
+        return answer(&args, &answers?, |answer| day::render(answer, goal));
+    }
+    let answers = candidates.map(|candidate| plan(&trace, &candidate, &search, &progress));
     let answers = answers.collect::<Result<Vec<_>, _>>();
     spinner.finish_and_clear();
+    answer(&args, &answers?, |answer| render(answer, goal))
+}
 
-    let answers = answers?;
+/// Writes the answers as JSON or as text.
+fn answer<A: Serialize>(args: &PlanArgs, answers: &[A], render: impl Fn(&A) -> String) -> anyhow::Result<()> {
     match &args.json.json {
-        Some(to) => write_json("report", to, &serde_json::to_string_pretty(&answers)?),
-        None => print(&answers.iter().map(|answer| render(answer, goal)).collect::<Vec<_>>().join("\n\n")),
+        Some(to) => write_json("report", to, &serde_json::to_string_pretty(answers)?),
+        None => print(&answers.iter().map(render).collect::<Vec<_>>().join("\n\n")),
     }
 }
 
