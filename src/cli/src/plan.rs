@@ -445,4 +445,38 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_day_has_replicas_for_each_hour_and_the_cost_of_two_fleets() {
+        let mut trace = tempfile::NamedTempFile::new().unwrap();
+        for i in 0..60 {
+            let at_ms = i * 4;
+            writeln!(trace, r#"{{"timestamp": {at_ms}, "input_length": 512, "output_length": 20, "hash_ids": [{i}]}}"#)
+                .unwrap();
+        }
+        let out = tempfile::NamedTempFile::new().unwrap();
+        let (trace, out) = (trace.path().display().to_string(), out.path().display().to_string());
+        let words = "--slo ttft_p99=50ms --daily-curve 2:0.2 --start-delay 360 --price h100-80g=2 --max-replicas 32";
+        run(parse(&format!("{trace} {words} --json {out}"))).unwrap();
+        let answers: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
+        let replicas = |hour: usize| answers[0]["hours"][hour]["best"]["replicas"].as_f64().unwrap();
+        let hours: Vec<f64> = (0..24).map(replicas).collect();
+        assert!(hours[..12].is_sorted() && hours[0] < hours[11], "{hours:?}");
+        let (fixed, following) = (&answers[0]["fixed"], &answers[0]["following"]);
+        let starting_hours = (hours[11] - hours[0]) * 0.1;
+        let near = |a: &serde_json::Value, b: f64| (a.as_f64().unwrap() - b).abs() < 1e-6;
+        assert!(near(&fixed["cost"], 2.0 * 24.0 * hours[11]), "{fixed}");
+        assert!(near(&following["cost"], 2.0 * (hours.iter().sum::<f64>() + starting_hours)), "{following}");
+        let none = format!("{trace} --slo ttft_p99=50ms --daily-curve none.csv");
+        assert!(fault(&none).starts_with("daily curve is 'none.csv'; give a file with HOUR,RATE in 24 lines"));
+        let long = format!("{trace} {words}").replace("360", "4000");
+        assert_eq!(fault(&long), "start delay is 4000; it must be from 0 to 3600 seconds");
+        let scaled = format!("{trace} --slo ttft_p99=50ms --autoscale load");
+        let message = "an autoscaled fleet finds the number of replicas itself; look for the rate with --find-rate";
+        assert_eq!(fault(&scaled), message);
+        run(parse(&format!(
+            "{trace} --slo ttft_p99=50ms --find-rate --autoscale load:max=2,interval_s=1 --json /dev/null"
+        )))
+        .unwrap();
+    }
 }

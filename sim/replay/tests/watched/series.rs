@@ -193,3 +193,22 @@ fn watching_changes_nothing_and_is_the_same_each_time() {
         "steps that were cut count as far as they ran"
     );
 }
+
+#[test]
+fn ready_replicas_are_means_over_time() {
+    let mut settings = settings(3);
+    let policy = "load:max=3,target=2,interval_s=1,start_delay_s=1,stabilisation_s=0".into();
+    settings.routing.autoscale = Some(trunkline_sim_replay::autoscale::Autoscale { policy, initial: 1 });
+    let (report, told) = replayed(&settings, &trace(200));
+    let (ready, service) = (told.ready.as_ref().unwrap(), report.fleet.service.as_ref().unwrap());
+    assert!(near(total(&told, &ready.ready), service.ready_mean * report.duration_s), "{service:?}");
+    assert_eq!(ready.ready_max.iter().max(), Some(&u64::from(service.ready_max)));
+    assert_eq!((ready.ready[0], service.ready_max > 1, service.stops > 0), (1.0, true, true));
+    // What failed is not ready until the return.
+    let mut failing = self::settings(2);
+    failing.routing.failures = vec!["0@5..10".parse().unwrap()];
+    let (report, told) = replayed(&failing, &trace(200));
+    let ready = total(&told, &told.ready.as_ref().unwrap().ready);
+    assert!(near(ready, 2.0 * report.duration_s - 5.0), "{ready}");
+    assert!(replayed(&self::settings(2), &trace(50)).1.ready.is_none(), "nothing changes");
+}

@@ -209,3 +209,15 @@ fn a_file_that_cannot_be_is_told_in_one_line() {
     assert!(message.starts_with(&format!("cannot write the timeline to {}: ", path.display())), "{message}");
     assert!(!message.contains('\n'));
 }
+
+#[test]
+fn starts_and_stops_are_instants() {
+    let mut settings = settings(3);
+    let policy = "load:max=3,target=2,interval_s=1,start_delay_s=1,stabilisation_s=0".into();
+    settings.routing.autoscale = Some(trunkline_sim_replay::autoscale::Autoscale { policy, initial: 1 });
+    let (report, events) = events("b.json", &settings, Window::ALL);
+    let service = report.fleet.service.unwrap();
+    let count = |name: &str| of(&events, "i").filter(|event| event["name"] == name).count() as u64;
+    assert_eq!(count("ordered") + count("reopened"), service.starts);
+    assert!(count("draining") <= service.stops && count("started") > 0 && count("stopped") > 0, "{service:?}");
+}

@@ -4,16 +4,16 @@ use super::*;
 use crate::autoscale::Autoscale;
 use trunkline_sim_report::observer::ReplicaChange::{self, Draining, Lost, Ordered, Reopened, Started, Stopped};
 
-/// Every step takes ten milliseconds.
-struct TenMs;
+/// Every step takes ten milliseconds, and these nanoseconds for each token of a prompt.
+struct TenMs(u64);
 
 impl CostModel for TenMs {
     fn name(&self) -> &str {
         "10 ms"
     }
 
-    fn step_ns(&self, _: &StepShape) -> u64 {
-        10 * MS
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        10 * MS + self.0 * shape.prefill_tokens
     }
 }
 
@@ -37,9 +37,14 @@ impl Observer for Watch {
 
 /// Replays twice: both times every request ends once, and both reports are equal.
 pub(super) fn watched(trace: &Trace, settings: &Settings) -> (Report, Watch) {
+    watched_at(trace, settings, &TenMs(0))
+}
+
+/// As [`watched`], with other step times.
+fn watched_at(trace: &Trace, settings: &Settings, cost: &TenMs) -> (Report, Watch) {
     let once = || {
         let mut watch = Watch::default();
-        let report = replay_watched(trace, settings, &TenMs, &mut watch).unwrap();
+        let report = replay_watched(trace, settings, cost, &mut watch).unwrap();
         watch.outcomes.sort_by_key(|outcome| outcome.request);
         (report, watch)
     };
@@ -92,29 +97,45 @@ fn a_replica_is_ready_exactly_after_the_start_delay() {
     assert_eq!((service.ready_min, service.ready_max), (1, 4));
 }
 
+/// A tier of host memory.
+fn with_tier(shared: bool, mut settings: Settings) -> Settings {
+    let (name, eviction) = ("host".into(), "lru".into());
+    let write = trunkline_core::Write::Through;
+    settings.core.tiers = vec![trunkline_core::TierConfig { name, blocks: 5_000, write, eviction, shared }];
+    settings.shared_memory = shared;
+    settings
+}
+
 #[test]
 fn a_stopped_replica_drains_and_comes_back_with_an_empty_cache() {
     // The same prompt all the time; a long answer begins just before the load falls.
     let mut times: Vec<u64> = (0..100).map(|i| 100 * i).collect();
     times.extend((0..100).map(|i| 60_000 + 100 * i));
-    let trace = trace(times.iter().map(|ms| request(*ms, 512, if *ms == 9_900 { 3_000 } else { 100 }, &[7])).collect());
+    let output = |ms| if ms == 9_900 { 3_000 } else { 100 };
+    let trace = trace(times.iter().map(|ms| request(*ms, 512, output(*ms), &[7])).collect());
     let policy = "load:max=2,target=5,interval_s=5,start_delay_s=1,stabilisation_s=0";
-    let (report, watch) = watched(&trace, &autoscaled(policy, 2, settings(16, 4_000)));
-    let of = |replica: u32| {
-        watch.changes.iter().filter(move |it| it.1 == replica).map(|it| (it.0, it.2)).collect::<Vec<_>>()
-    };
-    let long = watch.outcomes[99];
-    // One of both holds the long answer, so the other one stops, in the instant of the observation.
-    let idle = 1 - long.replica;
-    assert_eq!(of(idle), [(15_000, Draining), (15_000, Stopped), (65_000, Ordered), (66_000, Started)]);
-    assert_eq!(of(long.replica), []);
-    assert_eq!(long.e2e_ns, Some(30_010 * MS), "the answer is not disturbed");
-    // Only the first prompt at each replica, in each of its lives, is computed.
-    let missed: Vec<_> =
-        watch.outcomes.iter().filter(|it| it.cached_tokens == 0).map(|it| it.arrival_ns / MS).collect();
-    assert_eq!(missed.len(), 3, "{missed:?}");
-    assert!(missed[2] >= 66_000);
-    assert_eq!(report.fleet.rerouted, 0);
+    let base = settings(16, 4_000);
+    // Host memory is lost too, unless all replicas share it.
+    let tiers = [(base.clone(), 3), (with_tier(false, base.clone()), 3), (with_tier(true, base), 2)];
+    for (base, misses) in tiers {
+        // Prompts take so long that loading one pays.
+        let (report, watch) = watched_at(&trace, &autoscaled(policy, 2, base), &TenMs(100_000));
+        let of = |replica: u32| watch.changes.iter().filter(move |it| it.1 == replica).map(|it| (it.0, it.2));
+        let long = watch.outcomes[99];
+        // One of both holds the long answer, so the other one stops, in the instant of the observation.
+        let idle = 1 - long.replica;
+        let changes = [(15_000, Draining), (15_000, Stopped), (65_000, Ordered), (66_000, Started)];
+        assert_eq!(of(idle).collect::<Vec<_>>(), changes);
+        assert_eq!(of(long.replica).count(), 0);
+        let e2e_ms = long.e2e_ns.unwrap() / MS;
+        assert!((30_000..=30_200).contains(&e2e_ms), "the answer is not disturbed: {e2e_ms}");
+        // Only the first prompt at each replica, in each of its lives, is computed.
+        let missed = watch.outcomes.iter().filter(|it| it.cached_tokens == 0).map(|it| it.arrival_ns / MS);
+        let missed: Vec<_> = missed.collect();
+        assert!(missed.len() == misses && missed[..2].iter().all(|ms| *ms < 1_000), "{missed:?}");
+        assert!(missed[2..].iter().all(|ms| *ms >= 66_000), "{missed:?}");
+        assert_eq!(report.fleet.rerouted, 0);
+    }
 }
 
 #[test]
@@ -213,12 +234,8 @@ fn replicas_that_fail_for_good_are_replaced_and_lose_nothing() {
 fn tiers_and_steps_in_flight_survive_stops() {
     let trace = conversations(300, 11);
     for shared in [false, true] {
-        let mut base = settings(16, 700);
+        let mut base = with_tier(shared, settings(16, 700));
         base.core.max_steps_in_flight = 2;
-        let (name, eviction) = ("host".into(), "lru".into());
-        let write = trunkline_core::Write::Through;
-        base.core.tiers = vec![trunkline_core::TierConfig { name, blocks: 5_000, write, eviction, shared }];
-        base.shared_memory = shared;
         base.arrivals = Arrivals::Traced { speed: 0.1 };
         let policy = "load:max=4,target=4,interval_s=1,start_delay_s=0,stabilisation_s=0";
         let (report, _) = watched(&trace, &autoscaled(policy, 2, base));

@@ -104,3 +104,13 @@ fn stages_are_those_of_the_model() {
         "pipeline_stages is 2, but a replica has 4; give the replica as many with --parallel pp2, or leave the setting at 1"
     );
 }
+
+#[test]
+fn tenants_can_be_compared_with_steps_sent_ahead() {
+    let mut settings = Settings { replicas: 2, tenants: "0.8,0.2".parse().unwrap(), ..settings(16, 700) };
+    settings.core.max_steps_in_flight = 2;
+    let report = run(&conversations(300, 11), &settings);
+    let tenants = &report.fairness.unwrap().tenants;
+    assert_eq!(tenants.iter().map(|tenant| tenant.completed).sum::<u64>(), 300);
+    assert!(tenants.iter().all(|tenant| tenant.contended_s <= 2.0 * report.duration_s), "{tenants:?}");
+}
