@@ -146,7 +146,7 @@ impl Fleet<'_> {
         (0..self.replicas.len()).filter(|other| *other != replica).any(|other| takes(&other))
     }
 
-    /// Makes sure that requests of a replica about to go for good have a place to go to.
+    /// Makes sure that the requests of a replica about to go have a place to go to: a replica under repair, or a new one.
     pub(super) fn replace(&mut self, replica: usize) {
         if self.another_takes(replica) {
             return;

@@ -121,6 +121,7 @@ impl Fleet<'_> {
             self.replicas[replica].phase = Phase::Off;
             self.replicas[replica].life += 1;
             self.change(replica, ReplicaChange::Stopped);
+            self.replace(replica);
             return self.input(Input::DrainEngine(engine(replica)));
         }
         let up = (0..self.replicas.len()).filter(|replica| self.replicas[*replica].phase == Phase::Up);

@@ -371,7 +371,13 @@ fn the_day_of_the_examples_follows_their_curve() {
 
 #[test]
 fn hourly_rates_are_checked() {
-    let spec = |rates: &str| simple(10, &format!(r#"process = "hourly", sessions-per-s = 1, rates = {rates}"#), r#"kind = "constant", value = 5"#);
+    let spec = |rates: &str| {
+        simple(
+            10,
+            &format!(r#"process = "hourly", sessions-per-s = 1, rates = {rates}"#),
+            r#"kind = "constant", value = 5"#,
+        )
+    };
     assert_eq!(requests(&spec(&format!("{:?}", [1.0; 24]))).len(), 10);
     assert_eq!(fault(&spec("[1, 2]")), ", line 3: 2 rates; a day has 24, one for each hour");
 }

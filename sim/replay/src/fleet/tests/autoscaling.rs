@@ -138,23 +138,51 @@ fn a_stopped_replica_drains_and_comes_back_with_an_empty_cache() {
     }
 }
 
-#[test]
-fn requests_waiting_at_a_draining_replica_move_and_running_ones_end() {
-    // Room for one request at a time on each replica: the second of each waits.
-    let mut base = settings(16, 80);
+/// Two replicas with room for one request at a time, and three requests at each: long ones first. The second replica drains from
+/// 5 s to 10 s.
+pub(super) fn draining(base: Settings) -> (Trace, Settings) {
+    let mut base = Settings { replicas: 2, ..base };
     base.core.max_batch_size = 1;
     let trace = trace((0..6).map(|i| request(0, 100, 2_000 / (1 + u32::from(i % 2 == 1)), &[i])).collect());
-    let policy = "load:max=2,target=100,interval_s=5,stabilisation_s=0";
-    let settings =
-        autoscaled(policy, 2, Settings { core: Config { device_blocks: 2_000, ..base.core.clone() }, ..base });
+    (trace, autoscaled("load:max=2,target=100,interval_s=5,stabilisation_s=0", 2, base))
+}
+
+#[test]
+fn requests_waiting_at_a_draining_replica_move_and_running_ones_end() {
+    let (trace, settings) = draining(settings(16, 2_000));
     let (report, watch) = watched(&trace, &settings);
-    assert_eq!(watch.changes[0], (5_000, 1, Draining));
+    assert_eq!(watch.changes, [(5_000, 1, Draining), (10_000, 1, Stopped)], "as soon as the last has ended");
     assert_eq!(report.fleet.rerouted, 2, "two waited");
     let ended_there: Vec<_> = watch.outcomes.iter().filter(|it| it.replica == 1).collect();
     assert_eq!(ended_there.len(), 1);
     let end_ms = ended_there[0].e2e_ns.unwrap() / MS;
     assert_eq!((ended_there[0].preemptions, end_ms), (0, 10_000));
-    assert_eq!(watch.changes[1], (10_000, 1, Stopped), "as soon as the last has ended");
+}
+
+#[test]
+fn a_draining_replica_that_fails_does_not_come_back() {
+    let (trace, mut settings) = draining(settings(16, 2_000));
+    settings.routing.failures = vec!["1@7..8".parse().unwrap()];
+    let (report, watch) = watched(&trace, &settings);
+    assert_eq!(watch.changes, [(5_000, 1, Draining), (7_000, 1, Lost)]);
+    assert_eq!(report.fleet.rerouted, 3, "the running one too");
+    let service = report.fleet.service.unwrap();
+    assert_eq!((service.failures, service.failed[0].requests, service.failed[0].back_s), (1, 1, None));
+}
+
+#[test]
+fn the_slo_policy_sees_first_tokens_and_tokens_after() {
+    // A request every five seconds, with a first token after 1.01 s, and one of 10 ms after: none is unserved when observed.
+    let trace = trace((0..12).map(|i| request(5_000 * i + 1_000, 100, 20, &[i as u32])).collect());
+    let first = |policy: &str| {
+        let policy = format!("slo:max=2,interval_s=5,stabilisation_s=0,start_delay_s=1,{policy}");
+        let (_, watch) = watched_at(&trace, &autoscaled(&policy, 1, settings(16, 2_000)), &TenMs(10_000_000));
+        watch.changes.first().map(|it| (it.0, it.2))
+    };
+    assert_eq!(first("ttft_ms=1000"), Some((5_000, Ordered)));
+    assert_eq!(first("ttft_ms=1020"), None);
+    assert_eq!(first("ttft_ms=0,tpot_ms=9"), Some((5_000, Ordered)));
+    assert_eq!(first("ttft_ms=0,tpot_ms=10"), None);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Replicas that fail at random: requests move, none is lost, and the seed decides.
 
-use super::autoscaling::{Watch, autoscaled, watched};
+use super::autoscaling::{Watch, autoscaled, draining, watched};
 use super::*;
 use crate::random_failures::RandomFailures;
-use trunkline_sim_report::observer::ReplicaChange::{Back, Failed};
+use trunkline_sim_report::observer::ReplicaChange::{Back, Draining, Failed, Lost};
 
 /// A hundred seconds of requests, each of a second.
 fn steady() -> Trace {
@@ -81,5 +81,28 @@ fn failures_at_random_go_with_failures_at_given_times_and_with_autoscaling() {
         assert!(report.fleet.service.unwrap().failures > 0);
         let tenants = Settings { tenants: "0.7,0.3".parse().unwrap(), ..settings };
         watched(&steady(), &tenants);
+    }
+}
+
+#[test]
+fn a_draining_replica_that_fails_at_random_does_not_come_back() {
+    // The second replica fails within its drain, and the first does not fail.
+    let of = |seed| failing(2, 20.0, 1.0, seed);
+    let suits = |seed: &u64| {
+        let random = of(*seed).routing.random_failures.unwrap();
+        (5_500..9_500).contains(&(random.service_ns(1, 0) / MS)) && random.service_ns(0, 0) > 60_000 * MS
+    };
+    let seed = (0..1_000).find(suits).unwrap();
+    let (trace, settings) = draining(of(seed));
+    let changes = watched(&trace, &settings).1.changes;
+    let of_second: Vec<_> = changes.iter().filter(|it| it.1 == 1).map(|it| it.2).collect();
+    assert_eq!(of_second, [Draining, Lost]);
+}
+
+#[test]
+fn no_request_is_lost_when_most_replicas_are_under_repair() {
+    let policy = "load:min=1,max=2,target=2,interval_s=1,start_delay_s=2,stabilisation_s=0";
+    for seed in 0..10 {
+        watched(&steady(), &autoscaled(policy, 2, failing(2, 5.0, 5.0, seed)));
     }
 }
