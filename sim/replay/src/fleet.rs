@@ -33,6 +33,7 @@ mod fast_forward;
 mod faults;
 mod held;
 mod lifecycle;
+mod phase;
 mod pipeline;
 mod reporting;
 mod roots;
@@ -40,7 +41,8 @@ mod scaling;
 mod shared_storage;
 
 use self::held::Held;
-use self::lifecycle::{Lifecycle, Phase};
+use self::lifecycle::Lifecycle;
+use self::phase::Phase;
 use self::pipeline::Pipeline;
 use self::roots::Roots;
 use self::shared_storage::SharedStorage;

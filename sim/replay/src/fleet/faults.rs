@@ -4,7 +4,7 @@ use trunkline_cluster::Input;
 use trunkline_core::event::Event;
 use trunkline_sim_report::observer::ReplicaChange;
 
-use super::lifecycle::Phase;
+use super::phase::Phase;
 use super::{Fleet, SimEvent, engine};
 
 impl Fleet<'_> {

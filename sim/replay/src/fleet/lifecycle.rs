@@ -16,28 +16,10 @@ use trunkline_core::event::Event;
 use trunkline_sim_report::observer::ReplicaChange;
 use trunkline_sim_report::service::{ServiceLog, ServiceReport};
 
+use super::phase::Phase;
 use super::scaling::Scaling;
 use super::{Fleet, SimEvent, engine};
 use crate::settings::{Settings, SettingsError};
-
-/// State of a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Not ordered, or stopped.
-    Off,
-    /// Ordered; usable after the start delay.
-    Starting,
-    /// Takes new requests.
-    Up,
-    /// Runs the requests it has; stops when empty.
-    Draining,
-    /// Failed at a given time; the requests wait for the return.
-    Failed,
-    /// Failed at random; the requests moved, unless no other replica takes any.
-    Repair,
-    /// Failed for good.
-    Gone,
-}
 
 /// Starts, stops and failures of a fleet.
 pub(super) struct Lifecycle {

@@ -28,13 +28,7 @@ impl Fleet<'_> {
             tiers.map(|(at, tier)| TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at)));
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
-        let busy_s = self.replicas.iter().map(|replica| replica.pipeline.busy_ns as f64 / 1e9).sum::<f64>();
-        let service = self.lifecycle.report(settings, self.totals.last_end_ns);
-        let offered_s = match (&service, &settings.routing.autoscale) {
-            // At most as long as busy: hours are rounded.
-            (Some(service), Some(_)) => (service.replica_hours * 3600.0).max(busy_s),
-            _ => duration_s * self.replicas.len() as f64,
-        };
+        let fleet = self.fleet_report();
         let (total, itl_s, fairness) = self.meters.end();
         Report {
             settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
@@ -63,7 +57,7 @@ impl Fleet<'_> {
             tiers: tiers.collect(),
             batches: self.totals.batches(&stats),
             evicted_blocks: sum(|stats| stats.evicted_blocks),
-            fleet: FleetReport { utilisation: ratio(busy_s, offered_s), rerouted: self.lifecycle.rerouted, service },
+            fleet,
             latencies: Latencies {
                 ttft_s: total.ttft.summary(),
                 tpot_s: total.tpot.summary(),
@@ -77,6 +71,19 @@ impl Fleet<'_> {
             digest: format!("{digest:016x}"),
             wall_s: 0.0,
         }
+    }
+
+    /// Returns the use of the replicas until the last end.
+    fn fleet_report(&self) -> FleetReport {
+        let duration_s = self.totals.last_end_ns as f64 / 1e9;
+        let busy_s = self.replicas.iter().map(|replica| replica.pipeline.busy_ns as f64 / 1e9).sum::<f64>();
+        let service = self.lifecycle.report(self.settings, self.totals.last_end_ns);
+        let offered_s = match (&service, &self.settings.routing.autoscale) {
+            // At least as long as busy: hours are rounded.
+            (Some(service), Some(_)) => (service.replica_hours * 3600.0).max(busy_s),
+            _ => duration_s * self.replicas.len() as f64,
+        };
+        FleetReport { utilisation: ratio(busy_s, offered_s), rerouted: self.lifecycle.rerouted, service }
     }
 
     /// Checks that no core, load or block still holds a request.

@@ -3,7 +3,7 @@
 use trunkline_cluster::Input;
 use trunkline_sim_report::observer::ReplicaChange;
 
-use super::lifecycle::Phase;
+use super::phase::Phase;
 use super::{Fleet, SimEvent, engine};
 use crate::autoscale::{Autoscale, AutoscaleError, Autoscaler, Observed};
 use crate::in_flight::InFlightRequest;

@@ -208,9 +208,7 @@ fn results(facts: &mut Table, report: &Report) {
         ["utilisation", &per_cent(report.fleet.utilisation)],
         ["preemptions", &grouped(report.preemptions)],
     ]);
-    if let Some(service) = &report.fleet.service {
-        facts.add_rows(in_service(service));
-    }
+    facts.add_rows(report.fleet.service.iter().flat_map(in_service));
     if report.fleet.rerouted > 0 {
         facts.add_row(["rerouted", &format!("{} times", grouped(report.fleet.rerouted))]);
     }
