@@ -310,7 +310,7 @@ pub struct SettingsReport {
     pub failures: Vec<String>,
     /// Slow replicas as `REPLICA:FACTOR`.
     pub slow: Vec<String>,
-    /// Autoscaling policy with all parameters; left out for a fleet of a fixed size.
+    /// Autoscaling policy with the parameters given; left out for a fleet of a fixed size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<String>,
     /// Replicas at the start of an autoscaled fleet.
