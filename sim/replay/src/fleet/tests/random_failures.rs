@@ -3,7 +3,7 @@
 use super::autoscaling::{Watch, autoscaled, draining, watched};
 use super::*;
 use crate::random_failures::RandomFailures;
-use trunkline_sim_report::observer::ReplicaChange::{Back, Draining, Failed, Lost};
+use trunkline_sim_report::observer::ReplicaChange::{Back, Draining, Failed, Lost, Stopped};
 
 /// A hundred seconds of requests, each of a second.
 fn steady() -> Trace {
@@ -105,4 +105,22 @@ fn no_request_is_lost_when_most_replicas_are_under_repair() {
     for seed in 0..10 {
         watched(&steady(), &autoscaled(policy, 2, failing(2, 5.0, 5.0, seed)));
     }
+}
+
+#[test]
+fn requests_that_wait_at_a_replica_taken_out_under_repair_move_to_the_one_that_is_left() {
+    // Both are under repair at 16 s, when one is taken out; the requests wait at the one that failed last.
+    let of = |seed| failing(2, 10.0, 20.0, seed);
+    let suits = |seed: &u64| {
+        let random = of(*seed).routing.random_failures.unwrap();
+        let [first, second] = [0, 1].map(|replica| random.service_ns(replica, 0) / MS);
+        let back = [0, 1].map(|replica| (random.service_ns(replica, 0) + random.repair_ns(replica, 0)) / MS);
+        first < second && second < 14_000 && back.iter().all(|ms| *ms > 18_000)
+    };
+    let seed = (0..1_000).find(suits).unwrap();
+    let policy = "load:max=2,target=1000,interval_s=1,start_delay_s=2,stabilisation_s=15";
+    let (_, watch) = watched(&steady(), &autoscaled(policy, 2, of(seed)));
+    assert!(watch.changes.contains(&(16_000, 1, Stopped)), "{:?}", watch.changes);
+    let waited = |outcome: &&Outcome| (14_000..18_000).contains(&(outcome.arrival_ns / MS));
+    assert!(watch.outcomes.iter().filter(waited).all(|outcome| outcome.replica == 0));
 }
