@@ -160,7 +160,7 @@ impl Fleet<'_> {
     /// Fails a replica for the time of a repair. A draining replica does not come back.
     pub(super) fn fail_at_random(&mut self, replica: usize) {
         let Some(random) = &self.settings.routing.random_failures else { return };
-        if self.is_finished() {
+        if self.is_finished() || self.is_stuck() {
             return;
         }
         if self.replicas[replica].phase == Phase::Draining {

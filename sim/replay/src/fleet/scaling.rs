@@ -65,11 +65,17 @@ impl Fleet<'_> {
         }
     }
 
-    /// Returns `true` if only observations and failures would follow: a fault of the core, to be reported instead of observed for
-    /// ever.
-    fn is_stuck(&self) -> bool {
+    /// Returns `true` if a replica is up and only observations, failures at random and repairs would follow: a fault of the core, to
+    /// be reported instead of observed for ever.
+    pub(super) fn is_stuck(&self) -> bool {
+        let is_idle = |event: &SimEvent| match event {
+            SimEvent::FailAtRandom { .. } | SimEvent::Scale => true,
+            SimEvent::Return { replica, .. } => self.replicas[*replica].phase != Phase::Failed,
+            _ => false,
+        };
         self.pending.next_ns.is_none()
-            && self.queue.iter().all(|event| matches!(event.0.what, SimEvent::FailAtRandom { .. }))
+            && self.replicas.iter().any(|it| it.phase == Phase::Up)
+            && self.queue.iter().all(|event| is_idle(&event.0.what))
     }
 
     fn observe(&self) -> Observed {
