@@ -22,7 +22,7 @@ use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
 use trunkline_sim_perf::cost::{CostModel, PipelinedStep};
 use trunkline_sim_perf::link::{Copy, Links};
-use trunkline_sim_report::observer::{Observer, StepSeen};
+use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
 use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
@@ -32,12 +32,17 @@ mod copying;
 mod fast_forward;
 mod faults;
 mod held;
+mod lifecycle;
+mod phase;
 mod pipeline;
 mod reporting;
 mod roots;
+mod scaling;
 mod shared_storage;
 
 use self::held::Held;
+use self::lifecycle::Lifecycle;
+use self::phase::Phase;
 use self::pipeline::Pipeline;
 use self::roots::Roots;
 use self::shared_storage::SharedStorage;
@@ -148,6 +153,9 @@ struct Replica {
     life: u32,
     /// Factor on the durations of the steps.
     slowness: f64,
+    phase: Phase,
+    /// Number of times in service so far, to draw the length of each.
+    services: u64,
 }
 
 /// Event of the simulation. Events of one instant are handled in this order, then by replica.
@@ -156,8 +164,18 @@ enum SimEvent {
     Fail {
         failure: usize,
     },
+    FailAtRandom {
+        replica: usize,
+        life: u32,
+    },
     Return {
         replica: usize,
+        life: u32,
+    },
+    /// End of the start delay of a replica.
+    Ready {
+        replica: usize,
+        life: u32,
     },
     /// Wake-up of a link direction; void if the copies under way there have changed since.
     LinkWakeUp {
@@ -178,6 +196,8 @@ enum SimEvent {
         replica: usize,
         life: u32,
     },
+    /// Observation by the autoscaler.
+    Scale,
 }
 
 /// Entry of the event queue.
@@ -201,9 +221,7 @@ struct Fleet<'a> {
     replicas: Vec<Replica>,
     shared: SharedStorage,
     flights: InFlightRequests,
-    rerouted: u64,
-    /// Requests that a core gave up on, to be submitted again.
-    again: Vec<u64>,
+    lifecycle: Lifecycle,
     worker: Worker,
     meters: Meters<'a>,
     now_ns: u64,
@@ -258,7 +276,6 @@ impl<'a> Fleet<'a> {
         observer: &'a mut dyn Observer,
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
-        let routing = &settings.routing;
         let replicas =
             (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number)).collect::<Vec<_>>();
         let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
@@ -272,7 +289,7 @@ impl<'a> Fleet<'a> {
             settings,
             cost,
             can_fast_forward: !observer.wants_steps()
-                && routing.failures.is_empty()
+                && !settings.replicas_change()
                 && meters.is_alone()
                 && settings.group_layers.is_empty(),
             observer,
@@ -289,8 +306,7 @@ impl<'a> Fleet<'a> {
             meters,
             cluster,
             flights: InFlightRequests::default(),
-            rerouted: 0,
-            again: Vec::new(),
+            lifecycle: Lifecycle::new(settings)?,
             replicas,
             shared: SharedStorage::default(),
             worker: Worker::new(settings.draft_acceptance),
@@ -302,10 +318,7 @@ impl<'a> Fleet<'a> {
     }
 
     fn run(&mut self) -> Result<(), ReplayError> {
-        for replica in 0..self.replicas.len() {
-            self.tell(replica, Event::WorkerJoined);
-        }
-        self.schedule_faults();
+        self.start_replicas();
         self.begin_arrivals()?;
         loop {
             self.follow_up()?;
@@ -353,7 +366,17 @@ impl<'a> Fleet<'a> {
             SimEvent::StepEnd { .. } | SimEvent::TransferEnd { .. } => {}
             SimEvent::LinkWakeUp { replica, direction, version } => self.wake_up_link(replica, direction, version),
             SimEvent::Fail { failure } => self.fail(failure),
-            SimEvent::Return { replica } => self.come_back(replica),
+            SimEvent::FailAtRandom { replica, life } if life == self.replicas[replica].life => {
+                self.fail_at_random(replica);
+            }
+            SimEvent::Return { replica, life } if life == self.replicas[replica].life => {
+                self.join(replica, ReplicaChange::Back);
+            }
+            SimEvent::Ready { replica, life } if life == self.replicas[replica].life => {
+                self.join(replica, ReplicaChange::Started);
+            }
+            SimEvent::FailAtRandom { .. } | SimEvent::Return { .. } | SimEvent::Ready { .. } => {}
+            SimEvent::Scale => self.scale(),
         }
     }
 
@@ -401,9 +424,12 @@ impl<'a> Fleet<'a> {
         let mut outputs = std::mem::take(&mut self.spare.outputs);
         self.cluster.handle(self.now_ns, input, &mut outputs);
         self.perform_all(self.now_ns, outputs);
-        while let Some(number) = self.again.pop() {
-            self.rerouted += 1;
+        while let Some(number) = self.lifecycle.again.pop() {
+            self.lifecycle.rerouted += 1;
             self.arrive(number, None);
+        }
+        while let Some(replica) = self.lifecycle.emptied.pop() {
+            self.stop_emptied(replica);
         }
     }
 
@@ -431,7 +457,7 @@ impl<'a> Fleet<'a> {
             Output::Moved { request, from, to, why } => {
                 let flight = self.flights.get(request.0);
                 flight.replica = to.0;
-                self.rerouted += u64::from(why != Move::HandedOver);
+                self.lifecycle.rerouted += u64::from(why != Move::HandedOver);
                 self.meters.take_back(flight, at_ns, from.index());
                 self.meters.resubmit(flight, at_ns, to.index());
             }
@@ -440,14 +466,19 @@ impl<'a> Fleet<'a> {
                 let replica = self.flights.get(request.0).replica as usize;
                 self.refuse(at_ns, replica, request);
             }
-            Output::Cluster(_) | Output::Emptied(_) => unreachable!("a replay neither flushes nor drains"),
+            Output::Emptied(engine) => self.lifecycle.emptied.push(engine.index()),
+            Output::Cluster(_) => unreachable!("a replay neither flushes all caches nor ends the cluster"),
         }
     }
 
     fn perform_action(&mut self, at_ns: u64, replica: usize, action: Action) {
         match action {
             Action::Token { request, token } => {
-                self.meters.token(self.flights.get(request.0), at_ns, request.0, token);
+                let flight = self.flights.get(request.0);
+                if let Some(scaling) = &mut self.lifecycle.scaling {
+                    scaling.token(flight, at_ns);
+                }
+                self.meters.token(flight, at_ns, request.0, token);
             }
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
@@ -462,6 +493,9 @@ impl<'a> Fleet<'a> {
                     FinishReason::Timeout => self.meters.time_out(&flight, at_ns, replica, request.0, &usage),
                     _ => unreachable!("traced requests end by length or deadline alone"),
                 };
+                if let Some(scaling) = &mut self.lifecycle.scaling {
+                    scaling.end(outcome.tpot_ns);
+                }
                 self.end(replica, &outcome);
             }
             Action::Refuse { request, .. } => self.refuse(at_ns, replica, request),
@@ -476,7 +510,7 @@ impl<'a> Fleet<'a> {
     fn send_again(&mut self, at_ns: u64, replica: usize, request: RequestId) {
         let flight = self.flights.get(request.0);
         self.meters.take_back(flight, at_ns, replica);
-        self.again.push(request.0);
+        self.lifecycle.again.push(request.0);
     }
 
     fn refuse(&mut self, at_ns: u64, replica: usize, request: RequestId) {
@@ -536,6 +570,8 @@ impl Replica {
             held: Held::new(settings),
             life: 0,
             slowness: slow.map_or(1.0, |slow| slow.factor),
+            phase: Phase::Up,
+            services: 0,
         }
     }
 }

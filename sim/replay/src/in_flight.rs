@@ -71,6 +71,11 @@ impl InFlightRequests {
         self.window.get(number.checked_sub(self.first)? as usize)?.as_ref()
     }
 
+    /// Returns all requests in flight, in numerical order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &InFlightRequest> {
+        self.window.iter().flatten()
+    }
+
     /// Removes a request, which MUST be in flight, at the end.
     pub(crate) fn remove(&mut self, number: u64) -> InFlightRequest {
         let at = number.checked_sub(self.first).expect("it ends once");

@@ -42,7 +42,7 @@
 //!
 //! [`capacity`] measures the throughput limit of a fleet, so that a load can be given as a share of it. [`plan`] finds the smallest
 //! fleet for a set of SLOs, or the highest rate for a fleet. A fleet may have several kinds of replica ([`group`]), and replicas
-//! can be slow or fail ([`faults`]). [`calibrate`](mod@calibrate) fits step times to a server, and [`recorded`] replays the
+//! can be slow or fail ([`faults`], [`random_failures`]). Policies change the number of replicas ([`autoscale`]). [`calibrate`](mod@calibrate) fits step times to a server, and [`recorded`] replays the
 //! recording of a server and compares the decisions.
 //!
 //! # Invariants
@@ -63,6 +63,7 @@
 //! (300 requests, 195 preemptions) are reproduced within 1.2 %; with the roofline of the device within 3.5 %. The comparison covers
 //! one model on one device: elsewhere use the simulator to compare policies, and calibrate before buying hardware.
 
+pub mod autoscale;
 pub mod calibrate;
 pub mod capacity;
 pub mod engines;
@@ -72,6 +73,7 @@ pub mod group;
 mod in_flight;
 mod meters;
 pub mod plan;
+pub mod random_failures;
 pub mod recorded;
 pub mod settings;
 mod worker;

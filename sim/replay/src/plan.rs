@@ -13,6 +13,8 @@
 //! If the cost model states its error for every kind of batch, the search is repeated with all step times shorter and longer by it, from
 //! the answer on: [`Answer::range`].
 //!
+//! [`plan_day`] repeats the search for each rate of a daily curve.
+//!
 //! A probe stops once an SLO can no longer be met ([`trunkline_sim_report::slo::Judge`]), because an overloaded fleet takes the
 //! longest to replay; a stopped probe has no figures. If no probe meets the SLOs, the easiest one is replayed to the end.
 
@@ -32,8 +34,10 @@ use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
+mod day;
 mod range;
 
+pub use day::{Day, DayAnswer, FleetDay, HourAnswer, plan_day};
 pub use range::Range;
 
 /// Highest load with reliable tails of latency: above, small errors of step times become large errors of waiting times.
@@ -152,6 +156,15 @@ pub enum PlanError {
         "replicas that fail or are slow can be planned with only for a given number of replicas; look for the rate"
     )]
     Faults,
+    /// Autoscaling with an unknown number of replicas.
+    #[error("an autoscaled fleet finds the number of replicas itself; look for the rate")]
+    Autoscale,
+    /// Daily curve for a rate.
+    #[error("a daily curve gives the rates; leave out the search for the highest rate")]
+    DayRate,
+    /// Start delay out of range.
+    #[error("start delay is {0}; it must be from 0 to 3600 seconds")]
+    StartDelay(f64),
     /// Search over zero replicas.
     #[error("the most replicas is 0; it must be at least 1")]
     NoReplicas,
@@ -208,6 +221,9 @@ pub fn plan(
     let routing = &candidate.settings.routing;
     if search.goal != Goal::Rate && !(routing.failures.is_empty() && routing.slow.is_empty()) {
         return Err(PlanError::Faults);
+    }
+    if search.goal != Goal::Rate && routing.autoscale.is_some() {
+        return Err(PlanError::Autoscale);
     }
     if search.goal != Goal::Rate && !candidate.settings.others.is_empty() {
         return Err(PlanError::Mixed);
@@ -387,6 +403,7 @@ impl Prober<'_> {
     fn alone(&self) -> Result<Vec<SloResult>, PlanError> {
         let mut settings = self.candidate.settings.clone();
         (settings.replicas, settings.arrivals) = (1, Arrivals::Serial);
+        settings.routing.random_failures = None;
         let blocks = |tokens: u32| u64::from(tokens.div_ceil(settings.core.block_size));
         let of_all = self.trace.requests.iter().map(|request| blocks(request.input_tokens + request.output_tokens));
         let room = of_all.sum::<u64>().min(ALONE_BLOCKS_MAX) as u32;
@@ -469,9 +486,11 @@ impl Prober<'_> {
         // A figure of nothing is 0, but a fleet that completes nothing keeps no promise.
         // Percentiles leave out requests that ended at their deadlines; the judge does not.
         probe.met = report.completed > 0 && is_kept && probe.figures.iter().all(|figure| figure.met);
-        probe.utilisation = Some(report.utilisation);
+        probe.utilisation = Some(report.fleet.utilisation);
         if let Some(price_hour) = self.candidate.price_hour {
-            let price = price_hour * f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
+            let fixed_hours = f64::from(settings.n_replicas()) * report.duration_s / 3600.0;
+            let service = report.fleet.service.as_ref();
+            let price = price_hour * service.map_or(fixed_hours, |service| service.replica_hours);
             let million = |tokens: u64| (tokens > 0).then(|| price / (tokens as f64 / 1e6));
             probe.price_million_tokens = million(report.tokens.prompt_tokens + report.tokens.output_tokens);
             probe.price_million_output_tokens = million(report.tokens.output_tokens);

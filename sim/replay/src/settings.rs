@@ -5,8 +5,10 @@ use trunkline_cluster::{ClusterConfig, ClusterError, EngineConfig, Role};
 use trunkline_core::registry::RegistryError;
 use trunkline_core::{Config, ConfigError};
 
+use crate::autoscale::{Autoscale, AutoscaleError};
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::group::Group;
+use crate::random_failures::{RandomFailures, RandomFailuresError};
 use trunkline_sim_perf::cost::{
     CostChoice, CostModel, EngineOverhead, Parallel, ParallelError, Weights, recompute_token_ns,
     replica_recompute_token_ns,
@@ -65,6 +67,8 @@ pub struct Settings {
     pub draft_acceptance: f64,
     /// Routing of requests, and faults of replicas.
     pub routing: Routing,
+    /// Price of a replica for an hour, in any currency, of each kind in order; empty without prices.
+    pub prices: Vec<f64>,
 }
 
 /// Routing of requests, and faults of replicas.
@@ -78,12 +82,23 @@ pub struct Routing {
     pub failures: Vec<Failure>,
     /// Replicas with a factor on the step time.
     pub slow: Vec<Slow>,
+    /// Failures of all replicas at random times.
+    pub random_failures: Option<RandomFailures>,
+    /// Policy for the number of replicas; [`Settings::replicas`] MUST be the highest number of the policy.
+    pub autoscale: Option<Autoscale>,
 }
 
 impl Default for Routing {
     /// Returns the default router without faults.
     fn default() -> Self {
-        Self { router: ROUTER_DEFAULT.into(), roles: Vec::new(), failures: Vec::new(), slow: Vec::new() }
+        Self {
+            router: ROUTER_DEFAULT.into(),
+            roles: Vec::new(),
+            failures: Vec::new(),
+            slow: Vec::new(),
+            random_failures: None,
+            autoscale: None,
+        }
     }
 }
 
@@ -128,6 +143,7 @@ impl Settings {
             engine_overhead: EngineOverhead::default(),
             weights: Weights::Resident,
             others: Vec::new(),
+            prices: Vec::new(),
         }
     }
 
@@ -229,10 +245,50 @@ impl Settings {
         }
         router::REGISTRY.parse(&self.routing.router)?;
         faults::validate(self.n_replicas(), &self.routing.failures, &self.routing.slow)?;
-        if self.arrivals == Arrivals::AtOnce && !self.routing.failures.is_empty() {
+        let has_failures = !self.routing.failures.is_empty() || self.routing.random_failures.is_some();
+        if self.arrivals == Arrivals::AtOnce && has_failures {
             return Err(FaultError::AtOnce.into());
         }
+        if let Some(random) = &self.routing.random_failures {
+            random.validate()?;
+        }
+        let kinds = 1 + self.others.len();
+        let is_price = |price: &f64| *price > 0.0 && price.is_finite();
+        if !(self.prices.is_empty() || self.prices.len() == kinds && self.prices.iter().all(is_price)) {
+            return Err(SettingsError::Prices { prices: self.prices.len(), kinds });
+        }
+        self.validate_autoscale()?;
         self.validate_roles()
+    }
+
+    /// Checks that a policy can change the number of replicas.
+    fn validate_autoscale(&self) -> Result<(), AutoscaleError> {
+        let Some(autoscale) = &self.routing.autoscale else { return Ok(()) };
+        let max = autoscale.limits()?.max;
+        if !self.others.is_empty() {
+            return Err(AutoscaleError::Kinds);
+        }
+        if !self.routing.roles.is_empty() {
+            return Err(AutoscaleError::Roles);
+        }
+        if self.arrivals == Arrivals::AtOnce {
+            return Err(AutoscaleError::AtOnce);
+        }
+        if self.replicas != max {
+            return Err(AutoscaleError::Fleet { replicas: self.replicas, max });
+        }
+        Ok(())
+    }
+
+    /// Returns the number of replicas up at the start, of all kinds.
+    pub fn initial_replicas(&self) -> u32 {
+        self.routing.autoscale.as_ref().map_or(self.n_replicas(), |autoscale| autoscale.initial)
+    }
+
+    /// Returns `true` if replicas start, stop or fail.
+    pub(crate) fn replicas_change(&self) -> bool {
+        let Routing { failures, random_failures, autoscale, .. } = &self.routing;
+        !failures.is_empty() || random_failures.is_some() || autoscale.is_some()
     }
 
     /// Checks that the layer groups of the core share the layers of the model.
@@ -359,6 +415,20 @@ pub enum SettingsError {
     /// Phase that no replica serves.
     #[error("no replica has the role '{0}' or 'both'")]
     NoRole(&'static str),
+    /// Means of random failures out of range.
+    #[error(transparent)]
+    RandomFailures(#[from] RandomFailuresError),
+    /// Autoscaling that cannot be.
+    #[error(transparent)]
+    Autoscale(#[from] AutoscaleError),
+    /// Prices out of range, or not one for each kind of replica.
+    #[error("{prices} prices for {kinds} kinds of replica; give each kind a price above 0, or none")]
+    Prices {
+        /// Number of prices in the settings.
+        prices: usize,
+        /// Number of kinds of replica.
+        kinds: usize,
+    },
     /// Faults that cannot happen in the fleet.
     #[error(transparent)]
     Faults(#[from] FaultError),

@@ -194,9 +194,36 @@ pub const FIGURES: &[Figure<Report>] = &[
         Some(r.tokens.dropped_blocks)
     }),
     real("utilisation", "Utilisation", Share, Neither, "Share of the replicas' time spent in steps.", |r| {
-        Some(r.utilisation)
+        Some(r.fleet.utilisation)
     }),
-    count("rerouted", "Rerouted", Neither, "Requests moved to another replica after a failure.", |r| Some(r.rerouted)),
+    count("rerouted", "Rerouted", Neither, "Requests moved to another replica after a failure.", |r| {
+        Some(r.fleet.rerouted)
+    }),
+    real("ready_mean", "Ready replicas", Count, Neither, "Mean number of replicas that take new requests.", |r| {
+        r.fleet.service.as_ref().map(|service| service.ready_mean)
+    }),
+    count("ready_min", "Fewest ready", Neither, "Least number of ready replicas.", |r| {
+        r.fleet.service.as_ref().map(|service| service.ready_min.into())
+    }),
+    count("ready_max", "Most ready", Neither, "Highest number of ready replicas.", |r| {
+        r.fleet.service.as_ref().map(|service| service.ready_max.into())
+    }),
+    real("replica_hours", "Replica-hours", Count, Lower, "Time from order to stop of all replicas, hours.", |r| {
+        r.fleet.service.as_ref().map(|service| service.replica_hours)
+    }),
+    count("starts", "Starts", Neither, "Replicas ordered after the start.", |r| {
+        r.fleet.service.as_ref().map(|service| service.starts)
+    }),
+    count("stops", "Stops", Neither, "Replicas taken out.", |r| r.fleet.service.as_ref().map(|service| service.stops)),
+    count("failures", "Failures", Neither, "Failures of replicas.", |r| {
+        r.fleet.service.as_ref().map(|service| service.failures)
+    }),
+    real("total_cost", "Cost", Count, Lower, "Price of all replica-hours.", |r| {
+        r.fleet.service.as_ref().and_then(|service| service.total_cost)
+    }),
+    real("cost_per_day", "Cost per day", Count, Lower, "Price of 24 hours at the mean of the replay.", |r| {
+        r.fleet.service.as_ref().and_then(|service| service.cost_per_day)
+    }),
     count("device_blocks", "Device blocks", Neither, "KV blocks on each device.", |r| {
         Some(r.settings.core.device_blocks.into())
     }),

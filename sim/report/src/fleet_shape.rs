@@ -18,6 +18,10 @@ pub struct FleetShape {
     pub tiers: Vec<(String, u64)>,
     /// Time in nanoseconds and replica of each failure without a return.
     pub lost: Vec<(u64, u32)>,
+    /// Replicas that are not up at the start; 0 without autoscaling.
+    pub off: u32,
+    /// `true` if replicas start, stop or fail, so that their number is worth a chart.
+    pub changes: bool,
 }
 
 impl FleetShape {

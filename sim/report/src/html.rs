@@ -61,7 +61,7 @@ pub fn page(runs: &[Run<'_>]) -> String {
             ("arrived_note", arrived_note.into()),
             ("max_note", max_note.into()),
             ("replicas_link", if replicas { r##"<a href="#replicas">Replicas</a>"##.into() } else { String::new() }),
-            ("replicas", if replicas { REPLICAS.into() } else { String::new() }),
+            ("replicas", if replicas { replicas_section(runs) } else { String::new() }),
             ("settings", settings::tables(runs)),
             ("trust", settings::trust(runs)),
             ("footer", footer(runs)),
@@ -75,10 +75,20 @@ pub fn page(runs: &[Run<'_>]) -> String {
 const REPLICAS: &str = r#"<section id="replicas">
   <h2>Replicas</h2>
   <div class="charts">
-    <figure data-chart="busy" class="stack"><h3>Utilisation</h3><figcaption>Time in which each replica ran steps (%), of the whole replay.</figcaption></figure>
+{{ready}}    <figure data-chart="busy" class="stack"><h3>Utilisation</h3><figcaption>Time in which each replica ran steps (%), of the whole replay.</figcaption></figure>
     <figure data-chart="shares" class="stack"><h3>Requests</h3><figcaption>Requests that ended at each replica.</figcaption></figure>
   </div>
 </section>"#;
+
+/// Chart of the ready replicas, shown if their number changes in every run.
+const READY: &str = r#"    <figure data-chart="ready" class="wide"><h3>Ready replicas</h3><figcaption>Replicas that take new requests: started, not draining and not failed.</figcaption></figure>
+"#;
+
+/// Returns the section on replicas.
+fn replicas_section(runs: &[Run<'_>]) -> String {
+    let ready = if runs.iter().all(|run| run.series.ready.is_some()) { READY } else { "" };
+    fill(REPLICAS, &[("ready", ready.into())])
+}
 
 /// Returns one or two sentences on the trace and the fleet.
 fn lede(runs: &[Run<'_>]) -> String {

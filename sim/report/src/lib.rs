@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`report`] | the report of a replay, as JSON |
 //! | [`figures`] | catalogue of all figures: name, unit, direction, meaning, value |
+//! | [`service`] | replicas in service over time, replica-hours and cost |
 //! | [`slo`] | service-level objectives on latency, and goodput |
 //! | [`fairness`] | service of competing tenants |
 //! | [`observer`] | the interface between a replay and its observers |
@@ -32,6 +33,7 @@ pub mod observer;
 pub mod outcome;
 pub mod report;
 pub mod series;
+pub mod service;
 pub mod slo;
 pub mod timeline;
 

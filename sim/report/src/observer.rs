@@ -31,15 +31,56 @@ pub trait Observer {
         let _ = transfer;
     }
 
-    /// Called at the failure or return of a replica.
-    fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
-        let _ = (now_ns, replica, up);
+    /// Called at the failure, return, start or stop of a replica.
+    fn replica(&mut self, now_ns: u64, replica: u32, change: ReplicaChange) {
+        let _ = (now_ns, replica, change);
     }
 }
 
 impl<F: FnMut(&Outcome) -> ControlFlow<()>> Observer for F {
     fn ended(&mut self, outcome: &Outcome) -> ControlFlow<()> {
         self(outcome)
+    }
+}
+
+/// Change of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaChange {
+    /// Failure with a return later.
+    Failed,
+    /// Failure for good.
+    Lost,
+    /// Return after a failure, with an empty cache.
+    Back,
+    /// Order of a replica, usable after the start delay.
+    Ordered,
+    /// End of the start delay: ready, with an empty cache.
+    Started,
+    /// Begin of a drain: no new requests.
+    Draining,
+    /// Drain taken back: ready again, with the cache.
+    Reopened,
+    /// End of a drain, or cancelled order: the memory is lost.
+    Stopped,
+}
+
+impl ReplicaChange {
+    /// Returns `true` if the worker ends with this change, and the KV with it.
+    pub fn ends_worker(self) -> bool {
+        matches!(self, Self::Failed | Self::Lost | Self::Stopped)
+    }
+
+    /// Returns the name in timelines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Failed | Self::Lost => "failed",
+            Self::Back => "back",
+            Self::Ordered => "ordered",
+            Self::Started => "started",
+            Self::Draining => "draining",
+            Self::Reopened => "reopened",
+            Self::Stopped => "stopped",
+        }
     }
 }
 
@@ -107,7 +148,7 @@ impl Observer for Observers<'_> {
         self.0.iter_mut().for_each(|observer| observer.transfer(transfer));
     }
 
-    fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
-        self.0.iter_mut().for_each(|observer| observer.replica(now_ns, replica, up));
+    fn replica(&mut self, now_ns: u64, replica: u32, change: ReplicaChange) {
+        self.0.iter_mut().for_each(|observer| observer.replica(now_ns, replica, change));
     }
 }

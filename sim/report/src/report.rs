@@ -8,11 +8,12 @@ use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
 
 use crate::numbers::ratio;
+use crate::service::ServiceReport;
 
 /// Result of a replay. Equal inputs give equal reports, except for [`Report::wall_s`].
 ///
 /// Counts are sums over all replicas; latencies cover completed requests only. JSON is flat: the fields of [`TokenTotals`],
-/// [`SwapReport`], [`BatchReport`] and [`Latencies`] are fields of the report.
+/// [`SwapReport`], [`BatchReport`], [`FleetReport`] and [`Latencies`] are fields of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Settings of the replay, as far as relevant to the result.
@@ -42,10 +43,9 @@ pub struct Report {
     pub batches: BatchReport,
     /// Cached blocks evicted from devices to make room.
     pub evicted_blocks: u64,
-    /// Share of the replicas' time spent in steps: busy time / (replicas * duration), from 0 to 1.
-    pub utilisation: f64,
-    /// Requests moved to another replica after a failure for good.
-    pub rerouted: u64,
+    /// Use of the replicas, starts, stops and failures.
+    #[serde(flatten)]
+    pub fleet: FleetReport,
     /// TTFT, TPOT, ITL and E2E.
     #[serde(flatten)]
     pub latencies: Latencies,
@@ -108,6 +108,19 @@ pub struct BatchReport {
     pub drafted_tokens: u64,
     /// Draft tokens that the model accepted.
     pub accepted_drafts: u64,
+}
+
+/// Use of the replicas, starts, stops and failures.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct FleetReport {
+    /// Share of the replicas' time spent in steps, from 0 to 1: busy time / (replicas * duration), or busy time / replica-hours if the
+    /// number of replicas changes by a policy.
+    pub utilisation: f64,
+    /// Requests moved to another replica, after a failure or from a draining replica.
+    pub rerouted: u64,
+    /// Replicas in service; `None` for a fleet without failures, autoscaling and prices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceReport>,
 }
 
 /// Latencies of completed requests.
@@ -297,6 +310,12 @@ pub struct SettingsReport {
     pub failures: Vec<String>,
     /// Slow replicas as `REPLICA:FACTOR`.
     pub slow: Vec<String>,
+    /// Autoscaling policy with the parameters given; left out for a fleet of a fixed size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoscale: Option<String>,
+    /// Replicas at the start of an autoscaled fleet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initial_replicas: Option<u32>,
     /// Limits and policies of the cores; of the first kind in a fleet of several.
     #[serde(flatten, serialize_with = "core_settings")]
     pub core: Config,

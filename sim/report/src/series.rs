@@ -20,7 +20,7 @@ use trunkline_core::{Stats, TIERS_MAX};
 
 use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;
-use crate::observer::{Observer, StepSeen, TransferSeen};
+use crate::observer::{Observer, ReplicaChange, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use crate::report::Report;
 use trunkline_sim_perf::link::direction;
@@ -32,8 +32,8 @@ mod report;
 
 pub use self::distribution::Distribution;
 pub use self::report::{
-    BlockSeries, FlowSeries, LatencyDistributions, LinkSeries, ReplicaTotals, RequestSeries, SeriesReport, StepSeries,
-    TierSeries,
+    BlockSeries, FlowSeries, LatencyDistributions, LinkSeries, ReadySeries, ReplicaTotals, RequestSeries, SeriesReport,
+    StepSeries, TierSeries,
 };
 
 use self::buckets::{Buckets, Sum};
@@ -48,14 +48,16 @@ pub struct Series {
     /// Last counters of each replica.
     counted: Vec<Counted>,
     replicas: Vec<ReplicaTotals>,
-    /// Failures not yet counted; those after the end of the last request never count.
-    failed: Vec<(u64, u32)>,
+    /// Changes of replicas not yet counted; those after the end of the last request never count.
+    changes: Vec<(u64, u32, ReplicaChange)>,
     /// Failures after which the replica does not come back.
     lost: Vec<(u64, u32)>,
     block_bytes: u64,
     device_blocks: u64,
     /// Name of each tier and its blocks over all replicas.
     tiers: Vec<(String, u64)>,
+    /// `true` if the number of ready replicas changes.
+    has_changes: bool,
     latencies_ns: Latencies,
 }
 
@@ -81,19 +83,20 @@ impl Series {
     /// Returns a series of a replay on the fleet `shape`, with nothing observed yet.
     pub fn new(shape: FleetShape) -> Self {
         let n = shape.replicas();
-        let FleetShape { device_blocks, block_bytes, mut tiers, lost } = shape;
+        let FleetShape { device_blocks, block_bytes, mut tiers, lost, off, changes } = shape;
         tiers.truncate(TIERS_MAX);
         Self {
             buckets: Buckets::default(),
-            gauges: Gauges::new(&device_blocks),
+            gauges: Gauges::new(&device_blocks, off),
             pending_steps: PendingSteps::new(n),
             counted: vec![Counted::default(); n as usize],
             replicas: vec![ReplicaTotals::default(); n as usize],
-            failed: Vec::new(),
+            changes: Vec::new(),
             lost,
             block_bytes,
             device_blocks: device_blocks.iter().sum(),
             tiers,
+            has_changes: changes,
             latencies_ns: Latencies::default(),
         }
     }
@@ -101,8 +104,8 @@ impl Series {
     /// Returns the series of the replay with the given `report`.
     pub fn finish(mut self, report: &Report) -> SeriesReport {
         let duration_ns = (report.duration_s * 1e9).round() as u64;
-        self.failed.retain(|(at_ns, _)| *at_ns < duration_ns);
-        self.count_failures();
+        self.changes.retain(|(at_ns, ..)| *at_ns < duration_ns);
+        self.count_changes();
         for step in self.pending_steps.end() {
             // No core says what came of its last step. A sequence that samples gives a token at least; drafts come on top.
             let tokens = step.shape.sampled.min(step.shape.decodes + step.shape.prefills);
@@ -112,10 +115,14 @@ impl Series {
         SeriesReport::from_series(self, report, duration_ns)
     }
 
-    /// Counts pending failures before a later event.
-    fn count_failures(&mut self) {
-        for (at_ns, replica) in std::mem::take(&mut self.failed) {
-            let returns = !self.lost.contains(&(at_ns, replica));
+    /// Counts pending changes of replicas before a later event.
+    fn count_changes(&mut self) {
+        for (at_ns, replica, change) in std::mem::take(&mut self.changes) {
+            self.gauges.change(at_ns, replica, change, &mut self.buckets);
+            if !change.ends_worker() {
+                continue;
+            }
+            let returns = change == ReplicaChange::Failed && !self.lost.contains(&(at_ns, replica));
             self.gauges.fail(at_ns, replica, returns, &mut self.buckets);
             if let Some(step) = self.pending_steps.fail(at_ns, replica) {
                 // One that ended in the instant of the failure was answered if that came later; its tokens are counted with the next step.
@@ -164,7 +171,7 @@ impl Series {
 
 impl Observer for Series {
     fn ended(&mut self, outcome: &Outcome) -> ControlFlow<()> {
-        self.count_failures();
+        self.count_changes();
         self.buckets.add(Sum::Arrived, outcome.arrival_ns, 1.0);
         let totals = &mut self.replicas[outcome.replica as usize];
         let (Some(ttft_ns), Some(e2e_ns)) = (outcome.ttft_ns, outcome.e2e_ns) else {
@@ -191,7 +198,7 @@ impl Observer for Series {
     }
 
     fn step(&mut self, seen: &StepSeen<'_>) {
-        self.count_failures();
+        self.count_changes();
         let tokens = self.count_counters(seen.begin_ns, seen.replica, seen.stats);
         match self.pending_steps.step(seen) {
             Some(past) => self.count_step(&past, tokens),
@@ -209,9 +216,7 @@ impl Observer for Series {
         }
     }
 
-    fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
-        if !up {
-            self.failed.push((now_ns, replica));
-        }
+    fn replica(&mut self, now_ns: u64, replica: u32, change: ReplicaChange) {
+        self.changes.push((now_ns, replica, change));
     }
 }

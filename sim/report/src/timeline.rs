@@ -8,6 +8,7 @@
 //! | async slices `request` | a request from arrival to end, and inside `queue`, `prefill` and `decode`, at its last replica |
 //! | counters `requests`, `KV blocks` | gauges during each step |
 //! | instants `failed`, `back`, `refused` | failures, returns and refusals |
+//! | instants `ordered`, `started`, `draining`, `reopened`, `stopped` | autoscaling |
 //!
 //! Times are microseconds after the first arrival, exact to the nanosecond. The file is written during the replay; only steps that
 //! a failure could still interrupt are held back. Events are not sorted by time, which neither viewer requires.
@@ -25,7 +26,7 @@ use trunkline_core::transfer::Place;
 
 use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;
-use crate::observer::{Observer, StepSeen, TransferSeen};
+use crate::observer::{Observer, ReplicaChange, StepSeen, TransferSeen};
 use crate::outcome::Outcome;
 use trunkline_sim_perf::link::{direction, direction_name};
 
@@ -365,8 +366,8 @@ impl Observer for TimelineWriter {
         self.write_copy(seen);
     }
 
-    fn replica(&mut self, now_ns: u64, replica: u32, up: bool) {
-        if !up {
+    fn replica(&mut self, now_ns: u64, replica: u32, change: ReplicaChange) {
+        if change.ends_worker() {
             if let Some(step) = self.pending_steps.fail(now_ns, replica) {
                 self.write_step(&step);
                 if step.end_ns < now_ns {
@@ -375,7 +376,7 @@ impl Observer for TimelineWriter {
             }
             self.write_gauges(now_ns, replica, Gauges::default());
         }
-        self.write_instant(now_ns, replica, if up { "back" } else { "failed" }, "");
+        self.write_instant(now_ns, replica, change.name(), "");
     }
 }
 

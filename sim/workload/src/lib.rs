@@ -5,6 +5,7 @@
 //! | [`trace`] | traces in six public formats: reading, selecting, converting, writing, statistics |
 //! | [`synthetic`] | workloads of users and agents from a TOML file, open or closed loop |
 //! | [`tenants`] | synthetic tenants for traces without tenants |
+//! | [`daily`] | rates of arrivals in each hour of a day |
 //! | [`summary`] | means and percentiles of measured values |
 //! | [`lines`] | lines of text files, plain, gzip or Zstandard |
 //!
@@ -21,6 +22,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod daily;
 pub mod lines;
 pub mod summary;
 pub mod synthetic;

@@ -35,6 +35,7 @@
 //! | `gamma` | `sessions-per-s`, `cv` | gamma, with that coefficient of variation: 1 is Poisson, more is burstier |
 //! | `on-off` | `sessions-per-s`, `off-sessions-per-s` (default 0), `on-s`, `off-s` | Poisson at two alternating rates, each for an exponential time with the given mean |
 //! | `diurnal` | `sessions-per-s`, `amplitude` below 1, `period-s` (default 86400) | Poisson at a sinusoidal rate around its mean, starting at the trough |
+//! | `hourly` | `sessions-per-s`, `rates` (24 factors), `period-s` (default 86400, a day of 24 hours) | Poisson at `sessions-per-s` times the factor of the hour |
 //!
 //! # Distributions
 //!

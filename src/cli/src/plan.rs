@@ -1,17 +1,21 @@
 //! `trunkline plan`: the least number of replicas, or the highest rate of requests, that meets SLOs on latency.
 
+mod day;
+
 use std::path::PathBuf;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use trunkline_sim_perf::cost::BoxedCost;
-use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan};
+use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan, plan_day};
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, SloResult, Slos};
 use trunkline_sim_workload::Trace;
 
+use self::day::DayArgs;
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::{is_workload, recording};
 use crate::replay::settings::{Runs, SettingsArgs, runs};
@@ -28,6 +32,9 @@ Examples:
 
   How many prefill and how many decode replicas, with blocks that travel through the host memory of one machine?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --slo tpot_p95=30ms --split --shared-mem 256GB
+
+  How many in each hour of a working day, and what does a fleet that follows the day save?
+    trunkline plan trace.jsonl.gz --slo ttft_p99=2s --daily-curve examples/curves/office-day.csv --price h100-80g=2.5
 
   How much more traffic do four take?
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
@@ -68,13 +75,12 @@ pub struct PlanArgs {
     #[arg(long, conflicts_with_all = ["find_rate", "roles"])]
     split: bool,
 
-    /// Price of a replica of a kind for an hour, such as h100-80g=2.5. May be given more than once.
-    #[arg(long, value_name = "HARDWARE=PRICE")]
-    price: Vec<String>,
-
     /// Run every probe to its end, so that probes that fail have figures too.
     #[arg(long)]
     complete: bool,
+
+    #[command(flatten)]
+    day: DayArgs,
 
     #[command(flatten)]
     part: SelectionArgs,
@@ -97,6 +103,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let mut args = args;
     args.settings.follow(&args.trace)?;
     args.settings.fit_blocks = true;
+    let day = args.day.day()?;
     let mut fleets = fleets(&args)?;
     let prices = prices(&args, &fleets)?;
     let path = args.trace.display();
@@ -116,17 +123,29 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let search = Search { slos: &slos, goal, complete: args.complete, split: args.split };
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
-    let answers = fleets.into_iter().zip(prices).map(|((settings, cost), price_hour)| {
-        let candidate = Candidate { settings, cost: &*cost, price_hour };
-        plan(&trace, &candidate, &search, &|| spinner.inc(1))
+    let candidates = fleets.iter().zip(prices).map(|((settings, cost), price_hour)| Candidate {
+        settings: settings.clone(),
+        cost: &**cost,
+        price_hour,
     });
+    let progress = || spinner.inc(1);
+    if let Some(day) = day {
+        let answers = candidates.map(|candidate| plan_day(&trace, &candidate, &search, &day, &progress));
+        let answers = answers.collect::<Result<Vec<_>, _>>();
+        spinner.finish_and_clear();
+        return answer(&args, &answers?, |answer| day::render(answer, goal));
+    }
+    let answers = candidates.map(|candidate| plan(&trace, &candidate, &search, &progress));
     let answers = answers.collect::<Result<Vec<_>, _>>();
     spinner.finish_and_clear();
+    answer(&args, &answers?, |answer| render(answer, goal))
+}
 
-    let answers = answers?;
+/// Writes the answers as JSON or as text.
+fn answer<A: Serialize>(args: &PlanArgs, answers: &[A], render: impl Fn(&A) -> String) -> anyhow::Result<()> {
     match &args.json.json {
-        Some(to) => write_json("report", to, &serde_json::to_string_pretty(&answers)?),
-        None => print(&answers.iter().map(|answer| render(answer, goal)).collect::<Vec<_>>().join("\n\n")),
+        Some(to) => write_json("report", to, &serde_json::to_string_pretty(answers)?),
+        None => print(&answers.iter().map(render).collect::<Vec<_>>().join("\n\n")),
     }
 }
 
@@ -139,6 +158,10 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
     ensure!(
         args.find_rate || args.settings.routing.roles.is_none(),
         "roles are those of a given number of replicas; find the division with --split, or the rate with --find-rate"
+    );
+    ensure!(
+        args.find_rate || !args.settings.service.is_autoscaled(),
+        "an autoscaled fleet finds the number of replicas itself; look for the rate with --find-rate"
     );
     let of_hardware = |hardware: &str| {
         let mut of_one = args.settings.clone();
@@ -161,38 +184,13 @@ fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<(Settings, 
 
 /// Returns the price of a replica of each of `fleets` for an hour, the mean over kinds if there are several; `None` if not given.
 fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<Vec<Option<f64>>> {
-    let mut prices = Vec::new();
-    for spec in &args.price {
-        let parsed = spec.split_once('=').and_then(|(name, price)| Some((name, price.parse::<f64>().ok()?)));
-        let (name, price) =
-            parsed.with_context(|| format!("price is '{spec}'; give HARDWARE=PRICE, such as h100-80g=2.5"))?;
-        let planned = fleets.iter().any(|(fleet, _)| kinds(fleet).any(|(hardware, _)| hardware == name));
-        ensure!(planned, "price of '{name}', which is not planned with; name it in --hardware");
-        prices.push((name, price));
-    }
-    let price_of = |name: &str| prices.iter().rev().find(|(known, _)| *known == name).map(|(_, price)| *price);
+    args.settings.service.check_prices(fleets.iter().map(|(fleet, _)| fleet))?;
     let mean = |(fleet, _): &(Settings, BoxedCost)| {
-        if fleet.others.is_empty() {
-            return Ok(price_of(fleet.hardware.name));
-        }
-        if kinds(fleet).all(|(name, _)| price_of(name).is_none()) {
-            return Ok(None);
-        }
-        let mut sum = 0.0;
-        for (name, replicas) in kinds(fleet) {
-            let price =
-                price_of(name).with_context(|| format!("price of '{name}' is missing; the fleet has it too"))?;
-            sum += price * f64::from(replicas);
-        }
-        Ok(Some(sum / f64::from(fleet.n_replicas())))
+        let replicas = std::iter::once(fleet.replicas).chain(fleet.others.iter().map(|group| group.replicas));
+        let sum = replicas.zip(&fleet.prices).map(|(replicas, price)| f64::from(replicas) * price).sum::<f64>();
+        (!fleet.prices.is_empty()).then(|| sum / f64::from(fleet.n_replicas()))
     };
-    fleets.iter().map(mean).collect()
-}
-
-/// Returns the hardware and the number of replicas of each kind.
-fn kinds(fleet: &Settings) -> impl Iterator<Item = (&'static str, u32)> {
-    let others = fleet.others.iter().map(|group| (group.hardware.name, group.replicas));
-    std::iter::once((fleet.hardware.name, fleet.replicas)).chain(others)
+    Ok(fleets.iter().map(mean).collect())
 }
 
 /// Returns the table of probes, and the answer below.
@@ -446,5 +444,39 @@ mod tests {
                 assert!(text.contains(part), "{part}: {text}");
             }
         }
+    }
+
+    #[test]
+    fn a_day_has_replicas_for_each_hour_and_the_cost_of_two_fleets() {
+        let mut trace = tempfile::NamedTempFile::new().unwrap();
+        for i in 0..60 {
+            let at_ms = i * 4;
+            writeln!(trace, r#"{{"timestamp": {at_ms}, "input_length": 512, "output_length": 20, "hash_ids": [{i}]}}"#)
+                .unwrap();
+        }
+        let out = tempfile::NamedTempFile::new().unwrap();
+        let (trace, out) = (trace.path().display().to_string(), out.path().display().to_string());
+        let words = "--slo ttft_p99=50ms --daily-curve 2:0.2 --start-delay 360 --price h100-80g=2 --max-replicas 32";
+        run(parse(&format!("{trace} {words} --json {out}"))).unwrap();
+        let answers: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
+        let replicas = |hour: usize| answers[0]["hours"][hour]["best"]["replicas"].as_f64().unwrap();
+        let hours: Vec<f64> = (0..24).map(replicas).collect();
+        assert!(hours[..12].is_sorted() && hours[0] < hours[11], "{hours:?}");
+        let (fixed, following) = (&answers[0]["fixed"], &answers[0]["following"]);
+        let starting_hours = (hours[11] - hours[0]) * 0.1;
+        let near = |a: &serde_json::Value, b: f64| (a.as_f64().unwrap() - b).abs() < 1e-6;
+        assert!(near(&fixed["cost"], 2.0 * 24.0 * hours[11]), "{fixed}");
+        assert!(near(&following["cost"], 2.0 * (hours.iter().sum::<f64>() + starting_hours)), "{following}");
+        let none = format!("{trace} --slo ttft_p99=50ms --daily-curve none.csv");
+        assert!(fault(&none).starts_with("daily curve is 'none.csv'; give a file with HOUR,RATE in 24 lines"));
+        let long = format!("{trace} {words}").replace("360", "4000");
+        assert_eq!(fault(&long), "start delay is 4000; it must be from 0 to 3600 seconds");
+        let scaled = format!("{trace} --slo ttft_p99=50ms --autoscale load");
+        let message = "an autoscaled fleet finds the number of replicas itself; look for the rate with --find-rate";
+        assert_eq!(fault(&scaled), message);
+        run(parse(&format!(
+            "{trace} --slo ttft_p99=50ms --find-rate --autoscale load:max=2,interval_s=1 --json /dev/null"
+        )))
+        .unwrap();
     }
 }

@@ -6,6 +6,7 @@ mod measured;
 mod outputs;
 pub(crate) mod render;
 mod run;
+mod service;
 pub(crate) mod settings;
 pub(crate) mod tiers;
 
@@ -44,6 +45,9 @@ Examples:
   Does routing by prefix pay, and what if a replica fails after ten minutes?
     trunkline replay trace.jsonl.gz --replicas 4 --router round_robin --router prefix_affinity --fail 2@600..660
 
+  What do a fixed fleet and one that follows the load cost, and what does the second cost in latency?
+    trunkline replay day.jsonl.gz --replicas 4 --autoscale none --autoscale load:min=1,max=4,target=24 --price h100-80g=2.5
+
   How does a tenant with nine tenths of the requests affect the other?
     trunkline replay trace.csv --load 1.2 --tenants 0.9,0.1
 
@@ -59,8 +63,8 @@ Examples:
 Latencies come from a cost model, a roofline unless --cost says otherwise; the report states its error.";
 
 /// Groups of flags about traces, which a recording leaves no room for.
-const OF_TRACES: [&str; 7] =
-    ["TraceArgs", "SelectionArgs", "FleetArgs", "LimitArgs", "CoreSettings", "RoutingArgs", "TierArgs"];
+const OF_TRACES: [&str; 8] =
+    ["TraceArgs", "SelectionArgs", "FleetArgs", "LimitArgs", "CoreSettings", "RoutingArgs", "ServiceArgs", "TierArgs"];
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
@@ -143,6 +147,7 @@ impl ReplayArgs {
     /// If a setting is unknown, malformed or outside its range.
     pub(crate) fn plan(&self) -> anyhow::Result<ReplayPlan> {
         let Runs { settings: runs, cost } = runs(&self.settings, self.arrivals())?;
+        self.settings.service.check_prices(runs.iter())?;
         let load = self.of_trace.load;
         if let Some(fraction) = load.filter(|fraction| !(*fraction > 0.0 && fraction.is_finite())) {
             return Err(ReplayError::LoadFraction(fraction).into());

@@ -10,7 +10,7 @@ use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::report::{
-    BatchReport, GroupReport, Latencies, Report, SettingsReport, SwapReport, TierReport, TokenTotals,
+    BatchReport, FleetReport, GroupReport, Latencies, Report, SettingsReport, SwapReport, TierReport, TokenTotals,
 };
 use trunkline_sim_workload::trace::{Format, Source};
 
@@ -28,7 +28,7 @@ impl Fleet<'_> {
             tiers.map(|(at, tier)| TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at)));
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
-        let busy_s = self.replicas.iter().map(|replica| replica.pipeline.busy_ns as f64 / 1e9).sum::<f64>();
+        let fleet = self.fleet_report();
         let (total, itl_s, fairness) = self.meters.end();
         Report {
             settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
@@ -57,8 +57,7 @@ impl Fleet<'_> {
             tiers: tiers.collect(),
             batches: self.totals.batches(&stats),
             evicted_blocks: sum(|stats| stats.evicted_blocks),
-            utilisation: ratio(busy_s, duration_s * self.replicas.len() as f64),
-            rerouted: self.rerouted,
+            fleet,
             latencies: Latencies {
                 ttft_s: total.ttft.summary(),
                 tpot_s: total.tpot.summary(),
@@ -72,6 +71,19 @@ impl Fleet<'_> {
             digest: format!("{digest:016x}"),
             wall_s: 0.0,
         }
+    }
+
+    /// Returns the use of the replicas until the last end.
+    fn fleet_report(&self) -> FleetReport {
+        let duration_s = self.totals.last_end_ns as f64 / 1e9;
+        let busy_s = self.replicas.iter().map(|replica| replica.pipeline.busy_ns as f64 / 1e9).sum::<f64>();
+        let service = self.lifecycle.report(self.settings, self.totals.last_end_ns);
+        let offered_s = match (&service, &self.settings.routing.autoscale) {
+            // At least as long as busy: hours are rounded.
+            (Some(service), Some(_)) => (service.replica_hours * 3600.0).max(busy_s),
+            _ => duration_s * self.replicas.len() as f64,
+        };
+        FleetReport { utilisation: ratio(busy_s, offered_s), rerouted: self.lifecycle.rerouted, service }
     }
 
     /// Checks that no core, load or block still holds a request.
@@ -114,6 +126,12 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
+/// Returns the failures of the settings, those at random last.
+fn failures(settings: &Settings) -> Vec<String> {
+    let given = settings.routing.failures.iter().map(ToString::to_string);
+    given.chain(settings.routing.random_failures.iter().map(ToString::to_string)).collect()
+}
+
 fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> SettingsReport {
     SettingsReport {
         trace: String::new(),
@@ -124,8 +142,10 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         groups: settings.kinds().map(group_report).collect(),
         router: settings.routing.router.clone(),
         roles: settings.routing.roles.iter().map(|role| role_name(*role)).collect(),
-        failures: settings.routing.failures.iter().map(ToString::to_string).collect(),
+        failures: failures(settings),
         slow: settings.routing.slow.iter().map(ToString::to_string).collect(),
+        autoscale: settings.routing.autoscale.as_ref().map(|autoscale| autoscale.policy.clone()),
+        initial_replicas: settings.routing.autoscale.as_ref().map(|autoscale| autoscale.initial),
         core: settings.core.clone(),
         draft_acceptance: settings.draft_acceptance,
         serial: settings.arrivals == Arrivals::Serial,

@@ -13,9 +13,11 @@ use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
 
 mod arrivals;
+mod autoscaling;
 mod failures;
 mod fast_forwards;
 mod layer_groups;
+mod random_failures;
 mod routers;
 mod steps_in_flight;
 mod tenants;

@@ -107,7 +107,7 @@ pub(super) fn of(
 
 impl Prober<'_> {
     /// Probes `start`, then away from it in doubling steps until the result changes, then between. Returns the least successful number.
-    fn from(&mut self, start: i64, first: i64, last: i64) -> Result<Option<i64>, PlanError> {
+    pub(super) fn from(&mut self, start: i64, first: i64, last: i64) -> Result<Option<i64>, PlanError> {
         let easier = !self.probe(&[start])?[0];
         let (mut reached, mut step) = (start, 1);
         loop {
@@ -124,7 +124,7 @@ impl Prober<'_> {
     }
 
     /// Returns the probe of a number.
-    fn into_probe(self, number: i64) -> Option<Probe> {
+    pub(super) fn into_probe(self, number: i64) -> Option<Probe> {
         self.done.into_iter().find(|(other, _)| *other == number).map(|(_, probe)| probe)
     }
 }

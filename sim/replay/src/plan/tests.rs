@@ -139,7 +139,7 @@ fn prices_are_per_token() {
     let million = 2.0 * report.duration_s / 3600.0 / (100.0 * 20.0 / 1e6);
     assert!((best.price_million_output_tokens.unwrap() / million - 1.0).abs() < 1e-9);
     assert!(best.price_million_tokens.unwrap() < million);
-    assert_eq!(best.utilisation, Some(report.utilisation));
+    assert_eq!(best.utilisation, Some(report.fleet.utilisation));
 }
 
 #[test]
@@ -291,4 +291,36 @@ fn a_range_says_when_slower_steps_can_be_met_by_no_number() {
     let range = answer.range.unwrap();
     assert!(answer.best.is_some() && range.if_faster.is_some());
     assert_eq!(range.if_slower, None);
+}
+
+#[test]
+fn each_hour_of_a_day_has_the_answer_of_its_own_search() {
+    let trace = steady(300, 2);
+    let slos = slos(&["ttft_p99=15ms"], None);
+    let mut rates = [1.0; 24];
+    (rates[3], rates[9], rates[10], rates[14]) = (0.25, 2.0, 2.5, 0.5);
+    let day = |max, start_delay_s| {
+        let candidate = Candidate { settings: settings(1, 2_000), cost: &Linear, price_hour: Some(2.0) };
+        let search = Search { slos: &slos, goal: Goal::Replicas { max }, complete: false, split: false };
+        let day = Day { curve: trunkline_sim_workload::daily::DailyCurve::new(&rates).unwrap(), start_delay_s };
+        plan_day(&trace, &candidate, &search, &day, &|| {})
+    };
+    let found = day(24, 0.0).unwrap();
+    let replicas: Vec<u32> = found.hours.iter().map(|hour| hour.best.as_ref().unwrap().replicas).collect();
+    for hour in [0, 3, 9, 10, 14, 23] {
+        let settings = Settings { arrivals: Arrivals::Traced { speed: rates[hour] }, ..settings(1, 2_000) };
+        let alone = answer(&trace, settings, &slos, Goal::Replicas { max: 24 }, false).unwrap();
+        assert_eq!(replicas[hour], alone.best.unwrap().replicas, "hour {hour}");
+        assert!((found.hours[hour].arrival_requests_s - 500.0 * rates[hour]).abs() < 1e-6);
+    }
+    assert!(replicas[3] < replicas[0] && replicas[0] < replicas[10], "{replicas:?}");
+    let (fixed, following) = (found.fixed.unwrap(), found.following.unwrap());
+    assert_eq!(fixed.replica_hours, f64::from(replicas[10]) * 24.0);
+    assert_eq!(following.replica_hours, replicas.iter().map(|n| f64::from(*n)).sum::<f64>());
+    assert_eq!((fixed.cost, following.cost), (Some(2.0 * fixed.replica_hours), Some(2.0 * following.replica_hours)));
+    assert_eq!(found.peak.best.unwrap().replicas, replicas[10]);
+    // An hour without an answer leaves the day without one.
+    let small = day(replicas[10] - 1, 0.0).unwrap();
+    assert!(small.fixed.is_none() && small.hours[10].best.is_none() && small.hours[3].best.is_some());
+    assert_eq!(day(24, 4_000.0).unwrap_err().to_string(), "start delay is 4000; it must be from 0 to 3600 seconds");
 }

@@ -30,6 +30,12 @@ impl Settings {
         self.group_of(replica).map_or(&self.hardware, |group| &group.hardware)
     }
 
+    /// Returns the price of each replica for an hour; empty without prices.
+    pub(crate) fn replica_prices(&self) -> Vec<f64> {
+        let kinds = self.kinds().zip(&self.prices);
+        kinds.flat_map(|((replicas, ..), price)| std::iter::repeat_n(*price, replicas as usize)).collect()
+    }
+
     /// Returns the limits of a replica's core.
     pub fn core_of(&self, replica: usize) -> Config {
         match self.group_of(replica) {
@@ -115,6 +121,8 @@ impl Settings {
             block_bytes: self.block_bytes(),
             tiers: tiers.map(|tier| (tier.name.clone(), u64::from(tier.blocks) * u64::from(n))).collect(),
             lost: lost.map(|failure| (failure.at_ns, failure.replica)).collect(),
+            off: n - self.initial_replicas(),
+            changes: self.replicas_change(),
         }
     }
 }

@@ -26,6 +26,7 @@ fn run_with(core: Config, requests: u64, speed: f64) -> Report {
     let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
+        prices: Vec::new(),
         group_layers: Vec::new(),
         far_links: Vec::new(),
         shared_memory: false,

@@ -90,3 +90,19 @@ fn runs_are_compared_with_what_differs_apart() {
     assert!(!page.contains("class=\"cards\""));
     assert!(page.contains(">eviction</th><td>lru</td></tr>"), "said once");
 }
+
+#[test]
+fn ready_replicas_have_a_chart_if_their_number_changes() {
+    let mut settings = settings(3);
+    let policy = "load:max=3,target=2,interval_s=1,start_delay_s=1,stabilisation_s=0".into();
+    settings.routing.autoscale = Some(trunkline_sim_replay::autoscale::Autoscale { policy, initial: 1 });
+    let mut series = Series::new(settings.fleet_shape());
+    let report = replay_watched(&trace(60), &settings, &SlowPrefill, &mut series).unwrap();
+    let series = series.finish(&report);
+    let page = render(&[Run { label: "a".into(), report: &report, series: &series }]);
+    assert!(page.contains("data-chart=\"ready\"") && page.contains("\n    ready: f =>") && !page.contains("{{"));
+    assert!(page.contains("load:max=3,target=2,interval_s=1,start_delay_s=1,stabilisation_s=0; 1 at the start"));
+    assert!(data_of(&page)["runs"][0]["series"]["ready_max"].as_array().is_some_and(|all| !all.is_empty()));
+    let fixed = render(&[run("fcfs", &replayed("fcfs", 2))]);
+    assert!(!fixed.contains("data-chart=\"ready\"") && data_of(&fixed)["runs"][0]["series"]["ready"].is_null());
+}

@@ -6,7 +6,7 @@ use trunkline_core::transfer::Place;
 use trunkline_core::{Stats, TierConfig, TokenCounters, Write};
 use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_replay::{Settings, replay, replay_watched};
-use trunkline_sim_report::observer::{Observer, StepSeen, TransferSeen};
+use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen, TransferSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
 use trunkline_sim_report::series::{Series, SeriesReport};
@@ -113,10 +113,10 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     for (end_ns, interrupted) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {
         series.transfer(&TransferSeen { replica: 0, asked_ns, begin_ns, end_ns, interrupted, from, to, blocks: 5 });
     }
-    series.replica(5_000_000, 0, false);
-    series.replica(8_000_000, 0, true);
+    series.replica(5_000_000, 0, ReplicaChange::Failed);
+    series.replica(8_000_000, 0, ReplicaChange::Back);
     // A failure after the last end is none.
-    series.replica(u64::MAX / 2, 0, false);
+    series.replica(u64::MAX / 2, 0, ReplicaChange::Failed);
     let told = series.finish(&report(&settings, 4 * W));
     assert_eq!(told.replicas[0].busy_ns, 5_000_000);
     assert_eq!(told.flow.output_tokens_s, [0.0; 4], "a step that was cut gives no token");
@@ -155,7 +155,7 @@ fn buckets_sum_up_to_the_report() {
         let prompt = total(&told, &told.flow.cached_tokens_s) + total(&told, &told.flow.uncached_tokens_s);
         assert!(near(prompt, report.tokens.prompt_tokens as f64));
         assert!(near(total(&told, &told.flow.completed_s), 200.0) && near(total(&told, &told.flow.arrived_s), 200.0));
-        assert!(near(total(&told, &told.utilisation), report.utilisation * report.duration_s));
+        assert!(near(total(&told, &told.utilisation), report.fleet.utilisation * report.duration_s));
         assert_eq!(told.latencies.ttft.summary, report.latencies.ttft_s);
         assert_eq!(told.latencies.tpot.summary, report.latencies.tpot_s);
         assert_eq!(told.latencies.e2e.summary, report.latencies.e2e_s);
@@ -188,5 +188,27 @@ fn watching_changes_nothing_and_is_the_same_each_time() {
     let blind = replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap();
     assert_eq!(blind.digest, report.digest);
     let busy_s = told.replicas.iter().map(|it| it.busy_ns as f64 / 1e9).sum::<f64>();
-    assert!(near(busy_s, report.utilisation * report.duration_s * 3.0), "steps that were cut count as far as they ran");
+    assert!(
+        near(busy_s, report.fleet.utilisation * report.duration_s * 3.0),
+        "steps that were cut count as far as they ran"
+    );
+}
+
+#[test]
+fn ready_replicas_are_means_over_time() {
+    let mut settings = settings(3);
+    let policy = "load:max=3,target=2,interval_s=1,start_delay_s=1,stabilisation_s=0".into();
+    settings.routing.autoscale = Some(trunkline_sim_replay::autoscale::Autoscale { policy, initial: 1 });
+    let (report, told) = replayed(&settings, &trace(200));
+    let (ready, service) = (told.ready.as_ref().unwrap(), report.fleet.service.as_ref().unwrap());
+    assert!(near(total(&told, &ready.ready), service.ready_mean * report.duration_s), "{service:?}");
+    assert_eq!(ready.ready_max.iter().max(), Some(&u64::from(service.ready_max)));
+    assert_eq!((ready.ready[0], service.ready_max > 1, service.stops > 0), (1.0, true, true));
+    // What failed is not ready until the return.
+    let mut failing = self::settings(2);
+    failing.routing.failures = vec!["0@5..10".parse().unwrap()];
+    let (report, told) = replayed(&failing, &trace(200));
+    let ready = total(&told, &told.ready.as_ref().unwrap().ready);
+    assert!(near(ready, 2.0 * report.duration_s - 5.0), "{ready}");
+    assert!(replayed(&self::settings(2), &trace(50)).1.ready.is_none(), "nothing changes");
 }

@@ -79,7 +79,7 @@ fn slices_of_a_thread_do_not_overlap_and_steps_sum_up_to_the_busy_time() {
     assert_eq!(threads.len(), 3, "the steps of each replica");
     assert_eq!(cut, 2, "both failures come in the middle of a step");
     assert_eq!(of(&events, "X").filter(|slice| slice["tid"] == STEPS_THREAD).count() as u64, report.batches.steps);
-    let busy_s = report.utilisation * report.duration_s * 3.0;
+    let busy_s = report.fleet.utilisation * report.duration_s * 3.0;
     assert!((busy_ns as f64 / 1e9 - busy_s).abs() < 1e-9, "{busy_ns} {busy_s}");
 }
 
@@ -208,4 +208,16 @@ fn a_file_that_cannot_be_is_told_in_one_line() {
     let message = TimelineWriter::create(&path, &settings(1).fleet_shape(), Window::ALL).err().unwrap().to_string();
     assert!(message.starts_with(&format!("cannot write the timeline to {}: ", path.display())), "{message}");
     assert!(!message.contains('\n'));
+}
+
+#[test]
+fn starts_and_stops_are_instants() {
+    let mut settings = settings(3);
+    let policy = "load:max=3,target=2,interval_s=1,start_delay_s=1,stabilisation_s=0".into();
+    settings.routing.autoscale = Some(trunkline_sim_replay::autoscale::Autoscale { policy, initial: 1 });
+    let (report, events) = events("b.json", &settings, Window::ALL);
+    let service = report.fleet.service.unwrap();
+    let count = |name: &str| of(&events, "i").filter(|event| event["name"] == name).count() as u64;
+    assert_eq!(count("ordered") + count("reopened"), service.starts);
+    assert!(count("draining") <= service.stops && count("started") > 0 && count("stopped") > 0, "{service:?}");
 }

@@ -382,6 +382,7 @@
     hits: f => lines(f, "%", each("hit_ratio").map(i => ({ ...i, values: hits(i.series) })), "No prompt token was found in the cache."),
     tiers: f => lines(f, "%", byName(run => run.series.tiers.map(t => ({ name: t.name, values: t.blocks.map(b => 100 * b / (t.capacity_blocks || 1)) }))), runs.some(run => run.series.tiers.length) ? "The tiers stayed empty." : "There is no tier behind the devices.", PER_CENT),
     links: f => lines(f, "bytes/s", byName(run => run.series.links.map(l => ({ name: l.name, values: l.bytes_s }))), "Nothing was copied: there is no tier behind the devices, and no request was swapped out."),
+    ready: f => lines(f, "replicas", withMost("ready", "ready_max"), "No replica was ready."),
     busy: f => bars(f, "%", (replica, run) => run.series.end_s ? 100 * replica.busy_ns / 1e9 / run.series.end_s : 0, r => [["requests", count(r.completed)], ["output tokens", count(r.output_tokens)]], PER_CENT),
     shares: f => bars(f, "requests", replica => replica.completed, r => [["found in the cache", perCent(r.prompt_tokens ? 100 * r.cached_tokens / r.prompt_tokens : 0)]]),
     "contest-ttft": f => contest(f, "time", latency("ttft_s", "p99")),

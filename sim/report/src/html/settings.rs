@@ -13,12 +13,13 @@ use crate::series::TierSeries;
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
 /// Settings beside those of the core.
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     ("Trace", |it| format!("{} ({})", it.report.settings.trace, it.report.settings.format)),
     ("Arrivals", |it| arrivals(it.report)),
     ("Hardware", |it| hardware(&it.report.settings)),
     ("Model", |it| it.report.settings.model.clone()),
     ("Replicas", |it| grouped(it.report.settings.replicas.into())),
+    ("Autoscaling", |it| autoscaling(&it.report.settings)),
     ("Router", |it| it.report.settings.router.clone()),
     ("Failures", |it| list(&it.report.settings.failures)),
     ("Slow replicas", |it| list(&it.report.settings.slow)),
@@ -65,6 +66,12 @@ fn tiers(run: &Run<'_>) -> String {
         [] => "none".into(),
         tiers => tiers.iter().map(tier).collect::<Vec<_>>().join(", ") + over,
     }
+}
+
+/// Describes the policy for the number of replicas.
+fn autoscaling(settings: &SettingsReport) -> String {
+    let initial = settings.initial_replicas.map_or(String::new(), |initial| format!("; {initial} at the start"));
+    settings.autoscale.clone().unwrap_or_else(|| "none".into()) + &initial
 }
 
 fn list(items: &[String]) -> String {

@@ -51,7 +51,7 @@ enum Row {
 }
 
 /// Rows of the comparison of runs, in order.
-const ROWS: [Row; 19] = [
+const ROWS: [Row; 21] = [
     Row::Figure("requests_s"),
     Row::OutputRate,
     Row::Latency(Latency::Ttft, Statistic::Mean),
@@ -70,11 +70,13 @@ const ROWS: [Row; 19] = [
     Row::Figure("evicted_blocks"),
     Row::Figure("dropped_blocks"),
     Row::Figure("utilisation"),
+    Row::Figure("replica_hours"),
+    Row::Figure("total_cost"),
     Row::Figure("duration_s"),
 ];
 
 /// Figures left out of the comparison when they are 0 in all runs.
-const RARE: [&str; 4] = ["refused", "rerouted", "preemptions", "dropped_blocks"];
+const RARE: [&str; 6] = ["refused", "rerouted", "preemptions", "dropped_blocks", "replica_hours", "total_cost"];
 
 impl Row {
     fn figure(name: &str) -> &'static Figure<Report> {
@@ -144,7 +146,7 @@ pub(super) fn cards(run: &Run<'_>) -> String {
     let (ttft, ttft_more) = latency(&report.latencies.ttft_s);
     let (tpot, tpot_more) = latency(&report.latencies.tpot_s);
     let (e2e, e2e_more) = latency(&report.latencies.e2e_s);
-    let completed = match (report.refused, report.rerouted) {
+    let completed = match (report.refused, report.fleet.rerouted) {
         (0, 0) => format!("of {} completed", grouped(report.requests)),
         (0, n) => format!("of {} completed; {} rerouted", grouped(report.requests), grouped(n)),
         (n, _) => format!("of {} completed; {} refused as too large", grouped(report.requests), grouped(n)),
@@ -165,7 +167,7 @@ pub(super) fn cards(run: &Run<'_>) -> String {
             per_cent(report.tokens.prefix_hit_ratio),
             format!("of {} prompt tokens", grouped(report.tokens.prompt_tokens)),
         ),
-        ("Utilisation", per_cent(report.utilisation), format!("{} steps", grouped(report.batches.steps))),
+        ("Utilisation", per_cent(report.fleet.utilisation), format!("{} steps", grouped(report.batches.steps))),
         (
             "Batch",
             unit(report.batches.mean_batch, "sequences"),

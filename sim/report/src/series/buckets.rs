@@ -42,6 +42,8 @@ pub(super) enum Gauge {
     BlocksInUse,
     BlocksCached,
     BlocksFree,
+    /// Replicas that take new requests.
+    Ready,
     /// Blocks in the first tier; further tiers follow.
     Tier,
 }

@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use trunkline_core::Stats;
 
 use super::buckets::{Buckets, Gauge, Values};
+use crate::observer::ReplicaChange;
 
 /// Sum of the gauges of all replicas, with pending changes: ends of steps without a successor.
 #[derive(Clone, Debug)]
@@ -25,22 +26,36 @@ struct Replica {
 }
 
 impl Gauges {
-    /// Returns the gauges of idle replicas with the given numbers of device blocks.
-    pub(super) fn new(device_blocks: &[u64]) -> Self {
-        let free = |blocks: u64| {
+    /// Returns the gauges of idle replicas with the given numbers of device blocks; the last `off` replicas are not ready.
+    pub(super) fn new(device_blocks: &[u64], off: u32) -> Self {
+        let gauges = |blocks: u64, ready: usize| {
             let mut values = Values::default();
             values[Gauge::BlocksFree as usize] = blocks;
+            values[Gauge::Ready as usize] = ready as u64;
             values
         };
-        let replicas = device_blocks.iter().map(|blocks| Replica { values: free(*blocks), number: 0 }).collect();
-        Self { replicas, total: free(device_blocks.iter().sum()), now_ns: 0, ends: BinaryHeap::new() }
+        let ready = device_blocks.len() - off as usize;
+        let replica = |(at, blocks): (usize, &u64)| Replica { values: gauges(*blocks, (at < ready).into()), number: 0 };
+        let replicas = device_blocks.iter().enumerate().map(replica).collect();
+        Self { replicas, total: gauges(device_blocks.iter().sum(), ready), now_ns: 0, ends: BinaryHeap::new() }
     }
 
     /// Records the start of a step with the gauges during it.
     pub(super) fn step(&mut self, begin_ns: u64, end_ns: u64, replica: u32, stats: &Stats, buckets: &mut Buckets) {
         self.pass(begin_ns, buckets);
-        let number = self.set(replica, values(stats));
+        let ready = self.replicas[replica as usize].values[Gauge::Ready as usize];
+        let number = self.set(replica, values(stats, ready));
         self.ends.push(Reverse((end_ns, replica, number)));
+    }
+
+    /// Records that a replica became ready, or is no longer.
+    pub(super) fn change(&mut self, now_ns: u64, replica: u32, change: ReplicaChange, buckets: &mut Buckets) {
+        let is_ready = matches!(change, ReplicaChange::Started | ReplicaChange::Back | ReplicaChange::Reopened);
+        self.pass(now_ns, buckets);
+        let now = u64::from(is_ready);
+        let before = std::mem::replace(&mut self.replicas[replica as usize].values[Gauge::Ready as usize], now);
+        let total = &mut self.total[Gauge::Ready as usize];
+        *total = *total + now - before;
     }
 
     /// Records the failure of a replica. Its requests wait there if it `returns`.
@@ -95,8 +110,9 @@ impl Gauges {
     }
 }
 
-fn values(stats: &Stats) -> Values {
+fn values(stats: &Stats, ready: u64) -> Values {
     let mut values = Values::default();
+    values[Gauge::Ready as usize] = ready;
     let mut set = |gauge: Gauge, value: u32| values[gauge as usize] = value.into();
     set(Gauge::Waiting, stats.waiting);
     set(Gauge::Loading, stats.loading);

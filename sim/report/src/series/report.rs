@@ -43,6 +43,9 @@ pub struct SeriesReport {
     pub preemptions_s: Vec<f64>,
     /// Mean TTFT of the requests that arrived in the bucket, seconds.
     pub ttft_mean_s: Vec<Option<f64>>,
+    /// Ready replicas; left out if none starts, stops or fails.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<ReadySeries>,
     /// Totals of each replica, in numerical order.
     pub replicas: Vec<ReplicaTotals>,
     /// Distributions of latencies over completed requests.
@@ -84,6 +87,15 @@ pub struct RequestSeries {
     pub swapped: Vec<f64>,
     /// Maximum number of requests swapped out to the host.
     pub swapped_max: Vec<u64>,
+}
+
+/// Replicas that take new requests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadySeries {
+    /// Mean number of ready replicas.
+    pub ready: Vec<f64>,
+    /// Maximum number of ready replicas.
+    pub ready_max: Vec<u64>,
 }
 
 /// Use of device blocks over all replicas.
@@ -220,6 +232,10 @@ impl Columns {
         }
     }
 
+    fn ready(&self) -> ReadySeries {
+        ReadySeries { ready: self.mean(Gauge::Ready as usize), ready_max: self.max(Gauge::Ready) }
+    }
+
     fn steps(&self) -> StepSeries {
         StepSeries {
             step_s: self.by(Sum::BusyNs, Sum::Steps, 1e-9),
@@ -260,6 +276,7 @@ impl SeriesReport {
             utilisation: columns.rate(|bucket| bucket.sum(Sum::BusyNs) / 1e9 / n_replicas),
             preemptions_s: columns.rate(|bucket| bucket.sum(Sum::Preemptions)),
             ttft_mean_s: columns.by(Sum::TtftNs, Sum::TtftRequests, 1e-9),
+            ready: series.has_changes.then(|| columns.ready()),
             replicas: series.replicas,
             latencies: LatencyDistributions {
                 ttft: Distribution::of(latencies.ttft),

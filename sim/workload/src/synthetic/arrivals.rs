@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::SECONDS_MAX;
 use super::rng_stream::RngStream;
+use crate::daily::{DailyCurve, HOURS};
 
 /// Lowest rate in sessions per second; the highest is its inverse.
 const RATE_MIN: f64 = 1e-6;
@@ -53,6 +54,15 @@ pub enum Arrivals {
         /// Time from trough to trough, seconds.
         period_s: f64,
     },
+    /// Poisson process with a rate for each hour of a day.
+    Hourly {
+        /// Base rate, sessions per second.
+        sessions_per_s: f64,
+        /// Factors on the base rate.
+        curve: DailyCurve,
+        /// Length of the day, seconds.
+        period_s: f64,
+    },
 }
 
 /// Form in the TOML file, before validation.
@@ -79,6 +89,12 @@ enum Raw {
     Diurnal {
         sessions_per_s: f64,
         amplitude: f64,
+        #[serde(default = "day_s")]
+        period_s: f64,
+    },
+    Hourly {
+        sessions_per_s: f64,
+        rates: Vec<f64>,
         #[serde(default = "day_s")]
         period_s: f64,
     },
@@ -119,6 +135,12 @@ impl TryFrom<Raw> for Arrivals {
                 within("period-s", period_s, PERIOD_S_MIN, SECONDS_MAX)?;
                 Ok(Self::Diurnal { sessions_per_s, amplitude, period_s })
             }
+            Raw::Hourly { sessions_per_s, rates, period_s } => {
+                rate(sessions_per_s)?;
+                within("period-s", period_s, PERIOD_S_MIN, SECONDS_MAX)?;
+                let curve = DailyCurve::new(&rates).map_err(|error| error.to_string())?;
+                Ok(Self::Hourly { sessions_per_s, curve, period_s })
+            }
         }
     }
 }
@@ -153,7 +175,13 @@ impl Beginnings {
                 self.next_of_bursts([off_sessions_per_s, sessions_per_s], [off_s, on_s]);
             }
             Arrivals::Diurnal { sessions_per_s, amplitude, period_s } => {
-                self.next_of_sine(sessions_per_s, amplitude, period_s);
+                let peak = sessions_per_s * (1.0 + amplitude);
+                let phase = |now_s: f64| std::f64::consts::TAU * (now_s / period_s);
+                self.next_below(peak, |now_s| sessions_per_s * (1.0 - amplitude * libm::cos(phase(now_s))));
+            }
+            Arrivals::Hourly { sessions_per_s, curve, period_s } => {
+                let peak = sessions_per_s * curve.peak();
+                self.next_below(peak, |now_s| sessions_per_s * curve.rate_at(HOURS as f64 * (now_s / period_s)));
             }
         }
         (self.now_s < SECONDS_MAX).then_some(self.now_s)
@@ -175,14 +203,12 @@ impl Beginnings {
         }
     }
 
-    /// Draws at the highest rate and accepts each draw with the ratio of the current rate to the highest.
-    fn next_of_sine(&mut self, mean: f64, amplitude: f64, period_s: f64) {
-        let peak = mean * (1.0 + amplitude);
+    /// Draws at the highest rate, `peak`, and accepts each draw with the ratio of the rate at the time to the highest (thinning,
+    /// Lewis and Shedler, 1979).
+    fn next_below(&mut self, peak: f64, rate_at: impl Fn(f64) -> f64) {
         while self.now_s < SECONDS_MAX {
             self.now_s += self.rng.exponential(1.0 / peak);
-            let phase = std::f64::consts::TAU * (self.now_s / period_s);
-            let rate = mean * (1.0 - amplitude * libm::cos(phase));
-            if self.rng.unit() * peak < rate {
+            if self.rng.unit() * peak < rate_at(self.now_s) {
                 return;
             }
         }
@@ -229,6 +255,20 @@ mod tests {
         let expected = (20.0 * 10.0 + 1.0 * 30.0) / 40.0;
         assert!((rate / expected - 1.0).abs() < 0.05, "{rate} for {expected}");
         assert!(cv > 1.5, "{cv}");
+    }
+
+    #[test]
+    fn each_hour_has_the_rate_of_the_curve() {
+        let mut rates = [1.0; 24];
+        (rates[6], rates[23]) = (4.0, 0.25);
+        let curve = DailyCurve::new(&rates).unwrap();
+        let times = times(Arrivals::Hourly { sessions_per_s: 10.0, curve, period_s: 240.0 }, 100_000);
+        let days = times[times.len() - 1] / 240.0;
+        let per_s =
+            |hour: usize| times.iter().filter(|at| (**at / 10.0) as usize % 24 == hour).count() as f64 / days / 10.0;
+        for hour in [0, 5, 6, 7, 23] {
+            assert!((per_s(hour) / (10.0 * rates[hour]) - 1.0).abs() < 0.1, "hour {hour}: {}", per_s(hour));
+        }
     }
 
     #[test]

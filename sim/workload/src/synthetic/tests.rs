@@ -353,12 +353,33 @@ fn example(name: &str) -> std::path::PathBuf {
 
 #[test]
 fn the_examples_are_what_they_say() {
-    for name in ["chat", "agents", "chat-and-agents"] {
+    for name in ["chat", "agents", "chat-and-agents", "day"] {
         let spec = Spec::load(&example(&format!("workloads/{name}.toml"))).unwrap();
         let requests = spec.assumed_service.requests(Generator::new(&spec).unwrap()).map(Result::unwrap);
         let n = requests.take(2_000).filter(|request| request.input_tokens > 0).count();
         assert_eq!(n, 2_000, "{name}");
     }
+}
+
+#[test]
+fn the_day_of_the_examples_follows_their_curve() {
+    let spec = Spec::load(&example("workloads/day.toml")).unwrap();
+    let curve = crate::daily::DailyCurve::find(&example("curves/office-day.csv").display().to_string()).unwrap();
+    let arrivals = spec.population[0].arrivals;
+    assert!(matches!(arrivals, Arrivals::Hourly { curve: of_spec, .. } if of_spec == curve), "{arrivals:?}");
+}
+
+#[test]
+fn hourly_rates_are_checked() {
+    let spec = |rates: &str| {
+        simple(
+            10,
+            &format!(r#"process = "hourly", sessions-per-s = 1, rates = {rates}"#),
+            r#"kind = "constant", value = 5"#,
+        )
+    };
+    assert_eq!(requests(&spec(&format!("{:?}", [1.0; 24]))).len(), 10);
+    assert_eq!(fault(&spec("[1, 2]")), ", line 3: 2 rates; a day has 24, one for each hour");
 }
 
 /// If this fails, the generator changed: make the trace again by the command in the workload, and say so in the

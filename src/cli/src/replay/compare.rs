@@ -21,6 +21,7 @@ struct Differing {
     eviction: bool,
     preemption: bool,
     router: bool,
+    autoscale: bool,
 }
 
 impl Differing {
@@ -30,10 +31,11 @@ impl Differing {
         let eviction = any(|a, b| a.settings.core.eviction != b.settings.core.eviction);
         let preemption = any(|a, b| a.settings.core.preemption != b.settings.core.preemption);
         let router = any(|a, b| a.settings.router != b.settings.router);
+        let autoscale = any(|a, b| a.settings.autoscale != b.settings.autoscale);
         // A row needs a label even if the same policy is given twice.
         let policy = reports.iter().any(|report| report.settings.core.policy != first.core.policy)
-            || !(eviction || preemption || router);
-        Self { policy, eviction, preemption, router }
+            || !(eviction || preemption || router || autoscale);
+        Self { policy, eviction, preemption, router, autoscale }
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -42,6 +44,7 @@ impl Differing {
             ("eviction", self.eviction),
             ("preemption", self.preemption),
             ("router", self.router),
+            ("autoscale", self.autoscale),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
@@ -53,6 +56,7 @@ impl Differing {
             (settings.core.eviction.clone(), self.eviction),
             (settings.core.preemption.name().to_string(), self.preemption),
             (settings.router.clone(), self.router),
+            (render::autoscale(settings), self.autoscale),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(value, _)| value).collect()
     }
@@ -101,6 +105,10 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
     if timed {
         header.push("deadlines met");
     }
+    let changing = reports.iter().any(|report| report.fleet.service.is_some());
+    if changing {
+        header.extend(["ready", "replica-hours", "cost"]);
+    }
     table.set_header(header);
     for report in reports {
         let mut cells = differing.values(report);
@@ -113,10 +121,20 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
         if timed {
             cells.push(report.latencies.deadlines.as_ref().map_or_else(String::new, render::met));
         }
+        if changing {
+            cells.extend(in_service(report));
+        }
         table.add_row(cells);
     }
     align_right(&mut table, differing.names().len());
     table
+}
+
+/// Returns the mean of ready replicas, the replica-hours and the cost; empty cells for a figure that the report lacks.
+fn in_service(report: &Report) -> [String; 3] {
+    let Some(service) = &report.fleet.service else { return <[String; 3]>::default() };
+    let cost = service.total_cost.map_or_else(String::new, |cost| format!("{cost:.2}"));
+    [format!("{:.2}", service.ready_mean), format!("{:.3}", service.replica_hours), cost]
 }
 
 fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {

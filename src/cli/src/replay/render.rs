@@ -7,9 +7,13 @@ use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
 use trunkline_sim_report::figures::{Latency, Statistic};
 use trunkline_sim_report::report::{BaselineReport, DeadlineReport, FairnessReport, SettingsReport};
+use trunkline_sim_report::service::ServiceReport;
 use trunkline_sim_workload::summary::Summary;
 
 use crate::output::{align_right, grouped, per_cent, seconds, table};
+
+/// Failures shown one by one, at most.
+const FAILURES_SHOWN: usize = 4;
 
 /// Returns one report in full.
 pub(super) fn report(report: &Report) -> String {
@@ -71,7 +75,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let settings = &report.settings;
     let mut rows = vec![
         ["trace", &format!("{} ({})", settings.trace, settings.format)],
-        ["replicas", &format!("{}, {}", devices(settings), settings.model)],
+        ["replicas", &format!("{}, {}", replicas(settings, differing), settings.model)],
         ["KV blocks", &blocks(settings)],
         [
             "batch",
@@ -82,6 +86,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
             ),
         ],
         ["arrivals", &arrivals(report)],
+        ["autoscale", &autoscale(settings)],
         ["router", &settings.router],
         ["policy", &settings.core.policy],
         ["eviction", &settings.core.eviction],
@@ -91,6 +96,7 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     .into_iter()
     .map(|row| row.map(String::from))
     .filter(|[name, _]| !differing.contains(&name.as_str()))
+    .filter(|[name, _]| name != "autoscale" || settings.autoscale.is_some())
     .collect::<Vec<_>>();
     if settings.core.h2o.mode != Mode::Off {
         rows.push(["h2o".into(), settings.core.h2o.to_string()]);
@@ -115,6 +121,19 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     let mut facts = table();
     facts.add_rows(rows);
     facts
+}
+
+/// Returns the kinds of replicas; without numbers if the runs differ in autoscaling.
+fn replicas(settings: &SettingsReport, differing: &[&str]) -> String {
+    if differing.contains(&"autoscale") { settings.hardware.into() } else { devices(settings) }
+}
+
+/// Returns the policy for the number of replicas, or the number.
+pub(super) fn autoscale(settings: &SettingsReport) -> String {
+    match (&settings.autoscale, settings.initial_replicas) {
+        (Some(policy), Some(initial)) => format!("{policy}, {initial} at the start"),
+        _ => format!("none, {} replicas", settings.replicas),
+    }
 }
 
 /// Returns the kinds of replicas and the number of each.
@@ -186,11 +205,12 @@ fn results(facts: &mut Table, report: &Report) {
                 report.batches.mean_step_tokens
             ),
         ],
-        ["utilisation", &per_cent(report.utilisation)],
+        ["utilisation", &per_cent(report.fleet.utilisation)],
         ["preemptions", &grouped(report.preemptions)],
     ]);
-    if report.rerouted > 0 {
-        facts.add_row(["rerouted", &format!("{} times", grouped(report.rerouted))]);
+    facts.add_rows(report.fleet.service.iter().flat_map(in_service));
+    if report.fleet.rerouted > 0 {
+        facts.add_row(["rerouted", &format!("{} times", grouped(report.fleet.rerouted))]);
     }
     let links = [
         ("swapped out", report.swaps.swap_outs, report.swaps.link_out),
@@ -220,6 +240,30 @@ fn results(facts: &mut Table, report: &Report) {
     if let Some(fairness) = &report.fairness {
         facts.add_row(["service gap", &format!("{} units at most", grouped(fairness.service_gap_max))]);
     }
+}
+
+/// Returns rows about the replicas in service.
+fn in_service(service: &ServiceReport) -> Vec<[String; 2]> {
+    let (mean, least, most) = (service.ready_mean, service.ready_min, service.ready_max);
+    let (starts, stops) = (grouped(service.starts), grouped(service.stops));
+    let mut rows = vec![
+        ["ready replicas".into(), format!("{mean:.2} on average, {least} to {most}; {starts} starts, {stops} stops")],
+        ["replica-hours".into(), format!("{:.3}", service.replica_hours)],
+    ];
+    if let Some(cost) = service.total_cost {
+        let day = service.cost_per_day.map_or(String::new(), |cost| format!(", {cost:.2} per day"));
+        rows.push(["cost".into(), format!("{cost:.2}{day}")]);
+    }
+    if service.failures > 0 {
+        let listed = service.failed.iter().take(FAILURES_SHOWN).map(|failure| {
+            let back = failure.back_s.map_or(String::new(), |back_s| format!("..{back_s:.1}"));
+            format!("{}@{:.1}{back} ({} requests)", failure.replica, failure.at_s, failure.requests)
+        });
+        let more = if service.failures > FAILURES_SHOWN as u64 { ", and more" } else { "" };
+        let listed = listed.collect::<Vec<_>>().join(", ");
+        rows.push(["failed".into(), format!("{} times: {listed}{more}", grouped(service.failures))]);
+    }
+    rows
 }
 
 /// Adds a row for each tier behind the device.

@@ -20,6 +20,7 @@ use trunkline_sim_replay::settings::DRAFT_ACCEPTANCE_DEFAULT;
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
 use trunkline_sim_workload::tenants::Shares;
 
+use super::service::ServiceArgs;
 use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::engines::roles as engines_roles;
@@ -76,6 +77,9 @@ pub(crate) struct SettingsArgs {
 
     #[command(flatten)]
     pub(crate) routing: RoutingArgs,
+
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
 
     #[command(flatten)]
     pub(crate) tiers: TierArgs,
@@ -204,6 +208,7 @@ impl SettingsArgs {
         flags.limits.engine = None;
         flags.routing =
             RoutingArgs { tenants: None, router: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };
+        flags.service = ServiceArgs::default();
         flags
     }
 
@@ -215,7 +220,8 @@ impl SettingsArgs {
     }
 }
 
-/// Returns the settings of every run, checked: each policy with each eviction policy, each preemption and each router.
+/// Returns the settings of every run, checked: each policy with each eviction policy, each preemption, each router and each
+/// autoscaling policy.
 ///
 /// # Errors
 /// If a setting is unknown, malformed or outside its range, or the model does not fit the hardware.
@@ -232,8 +238,10 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ru
         for router in routers {
             let mut settings = Settings { core: core.clone(), ..base.clone() };
             settings.routing.router.clone_from(router);
-            settings.validate()?;
-            runs.push(settings);
+            for settings in args.service.scaled(&settings, args.fleet.replicas)? {
+                settings.validate()?;
+                runs.push(settings);
+            }
         }
     }
     Ok(Runs { settings: runs, cost })
@@ -281,7 +289,10 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
             roles,
             failures: routing.fail.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
             slow: routing.slow.iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?,
+            random_failures: args.service.random_failures(),
+            autoscale: None,
         },
+        prices: Vec::new(),
     };
     divide_layers(&mut settings, fleet.h2o_layers.as_deref())?;
     let is_latent = settings.model.latent.is_some();
@@ -291,6 +302,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
     // Numbers of blocks and estimates of their cost follow only from a block size within its range.
     settings.core.validate()?;
     let cost = size(&mut settings, others, args)?;
+    settings.prices = args.service.prices_of(&settings)?;
     settings.validate()?;
     Ok((settings, cost))
 }

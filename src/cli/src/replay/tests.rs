@@ -506,3 +506,72 @@ fn tables_show_the_settings_that_were_given() {
     let evictions = compare::table(&reports(&["--eviction", "lru", "--eviction", "lfu"]));
     assert!(evictions.lines().any(|line| line.trim_start().starts_with("lfu")), "{evictions}");
 }
+
+#[test]
+fn replicas_start_and_stop_by_a_policy_and_cost_what_they_run() {
+    let policy = "load:min=2,max=5,target=1,interval_s=1,start_delay_s=1,stabilisation_s=0";
+    let autoscaled = settings_of(&format!("t --autoscale {policy}"));
+    assert_eq!((autoscaled.replicas, autoscaled.initial_replicas()), (5, 2));
+    assert_eq!(settings_of(&format!("t --autoscale {policy} --replicas 4")).initial_replicas(), 4);
+    let reports =
+        replayed(&["--replicas", "2", "--autoscale", "none", "--autoscale", policy, "--price", "h100-80g=3.6"]);
+    let [fixed, scaled] = &reports[..] else { panic!("two runs") };
+    assert_eq!((fixed.settings.autoscale.as_deref(), scaled.settings.autoscale.as_deref()), (None, Some(policy)));
+    let service = fixed.fleet.service.as_ref().unwrap();
+    assert!((service.total_cost.unwrap() - 2.0 * 3.6 * fixed.duration_s / 3600.0).abs() < 1e-9);
+    let table = compare::table(&reports);
+    for part in ["none, 2 replicas", &format!("{policy}, 2 at the start"), "replica-hours", "cost"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let one = render::report(scaled);
+    for part in ["autoscale", "ready replicas", "2 to", "starts", "replica-hours"] {
+        assert!(one.contains(part), "{part}: {one}");
+    }
+    assert!(!render::report(&replayed(&[])[0]).contains("replica-hours"));
+}
+
+#[test]
+fn failures_at_random_are_listed() {
+    let reports = replayed(&["--replicas", "2", "--mtbf", "0.0003", "--mttr", "0.01", "--fault-seed", "3"]);
+    let service = reports[0].fleet.service.as_ref().unwrap();
+    assert!(service.failures > 0 && service.failed.len() as u64 == service.failures);
+    let text = render::report(&reports[0]);
+    for part in ["at random: MTBF 0.0003 h, MTTR 0.01 min, seed 3", &format!("{} times: ", service.failures)] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let other = replayed(&["--replicas", "2", "--mtbf", "0.0003", "--mttr", "0.01"]);
+    assert_ne!(other[0].digest, reports[0].digest, "another seed");
+}
+
+#[test]
+fn wrong_policies_failures_and_prices_are_refused_in_one_line() {
+    assert_eq!(fault(&["none", "--autoscale", "cpu"]), "unknown autoscaling policy 'cpu'; there are: load, queue, slo");
+    assert_eq!(
+        fault(&["none", "--autoscale", "load:target=0"]),
+        "autoscaling policy 'load': target is '0'; it must be a whole number between 1 and 1000000"
+    );
+    assert_eq!(
+        fault(&["none", "--autoscale", "queue:min=3,max=2"]),
+        "autoscaling from 3 to 2 replicas; min must be at most max"
+    );
+    assert_eq!(
+        fault(&["none", "--autoscale", "load:max=4", "--replicas", "6"]),
+        "6 replicas at the start, but autoscaling keeps 1 to 4; change --replicas, or min and max"
+    );
+    for flags in [["--fleet", "h100-80g*2"], ["--roles", "prefill,decode"]] {
+        let error = parse(&[&["t", "--autoscale", "load"], &flags[..]].concat()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flags:?}");
+    }
+    assert_eq!(fault(&["none", "--mtbf", "-1"]), "mtbf is -1; it must be from 0.0001 to 10000000 hours");
+    assert!(parse(&["t", "--mttr", "5"]).is_err(), "a repair without a failure");
+    assert_eq!(fault(&["none", "--price", "x"]), "price is 'x'; give HARDWARE=PRICE, such as h100-80g=2.5");
+    assert_eq!(
+        fault(&["none", "--price", "a100-80g=1"]),
+        "price of 'a100-80g', which is not planned with; name it in --hardware"
+    );
+    assert_eq!(fault(&["none", "--price", "h100-80g=0"]), "price of h100-80g is 0; it must be a number above 0");
+    assert_eq!(
+        fault(&["none", "--fleet", "h100-80g,a100-80g", "--price", "a100-80g=1"]),
+        "price of 'h100-80g' is missing; the fleet has it too"
+    );
+}

@@ -6,10 +6,9 @@ use crate::settings::Routing;
 /// The replay, after checks that hold whatever fails; and the outcomes by request.
 fn with_failures(trace: &Trace, base: &Settings, router: &str, failures: &[&str]) -> (Report, Vec<Outcome>) {
     let routing = Routing {
-        roles: Vec::new(),
         router: router.into(),
         failures: failures.iter().map(|spec| spec.parse().unwrap()).collect(),
-        slow: Vec::new(),
+        ..Routing::default()
     };
     let settings = Settings { routing, ..base.clone() };
     let replayed = || {
@@ -28,7 +27,7 @@ fn with_failures(trace: &Trace, base: &Settings, router: &str, failures: &[&str]
     assert_eq!(report.tokens.output_tokens, trace.requests.iter().map(|r| u64::from(r.output_tokens)).sum::<u64>());
     let (again, same) = replayed();
     assert_eq!((&report, &outcomes), (&Report { wall_s: report.wall_s, ..again }, &same));
-    assert!(report.utilisation <= 1.0);
+    assert!(report.fleet.utilisation <= 1.0);
     (report, outcomes)
 }
 
@@ -42,7 +41,7 @@ fn requests_wait_for_a_replica_that_comes_back() {
     let (trace, settings) = busy();
     let (well, _) = with_failures(&trace, &settings, "round_robin", &[]);
     let (report, outcomes) = with_failures(&trace, &settings, "round_robin", &["1@0.3..0.9"]);
-    assert_eq!(report.rerouted, 0);
+    assert_eq!(report.fleet.rerouted, 0);
     assert_ne!(report.digest, well.digest);
     assert!(
         report.latencies.e2e_s.max > well.latencies.e2e_s.max + 0.5,
@@ -61,7 +60,7 @@ fn requests_of_a_replica_that_stays_away_go_elsewhere() {
     let (trace, settings) = busy();
     for router in ["round_robin", "least_loaded", "random2", "prefix_affinity"] {
         let (report, outcomes) = with_failures(&trace, &settings, router, &["2@0.3"]);
-        assert!(report.rerouted > 0);
+        assert!(report.fleet.rerouted > 0);
         let late = outcomes.iter().filter(|outcome| outcome.arrival_ns >= 300 * MS);
         assert!(late.clone().count() > 0 && late.clone().all(|outcome| outcome.replica != 2));
         assert!(outcomes.iter().any(|outcome| outcome.replica == 2), "those before it failed");
@@ -74,13 +73,13 @@ fn tokens_that_a_client_has_are_not_given_again() {
     let trace = trace(vec![request(0, 10, 40, &[0])]);
     let two = Settings { replicas: 2, ..settings(16, 100) };
     let (report, outcomes) = with_failures(&trace, &two, "round_robin", &["0@0.0205"]);
-    assert_eq!((report.rerouted, outcomes[0].replica), (1, 1));
+    assert_eq!((report.fleet.rerouted, outcomes[0].replica), (1, 1));
     assert_eq!((outcomes[0].ttft_ns, outcomes[0].e2e_ns), (Some(MS), Some(20 * MS + MS / 2 + 20 * MS)));
     // The other replica computes prompt and tokens so far in one step.
     assert_eq!(report.latencies.itl_s.max, 0.0015);
     // A replica that comes back computes the tokens that it had in one go.
     let (report, outcomes) = with_failures(&trace, &two, "round_robin", &["0@0.0205..0.0305"]);
-    assert_eq!((report.rerouted, outcomes[0].replica), (0, 0));
+    assert_eq!((report.fleet.rerouted, outcomes[0].replica), (0, 0));
     assert_eq!(outcomes[0].e2e_ns, Some(30 * MS + MS / 2 + 20 * MS));
 }
 
@@ -91,7 +90,7 @@ fn failing_often_ends_nothing() {
     let one = settings(16, 100);
     let failures = ["0@0.0001..0.0002", "0@0.0003..0.0004", "0@0.0005..0.0006", "0@0.0007..0.0008"];
     let (report, outcomes) = with_failures(&trace, &one, "round_robin", &failures);
-    assert_eq!((report.rerouted, outcomes[0].replica), (1, 0));
+    assert_eq!((report.fleet.rerouted, outcomes[0].replica), (1, 0));
     assert_eq!(outcomes[0].output_tokens, 40);
 }
 

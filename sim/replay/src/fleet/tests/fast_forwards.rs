@@ -165,7 +165,7 @@ fn fast_forward_equals_single_steps_with_hand_overs() {
                 vec![TierConfig { name: "shared".into(), blocks: 3000, write, eviction, shared: true }];
         }
         let report = same(&trace, &settings, &Linear);
-        assert_eq!((report.completed, report.rerouted), (150, 0));
+        assert_eq!((report.completed, report.fleet.rerouted), (150, 0));
         assert_eq!(report.tiers.first().is_some_and(|tier| tier.hit_blocks > 0), shared_memory);
     }
 }

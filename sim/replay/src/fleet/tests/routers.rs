@@ -36,7 +36,7 @@ fn every_router_serves_every_request_and_does_so_again() {
         for replicas in [1, 3] {
             let settings = routed(router, replicas, 1_000);
             let first = run(&trace, &settings);
-            assert_eq!((first.completed, first.refused, first.rerouted), (300, 0, 0));
+            assert_eq!((first.completed, first.refused, first.fleet.rerouted), (300, 0, 0));
             assert_eq!(first.settings.router, router);
             assert_eq!(first, Report { wall_s: first.wall_s, ..run(&trace, &settings) });
             if replicas == 3 {
@@ -121,7 +121,7 @@ fn a_slow_replica_gets_less_from_those_who_look() {
 fn steps_count_as_use() {
     // One request on one of two replicas: 6 steps of 1 ms each in 6 ms.
     let trace = trace(vec![request(0, 100, 6, &[0])]);
-    assert_eq!(run(&trace, &routed("least_loaded", 2, 100)).utilisation, 0.5);
+    assert_eq!(run(&trace, &routed("least_loaded", 2, 100)).fleet.utilisation, 0.5);
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn a_full_pipeline_runs_a_step_per_stage_time() {
     assert_eq!(one.duration_s, 0.404);
     assert!((0.4..0.42).contains(&four.duration_s), "{} s", four.duration_s);
     assert!((9.5..=10.5).contains(&four.batches.mean_batch), "{} decodes of forty in a step", four.batches.mean_batch);
-    assert_eq!(four.utilisation, 1.0);
+    assert_eq!(four.fleet.utilisation, 1.0);
 }
 
 fn trace_of(requests: u32) -> Trace {
@@ -91,7 +91,7 @@ fn preemptions_and_failures_lose_nothing_with_steps_ahead() {
         tight.routing.failures = vec!["0@0.05..0.08".parse().unwrap(), "1@0.2".parse().unwrap()];
         let report = run_staged(&trace, &tight);
         assert_eq!((report.completed, report.tokens.output_tokens), (80, 80 * 60), "{steps} steps, {stages} stages");
-        assert!(report.preemptions > 0 && report.rerouted > 0);
+        assert!(report.preemptions > 0 && report.fleet.rerouted > 0);
         assert_eq!(report.digest, run_staged(&trace, &tight).digest);
     }
 }
@@ -103,4 +103,14 @@ fn stages_are_those_of_the_model() {
         error,
         "pipeline_stages is 2, but a replica has 4; give the replica as many with --parallel pp2, or leave the setting at 1"
     );
+}
+
+#[test]
+fn tenants_can_be_compared_with_steps_sent_ahead() {
+    let mut settings = Settings { replicas: 2, tenants: "0.8,0.2".parse().unwrap(), ..settings(16, 700) };
+    settings.core.max_steps_in_flight = 2;
+    let report = run(&conversations(300, 11), &settings);
+    let tenants = &report.fairness.unwrap().tenants;
+    assert_eq!(tenants.iter().map(|tenant| tenant.completed).sum::<u64>(), 300);
+    assert!(tenants.iter().all(|tenant| tenant.contended_s <= 2.0 * report.duration_s), "{tenants:?}");
 }

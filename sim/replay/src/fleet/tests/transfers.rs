@@ -234,7 +234,7 @@ fn a_decode_replica_takes_the_prompt_from_shared_memory_and_waits_for_copies_und
     let mut recomputed = apart(10e-6);
     (recomputed.core.tiers, recomputed.shared_memory) = (Vec::new(), false);
     let recomputed = run(&recomputed);
-    assert_eq!((travels.completed, travels.rerouted), (4, 0));
+    assert_eq!((travels.completed, travels.fleet.rerouted), (4, 0));
     assert_eq!(travels.tiers[0].hit_blocks, 4 * 4, "four whole blocks of each prompt travel");
     let ttft = |report: &Report| report.latencies.ttft_s.mean;
     let e2e = |report: &Report| report.latencies.e2e_s.mean;

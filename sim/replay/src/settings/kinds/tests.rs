@@ -33,6 +33,7 @@ fn settings(hardware: &str, replicas: u32) -> Settings {
         arrivals: Arrivals::TRACED,
         tenants: Shares::default(),
         draft_acceptance: 0.5,
+        prices: Vec::new(),
         routing: Routing { router: ROUTER_DEFAULT.into(), ..Routing::default() },
     };
     settings.core.device_blocks = settings.fitting_device_blocks().unwrap();
