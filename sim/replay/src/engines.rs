@@ -1,5 +1,6 @@
 //! Core limits that resemble the scheduling of known engines, for comparisons.
 
+use trunkline_core::config::{Chunks, OutputReserve, PrefillFirst};
 use trunkline_core::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
@@ -11,8 +12,25 @@ pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
     whole_block_hits: bool,
-    prefill_first: bool,
+    prefill_first: PrefillFirst,
+    max_steps_in_flight: u32,
+    policy: &'static str,
+    block_size: u32,
 }
+
+/// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
+const NEW_TOKEN_RATIO: OutputReserve = OutputReserve { permille: 700, least_permille: 98, decay_steps: 600 };
+
+/// An engine with mixed steps, one in flight, and blocks of 16 tokens.
+const PLAIN: Engine = Engine {
+    max_batch_tokens: 2048,
+    max_batch_size: 256,
+    whole_block_hits: false,
+    prefill_first: PrefillFirst::Off,
+    max_steps_in_flight: 1,
+    policy: "fcfs",
+    block_size: 16,
+};
 
 /// All presets, with their imitated and missing features.
 pub static PRESETS: Registry<Engine> = Registry::new(
@@ -25,12 +43,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                     blocks of its whole prompt when it is admitted, waits for the step that computes a prefix it shares, and is \
                     preempted when the steps in flight have ended",
             params: &[],
-            make: |_, ()| Engine {
-                max_batch_tokens: 2048,
-                max_batch_size: 256,
-                whole_block_hits: true,
-                prefill_first: false,
-            },
+            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256, whole_block_hits: true, ..PLAIN },
         },
         Entry {
             name: "vllm-v0",
@@ -42,19 +55,29 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 max_batch_tokens: 8192,
                 max_batch_size: 256,
                 whole_block_hits: true,
-                prefill_first: true,
+                prefill_first: PrefillFirst::Whole,
+                ..PLAIN
+            },
+        },
+        Entry {
+            name: "sglang",
+            about: "",
+            params: &[],
+            make: |_, ()| Engine {
+                max_batch_tokens: 8192,
+                max_batch_size: 1024,
+                whole_block_hits: true,
+                prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
+                max_steps_in_flight: 2,
+                policy: "lpm:ageing_us_per_token=1000000",
+                block_size: 1,
             },
         },
         Entry {
             name: "sarathi",
             about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
             params: &[],
-            make: |_, ()| Engine {
-                max_batch_tokens: 512,
-                max_batch_size: 128,
-                whole_block_hits: false,
-                prefill_first: false,
-            },
+            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128, whole_block_hits: false, ..PLAIN },
         },
     ],
 );
@@ -63,7 +86,7 @@ impl Engine {
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
         Config {
-            block_size: 16,
+            block_size: self.block_size,
             device_blocks,
             max_batch_tokens: self.max_batch_tokens,
             max_batch_size: self.max_batch_size,
@@ -73,6 +96,8 @@ impl Engine {
             host_blocks: 0,
             preemption: Preemption::Recompute,
             prefill_first: self.prefill_first,
+            max_steps_in_flight: self.max_steps_in_flight,
+            policy: self.policy.into(),
             worker: WorkerFacts { whole_block_hits: self.whole_block_hits, ..WorkerFacts::default() },
             ..Settings::core()
         }

@@ -2,6 +2,7 @@
 
 mod error;
 mod h2o;
+mod prefill_first;
 mod table;
 mod worker;
 
@@ -10,6 +11,7 @@ use trunkline_port::Keeps;
 
 pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
+pub use self::prefill_first::{Chunks, OutputReserve, PrefillFirst};
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 pub use self::worker::WorkerFacts;
@@ -84,11 +86,12 @@ settings! {
         /// Avoids attending to half-filled blocks. Set to `false` to reproduce engines that do not align chunks.
         align_chunks: bool { default: true, value: "BOOL" }
 
-        /// Prefills before decodes, never beside them: while a waiting request can be admitted, a step runs whole prompts alone, else all
-        /// decodes.
+        /// Prefills before decodes, never beside them: with `true`, a step runs whole prompts alone while a waiting request can be
+        /// admitted, else all decodes; with `chunks`, the last prompt of a step may continue in the next.
         ///
-        /// Imitates engines without chunked prefill. A prompt longer than the token budget of a step runs in chunks.
-        prefill_first: bool { default: false, value: "BOOL", recorded: unless_default }
+        /// Imitates engines without a mixed batch. With `true`, a prompt longer than the token budget of a step runs in chunks, too.
+        /// `chunks` takes parameters, as in `chunks:reserve_permille=700,least_permille=98`: [`PrefillFirst`].
+        prefill_first: PrefillFirst { default: PrefillFirst::Off, value: "MODE", recorded: unless_default }
 
         /// Positions sampled from in one step, at most: one for each sequence that samples, and one for each draft.
         max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }

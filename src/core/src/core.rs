@@ -244,6 +244,9 @@ impl Core {
         if let Some(deadline_ns) = request.deadline_ns {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
         }
+        if self.state.sequences.is_empty() {
+            self.state.reserve.reset();
+        }
         let seq = Sequence::new(request, arrival, self.now_ns);
         self.state.waiting.joined(seq.tenant);
         let slot = self.state.sequences.insert(seq);

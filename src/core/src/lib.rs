@@ -97,6 +97,7 @@ pub mod registry;
 mod rehit;
 mod remains;
 pub mod request;
+mod reserve;
 mod run_bits;
 mod scheduler;
 pub mod sequence;

@@ -76,6 +76,8 @@ pub(crate) fn preempt_one(state: &mut State) {
     if !(swaps && swap::begin_out(state, slot)) {
         preempt(state, slot);
     }
+    let State { batch, sequences, reserve, .. } = state;
+    reserve.preempted(batch.running.iter().map(|slot| &sequences[*slot]));
     // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted.
     let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
     if lifted || state.kv.tree.sharing_changes() != sharing {

@@ -11,6 +11,7 @@ use crate::planners::Planners;
 use crate::policy::RequestView;
 use crate::prefetch::prefetch;
 use crate::rehit::RehitRate;
+use crate::reserve::Reserve;
 use crate::sequence::{Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
 use crate::suspects::Suspects;
@@ -49,6 +50,8 @@ pub(crate) struct State {
     pub planners: Planners,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
+    /// Room for output that admissions leave.
+    pub reserve: Reserve,
     /// Blocks in all places, and transfers.
     pub kv: Kv,
     /// Sequences whose end was reported, and which steps in flight still run.
@@ -74,6 +77,7 @@ impl State {
             suspects: Suspects::default(),
             planners: Planners::new(&config)?,
             rehit: RehitRate::default(),
+            reserve: Reserve::new(config.prefill_first.reserve()),
             kv: Kv::new(&config)?,
             reported: 0,
             journal: Journal::default(),

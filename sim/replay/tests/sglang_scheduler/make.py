@@ -122,7 +122,7 @@ class Run:
         self.case, self.requests = case, case["requests"]
         get_context().override_server_args(
             page_size=1, chunked_prefill_size=case["max_batch_tokens"], attention_backend="torch_native", schedule_policy=case["policy"],
-            max_running_requests=case["max_batch_size"], pp_max_micro_batch_size=case["max_batch_size"], 
+            max_running_requests=case["max_batch_size"], pp_max_micro_batch_size=case["max_batch_size"],
             disable_overlap_schedule=case["in_flight"] == 1, device="cpu",
         ).install()
         self.engine = Engine(case)
@@ -182,6 +182,9 @@ class Run:
                 self.end(*queue.popleft())
             elif batch is None:
                 assert self.arrived < len(self.requests), "no request can run"
+                if not self.live:
+                    # As `on_idle` does.
+                    engine.new_token_ratio_tracker.reset()
                 self.now = max(self.now, self.requests[self.arrived]["arrival_ns"])
             engine.last_batch = batch
         return self.case

@@ -65,6 +65,7 @@ fn every_setting_can_be_written_as_text_and_read_back() {
         Kind::Bool if setting.default_text() == "true" => "false",
         Kind::Bool => "true",
         Kind::Text if setting.name == "h2o" => "on:ratio=4",
+        Kind::Text if setting.name == "prefill_first" => "chunks:await_prefix=0",
         Kind::Text => "recompute",
     };
     let mut config = Config::default();

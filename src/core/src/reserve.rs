@@ -1,0 +1,109 @@
+//! Room for output at admission: SGLang's new-token ratio (`PrefillAdder` and `NewTokenRatioTracker`, version 0.5).
+//!
+//! An engine that runs prompts first would fill the device with prompts, and preempt their requests when the answers grow. With a
+//! reserve, a request is admitted if its prompt and its whole output fit beside a share of the tokens that the running requests may
+//! still generate. Most answers end early, so the share falls with every step of decodes; a preemption shows that the share was too
+//! small, and estimates it from what the remaining requests have generated. After a request found no room, none is tried until
+//! the batch is smaller.
+
+use crate::config::OutputReserve;
+use crate::sequence::Sequence;
+
+/// Tokens of output that count of one request, at most.
+const OUTPUT_MAX: u32 = 4096;
+/// Tokens that each remaining request is expected to generate after a preemption, beside those it has.
+const AFTER_PREEMPTION: u64 = 20;
+
+/// The reserve of a core, and what the scheduling pass under way has taken of it.
+#[derive(Debug, Default)]
+pub(crate) struct Reserve {
+    settings: Option<OutputReserve>,
+    /// Share of the tokens that running requests may still generate, 0 to 1.
+    share: f64,
+    /// Tokens reserved in the scheduling pass under way.
+    tokens: f64,
+    /// Running requests when the pass began.
+    decodes: u32,
+    /// Running requests when one found no room: none is admitted until there are fewer.
+    full_at: Option<u32>,
+    /// `true` if a request was preempted in the scheduling pass under way.
+    preempted: bool,
+}
+
+impl Reserve {
+    /// Creates the reserve of a configuration; without settings, it keeps nothing free.
+    pub fn new(settings: Option<OutputReserve>) -> Self {
+        let mut reserve = Self { settings, ..Self::default() };
+        reserve.reset();
+        reserve
+    }
+
+    /// Returns the share to its first value: the core has no request.
+    pub fn reset(&mut self) {
+        self.share = self.settings.map_or(0.0, |settings| f64::from(settings.permille) / 1e3);
+    }
+
+    /// Begins a scheduling pass with `running` requests in the batch. Returns `false` if none may be admitted.
+    pub fn begin_pass<'a>(&mut self, running: impl Iterator<Item = &'a Sequence>) -> bool {
+        self.preempted = false;
+        if self.settings.is_none() {
+            return true;
+        }
+        let (mut batched, mut decodes, mut left) = (0, 0, 0);
+        for seq in running {
+            batched += 1;
+            if seq.decodes_next() {
+                decodes += 1;
+                left += u64::from((seq.max_tokens - seq.generated()).min(OUTPUT_MAX));
+            }
+        }
+        self.decodes = decodes;
+        self.tokens = left as f64 * self.share;
+        self.full_at = self.full_at.filter(|full_at| batched >= *full_at && decodes > 0);
+        self.full_at.is_none()
+    }
+
+    /// Adds a request whose prompt ends in this pass: its whole output counts.
+    pub fn begin_output(&mut self, seq: &Sequence) {
+        self.tokens += f64::from(seq.max_tokens.min(OUTPUT_MAX) + 1);
+    }
+
+    /// Returns `true` if a request that needs `tokens` tokens of the `usable` ones may be admitted beside the reserve.
+    pub fn has_room(&self, seq: &Sequence, tokens: u64, usable: u64) -> bool {
+        // A request alone always fits, or would have been refused.
+        if self.settings.is_none() || self.tokens == 0.0 {
+            return true;
+        }
+        let output = (seq.max_tokens - seq.generated()).min(OUTPUT_MAX);
+        ((tokens + u64::from(output) + 1) as f64) < usable as f64 - self.tokens
+    }
+
+    /// Takes note of a request that found no room, while `batched` requests are in the batch.
+    pub fn found_full(&mut self, batched: u32) {
+        // Without decodes there is nothing to wait for but prompts.
+        if self.settings.is_some() && self.decodes > 0 {
+            self.full_at = Some(batched);
+        }
+    }
+
+    /// Takes note of a step of decodes.
+    pub fn decode_step(&mut self) {
+        let Some(settings) = self.settings.filter(|_| !self.preempted) else { return };
+        let [first, least] = [settings.permille, settings.least_permille].map(|permille| f64::from(permille) / 1e3);
+        self.share = (self.share - (first - least) / f64::from(settings.decay_steps)).max(least);
+    }
+
+    /// Takes note of a preemption that left `remaining` requests.
+    pub fn preempted<'a>(&mut self, remaining: impl Iterator<Item = &'a Sequence>) {
+        if self.settings.is_none() {
+            return;
+        }
+        let (mut expected, mut most) = (0, 1);
+        for seq in remaining {
+            expected += u64::from(seq.generated()) + AFTER_PREEMPTION;
+            most += u64::from(seq.max_tokens);
+        }
+        self.share = (expected as f64 / most as f64).min(1.0);
+        self.preempted = true;
+    }
+}
