@@ -15,13 +15,13 @@ pub struct Engine {
     prefill_first: PrefillFirst,
     max_steps_in_flight: u32,
     policy: &'static str,
-    block_size: u32,
+    preemption: Preemption,
 }
 
 /// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
 const NEW_TOKEN_RATIO: OutputReserve = OutputReserve { permille: 700, least_permille: 98, decay_steps: 600 };
 
-/// An engine with mixed steps, one in flight, and blocks of 16 tokens.
+/// An engine with mixed steps, one in flight.
 const PLAIN: Engine = Engine {
     max_batch_tokens: 2048,
     max_batch_size: 256,
@@ -29,7 +29,7 @@ const PLAIN: Engine = Engine {
     prefill_first: PrefillFirst::Off,
     max_steps_in_flight: 1,
     policy: "fcfs",
-    block_size: 16,
+    preemption: Preemption::Recompute,
 };
 
 /// All presets, with their imitated and missing features.
@@ -65,12 +65,12 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,
-                max_batch_size: 1024,
+                max_batch_size: 2048,
                 whole_block_hits: true,
                 prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
                 max_steps_in_flight: 2,
                 policy: "lpm:ageing_us_per_token=1000000",
-                block_size: 1,
+                preemption: Preemption::Retract,
             },
         },
         Entry {
@@ -86,7 +86,7 @@ impl Engine {
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
         Config {
-            block_size: self.block_size,
+            block_size: 16,
             device_blocks,
             max_batch_tokens: self.max_batch_tokens,
             max_batch_size: self.max_batch_size,
@@ -94,7 +94,7 @@ impl Engine {
             launch_watermark: 0.0,
             swap_in_watermark: 0.0,
             host_blocks: 0,
-            preemption: Preemption::Recompute,
+            preemption: self.preemption,
             prefill_first: self.prefill_first,
             max_steps_in_flight: self.max_steps_in_flight,
             policy: self.policy.into(),

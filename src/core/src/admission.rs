@@ -32,7 +32,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
-    let batched = state.batched();
+    let batched = state.batch.len();
     let State { sequences, kv, journal, reserve, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);

@@ -132,8 +132,8 @@ settings! {
         /// Tiers of the prefix cache beyond the device, nearest first; empty for none.
         tiers: Vec<TierConfig> { default: Vec::new() }
 
-        /// Preemption of a running request when others need its blocks: `swap` to the host, `recompute`, or `cost` for the
-        /// cheaper of the two by estimate.
+        /// Preemption of a running request when others need its blocks: `swap` to the host, `recompute`, `cost` for the
+        /// cheaper of the two by estimate, or `retract`, which recomputes the request with the least output behind all that wait.
         preemption: Preemption { default: Preemption::Cost, value: "NAME" }
 
         /// Estimated time to copy a block one way between device and host, nanoseconds, for `--preemption cost`.
@@ -187,12 +187,15 @@ pub enum Preemption {
     Recompute,
     /// Swaps or recomputes, as the estimated costs say; see [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
     Cost,
+    /// As [`Self::Recompute`], but the request with the least output goes, of equals the one with the longest prompt, and then
+    /// waits behind all other requests of its rank: SGLang's retraction.
+    Retract,
 }
 
 impl Preemption {
     /// All ways, with the names users write.
-    pub const ALL: [(&'static str, Self); 3] =
-        [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost)];
+    pub const ALL: [(&'static str, Self); 4] =
+        [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost), ("retract", Self::Retract)];
 
     /// Returns the name users write.
     pub fn name(self) -> &'static str {
@@ -200,6 +203,7 @@ impl Preemption {
             Self::Swap => "swap",
             Self::Recompute => "recompute",
             Self::Cost => "cost",
+            Self::Retract => "retract",
         }
     }
 }

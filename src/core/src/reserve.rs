@@ -28,6 +28,8 @@ pub(crate) struct Reserve {
     full_at: Option<u32>,
     /// `true` if a request was preempted in the scheduling pass under way.
     preempted: bool,
+    /// Slots of sequences that have ended but run in steps in flight, with the tokens of blocks that are free after these steps.
+    ended: Vec<(usize, u64)>,
 }
 
 impl Reserve {
@@ -75,6 +77,7 @@ impl Reserve {
             return true;
         }
         let output = (seq.max_tokens - seq.generated()).min(OUTPUT_MAX);
+        let usable = usable + self.ended.iter().map(|(_, tokens)| tokens).sum::<u64>();
         ((tokens + u64::from(output) + 1) as f64) < usable as f64 - self.tokens
     }
 
@@ -84,6 +87,18 @@ impl Reserve {
         if self.settings.is_some() && self.decodes > 0 {
             self.full_at = Some(batched);
         }
+    }
+
+    /// Counts tokens of a sequence as usable that has ended, but whose blocks steps in flight still use.
+    pub fn end(&mut self, slot: usize, tokens: impl FnOnce() -> u64) {
+        if self.settings.is_some() {
+            self.ended.push((slot, tokens()));
+        }
+    }
+
+    /// Takes note of a sequence that has ended and whose blocks were released.
+    pub fn released(&mut self, slot: usize) {
+        self.ended.retain(|(ended, _)| *ended != slot);
     }
 
     /// Takes note of a step of decodes.

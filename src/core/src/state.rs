@@ -56,6 +56,8 @@ pub(crate) struct State {
     pub kv: Kv,
     /// Sequences whose end was reported, and which steps in flight still run.
     pub reported: usize,
+    /// Position of the next request in the order of arrival.
+    pub next_arrival: u64,
     /// Digest and counters.
     pub journal: Journal,
 }
@@ -80,6 +82,7 @@ impl State {
             reserve: Reserve::new(config.prefill_first.reserve()),
             kv: Kv::new(&config)?,
             reported: 0,
+            next_arrival: 0,
             journal: Journal::default(),
             config,
         })

@@ -206,15 +206,23 @@ def case(name, seed, n, blocks, rate, groups, shared, own, answer, tokens=2048, 
 
 
 CASES = [
-    case("calm, one step in flight", 101, 120, 64000, 8, 0, [], (1, 900), (1, 120), in_flight=1),
-    case("calm", 102, 120, 64000, 8, 0, [], (1, 900), (1, 120)),
-    case("small batches", 103, 120, 64000, 8, 0, [], (1, 900), (1, 120), tokens=256, seqs=12),
+    case("calm, one step in flight", 101, 80, 64000, 8, 0, [], (1, 900), (1, 120), in_flight=1),
+    case("calm", 102, 100, 64000, 8, 0, [], (1, 900), (1, 120)),
+    case("small batches", 103, 100, 64000, 8, 0, [], (1, 900), (1, 120), tokens=256, seqs=12),
     case("burst", 104, 60, 64000, 1e6, 0, [], (1, 900), (1, 120)),
-    case("stops", 105, 120, 64000, 8, 0, [], (1, 900), (1, 120), limit=3),
-    case("hits", 106, 160, 64000, 8, 6, [64, 128, 512], (1, 200), (1, 80)),
-    case("hits, lpm", 107, 160, 64000, 20, 6, [64, 128, 512], (1, 200), (1, 80), policy="lpm", seqs=16),
-    case("room", 108, 120, 4000, 12, 0, [], (1, 500), (20, 200)),
-    case("retractions", 109, 120, 2000, 30, 0, [], (1, 300), (50, 300)),
+    case("answers below their limit", 105, 100, 64000, 8, 0, [], (1, 900), (1, 120), limit=3),
+    case("hits", 106, 120, 64000, 8, 6, [70, 133, 509], (1, 200), (1, 80)),
+    case("hits, lpm", 107, 120, 64000, 20, 6, [70, 133, 509], (1, 200), (1, 80), policy="lpm", seqs=16),
+    case("queue, lpm", 108, 120, 64000, 200, 6, [70, 133, 509], (1, 200), (1, 80), policy="lpm", seqs=16),
+    case("little room", 109, 100, 4000, 12, 0, [], (1, 500), (20, 100), limit=8),
+    case("retractions, one step in flight", 110, 100, 2000, 30, 0, [], (1, 300), (50, 300), in_flight=1),
+    case("retractions", 111, 100, 2000, 30, 0, [], (1, 300), (50, 300)),
+    case("little room, answers below their limit", 112, 80, 2000, 30, 0, [], (1, 300), (50, 150), limit=2),
+    case("burst of shared prompts", 113, 60, 64000, 1e6, 4, [64, 160, 320], (1, 200), (1, 120)),
+    case("burst of shared prompts, lpm", 114, 60, 64000, 1e6, 4, [64, 160, 320], (1, 200), (1, 120), policy="lpm"),
+    case("queue above 128, lpm", 115, 200, 64000, 1000, 6, [70, 133, 509], (1, 200), (1, 80), policy="lpm", seqs=16),
+    case("evictions", 116, 120, 6400, 4, 12, [160, 320, 640], (0, 300), (1, 60)),
+    case("retractions, lpm", 117, 120, 2500, 20, 5, [64, 160, 320], (1, 200), (50, 250), policy="lpm"),
 ]
 
 if __name__ == "__main__":
