@@ -5,6 +5,9 @@ use rand_pcg::Pcg64Mcg;
 use trunkline_core::spec::Param;
 use trunkline_core::{Config, Keeps, Preemption, TierConfig, Write, eviction, h2o, policy};
 
+/// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
+const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
+
 /// Draws one of the choices.
 pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
@@ -130,6 +133,7 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
         max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
         copy_timeout_ns: pick(rng, &[0, 3_000, 20_000, 30_000_000_000]),
         max_drafts: pick(rng, &[0, 1, 3, 8]),
+        prefill_first: pick(rng, &["false", "false", "false", "true", "chunks", RESERVING]).parse().expect("a mode"),
         target_step_ns: pick(rng, &[0, 200, 700]),
         // A block is up to sixteen tokens, so each way is at times the cheaper one.
         swap_block_ns: rng.random_range(0..2000),

@@ -61,7 +61,11 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         },
         Entry {
             name: "sglang",
-            about: "",
+            about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
+                    prefix first (--policy fcfs for its default); room kept for output, 0.7 of it at first (its new-token ratio); \
+                    retraction of the least output. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it \
+                    and much slower), are evicted one by one, and are found when the step that computes them has ended; more than \
+                    128 waiting requests stay in this order; no chunk is larger on a device of 160 GB, or smaller below 60 GB",
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,

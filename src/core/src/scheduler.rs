@@ -96,8 +96,7 @@ impl Scheduler {
                 }
                 budget = budget.min(self.prefill_budget.tokens());
             }
-            self.run_prefills(state, &mut budget, step);
-            self.admit_waiting(state, &mut budget, step);
+            self.run_prefills_and_admit(state, &mut budget, step);
             if !step.seqs.is_empty() || !alone || !state.kv.transfers.is_empty() || !swap::release_last(state) {
                 return;
             }
@@ -110,14 +109,18 @@ impl Scheduler {
             return false;
         }
         while swap::begin_in(state) {}
+        let mut budget = state.config.max_batch_tokens;
+        self.run_prefills_and_admit(state, &mut budget, step);
+        !step.seqs.is_empty()
+    }
+
+    fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
-        let mut budget = state.config.max_batch_tokens;
-        self.run_prefills(state, &mut budget, step);
+        self.run_prefills(state, budget, step);
         if admits {
-            self.admit_waiting(state, &mut budget, step);
+            self.admit_waiting(state, budget, step);
         }
-        !step.seqs.is_empty()
     }
 
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
