@@ -119,21 +119,40 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::policy::RequestView;
+
     use super::*;
 
     #[test]
     fn a_core_can_work_under_every_preset() {
-        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "vllm-v0", "sarathi"]);
+        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "vllm-v0", "sglang", "sarathi"]);
         for name in PRESETS.names() {
             assert_eq!(by_name(name).unwrap().core(1000).validate(), Ok(()));
         }
         let limits = |name: &str| (by_name(name).unwrap().max_batch_tokens, by_name(name).unwrap().max_batch_size);
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
-        let prefill_first = |name: &str| by_name(name).unwrap().core(1000).prefill_first;
-        assert_eq!(["vllm-v1", "vllm-v0", "sarathi"].map(prefill_first), [false, true, false]);
-        let hits = |name: &str| by_name(name).unwrap().core(1000).worker.whole_block_hits;
-        assert!(hits("vllm-v1") && !hits("sarathi"));
+        let core = |name: &str| by_name(name).unwrap().core(1000);
+        let prefill_first = |name: &str| core(name).prefill_first.to_string();
+        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0";
+        assert_eq!(["vllm-v1", "vllm-v0", "sglang"].map(prefill_first), ["false", "true", sglang]);
+        assert!(core("vllm-v1").worker.whole_block_hits && !core("sarathi").worker.whole_block_hits);
+        for name in ["vllm-v1", "vllm-v0", "sarathi"] {
+            let Config { max_steps_in_flight, policy, preemption, .. } = core(name);
+            assert_eq!((max_steps_in_flight, &*policy, preemption), (1, "fcfs", Preemption::Recompute), "{name}");
+        }
         let message = by_name("orca").unwrap_err().to_string();
-        assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sarathi");
+        assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi");
+    }
+
+    #[test]
+    fn sglang_overlaps_steps_and_orders_by_the_cache() {
+        let config = by_name("sglang").unwrap().core(1000);
+        assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::Retract));
+        let policy = config.make_policy().unwrap();
+        let rank = |cached_tokens, arrival_ns| {
+            policy.rank(&RequestView { cached_tokens, arrival_ns, ..RequestView::default() })
+        };
+        assert!(rank(16, 15_000_000_000) < rank(0, 0), "a block outweighs 15 s of waiting");
+        assert!(rank(16, 0) < rank(16, 1));
     }
 }

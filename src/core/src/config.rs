@@ -188,7 +188,7 @@ pub enum Preemption {
     /// Swaps or recomputes, as the estimated costs say; see [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
     Cost,
     /// As [`Self::Recompute`], but the request with the least output goes, of equals the one with the longest prompt, and then
-    /// waits behind all other requests of its rank: SGLang's retraction.
+    /// waits behind all other requests of equal rank: SGLang's retraction.
     Retract,
 }
 

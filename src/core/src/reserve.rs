@@ -1,39 +1,38 @@
 //! Room for output at admission: SGLang's new-token ratio (`PrefillAdder` and `NewTokenRatioTracker`, version 0.5).
 //!
-//! An engine that runs prompts first would fill the device with prompts, and preempt their requests when the answers grow. With a
-//! reserve, a request is admitted if its prompt and its whole output fit beside a share of the tokens that the running requests may
-//! still generate. Most answers end early, so the share falls with every step of decodes; a preemption shows that the share was too
-//! small, and estimates it from what the remaining requests have generated. After a request found no room, none is tried until
-//! the batch is smaller.
+//! An engine running prompts first would fill the device with prompts, and preempt requests when the answers grow. With a reserve, a
+//! request is admitted if the prompt and the whole output fit beside a share of the tokens left to generate for the running requests.
+//! Most answers end early, so the share falls with every step of decodes; a preemption shows a share too small, and estimates the
+//! share from the output of the remaining requests. After a request found no room, none is tried until the batch is smaller.
 
 use crate::config::OutputReserve;
 use crate::sequence::Sequence;
 
 /// Tokens of output that count of one request, at most.
 const OUTPUT_MAX: u32 = 4096;
-/// Tokens that each remaining request is expected to generate after a preemption, beside those it has.
+/// Further tokens expected of each remaining request after a preemption.
 const AFTER_PREEMPTION: u64 = 20;
 
-/// The reserve of a core, and what the scheduling pass under way has taken of it.
+/// The reserve of a core, and the tokens reserved in the scheduling pass under way.
 #[derive(Debug, Default)]
 pub(crate) struct Reserve {
     settings: Option<OutputReserve>,
-    /// Share of the tokens that running requests may still generate, 0 to 1.
+    /// Share of the tokens left to generate for running requests, 0 to 1.
     share: f64,
     /// Tokens reserved in the scheduling pass under way.
     tokens: f64,
-    /// Running requests when the pass began.
+    /// Decodes when the pass began.
     decodes: u32,
-    /// Running requests when one found no room: none is admitted until there are fewer.
+    /// Running requests at the time a request found no room: none is admitted until fewer run.
     full_at: Option<u32>,
     /// `true` if a request was preempted in the scheduling pass under way.
     preempted: bool,
-    /// Slots of sequences that have ended but run in steps in flight, with the tokens of blocks that are free after these steps.
+    /// Slots of ended sequences in steps in flight, with the tokens of the blocks free after the steps.
     ended: Vec<(usize, u64)>,
 }
 
 impl Reserve {
-    /// Creates the reserve of a configuration; without settings, it keeps nothing free.
+    /// Creates the reserve of a configuration; without settings, nothing is kept free.
     pub fn new(settings: Option<OutputReserve>) -> Self {
         let mut reserve = Self { settings, ..Self::default() };
         reserve.reset();
@@ -65,12 +64,12 @@ impl Reserve {
         self.full_at.is_none()
     }
 
-    /// Adds a request whose prompt ends in this pass: its whole output counts.
+    /// Adds a request whose prompt ends in this pass, with the whole output.
     pub fn begin_output(&mut self, seq: &Sequence) {
         self.tokens += f64::from(seq.max_tokens.min(OUTPUT_MAX) + 1);
     }
 
-    /// Returns `true` if a request that needs `tokens` tokens of the `usable` ones may be admitted beside the reserve.
+    /// Returns `true` if a request in need of `tokens` of the `usable` tokens may be admitted beside the reserve.
     pub fn has_room(&self, seq: &Sequence, tokens: u64, usable: u64) -> bool {
         // A request alone always fits, or would have been refused.
         if self.settings.is_none() || self.tokens == 0.0 {
@@ -89,14 +88,14 @@ impl Reserve {
         }
     }
 
-    /// Counts tokens of a sequence as usable that has ended, but whose blocks steps in flight still use.
+    /// Counts tokens of an ended sequence as usable, although steps in flight still use the blocks.
     pub fn end(&mut self, slot: usize, tokens: impl FnOnce() -> u64) {
         if self.settings.is_some() {
             self.ended.push((slot, tokens()));
         }
     }
 
-    /// Takes note of a sequence that has ended and whose blocks were released.
+    /// Takes note of the release of an ended sequence's blocks.
     pub fn released(&mut self, slot: usize) {
         self.ended.retain(|(ended, _)| *ended != slot);
     }
@@ -108,7 +107,7 @@ impl Reserve {
         self.share = (self.share - (first - least) / f64::from(settings.decay_steps)).max(least);
     }
 
-    /// Takes note of a preemption that left `remaining` requests.
+    /// Takes note of a preemption; `remaining` requests run on.
     pub fn preempted<'a>(&mut self, remaining: impl Iterator<Item = &'a Sequence>) {
         if self.settings.is_none() {
             return;

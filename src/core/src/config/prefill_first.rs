@@ -1,4 +1,4 @@
-//! Settings of engines that run prompts before decodes, and their form as text: `chunks:reserve_permille=700`.
+//! Settings of engines running prompts before decodes, and the form as text: `chunks:reserve_permille=700`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -65,7 +65,7 @@ pub enum PrefillFirst {
     Off,
     /// A step runs whole prompts alone, as long as some can run, else all decodes.
     Whole,
-    /// As [`Self::Whole`], but a step takes prompts up to its token budget, and the last of them may continue in the next step.
+    /// As [`Self::Whole`], but a step takes prompts up to the token budget, and the last prompt may continue in the next step.
     Chunks(Chunks),
 }
 
@@ -74,17 +74,17 @@ pub enum PrefillFirst {
 pub struct Chunks {
     /// Room kept for the output of running requests.
     pub reserve: OutputReserve,
-    /// `true` if a request waits while another computes a prefix of its prompt.
+    /// `true` if a request waits while another computes a prefix of the prompt.
     pub awaits_prefix: bool,
 }
 
-/// Room that an admission leaves for tokens not generated yet: SGLang's new-token ratio. The share falls from step to step, and
+/// Room left by an admission for tokens not generated yet: SGLang's new-token ratio. The share falls from step to step, and
 /// is estimated anew by a preemption. The admitted request counts with its whole output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputReserve {
-    /// Thousandths of the tokens that running requests may still generate; 0 is no reserve, also not for the admitted request.
+    /// Thousandths of the tokens left to generate for running requests; 0 is no reserve, also not for the admitted request.
     pub permille: u32,
-    /// Thousandths that the share falls to.
+    /// Least thousandths, reached after `decay_steps`.
     pub least_permille: u32,
     /// Steps of decodes from the first share to the least.
     pub decay_steps: u32,
@@ -104,7 +104,7 @@ impl PrefillFirst {
         }
     }
 
-    /// Returns `true` if a request waits while another computes a prefix of its prompt.
+    /// Returns `true` if a request waits while another computes a prefix of the prompt.
     pub fn awaits_prefix(self) -> bool {
         !matches!(self, Self::Chunks(Chunks { awaits_prefix: false, .. }))
     }
