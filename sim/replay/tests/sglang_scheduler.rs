@@ -29,9 +29,6 @@ fn truth() -> Truth {
 fn engine<'a>(truth: &'a Truth, case: &'a Case, block_size: u32) -> Engine<'a> {
     let mut config = engines::by_name("sglang").unwrap().core(case.blocks / block_size);
     config.block_size = block_size;
-    if case.policy == "fcfs" {
-        config.policy = "fcfs".into();
-    }
     Engine::new(truth, case, config)
 }
 

@@ -29,7 +29,7 @@ pub struct Case {
     pub max_batch_tokens: u32,
     pub max_batch_size: u32,
     pub in_flight: u32,
-    /// Order of waiting requests; of engines with several.
+    /// Order of waiting requests: fcfs, or else the engine's own.
     #[serde(default)]
     pub policy: String,
     /// Tokens that a request may generate, as a multiple of those that it does.
@@ -85,6 +85,7 @@ impl<'a> Engine<'a> {
             max_batch_tokens: case.max_batch_tokens,
             max_batch_size: case.max_batch_size,
             max_steps_in_flight: case.in_flight,
+            policy: if case.policy == "fcfs" { case.policy.clone() } else { config.policy },
             ..config
         };
         let answered = vec![Answered::default(); case.requests.len()];
