@@ -5,6 +5,9 @@ use rand_pcg::Pcg64Mcg;
 use trunkline_core::spec::Param;
 use trunkline_core::{Config, Keeps, Preemption, TierConfig, Write, eviction, h2o, policy};
 
+/// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
+const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
+
 /// Draws one of the choices.
 pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
@@ -85,6 +88,18 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
     rng.random_range(0..4) == 0
 }
 
+/// Runs prompts before decodes, and retracts requests, for some seeds. Draws nothing from the run's own generator, so that other seeds run
+/// as they did.
+pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(16));
+    if rng.random_range(0..4) == 0 {
+        config.prefill_first = pick(&mut rng, &["true", "chunks", RESERVING]).parse().expect("a mode");
+    }
+    if rng.random_range(0..8) == 0 {
+        config.preemption = Preemption::Retract;
+    }
+}
+
 /// Divides the layers of the model into groups, for some seeds. Draws nothing from the run's own generator, so that other seeds run as
 /// they did.
 pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
@@ -120,7 +135,7 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
     Config {
         tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
         host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
-        preemption: pick(rng, &Preemption::ALL).1,
+        preemption: pick(rng, &[Preemption::Swap, Preemption::Recompute, Preemption::Cost]),
         max_steps_in_flight: pick(rng, &[1, 1, 2, 2, 3, 5]),
         pipeline_stages: pick(rng, &[1, 1, 1, 2, 3]),
         launch_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),

@@ -10,7 +10,7 @@ use trunkline_core::{
 };
 
 use crate::Driver;
-use crate::limits::{divide_layers, limits, pick, share_a_tier, suit_worker};
+use crate::limits::{divide_layers, limits, pick, run_prompts_first, share_a_tier, suit_worker};
 use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
@@ -161,6 +161,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let mut config = limits(&mut rng);
     divide_layers(seed, &mut config);
     let resumes = suit_worker(seed, &mut config);
+    run_prompts_first(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
     let mut driver = Driver::with_content(config, rng.next_u64());

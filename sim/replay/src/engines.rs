@@ -1,5 +1,6 @@
 //! Core limits that resemble the scheduling of known engines, for comparisons.
 
+use trunkline_core::config::{Chunks, OutputReserve, PrefillFirst};
 use trunkline_core::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
@@ -11,8 +12,25 @@ pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
     whole_block_hits: bool,
-    prefill_first: bool,
+    prefill_first: PrefillFirst,
+    max_steps_in_flight: u32,
+    policy: &'static str,
+    preemption: Preemption,
 }
+
+/// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
+const NEW_TOKEN_RATIO: OutputReserve = OutputReserve { permille: 700, least_permille: 98, decay_steps: 600 };
+
+/// An engine with mixed steps, one in flight.
+const PLAIN: Engine = Engine {
+    max_batch_tokens: 2048,
+    max_batch_size: 256,
+    whole_block_hits: false,
+    prefill_first: PrefillFirst::Off,
+    max_steps_in_flight: 1,
+    policy: "fcfs",
+    preemption: Preemption::Recompute,
+};
 
 /// All presets, with their imitated and missing features.
 pub static PRESETS: Registry<Engine> = Registry::new(
@@ -25,12 +43,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                     blocks of its whole prompt when it is admitted, waits for the step that computes a prefix it shares, and is \
                     preempted when the steps in flight have ended",
             params: &[],
-            make: |_, ()| Engine {
-                max_batch_tokens: 2048,
-                max_batch_size: 256,
-                whole_block_hits: true,
-                prefill_first: false,
-            },
+            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256, whole_block_hits: true, ..PLAIN },
         },
         Entry {
             name: "vllm-v0",
@@ -42,19 +55,33 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 max_batch_tokens: 8192,
                 max_batch_size: 256,
                 whole_block_hits: true,
-                prefill_first: true,
+                prefill_first: PrefillFirst::Whole,
+                ..PLAIN
+            },
+        },
+        Entry {
+            name: "sglang",
+            about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
+                    prefix first (--policy fcfs for its default); room kept for output, 0.7 of it at first (its new-token ratio); \
+                    retraction of the least output. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it \
+                    and much slower), are evicted one by one, and are found when the step that computes them has ended; more than \
+                    128 waiting requests stay in this order; no chunk is larger on a device of 160 GB, or smaller below 60 GB",
+            params: &[],
+            make: |_, ()| Engine {
+                max_batch_tokens: 8192,
+                max_batch_size: 2048,
+                whole_block_hits: true,
+                prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
+                max_steps_in_flight: 2,
+                policy: "lpm:ageing_us_per_token=1000000",
+                preemption: Preemption::Retract,
             },
         },
         Entry {
             name: "sarathi",
             about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
             params: &[],
-            make: |_, ()| Engine {
-                max_batch_tokens: 512,
-                max_batch_size: 128,
-                whole_block_hits: false,
-                prefill_first: false,
-            },
+            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128, whole_block_hits: false, ..PLAIN },
         },
     ],
 );
@@ -71,8 +98,10 @@ impl Engine {
             launch_watermark: 0.0,
             swap_in_watermark: 0.0,
             host_blocks: 0,
-            preemption: Preemption::Recompute,
+            preemption: self.preemption,
             prefill_first: self.prefill_first,
+            max_steps_in_flight: self.max_steps_in_flight,
+            policy: self.policy.into(),
             worker: WorkerFacts { whole_block_hits: self.whole_block_hits, ..WorkerFacts::default() },
             ..Settings::core()
         }
@@ -90,21 +119,40 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::policy::RequestView;
+
     use super::*;
 
     #[test]
     fn a_core_can_work_under_every_preset() {
-        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "vllm-v0", "sarathi"]);
+        assert_eq!(PRESETS.names().collect::<Vec<_>>(), ["vllm-v1", "vllm-v0", "sglang", "sarathi"]);
         for name in PRESETS.names() {
             assert_eq!(by_name(name).unwrap().core(1000).validate(), Ok(()));
         }
         let limits = |name: &str| (by_name(name).unwrap().max_batch_tokens, by_name(name).unwrap().max_batch_size);
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
-        let prefill_first = |name: &str| by_name(name).unwrap().core(1000).prefill_first;
-        assert_eq!(["vllm-v1", "vllm-v0", "sarathi"].map(prefill_first), [false, true, false]);
-        let hits = |name: &str| by_name(name).unwrap().core(1000).worker.whole_block_hits;
-        assert!(hits("vllm-v1") && !hits("sarathi"));
+        let core = |name: &str| by_name(name).unwrap().core(1000);
+        let prefill_first = |name: &str| core(name).prefill_first.to_string();
+        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0";
+        assert_eq!(["vllm-v1", "vllm-v0", "sglang"].map(prefill_first), ["false", "true", sglang]);
+        assert!(core("vllm-v1").worker.whole_block_hits && !core("sarathi").worker.whole_block_hits);
+        for name in ["vllm-v1", "vllm-v0", "sarathi"] {
+            let Config { max_steps_in_flight, policy, preemption, .. } = core(name);
+            assert_eq!((max_steps_in_flight, &*policy, preemption), (1, "fcfs", Preemption::Recompute), "{name}");
+        }
         let message = by_name("orca").unwrap_err().to_string();
-        assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sarathi");
+        assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi");
+    }
+
+    #[test]
+    fn sglang_overlaps_steps_and_orders_by_the_cache() {
+        let config = by_name("sglang").unwrap().core(1000);
+        assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::Retract));
+        let policy = config.make_policy().unwrap();
+        let rank = |cached_tokens, arrival_ns| {
+            policy.rank(&RequestView { cached_tokens, arrival_ns, ..RequestView::default() })
+        };
+        assert!(rank(16, 15_000_000_000) < rank(0, 0), "a block outweighs 15 s of waiting");
+        assert!(rank(16, 0) < rank(16, 1));
     }
 }

@@ -1,6 +1,7 @@
 //! Admission: a waiting request finds the cached prefix of its prompt, takes every block needed for the tokens, and enters the
 //! batch.
 
+use crate::config::PrefillFirst;
 use crate::digest::Decision;
 use crate::hash::BlockHash;
 use crate::sequence::{Phase, SequenceEvent};
@@ -27,11 +28,12 @@ pub(crate) enum Admission {
 /// first.
 pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>) -> Admission {
     let size = state.config.block_size;
-    let least_chunk = if state.config.prefill_first { u32::MAX } else { size };
+    let least_chunk = if state.config.prefill_first == PrefillFirst::Whole { u32::MAX } else { size };
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
-    let State { sequences, kv, journal, .. } = state;
+    let batched = state.batch.len();
+    let State { sequences, kv, journal, reserve, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
     if let Some(first) = kv.look_up(seq, journal) {
@@ -44,13 +46,17 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let usable = kv.usable() - kv.count_idle_found();
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
-    let has_room = usable >= needed.saturating_add(watermark).saturating_mul(kv.entry_blocks());
+    let has_room = usable >= needed.saturating_add(watermark).saturating_mul(kv.entry_blocks())
+        && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
     // A load is planned only if it can begin, or be prepared once.
     let loads = (has_room || !seq.cold.history.prefetched) && kv.plan_load(seq);
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
     let needs_budget = !loads && limited_budget.is_some_and(|budget| budget < (total - computed).min(least_chunk));
     if needs_budget || !has_room {
+        if !has_room {
+            reserve.found_full(batched);
+        }
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
             kv.prefetch(&mut state.journal);
         }
@@ -74,6 +80,11 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     Admission::Admitted
 }
 
+/// Returns the number of tokens that blocks hold.
+fn tokens_of(blocks: u32, block_size: u32) -> u64 {
+    u64::from(blocks) * u64::from(block_size)
+}
+
 /// Gives a sequence its prefix hit and `needed` private blocks.
 fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
     let State { sequences, kv, rehit, .. } = state;
@@ -90,7 +101,7 @@ fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
 /// Returns the last of the blocks of a waiting request that another request is about to publish, if the block after the cached
 /// prefix is one of them.
 fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
-    if state.shared_work.is_empty() {
+    if state.shared_work.is_empty() || !state.config.prefill_first.awaits_prefix() {
         return None;
     }
     let hashes = &state.sequences[slot].cold.hashes;

@@ -2,6 +2,7 @@
 
 mod error;
 mod h2o;
+mod prefill_first;
 mod table;
 mod worker;
 
@@ -10,6 +11,7 @@ use trunkline_port::Keeps;
 
 pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
+pub use self::prefill_first::{Chunks, OutputReserve, PrefillFirst};
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 pub use self::worker::WorkerFacts;
@@ -84,11 +86,12 @@ settings! {
         /// Avoids attending to half-filled blocks. Set to `false` to reproduce engines that do not align chunks.
         align_chunks: bool { default: true, value: "BOOL" }
 
-        /// Prefills before decodes, never beside them: while a waiting request can be admitted, a step runs whole prompts alone, else all
-        /// decodes.
+        /// Prefills before decodes, never beside them: with `true`, a step runs whole prompts alone while a waiting request can be
+        /// admitted, else all decodes; with `chunks`, the last prompt of a step may continue in the next.
         ///
-        /// Imitates engines without chunked prefill. A prompt longer than the token budget of a step runs in chunks.
-        prefill_first: bool { default: false, value: "BOOL", recorded: unless_default }
+        /// Imitates engines without a mixed batch. With `true`, a prompt longer than the token budget of a step runs in chunks, too.
+        /// `chunks` takes parameters, as in `chunks:reserve_permille=700,least_permille=98`: [`PrefillFirst`].
+        prefill_first: PrefillFirst { default: PrefillFirst::Off, value: "MODE", recorded: unless_default }
 
         /// Positions sampled from in one step, at most: one for each sequence that samples, and one for each draft.
         max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }
@@ -129,8 +132,8 @@ settings! {
         /// Tiers of the prefix cache beyond the device, nearest first; empty for none.
         tiers: Vec<TierConfig> { default: Vec::new() }
 
-        /// Preemption of a running request when others need its blocks: `swap` to the host, `recompute`, or `cost` for the
-        /// cheaper of the two by estimate.
+        /// Preemption of a running request when others need its blocks: `swap` to the host, `recompute`, `cost` for the
+        /// cheaper of the two by estimate, or `retract`, which recomputes the request with the least output behind all that wait.
         preemption: Preemption { default: Preemption::Cost, value: "NAME" }
 
         /// Estimated time to copy a block one way between device and host, nanoseconds, for `--preemption cost`.
@@ -184,12 +187,15 @@ pub enum Preemption {
     Recompute,
     /// Swaps or recomputes, as the estimated costs say; see [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
     Cost,
+    /// As [`Self::Recompute`], but the request with the least output goes, of equals the one with the longest prompt, and then
+    /// waits behind all other requests of equal rank: SGLang's retraction.
+    Retract,
 }
 
 impl Preemption {
     /// All ways, with the names users write.
-    pub const ALL: [(&'static str, Self); 3] =
-        [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost)];
+    pub const ALL: [(&'static str, Self); 4] =
+        [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost), ("retract", Self::Retract)];
 
     /// Returns the name users write.
     pub fn name(self) -> &'static str {
@@ -197,6 +203,7 @@ impl Preemption {
             Self::Swap => "swap",
             Self::Recompute => "recompute",
             Self::Cost => "cost",
+            Self::Retract => "retract",
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::steps::Steps;
 use crate::transfer_table::TransferEnd;
-use crate::{swap, transfer_end};
+use crate::{readers, swap, transfer_end};
 
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
@@ -45,7 +45,6 @@ pub struct Core {
     /// Memory of the requests that ended in the last event.
     remains: Remains,
     worker_joined: bool,
-    next_arrival: u64,
     now_ns: u64,
     draining: bool,
     drained: bool,
@@ -70,7 +69,6 @@ impl Core {
             deadlines: BinaryHeap::new(),
             remains: Remains::default(),
             worker_joined: false,
-            next_arrival: 0,
             now_ns: 0,
             draining: false,
             drained: false,
@@ -252,11 +250,14 @@ impl Core {
         );
         self.state.journal.decide(Decision::Accept, id.0, request.prompt.len() as u64);
         self.state.journal.stats.requests.accepted += 1;
-        let arrival = self.next_arrival;
+        let arrival = self.state.next_arrival;
         // The odd numbers are for second readings of the prompt, which wait right behind.
-        self.next_arrival += 2;
+        self.state.next_arrival += 2;
         if let Some(deadline_ns) = request.deadline_ns {
             self.deadlines.push(Reverse((deadline_ns, arrival, id)));
+        }
+        if self.state.sequences.is_empty() {
+            self.state.reserve.reset();
         }
         let seq = Sequence::new(request, arrival, self.now_ns);
         self.state.waiting.joined(seq.tenant);
@@ -406,6 +407,9 @@ impl Core {
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;
+        let (kv, size) = (&state.kv, u64::from(state.config.block_size));
+        let own = || seq.table.len() - readers::shared(kv, &seq.table[..seq.published as usize]);
+        state.reserve.end(slot, || own() as u64 * size);
         state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
         finish(&mut state.journal, seq, reason, actions);
@@ -416,6 +420,7 @@ impl Core {
     fn discard(&mut self, slot: usize) {
         let state = &mut self.state;
         state.reported -= 1;
+        state.reserve.released(slot);
         state.free_worker_slot(slot);
         let seq = &state.sequences[slot];
         if self.worker_joined && !seq.has_failed() && !seq.id.is_inner() {

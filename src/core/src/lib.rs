@@ -98,6 +98,7 @@ mod rehit;
 mod remains;
 pub mod request;
 mod rereads;
+mod reserve;
 mod run_bits;
 mod scheduler;
 pub mod sequence;

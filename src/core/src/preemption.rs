@@ -67,7 +67,7 @@ pub(crate) fn preempt_one(state: &mut State) {
     let tenant_rank = state.waiting.counts_service().then(|| rank(state));
     let swaps = match state.config.preemption {
         Preemption::Swap => true,
-        Preemption::Recompute => false,
+        Preemption::Recompute | Preemption::Retract => false,
         Preemption::Cost => {
             let loss = loss(state, slot);
             loss.swap_ns < loss.recompute_ns
@@ -76,6 +76,8 @@ pub(crate) fn preempt_one(state: &mut State) {
     if !(swaps && swap::begin_out(state, slot)) {
         preempt(state, slot);
     }
+    let State { batch, sequences, reserve, .. } = state;
+    reserve.preempted(batch.running.iter().map(|slot| &sequences[*slot]));
     // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted.
     let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
     if lifted || state.kv.tree.sharing_changes() != sharing {
@@ -134,12 +136,15 @@ fn key(state: &mut State, slot: usize, reads_chains: bool) -> Key {
             let shared = if reads_chains { count() } else { victims.shared(slot, kv.tree.sharing_changes(), count) };
             Loss::new(seq, shared, config, *rehit, kv.free_hosts()).level()
         }
-        Preemption::Swap | Preemption::Recompute => 0,
+        Preemption::Swap | Preemption::Recompute | Preemption::Retract => 0,
     };
     Key { order: order(waiting, seq, spared, config), level, arrival: Reverse(victims.arrival(slot)) }
 }
 
 fn order(waiting: &Waiting, seq: &Sequence, spared: i128, config: &Config) -> (i128, i128) {
+    if config.preemption == Preemption::Retract {
+        return (i128::from(seq.generated()), -i128::from(seq.prompt_tokens));
+    }
     if !waiting.has_preemption_ranks() {
         return (0, spared);
     }
@@ -201,5 +206,9 @@ fn preempt(state: &mut State, slot: usize) {
     journal.stats.preemptions += 1;
     kv.release(seq);
     seq.rewind(SequenceEvent::Preempted);
+    if state.config.preemption == Preemption::Retract {
+        seq.cold.history.queued_as = Some(state.next_arrival);
+        state.next_arrival += 2;
+    }
     state.wait(slot);
 }

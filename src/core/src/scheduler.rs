@@ -16,7 +16,7 @@
 //! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass.
 
 use crate::admission::{Admission, admit};
-use crate::config::Config;
+use crate::config::{Config, PrefillFirst};
 use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt_one};
@@ -69,7 +69,7 @@ impl Scheduler {
             return;
         }
         let is_plain = is_plain(state);
-        if state.config.prefill_first && self.run_prompts(state, step) {
+        if state.config.prefill_first.is_on() && self.run_prompts(state, step) {
             return;
         }
         if !is_plain && !reserve_decode_blocks(state, alone, step.id) {
@@ -90,13 +90,13 @@ impl Scheduler {
                 self.run_decodes(state, &mut budget, step);
             }
             if !step.seqs.is_empty() {
-                if state.config.prefill_first {
+                if state.config.prefill_first.is_on() {
+                    state.reserve.decode_step();
                     return;
                 }
                 budget = budget.min(self.prefill_budget.tokens());
             }
-            self.run_prefills(state, &mut budget, step);
-            self.admit_waiting(state, &mut budget, step);
+            self.run_prefills_and_admit(state, &mut budget, step);
             if !step.seqs.is_empty() || !alone || !state.kv.transfers.is_empty() || !swap::release_last(state) {
                 return;
             }
@@ -110,9 +110,17 @@ impl Scheduler {
         }
         while swap::begin_in(state) {}
         let mut budget = state.config.max_batch_tokens;
-        self.run_prefills(state, &mut budget, step);
-        self.admit_waiting(state, &mut budget, step);
+        self.run_prefills_and_admit(state, &mut budget, step);
         !step.seqs.is_empty()
+    }
+
+    fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
+        let State { batch, sequences, reserve, .. } = state;
+        let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
+        self.run_prefills(state, budget, step);
+        if admits {
+            self.admit_waiting(state, budget, step);
+        }
     }
 
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
@@ -283,7 +291,8 @@ impl Scheduler {
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next else { break };
-            let limited = (self.aligned || state.config.prefill_first) && !step.seqs.is_empty();
+            let whole = state.config.prefill_first == PrefillFirst::Whole;
+            let limited = (self.aligned || whole) && !step.seqs.is_empty();
             match admit(state, slot, limited.then_some(*budget)) {
                 Admission::Admitted => {
                     let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
@@ -317,7 +326,7 @@ impl Scheduler {
 
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.
     fn run(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
-        let State { sequences, kv, journal, waiting, config, planners, .. } = state;
+        let State { sequences, kv, journal, waiting, config, planners, reserve, .. } = state;
         let seq = &mut sequences[slot];
         let decodes = seq.decodes_next();
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
@@ -330,6 +339,9 @@ impl Scheduler {
         let (n_history, n_ahead) = if start { begin(seq, n_tokens, config, step) } else { (0, 0) };
         let tokens_at = step.tokens.len() as u32;
         let sample = n_tokens == seq.unplanned();
+        if sample && !decodes {
+            reserve.begin_output(seq);
+        }
         if n_history + n_ahead == 0 && n_tokens == 1 && sample {
             // All decodes: spares the look into their long vectors. A token that is not known yet is replaced by the worker.
             step.tokens.push(seq.last_token);

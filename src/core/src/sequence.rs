@@ -111,6 +111,8 @@ pub(crate) struct History {
     pub admissions: u32,
     /// Times the sequence was preempted.
     pub preemptions: u32,
+    /// Position in the order of arrival that a preemption sent the sequence back to.
+    pub queued_as: Option<u64>,
     /// Tokens generated when the sequence last joined the batch, to notice progress.
     pub generated_at_entry: u32,
     /// Leading blocks with other readers at the last preemption for recomputation.
@@ -571,7 +573,8 @@ impl Sequence {
 
     /// Returns the policy's view of the request when it joins or leaves the queue, with `cached_tokens` expected in the cache.
     pub fn view(&self, cached_tokens: u32) -> RequestView {
-        RequestView { tokens: self.n_tokens, cached_tokens, ..self.cold.view }
+        let arrival = self.cold.history.queued_as.unwrap_or(self.cold.view.arrival);
+        RequestView { tokens: self.n_tokens, cached_tokens, arrival, ..self.cold.view }
     }
 
     /// Returns the request for submission to another core, with the tokens generated so far.

@@ -12,6 +12,7 @@ use crate::policy::RequestView;
 use crate::prefetch::prefetch;
 use crate::rehit::RehitRate;
 use crate::rereads::Rereads;
+use crate::reserve::Reserve;
 use crate::sequence::{Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
 use crate::suspects::Suspects;
@@ -52,10 +53,14 @@ pub(crate) struct State {
     pub rereads: Rereads,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
+    /// Room for output that admissions leave.
+    pub reserve: Reserve,
     /// Blocks in all places, and transfers.
     pub kv: Kv,
     /// Sequences whose end was reported, and which steps in flight still run.
     pub reported: usize,
+    /// Position of the next request in the order of arrival.
+    pub next_arrival: u64,
     /// Digest and counters.
     pub journal: Journal,
 }
@@ -78,8 +83,10 @@ impl State {
             planners: Planners::new(&config)?,
             rereads: Rereads::default(),
             rehit: RehitRate::default(),
+            reserve: Reserve::new(config.prefill_first.reserve()),
             kv: Kv::new(&config)?,
             reported: 0,
+            next_arrival: 0,
             journal: Journal::default(),
             config,
         })

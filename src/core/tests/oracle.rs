@@ -36,7 +36,8 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
     assert!(sum.workers_resumed > seeds / 20, "{} connections broke", sum.workers_resumed);
     assert!(sum.poisoned > seeds, "one poison fails several steps");
-    assert!(sum.swaps_out > seeds / 2 && sum.blocks_out >= sum.swaps_out);
+    assert!(sum.swaps_out > seeds * 2 / 5, "{} swaps out", sum.swaps_out);
+    assert!(sum.blocks_out >= sum.swaps_out, "{} blocks of {} swaps", sum.blocks_out, sum.swaps_out);
     assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);
     assert!(sum.groups_in > seeds / 200, "{} swap-ins with layer groups", sum.groups_in);
     assert!(sum.groups_loaded > seeds / 20, "{} loads with layer groups", sum.groups_loaded);

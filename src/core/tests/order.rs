@@ -1,5 +1,6 @@
 //! The order in which requests get what is scarce: admission, prefill chunks, return from the host, shares of tenants.
 
+use trunkline_core::config::PrefillFirst;
 use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, TierConfig, Token, Write};
 use trunkline_driver::{Direction, Driver};
 
@@ -167,7 +168,7 @@ fn requests_after_a_shutdown_are_refused() {
 
 #[test]
 fn prompts_go_first_and_alone_without_chunked_prefill() {
-    let limits = Config { prefill_first: true, max_batch_tokens: 40, max_batch_size: 4, ..config() };
+    let limits = Config { prefill_first: PrefillFirst::Whole, max_batch_tokens: 40, max_batch_size: 4, ..config() };
     let mut driver = Driver::without_worker(limits);
     for (id, tokens) in [(1, 20), (2, 15), (3, 10)] {
         driver.submit_request(request(id, tokens, 6));
@@ -195,7 +196,7 @@ fn prompts_go_first_and_alone_without_chunked_prefill() {
 
 #[test]
 fn a_prompt_longer_than_a_step_runs_in_chunks_that_decodes_wait_for() {
-    let limits = Config { prefill_first: true, align_chunks: false, max_batch_tokens: 30, ..config() };
+    let limits = Config { prefill_first: PrefillFirst::Whole, align_chunks: false, max_batch_tokens: 30, ..config() };
     let mut driver = Driver::without_worker(limits);
     driver.submit_request(request(1, 10, 9));
     driver.submit_request(request(2, 70, 9));

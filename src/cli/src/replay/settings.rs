@@ -141,7 +141,7 @@ pub(crate) struct FleetArgs {
 /// Limits beside the settings of the core.
 #[derive(Clone, Debug, Args)]
 struct LimitArgs {
-    /// Schedule like an engine, as closely as the core can: vllm-v1, vllm-v0 or sarathi. Sets the defaults of the flags below.
+    /// Schedule like an engine, as closely as the core can: vllm-v1, vllm-v0, sglang or sarathi. Sets the defaults of the flags below.
     #[arg(long, value_name = "NAME", value_parser = engines::by_name)]
     engine: Option<Engine>,
 

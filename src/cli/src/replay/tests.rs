@@ -5,6 +5,7 @@ use std::io::Write;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use trunkline_core::config::PrefillFirst;
 use trunkline_core::{Keeps, Preemption};
 use trunkline_sim_perf::link::TierLink;
 
@@ -108,7 +109,7 @@ fn impossible_settings_are_reported_before_the_trace_is_read() {
     assert!(fault(&["none", "--policy", "fcfs", "--policy", "magic"]).starts_with("unknown policy 'magic'"));
     assert!(fault(&["none", "--eviction", "magic"]).starts_with("unknown eviction policy 'magic'; there are: lru"));
     let preemption = fault(&["none", "--preemption", "magic"]);
-    assert_eq!(preemption, "unknown preemption 'magic'; there are: swap, recompute, cost");
+    assert_eq!(preemption, "unknown preemption 'magic'; there are: swap, recompute, cost, retract");
     let format = parse(&["none", "--format", "x"]).unwrap_err().to_string();
     let known = "unknown trace format 'x'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens";
     assert!(format.contains(known), "{format}");
@@ -226,8 +227,13 @@ fn an_engine_sets_the_defaults_of_limits() {
     let plain = core("t");
     assert_eq!((plain.max_batch_tokens, plain.launch_watermark, plain.align_chunks), (8192, 1.0, true));
     assert_eq!((plain.preemption, plain.device_blocks), (Preemption::Cost, vllm.device_blocks));
+    let sglang = core("t --engine sglang");
+    assert_eq!((sglang.max_steps_in_flight, &*sglang.policy), (2, "lpm:ageing_us_per_token=1000000"));
+    let given = core("t --engine sglang --policy fcfs --max-steps-in-flight 1 --prefill-first false --block-size 1");
+    assert_eq!((given.max_steps_in_flight, &*given.policy, given.prefill_first), (1, "fcfs", PrefillFirst::Off));
+    assert_eq!(given.device_blocks / 16, sglang.device_blocks);
     let unknown = parse(&["t", "--engine", "orca"]).unwrap_err().to_string();
-    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, vllm-v0, sarathi"), "{unknown}");
+    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi"), "{unknown}");
 }
 
 #[test]

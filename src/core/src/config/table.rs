@@ -129,6 +129,19 @@ impl Notation<super::H2oConfig> for Plain {
     }
 }
 
+impl Notation<super::PrefillFirst> for Plain {
+    const KIND: Kind = Kind::Text;
+    const EXPECTED: &'static str = "a mode";
+
+    fn show(value: &super::PrefillFirst) -> String {
+        value.to_string()
+    }
+
+    fn parse(text: &str) -> Result<Option<super::PrefillFirst>, ConfigError> {
+        Ok(Some(text.parse()?))
+    }
+}
+
 impl Notation<Vec<super::TierConfig>> for Plain {
     const KIND: Kind = Kind::Text;
     const EXPECTED: &'static str = "tiers part by part, not as text";

@@ -65,6 +65,7 @@ fn every_setting_can_be_written_as_text_and_read_back() {
         Kind::Bool if setting.default_text() == "true" => "false",
         Kind::Bool => "true",
         Kind::Text if setting.name == "h2o" => "on:ratio=4",
+        Kind::Text if setting.name == "prefill_first" => "chunks:await_prefix=0",
         Kind::Text => "recompute",
     };
     let mut config = Config::default();
@@ -106,7 +107,7 @@ fn text_of_no_value_is_reported_with_the_allowed_values() {
     assert_eq!(fault("max_queue", "many"), "max_queue is 'many'; give a whole number");
     assert_eq!(fault("max_queue", "-1"), "max_queue is '-1'; give a whole number");
     assert_eq!(fault("align_chunks", "1"), "align_chunks is '1'; give true or false");
-    assert_eq!(fault("preemption", "x"), "unknown preemption 'x'; there are: swap, recompute, cost");
+    assert_eq!(fault("preemption", "x"), "unknown preemption 'x'; there are: swap, recompute, cost, retract");
     for text in ["-1", "nan", "inf", "1e300", ""] {
         assert_eq!(
             fault("target_step_ns", text),

@@ -1,0 +1,153 @@
+//! Prompts before decodes, in chunks, with room for output: the decisions of `prefill_first: chunks`, and `preemption: retract`.
+
+use trunkline_core::{Config, Namespace, Preemption, Request, RequestId, Token};
+use trunkline_driver::Driver;
+
+const STOP: Token = 7;
+
+/// A core that admits by `mode`, and starts over whatever is preempted.
+fn config(mode: &str) -> Config {
+    Config {
+        block_size: 1,
+        device_blocks: 100,
+        max_batch_tokens: 40,
+        max_batch_size: 8,
+        max_context: 200,
+        launch_watermark: 0.0,
+        align_chunks: false,
+        preemption: Preemption::Retract,
+        prefill_first: mode.parse().unwrap(),
+        ..Config::default()
+    }
+}
+
+/// `n` tokens, the first `shared` of which begin every prompt.
+fn prompt(id: u64, shared: u32, n: u32) -> Vec<Token> {
+    (0..shared).chain((shared..n).map(|at| id as u32 * 1000 + at)).map(|token| token + 100).collect()
+}
+
+/// Submits requests (id, tokens, tokens to generate) to a core whose worker joins then.
+fn joined(config: Config, requests: &[(u64, u32, u32)]) -> Driver {
+    let mut driver = Driver::without_worker(config);
+    for (id, tokens, max_tokens) in requests {
+        driver.submit(*id, prompt(*id, 0, *tokens), *max_tokens);
+    }
+    driver.join();
+    driver
+}
+
+#[test]
+fn steps_are_full_of_prompts_and_decodes_wait_for_them() {
+    let mut driver = joined(config("chunks"), &[(1, 30, 4), (2, 25, 4), (3, 5, 4)]);
+    assert_eq!(driver.running(), [(1, 0, 30, true), (2, 0, 10, false)], "the second prompt is split");
+    driver.answer();
+    assert_eq!(driver.running(), [(2, 10, 15, true), (3, 0, 5, true)], "its rest goes first, and 1 waits");
+    driver.answer();
+    assert_eq!(driver.running(), [(1, 30, 1, true), (2, 25, 1, true), (3, 5, 1, true)]);
+    let whole = joined(config("true"), &[(1, 30, 4), (2, 25, 4), (3, 5, 4)]);
+    assert_eq!(whole.running(), [(1, 0, 30, true)], "2 does not fit whole, and 3 does not pass");
+}
+
+#[test]
+fn a_shared_prefix_is_awaited_or_computed_twice() {
+    for (mode, first) in
+        [("chunks", vec![(1, 0, 15, true)]), ("chunks:await_prefix=0", vec![(1, 0, 15, true), (2, 0, 15, true)])]
+    {
+        let mut driver = Driver::without_worker(config(mode));
+        for id in [1, 2] {
+            driver.submit(id, prompt(id, 10, 15), 2);
+        }
+        driver.join();
+        assert_eq!(driver.running(), first, "{mode}");
+        driver.run_to_end();
+        assert!(driver.all_blocks_usable());
+    }
+}
+
+#[test]
+fn an_admission_leaves_room_for_the_output_of_those_that_run() {
+    // Of 100 tokens request 1 has 20, and may generate 40.
+    let admitted = |mode: &str, output: u32| {
+        let mut driver = joined(config(mode), &[(1, 20, 40)]);
+        driver.answer();
+        driver.submit(2, prompt(2, 0, 20), output);
+        driver.answer();
+        driver.ids() == [2]
+    };
+    let most = |mode: &str| (1..100).take_while(|output| admitted(mode, *output)).last();
+    assert_eq!(most("chunks"), Some(81), "without a reserve, whatever fits the device alone");
+    // The first step of decodes took a token: 20 + output + 1 < 79 - 38, or half of the 38 tokens left.
+    assert_eq!(most("chunks:reserve_permille=1000,least_permille=1000"), Some(19));
+    assert_eq!(most("chunks:reserve_permille=500,least_permille=500"), Some(38));
+}
+
+#[test]
+fn the_share_falls_with_each_step_of_decodes_and_starts_again_when_idle() {
+    // Alone with 60 tokens to generate; the second request fits once little of them counts.
+    let steps_until_admitted = |mode: &str| {
+        let mut driver = joined(config(mode), &[(1, 10, 60)]);
+        driver.answer();
+        driver.submit(2, prompt(2, 0, 5), 30);
+        let mut steps = 0;
+        while driver.ids() != [2] {
+            driver.answer();
+            steps += 1;
+        }
+        steps
+    };
+    assert_eq!(steps_until_admitted("chunks"), 1);
+    assert_eq!(steps_until_admitted("chunks:reserve_permille=1000,least_permille=1000"), 59, "1 has ended");
+    // A request that found no room is not tried again before the batch is smaller, however small the share.
+    assert_eq!(steps_until_admitted("chunks:reserve_permille=1000,decay_steps=100"), 59);
+    let mode = "chunks:reserve_permille=1000,decay_steps=10";
+    let mut driver = joined(config(mode), &[(1, 10, 60)]);
+    (0..12).for_each(|_| driver.answer());
+    driver.submit(2, prompt(2, 0, 5), 60);
+    driver.answer();
+    assert_eq!(driver.ids(), [2], "nothing is left of the share");
+    driver.run_to_end();
+    driver.submit(3, prompt(3, 0, 10), 60);
+    driver.answer();
+    driver.submit(4, prompt(4, 0, 5), 60);
+    driver.answer();
+    assert_eq!(driver.ids(), [3], "the share is whole again");
+}
+
+#[test]
+fn blocks_of_a_request_that_has_ended_count_while_a_step_in_flight_uses_them() {
+    let limits = Config { max_steps_in_flight: 2, ..config("chunks:reserve_permille=1000,least_permille=1000") };
+    let mut driver = Driver::new(limits).dictated();
+    let root = Namespace::default().root();
+    driver.submit_request(Request::new(RequestId(1), root, prompt(1, 0, 10), 40));
+    let stop_token_ids = vec![STOP];
+    driver.submit_request(Request { stop_token_ids, ..Request::new(RequestId(2), root, prompt(2, 0, 20), 20) });
+    // Prompts one by one, then decodes.
+    while driver.ids() != [1, 2] {
+        driver.answer_with(1);
+    }
+    driver.submit(3, prompt(3, 0, 20), 20);
+    driver.answer_with(1);
+    driver.answer_with(1);
+    assert_eq!(driver.ids(), [1, 2], "no room beside 1 and 2");
+    driver.answer_with(STOP);
+    assert_eq!(driver.ids(), [1, 2], "sent before the end of 2 was known");
+    driver.answer_with(1);
+    assert_eq!(driver.ids(), [3]);
+}
+
+#[test]
+fn the_request_with_the_least_output_is_retracted_and_waits_behind_all_others() {
+    let limits = Config { device_blocks: 60, max_batch_size: 3, ..config("chunks") };
+    let mut driver = joined(limits, &[(1, 20, 30), (2, 20, 30)]);
+    (0..4).for_each(|_| driver.answer());
+    driver.submit(3, prompt(3, 0, 10), 30);
+    driver.submit(4, prompt(4, 0, 10), 30);
+    driver.answer();
+    assert_eq!(driver.ids(), [3]);
+    driver.answer_until(|driver| driver.stats().preemptions > 0);
+    assert_eq!(driver.ids(), [1, 2], "3 has the least output");
+    driver.answer_until(|driver| driver.ids().len() == 1 && driver.ids()[0] > 2);
+    assert_eq!(driver.ids(), [4], "3 arrived before 4, but waits behind it");
+    driver.run_to_end();
+    driver.assert_all_said([1, 2, 3, 4]);
+}
