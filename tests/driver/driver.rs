@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use trunkline_core::{
-    Action, BlockFault, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Place, Refusal, Request,
-    RequestId, Stats, Step, StepResult, StepSeq, Token, Transfer, Usage, h2o,
+    Action, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Refusal, Request, RequestId, Stats, Step,
+    StepResult, StepSeq, Token, Transfer, Usage, h2o,
 };
 
 use crate::blame::Blame;
@@ -15,15 +15,6 @@ use crate::records::Known;
 
 /// Steps and copies after which a run counts as stuck.
 const ANSWERS_MAX: u32 = 200_000;
-
-/// Direction of a copy between device and host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the device to the host.
-    Out,
-    /// From the host to the device.
-    In,
-}
 
 /// Source of the tokens that the worker samples.
 #[derive(Clone, Copy, Debug)]
@@ -554,44 +545,6 @@ impl Driver {
         panic!("it never came to be so");
     }
 
-    /// Ends the copy at this position of [`Self::copies`].
-    pub fn finish_copy(&mut self, at: usize) {
-        self.end_copy(at, true);
-    }
-
-    /// Fails the copy at this position of [`Self::copies`].
-    pub fn fail_copy(&mut self, at: usize) {
-        self.end_copy(at, false);
-    }
-
-    /// Fails the copy at this position of [`Self::copies`] on the way: its sources are good.
-    pub fn interrupt_copy(&mut self, at: usize) {
-        let id = self.copies.remove(at).id;
-        self.worker.end_transfer(id, false);
-        self.event(Event::TransferInterrupted(id));
-    }
-
-    /// Ends the copy at this position of [`Self::copies`] without the blocks of some pairs.
-    pub fn end_copy_partly(&mut self, at: usize, faults: &[(u32, BlockFault)]) {
-        let transfer = self.copies.remove(at).id;
-        self.worker.end_transfer_partly(transfer, |pair| faults.iter().all(|(failed, _)| *failed as usize != pair));
-        self.event(Event::TransferPartial { transfer, faults: faults.to_vec() });
-    }
-
-    /// Ends the copy at this position of [`Self::copies`], well or not.
-    pub fn end_copy(&mut self, at: usize, ok: bool) {
-        let id = self.copies.remove(at).id;
-        self.worker.end_transfer(id, ok);
-        self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
-    }
-
-    /// Ends the look-up at this position of [`Self::lookups`] with what the storage has.
-    pub fn end_lookup(&mut self, at: usize) {
-        let Lookup { id, tier, keys } = self.lookups.remove(at);
-        let found = keys.iter().take_while(|key| self.worker.stores(tier, key)).count();
-        self.event(Event::LookupEnded { lookup: id, found: found as u32 });
-    }
-
     /// Ends steps, look-ups and copies, a step and then the oldest copy, until none is in flight. Checks the text of every request.
     pub fn run_to_end(&mut self) {
         for _ in 0..ANSWERS_MAX {
@@ -688,16 +641,6 @@ impl Driver {
 
     fn script(&self) -> Option<fn(u64, u32) -> Token> {
         if let Answers::Script(says) = self.answers { Some(says) } else { None }
-    }
-
-    /// Returns the directions and block counts of the copies in flight between device and host.
-    pub fn moves(&self) -> Vec<(Direction, usize)> {
-        let direction = |copy: &Transfer| match (copy.from, copy.to) {
-            (Place::Device, Place::Host) => Direction::Out,
-            (Place::Host, Place::Device) => Direction::In,
-            (from, to) => panic!("a copy from {from:?} to {to:?}"),
-        };
-        self.copies.iter().map(|copy| (direction(copy), copy.pairs.len())).collect()
     }
 
     /// Asserts that every request has the text that it would have alone, or a beginning of it if it has not come to its end.

@@ -9,6 +9,7 @@
 
 mod blame;
 mod checks;
+mod copies;
 mod driver;
 mod found;
 mod groups;
@@ -21,5 +22,6 @@ pub mod pressure;
 mod records;
 pub mod seeds;
 
-pub use driver::{Direction, Driver};
+pub use copies::Direction;
+pub use driver::Driver;
 pub use records::Known;

@@ -122,8 +122,8 @@ impl Engines {
         self.threads_each() + usize::from(worker < left_over)
     }
 
-    /// Returns the settings of the cluster whose engines have the limits of their class; of one set of limits, all. Beside embedded workers, any
-    /// attached one must do, also one that writes KV for every token that it runs.
+    /// Returns the settings of the cluster: the limits of each engine are those of the class, or `cores[0]` for all. Beside embedded workers, any
+    /// attached worker must do, even a worker that writes KV for every token of a step.
     pub fn cluster(&self, cores: &[Config]) -> ClusterConfig {
         let engine = |(at, role): (usize, &Role)| {
             let kv_class = self.kv_classes[at];

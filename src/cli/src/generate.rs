@@ -76,7 +76,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "MODE")]
     h2o: Option<String>,
 
-    /// Type of the KV in which the request is computed, one of those of the server's workers [default: that of the first worker].
+    /// Type of the KV for the request; some worker must have the type [default: the first worker's].
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<String>,
 

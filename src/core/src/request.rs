@@ -193,7 +193,7 @@ pub enum Refusal {
     /// Another request with this id has not ended.
     #[error("a request with this id is still active")]
     DuplicateId,
-    /// The id is one of those that the core gives to requests of its own.
+    /// The id is reserved: the core gives such ids to requests of its own.
     #[error("ids of requests are below 2^63")]
     ReservedId,
 }

@@ -1,11 +1,11 @@
 //! Second readings of prompts, for scorers that ask for them ([`crate::h2o::Needs::reread_tokens`]).
 //!
-//! After the first token of its answer a request's prompt is read again, part by part: an *inner request* runs the prompt, found in the
+//! After the first token of an answer the prompt is read again, part by part: an *inner request* runs the prompt, found in the
 //! cache, and a copy of the part behind it. How much the copy reads of the part is the score of the part's blocks. No later question
 //! counts, so the scores are kept with published blocks, for every request with the prefix.
 //!
 //! To a worker an inner request is one like any other. It waits, is preempted and moves between places as others do, in the place of the
-//! request it is for; but it reports nothing, publishes nothing, and ends with that request.
+//! request it is for; but an inner request reports nothing, publishes nothing, and ends with the other.
 
 use std::ops::Range;
 
@@ -20,9 +20,9 @@ pub(crate) struct Reading {
     pub slot: usize,
     /// Scores of the prompt's full blocks, 0 for those to be read.
     pub scores: Vec<f32>,
-    /// Blocks read by the inner request; the next part begins at its end.
+    /// Blocks read by the inner request; the next part begins behind.
     pub part: Range<usize>,
-    /// Inner request under way, and its slot.
+    /// Inner request under way, and the slot.
     pub inner: Option<(RequestId, usize)>,
     /// `true` once all rows of the part were run.
     pub is_read: bool,
@@ -31,7 +31,7 @@ pub(crate) struct Reading {
 /// All prompts being read again, and the scores kept with published blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Rereads {
-    /// Readings in the order of their beginnings.
+    /// Readings, the first begun first.
     pub readings: Vec<Reading>,
     /// Scores of published blocks by slot, with the generation of the block.
     kept: Vec<(u32, f32)>,
@@ -51,7 +51,7 @@ impl Rereads {
         RequestId(RequestId::INNER | self.begun)
     }
 
-    /// Takes in the scores of a step of an inner request, by block of its table. `is_last` says that its last rows were run.
+    /// Takes in the scores of a step of an inner request, by block of the table. `is_last` says that the last rows were run.
     pub fn observe(&mut self, inner: RequestId, scores: &[f32], is_last: bool) {
         let Some(reading) = self.readings.iter_mut().find(|reading| reading.inner.is_some_and(|(id, _)| id == inner))
         else {

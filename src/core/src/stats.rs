@@ -82,7 +82,7 @@ pub struct H2oCounters {
     pub h2o_dropped_tokens: u64,
     /// Blocks that sequences dropped from their tables so far, without those behind a sliding window.
     pub h2o_dropped_blocks: u64,
-    /// Tokens run to read prompts again, for scorers that ask for it.
+    /// Tokens run to read prompts again, for scorers that need a second reading.
     pub h2o_reread_tokens: u64,
 }
 

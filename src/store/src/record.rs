@@ -32,7 +32,7 @@ const VERSION: u16 = 1;
 /// Most tokens of a record that a reader believes in.
 const TOKENS_MAX: usize = 1 << 16;
 
-/// Place of a record on disk, and the number of its write.
+/// Place of a record on disk, and the number of the write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     /// Number of the write; a later write has a higher one.
@@ -69,7 +69,7 @@ pub fn header_len(n: usize) -> usize {
 /// Writes the header of a record whose payload is in its place behind.
 ///
 /// # Panics
-/// If `record` is shorter than its header.
+/// If `record` is shorter than a header.
 pub fn seal(record: &mut [u8], layout: u64, coding: Coding, key: &BlockKey, tokens: &[Token]) {
     let (header, payload) = record.split_at_mut(header_len(tokens.len()));
     header.fill(0);
@@ -95,7 +95,7 @@ pub fn seal(record: &mut [u8], layout: u64, coding: Coding, key: &BlockKey, toke
 /// Writes the address into a sealed record of `n` tokens.
 ///
 /// # Panics
-/// If `record` is shorter than its header.
+/// If `record` is shorter than a header.
 pub fn place(record: &mut [u8], n: usize, address: Address) {
     record[16..24].copy_from_slice(&address.sequence.to_le_bytes());
     record[24..32].copy_from_slice(&address.segment.to_le_bytes());

@@ -114,7 +114,7 @@ impl Store {
     /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
     /// for the transfer any more.
     ///
-    /// Each write takes its slot's old contents out at once. If an earlier write to the slot is still under way, that write changes nothing
+    /// Each write takes the old contents of the slot out at once. If an earlier write to the slot is still under way, that write changes nothing
     /// any more.
     pub fn begin(
         &self,

@@ -347,8 +347,8 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
 }
 
 /// Divides the layers into groups: those with a sliding window, and with eviction within sequences those that keep every token (`full`)
-/// and those that drop tokens. Which layers is the same to a replay, but not how many. The groups of a recorded server are those of its
-/// model; how many layers each has is not recorded, so they share them evenly.
+/// and those that drop tokens. A replay needs the number of layers, not their positions. The groups of a recorded server are those of the
+/// model; numbers of layers are not recorded, so the groups share all layers evenly.
 fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<()> {
     let n_layers = settings.model.layers as u32;
     let recorded = settings.core.worker.groups.len() as u32;

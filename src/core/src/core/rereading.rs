@@ -23,7 +23,7 @@ impl Core {
         }
     }
 
-    /// Goes on with a reading. Returns `false` at its end.
+    /// Goes on with a reading. Returns `false` at the end.
     fn tend_reread(&mut self, at: usize, actions: &mut Vec<Action>) -> bool {
         let State { sequences, rereads, .. } = &mut self.state;
         let reading = &mut rereads.readings[at];
@@ -71,7 +71,7 @@ impl Core {
         true
     }
 
-    /// Lets the inner request of a part wait for admission, in the place of the request it is for.
+    /// Lets the inner request of a part wait for admission, in the place of the outer request.
     fn begin_part(&mut self, at: usize) {
         let now_ns = self.now_ns;
         let State { sequences, rereads, config, journal, waiting, .. } = &mut self.state;

@@ -1,9 +1,9 @@
 //! KVzip (Kim et al., arXiv 2505.23416): a block stays if repeating the prompt reads it.
 //!
-//! The prompt is read a second time, in parts, behind itself, and a block's score is the highest probability that a row of its own part
-//! gives to one of its positions. No question is needed, so scores serve every request with the prefix. A part begins
+//! The prompt is read a second time, in parts, behind itself, and a block's score is the highest probability that a row of the same part
+//! gives to one of the block's positions. No question is needed, so scores serve every request with the prefix. A part begins
 //! with the block before it in place of the paper's instruction to repeat: the model goes on from there. Answers are not read again;
-//! their blocks rank by what decode steps read.
+//! blocks of an answer rank by what decode steps read.
 
 use trunkline_port::ScoreKind;
 

@@ -47,7 +47,7 @@ impl State {
     }
 
     /// Takes in the scores of a second reading of the prompt: of each KV block of `kv_block` tokens that has a position of the sequence; those behind
-    /// the prompt have 0. Plans wait for it.
+    /// the prompt have 0. Plans wait for the report.
     pub fn report_reread(&mut self, scorer: &dyn Scorer, settings: &Settings, scores: &[f32], kv_block: u32) {
         self.awaits_reread = false;
         let n = scores.len() as u32 * kv_block;
