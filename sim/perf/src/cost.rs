@@ -49,6 +49,7 @@ use crate::model::Model;
 
 pub mod choice;
 pub mod errors;
+mod experts;
 mod fitted;
 mod grid;
 mod lower_bound;
@@ -219,6 +220,12 @@ pub trait CostModel {
     fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
         let _ = replica;
         self.pipelined(shape)
+    }
+
+    /// Returns the duration of one step of a group of ranks in lock step, nanoseconds: data-parallel attention, experts in common.
+    /// There is a shape for each rank, empty for one without work, which runs along. `replica` is the first rank.
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        shapes.iter().map(|shape| self.replica_step_ns(replica, shape)).max().unwrap_or(0)
     }
 
     /// Returns the duration of a step on one replica of a fleet, nanoseconds; equal for all replicas of one kind.

@@ -180,6 +180,9 @@ pub enum PlanError {
     /// Search over replicas of several kinds.
     #[error("a fleet of several kinds has its replicas; look for the rate")]
     Mixed,
+    /// Search over replicas in lock step.
+    #[error("replicas with dp are ranks of a group in lock step; give their number and look for the rate")]
+    LockStep,
     /// Price out of range.
     #[error("price of {hardware} is {price}; it must be a number above 0")]
     Price {
@@ -227,6 +230,9 @@ pub fn plan(
     }
     if search.goal != Goal::Rate && !candidate.settings.others.is_empty() {
         return Err(PlanError::Mixed);
+    }
+    if search.goal != Goal::Rate && candidate.settings.parallel.data > 1 {
+        return Err(PlanError::LockStep);
     }
     // Probes are numbered so that a greater number is easier to meet.
     let (first, last) = range(trace, candidate, search)?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::de::MapAccess;
 use trunkline_port::Token;
@@ -29,7 +29,8 @@ pub struct SimulateSettings {
     #[arg(long, value_name = "HARDWARE")]
     pub simulate: Option<String>,
 
-    /// Simulated devices of each worker: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both [default: tp1].
+    /// Simulated devices of each worker: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both, tp2ep2 for whole experts on each
+    /// device [default: tp1].
     #[arg(long, value_name = "SHAPE")]
     pub parallel: Option<String>,
 
@@ -111,6 +112,10 @@ impl SimulateSettings {
         let mut fleet = Fleet::new(hardware, shape(model)?);
         if let Some(text) = &self.parallel {
             fleet.parallel = text.parse()?;
+            ensure!(
+                fleet.parallel.data == 1,
+                "parallel is '{text}'; a simulated worker has no dp: replay has groups of replicas in lock step"
+            );
         }
         if let Some(text) = &self.cost {
             fleet.cost = text.parse()?;

@@ -92,6 +92,12 @@ impl CostModel for Hosted {
         self.with_overhead(self.cost.replica_pipelined(replica, shape), shape)
     }
 
+    /// Adds the overhead of the rank with the most sequences: the others wait for it.
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        let overhead_ns = shapes.iter().map(|shape| self.overhead.ns(shape)).max().unwrap_or(0);
+        self.cost.lock_step_ns(replica, shapes) + overhead_ns
+    }
+
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
         self.cost.replica_step_ns(replica, shape) + self.overhead.ns(shape)
     }
