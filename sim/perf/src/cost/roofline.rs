@@ -8,7 +8,7 @@
 //! * the output matrix for the sampled positions, by the same formula,
 //! * attention of prefill chunks: `max(FLOPs / (peak * e), KV read / (bandwidth * e))`,
 //! * attention of decodes, by the same formula; in one call with prefills if there are any, see below,
-//! * an overhead per step and per layer,
+//! * an overhead per step, per layer, and once more per layer with experts,
 //!
 //! with the factors `e` of [`crate::hardware::Efficiency`]. The maxima are smooth, as in measurements: `max(a, b)` stands for the
 //! fourth root of `a^4 + b^4`.
@@ -116,7 +116,7 @@ impl Roofline {
         let products_s = products.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
         let moved_s = shape.moved_bytes(tokens) / (bandwidth_bytes_s * e.kv_bandwidth);
         let exchange_s = 2.0 * self.parallel.all_gather_s(&self.hardware, tokens, self.token_bytes);
-        layers * self.stage_share * (products_s + moved_s + exchange_s)
+        layers * self.stage_share * (products_s + moved_s + exchange_s + self.hardware.layer_overhead_s)
     }
 
     /// Returns the time of all but the experts in the largest stage, for one of `n` equal parts of a step, seconds.
