@@ -202,7 +202,7 @@ fn one() -> u32 {
     1
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_one(n: &u32) -> bool {
     *n == 1
 }
