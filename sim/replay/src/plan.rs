@@ -231,9 +231,6 @@ pub fn plan(
     if search.goal != Goal::Rate && !candidate.settings.others.is_empty() {
         return Err(PlanError::Mixed);
     }
-    if search.goal != Goal::Rate && candidate.settings.parallel.data > 1 {
-        return Err(PlanError::LockStep);
-    }
     // Probes are numbered so that a greater number is easier to meet.
     let (first, last) = range(trace, candidate, search)?;
     let mut prober = Prober { trace, candidate, search, progress, done: Vec::new() };
@@ -280,6 +277,7 @@ fn range(trace: &Trace, candidate: &Candidate<'_>, search: &Search<'_>) -> Resul
     match (search.goal, search.split) {
         (Goal::Rate, true) => Err(PlanError::SplitRate),
         (Goal::Replicas { .. }, _) if has_roles => Err(PlanError::Roles),
+        (Goal::Replicas { .. }, _) if candidate.settings.parallel.data > 1 => Err(PlanError::LockStep),
         (Goal::Replicas { max: 0 }, _) => Err(PlanError::NoReplicas),
         (Goal::Replicas { max: 1 }, true) => Err(PlanError::SplitOfOne),
         (Goal::Replicas { max }, split) => Ok((1 + i64::from(split), i64::from(max))),

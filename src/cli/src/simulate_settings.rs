@@ -204,6 +204,9 @@ mod tests {
         assert_eq!(error(&alone, None), "cost is given without simulate; name the hardware to simulate");
         let bad = SimulateSettings { simulate_text: Some("poem".into()), ..on("h100-80g") };
         assert_eq!(error(&bad, None), "unknown simulate-text 'poem'; there are: random, echo");
+        let bad = SimulateSettings { parallel: Some("dp2ep2".into()), ..on("h100-80g") };
+        let message = error(&bad, Some("qwen3-30b-a3b"));
+        assert!(message.starts_with("parallel is 'dp2ep2'; a simulated worker has no dp"), "{message}");
         let bad = SimulateSettings { engine_overhead: Some("1:2:3".into()), ..on("h100-80g") };
         assert!(error(&bad, None).starts_with("engine overhead '1:2:3' is not STEP_US or STEP_US:SEQUENCE_US"));
     }

@@ -17,9 +17,10 @@
 //!
 //! Launches take as long as those of an attention call, `layer_us` of the device's file: a handful of kernels each.
 //!
-//! Against the kernels measured by aiconfigurator on H100 and H200 with an even choice, the median error of this sum above 1,024 tokens is
-//! -4 % on one device, -7 to -9 % in slices and -12 to -14 % for whole experts on 2 to 8 devices; without the activations it is -15 to -41 %.
-//! No number in it is fitted to kernels of experts. An uneven choice keeps the device with the most pairs busy longer, which is not modelled.
+//! Against the kernels of all shapes that aiconfigurator measured on H100 and H200 with an even choice, the median error of the sum above
+//! 1,024 tokens is -1 to -3 % on one device, -5 to -7 % in slices and -10 to -12 % as whole experts on 2 to 8 devices; products alone are -15
+//! to -41 % off. No number in the sum is fitted to kernels of experts. An uneven choice keeps the device with the most pairs busy longer, which is
+//! not modelled.
 
 use super::Parallel;
 use super::work::Work;

@@ -1,6 +1,7 @@
 //! Physical lower bound of the step time.
 
-use super::work::Demand;
+use super::experts::ExpertShape;
+use super::work::{Demand, Work};
 use super::{Parallel, StepShape};
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -14,6 +15,8 @@ pub struct LowerBound {
     demand: Demand,
     flops_s: f64,
     bytes_s: f64,
+    /// Experts of a layer, and layers with experts; `None` for a dense model.
+    experts: Option<(ExpertShape, f64)>,
     /// Ranks that share the experts.
     ranks: f64,
 }
@@ -26,6 +29,7 @@ impl LowerBound {
             demand: Demand::new(model),
             flops_s: hardware.flops_s(model.dtype_bytes) * devices,
             bytes_s: hardware.bandwidth_bytes_s * devices,
+            experts: ExpertShape::of(model).map(|shape| (shape, model.expert_layers() as f64)),
             ranks: parallel.data.into(),
         }
     }
@@ -43,7 +47,8 @@ impl LowerBound {
 
     /// Returns the lower bound for a rank among ranks with `tokens` in all, seconds.
     fn among_s(&self, shape: &StepShape, tokens: u64) -> f64 {
-        let experts = self.demand.least_experts(tokens).times(1.0 / self.ranks);
+        let least = |(shape, layers): (ExpertShape, f64)| shape.least(tokens as f64).times(layers / self.ranks);
+        let experts = self.experts.map_or(Work::default(), least);
         self.demand.parts(shape).total().plus(experts).time_s(self.flops_s, self.bytes_s)
     }
 

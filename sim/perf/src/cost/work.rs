@@ -1,7 +1,6 @@
 //! Work of a step: FLOPs and bytes.
 
 use super::StepShape;
-use super::experts::ExpertShape;
 use crate::model::Model;
 
 /// FLOPs and bytes of one part of a step.
@@ -74,12 +73,6 @@ impl Demand {
             kv_token_bytes: model.kv_bytes_per_token() as f64,
             layer_bytes: (model.common_elements() * model.dtype_bytes) as f64,
         }
-    }
-
-    /// Returns the least work of the experts of all layers for `tokens` of all ranks: all of them choose the same experts.
-    pub fn least_experts(&self, tokens: u64) -> Work {
-        let layers = self.model.expert_layers() as f64;
-        ExpertShape::of(&self.model).map_or(Work::default(), |shape| shape.least(tokens as f64).times(layers))
     }
 
     pub fn parts(&self, shape: &StepShape) -> Parts {

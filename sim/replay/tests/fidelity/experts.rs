@@ -64,11 +64,14 @@ fn medians(mut errors: Vec<f64>) -> [f64; 2] {
     [median(|error| *error), median(|error| error.abs())]
 }
 
+/// Condition on the devices of a kernel.
+type Condition = fn(&Kernel) -> bool;
+
 /// Prints the median errors of each way to share experts, for few, more and many tokens, and returns the signed ones.
 fn errors_of(name: &str, folder: &str, distribution: &str) -> [[f64; 3]; 3] {
     let kernels = kernels(folder, distribution);
     assert!(kernels.len() > 2_000, "{} kernels", kernels.len());
-    let ways: [(&str, fn(&Kernel) -> bool); 3] = [
+    let ways: [(&str, Condition); 3] = [
         ("one device", |kernel| kernel.tensor == 1 && kernel.expert == 1),
         ("slices on 2 to 8", |kernel| (2..=8).contains(&kernel.tensor)),
         ("whole ones on 2 to 8", |kernel| (2..=8).contains(&kernel.expert)),

@@ -104,9 +104,9 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
 
-    /// Devices of one replica: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both. For a model with experts ep2 puts
-    /// whole experts on each of tp * dp devices, as in tp2ep2 or dp4ep4, and dp4 makes groups of 4 replicas which run attention for their own
-    /// requests, share the experts, and step together.
+    /// Devices of one replica: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both. For a model with experts: ep with the
+    /// number of all devices for whole experts on each device, as in tp2ep2 or dp4ep4, not slices; dp4 for groups of 4 replicas with separate
+    /// requests, common experts, and all steps at the same time.
     #[arg(long, value_name = "SHAPE", default_value = "tp1")]
     parallel: Parallel,
 
