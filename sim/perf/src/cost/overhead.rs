@@ -128,6 +128,21 @@ mod tests {
     }
 
     #[test]
+    fn ranks_in_lock_step_wait_for_the_longest_overhead() {
+        let (hardware, model) = (hardware::by_name("h100-80g").unwrap(), model::by_name("qwen3-30b-a3b").unwrap());
+        let kernels = || cost::of(hardware, model, "dp2ep2".parse().unwrap());
+        let shapes = [StepShape::decodes(8, 1000), StepShape::decodes(20, 1000)];
+        let alone_ns = kernels().lock_step_ns(0, &shapes);
+        assert!(alone_ns > kernels().step_ns(&shapes[1]), "the experts have the tokens of both ranks");
+        let hosted = "850:12.5".parse::<EngineOverhead>().unwrap().around(kernels());
+        assert_eq!(hosted.lock_step_ns(0, &shapes), alone_ns + 850_000 + 20 * 12_500);
+        let kinds = vec![(2, "a".into(), self::kernels()), (2, "b".into(), kernels())];
+        let mixed = cost::Mixed::new(kinds);
+        assert_eq!(mixed.lock_step_ns(2, &shapes), alone_ns, "of the kind of the group");
+        assert_ne!(mixed.lock_step_ns(0, &shapes), alone_ns);
+    }
+
+    #[test]
     fn no_overhead_changes_nothing() {
         assert_eq!(EngineOverhead::default().around(kernels()).name(), kernels().name());
     }

@@ -64,6 +64,11 @@ impl CostModel for Wrong<'_> {
         self.scaled_both(replica, shape, self.cost.replica_pipelined(replica, shape))
     }
 
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        let all = shapes.iter().copied().fold(StepShape::default(), StepShape::and);
+        self.scaled(replica, &all, self.cost.lock_step_ns(replica, shapes))
+    }
+
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
         self.scaled(replica, shape, self.cost.replica_step_ns(replica, shape))
     }

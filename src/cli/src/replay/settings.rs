@@ -130,7 +130,7 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "LAYERS")]
     h2o_layers: Option<String>,
 
-    /// Number of replicas; with dp, of ranks [default: 1, with dp one group, or as many as in the recording].
+    /// Number of replicas; with dp, of ranks [default: 1, with dp one group, or the number in the recording].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) replicas: Option<u32>,
 
@@ -165,7 +165,7 @@ pub(crate) struct RoutingArgs {
     pub(crate) tenants: Option<String>,
 
     /// Router, which assigns requests to replicas: round_robin, least_loaded, random2 or prefix_affinity, with parameters as in
-    /// prefix_affinity:stale_ms=500. Give it more than once to compare [default: round_robin, or as in the recording].
+    /// prefix_affinity:stale_ms=500. Give more than one to compare [default: round_robin, or as in the recording].
     #[arg(long, value_name = "SPEC")]
     router: Vec<String>,
 
